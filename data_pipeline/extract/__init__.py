@@ -1,0 +1,1 @@
+"""HTML pages in, plain text out."""

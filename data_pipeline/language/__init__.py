@@ -1,0 +1,1 @@
+"""Text in, language code and probability out."""

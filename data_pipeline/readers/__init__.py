@@ -1,0 +1,1 @@
+"""Crawl files in, record batches of pages out."""

@@ -1,0 +1,1 @@
+"""Text in, keep or drop with the test, the value and the threshold out."""

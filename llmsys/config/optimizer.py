@@ -1,0 +1,25 @@
+"""The optimizer: what an `optimizer:` section can say."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from llmsys.config.base import Section
+
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+class AdamW(Section):
+    """Adam with bias correction and decoupled weight decay (Kingma 2014; Loshchilov and Hutter 2017)."""
+
+    kind: Literal["adamw"] = "adamw"
+    learning_rate: float = Field(3e-4, gt=0, description="Peak rate; the schedule scales it.")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.95), description="Decay per step of the first and second moment.")
+    eps: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
+    weight_decay: float = Field(0.1, ge=0, description="Decay of matrices, per unit of learning rate; vectors do not.")
+    gradient_clip: float = Field(1.0, ge=0, description="Largest global gradient norm; 0 does not clip.")
+
+
+# One optimizer today; a second one makes this a union tagged by `kind`.
+OptimizerConfig = AdamW

@@ -1,0 +1,57 @@
+"""The learning-rate schedule: its shape over the tokens of a run.
+
+All lengths are tokens, so that a change of batch size does not move them. Every shape rises linearly from 0 to the peak
+over warmup_tokens first.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from llmsys.config.base import Section
+
+
+class _Warmup(Section):
+    warmup_tokens: int = Field(0, ge=0, description="Tokens over which the rate rises from 0 to its peak.")
+
+
+class _Decay(_Warmup):
+    final_fraction: float = Field(0.1, ge=0, le=1, description="Share of the peak rate that is left at the end.")
+
+
+class WarmupStableDecay(_Decay):
+    """Constant at the peak, then a linear fall over the last decay_tokens (MiniCPM, Hu 2024)."""
+
+    kind: Literal["wsd"] = "wsd"
+    decay_tokens: int = Field(ge=1, description="Tokens of the fall at the end of the run.")
+
+
+class Cosine(_Decay):
+    """A half cosine from the peak to the end (Loshchilov and Hutter 2016)."""
+
+    kind: Literal["cosine"] = "cosine"
+
+
+class Linear(_Decay):
+    """A straight line from the peak to the end."""
+
+    kind: Literal["linear"] = "linear"
+
+
+class Constant(_Warmup):
+    """The peak, to the end."""
+
+    kind: Literal["constant"] = "constant"
+
+
+class InverseSqrt(_Warmup):
+    """1/sqrt(tokens) after the warm-up (Vaswani 2017, 5.3), scaled to 1 where the warm-up ends."""
+
+    kind: Literal["inverse_sqrt"] = "inverse_sqrt"
+    warmup_tokens: int = Field(ge=1, description="Tokens over which the rate rises; the fall is measured in it.")
+
+
+ScheduleConfig = Annotated[
+    WarmupStableDecay | Cosine | Linear | Constant | InverseSqrt,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,79 @@
+"""Sections about the run itself: its name, processes, budget, checkpoints, evaluation, samples and tracking."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from llmsys.config.base import Section
+
+
+class NameConfig(Section):
+    """`run:` — what the run is called and where it writes."""
+
+    name: str = Field("run", min_length=1, description="Name in logs, reports and trackers.")
+    folder: Path = Field(Path("runs/run"), description="Everything the run writes; relative to the working directory.")
+    seed: int = Field(0, ge=0, description="Seed of the starting weights and of the order of the data.")
+
+
+class LaunchConfig(Section):
+    """`launch:` — how `llmsys train` starts processes on this machine."""
+
+    processes: int = Field(1, ge=0, description="Processes to start; 0 starts one per accelerator.")
+    port: int = Field(0, ge=0, le=65535, description="TCP port where they meet; 0 takes any free one.")
+
+
+class TrainConfig(Section):
+    """`train:` — budget, precision and log."""
+
+    tokens: int = Field(1_000_000_000, ge=1, description="Tokens to train on, from the first step.")
+    precision: Literal["bf16", "fp32"] = Field(
+        "bf16", description="Type of weights and activations in products; masters and moments are always fp32."
+    )
+    log_every_steps: int = Field(10, ge=1, description="Steps between two logged steps.")
+    threads_per_process: int = Field(
+        0, ge=0, description="CPU threads of each process; 0 shares the cores out over the processes."
+    )
+
+
+class CheckpointConfig(Section):
+    """`checkpoint:` — when to save and what to keep."""
+
+    every_steps: int = Field(100, ge=0, description="Steps between two checkpoints; 0 saves only the last step.")
+    keep_last: int = Field(2, ge=1, description="Checkpoints that are kept.")
+
+
+class EvaluationConfig(Section):
+    """`evaluation:` — loss on held-out documents."""
+
+    every_steps: int = Field(0, ge=0, description="Steps between two evaluations; 0 evaluates only at the end.")
+    max_tokens: int = Field(0, ge=0, description="Held-out tokens to read; 0 reads all of them.")
+
+
+class GenerationConfig(Section):
+    """`generation:` — prompts that are continued at the end of a run and by `llmsys generate`."""
+
+    prompts: tuple[str, ...] = Field((), description="Texts to continue.")
+    max_new_tokens: int = Field(64, ge=1, description="Longest continuation, in tokens.")
+    temperature: float = Field(0.8, ge=0, description="Divides the logits; 0 always takes the likeliest token.")
+    top_k: int = Field(0, ge=0, description="Choose among this many likeliest tokens; 0 chooses among all.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Choose among the likeliest tokens with this total probability.")
+    seed: int = Field(0, ge=0, description="Seed of the choices.")
+
+
+class TrackingConfig(Section):
+    """`tracking:` — services beside events.jsonl, which is always written."""
+
+    tensorboard: bool = Field(False, description="Write TensorBoard files into the run folder.")
+    wandb: bool = Field(False, description="Send metrics to Weights & Biases.")
+    project: str = Field("llmsys", min_length=1, description="Project name there.")
+
+
+class FlopsConfig(Section):
+    """`flops:` — how floating-point operations are counted."""
+
+    convention: Literal["causal", "full", "hardware"] = Field(
+        "causal",
+        description="causal: attention over the positions a token may see; full: over all of them (PaLM); "
+        "hardware: full, and what recomputation repeats.",
+    )

@@ -1,0 +1,156 @@
+"""Make `.venv` hold this checkout and every pinned dependency; do nothing when it does already.
+
+Reads pyproject.toml and constraints.txt, writes `.venv`. `make install` runs it with any Python 3.11 or newer, before
+anything is installed, so it uses the standard library alone. It promises:
+
+- a finished install is recognised by a digest of all it was made from, and costs nothing;
+- an install that was killed is thrown away and made again, because a half-copied package looks whole to pip;
+- two installs at the same time wait for each other.
+"""
+
+import argparse
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+EXTRAS = "dev,test,track"
+LOCK, LOG, STATE = "install.lock", "install.log", "install.state"  # the three files of ours inside .venv
+
+
+class State(NamedTuple):
+    """What an environment was made from: where and with which Python, and the digest of the files that say what."""
+
+    place: str
+    content: str
+
+
+UNFINISHED = State("unfinished", "unfinished")
+UNKNOWN = State("", "")  # an environment this script did not make, or none at all
+
+
+def digest(*parts: bytes) -> str:
+    """One short name for a list of byte strings; their borders count."""
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
+
+
+def wanted_state(root: Path) -> State:
+    """What a finished install of the checkout at `root` by this Python leaves behind."""
+    files = [(root / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
+    return State(digest(str(root).encode(), sys.version.encode()), digest(EXTRAS.encode(), *files))
+
+
+def read_state(venv: Path) -> State:
+    """What the last install left behind."""
+    path = venv / STATE
+    if not path.exists():
+        return UNKNOWN
+    words = path.read_text().split()
+    return State(*words) if len(words) == 2 else UNFINISHED
+
+
+def write_state(venv: Path, state: State) -> None:
+    """Publish `state` in one rename, so that a kill never leaves half of it."""
+    aside = venv / f"{STATE}.tmp"
+    aside.write_text(f"{state.place} {state.content}\n")
+    aside.replace(venv / STATE)
+
+
+def starts(venv: Path) -> bool:
+    """Whether the environment's Python and pip run at all (its base Python may be gone)."""
+    command = [str(venv / "bin" / "python"), "-c", "import sys, pip; sys.exit(sys.version_info < (3, 11))"]
+    try:
+        return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def clear(venv: Path) -> None:
+    """Remove everything in the environment but the three files of ours."""
+    for entry in venv.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name not in (LOCK, LOG, STATE):
+            entry.unlink()
+
+
+@contextmanager
+def only_one(venv: Path) -> Iterator[int]:
+    """Hold the lock, waiting while another install does. Children inherit it: it is free when the last has ended."""
+    with (venv / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("install: another install of this checkout is running; waiting for it", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock.fileno()
+
+
+def run(command: list[str], root: Path, lock: int, log: IO[str]) -> None:
+    """Run one command with its output in the log; when it fails, print the end of the log and leave with status 1."""
+    # DS_BUILD_OPS=0: deepspeed compiles no kernel, so neither gcc nor a second torch is needed to build it.
+    # The constraints also hold for what builds it: pip before 25.3 reads the first variable for that, later the second.
+    environment = os.environ | {
+        "DS_BUILD_OPS": "0",
+        "PIP_CONSTRAINT": "constraints.txt",
+        "PIP_BUILD_CONSTRAINT": "constraints.txt",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_NO_INPUT": "1",
+    }
+    start = log.tell()
+    result = subprocess.run(
+        command, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[lock], check=False
+    )
+    if result.returncode == 0:
+        return
+    print("\n".join(Path(log.name).read_bytes()[start:].decode(errors="replace").splitlines()[-30:]), file=sys.stderr)
+    sys.exit(
+        f"install: `{' '.join(command)}` ended with status {result.returncode}; the whole log is {log.name}. "
+        "Check that a package index can be reached and that the disk has 10 GB free, then run `make install` again."
+    )
+
+
+def build(root: Path, present: State, wanted: State, lock: int) -> None:
+    """Create the environment where needed, and install into it; anything unfinished is marked so before it starts."""
+    venv, pip = root / ".venv", [".venv/bin/python", "-m", "pip", "install"]
+    with (venv / LOG).open("w") as log:
+        if present.place not in ("", wanted.place) or not starts(venv):
+            print("install: creating .venv", flush=True)
+            write_state(venv, UNFINISHED)
+            clear(venv)
+            run([sys.executable, "-m", "venv", ".venv"], root, lock, log)
+        write_state(venv, UNFINISHED)
+        print("install: the packages of constraints.txt (one to three minutes; log in .venv/install.log)", flush=True)
+        run([*pip, "-e", f".[{EXTRAS}]"], root, lock, log)
+    write_state(venv, wanted)
+
+
+def install(root: Path = ROOT) -> None:
+    """Bring `root/.venv` to the wanted state, printing one line per step."""
+    venv = root / ".venv"
+    venv.mkdir(exist_ok=True)
+    with only_one(venv) as lock:
+        wanted, present = wanted_state(root), read_state(venv)
+        if present == wanted and starts(venv):
+            return
+        started = time.monotonic()
+        build(root, present, wanted, lock)
+        print(f"install: done in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def main() -> None:
+    """Parse the command line (it has no options beside --help) and install."""
+    argparse.ArgumentParser(description="Create .venv with llmsys and its pinned dependencies.").parse_args()
+    install()
+
+
+if __name__ == "__main__":
+    main()

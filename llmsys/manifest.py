@@ -1,0 +1,231 @@
+"""What manifest.json of a dataset folder says: the only truth about which files are whole and what made them.
+
+Reads and writes manifest.json; gives the `Manifest` model that the pipeline fills, the training reader trusts and the
+report draws. Promises: it is published last and by rename, holds no clock and no path of the dataset folder itself, and
+so has the same bytes for the same input and configuration, whatever the workers.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from llmsys.errors import DataError
+
+SCHEMA_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+SPLITS = ("train", "heldout")
+
+
+class Record(BaseModel):
+    """One mapping of the manifest: frozen, and strict about keys that this version does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TokenBatch(Record):
+    """One Arrow record batch of a token file; each checksum is the xxh64 (hex) of what is read on its own.
+
+    Its data lie in the bytes `begin` to `end` of the file.
+    """
+
+    rows: int
+    tokens: int
+    begin: int
+    end: int
+    checksum: str  # over the token ids
+    lengths_checksum: str  # over tokens per document and text bytes per document, both int64
+    lineage_checksum: str  # over the buffers of the side columns id, file, offset, url_hash
+
+
+class TokenFile(Record):
+    """One Arrow file of tokens; `digest` is the xxh3_128 (hex) of all its bytes, `text_bytes` counts UTF-8.
+
+    `frame_checksum` is the xxh64 (hex) of the bytes outside the data of the batches: what Arrow itself must trust.
+    """
+
+    name: str
+    rows: int
+    tokens: int
+    text_bytes: int
+    size: int
+    digest: str
+    frame_checksum: str
+    batches: tuple[TokenBatch, ...]
+
+
+class DocumentFile(Record):
+    """One Arrow file of documents, kept or dropped; `digest` is the xxh3_128 (hex) of all its bytes."""
+
+    name: str
+    rows: int
+    size: int
+    digest: str
+
+
+class DocumentFiles(Record):
+    """All files of one kind of documents."""
+
+    files: tuple[DocumentFile, ...] = ()
+
+
+class Split(Record):
+    """The token files of one split and their sums; `bytes` counts the UTF-8 text that the tokens stand for."""
+
+    documents: int
+    tokens: int
+    bytes: int
+    files: tuple[TokenFile, ...]
+
+
+class Example(Record):
+    """One dropped document, so that a person can judge the rule that dropped it."""
+
+    url: str
+    value: float | str | None
+    threshold: float | str | None
+    reason: str
+    excerpt: str
+
+
+class Drop(Record):
+    """What one test of one rule dropped; at most three examples, those with the smallest document ids."""
+
+    rule: str
+    test: str
+    documents: int
+    bytes: int
+    examples: tuple[Example, ...]
+
+
+class FunnelStage(Record):
+    """One stage of the funnel. Bytes are HTML before extraction and UTF-8 text after it."""
+
+    stage: str
+    documents_in: int
+    bytes_in: int
+    documents_out: int
+    bytes_out: int
+    dropped: tuple[Drop, ...] = ()
+
+
+class LanguageCount(Record):
+    """Documents and text bytes in one language, counted on all extracted documents, before the language filter."""
+
+    documents: int
+    bytes: int
+
+
+class Histogram(Record):
+    """Characters per kept document: `counts[i]` documents have edges[i] <= characters < edges[i + 1]."""
+
+    edges: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+class Skip(Record):
+    """Input that could not be read: `count` records for one reason, the first of them at `offset` of `file`."""
+
+    file: str
+    offset: int
+    reason: str
+    count: int
+
+
+class ReadSummary(Record):
+    """What was read from the crawl."""
+
+    files: int
+    records: int
+    html_bytes: int
+    skipped: tuple[Skip, ...] = ()
+
+
+class Manifest(Record):
+    """The dataset as a whole. `splits` is empty while only documents (or documents and a tokenizer) are prepared."""
+
+    schema_version: Literal[1] = 1
+    name: str
+    fingerprint: str
+    config: dict[str, Any]
+    config_digest: str
+    vocab_size: int | None
+    token_dtype: Literal["uint16", "uint32"] | None
+    tokenizer_fingerprint: str | None
+    splits: dict[Literal["train", "heldout"], Split]
+    documents: DocumentFiles
+    dropped: DocumentFiles
+    funnel: tuple[FunnelStage, ...]
+    languages: dict[str, LanguageCount]
+    lengths: Histogram
+    read: ReadSummary
+
+
+def dataset_fingerprint(tokenizer_fingerprint: str | None, file_digests: Iterable[str]) -> str:
+    """Return 32 hex digits that change when any data file or the tokenizer changes."""
+    text = "\n".join([tokenizer_fingerprint or "", *file_digests])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def load_manifest(folder: Path | str) -> Manifest:
+    """Read manifest.json of a dataset folder; DataError when it is missing, damaged or of another version."""
+    path = Path(folder) / MANIFEST_NAME
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(
+            f"{path} does not exist, and a dataset without its manifest is not finished (it is published last). "
+            f"Prepare the dataset with: llmsys prepare CONFIG"
+        ) from None
+    try:
+        return Manifest.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise DataError(
+            f"{path} cannot be used: {where}: {first['msg']} (schema version {SCHEMA_VERSION} is expected). "
+            f"Delete {path} and run llmsys prepare CONFIG again: what is whole is not made twice."
+        ) from None
+
+
+def write_manifest(folder: Path | str, manifest: Manifest) -> Path:
+    """Publish manifest.json by rename, after which the dataset is whole."""
+    path = Path(folder) / MANIFEST_NAME
+    publish_bytes(path, (manifest.model_dump_json(indent=1) + "\n").encode())
+    return path
+
+
+def publish_bytes(path: Path, data: bytes) -> None:
+    """Write a small file aside, sync it and rename it into place: a reader sees the old file or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(aside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise DataError(write_failure(path, error)) from error
+    sync_folder(path.parent)
+
+
+def write_failure(path: Path, error: OSError) -> str:
+    """Say that a file could not be written, why, and that nothing half-written stays behind."""
+    return (
+        f"{path} could not be written: {error.strerror or error}. Nothing half-written was left under that name. "
+        f"Free space or mend the folder, then run the same command again: it continues where it stopped."
+    )
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in this folder survive a power failure."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,93 @@
+"""Text to token ids and back, behind one small interface; SentencePiece is what stands behind it.
+
+Reads tokenizer.model; gives `load_tokenizer` and the `Tokenizer` protocol that preparation, training and generation
+use. Promises: ids are the library's own, text survives encoding and decoding, the fingerprint changes with the model.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import sentencepiece
+
+from llmsys.errors import DataError
+
+MODEL_NAME = "tokenizer.model"
+
+
+class Tokenizer(Protocol):
+    """What the rest of the program knows about a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids; every id is smaller."""
+
+    @property
+    def bos_id(self) -> int:
+        """Id that may begin a text."""
+
+    @property
+    def eos_id(self) -> int:
+        """Id that ends every document."""
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex digits over the model's bytes."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of one text, without begin or end ids."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of many texts, on the calling thread alone."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids; begin and end ids give nothing."""
+
+
+class SentencePieceTokenizer:
+    """A trained SentencePiece model (BPE or unigram)."""
+
+    def __init__(self, model: bytes) -> None:
+        """Take the serialized model; RuntimeError when it is not one."""
+        self._processor = sentencepiece.SentencePieceProcessor()
+        self._processor.LoadFromSerializedProto(model)
+        self.fingerprint = hashlib.blake2b(model, digest_size=16).hexdigest()
+        self.vocab_size: int = self._processor.vocab_size()
+        self.bos_id: int = self._processor.bos_id()
+        self.eos_id: int = self._processor.eos_id()
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of one text, without begin or end ids."""
+        ids: list[int] = self._processor.encode(text)
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of many texts, on the calling thread alone: processes are the unit of parallel work."""
+        ids: list[list[int]] = self._processor.encode(list(texts), num_threads=1)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids; begin and end ids give nothing."""
+        text: str = self._processor.decode([int(token) for token in ids])
+        return text
+
+
+def load_tokenizer(path: Path | str) -> Tokenizer:
+    """Load a tokenizer from its model file or from the folder that holds it; DataError when it is not there."""
+    path = Path(path)
+    file = path / MODEL_NAME if path.is_dir() else path
+    try:
+        model = file.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{file} cannot be read ({error.strerror}): there is no tokenizer yet. Train one with: "
+            f"llmsys tokenizer CONFIG, or name an existing model with tokenizer.kind=file tokenizer.path=FILE."
+        ) from None
+    try:
+        return SentencePieceTokenizer(model)
+    except RuntimeError as error:
+        raise DataError(
+            f"{file} is not a SentencePiece model ({error}). "
+            f"Delete it and train it again with: llmsys tokenizer CONFIG."
+        ) from None

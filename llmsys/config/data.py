@@ -1,0 +1,110 @@
+"""What a YAML file can say about a dataset: which crawl files, what stays of them, and how the tokens are laid out.
+
+Reads `llmsys.config.text`, gives `DataConfig`. Two things never change the bytes of a dataset: where it lies (`folder`)
+and who makes it (`executor`).
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from llmsys.config.base import Section
+from llmsys.config.text import ExtractConfig, LanguageConfig, RuleConfig
+
+
+class KeepDuplicates(Section):
+    """Duplicates of this kind stay."""
+
+    kind: Literal["none"] = "none"
+
+
+class ExactDuplicates(Section):
+    """Documents with the same text: the one with the smallest id stays."""
+
+    kind: Literal["text"] = "text"
+
+
+class MinhashDuplicates(Section):
+    """Documents whose word n-grams mostly agree, found by MinHash-LSH (Broder 1997) with FineWeb's parameters.
+
+    Two documents are linked when all hashes of one bucket agree; of a connected cluster the longest document stays,
+    among equals the one with the smallest id. The similarity at which half are found is about (1 / buckets) ^ (1 /
+    hashes_per_bucket), 0.72 for 14 x 8.
+    """
+
+    kind: Literal["minhash"] = "minhash"
+    buckets: int = Field(14, ge=1, le=256, description="Groups of hashes; one equal group links two documents.")
+    hashes_per_bucket: int = Field(8, ge=1, le=64, description="Hashes that must agree within a group.")
+    ngram_words: int = Field(5, ge=1, le=32, description="Words per shingle; shorter documents are never duplicates.")
+    hash: Literal["xxh3", "sha1"] = Field(
+        "xxh3", description="64-bit hash of a shingle; sha1 is FineWeb's, and slower."
+    )
+    seed: int = Field(1, ge=0, le=(1 << 32) - 1, description="Seed of the hash permutations.")
+
+
+class DeduplicateConfig(Section):
+    """Which duplicates are dropped; exact ones first, near ones among the rest."""
+
+    exact: Annotated[ExactDuplicates | KeepDuplicates, Field(discriminator="kind")] = Field(
+        ExactDuplicates(), description="Documents with the same text."
+    )
+    minhash: Annotated[MinhashDuplicates | KeepDuplicates, Field(discriminator="kind")] = Field(
+        MinhashDuplicates(), description="Documents with nearly the same text."
+    )
+
+
+class SplitConfig(Section):
+    """Which documents are held back from training."""
+
+    heldout_fraction: float = Field(
+        0.005, ge=0, le=0.5, description="Share of the documents, chosen by the hash of their id, kept for evaluation."
+    )
+    seed: int = Field(0, ge=0, description="Another seed holds back other documents.")
+
+
+class TokensConfig(Section):
+    """How token shards are laid out. The shuffle is over all documents and depends on their ids and the seed alone."""
+
+    shard_tokens: int = Field(100_000_000, ge=1, description="Tokens per file, about.")
+    batch_tokens: int = Field(1_000_000, ge=1, description="Tokens per record batch, at least; each has a checksum.")
+    seed: int = Field(0, ge=0, description="Another seed gives another order of the documents.")
+
+
+class DocumentsConfig(Section):
+    """How document files are laid out."""
+
+    shards: int = Field(8, ge=1, le=4096, description="Number of files; a document's file follows from its id.")
+    batch_bytes: int = Field(8_000_000, ge=1, description="UTF-8 bytes of text per record batch, about: memory in use.")
+
+
+class LocalExecutor(Section):
+    """Worker processes on this machine."""
+
+    kind: Literal["local"] = "local"
+    workers: int = Field(0, ge=0, description="Number of processes; 0: one per core this process may use.")
+    tries: int = Field(3, ge=1, description="How often a task may lose its process before the run gives up on it.")
+
+
+class InlineExecutor(Section):
+    """This very process, one task after the other: for debugging and for tests."""
+
+    kind: Literal["inline"] = "inline"
+
+
+class DataConfig(Section):
+    """One dataset, from crawl files to token shards."""
+
+    name: str = Field("data", min_length=1, description="Name of the dataset, for people.")
+    folder: Path = Field(Path("runs/data"), description="Folder that `prepare` writes and `train` reads.")
+    inputs: tuple[str, ...] = Field((), description="Crawl files: paths or glob patterns (`**` enters folders).")
+    extract: ExtractConfig = Field(ExtractConfig(), description="How pages become text.")
+    language: LanguageConfig = Field(LanguageConfig(), description="Which languages stay.")
+    rules: tuple[RuleConfig, ...] = Field((), description="Rules in the order in which they are asked.")
+    deduplicate: DeduplicateConfig = Field(DeduplicateConfig(), description="Which duplicates are dropped.")
+    split: SplitConfig = Field(SplitConfig(), description="What is held back for evaluation.")
+    tokens: TokensConfig = Field(TokensConfig(), description="How token files are laid out.")
+    documents: DocumentsConfig = Field(DocumentsConfig(), description="How document files are laid out.")
+    executor: Annotated[LocalExecutor | InlineExecutor, Field(discriminator="kind")] = Field(
+        LocalExecutor(), description="Who does the work."
+    )

@@ -100,7 +100,7 @@ class ModelConfig(Section):
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of the starting weights.")
     norm: NormConfig = Field(RmsNorm(), description="Normalisation before attention, feed-forward and head.")
     position: PositionConfig = Field(Rope(), description="How positions reach attention.")
-    feed_forward: FeedForwardConfig = Field(Swiglu(), description="Dense feed-forward layers; experts are always SwiGLU.")
+    feed_forward: FeedForwardConfig = Field(Swiglu(), description="Dense feed-forward layers; experts are SwiGLU.")
     moe: MoeConfig | None = Field(None, description="Mixture of experts; null builds a dense model.")
 
     @model_validator(mode="after")

@@ -10,41 +10,43 @@ from pydantic import Field
 
 from llmsys.config.base import Section
 
-
-class _Warmup(Section):
-    warmup_tokens: int = Field(0, ge=0, description="Tokens over which the rate rises from 0 to its peak.")
-
-
-class _Decay(_Warmup):
-    final_fraction: float = Field(0.1, ge=0, le=1, description="Share of the peak rate that is left at the end.")
+Warmup = Annotated[int, Field(ge=0, description="Tokens over which the rate rises from 0 to its peak.")]
+Final = Annotated[float, Field(ge=0, le=1, description="Share of the peak rate that is left at the end.")]
 
 
-class WarmupStableDecay(_Decay):
+class WarmupStableDecay(Section):
     """Constant at the peak, then a linear fall over the last decay_tokens (MiniCPM, Hu 2024)."""
 
     kind: Literal["wsd"] = "wsd"
+    warmup_tokens: Warmup = 0
     decay_tokens: int = Field(ge=1, description="Tokens of the fall at the end of the run.")
+    final_fraction: Final = 0.1
 
 
-class Cosine(_Decay):
+class Cosine(Section):
     """A half cosine from the peak to the end (Loshchilov and Hutter 2016)."""
 
     kind: Literal["cosine"] = "cosine"
+    warmup_tokens: Warmup = 0
+    final_fraction: Final = 0.1
 
 
-class Linear(_Decay):
+class Linear(Section):
     """A straight line from the peak to the end."""
 
     kind: Literal["linear"] = "linear"
+    warmup_tokens: Warmup = 0
+    final_fraction: Final = 0.1
 
 
-class Constant(_Warmup):
+class Constant(Section):
     """The peak, to the end."""
 
     kind: Literal["constant"] = "constant"
+    warmup_tokens: Warmup = 0
 
 
-class InverseSqrt(_Warmup):
+class InverseSqrt(Section):
     """1/sqrt(tokens) after the warm-up (Vaswani 2017, 5.3), scaled to 1 where the warm-up ends."""
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"

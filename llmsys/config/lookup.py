@@ -1,0 +1,67 @@
+"""Where configs are found: a path, or a name below one of the configs folders.
+
+Looks beside the file that names them (or in the working directory), then in ./configs, in the checkout and in the copy
+that is installed with the package.
+"""
+
+import difflib
+from pathlib import Path
+
+import llmsys
+from llmsys.errors import ConfigError
+
+
+def config_roots() -> list[Path]:
+    """The folders whose files can be named, first match wins; each once."""
+    package = Path(llmsys.__file__).resolve().parent
+    wanted = [Path("configs").resolve(), package.parent / "configs", package / "configs"]
+    return [root for i, root in enumerate(wanted) if root.is_dir() and root not in wanted[:i]]
+
+
+def find_config(name: str, folder: Path, asked_by: str = "") -> Path:
+    """The file that `name` means when it stands in a file of `folder`.
+
+    Raises ConfigError with the closest names when there is none, or with all of them when there are several.
+    """
+    origin = f"{asked_by}: " if asked_by else ""
+    for root in (folder, *config_roots()):
+        for candidate in (root / name, root / f"{name}.yaml"):
+            if candidate.is_file():
+                return candidate.resolve()
+    for root in config_roots():
+        matches = sorted(root.rglob(f"{Path(name).name}.yaml")) if "/" not in name else []
+        if len(matches) == 1:
+            return matches[0].resolve()
+        if matches:
+            names = ", ".join(_short(match, root) for match in matches)
+            raise ConfigError(f"{origin}{name!r} could be any of {names}. Write one of these.")
+    raise ConfigError(
+        f"{origin}there is no config {name!r}: no such file, and no such name below configs/. {_hint(name)}"
+    )
+
+
+def config_names() -> list[str]:
+    """Every name that can be used instead of a path, such as `train/demo`."""
+    return sorted({_short(path, root) for root in config_roots() for path in root.rglob("*.yaml")})
+
+
+def displayed(path: Path) -> str:
+    """A path as messages show it: relative to the working directory where that is shorter."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _short(path: Path, root: Path) -> str:
+    return path.relative_to(root).with_suffix("").as_posix()
+
+
+def _hint(name: str) -> str:
+    known = config_names()
+    stem = name.removesuffix(".yaml").removeprefix("configs/")
+    by_stem = [one for one in known if difflib.SequenceMatcher(None, stem, one.rpartition("/")[2]).ratio() > 0.6]
+    close = difflib.get_close_matches(stem, known, n=1) or by_stem[:1]
+    if close:
+        return f"Did you mean {close[0]}?"
+    return f"Known names: {', '.join(known)}." if known else "Give the path of a YAML file."

@@ -1,0 +1,132 @@
+"""Layers of values: what a file says, under it what its `base:` says, over it what the command line says.
+
+Mappings merge, lists and scalars replace. A union whose kind changes replaces the mapping below it, since the fields of
+one kind mean nothing to another. Every value remembers where it was written.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmsys.config.lookup import displayed, find_config
+from llmsys.config.yaml_text import Keys, parse
+from llmsys.errors import ConfigError
+
+# The kind that the union at a key path has when nobody names one.
+DefaultKind = Callable[[Keys], str | None]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Plain values and, by key path, where each was written (`configs/train/demo.yaml:12` or `command line`)."""
+
+    values: Any
+    origins: dict[Keys, str]
+
+    def origin(self, keys: Keys) -> str | None:
+        """Where the value at `keys`, else something inside it, else the closest mapping around it was written."""
+        if keys not in self.origins:
+            for inside, where in self.origins.items():
+                if keys and inside[: len(keys)] == keys:
+                    return where
+        for length in range(len(keys), 0, -1):
+            if keys[:length] in self.origins:
+                return self.origins[keys[:length]]
+        return self.origins.get(())
+
+
+def read_file(path: Path, at: Keys, chain: tuple[Path, ...], default_kind: DefaultKind) -> Layer:
+    """One file with everything it inherits, as the values of the mapping at `at`."""
+    name = displayed(path)
+    if path in chain:
+        loop = " → ".join(displayed(one) for one in (*chain, path))
+        raise ConfigError(f"base: goes in a circle: {loop}. Remove one of these lines.")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name} cannot be read: {error}. Give a readable UTF-8 text file.") from error
+    values, lines = parse(text, name)
+    if values is None:
+        raise ConfigError(f"{name} is empty. Write at least one section, or `base:` and a name.")
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name} holds a {type(values).__name__}, not a mapping. Write `section:` and keys below it.")
+    origins = {(*at, *keys): f"{name}:{line}" for keys, line in lines.items() if keys}
+    layer = Layer(values, {at: name, **origins})
+    return inherit(layer, at, path.parent, (*chain, path), default_kind)
+
+
+def inherit(layer: Layer, at: Keys, folder: Path, chain: tuple[Path, ...], default_kind: DefaultKind) -> Layer:
+    """The layer with every `base:` inside it replaced by what it names, merged under its neighbours."""
+    values, origins = layer.values, layer.origins
+    if isinstance(values, list):
+        values = {str(i): value for i, value in enumerate(values)}
+        whole = inherit(Layer(values, origins), at, folder, chain, default_kind)
+        return Layer(list(whole.values.values()), whole.origins)
+    if not isinstance(values, dict):
+        return layer
+    result = Layer({}, {})
+    for name in _base_names(values.get("base"), layer, at):
+        asked_by = layer.origin((*at, "base")) or ""
+        below = read_file(find_config(name, folder, asked_by), at, chain, default_kind)
+        result = merge(result, below, at, default_kind)
+    own: dict[str, Any] = {}
+    for key, value in values.items():
+        if key == "base":
+            continue
+        child = inherit(Layer(value, origins), (*at, key), folder, chain, default_kind)
+        own[key], origins = child.values, child.origins
+    origins = {keys: where for keys, where in origins.items() if keys[: len(at) + 1] != (*at, "base")}
+    return merge(result, Layer(own, origins), at, default_kind)
+
+
+def merge(below: Layer, above: Layer, at: Keys, default_kind: DefaultKind) -> Layer:
+    """`above` laid over `below`, both being the values at `at`."""
+    kept = dict(below.origins)
+    values = _merged(below.values, above.values, at, default_kind, kept)
+    return Layer(values, {**kept, **above.origins})
+
+
+def _merged(below: Any, above: Any, at: Keys, default_kind: DefaultKind, origins: dict[Keys, str]) -> Any:
+    if isinstance(below, list) and isinstance(above, dict) and above and all(key.isdigit() for key in above):
+        return _merged_list(below, above, at, default_kind, origins)
+    if not (isinstance(below, dict) and isinstance(above, dict)) or _kind_changes(below, above, at, default_kind):
+        for keys in [keys for keys in origins if keys[: len(at)] == at]:
+            del origins[keys]
+        return above
+    result = dict(below)
+    for key, value in above.items():
+        here = (*at, key)
+        result[key] = _merged(below[key], value, here, default_kind, origins) if key in below else value
+    return result
+
+
+def _merged_list(
+    below: list[Any], above: dict[str, Any], at: Keys, default_kind: DefaultKind, origins: dict[Keys, str]
+) -> list[Any]:
+    result = list(below)
+    for key, value in above.items():
+        if int(key) >= len(below):
+            raise ConfigError(
+                f"{'.'.join((*at, key))}: the list has {len(below)} entries, counted from 0. "
+                f"Use 0 to {len(below) - 1}, or give the whole list."
+            )
+        result[int(key)] = _merged(below[int(key)], value, (*at, key), default_kind, origins)
+    return result
+
+
+def _kind_changes(below: dict[str, Any], above: dict[str, Any], at: Keys, default_kind: DefaultKind) -> bool:
+    if "kind" not in above or not below:
+        return False
+    return bool(above["kind"] != below.get("kind", default_kind(at) or above["kind"]))
+
+
+def _base_names(base: object, layer: Layer, at: Keys) -> Sequence[str]:
+    names: list[Any] = base if isinstance(base, list) else [] if base is None else [base]
+    for name in names:
+        if not isinstance(name, str) or not name:
+            where = layer.origin((*at, "base"))
+            raise ConfigError(
+                f"{where}: base: {name!r} is not a name or path of a config. Write, say, base: model/demo-moe."
+            )
+    return names

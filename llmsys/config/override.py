@@ -1,0 +1,60 @@
+"""`section.key=value` from the command line, as one layer of values."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from llmsys.config.merge import Layer
+from llmsys.config.yaml_text import Keys, parse
+from llmsys.errors import ConfigError
+
+COMMAND_LINE = "command line"
+
+
+def read_overrides(overrides: Sequence[str]) -> Layer:
+    """The layer that the arguments make; a later one wins over an earlier one.
+
+    The value is YAML: `optimizer.learning_rate=3e-4`, `data.inputs=[a.warc.gz, b.warc.gz]`, `model.moe=null`. Entries
+    of lists are counted from 0: `data.rules.0.kind=c4`. Raises one ConfigError with all arguments that are malformed.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[Keys, str] = {}
+    problems = []
+    for override in overrides:
+        try:
+            _add(override, values, origins)
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return Layer(values, origins)
+
+
+def _add(override: str, values: dict[str, Any], origins: dict[Keys, str]) -> None:
+    path, equals, text = override.partition("=")
+    keys = tuple(path.strip().split("."))
+    if not equals or not all(keys):
+        raise ConfigError(f"{override!r} is not section.key=value. Write, say, batch.sequence_length=1024.")
+    value, _ = parse(text, f"command line, {path}")
+    target: Any = values
+    for key in keys[:-1]:
+        target = _inside(target, key)
+    if isinstance(target, list) and _entry(keys[-1], target):
+        target[int(keys[-1])] = value
+    else:
+        target[keys[-1]] = value
+    origins[keys] = COMMAND_LINE
+
+
+def _inside(target: Any, key: str) -> Any:
+    """The mapping or list at `key` that an earlier argument wrote; a new mapping when there is none."""
+    if isinstance(target, list):
+        return target[int(key)] if _entry(key, target) else {}
+    if not isinstance(target.get(key), dict | list):
+        target[key] = {}
+    return target[key]
+
+
+def _entry(key: str, entries: list[Any]) -> bool:
+    if key.isdigit() and int(key) < len(entries):
+        return True
+    raise ConfigError(f"{key!r} is not an entry of a list of {len(entries)}. Use 0 to {len(entries) - 1}.")

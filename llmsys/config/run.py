@@ -1,0 +1,111 @@
+"""RunConfig: everything a run can be told, in one frozen object.
+
+Gives the sections their names and checks the rules between them. Read by every room; written into every run folder.
+"""
+
+from collections.abc import Iterator
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from llmsys.config.base import Section
+from llmsys.config.batch import BatchConfig
+from llmsys.config.data import DataConfig
+from llmsys.config.engine import EngineConfig, TorchEngine
+from llmsys.config.layout import Layout, expert_problems
+from llmsys.config.model import ModelConfig
+from llmsys.config.optimizer import AdamW, OptimizerConfig
+from llmsys.config.rule import Broken, refuse
+from llmsys.config.schedule import Cosine, ScheduleConfig
+from llmsys.config.tokenizer import SentencePieceConfig, TokenizerConfig
+from llmsys.config.train import (
+    CheckpointConfig,
+    EvaluationConfig,
+    FlopsConfig,
+    GenerationConfig,
+    LaunchConfig,
+    NameConfig,
+    TrackingConfig,
+    TrainConfig,
+)
+
+# What a config without a `model:` section builds: small enough for a laptop core.
+SMALL_MODEL = ModelConfig(
+    vocab_size=8192,
+    hidden_size=256,
+    intermediate_size=704,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
+
+
+class RunConfig(Section):
+    """One run, from crawl to report."""
+
+    run: NameConfig = Field(NameConfig(), description="Name, folder and seed.")
+    data: DataConfig = Field(DataConfig(), description="From crawl files to token shards.")
+    tokenizer: TokenizerConfig = Field(SentencePieceConfig(), description="How text becomes token ids.")
+    model: ModelConfig = Field(SMALL_MODEL, description="The architecture.")
+    batch: BatchConfig = Field(BatchConfig(), description="Tokens of one optimizer step.")
+    optimizer: OptimizerConfig = Field(AdamW(), description="How gradients become updates.")
+    schedule: ScheduleConfig = Field(Cosine(), description="The learning rate over the run.")
+    engine: EngineConfig = Field(TorchEngine(), description="The library that owns the step.")
+    layout: Layout = Field(Layout(), description="How ranks share the model.")
+    launch: LaunchConfig = Field(LaunchConfig(), description="Processes on this machine.")
+    train: TrainConfig = Field(TrainConfig(), description="Budget, precision and log.")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When to save and what to keep.")
+    evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Loss on held-out documents.")
+    generation: GenerationConfig = Field(GenerationConfig(), description="Prompts to continue.")
+    tracking: TrackingConfig = Field(TrackingConfig(), description="Services beside events.jsonl.")
+    flops: FlopsConfig = Field(FlopsConfig(), description="How operations are counted.")
+
+    @model_validator(mode="after")
+    def _between_sections(self) -> Self:
+        refuse(self._problems())
+        return self
+
+    def _problems(self) -> Iterator[Broken]:
+        length, longest = self.batch.sequence_length, self.model.max_position_embeddings
+        if length > longest:
+            yield Broken(
+                "batch.sequence_length",
+                f"{length} positions are more than model.max_position_embeddings={longest}. "
+                f"Use at most {longest}, or raise model.max_position_embeddings.",
+            )
+        yield from self._vocabulary_problems()
+        yield from self._budget_problems()
+        for problem in expert_problems(self.layout.expert, self.model):
+            yield Broken("layout.expert", problem)
+
+    def _vocabulary_problems(self) -> Iterator[Broken]:
+        if "model" not in self.model_fields_set or self.tokenizer.kind != "sentencepiece":
+            return
+        trained, rows = self.tokenizer.vocab_size, self.model.vocab_size
+        if trained > rows:
+            yield Broken(
+                "tokenizer.vocab_size",
+                f"{trained} pieces do not fit the {rows} rows of model.vocab_size. "
+                f"Use tokenizer.vocab_size={rows}, or model.vocab_size={trained}.",
+            )
+
+    def _budget_problems(self) -> Iterator[Broken]:
+        budget, schedule = self.train.tokens, self.schedule
+        if "train" in self.model_fields_set and budget < self.batch.tokens_per_step:
+            yield Broken(
+                "train.tokens",
+                f"{budget} tokens are less than one step of {self.batch.tokens_per_step}. "
+                f"Use at least {self.batch.tokens_per_step}, or a smaller batch.",
+            )
+        shaped = schedule.warmup_tokens + (schedule.decay_tokens if schedule.kind == "wsd" else 0)
+        if shaped > budget:
+            yield Broken(
+                "schedule.warmup_tokens",
+                f"warm-up and decay take {shaped} tokens of a run of train.tokens={budget}. "
+                f"Shorten them to {budget} together, or train longer.",
+            )
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the whole run: the last one completes the budget of tokens."""
+        return -(-self.train.tokens // self.batch.tokens_per_step)

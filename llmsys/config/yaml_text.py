@@ -1,0 +1,124 @@
+"""YAML as people write it: text in, plain values with their line numbers out, and back.
+
+Differs from PyYAML's defaults where those surprise: `3e-4`, `1_000_000` and `1e9` are numbers; only true and false are
+booleans (so `no` is Norwegian); dates and times stay text; a key given twice is an error. Every error is a ConfigError
+with file and line.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from llmsys.errors import ConfigError
+
+Keys = tuple[str, ...]
+
+_SCALARS = (
+    ("null", r"~|null|Null|NULL|", "~nN\0"),
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?(?:0|[1-9][0-9_]*)", "-+0123456789"),
+    ("float", r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?", "-+0123456789."),
+    ("float", r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+", "-+0123456789"),
+    ("float", r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", "-+."),
+)
+
+
+class _Reader(yaml.SafeLoader):
+    """Reads with our scalars only."""
+
+
+class _Writer(yaml.SafeDumper):
+    """Writes plain what _Reader reads back as the same value, and quotes the rest."""
+
+
+_Reader.yaml_implicit_resolvers = {}
+_Writer.yaml_implicit_resolvers = {}
+
+
+def _number(text: str, kind: type[int] | type[float]) -> int | float:
+    return kind(text.replace("_", "").replace(".inf", "inf").replace(".nan", "nan").lower())
+
+
+for _tag, _pattern, _first in _SCALARS:
+    _expression = re.compile(rf"^(?:{_pattern})$")
+    _initials = ["" if letter == "\0" else letter for letter in _first]
+    _Reader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _expression, _initials)
+    _Writer.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _expression, _initials)
+_Reader.add_constructor("tag:yaml.org,2002:int", lambda _, node: _number(node.value, int))
+_Reader.add_constructor("tag:yaml.org,2002:float", lambda _, node: _number(node.value.lower(), float))
+
+
+def parse(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
+    """The value of one YAML document and, for every key path in it, the line it stands on (from 1).
+
+    `name` is what error messages call the text. An empty document is None.
+    """
+    reader = _Reader(text)
+    try:
+        node = reader.get_single_node()
+        lines: dict[Keys, int] = {}
+        value = None if node is None else _Converter(reader, name, lines).convert(node, (), frozenset())
+    except yaml.YAMLError as error:
+        raise ConfigError(_explain(error, text, name)) from None
+    finally:
+        reader.dispose()
+    return value, lines
+
+
+def dump(value: object) -> str:
+    """YAML text that `parse` reads back to the same value, keys in their order."""
+    return str(yaml.dump(value, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=110))
+
+
+def inline(value: object) -> str:
+    """The same on one line, for a scalar or a short list."""
+    text = yaml.dump(value, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=2**20, default_flow_style=True)
+    return str(text).removesuffix("\n").removesuffix("\n...")
+
+
+class _Converter:
+    """Walks the nodes of one document, because only nodes know their lines and their duplicate keys."""
+
+    def __init__(self, reader: _Reader, name: str, lines: dict[Keys, int]) -> None:
+        self.reader, self.name, self.lines = reader, name, lines
+
+    def convert(self, node: yaml.Node, keys: Keys, open_nodes: frozenset[int]) -> Any:
+        self.lines.setdefault(keys, node.start_mark.line + 1)
+        if id(node) in open_nodes:
+            raise ConfigError(f"{self.name}:{node.start_mark.line + 1}: this alias contains itself. Write it out.")
+        inside = open_nodes | {id(node)}
+        if isinstance(node, yaml.MappingNode):
+            return {key: self.convert(child, (*keys, key), inside) for key, child in self._pairs(node, keys)}
+        if isinstance(node, yaml.SequenceNode):
+            return [self.convert(child, (*keys, str(i)), inside) for i, child in enumerate(node.value)]
+        return self.reader.construct_object(node)
+
+    def _pairs(self, node: yaml.MappingNode, keys: Keys) -> Iterator[tuple[str, yaml.Node]]:
+        seen: dict[str, int] = {}
+        for key_node, child in node.value:
+            line = key_node.start_mark.line + 1
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            if not key or key == "<<":
+                raise ConfigError(f"{self.name}:{line}: {key or 'this key'!r} is not a name. Inherit with `base:`.")
+            if key in seen:
+                path = ".".join((*keys, key))
+                raise ConfigError(
+                    f"{self.name}:{line}: {path} is given twice (first on line {seen[key]}). Keep one of them."
+                )
+            seen[key] = line
+            self.lines[(*keys, key)] = line
+            yield key, child
+
+
+def _explain(error: yaml.YAMLError, text: str, name: str) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return f"{name}: not YAML: {str(error).splitlines()[0]}"
+    lines = text.splitlines()
+    line = lines[mark.line] if mark.line < len(lines) else ""
+    if "\t" in line[: len(line) - len(line.lstrip())]:
+        return f"{name}:{mark.line + 1}: a tab indents this line, and YAML allows only spaces. Use two spaces a level."
+    problem = getattr(error, "problem", None) or str(error)
+    return f"{name}:{mark.line + 1}: not YAML: {problem}. The line reads {line.strip()!r}."

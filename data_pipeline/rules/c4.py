@@ -1,0 +1,141 @@
+"""C4's rule on lines and pages (Raffel et al. 2020), with the original's or datatrove's constants.
+
+Reads texts, takes out lines that are not sentences or are about cookies and scripts, and drops pages with code, with filler
+text, or with too few sentences left. The text that stays is made of the lines that stay. A page test sees only the lines
+that got so far, so a brace in a line that was taken out before does no harm.
+
+Both count sentences with spaCy's sentencizer; the original's code does so with NLTK's.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from data_pipeline.rules.batch import TextBatch
+from data_pipeline.rules.verdict import Limit, Verdicts, first_broken
+from data_pipeline.rules.words import Integers, stretches
+from llmsys.config.text import C4Config, C4DatatroveConfig
+
+_CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
+_ELLIPSIS = "..."
+_FILLER = "lorem ipsum"
+_SCRIPT = "javascript"
+_BRACE = "{"
+_POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
+
+_TAKEN_OUT = ("word too long", "no end mark", "too few words", "javascript", "policy")
+_PAGE_TESTS = ("lorem ipsum", "curly bracket")
+
+
+@dataclass(slots=True)
+class _Page:
+    """What is left of one page."""
+
+    lines: list[str] = field(default_factory=list)
+    words: list[list[str]] = field(default_factory=list)  # of each line, as `stretches`
+    taken_out: dict[str, int] = field(default_factory=dict)
+    citations: int = 0
+    failed: str = ""
+
+
+class C4:
+    """Takes out lines and drops pages."""
+
+    def __init__(self, config: C4Config | C4DatatroveConfig) -> None:
+        self.kind = config.kind
+        self._config = config
+        # The original counts the words of a line after citations are removed, datatrove before.
+        self._counts_before = config.kind == "c4_datatrove"
+        self._limits = [Limit("sentences", "sentences", "below", config.min_sentences)]
+
+    def judge(self, batch: TextBatch) -> Verdicts:
+        """Verdicts and the rewritten texts."""
+        pages = [self._clean(text) for text in batch.texts]
+        statistics = {
+            "sentences": self._sentences(batch, pages).astype(np.float64),
+            "kept_lines": batch.count(len(page.lines) for page in pages).astype(np.float64),
+        }
+        verdicts = first_broken(self._limits, statistics, len(batch))
+        tests = (*verdicts.tests, *_PAGE_TESTS)
+        by_page = np.fromiter((tests.index(page.failed) if page.failed else -1 for page in pages), np.int8, len(pages))
+        fails = by_page >= 0
+        verdicts.values_D[fails] = np.nan
+        verdicts.thresholds_D[fails] = np.nan
+        return Verdicts(
+            tests,
+            np.where(fails, by_page, verdicts.failed_D),
+            verdicts.values_D,
+            verdicts.thresholds_D,
+            statistics,
+            ["\n".join(page.lines).strip() for page in pages],
+            _changes(batch, pages),
+        )
+
+    def _clean(self, text: str) -> _Page:
+        page = _Page()
+        suspicious = _suspicious(text)
+        for whole_line in text.splitlines():
+            line = whole_line.strip()
+            chunks = line.split()
+            cited = "[" in line
+            if cited:
+                line = _CITATION.sub("", line)
+            reason = self._reason(line, chunks)
+            if not reason and suspicious:
+                reason = _phrase(line)
+            if reason in _PAGE_TESTS:
+                page.failed = reason
+                break
+            if reason:
+                page.taken_out[reason] = page.taken_out.get(reason, 0) + 1
+                continue
+            page.lines.append(line)
+            page.words.append(stretches(line, line.split() if cited else chunks))
+            page.citations += cited and len(line) < len(whole_line.strip())
+        return page
+
+    def _reason(self, line: str, chunks: Sequence[str]) -> str:
+        """Why the form of a line takes it out, empty when it stays."""
+        config = self._config
+        if len(line) > config.max_word_length and any(len(chunk) > config.max_word_length for chunk in chunks):
+            return "word too long"
+        if config.end_marks and (not line.endswith(config.end_marks) or line.endswith(_ELLIPSIS)):
+            return "no end mark"
+        num_words = len(chunks) if self._counts_before else len(line.split())
+        return "too few words" if num_words < config.min_words_per_line else ""
+
+    @staticmethod
+    def _sentences(batch: TextBatch, pages: Sequence[_Page]) -> Integers:
+        """Sentences in the lines that stay, per page."""
+        per_line = batch.splitter.count_sentences([words for page in pages for words in page.words])
+        page_of_line = np.repeat(np.arange(len(pages)), batch.count(len(page.words) for page in pages))
+        return np.bincount(page_of_line, weights=per_line, minlength=len(pages)).astype(np.int64)
+
+
+def _suspicious(text: str) -> bool:
+    """Whether some line of the text could hold a phrase or a brace; if not, the lines need not be searched."""
+    plain = _CITATION.sub("", text) if "[" in text else text
+    lower = plain.lower()
+    return _BRACE in plain or any(phrase in lower for phrase in (_FILLER, _SCRIPT, *_POLICY))
+
+
+def _phrase(line: str) -> str:
+    """The first reason in what a line says, empty when there is none."""
+    lower = line.lower()
+    if _FILLER in lower:
+        return "lorem ipsum"
+    if _SCRIPT in lower:
+        return "javascript"
+    if _BRACE in line:
+        return "curly bracket"
+    return "policy" if any(phrase in lower for phrase in _POLICY) else ""
+
+
+def _changes(batch: TextBatch, pages: Sequence[_Page]) -> dict[str, Integers]:
+    """What was taken out of each page, by reason."""
+    changes = {
+        f"line taken out: {reason}": batch.count(page.taken_out.get(reason, 0) for page in pages) for reason in _TAKEN_OUT
+    }
+    return changes | {"line without its citations": batch.count(page.citations for page in pages)}

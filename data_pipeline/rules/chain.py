@@ -1,0 +1,122 @@
+"""A configured list of rules over a batch of texts: who stays, why not, with what statistics.
+
+Reads a column of texts, gives one `RuleOutcome` per rule in order; each rule sees only what the rules before it kept, as they
+left it. The outcome of a document depends on its text and the configuration alone, not on its neighbours in the batch.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_pipeline.rules.batch import TextBatch
+from data_pipeline.rules.c4 import C4
+from data_pipeline.rules.fineweb_quality import FinewebQuality
+from data_pipeline.rules.gopher_quality import GopherQuality
+from data_pipeline.rules.gopher_repetition import GopherRepetition
+from data_pipeline.rules.outcome import RuleOutcome
+from data_pipeline.rules.verdict import Rule, Verdicts
+from data_pipeline.rules.words import WordSplitter
+from llmsys.config.text import (
+    C4Config,
+    C4DatatroveConfig,
+    FinewebQualityConfig,
+    GopherQualityConfig,
+    GopherRepetitionConfig,
+    RuleConfig,
+)
+
+_SLICE_BYTES = 2 << 20  # texts that are measured together: enough to hide the cost of a call, little enough for the cache
+
+
+class RuleChain:
+    """Rules in a fixed order. Keep one per process: it remembers how words are split.
+
+    Args:
+        rules: what to apply, in order; may be empty.
+    """
+
+    def __init__(self, rules: Sequence[RuleConfig]) -> None:
+        self._rules = [build(rule) for rule in rules]
+        self._splitter = WordSplitter() if rules else None
+
+    def apply(self, texts: pa.Array) -> list[RuleOutcome]:
+        """Judge texts (string or large_string without nulls); the first outcome is over all of them."""
+        parts: list[list[RuleOutcome]] = [[] for _ in self._rules]
+        for piece in _slices(texts):
+            batch = TextBatch(piece, self._splitter or WordSplitter())
+            for rule, outcomes in zip(self._rules, parts, strict=True):
+                verdicts = rule.judge(batch)
+                keep = verdicts.failed_D < 0
+                if verdicts.texts is not None:
+                    batch = TextBatch(verdicts.texts, batch.splitter)
+                batch = batch.take(keep)
+                outcomes.append(_outcome(rule.kind, verdicts, batch.texts))
+        return [_joined(outcomes) for outcomes in parts]
+
+
+def build(config: RuleConfig) -> Rule:
+    """The rule that a configuration describes."""
+    match config:
+        case GopherRepetitionConfig():
+            return GopherRepetition(config)
+        case GopherQualityConfig():
+            return GopherQuality(config)
+        case C4Config() | C4DatatroveConfig():
+            return C4(config)
+        case FinewebQualityConfig():
+            return FinewebQuality(config)
+
+
+def _slices(texts: pa.Array) -> Iterator[list[str]]:
+    """The texts in their order, in lists of a bounded number of bytes, or of one text that is longer; at least one list."""
+    piece: list[str] = []
+    size = 0
+    for text in texts.to_pylist():
+        if piece and size + len(text) > _SLICE_BYTES:
+            yield piece
+            piece, size = [], 0
+        piece.append(text)
+        size += len(text)
+    yield piece
+
+
+def _outcome(kind: str, verdicts: Verdicts, texts: Sequence[str]) -> RuleOutcome:
+    """Verdicts as Arrow columns."""
+    failed = verdicts.failed_D
+    keep = failed < 0
+    names = pa.array(verdicts.tests, pa.string()).take(pa.array(np.maximum(failed, 0), mask=keep))
+    return RuleOutcome(
+        rule=kind,
+        keep=pa.array(keep),
+        test=names,
+        value=pa.array(verdicts.values_D, from_pandas=True),
+        threshold=pa.array(verdicts.thresholds_D, from_pandas=True),
+        texts=pa.array(texts, pa.large_string()),
+        statistics={name: pa.array(column[keep], pa.float32()) for name, column in verdicts.statistics.items()},
+        changes={name: int(column[keep].sum()) for name, column in verdicts.changes.items()},
+    )
+
+
+def _joined(outcomes: Sequence[RuleOutcome]) -> RuleOutcome:
+    """The outcomes of slices as one."""
+    if len(outcomes) == 1:
+        return outcomes[0]
+
+    def concatenated(name: str) -> Any:
+        return pa.concat_arrays([getattr(outcome, name) for outcome in outcomes])
+
+    first = outcomes[0]
+    return RuleOutcome(
+        rule=first.rule,
+        keep=concatenated("keep"),
+        test=concatenated("test"),
+        value=concatenated("value"),
+        threshold=concatenated("threshold"),
+        texts=concatenated("texts"),
+        statistics={
+            name: pa.concat_arrays([outcome.statistics[name] for outcome in outcomes]) for name in first.statistics
+        },
+        changes={name: sum(outcome.changes[name] for outcome in outcomes) for name in first.changes},
+    )

@@ -1,0 +1,86 @@
+"""English words of one chunk, a chunk being what stands between white space: `(don't` gives `(`, `do`, `n't`.
+
+The words are those of spaCy's rule tokenizer, because the thresholds of the published filters were met with them.
+Most chunks are plain letters with at most one mark on a side; what spaCy makes of these is known without asking it.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+LONGEST_CHUNK = 1_000  # characters; time grows with the square of the length of a chunk of brackets
+LONGEST_PIECE = 200  # what longer chunks are cut into; the one place where the words differ from spaCy's by intent
+_SEPARATOR = "the"  # stands between chunks that are split together, so that no rule can reach from one to the next
+
+# One opening mark, letters, one closing mark. A full stop needs two lower-case letters before it: `A.` stays whole.
+_PLAIN = re.compile(r"""([("\[])?([A-Za-z]+)(?:([,;:!?)\]"])|(?<=[a-z][a-z])(\.))?""")
+
+
+class EnglishChunks:
+    """Splits chunks with spaCy's blank English pipeline, which is loaded when the first chunk is split."""
+
+    def split(self, chunks: Sequence[str]) -> list[list[str]]:
+        """The words of each chunk; a chunk must not be empty or contain white space."""
+        words = [self._plain(chunk) for chunk in chunks]
+        hard = [number for number, found in enumerate(words) if found is None]
+        pieces = [_pieces(chunks[number]) for number in hard]
+        split = iter(self._by_rules([piece for group in pieces for piece in group]))
+        for number, group in zip(hard, pieces, strict=True):
+            words[number] = [word for _ in group for word in next(split)]
+        return [found or [] for found in words]
+
+    @property
+    def sentence_marks(self) -> frozenset[str]:
+        """Words that end a sentence."""
+        return self._language[1]
+
+    def _plain(self, chunk: str) -> list[str] | None:
+        """The words of a plain chunk, None where spaCy has to be asked."""
+        match = _PLAIN.fullmatch(chunk)
+        if match is None:
+            return None
+        opening, letters, closing, stop = match.groups()
+        special = self._special
+        if letters in special or chunk in special:
+            return None
+        if opening and (opening + letters in special or letters + (closing or stop or "") in special):
+            return None
+        return [part for part in (opening, letters, closing, stop) if part]
+
+    def _by_rules(self, chunks: Sequence[str]) -> Iterable[list[str]]:
+        """The words of each chunk by spaCy, all chunks in one call."""
+        if not chunks:
+            return []
+        nlp = self._language[0]
+        groups: list[list[str]] = [[] for _ in chunks]
+        with nlp.memory_zone():
+            tokens = [(token.idx, token.text) for token in nlp.tokenizer(f" {_SEPARATOR} ".join(chunks))]
+        number, end = 0, len(chunks[0])
+        step = len(_SEPARATOR) + 2
+        for start, text in tokens:
+            if start >= end:
+                if start < end + step:
+                    continue  # the separator
+                number += 1
+                end += step + len(chunks[number])
+            groups[number].append(text)
+        return groups
+
+    @cached_property
+    def _special(self) -> frozenset[str]:
+        return frozenset(self._language[0].tokenizer.rules)
+
+    @cached_property
+    def _language(self) -> tuple[Any, frozenset[str]]:
+        import spacy  # takes a second, and only the rules need it
+
+        nlp = spacy.blank("en")
+        return nlp, frozenset(nlp.add_pipe("sentencizer").punct_chars)
+
+
+def _pieces(chunk: str) -> list[str]:
+    """The chunk itself, or pieces of a chunk that is too long."""
+    if len(chunk) <= LONGEST_CHUNK:
+        return [chunk]
+    return [chunk[start : start + LONGEST_PIECE] for start in range(0, len(chunk), LONGEST_PIECE)]

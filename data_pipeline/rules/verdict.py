@@ -1,0 +1,88 @@
+"""From statistics to verdicts: the first limit that a document breaks names the reason for its drop.
+
+Reads one column per statistic and an ordered list of limits, gives per document the number of the first test it fails with
+value and threshold. All comparisons are strict: a value equal to its threshold stays.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from data_pipeline.rules.batch import TextBatch
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One test: documents whose statistic lies above (or below) the threshold are dropped."""
+
+    test: str
+    statistic: str
+    drops: Literal["above", "below"]
+    threshold: float
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What one rule says about a batch. D documents.
+
+    Attributes:
+        tests: names of the tests.
+        failed_D: number of the first failed test, -1 where the document stays.
+        values_D: what that test measured, NaN where it measures nothing.
+        thresholds_D: what the value was compared with, NaN like the value.
+        statistics: columns of D values.
+        texts: the texts as the rule rewrote them, None when it rewrites none.
+        changes: columns of D counts of what the rule took out of each text.
+    """
+
+    tests: tuple[str, ...]
+    failed_D: npt.NDArray[np.int8]
+    values_D: Floats
+    thresholds_D: Floats
+    statistics: Mapping[str, Floats]
+    texts: Sequence[str] | None = None
+    changes: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
+
+
+class Rule(Protocol):
+    """A rule measures a batch of documents and judges each of them."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the rule in configurations, reasons and statistics."""
+
+    def judge(self, batch: TextBatch) -> Verdicts:
+        """The verdict on each document of the batch."""
+
+
+def first_broken(limits: Sequence[Limit], statistics: Mapping[str, Floats], num_documents: int) -> Verdicts:
+    """Verdicts by limits alone, tested in the order given."""
+    failed = np.full(num_documents, -1, np.int8)
+    values, thresholds = np.full(num_documents, np.nan), np.full(num_documents, np.nan)
+    for number, limit in enumerate(limits):
+        measured = statistics[limit.statistic]
+        breaks = measured > limit.threshold if limit.drops == "above" else measured < limit.threshold
+        breaks &= failed < 0
+        failed[breaks] = number
+        values[breaks] = measured[breaks]
+        thresholds[breaks] = limit.threshold
+    return Verdicts(tuple(limit.test for limit in limits), failed, values, thresholds, statistics)
+
+
+def fail_first(verdicts: Verdicts, test: str, fails_D: npt.NDArray[np.bool_]) -> Verdicts:
+    """The same verdicts with one more test, without value and threshold, that comes before all others."""
+    nothing = np.where(fails_D, np.nan, verdicts.values_D)
+    return Verdicts(
+        (*verdicts.tests, test),
+        np.where(fails_D, len(verdicts.tests), verdicts.failed_D).astype(np.int8),
+        nothing,
+        np.where(fails_D, np.nan, verdicts.thresholds_D),
+        verdicts.statistics,
+        verdicts.texts,
+        verdicts.changes,
+    )

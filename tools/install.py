@@ -27,7 +27,7 @@ LOCK, LOG, STATE = "install.lock", "install.log", "install.state"  # the three f
 
 
 class State(NamedTuple):
-    """What an environment was made from: where and with which Python, and the digest of the files that say what."""
+    """What an environment was made from: where it stands, and the digest of the files that say what is in it."""
 
     place: str
     content: str
@@ -43,9 +43,9 @@ def digest(*parts: bytes) -> str:
 
 
 def wanted_state(root: Path) -> State:
-    """What a finished install of the checkout at `root` by this Python leaves behind."""
+    """What a finished install of the checkout at `root` leaves behind. (Scripts in .venv/bin hold absolute paths.)"""
     files = [(root / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
-    return State(digest(str(root).encode(), sys.version.encode()), digest(EXTRAS.encode(), *files))
+    return State(digest(str(root).encode()), digest(EXTRAS.encode(), *files))
 
 
 def read_state(venv: Path) -> State:
@@ -126,7 +126,8 @@ def build(root: Path, present: State, wanted: State, lock: int) -> None:
             print("install: creating .venv", flush=True)
             write_state(venv, UNFINISHED)
             clear(venv)
-            run([sys.executable, "-m", "venv", ".venv"], root, lock, log)
+            # The real path: this very Python may be the one in .venv, when that is active.
+            run([str(Path(sys.executable).resolve()), "-m", "venv", ".venv"], root, lock, log)
         write_state(venv, UNFINISHED)
         print("install: the packages of constraints.txt (one to three minutes; log in .venv/install.log)", flush=True)
         run([*pip, "-e", f".[{EXTRAS}]"], root, lock, log)

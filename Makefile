@@ -1,0 +1,51 @@
+# llmsys on two commands: `make demo` and `make test`. Both begin with `make install`, which does nothing when it is done.
+# PYTHON=… names the Python that .venv is made with, ENGINE=torch|deepspeed what `make demo` trains with,
+# TEST=… a part of the tests: `make test TEST=tests/model`.
+
+ENGINE ?= torch
+TEST ?= tests
+# Two test processes: more than the tests need on one core, and what a two-core CI machine has.
+TEST_PROCESSES ?= 2
+
+BIN := .venv/bin
+TYPED := llmsys data_pipeline launch tools
+# The first Python on the path that is new enough and can make a virtual environment; the tested version before others.
+SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+CANDIDATES := python3.11 python3.12 python3.13 python3.14 python3 python
+ifndef PYTHON
+PYTHON := $(shell for p in $(CANDIDATES); do $$p -c '$(SUITABLE)' >/dev/null 2>&1 && { echo $$p; break; }; done)
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check format clean
+
+help:  ## Say what each target does
+	@sed -n 's/^\([a-z]*\):.*##/  make \1\t/p' Makefile
+
+install:  ## Create .venv with llmsys and its pinned dependencies
+	@$(or $(PYTHON),false) -c '$(SUITABLE)' 2>/dev/null || { \
+		echo 'make: llmsys needs Python 3.11 or newer with its venv module, and found none$(if $(PYTHON), in $(PYTHON)).' \
+			'Install one (Debian, Ubuntu: apt-get install python3 python3-venv) or name one: make PYTHON=/path/to/python3' >&2; \
+		exit 1; }
+	@$(PYTHON) tools/install.py
+
+demo: install  ## Crawl shards in, a trained mixture-of-experts model out: make demo ENGINE=torch|deepspeed
+	@LLMSYS_PARENT=$$PPID $(BIN)/python tools/demo.py --engine $(ENGINE)
+
+test: install  ## Run every test, or TEST=tests/model
+	@$(BIN)/python tools/browser.py
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(TEST)
+
+check: install  ## Format, lint, types and the directions of import; CI calls the same
+	@$(BIN)/ruff format --check --quiet . || { echo 'make: `make format` formats these files:' >&2; $(BIN)/ruff format --check .; }
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy $(TYPED)
+	@$(BIN)/lint-imports
+
+format: install  ## Format the code and mend what lint can mend
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+clean:  ## Remove caches and build outputs; keeps .venv, demo and runs
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	@find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

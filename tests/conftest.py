@@ -1,0 +1,56 @@
+"""What every test may rely on: one thread per process, no network, no trace of the shell that started pytest."""
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Before any test imports a library that reads these, and inherited by the processes that tests start.
+os.environ.update(
+    {
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+    }
+)
+for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LLMSYS_PARENT"):
+    os.environ.pop(variable, None)
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def sample_crawl() -> Path:
+    """The folder with the two WARC shards that `make demo` reads."""
+    return ROOT / "tests" / "data" / "sample_crawl"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_network() -> Iterator[None]:
+    """A connection to anything but this machine fails with a message instead of waiting for an answer."""
+    connect = socket.socket.connect
+
+    def connect_locally(self: socket.socket, address: Any) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and not is_local(address[0]):
+            raise OSError(f"a test tried to reach {address[0]}; tests use no network")
+        connect(self, address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", connect_locally)
+        yield
+
+
+def is_local(host: str) -> bool:
+    return host in ("localhost", "::1", socket.gethostname()) or host.startswith("127.")

@@ -1,0 +1,118 @@
+"""Laws of tools/demo.py, with a stand-in for the `llmsys` command that records how it is called."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.orphan import VARIABLE
+from tests.helpers.process import has_ended, wait_for_pid, wait_until
+from tools.demo import main
+
+STAND_IN = """
+import json, os, signal, sys, time
+from pathlib import Path
+from launch.orphan import die_with_parent
+die_with_parent()
+folder, verb = Path(sys.argv[1]), sys.argv[2]
+plan = json.loads((folder / "plan.json").read_text())
+with (folder / "calls.jsonl").open("a") as calls:
+    calls.write(json.dumps(sys.argv[2:]) + "\\n")
+if verb == plan.get("hangs"):
+    (folder / "pid").write_text(f"{os.getpid()}\\n")
+    time.sleep(600)
+if verb == plan.get("is_killed"):
+    os.kill(os.getpid(), signal.SIGKILL)
+if verb == plan.get("fails"):
+    print("llmsys: error: the reason", file=sys.stderr)
+    sys.exit(2)
+if verb == "evaluate":
+    assert sys.argv[-1] == "--json"
+    print(json.dumps({"loss": 4.2, **plan["evaluation"]}))
+"""
+GOOD = {"bits_per_byte": 1.23449, "gzip_bits_per_byte": 2.3456, "xz_bits_per_byte": 2.1}
+
+
+class Stage:
+    """A folder with the stand-in and the plan it follows."""
+
+    def __init__(self, folder: Path, **plan: object) -> None:
+        self.folder = folder
+        (folder / "stand_in.py").write_text(STAND_IN)
+        (folder / "plan.json").write_text(json.dumps({"evaluation": GOOD, **plan}))
+
+    @property
+    def arguments(self) -> list[str]:
+        program = shlex.join([sys.executable, str(self.folder / "stand_in.py"), str(self.folder)])
+        return ["--program", program, "--folder", "out", "--config", "train/demo"]
+
+    def calls(self) -> list[list[str]]:
+        return [json.loads(line) for line in (self.folder / "calls.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("engine", ["torch", "deepspeed"])
+def test_every_verb_runs_once_in_order_on_the_same_config(engine: str, tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    assert main([*stage.arguments, "--engine", engine]) == 0
+    assert [call[0] for call in stage.calls()] == ["prepare", "estimate", "train", "evaluate", "generate", "report"]
+    overrides = ["train/demo", "data.folder=out/data", f"run.folder=out/{engine}", f"engine.kind={engine}"]
+    assert all(call[1:5] == overrides for call in stage.calls())
+
+
+def test_the_last_line_is_the_yardstick(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(Stage(tmp_path).arguments) == 0
+    output, errors = capfd.readouterr()
+    assert output.splitlines()[-1] == "bits_per_byte model=1.234 gzip=2.346 xz=2.100"
+    assert errors == ""
+    assert "[4/6] evaluate" in output
+    assert "out/torch/report.html" in output
+
+
+@pytest.mark.parametrize("better", ["gzip_bits_per_byte", "xz_bits_per_byte"])
+def test_a_model_that_a_compressor_beats_fails_the_demo(
+    better: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(Stage(tmp_path, evaluation={**GOOD, better: 1.2}).arguments) == 1
+    output, errors = capfd.readouterr()
+    assert errors == "demo: the model does not beat both compressors\n"
+    assert output.splitlines()[-1].startswith("bits_per_byte model=1.234")
+
+
+@pytest.mark.parametrize(
+    ("plan", "status", "message"),
+    [
+        ({"fails": "train"}, 2, "demo: `llmsys train` ended with status 2; run the same command again to continue"),
+        ({"is_killed": "train"}, 137, "demo: `llmsys train` was killed by signal 9; run the same command again"),
+    ],
+)
+def test_a_verb_that_fails_stops_the_demo(
+    plan: dict[str, str], status: int, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stage = Stage(tmp_path, **plan)
+    assert main(stage.arguments) == status
+    assert message in capfd.readouterr().err
+    assert stage.calls()[-1][0] == "train"
+
+
+def test_killing_the_demo_ends_the_verb_it_runs(tmp_path: Path, repository: Path) -> None:
+    stage = Stage(tmp_path, hangs="train")
+    with subprocess.Popen([sys.executable, repository / "tools" / "demo.py", *stage.arguments]) as demo:
+        verb = wait_for_pid(tmp_path / "pid")
+        demo.kill()
+    wait_until(lambda: has_ended(verb), "the verb outlived the demo")
+
+
+def test_killing_make_ends_the_demo_and_the_verb_it_runs(tmp_path: Path, repository: Path) -> None:
+    stage = Stage(tmp_path, hangs="prepare")
+    with subprocess.Popen(["sleep", "600"]) as make:
+        environment = {**os.environ, VARIABLE: str(make.pid)}
+        command = [sys.executable, repository / "tools" / "demo.py", *stage.arguments]
+        with subprocess.Popen(command, env=environment) as demo:
+            verb = wait_for_pid(tmp_path / "pid")
+            make.kill()
+            assert demo.wait(timeout=60) == 1
+    wait_until(lambda: has_ended(verb), "the verb outlived make")

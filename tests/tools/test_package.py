@@ -1,0 +1,67 @@
+"""Laws of what is shipped: the wheel holds the code and the configs and works from any folder; --help is light."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+HEAVY = {"torch", "deepspeed", "accelerate", "transformers", "pyarrow", "spacy", "numpy", "plotly", "pydantic"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=repository, check=True, capture_output=True)
+    return zipfile.ZipFile(next(folder.glob("llmsys-*.whl")))
+
+
+def test_wheel_holds_three_rooms_and_the_configs(wheel: zipfile.ZipFile, repository: Path) -> None:
+    names = set(wheel.namelist())
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"llmsys", "data_pipeline", "launch"}
+    configs = {path.relative_to(repository).as_posix() for path in (repository / "configs").rglob("*.yaml")}
+    assert configs
+    assert {f"llmsys/{name}" for name in configs} <= names
+
+
+def test_wheel_has_the_licence_and_the_command(wheel: zipfile.ZipFile) -> None:
+    metadata = {Path(name).name: name for name in wheel.namelist() if ".dist-info/" in name}
+    assert "LICENSE" in metadata
+    assert "llmsys = launch.main:main" in wheel.read(metadata["entry_points.txt"]).decode()
+
+
+def test_the_installed_package_finds_its_configs_from_any_folder(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    wheel.extractall(tmp_path / "installed")
+    code = "import llmsys; print(llmsys.__file__); from launch.main import main; main(['show', 'train/demo'])"
+    (tmp_path / "elsewhere").mkdir()
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "elsewhere", capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")}, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert str(tmp_path / "installed") in result.stdout.splitlines()[0]
+    assert "hidden_size" in result.stdout
+
+
+def loaded_by(code: str, repository: Path) -> set[str]:
+    """The top-level modules that a fresh interpreter holds after running `code`."""
+    report = "print(*{name.partition('.')[0] for name in __import__('sys').modules})"
+    program = f"try:\n    {code}\nexcept SystemExit:\n    pass\n{report}"
+    result = subprocess.run([sys.executable, "-c", program], cwd=repository, capture_output=True, text=True, check=True)
+    return set(result.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("code", ["import launch.main", "import launch.main; launch.main.main(['--help'])"])
+def test_help_loads_nothing_heavy(code: str, repository: Path) -> None:
+    loaded = loaded_by(code, repository)
+    assert "launch" in loaded
+    assert loaded.isdisjoint(HEAVY)
+
+
+def test_estimate_loads_no_torch(repository: Path) -> None:
+    loaded = loaded_by("import launch.main; launch.main.main(['estimate', 'train/demo', '--json'])", repository)
+    assert "llmsys" in loaded
+    assert loaded.isdisjoint({"torch", "deepspeed", "accelerate", "transformers", "spacy"})

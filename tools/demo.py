@@ -1,0 +1,176 @@
+"""The main job from end to end on two shards of a sample crawl: what `make demo` runs.
+
+Reads the config named by --config (its `data.inputs` are crawl shards), runs the verbs of `llmsys` as child processes
+in order, and writes everything below one folder: the dataset, which both engines share, and a run per engine. Each verb
+continues where an earlier one was stopped, so the same command after a kill at any moment ends with the same files.
+
+The last line it prints is `bits_per_byte model=… gzip=… xz=…`; the exit status is 0 when the model beats both.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.orphan import child_environment, die_with_parent
+
+
+@dataclass(frozen=True)
+class Step:
+    """One verb of `llmsys`, and what it does in a person's words."""
+
+    verb: str
+    purpose: str
+
+
+STEPS = (
+    Step("prepare", "crawl shards to clean documents, a tokenizer and token shards"),
+    Step("estimate", "what the training run will take, before it starts"),
+    Step("train", "a mixture-of-experts model on two processes"),
+    Step("evaluate", "bits per byte of held-back documents"),
+    Step("generate", "what the model writes"),
+    Step("report", "everything on one page"),
+)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Where the demo reads and writes, and how it calls `llmsys`."""
+
+    config: str
+    engine: str
+    folder: Path
+    program: tuple[str, ...]
+
+    @property
+    def data_folder(self) -> Path:
+        """The dataset, shared by the runs of both engines."""
+        return self.folder / "data"
+
+    @property
+    def run_folder(self) -> Path:
+        """The training run of this engine."""
+        return self.folder / self.engine
+
+    def arguments(self, verb: str) -> list[str]:
+        """What follows `llmsys` on the command line: the same config and overrides for every verb."""
+        overrides = {"data.folder": self.data_folder, "run.folder": self.run_folder, "engine.kind": self.engine}
+        return [verb, self.config, *(f"{key}={value}" for key, value in overrides.items())]
+
+
+class StepFailed(Exception):
+    """A verb that ended with another status than 0; its own message has been printed by then."""
+
+    def __init__(self, verb: str, status: int) -> None:
+        ending = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        super().__init__(f"demo: `llmsys {verb}` {ending}; run the same command again to continue where it stopped")
+        self.status = status if status > 0 else 128 - status
+
+
+def run_verb(demo: Demo, verb: str, *flags: str, capture: bool = False) -> str:
+    """Run one verb to its end and give what it wrote to standard output, if that is captured, else ""."""
+    command = [*demo.program, *demo.arguments(verb), *flags]
+    environment = child_environment() | {"PYTHONUNBUFFERED": "1"}
+    output = subprocess.PIPE if capture else None
+    result = subprocess.run(command, env=environment, stdout=output, text=True, check=False)
+    if result.returncode != 0:
+        raise StepFailed(verb, result.returncode)
+    return result.stdout or ""
+
+
+def run_steps(demo: Demo) -> Mapping[str, float]:
+    """Run every verb under a heading with the time so far; give the result of the evaluation."""
+    started = time.monotonic()
+    evaluation: Mapping[str, float] = {}
+    for number, step in enumerate(STEPS, start=1):
+        minutes, seconds = divmod(round(time.monotonic() - started), 60)
+        print(f"\n[{number}/{len(STEPS)}] {step.verb}: {step.purpose} ({minutes}:{seconds:02d} so far)", flush=True)
+        if step.verb == "evaluate":
+            evaluation = json.loads(run_verb(demo, step.verb, "--json", capture=True))
+            print(describe_evaluation(evaluation), flush=True)
+        else:
+            run_verb(demo, step.verb)
+    minutes, seconds = divmod(round(time.monotonic() - started), 60)
+    print(f"\nDone in {minutes}:{seconds:02d}.")
+    return evaluation
+
+
+def describe_evaluation(evaluation: Mapping[str, float]) -> str:
+    """The yardstick as a small table: the model beside two compressors of the same held-back bytes."""
+    rows = (
+        ("the model", evaluation["bits_per_byte"], f"{evaluation['loss']:.3f} nats per token"),
+        ("gzip -9", evaluation["gzip_bits_per_byte"], "of the same bytes"),
+        ("xz -9", evaluation["xz_bits_per_byte"], "of the same bytes"),
+    )
+    return "\n".join(f"  {name:<10}{bits:>7.3f} bits per byte   {note}" for name, bits, note in rows)
+
+
+def describe_results(demo: Demo) -> str:
+    """Where everything is, and what to do with it next."""
+    checkpoints = sorted((demo.run_folder / "checkpoints").glob("step-*"))
+    places = (
+        (demo.data_folder, "the dataset: kept documents, dropped ones with the reason, tokenizer, token shards"),
+        (demo.run_folder, "the run: its config, versions, and every measurement in events.jsonl"),
+        (checkpoints[-1] if checkpoints else demo.run_folder / "checkpoints", "the trained model"),
+        (demo.run_folder / "report.html", "the report; open it in a browser"),
+    )
+    width = max(len(str(path)) for path, _ in places)
+    lines = ["Where everything is:", *(f"  {path!s:<{width}}  {what}" for path, what in places)]
+    generate = [*demo.arguments("generate"), 'generation.prompts=["The Debian"]', "generation.temperature=0.7"]
+    longer = [*demo.arguments("train"), "train.tokens=40_000_000"]
+    lines += ["What next:", f"  write more     {shell(demo, generate)}", f"  train longer   {shell(demo, longer)}"]
+    lines += [f"  see the config {shell(demo, demo.arguments('show'))}"]
+    return "\n".join(lines)
+
+
+def shell(demo: Demo, arguments: Sequence[str]) -> str:
+    """A command line that can be pasted into a shell."""
+    return shlex.join([*demo.program, *arguments])
+
+
+def yardstick(evaluation: Mapping[str, float]) -> tuple[str, bool]:
+    """The last line of the demo, and whether the model needs fewer bits per byte than either compressor."""
+    model, gzip, xz = (evaluation[f"{name}bits_per_byte"] for name in ("", "gzip_", "xz_"))
+    return f"bits_per_byte model={model:.3f} gzip={gzip:.3f} xz={xz:.3f}", model < min(gzip, xz)
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> Demo:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="Crawl shards in, a trained mixture-of-experts model out.")
+    parser.add_argument("--engine", choices=("torch", "deepspeed"), default="torch", help="who trains")
+    parser.add_argument("--config", default="train/demo", help="the config to run (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, default=Path("demo"), help="where to write (default: %(default)s)")
+    parser.add_argument("--program", help="the llmsys command (default: the one beside this Python)")
+    chosen = parser.parse_args(arguments)
+    beside = os.path.relpath(Path(sys.executable).with_name("llmsys"))
+    return Demo(chosen.config, chosen.engine, chosen.folder, tuple(shlex.split(chosen.program or shlex.quote(beside))))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demo; 0 when the model beats both compressors, else 1 or the status of the verb that failed."""
+    demo = parse_arguments(arguments)
+    die_with_parent()
+    try:
+        evaluation = run_steps(demo)
+    except StepFailed as failure:
+        print(failure, file=sys.stderr)
+        return failure.status
+    except KeyboardInterrupt:
+        print("demo: stopped; run the same command again to continue", file=sys.stderr)
+        return 130
+    print(describe_results(demo))
+    line, beats_both = yardstick(evaluation)
+    if not beats_both:
+        print("demo: the model does not beat both compressors", file=sys.stderr)
+    print(f"\n{line}", flush=True)
+    return 0 if beats_both else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -92,8 +92,8 @@ def _value_lines(name: str, value: Any, indent: str, mark: str) -> Iterator[str]
 def _mark(value: Any, default: Any, keys: Keys, origins: Mapping[Keys, str]) -> str:
     if default is not _UNSET and value == default:
         return ""
-    standard = "no default" if default is _UNSET else f"default {_short(default)}"
-    return f"  # {standard}; {_origin(keys, origins)}"
+    standard = "" if default is _UNSET else f"default {_short(default)}; "
+    return f"  # {standard}{_origin(keys, origins)}"
 
 
 def _default(field: FieldInfo, section: BaseModel, name: str, parent: Any) -> Any:

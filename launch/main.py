@@ -1,0 +1,150 @@
+"""The `llmsys` command: `llmsys VERB CONFIG [section.key=value …]`, one grammar for every verb.
+
+Reads the command line; loads the one module that the verb names, so that `llmsys --help` imports nothing heavy. What a
+person can mend ends as one message and status 2; Ctrl-C is status 130.
+"""
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from llmsys import __version__
+from llmsys.errors import LlmsysError
+
+MENDABLE, INTERRUPTED, OUTPUT_CLOSED = 2, 130, 141
+
+
+class Verb(NamedTuple):
+    """What `--help` says about a verb. Its module is launch.verbs.NAME; the config may be left out where optional."""
+
+    summary: str
+    example: str
+    config_optional: bool = False
+
+
+VERBS = {
+    "prepare": Verb(
+        "turn crawl shards into clean documents, a tokenizer and token shards",
+        "llmsys prepare train/demo data.executor.workers=2",
+    ),
+    "tokenizer": Verb(
+        "train the tokenizer on the documents that preparation kept",
+        "llmsys tokenizer train/demo tokenizer.vocab_size=8_192",
+    ),
+    "train": Verb(
+        "train on this machine, from the start or from where the run stands",
+        "llmsys train train/demo engine.kind=deepspeed run.folder=demo/deepspeed",
+    ),
+    "evaluate": Verb(
+        "measure the newest checkpoint on held-back documents",
+        "llmsys evaluate train/demo evaluation.max_tokens=50_000 --json",
+    ),
+    "generate": Verb(
+        "continue prompts with the newest checkpoint",
+        "llmsys generate train/demo --prompt 'The kernel' generation.temperature=0.7",
+    ),
+    "estimate": Verb(
+        "count parameters, operations and memory before anything starts",
+        "llmsys estimate train/demo batch.sequence_length=1024 --json",
+    ),
+    "report": Verb(
+        "write one HTML page about a dataset and a run",
+        "llmsys report train/demo --output demo/report.html",
+    ),
+    "show": Verb(
+        "print the resolved config, with what differs from the defaults",
+        "llmsys show train/demo optimizer.learning_rate=3e-4",
+        config_optional=True,
+    ),
+}
+
+CONFIG_HELP = "path of a YAML file, or a name below configs/ such as train/demo"
+OVERRIDE_HELP = "a value of the config, such as batch.sequence_length=1024"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(help_text(), end="")
+        return 0 if words else MENDABLE
+    if words[0] in ("-V", "--version"):
+        print(f"llmsys {__version__}")
+        return 0
+    if words[0] not in VERBS:
+        return _complain(f"{words[0]!r} is not a verb.{_close(words[0])} See: llmsys --help")
+    try:
+        return _run(words[0], words[1:])
+    except LlmsysError as error:
+        return _complain(str(error))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `llmsys show … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OUTPUT_CLOSED
+
+
+def help_text() -> str:
+    """What `llmsys --help` prints."""
+    verbs = "\n".join(f"  {name:<10} {verb.summary}" for name, verb in VERBS.items())
+    return (
+        "usage: llmsys VERB CONFIG [section.key=value …]\n\n"
+        "From raw web crawl to a trained Transformer.\n\n"
+        f"verbs:\n{verbs}\n\n"
+        f"  CONFIG     {CONFIG_HELP}\n"
+        f"  key=value  {OVERRIDE_HELP}\n\n"
+        "options:\n"
+        "  -h, --help     this text; after a verb, its own\n"
+        "  -V, --version  the version\n\n"
+        f"example: {VERBS['show'].example}\n"
+    )
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """The parser of one verb, with the arguments that every verb takes and its own."""
+    verb = VERBS[name]
+    parser = argparse.ArgumentParser(
+        prog=f"llmsys {name}",
+        description=f"{verb.summary[0].upper()}{verb.summary[1:]}.",
+        epilog=f"example: {verb.example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("config", metavar="CONFIG", help=CONFIG_HELP, nargs="?" if verb.config_optional else None)
+    parser.add_argument("overrides", metavar="section.key=value", nargs="*", default=[], help=OVERRIDE_HELP)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    importlib.import_module(f"launch.verbs.{name}").add_arguments(parser)
+    return parser
+
+
+def _run(name: str, words: Sequence[str]) -> int:
+    parser = parser_of(name)
+    arguments = parser.parse_intermixed_args(words)
+    if os.environ.get("LLMSYS_PARENT"):
+        from launch.orphan import die_with_parent
+
+        die_with_parent()
+    from llmsys.log import configure_logging
+
+    configure_logging()
+    status: int = importlib.import_module(f"launch.verbs.{name}").run(arguments)
+    sys.stdout.flush()
+    return status
+
+
+def _complain(message: str) -> int:
+    print(f"llmsys: error: {message}", file=sys.stderr)
+    return MENDABLE
+
+
+def _close(word: str) -> str:
+    close = difflib.get_close_matches(word, VERBS, n=1)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""`llmsys prepare`: crawl shards to clean documents, a tokenizer and token shards."""
+
+import argparse
+import json
+
+from llmsys.config.load import load_run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--until stops after an earlier part."""
+    parser.add_argument(
+        "--until",
+        choices=("documents", "tokenizer", "tokens"),
+        default="tokens",
+        help="the last part to make (default: %(default)s)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prepare what is not yet there, and say what the dataset holds."""
+    config = load_run(arguments.config, arguments.overrides)
+    from data_pipeline.pipeline import prepare
+
+    manifest = prepare(config, until=arguments.until)
+    stages = manifest.funnel
+    result = {
+        "folder": str(config.data.folder),
+        "fingerprint": manifest.fingerprint,
+        "records": manifest.read.records,
+        "documents": stages[-1].documents_out if stages else 0,
+        "bytes": stages[-1].bytes_out if stages else 0,
+        "tokens": {name: split.tokens for name, split in manifest.splits.items()},
+    }
+    print(json.dumps(result) if arguments.json else described(result))
+    return 0
+
+
+def described(result: dict[str, object]) -> str:
+    """A dataset in one line."""
+    tokens = result["tokens"]
+    counts = [f"{count:,} {name} tokens" for name, count in tokens.items()] if isinstance(tokens, dict) else []
+    kept = f"{result['documents']:,} of {result['records']:,} records kept, {result['bytes']:,} bytes of text"
+    return f"{result['folder']}: {', '.join([kept, *counts])} (fingerprint {result['fingerprint']})"

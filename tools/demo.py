@@ -64,7 +64,7 @@ class Demo:
         return [verb, self.config, *(f"{key}={value}" for key, value in overrides.items())]
 
 
-class StepFailed(Exception):
+class VerbError(Exception):
     """A verb that ended with another status than 0; its own message has been printed by then."""
 
     def __init__(self, verb: str, status: int) -> None:
@@ -80,7 +80,7 @@ def run_verb(demo: Demo, verb: str, *flags: str, capture: bool = False) -> str:
     output = subprocess.PIPE if capture else None
     result = subprocess.run(command, env=environment, stdout=output, text=True, check=False)
     if result.returncode != 0:
-        raise StepFailed(verb, result.returncode)
+        raise VerbError(verb, result.returncode)
     return result.stdout or ""
 
 
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     die_with_parent()
     try:
         evaluation = run_steps(demo)
-    except StepFailed as failure:
+    except VerbError as failure:
         print(failure, file=sys.stderr)
         return failure.status
     except KeyboardInterrupt:

@@ -107,13 +107,20 @@ def run(command: list[str], root: Path, lock: int, log: IO[str]) -> None:
     }
     start = log.tell()
     result = subprocess.run(
-        command, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[lock], check=False
+        command,
+        cwd=root,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=[lock],
+        check=False,
     )
     if result.returncode == 0:
         return
     print("\n".join(Path(log.name).read_bytes()[start:].decode(errors="replace").splitlines()[-30:]), file=sys.stderr)
     sys.exit(
-        f"install: `{' '.join(command)}` ended with status {result.returncode}; the whole log is {log.name}. "
+        f"install: `{' '.join(command)}` ended with status {status}; the whole log is {log.name}. "
         "Check that a package index can be reached and that the disk has 10 GB free, then run `make install` again."
     )
 

@@ -1,8 +1,8 @@
 """What a run says while it works: log lines for people, events.jsonl for programs, progress for the impatient.
 
 Reads RANK and WORLD_SIZE from the environment (never torch); gives `logger` and `configure_logging`, the append-only
-event file (`EventWriter`, `read_events`, `latest_events`) and `Progress`. Promises: one event is one line and one write,
-so that a killed process can damage the last line only, and no reader stumbles over it.
+event file (`EventWriter`, `read_events`, `latest_events`) and `Progress`. Promises: one event is one line and one
+write, so that a killed process can damage the last line only, and no reader stumbles over it.
 """
 
 import contextlib
@@ -34,9 +34,9 @@ def logger(name: str) -> logging.Logger:
 
 
 def configure_logging(level: int = logging.INFO, stream: TextIO | None = None) -> None:
-    """Send all log lines to `stream` (standard error); ranks other than 0 say only warnings, with their rank before them.
+    """Send all log lines to `stream` (standard error); with several ranks each line names its own.
 
-    Called once by each entry point. A second call replaces the first.
+    Other ranks say only warnings. Called once by each entry point; a second call replaces the first.
     """
     rank, world_size = _rank_and_world_size()
     handler = _LineHandler(stream)
@@ -89,7 +89,7 @@ class EventWriter:
     """
 
     def __init__(self, path: Path | str) -> None:
-        """Open (or create, with its folder) the file at `path`; a half-written last line is closed off, never glued to."""
+        """Open the file at `path`, or create it with its folder; a half-written last line is closed off."""
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -115,13 +115,15 @@ class EventWriter:
         """Return the writer itself."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Close the file."""
         self.close()
 
 
 def _finite(value: Any) -> Any:
-    """`value` as strict JSON can hold it: nan and inf become null, paths text, arrays and their scalars plain numbers."""
+    """`value` as strict JSON can hold it: nan and inf become null, paths text, arrays plain numbers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):
@@ -191,7 +193,7 @@ def latest_events(path: Path | str) -> list[Event]:
         if event["event"] == "start":
             resumed_from = event.get("resumed_from") or 0
             kept = {key: old for key, old in kept.items() if "step" not in old or old["step"] <= resumed_from}
-        key = (event["event"], event["step"] if "step" in event else f"record {number}")
+        key = (event["event"], event.get("step", f"record {number}"))
         kept.pop(key, None)
         kept[key] = event
     return list(kept.values())
@@ -246,9 +248,14 @@ class Progress:
             from tqdm import tqdm  # only where a bar is drawn
 
             self._bar = tqdm(
-                desc=self.stage, total=self.total, initial=self.done, unit=self.unit, unit_scale=True,
-                dynamic_ncols=True, file=stream,
-            )  # fmt: skip
+                desc=self.stage,
+                total=self.total,
+                initial=self.done,
+                unit=self.unit,
+                unit_scale=True,
+                dynamic_ncols=True,
+                file=stream,
+            )
         return self
 
     def advance(self, amount: float = 1, **details: object) -> None:
@@ -267,9 +274,8 @@ class Progress:
         seconds = max(self._clock() - self._began, 1e-9)
         rate = (self.done - self._at_start) / seconds
         parts = [_amount(self.done, self.unit)]
-        if self.total is not None:
-            share = f" ({self.done / self.total:.0%})" if self.total > 0 else ""
-            parts = [f"{_amount(self.done, self.unit)} of {_amount(self.total, self.unit)}{share}"]
+        if self.total:
+            parts = [f"{_amount(self.done)} of {_amount(self.total, self.unit)} ({self.done / self.total:.0%})"]
         if seconds >= 0.1:  # a rate over less time says nothing
             parts.append(f"{_amount(rate, self.unit)}/s")
         if self.total is not None and rate > 0 and self.done < self.total:
@@ -285,7 +291,9 @@ class Progress:
             stream.flush()
         self._printed = self._clock()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Say the final state: how much in which time, or that it stopped early."""
         if self._bar is not None:
             self._bar.close()
@@ -295,20 +303,22 @@ class Progress:
 
 
 def _details_text(details: dict[str, object]) -> str:
-    return ", ".join(f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in details.items())
+    return ", ".join(
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in details.items()
+    )
 
 
-def _amount(value: float, unit: str) -> str:
-    """A count with its unit and a thousands prefix: 3 pages, 1.20k steps, 12.3 MB."""
-    scaled, prefix = float(value), ""
-    for prefix in ("", "k", "M", "G", "T", "P"):  # noqa: B007
-        if abs(scaled) < 999.5 or prefix == "P":
-            break
-        scaled /= 1000
-    number = f"{scaled:.0f}" if scaled == int(scaled) and not prefix else f"{scaled:.3g}"
+def _amount(value: float, unit: str = "") -> str:
+    """A count with its unit and a thousands prefix: 3 pages, 1.2k steps, 12.3 MB."""
+    power = 0
+    while abs(value) >= 999.5 and power < 5:
+        value, power = value / 1000, power + 1
+    prefix = ("", "k", "M", "G", "T", "P")[power]
+    number = f"{value:.0f}" if float(value).is_integer() or abs(value) >= 99.95 else f"{value:.3g}"
     if unit == "B":
         return f"{number} {prefix}B"
-    return f"{number}{prefix} {unit}" if unit == "tok" or value == 1 else f"{number}{prefix} {unit}s"
+    plural = "" if unit in ("", "tok") or (value == 1 and not power) else "s"
+    return f"{number}{prefix} {unit}{plural}".rstrip()
 
 
 def duration(seconds: float) -> str:

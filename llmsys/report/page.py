@@ -1,0 +1,156 @@
+"""The report of a dataset, a run or both: one HTML file that needs nothing else, not even a network.
+
+Reads a run folder and a dataset folder (either may be partial or absent); gives `write_report`. Promises: the same
+folders give the same bytes; nothing of what the page shows is run as a script (each script is named by its digest in
+the page's policy, and all text is escaped); the file is published whole or not at all.
+"""
+
+import base64
+import hashlib
+from importlib import resources
+from pathlib import Path
+
+from llmsys import __version__
+from llmsys.errors import DataError
+from llmsys.log import logger
+from llmsys.manifest import MANIFEST_NAME, Manifest, load_manifest, publish_bytes
+from llmsys.report.dataset_sections import dataset_notes, dataset_numbers, dataset_origin, dataset_parts
+from llmsys.report.markup import Html, bytes_amount, join, json_for_script, section, tag
+from llmsys.report.run import RunRecord, read_run
+from llmsys.report.run_sections import Numbers, Part, run_numbers, run_origin, run_parts, state
+
+log = logger(__name__)
+
+
+def write_report(run_folder: Path | None, data_folder: Path | None, output: Path | None = None) -> Path:
+    """Write the report of a run, of a dataset, or of both on one page, and return its path.
+
+    Args:
+        run_folder: holds config.yaml, environment.json and events.jsonl, or some of them; None for a dataset alone.
+        data_folder: holds manifest.json; None for a run alone.
+        output: the HTML file; by default report.html in the run folder, else in the dataset folder.
+
+    Raises:
+        DataError: when there is neither a run nor a dataset, or the file cannot be written.
+    """
+    run = read_run(run_folder) if run_folder is not None else None
+    manifest, data_notes = _read_dataset(data_folder)
+    if (run is None or run.is_empty) and manifest is None:
+        raise DataError(
+            f"Nothing to report: no run in {run_folder or '(no run folder given)'} and no {MANIFEST_NAME} in "
+            f"{data_folder or '(no dataset folder given)'}. Run `llmsys prepare CONFIG` or `llmsys train CONFIG` first."
+        )
+    path = output or (run_folder if run_folder is not None else data_folder or Path()) / "report.html"
+    page = render(run, manifest, data_notes).encode("utf-8", errors="replace")
+    publish_bytes(path, page)
+    log.info("report: %s (%s)", path, bytes_amount(len(page)))
+    return path
+
+
+def _read_dataset(folder: Path | None) -> tuple[Manifest | None, list[str]]:
+    if folder is None:
+        return None, []
+    try:
+        manifest = load_manifest(folder)
+    except DataError as error:
+        return None, [f"No dataset on this page: {error}"]
+    return manifest, dataset_notes(manifest)
+
+
+def render(run: RunRecord | None, manifest: Manifest | None, notes: list[str] | None = None) -> str:
+    """The page as text, from a run, a dataset or both, and notes on what is missing."""
+    numbers: Numbers = []
+    parts: list[Part] = []
+    origin: list[Html] = []
+    notes = list(notes or [])
+    if run is not None:
+        numbers += run_numbers(run)
+        parts += run_parts(run, _tokens_per_byte(run, manifest))
+        origin += run_origin(run)
+        notes = run.notes + _other_data(run, manifest) + notes
+    if manifest is not None:
+        numbers += dataset_numbers(manifest)
+        parts += dataset_parts(manifest)
+        origin += dataset_origin(manifest)
+    parts.append(Part("origin", "Where from", section("origin", "Where it came from", origin)))
+    return _document(_titles(run, manifest), numbers, notes, parts)
+
+
+def _tokens_per_byte(run: RunRecord, manifest: Manifest | None) -> float | None:
+    """Tokens per byte of the training split, else of what was evaluated."""
+    if manifest is not None and "train" in manifest.splits and manifest.splits["train"].bytes:
+        return manifest.splits["train"].tokens / manifest.splits["train"].bytes
+    evaluation = run.last_evaluation or {}
+    tokens, text_bytes = evaluation.get("evaluated_tokens"), evaluation.get("evaluated_bytes")
+    return tokens / text_bytes if tokens and text_bytes else None
+
+
+def _other_data(run: RunRecord, manifest: Manifest | None) -> list[str]:
+    """A warning when the run's fingerprint of its data is not this dataset's."""
+    trained_on = run.environment.get("data_fingerprint")
+    if manifest is None or not trained_on or trained_on == manifest.fingerprint:
+        return []
+    return [
+        f"The run was trained on data with the fingerprint {trained_on}, but this dataset has {manifest.fingerprint}: "
+        f"it was prepared again since. What is said of the data here is not what the model saw."
+    ]
+
+
+def _titles(run: RunRecord | None, manifest: Manifest | None) -> tuple[str, str]:
+    """The page's title and the line under it."""
+    data = f"dataset {manifest.name}" if manifest is not None else ""
+    if run is None:
+        return (manifest.name if manifest is not None else "report"), "dataset report"
+    return run.name, " · ".join(one for one in ("training run", state(run)[0], data) if one)
+
+
+# --- The document ---
+
+
+def _document(titles: tuple[str, str], numbers: Numbers, notes: list[str], parts: list[Part]) -> str:
+    from plotly.offline import get_plotlyjs  # 5 MB of text; nobody else on the command line needs it
+
+    title, subtitle = titles
+    scripts = [get_plotlyjs(), _asset("page.js")]
+    figures = [figure.data() for one in parts for figure in one.figures]
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_policy(scripts)),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("link", rel="icon", href="data:,"),
+        tag("title", f"{title}: {subtitle}"),
+        tag("style", Html(_asset("page.css"))),
+    )
+    cards = [
+        tag("div", tag("span", what, class_="label"), tag("strong", how_much), tag("span", remark, class_="muted"))
+        for what, how_much, remark in numbers
+    ]
+    missing = tag("aside", tag("h2", "Good to know"), tag("ul", [tag("li", note) for note in notes]), id="notes")
+    body = tag(
+        "body",
+        tag("nav", [tag("a", one.title, href=f"#{one.anchor}") for one in parts], aria_label="sections"),
+        tag("header", tag("h1", title), tag("p", subtitle, class_="muted")),
+        tag("main", tag("div", cards, class_="cards"), missing if notes else None, [one.html for one in parts]),
+        tag(
+            "footer",
+            f"Written by llmsys {__version__}. This page is one file and loads nothing. "
+            "Its plots are drawn by the plotly.js inside it (MIT licence, copyright Plotly, Inc.).",
+        ),
+        tag("noscript", "The plots need JavaScript; everything else on this page does not."),
+        tag("script", json_for_script(figures), type="application/json", id="figures"),
+        [tag("script", Html(script)) for script in scripts],
+    )
+    return join([Html("<!DOCTYPE html>\n"), tag("html", head, body, lang="en"), "\n"])
+
+
+def _policy(scripts: list[str]) -> str:
+    """The page may run these scripts and no other, and may load nothing from anywhere."""
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+def _asset(name: str) -> str:
+    return resources.files("llmsys.report").joinpath(name).read_text("utf-8")

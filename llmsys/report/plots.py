@@ -1,0 +1,263 @@
+"""Plots as data: each function turns numbers into a `Figure` that the page's script draws with plotly.
+
+Reads nothing; gives `Figure` and the functions that make one. Promises: the same numbers give the same figure; colours
+are names (theme:…) that the page fills in for light or dark; a curve has at most `MAX_POINTS` points, whatever the run.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any
+
+from llmsys.report.markup import Html, amount, plot_text, tag
+
+MAX_POINTS = 2_000
+THINNING_RULE = (
+    f"Curves longer than {MAX_POINTS:,} points are thinned: of each of {MAX_POINTS // 2:,} equal stretches the lowest "
+    "and the highest point are drawn."
+)
+SMOOTHED_FROM = 200
+"""A curve of at least so many points gets a running mean over it."""
+
+BLUE, ORANGE, GREEN, PURPLE, FAINT = (f"theme:{name}" for name in ("blue", "orange", "green", "purple", "faint"))
+
+Trace = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One plot: its place on the page (`anchor`), what plotly draws, and what a reader is told."""
+
+    anchor: str
+    title: str
+    traces: list[Trace]
+    layout: dict[str, Any]
+    caption: str = ""
+    height: int = 300
+    views: list[dict[str, Any]] = field(default_factory=list)
+    """Other readings of the same plot: {label, y: one list per trace, title of the y axis}; the first is drawn."""
+    moments: list[dict[str, Any]] = field(default_factory=list)
+    """States of a heat map in time: {label, z}; the last is drawn, a slider shows the others."""
+
+    def html(self) -> Html:
+        """The element the page's script draws into, with its title, buttons, slider and caption."""
+        heading = f"{self.anchor}-title"
+        buttons = [
+            tag("button", view["label"], type="button", data_view=str(i), aria_pressed="true" if i == 0 else "false")
+            for i, view in enumerate(self.views)
+        ]
+        last = str(len(self.moments) - 1)
+        slider = (
+            tag(
+                "label",
+                "at ",
+                tag("output", self.moments[-1]["label"]),
+                tag("input", type="range", min="0", max=last, value=last, step="1", aria_label="moment of the run"),
+                class_="moments",
+            )
+            if len(self.moments) > 1
+            else None
+        )
+        return tag(
+            "figure",
+            tag(
+                "div",
+                tag("h3", self.title, id=heading),
+                tag("div", buttons, class_="views") if buttons else None,
+                class_="figure-head",
+            ),
+            slider,
+            tag("div", id=self.anchor, class_="plot", style=f"height:{self.height}px", aria_labelledby=heading),
+            tag("figcaption", self.caption) if self.caption else None,
+        )
+
+    def data(self) -> dict[str, Any]:
+        """What the page's script needs to draw it."""
+        return {
+            "id": self.anchor,
+            "traces": self.traces,
+            "layout": self.layout,
+            "views": self.views,
+            "moments": [moment["z"] for moment in self.moments],
+            "labels": [moment["label"] for moment in self.moments],
+        }
+
+
+# --- Curves over the run ---
+
+
+def thin(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS) -> tuple[list[float], list[float]]:
+    """At most `limit` of the points, x rising: the lowest and the highest of each stretch.
+
+    Peaks survive, which every n-th point would lose. Points with nan are left out.
+    """
+    points = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    if len(points) > limit:
+        stretches = limit // 2
+        edges = [i * len(points) // stretches for i in range(stretches + 1)]
+        kept: list[tuple[float, float]] = []
+        for low, high in pairwise(edges):
+            stretch = points[low:high]
+            lowest = min(range(len(stretch)), key=lambda i: stretch[i][1])
+            highest = max(range(len(stretch)), key=lambda i: stretch[i][1])
+            kept.extend(stretch[i] for i in sorted({lowest, highest}))
+        points = kept
+    return [_short(a) for a, _ in points], [_short(b) for _, b in points]
+
+
+def smooth(x: Sequence[float], y: Sequence[float], share: float = 0.02) -> tuple[list[float], list[float]]:
+    """The running mean of y over `share` of all points, centred; nan left out. At most `MAX_POINTS` / 4 points."""
+    points = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    sums = [0.0, *accumulate(b for _, b in points)]
+    half = max(1, int(len(points) * share / 2))
+    every = max(1, -(-len(points) // (MAX_POINTS // 4)))
+    means = []
+    for i in range(0, len(points), every):
+        low, high = max(0, i - half), min(len(points), i + half + 1)
+        means.append((points[i][0], (sums[high] - sums[low]) / (high - low)))
+    return [_short(a) for a, _ in means], [_short(b) for _, b in means]
+
+
+def curve(name: str, x: Sequence[float], y: Sequence[float], colour: str = BLUE) -> list[Trace]:
+    """Line traces of one quantity: thinned, and where it is long its running mean over a faint original."""
+    thin_x, thin_y = thin(x, y)
+    if len(thin_x) < SMOOTHED_FROM:
+        return [line(name, thin_x, thin_y, colour, markers=len(thin_x) < 30)]
+    raw = line(name, thin_x, thin_y, colour) | {"opacity": 0.35, "showlegend": False}
+    raw["line"] = {"color": colour, "width": 1}
+    return [raw, line(f"{name}, running mean", *smooth(x, y), colour)]
+
+
+def line(name: str, x: Sequence[float], y: Sequence[float], colour: str, *, markers: bool = False) -> Trace:
+    """One line trace; with dots where the points are few."""
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if markers else "lines",
+        "name": plot_text(name),
+        "x": list(x),
+        "y": list(y),
+        "line": {"color": colour, "width": 2},
+        "marker": {"color": colour, "size": 6},
+    }
+
+
+def over_tokens(y_title: str, *, from_zero: bool = False, exponents: str = "", legend: bool = False) -> dict[str, Any]:
+    """The layout of a curve against tokens trained."""
+    y: dict[str, Any] = {"title": {"text": y_title}}
+    if from_zero:
+        y["rangemode"] = "tozero"
+    if exponents:
+        y["exponentformat"] = exponents
+    return {
+        "xaxis": {"title": {"text": "tokens trained"}, "rangemode": "tozero"},
+        "yaxis": y,
+        "showlegend": legend,
+        "hovermode": "x unified",
+    }
+
+
+# --- Bars, histograms, heat maps ---
+
+
+def bars(
+    labels: Sequence[str], values: Sequence[float], texts: Sequence[str], x_title: str, colours: str | list[str] = BLUE
+) -> tuple[list[Trace], dict[str, Any]]:
+    """Lying bars, the first on top, each with its text; labels may be user text."""
+    trace: Trace = {
+        "type": "bar",
+        "orientation": "h",
+        "y": [plot_text(_cut(label)) for label in labels],
+        "x": list(values),
+        "text": [plot_text(text) for text in texts],
+        "textposition": "outside",
+        "marker": {"color": colours},
+        "hovertemplate": "%{y}: %{text}<extra></extra>",
+        "cliponaxis": False,
+    }
+    return [trace], lying(x_title) | {"margin": {"r": 52}}  # room for the text of the longest bar
+
+
+def lying(x_title: str) -> dict[str, Any]:
+    """The layout of lying bars."""
+    return {
+        "xaxis": {"title": {"text": x_title}, "rangemode": "tozero"},
+        "showlegend": False,
+        "hovermode": "closest",
+        "yaxis": {"type": "category", "autorange": "reversed", "automargin": True},
+    }
+
+
+def bars_height(count: int) -> int:
+    """Pixels for so many lying bars."""
+    return 90 + 30 * max(count, 2)
+
+
+def largest(items: Iterable[tuple[str, float]], limit: int) -> list[tuple[str, float]]:
+    """The largest items, what is beyond `limit` summed up as one."""
+    ordered = sorted(items, key=lambda item: (-item[1], item[0]))
+    rest = ordered[limit:]
+    return ordered[:limit] + ([(f"{len(rest)} others", sum(value for _, value in rest))] if rest else [])
+
+
+def histogram(
+    edges: Sequence[float], counts: Sequence[float], x_title: str, y_title: str
+) -> tuple[list[Trace], dict[str, Any]]:
+    """Counts between edges as a filled outline; the axis is logarithmic where the edges span more than two decades."""
+    logarithmic = len(edges) > 1 and edges[-1] > 100 * max(edges[1], 1)
+    lowest = min((edge for edge in edges if edge > 0), default=1.0)
+    left = [max(edge, lowest / 2) if logarithmic else edge for edge in edges]
+    hovers = [f"{amount(a)} to {amount(b)}: {amount(n)}" for a, b, n in zip(edges, edges[1:], counts, strict=False)]
+    trace: Trace = {
+        "type": "scatter",
+        "mode": "lines",
+        "line": {"shape": "hv", "color": BLUE, "width": 1.5},
+        "fill": "tozeroy",
+        "fillcolor": "theme:blue-fill",
+        "x": left,
+        "y": [*counts, counts[-1] if counts else 0],
+        "text": [*hovers, hovers[-1] if hovers else ""],
+        "hovertemplate": "%{text}<extra></extra>",
+    }
+    x = {"title": {"text": x_title}, **({"type": "log", "dtick": 1} if logarithmic else {})}
+    return [trace], {"xaxis": x, "yaxis": {"title": {"text": y_title}, "rangemode": "tozero"}, "showlegend": False}
+
+
+def expert_heat(load_LE: list[list[float]]) -> tuple[list[Trace], dict[str, Any]]:
+    """Load of each expert (columns) in each layer (rows): 1 is even; colours end at 0 and 2, hovers say the rest."""
+    trace: Trace = {
+        "type": "heatmap",
+        "z": load_LE,
+        "zmin": 0,
+        "zmax": 2,
+        "colorscale": "theme:even-scale",
+        "xgap": 1,
+        "ygap": 1,
+        "colorbar": {
+            "title": {"text": "× even", "side": "right"},
+            "thickness": 12,
+            "outlinewidth": 0,
+            "len": 1,
+            "tickvals": [0, 0.5, 1, 1.5, 2],
+            "ticktext": ["0", "0.5", "1", "1.5", "≥ 2"],
+        },
+        "hovertemplate": "layer %{y}, expert %{x}: %{z:.2f} × even<extra></extra>",
+        "hoverongaps": False,
+    }
+    few = {"dtick": 1} if max(map(len, load_LE)) <= 32 else {}
+    few_layers = {"dtick": 1} if len(load_LE) <= 32 else {}
+    return [trace], {
+        "xaxis": {"title": {"text": "expert"}, "showgrid": False, **few},
+        "yaxis": {"title": {"text": "MoE layer"}, "autorange": "reversed", "showgrid": False, **few_layers},
+        "hovermode": "closest",
+    }
+
+
+def _cut(label: str, characters: int = 32) -> str:
+    """A label that leaves room for the bars."""
+    return label if len(label) <= characters else label[: characters - 1] + "…"
+
+
+def _short(value: float) -> float:
+    """Six digits that count: what a screen can show, at a third of the bytes. Counts stay whole."""
+    return value if float(value).is_integer() else float(f"{value:.6g}")

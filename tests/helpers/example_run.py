@@ -1,0 +1,179 @@
+"""A made-up run folder and dataset folder as `train` and `prepare` write them, hostile page text included.
+
+Deterministic. `write_run` and `write_dataset` fill a folder; `run_events` and `example_manifest` give the content.
+"""
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+from llmsys.manifest import (
+    DocumentFiles,
+    Drop,
+    Example,
+    FunnelStage,
+    Histogram,
+    LanguageCount,
+    Manifest,
+    ReadSummary,
+    Skip,
+    Split,
+    TokenFile,
+    write_manifest,
+)
+
+TOKENS_PER_STEP = 16_384
+BEGAN = 1_767_225_600.0  # 2026-01-01 00:00:00 UTC
+
+HOSTILE = (
+    "</script></pre><script>document.title='broken out'; console.error('broken out')</script>"
+    "<img src=x onerror=\"console.error('broken out')\"> %{x} {{7*7}} & &lt;b&gt; \u2028 \u202eright to left\x00 theme:blue"
+)
+PROSE = (
+    "The quarry opened in 1871 and gave the town its grey walls. By the turn of the century a narrow railway ran down. "
+)
+
+
+def run_events(steps: int = 400, layers: int = 4, experts: int = 8, every: int = 5) -> list[dict[str, Any]]:
+    """The events of a finished run; `layers=0` stands for a dense model."""
+    chance = random.Random(7)
+    start = {"engine": "torch", "world_size": 2, "parameters": 10_240_000, "parameters_active": 4_120_000,
+             "device": "cpu", "tokens_per_step": TOKENS_PER_STEP, "steps": steps, "resumed_from": None}  # fmt: skip
+    events: list[dict[str, Any]] = [{"time": BEGAN, "event": "start", **start}]
+    for step in range(every, steps + 1, every):
+        now = {"time": round(BEGAN + step * 0.9, 3), "step": step, "tokens": step * TOKENS_PER_STEP}
+        loss = 3.1 + 5.9 * math.exp(-step / 60) + chance.gauss(0, 0.06)
+        norm = (
+            0.6
+            + 3 * math.exp(-step / 25)
+            + abs(chance.gauss(0, 0.12))
+            + (6 if step == every * (steps // every // 2) else 0)
+        )
+        rate = 3e-3 * min(1, step / 20) * min(1, max(0.1, (steps - step) / (0.2 * steps)))
+        events.append({**now, "event": "step", "loss": loss, "learning_rate": rate, "gradient_norm": norm,
+                       "tokens_per_second": 18_200 + chance.gauss(0, 350), "seconds": 0.9,
+                       "data_wait_seconds": abs(chance.gauss(0.004, 0.003))})  # fmt: skip
+        if layers and step % (4 * every) == 0:
+            events.append({**now, "event": "experts", "load": _load(chance, layers, experts, step / steps)})
+        if step % (steps // 4 // every * every) == 0:
+            nats = 3.2 + 5.9 * math.exp(-step / 60)
+            bits = nats / math.log(2) / 3.9
+            events.append({**now, "event": "evaluation", "loss": nats, "bits_per_byte": bits, "perplexity": math.exp(nats),
+                           "evaluated_tokens": 96_214, "evaluated_bytes": 375_235, "gzip_bits_per_byte": 2.914,
+                           "xz_bits_per_byte": 2.377})  # fmt: skip
+            events.append({**now, "event": "checkpoint", "folder": f"checkpoints/step-{step:08d}", "seconds": 0.8})
+    samples = [{"prompt": "The town", "text": "The town was built on the river in the early years of the century."},
+               {"prompt": "<b>Once</b>", "text": HOSTILE}]  # fmt: skip
+    final = {"time": BEGAN + steps, "step": steps}
+    events.append({**final, "event": "samples", "samples": samples})
+    events.append({**final, "event": "finish", "tokens": steps * TOKENS_PER_STEP, "seconds": steps * 0.9})
+    return events
+
+
+def _load(chance: random.Random, layers: int, experts: int, done: float) -> list[list[float]]:
+    """Shares that start uneven and end nearly even."""
+    spread = 0.9 * (1 - done) ** 2 + 0.08
+    raw = [[math.exp(chance.gauss(0, spread)) for _ in range(experts)] for _ in range(layers)]
+    return [[share / sum(layer) for share in layer] for layer in raw]
+
+
+def write_run(folder: Path, events: list[dict[str, Any]] | None = None) -> Path:
+    """Fill a run folder; `events` as from `run_events`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(CONFIG)
+    environment = {"python": "3.11.2", "packages": {"torch": "2.13.0", "deepspeed": "0.19.8", "numpy": "2.4.6"},
+                   "git": {"commit": "3c4f18d0a1", "dirty": False}, "host": "laptop", "cores": 2}  # fmt: skip
+    (folder / "environment.json").write_text(json.dumps(environment))
+    lines = (json.dumps(event) + "\n" for event in (run_events() if events is None else events))
+    (folder / "events.jsonl").write_text("".join(lines))
+    return folder
+
+
+CONFIG = """\
+run:
+  name: demo
+  folder: demo/run
+  seed: 0
+model:
+  hidden_size: 192
+  moe:
+    num_experts: 8
+    num_experts_per_tok: 2
+"""
+
+
+def write_dataset(folder: Path) -> Path:
+    """Fill a dataset folder with the manifest alone."""
+    write_manifest(folder, example_manifest())
+    return folder
+
+
+def example_manifest() -> Manifest:
+    """The manifest of a small crawl, with hostile text wherever a page can put text."""
+    return Manifest(
+        name="sample",
+        fingerprint="5f0c" * 8,
+        config={"data": {"name": "sample"}},
+        config_digest="ab12" * 8,
+        vocab_size=8192,
+        token_dtype="uint16",
+        tokenizer_fingerprint="77aa" * 8,
+        splits={"train": _split("train", 2_870, 2_950_114, 11_505_447), "heldout": _split("heldout", 92, 96_214, 375_235)},
+        documents=DocumentFiles(),
+        dropped=DocumentFiles(),
+        funnel=_funnel(),
+        languages={"en": LanguageCount(documents=4_903, bytes=21_400_000), "de": LanguageCount(documents=611, bytes=2_000_000),
+                   "ru": LanguageCount(documents=540, bytes=3_100_000), "zh": LanguageCount(documents=402, bytes=1_200_000),
+                   "fr": LanguageCount(documents=377, bytes=1_300_000), "ja": LanguageCount(documents=290, bytes=900_000),
+                   "es": LanguageCount(documents=288, bytes=990_000), HOSTILE: LanguageCount(documents=1, bytes=80)},
+        lengths=Histogram(edges=(0, *(round(100 * 10 ** (i / 5)) for i in range(17))),
+                          counts=(0, 4, 12, 40, 120, 260, 420, 560, 540, 420, 290, 170, 80, 30, 10, 4, 2)),
+        read=ReadSummary(files=2, records=9_412, html_bytes=612_000_000, skipped=_skips()),
+    )  # fmt: skip
+
+
+def _funnel() -> tuple[FunnelStage, ...]:
+    counts = [
+        ("read", 9_412, 8_870, 612_000_000, [("read", "not_html", 542)]),
+        ("extract", 8_870, 8_102, 590_000_000, [("extract", "no_text", 768)]),
+        ("language", 8_102, 4_903, 38_000_000, [("language", "not_wanted", 2_904), ("language", "unsure", 295)]),
+        ("gopher_repetition", 4_903, 4_310, 21_400_000,
+         [("gopher_repetition", "duplicate_lines", 322), ("gopher_repetition", "top_3_gram", 271)]),
+        ("gopher_quality", 4_310, 3_655, 18_900_000,
+         [("gopher_quality", "mean_word_length", 118), ("gopher_quality", "stop_words", 240), ("gopher_quality", "words", 297)]),
+        ("c4", 3_655, 3_240, 16_200_000, [("c4", "curly_bracket", 301), ("c4", "sentences", 114)]),
+        ("exact_duplicates", 3_240, 3_121, 13_600_000, [("exact_duplicates", "same_text", 119)]),
+        ("near_duplicates", 3_121, 2_962, 13_000_000, [("near_duplicates", "minhash", 159)]),
+    ]  # fmt: skip
+    ends = [size for _, _, _, size, _ in counts][1:] + [11_880_682]
+    return tuple(
+        FunnelStage(
+            stage=stage, documents_in=before, documents_out=after, bytes_in=size, bytes_out=end,
+            dropped=tuple(_drop(rule, test, number) for rule, test, number in drops),
+        )
+        for (stage, before, after, size, drops), end in zip(counts, ends, strict=True)
+    )  # fmt: skip
+
+
+def _drop(rule: str, test: str, documents: int) -> Drop:
+    plain = Example(url="https://quarry.example/history", value=11.2, threshold=10.0,
+                    reason=f"{rule}: {test.replace('_', ' ')} 11.2 > 10", excerpt=PROSE * 9)  # fmt: skip
+    hostile = Example(
+        url=f"https://evil.example/?q={HOSTILE}", value=HOSTILE, threshold=None, reason=HOSTILE, excerpt=HOSTILE
+    )
+    return Drop(rule=rule, test=test, documents=documents, bytes=documents * 4_100, examples=(plain, hostile))
+
+
+def _skips() -> tuple[Skip, ...]:
+    return (
+        Skip(file="CC-MAIN-sample-00001.warc.gz", offset=88_120_443, reason="the file ends within a record", count=1),
+        Skip(file=f"{HOSTILE}.warc.gz", offset=0, reason="not HTML: image/png", count=541),
+    )
+
+
+def _split(name: str, documents: int, tokens: int, text_bytes: int) -> Split:
+    file = TokenFile(name=f"tokens/{name}-00000.arrow", rows=documents, tokens=tokens, text_bytes=text_bytes,
+                     size=2 * tokens, digest="c0de" * 8, frame_checksum="9e" * 8, batches=())  # fmt: skip
+    return Split(documents=documents, tokens=tokens, bytes=text_bytes, files=(file,))

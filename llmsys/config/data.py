@@ -37,8 +37,9 @@ class MinhashDuplicates(Section):
     buckets: int = Field(14, ge=1, le=256, description="Groups of hashes; one equal group links two documents.")
     hashes_per_bucket: int = Field(8, ge=1, le=64, description="Hashes that must agree within a group.")
     ngram_words: int = Field(5, ge=1, le=32, description="Words per shingle; shorter documents are never duplicates.")
-    hash: Literal["xxh3", "sha1"] = Field(
-        "xxh3", description="64-bit hash of a shingle; sha1 is FineWeb's, and slower."
+    hash: Literal["combined", "sha1"] = Field(
+        "combined",
+        description="64-bit hash of a shingle: combined from its words', or FineWeb's sha1, which is slower.",
     )
     seed: int = Field(1, ge=0, le=(1 << 32) - 1, description="Seed of the hash permutations.")
 

@@ -17,13 +17,23 @@ class HeldoutWindows:
     `max_tokens` (0 means all) cuts after whole documents, so that tokens and text bytes stay comparable.
     """
 
-    def __init__(self, shards: TokenShards, *, length: int, opening_token: int, max_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        shards: TokenShards,
+        *,
+        length: int,
+        opening_token: int,
+        separate_documents: bool = False,
+        max_tokens: int = 0,
+    ) -> None:
         ends = np.cumsum(shards.lengths)
         count = len(ends)
         if max_tokens and ends[-1] > max_tokens:
             count = max(1, int(np.searchsorted(ends, max_tokens, side="right")))
         self.documents = range(count)
         self.length = length
+        self.separate_documents = separate_documents
+        self.ends = ends[:count]
         parts = [np.array([opening_token])] + [shards.tokens(document) for document in self.documents]
         self.stream = np.concatenate(parts).astype(np.int64)
         self.tokens = len(self.stream) - 1
@@ -34,8 +44,12 @@ class HeldoutWindows:
         """Windows `first` to `first + count - 1`; windows beyond the last are there but nothing in them counts."""
         tokens_BT = torch.zeros(count, self.length, dtype=torch.int64)
         targets_BT = torch.full((count, self.length), IGNORED, dtype=torch.int64)
+        documents_BT = torch.zeros(count, self.length, dtype=torch.int64)
         for row, window in enumerate(range(first, min(first + count, self.windows))):
-            piece = torch.from_numpy(self.stream[window * self.length : (window + 1) * self.length + 1].copy())
+            start = window * self.length
+            piece = torch.from_numpy(self.stream[start : start + self.length + 1].copy())
+            places = np.arange(start, start + self.length)
+            documents_BT[row] = torch.from_numpy(np.searchsorted(self.ends, places, side="right"))
             tokens_BT[row, : len(piece) - 1] = piece[:-1]
             targets_BT[row, : len(piece) - 1] = piece[1:]
-        return Batch(tokens_BT, targets_BT, None)
+        return Batch(tokens_BT, targets_BT, documents_BT if self.separate_documents else None)

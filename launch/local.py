@@ -1,0 +1,105 @@
+"""Starting the ranks of one machine: `llmsys train` builds the launcher's command, runs it, and says what became of it.
+
+torch runs under torchrun, DeepSpeed under its own launcher; both start launch/train.py. One process needs no launcher.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launch.orphan import child_environment
+from launch.train import LOST_PEER, MENDABLE
+from llmsys.config.run import RunConfig
+from llmsys.errors import LaunchError
+
+SCRIPT = Path(__file__).with_name("train.py")
+HOST = "127.0.0.1"
+
+
+def run_local(config: RunConfig, words: Sequence[str]) -> None:
+    """Run `launch/train.py WORDS` on launch.processes processes of this machine and wait for the end.
+
+    Raises LaunchError when a process died; a message about anything else has been printed by the rank that met it, and
+    SystemExit carries its status.
+    """
+    processes = config.launch.processes or _accelerators()
+    port = _check_port(config.launch.port) or free_port()
+    command = local_command(config.engine.kind, processes, port, words)
+    done = subprocess.run(command, env=_environment(config, processes), check=False)
+    status = done.returncode
+    if status == 0:
+        return
+    if status in (MENDABLE, 128 + MENDABLE):
+        raise SystemExit(MENDABLE)
+    raise LaunchError(
+        f"training stopped: a process {_ending(status)}. Nothing that was saved is lost: "
+        f"run the same command again and it continues from the newest checkpoint in {config.run.folder}."
+    )
+
+
+def local_command(engine: str, processes: int, port: int, words: Sequence[str]) -> list[str]:
+    """The command line that starts `processes` ranks of launch/train.py on this machine."""
+    script = [str(SCRIPT), *words]
+    if engine == "deepspeed":
+        launcher = shutil.which("deepspeed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+        if launcher is None:
+            raise LaunchError("The deepspeed launcher is not on PATH. Install it: `pip install deepspeed`.")
+        # An empty hostfile path keeps it to this machine; the interpreter is the one we run under.
+        here = ["--hostfile", os.devnull, "--master_addr", HOST, "--master_port", str(port)]
+        return [sys.executable, launcher, *here, "--num_accelerators", str(processes), *script]
+    if processes == 1:
+        return [sys.executable, *script]
+    here = ["--nnodes=1", f"--nproc-per-node={processes}", f"--master-addr={HOST}", f"--master-port={port}"]
+    return [sys.executable, "-m", "launch.torchrun", *here, *script]
+
+
+def free_port() -> int:
+    """A TCP port nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _check_port(port: int) -> int:
+    """The port, after asking whether it can be had."""
+    if port:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError as error:
+                raise LaunchError(
+                    f"launch.port={port} is in use on {HOST} ({error.strerror}). The ranks need a free port to meet at. "
+                    f"Use launch.port=0 to let the system choose, or stop the process that holds it."
+                ) from None
+    return port
+
+
+def _environment(config: RunConfig, processes: int) -> dict[str, str]:
+    cores = os.cpu_count() or 1
+    environment = child_environment()
+    environment.setdefault("OMP_NUM_THREADS", str(config.train.threads_per_process or max(1, cores // processes)))
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(SCRIPT.parent.parent), environment.get("PYTHONPATH", "")])
+    )
+    if not _accelerators(or_one=False):
+        environment.setdefault("DS_ACCELERATOR", "cpu")
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return environment
+
+
+def _accelerators(or_one: bool = True) -> int:
+    """Accelerators of this machine; with `or_one`, one process even where there is none."""
+    import torch
+
+    return torch.cuda.device_count() or int(or_one)
+
+
+def _ending(status: int) -> str:
+    if status < 0:
+        return f"was killed by signal {-status}"
+    return "lost its peers" if status == LOST_PEER else f"ended with status {status}"

@@ -1,0 +1,47 @@
+"""torchrun with one message instead of three tracebacks when a rank ends badly.
+
+`python -m launch.torchrun [torchrun's options] SCRIPT …` exits with the status of the rank that failed first, after
+naming it. A rank that has printed its own message (status 2) is not repeated.
+"""
+
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.run import parse_args, run
+
+from launch.orphan import die_with_parent
+from launch.train import LOST_PEER, MENDABLE
+from llmsys.log import configure_logging, logger
+
+log = logger("launch.torchrun")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the ranks; return 0, or the exit status that tells what became of the first that failed."""
+    die_with_parent()
+    configure_logging()
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    try:
+        run(parse_args(sys.argv[1:] if arguments is None else list(arguments)))
+    except ChildFailedError as error:
+        failures = sorted(error.failures.values(), key=lambda failure: failure.timestamp)
+        return _report(failures)
+    return 0
+
+
+def _report(failures: list[ProcessFailure]) -> int:
+    """A rank that lost its peer is a consequence; name the rank that was the cause, if one is there."""
+    causes = [failure for failure in failures if failure.exitcode not in (LOST_PEER, -signal.SIGTERM)]
+    first = (causes or failures)[0]
+    if first.exitcode == MENDABLE:
+        return MENDABLE
+    ending = f"was killed by signal {-first.exitcode}" if first.exitcode < 0 else f"ended with status {first.exitcode}"
+    log.error("rank %s (process %s) %s", first.global_rank, first.pid, ending)
+    return LOST_PEER if first.exitcode < 0 else first.exitcode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

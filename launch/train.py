@@ -1,0 +1,58 @@
+"""What `deepspeed`, `torchrun`, `srun` and `accelerate launch` start on every rank: `launch/train.py CONFIG [key=value …]`.
+
+Prints one message for what a person can mend and leaves with status 2; a lost peer is status 3; a bug keeps its traceback.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if __package__ in (None, ""):  # started as a file, as launchers do: the checkout, not launch/, is where imports begin
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from launch.environment import adopt_slurm, without_local_rank
+from launch.orphan import die_with_parent
+from llmsys.config.load import load_run
+from llmsys.errors import LlmsysError
+from llmsys.log import configure_logging, logger
+
+MENDABLE, LOST_PEER = 2, 3
+LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "Gloo")
+USAGE = "usage: launch/train.py CONFIG [section.key=value …]"
+
+log = logger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train on this rank. Returns the exit status."""
+    die_with_parent()
+    adopt_slurm()
+    words = without_local_rank(sys.argv[1:] if arguments is None else arguments)
+    configure_logging()
+    if not words or words[0] in ("-h", "--help"):
+        print(__doc__ if words else USAGE)
+        return 0 if words else MENDABLE
+    try:
+        config = load_run(words[0], words[1:])
+        from llmsys.train.build import run
+
+        run(config)
+    except LlmsysError as error:
+        print(f"llmsys: error: {error}", file=sys.stderr, flush=True)
+        return MENDABLE
+    except RuntimeError as error:
+        if not any(word in str(error) for word in LOST_PEER_WORDS):
+            raise
+        rank = os.environ.get("RANK", "0")
+        log.error("rank %s lost contact with another rank: %s", rank, str(error).splitlines()[0])
+        return LOST_PEER
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A library's clean-up at interpreter exit may wait for peers that are gone; everything of ours is on disk by now.
+    os._exit(status)

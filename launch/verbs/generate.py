@@ -1,0 +1,41 @@
+"""`llmsys generate`: continue prompts with the newest checkpoint of a run."""
+
+import argparse
+import json
+
+from llmsys.config.load import load_run
+from llmsys.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--prompt may be given several times; without it the config's generation.prompts are continued."""
+    parser.add_argument("--prompt", action="append", default=[], help="text to continue; may be given several times")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print each prompt with its continuation; with --json, a list of {prompt, text}."""
+    config = load_run(arguments.config, arguments.overrides)
+    if arguments.prompt:
+        generation = config.generation.model_copy(update={"prompts": tuple(arguments.prompt)})
+        config = config.model_copy(update={"generation": generation})
+    if not config.generation.prompts:
+        raise ConfigError("There is nothing to continue. Give --prompt TEXT, or set generation.prompts in the config.")
+    from llmsys.tokenizer import load_tokenizer
+    from llmsys.train.build import continue_prompts, tokenizer_path, use_threads
+    from llmsys.train.trained import load_trained
+
+    use_threads(config)
+    model, _ = load_trained(config)
+    samples = continue_prompts(model, load_tokenizer(tokenizer_path(config)), config)
+    if arguments.json:
+        print(json.dumps(samples, ensure_ascii=False))
+    for sample in [] if arguments.json else samples:
+        print(f"\033[1m{sample['prompt']}\033[0m{sample['text']}\n" if _colour() else f"{sample['prompt']}{sample['text']}\n")
+    return 0
+
+
+def _colour() -> bool:
+    import os
+    import sys
+
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ

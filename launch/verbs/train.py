@@ -1,0 +1,52 @@
+"""`llmsys train`: train on this machine, from the start or from where the run folder stands."""
+
+import argparse
+import json
+from pathlib import Path
+
+from launch.local import run_local
+from llmsys.config.load import load_run
+from llmsys.config.run import RunConfig
+from llmsys.log import latest_events
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`llmsys train` has no options of its own."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Start the ranks unless the run is finished, and print the final evaluation."""
+    config = load_run(arguments.config, arguments.overrides)
+    if finished(config):
+        result = final_evaluation(config.run.folder)
+        said = f"{config.run.folder} is finished: {config.steps} steps. Raise train.tokens in a new run.folder to go on."
+    else:
+        run_local(config, [arguments.config, *arguments.overrides])
+        result = final_evaluation(config.run.folder)
+        said = f"trained {config.steps} steps into {config.run.folder}"
+    print(json.dumps(result) if arguments.json else f"{said}\n{described(result)}")
+    return 0
+
+
+def finished(config: RunConfig) -> bool:
+    """Whether the run folder holds the last step of this config, evaluated and sampled."""
+    events = config.run.folder / "events.jsonl"
+    checkpoint = config.run.folder / "checkpoints" / f"step-{config.steps:08d}"
+    if not events.exists() or not checkpoint.exists():
+        return False
+    return any(event["event"] == "finish" and event["step"] == config.steps for event in latest_events(events))
+
+
+def final_evaluation(folder: Path) -> dict[str, float]:
+    """The newest evaluation in the run's events."""
+    evaluations = [event for event in latest_events(folder / "events.jsonl") if event["event"] == "evaluation"]
+    return {key: value for key, value in evaluations[-1].items() if key not in ("time", "event")}
+
+
+def described(result: dict[str, float]) -> str:
+    """An evaluation as a person reads it."""
+    return (
+        f"held-back documents: {result['loss']:.4f} nats per token, {result['bits_per_byte']:.4f} bits per byte "
+        f"({result['evaluated_tokens']:,} tokens, {result['evaluated_bytes']:,} bytes); "
+        f"the same bytes take {result['gzip_bits_per_byte']:.4f} with gzip -9 and {result['xz_bits_per_byte']:.4f} with xz -9"
+    )

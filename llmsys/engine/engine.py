@@ -1,0 +1,75 @@
+"""Engine: who owns forward, backward, clipping and the optimizer step.
+
+The trainer knows only this protocol. An engine promises that losses and gradients are sums over all ranks divided once by
+the global number of targets, whatever averaging its library does, and that it can give and take the logical training
+state, so that a run may go on under another engine.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from llmsys.data.batch import Batch
+from llmsys.model.transformer import Transformer
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(logits_BTV, targets_BT) → loss summed over each sequence's valid targets, one number for each of the B sequences."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One optimizer step, the same on all ranks: loss in nats per target, the gradient norm before clipping, targets."""
+
+    loss: float
+    gradient_norm: float
+    targets: int
+
+
+@dataclass
+class LogicalState:
+    """Everything an engine must give to continue elsewhere: tensors by name, and the number of steps taken.
+
+    Names: `parameter/NAME` (fp32 master), `first_moment/NAME`, `second_moment/NAME`, `buffer/NAME`. Sharded ones are
+    DTensors, so that they can be saved from one layout and loaded into another.
+    """
+
+    tensors: dict[str, Tensor]
+    steps: int
+
+
+class Engine(Protocol):
+    """Trains and evaluates one model on the ranks that have joined."""
+
+    device: torch.device
+
+    @property
+    def module(self) -> Transformer:
+        """The model, for what is not a forward pass: expert counts, buffers, names."""
+        ...
+
+    def train_step(self, batches: Sequence[Batch], learning_rate: float) -> StepResult:
+        """Forward and backward over this rank's micro-batches, clip, step."""
+        ...
+
+    def losses(self, batch: Batch) -> Tensor:
+        """Evaluation: the summed loss of each of the B sequences, float32. All ranks must call it together."""
+        ...
+
+    def state(self) -> LogicalState:
+        """The logical training state. Collective."""
+        ...
+
+    def load(self, state: LogicalState) -> None:
+        """Take over a state whose tensors were filled from a checkpoint. Collective."""
+        ...
+
+
+def saved_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The buffers that belong to the training state, such as the balancing bias; the rest can be recomputed."""
+    for prefix, child in module.named_modules():
+        for name, buffer in child.named_buffers(recurse=False):
+            if name not in child._non_persistent_buffers_set:
+                yield f"{prefix}.{name}".lstrip("."), buffer

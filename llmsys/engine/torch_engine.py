@@ -1,0 +1,115 @@
+"""The torch engine: FSDP2 over one or many ranks, experts split where the layout says so.
+
+fp32 masters live in shards; the forward computes in the given dtype; gradients are summed in fp32.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from llmsys.config.optimizer import OptimizerConfig
+from llmsys.data.batch import Batch
+from llmsys.engine.engine import LogicalState, Loss, StepResult, saved_buffers
+from llmsys.model.init import initial_value
+from llmsys.model.transformer import Transformer
+from llmsys.optim.groups import parameter_groups
+from llmsys.parallel.apply import materialize, shard_parameters, split_experts
+from llmsys.parallel.clip import clip_gradients
+from llmsys.parallel.group import sum_over_ranks
+from llmsys.parallel.mesh import Meshes
+
+MOMENTS = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
+
+
+class TorchEngine:
+    """FSDP2 and torch's AdamW. `model` is built on the meta device and gets its starting values here, by `seed`."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        meshes: Meshes,
+        optimizer: OptimizerConfig,
+        loss: Loss,
+        compute_dtype: torch.dtype,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.device = device
+        self.module = model
+        self._meshes = meshes
+        self._loss = loss
+        self._clip = optimizer.gradient_clip
+        split_experts(model, meshes)
+        shard_parameters(model, meshes, compute_dtype)
+        materialize(model, device, lambda name, shape: initial_value(model.config, name, shape, seed))
+        self._optimizer = _adamw(model, optimizer)
+
+    def train_step(self, batches: Sequence[Batch], learning_rate: float) -> StepResult:
+        """See Engine. The loss is divided by the targets of all ranks before backward, so gradients need no factor."""
+        self.module.train()
+        targets = torch.tensor(float(sum(batch.valid_targets for batch in batches)), device=self.device)
+        sum_over_ranks(targets)
+        total = torch.zeros((), device=self.device)
+        for batch in batches:
+            total += self._backward(batch.to(self.device), targets)
+        norm = clip_gradients(self.module.parameters(), self._clip, self._meshes.layout.replicate)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return StepResult(float(sum_over_ranks(total) / targets), float(norm), int(targets))
+
+    def _backward(self, batch: Batch, targets: Tensor) -> Tensor:
+        logits_BTV = self.module(batch.tokens_BT, documents_BT=batch.documents_BT)
+        loss = self._loss(logits_BTV, batch.targets_BT).sum()
+        auxiliary = self.module.auxiliary_loss() * batch.valid_targets
+        ((loss + auxiliary) / targets).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    @torch.no_grad()
+    def losses(self, batch: Batch) -> Tensor:
+        """See Engine."""
+        self.module.eval()
+        batch = batch.to(self.device)
+        logits_BTV = self.module(batch.tokens_BT, documents_BT=batch.documents_BT)
+        return self._loss(logits_BTV, batch.targets_BT)
+
+    def state(self) -> LogicalState:
+        """See Engine. The tensors are the living ones: loading into them in place is loading into the engine."""
+        tensors: dict[str, Tensor] = {}
+        steps = 0
+        for name, parameter in self.module.named_parameters():
+            tensors[f"parameter/{name}"] = parameter.detach()
+            moments = self._optimizer.state[parameter]
+            tensors |= {f"{ours}/{name}": moments[theirs] for ours, theirs in MOMENTS.items()}
+            steps = int(moments["step"])
+        tensors |= {f"buffer/{name}": buffer for name, buffer in saved_buffers(self.module)}
+        return LogicalState(tensors, steps)
+
+    def load(self, state: LogicalState) -> None:
+        """See Engine."""
+        own = self.state().tensors
+        for name, tensor in state.tensors.items():
+            if own[name] is not tensor:
+                own[name].copy_(tensor)
+        for parameter in self.module.parameters():
+            self._optimizer.state[parameter]["step"].fill_(state.steps)
+
+
+def _adamw(model: Transformer, config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW with its moments already there, so that a checkpoint can be loaded before the first step."""
+    named = dict(model.named_parameters())
+    groups = [
+        {"params": [named[name] for name in group.names], "weight_decay": group.weight_decay}
+        for group in parameter_groups(named.items(), config.weight_decay)
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
+    for parameter in named.values():
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+            "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+        }
+    return optimizer

@@ -1,0 +1,59 @@
+"""Parallelism applied from outside, in one place and one order: experts, then their shards, then blocks, then the root.
+
+Takes a model built on the meta device and leaves it sharded and still without storage; `materialize` gives it its
+starting values, each rank only its own slices.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from llmsys.model.transformer import Transformer
+from llmsys.parallel.expert import AllToAllDispatcher
+from llmsys.parallel.mesh import Meshes
+from llmsys.parallel.slices import local_slice
+
+
+def split_experts(model: Transformer, meshes: Meshes) -> None:
+    """Give each rank of the expert axis its experts, and each MoE layer the all-to-all that reaches the others."""
+    if meshes.expert is None:
+        return
+    for layer in model.moe_layers():
+        for name, parameter in list(layer.experts.named_parameters(recurse=False)):
+            local = parameter.data.chunk(meshes.expert.size(), dim=0)[meshes.expert.get_local_rank()]
+            shared = DTensor.from_local(local.contiguous(), meshes.expert, [Shard(0)], run_check=False)
+            layer.experts.register_parameter(name, nn.Parameter(shared))
+        layer.dispatcher = AllToAllDispatcher(meshes.expert.get_group(), layer.config.num_experts)
+
+
+def shard_parameters(model: Transformer, meshes: Meshes, compute_dtype: torch.dtype) -> None:
+    """FSDP2 over the model: fp32 masters in shards, `compute_dtype` in the forward, gradients summed in fp32.
+
+    FSDP divides by the world size; we divide by the global number of targets instead, once and in the loss, so the factor
+    is set to 1. gloo then needs plain sums (`set_force_sum_reduction_for_comms`).
+    """
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    if meshes.expert_shard is not None:
+        for layer in model.moe_layers():
+            fully_shard(layer.experts, mesh=meshes.expert_shard, mp_policy=policy)
+    for block in model.blocks:
+        fully_shard(block, mesh=meshes.dense, mp_policy=policy)
+    fully_shard(model, mesh=meshes.dense, mp_policy=policy)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def materialize(model: Transformer, device: torch.device, initial: Callable[[str, torch.Size], Tensor]) -> None:
+    """Storage on `device` and the starting value of every parameter; a rank keeps only its slice of each."""
+    model.to_empty(device=device)
+    model.reset_buffers()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            value = initial(name, parameter.shape)
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            local.copy_(local_slice(value, parameter))

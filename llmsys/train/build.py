@@ -1,0 +1,224 @@
+"""The composition root: from a RunConfig and joined ranks to a trainer, and from a checkpoint to a plain model.
+
+The only place that knows every part. Each rank calls `run`; afterwards the run folder holds the trained model.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llmsys.config.run import RunConfig
+from llmsys.data.loader import StepLoader, StepPlan
+from llmsys.data.packing import PackedDocuments
+from llmsys.engine.engine import Engine
+from llmsys.errors import CheckpointError, ConfigError
+from llmsys.estimate.parameters import count_parameters
+from llmsys.generate.sample import generate
+from llmsys.log import EventWriter, logger
+from llmsys.model.transformer import Transformer
+from llmsys.parallel.group import device_of_this_rank, joined, on_rank_zero, rank, world_size
+from llmsys.parallel.mesh import Meshes, make_meshes
+from llmsys.shards import TokenShards, open_tokens
+from llmsys.tokenizer import Tokenizer, load_tokenizer
+from llmsys.train import checkpoint, folder
+from llmsys.train.evaluate import Evaluation, HeldoutEvaluator
+from llmsys.train.loss import sequence_losses
+from llmsys.train.tracking import Trackers
+from llmsys.train.trainer import Record, Trainer
+
+log = logger(__name__)
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def run(config: RunConfig) -> Evaluation:
+    """Train to the end of the budget from wherever the run folder stands. Called by every rank of the launcher."""
+    with joined(), contextlib.ExitStack() as stack:
+        on_rank_zero(lambda: str(stack.enter_context(folder.locked(config.run.folder))))
+        use_threads(config)
+        trainer = build_trainer(config, stack)
+        return trainer.train()
+
+
+def use_threads(config: RunConfig) -> None:
+    """Share this machine's cores out over its processes, unless the config says a number."""
+    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(config.train.threads_per_process or max(1, (os.cpu_count() or 1) // local_processes))
+
+
+def build_trainer(config: RunConfig, stack: contextlib.ExitStack) -> Trainer:
+    """Everything a trainer needs, resumed from the newest whole checkpoint. `stack` closes what was opened."""
+    device = device_of_this_rank()
+    train_shards, tokenizer = open_data(config, "train")
+    plan = step_plan(config, world_size(), rank())
+    meshes = make_meshes(config.layout.fit(world_size(), config.model), device)
+    engine = build_engine(config, meshes, plan, device)
+    separate = config.batch.attend == "document"
+    packed = PackedDocuments(train_shards, length=config.batch.sequence_length, seed=config.run.seed)
+    loader = StepLoader(packed, plan, separate_documents=separate)
+    evaluator = HeldoutEvaluator(config, open_data(config, "heldout")[0], tokenizer)
+    identity = run_identity(config, train_shards, tokenizer)
+    resumed = _resume(engine, config, identity)
+    record = _start_record(config, stack, train_shards, device, resumed)
+    sample = _sampler(config, engine, tokenizer)
+    return Trainer(config, engine, loader, evaluator, record, identity, sample, steps_done=resumed or 0)
+
+
+def open_data(config: RunConfig, split: str) -> tuple[TokenShards, Tokenizer]:
+    """One split and its tokenizer, refused when they do not belong together or do not fit the model."""
+    shards = open_tokens(config.data.folder, split)
+    tokenizer = load_tokenizer(tokenizer_path(config))
+    if tokenizer.fingerprint != shards.manifest.tokenizer_fingerprint:
+        raise ConfigError(
+            f"tokenizer {tokenizer_path(config)} has fingerprint {tokenizer.fingerprint}, but the tokens in "
+            f"{config.data.folder} were made with {shards.manifest.tokenizer_fingerprint}. Run `llmsys prepare` again."
+        )
+    if tokenizer.vocab_size > config.model.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size={config.model.vocab_size} is less than the tokenizer's {tokenizer.vocab_size} pieces. "
+            f"Set model.vocab_size={tokenizer.vocab_size} or more."
+        )
+    return shards, tokenizer
+
+
+def tokenizer_path(config: RunConfig) -> Path:
+    """Where the tokenizer of this config lies: the user's file, or the one `prepare` trained."""
+    if config.tokenizer.kind == "file":
+        return config.tokenizer.path
+    return config.data.folder / "tokenizer" / "tokenizer.model"
+
+
+def step_plan(config: RunConfig, ranks: int, data_rank: int) -> StepPlan:
+    """How a step's sequences are dealt to `ranks` ranks; micro_sequences=0 gives a rank its share in one forward."""
+    sequences = config.batch.sequences_per_step
+    micro = config.batch.micro_sequences or max(1, sequences // ranks)
+    return StepPlan(sequences, ranks, data_rank, min(micro, max(1, sequences // ranks)))
+
+
+def build_model(config: RunConfig) -> Transformer:
+    """The model without storage, its size checked against the estimate to the last parameter."""
+    with torch.device("meta"):
+        model = Transformer(config.model)
+    built = sum(parameter.numel() for parameter in model.parameters())
+    estimated = count_parameters(config.model).total
+    if built != estimated:
+        raise ConfigError(f"The model has {built} parameters, the estimate says {estimated}. This is a bug: report it.")
+    return model
+
+
+def build_engine(config: RunConfig, meshes: Meshes, plan: StepPlan, device: torch.device) -> Engine:
+    """The engine that the config names, with starting values."""
+    common: dict[str, Any] = {
+        "meshes": meshes,
+        "optimizer": config.optimizer,
+        "loss": sequence_losses,
+        "compute_dtype": DTYPES[config.train.precision],
+        "seed": config.run.seed,
+        "device": device,
+    }
+    if config.engine.kind == "deepspeed":
+        from llmsys.engine.deepspeed_engine import DeepSpeedEngine
+
+        micro_batches = plan.per_rank // plan.micro_sequences
+        return DeepSpeedEngine(
+            build_model(config),
+            zero_stage=config.engine.zero_stage,
+            micro_batches=micro_batches,
+            micro_sequences=plan.micro_sequences,
+            **common,
+        )
+    from llmsys.engine.torch_engine import TorchEngine
+
+    return TorchEngine(build_model(config), **common)
+
+
+def run_identity(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What a trajectory depends on; saved with each checkpoint and compared on resume."""
+    sections = config.model_dump(mode="json", include={"model", "optimizer", "schedule"})
+    batch = {"sequence_length": config.batch.sequence_length, "sequences": config.batch.sequences_per_step}
+    return sections | {
+        "batch": batch | {"attend": config.batch.attend},
+        "train": {"tokens": config.train.tokens, "precision": config.train.precision},
+        "seed": config.run.seed,
+        "data_fingerprint": shards.fingerprint,
+        "tokenizer_fingerprint": tokenizer.fingerprint,
+    }
+
+
+def _resume(engine: Engine, config: RunConfig, identity: dict[str, Any]) -> int | None:
+    """Load the newest whole checkpoint, if there is one, and return its step."""
+    newest = checkpoint.newest_whole(config.run.folder / "checkpoints")
+    if newest is None:
+        return None
+    saved = checkpoint.load(engine, newest)
+    changes = differences(saved, identity)
+    if changes:
+        raise CheckpointError(
+            f"{newest} was trained with other settings: {'; '.join(changes)}. A run follows one trajectory. "
+            f"Put the settings back, or set run.folder to a new folder."
+        )
+    steps = engine.state().steps
+    log.info("resuming from %s: %d of %d steps are done", newest, steps, config.steps)
+    return steps
+
+
+def differences(saved: Any, now: Any, path: str = "") -> list[str]:
+    """Readable differences between two nested settings: `optimizer.learning_rate was 0.001, now 0.002`."""
+    if isinstance(saved, dict) and isinstance(now, dict):
+        keys = sorted(saved.keys() | now.keys())
+        return [line for key in keys for line in differences(saved.get(key), now.get(key), f"{path}.{key}".strip("."))]
+    return [] if saved == now else [f"{path} was {saved}, now {now}"]
+
+
+def _start_record(
+    config: RunConfig, stack: contextlib.ExitStack, shards: TokenShards, device: torch.device, resumed: int | None
+) -> Record:
+    if rank() != 0:
+        return Record(None, None)
+    folder.record(config, shards.fingerprint, world_size())
+    events = stack.enter_context(EventWriter(config.run.folder / "events.jsonl"))
+    trackers = Trackers(config)
+    stack.callback(trackers.finish)
+    counts = count_parameters(config.model)
+    events.write(
+        "start",
+        engine=config.engine.kind,
+        world_size=world_size(),
+        parameters=counts.total,
+        parameters_active=counts.active.all,
+        device=str(device),
+        tokens_per_step=config.batch.tokens_per_step,
+        steps=config.steps,
+        resumed_from=resumed,
+    )
+    return Record(events, trackers)
+
+
+def _sampler(config: RunConfig, engine: Engine, tokenizer: Tokenizer) -> Any:
+    """Continues the config's prompts with the model as it stands; all ranks do it in step, since they share weights."""
+
+    def sample() -> list[dict[str, str]]:
+        return continue_prompts(engine.module, tokenizer, config)
+
+    return sample
+
+
+def continue_prompts(model: Transformer, tokenizer: Tokenizer, config: RunConfig) -> list[dict[str, str]]:
+    """Prompt and continuation for each of generation.prompts."""
+    settings = config.generation
+    if not settings.prompts:
+        return []
+    texts = generate(
+        model,
+        tokenizer,
+        list(settings.prompts),
+        max_new_tokens=settings.max_new_tokens,
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        seed=settings.seed,
+    )
+    return [{"prompt": prompt, "text": text} for prompt, text in zip(settings.prompts, texts, strict=True)]

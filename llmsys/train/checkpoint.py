@@ -1,0 +1,140 @@
+"""Checkpoints: the logical state in torch.distributed.checkpoint's format, written aside and published by one rename.
+
+A folder `step-00000100` under `checkpoints/` is whole by construction: every rank writes its shards into
+`.step-00000100.partial`, rank 0 adds `state.json` with a digest of every file, flushes all to disk, and renames. A reader
+verifies the digests and takes the newest folder that passes, saying which it skipped and why.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+
+from llmsys.engine.engine import Engine
+from llmsys.errors import CheckpointError
+from llmsys.log import logger
+from llmsys.parallel.group import barrier, on_rank_zero, rank
+
+FORMAT = 1
+RECORD = "state.json"
+
+log = logger(__name__)
+
+
+def save(engine: Engine, folder: Path, run_state: dict[str, Any], keep_last: int) -> Path:
+    """Publish the engine's state and `run_state` as `folder/step-…`; drop older ones beyond `keep_last`. Collective."""
+    state = engine.state()
+    target = folder / f"step-{state.steps:08d}"
+    partial = folder / f".{target.name}.partial"
+    if rank() == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    barrier()
+    dcp.save(state.tensors, storage_writer=FileSystemWriter(partial, single_file_per_rank=True, sync_files=True))
+    if rank() == 0:
+        _publish(partial, target, {"format": FORMAT, "steps": state.steps, "run": run_state})
+        for old in whole_names(folder)[:-keep_last]:
+            shutil.rmtree(old)
+    barrier()
+    return target
+
+
+def _publish(partial: Path, target: Path, record: dict[str, Any]) -> None:
+    record["files"] = {file.name: _digest(file) for file in sorted(partial.iterdir())}
+    with (partial / RECORD).open("w") as file:
+        json.dump(record, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(partial)
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "blake2b").hexdigest()
+
+
+def whole_names(folder: Path) -> list[Path]:
+    """Published checkpoints, oldest first."""
+    return sorted(folder.glob("step-*"))
+
+
+def problem_of(checkpoint: Path) -> str | None:
+    """Why a checkpoint cannot be used, or None when every file is there and has the digest it was written with."""
+    try:
+        record = json.loads((checkpoint / RECORD).read_text())
+        if record["format"] != FORMAT:
+            return f"format {record['format']}, this version reads {FORMAT}"
+        for name, digest in record["files"].items():
+            if not (checkpoint / name).exists():
+                return f"{name} is missing"
+            if _digest(checkpoint / name) != digest:
+                return f"{name} is damaged (its digest differs from the recorded one)"
+    except (OSError, ValueError, KeyError) as error:
+        return f"{RECORD} cannot be read ({error})"
+    return None
+
+
+def newest_whole(folder: Path) -> Path | None:
+    """The newest checkpoint that passes verification. Rank 0 looks and tells the others. Collective."""
+
+    def look() -> str:
+        for checkpoint in reversed(whole_names(folder)):
+            problem = problem_of(checkpoint)
+            if problem is None:
+                return str(checkpoint)
+            log.warning("skipping checkpoint %s: %s", checkpoint, problem)
+        return ""
+
+    found = on_rank_zero(look)
+    return Path(found) if found else None
+
+
+def load(engine: Engine, checkpoint: Path) -> dict[str, Any]:
+    """Fill the engine from a checkpoint of any engine and layout and return the `run_state` saved with it. Collective."""
+    record = json.loads((checkpoint / RECORD).read_text())
+    state = engine.state()
+    reader = FileSystemReader(checkpoint)
+    _check_names(checkpoint, state.tensors, reader.read_metadata().state_dict_metadata)
+    dcp.load(state.tensors, storage_reader=reader)
+    state.steps = record["steps"]
+    engine.load(state)
+    run_state: dict[str, Any] = record["run"]
+    return run_state
+
+
+def _check_names(checkpoint: Path, wanted: dict[str, Any], stored: dict[str, Any]) -> None:
+    """Refuse a checkpoint of another model before anything is read, naming the first difference."""
+    missing = sorted(wanted.keys() - stored.keys())
+    extra = sorted(stored.keys() - wanted.keys())
+    shapes = [
+        f"{name} has shape {tuple(stored[name].size)}, the model needs {tuple(wanted[name].shape)}"
+        for name in wanted.keys() & stored.keys()
+        if tuple(stored[name].size) != tuple(wanted[name].shape)
+    ]
+    for found in (
+        [f"{name} is missing" for name in missing],
+        [f"{name} is not in the model" for name in extra],
+        sorted(shapes),
+    ):
+        if found:
+            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            raise CheckpointError(
+                f"{checkpoint} belongs to another model: {found[0]}{more}. "
+                f"Use the model section it was trained with, or another run.folder."
+            )

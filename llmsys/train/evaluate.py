@@ -1,0 +1,107 @@
+"""Loss on held-back documents, in nats per token and bits per byte, beside gzip and xz on the same bytes.
+
+The number of ranks does not change the result: each window's loss is computed alone, gathered, and summed in order.
+"""
+
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmsys.config.run import RunConfig
+from llmsys.data.batch import Batch
+from llmsys.data.heldout import HeldoutWindows
+from llmsys.parallel.group import rank, sum_over_ranks, world_size
+from llmsys.shards import TokenShards
+from llmsys.tokenizer import Tokenizer
+
+BITS_PER_NAT = 1.4426950408889634
+BATCH_WINDOWS = 8
+
+SequenceLosses = Callable[[Batch], Tensor]
+"""A batch → the summed loss of each of its sequences; `Engine.losses` is one."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a model makes of held-back text. Every byte of it is paid for, and the end of each document too."""
+
+    loss: float
+    bits_per_byte: float
+    perplexity: float
+    evaluated_tokens: int
+    evaluated_bytes: int
+    gzip_bits_per_byte: float
+    xz_bits_per_byte: float
+
+    def fields(self) -> dict[str, Any]:
+        """The same as a dictionary, for events and JSON."""
+        return asdict(self)
+
+
+class HeldoutEvaluator:
+    """Evaluates engines on the held-back split; the compressors run once, when the first evaluation asks."""
+
+    def __init__(self, config: RunConfig, shards: TokenShards, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._shards = shards
+        self._windows = HeldoutWindows(
+            shards,
+            length=config.batch.sequence_length,
+            opening_token=tokenizer.eos_id,
+            separate_documents=config.batch.attend == "document",
+            max_tokens=config.evaluation.max_tokens,
+        )
+        self._yardsticks: tuple[float, float] | None = None
+
+    def evaluate(self, losses: SequenceLosses, device: torch.device) -> Evaluation:
+        """Collective: every rank evaluates its windows and gets the same result."""
+        windows = self._windows
+        sums = torch.zeros(windows.windows, dtype=torch.float64)
+        per_round = BATCH_WINDOWS * world_size()
+        for start in range(0, windows.windows, per_round):
+            first = start + rank() * BATCH_WINDOWS
+            found = losses(windows.batch(first, BATCH_WINDOWS)).double().cpu()
+            count = max(0, min(BATCH_WINDOWS, windows.windows - first))
+            sums[first : first + count] = found[:count]
+        nats = float(sum_over_ranks(sums.to(device)).sum())
+        gzip, xz = self.yardsticks()
+        loss = nats / windows.tokens
+        return Evaluation(
+            loss=loss,
+            bits_per_byte=nats * BITS_PER_NAT / windows.text_bytes,
+            perplexity=float(torch.tensor(loss).exp()),
+            evaluated_tokens=windows.tokens,
+            evaluated_bytes=windows.text_bytes,
+            gzip_bits_per_byte=gzip,
+            xz_bits_per_byte=xz,
+        )
+
+    def yardsticks(self) -> tuple[float, float]:
+        """Bits per byte of `gzip -9` and `xz -9` on the evaluated documents, one after another."""
+        if self._yardsticks is None:
+            self._yardsticks = compressed_bits_per_byte(self._texts())
+        return self._yardsticks
+
+    def _texts(self) -> Iterator[bytes]:
+        for document in self._windows.documents:
+            without_end = self._shards.tokens(document)[:-1].tolist()
+            yield self._tokenizer.decode(without_end).encode()
+
+
+def compressed_bits_per_byte(texts: Iterator[bytes]) -> tuple[float, float]:
+    """Bits per byte of gzip -9 and xz -9 (streaming; memory does not grow with the text)."""
+    gzip = zlib.compressobj(9, zlib.DEFLATED, 31)
+    xz = lzma.LZMACompressor(preset=9)
+    size = gzip_size = xz_size = 0
+    for text in texts:
+        size += len(text)
+        gzip_size += len(gzip.compress(text))
+        xz_size += len(xz.compress(text))
+    gzip_size += len(gzip.flush())
+    xz_size += len(xz.flush())
+    return 8 * gzip_size / max(size, 1), 8 * xz_size / max(size, 1)

@@ -1,0 +1,49 @@
+"""A trained model out of a run folder, in one process and without an engine: for evaluation and generation."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import FileSystemReader
+
+from llmsys.config.run import RunConfig
+from llmsys.data.batch import Batch
+from llmsys.engine.engine import saved_buffers
+from llmsys.errors import CheckpointError
+from llmsys.model.transformer import Transformer
+from llmsys.parallel.group import device_of_this_rank
+from llmsys.train.build import DTYPES, build_model
+from llmsys.train.checkpoint import newest_whole
+from llmsys.train.loss import sequence_losses
+
+
+def load_trained(config: RunConfig) -> tuple[Transformer, Path]:
+    """The newest whole checkpoint of the run as a plain module in the run's compute dtype, and where it was found.
+
+    Raises CheckpointError when the run folder holds none.
+    """
+    folder = config.run.folder / "checkpoints"
+    found = newest_whole(folder)
+    if found is None:
+        raise CheckpointError(f"{folder} holds no whole checkpoint. Run `llmsys train` with this config first.")
+    model = build_model(config).to_empty(device=device_of_this_rank())
+    model.reset_buffers()
+    tensors: dict[str, Tensor] = {f"parameter/{name}": value.detach() for name, value in model.named_parameters()}
+    tensors |= {f"buffer/{name}": buffer for name, buffer in saved_buffers(model)}
+    dcp.load(tensors, storage_reader=FileSystemReader(found), no_dist=True)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(DTYPES[config.train.precision])
+    return model.eval(), found
+
+
+def losses_of(model: Transformer) -> Callable[[Batch], Tensor]:
+    """The summed loss of each sequence of a batch, as an engine would give it."""
+
+    @torch.no_grad()
+    def losses(batch: Batch) -> Tensor:
+        batch = batch.to(next(model.parameters()).device)
+        return sequence_losses(model(batch.tokens_BT, documents_BT=batch.documents_BT), batch.targets_BT)
+
+    return losses

@@ -1,0 +1,161 @@
+"""Every engine and layout against one process, eager, fp32: loss, gradient norm, and each parameter's moments.
+
+After one step without clipping Adam's first moment is 0.1 times the gradient, so moments compare gradients parameter by
+parameter; weights alone would hide a gradient that is twice too large.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llmsys.config.layout import Layout
+from llmsys.config.optimizer import AdamW
+from llmsys.data.batch import Batch
+from llmsys.engine.engine import Engine
+from llmsys.model.init import initialize
+from llmsys.model.transformer import Transformer
+from llmsys.optim.groups import parameter_groups
+from llmsys.parallel.mesh import make_meshes
+from llmsys.train.balance import settle_experts
+from llmsys.train.loss import sequence_losses
+from tests.helpers.ranks import run_ranks
+from tests.helpers.tiny import LENGTH, SEQUENCES, sequences, tiny_config
+
+STEPS = 3
+LEARNING_RATE = 1e-2
+Moments = dict[str, Any]
+
+
+def plain_run(clip: float, steps: int = STEPS, **changes: object) -> tuple[list[float], list[float], Moments]:
+    """The oracle: torch's own AdamW and clip, one process, all sequences of a step in one batch."""
+    model = Transformer(tiny_config(**changes))
+    initialize(model, seed=7)
+    named = dict(model.named_parameters())
+    groups = [
+        {"params": [named[name] for name in group.names], "weight_decay": group.weight_decay}
+        for group in parameter_groups(named.items(), 0.1)
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.95), eps=1e-8)
+    losses, norms = [], []
+    for step in range(steps):
+        batch = sequences(step, 0, SEQUENCES, ignored=LENGTH)
+        loss = sequence_losses(model(batch.tokens_BT), batch.targets_BT).sum() / batch.valid_targets
+        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), clip or 1e9)))
+        optimizer.step()
+        optimizer.zero_grad()
+        settle_experts(model)
+        losses.append(loss.item())
+    state = {f"parameter/{name}": parameter.detach() for name, parameter in named.items()}
+    for name, parameter in named.items():
+        state[f"first_moment/{name}"] = optimizer.state[parameter]["exp_avg"]
+        state[f"second_moment/{name}"] = optimizer.state[parameter]["exp_avg_sq"]
+    return losses, norms, state
+
+
+def build(kind: str, layout: Layout, clip: float, micro_batches: int, **changes: object) -> Engine:
+    """An engine as the trainer would build it, in fp32."""
+    device = torch.device("cpu")
+    config = tiny_config(**changes)
+    with torch.device("meta"):
+        model = Transformer(config)
+    common: dict[str, Any] = {
+        "meshes": make_meshes(layout.fit(torch.distributed.get_world_size(), config), device),
+        "optimizer": AdamW(learning_rate=LEARNING_RATE, gradient_clip=clip),
+        "loss": sequence_losses,
+        "compute_dtype": torch.float32,
+        "seed": 7,
+        "device": device,
+    }
+    if kind == "torch":
+        from llmsys.engine.torch_engine import TorchEngine
+
+        return TorchEngine(model, **common)
+    from llmsys.engine.deepspeed_engine import DeepSpeedEngine
+
+    stage = int(kind.removeprefix("zero"))
+    micro = SEQUENCES // torch.distributed.get_world_size() // micro_batches
+    return DeepSpeedEngine(model, zero_stage=stage, micro_batches=micro_batches, micro_sequences=micro, **common)
+
+
+def share_of(step: int, rank: int, world_size: int, micro_batches: int) -> list[Batch]:
+    """This rank's micro-batches. The first sequence of the step has no target at all: rank 0 has less to learn from."""
+    size = SEQUENCES // world_size // micro_batches
+    first = rank * size * micro_batches
+    starts = range(first, first + size * micro_batches, size)
+    return [sequences(step, start, size, ignored=LENGTH if start == 0 else 0) for start in starts]
+
+
+def whole_state(engine: Engine) -> Moments:
+    """The logical state with every tensor whole, which only works because names and shapes do not depend on layouts."""
+    from torch.distributed.tensor import DTensor
+
+    state = engine.state()
+    return {n: (t.full_tensor() if isinstance(t, DTensor) else t).numpy() for n, t in state.tensors.items()}
+
+
+def engine_run(rank: int, cases: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """All cases of one world size in one set of processes: starting processes costs more than the steps."""
+    world_size = torch.distributed.get_world_size()
+    results = []
+    for kind, layout, clip, micro_batches, changes in cases:
+        engine = build(kind, layout, clip, micro_batches, **changes)
+        steps = []
+        for step in range(STEPS):
+            steps.append(engine.train_step(share_of(step, rank, world_size, micro_batches), LEARNING_RATE))
+            settle_experts(engine.module)
+        state = whole_state(engine)
+        results.append(([s.loss for s in steps], [s.gradient_norm for s in steps], state) if rank == 0 else None)
+    return results
+
+
+# The auxiliary loss is not a sum over tokens, so its value depends on how they are dealt; balancing by bias does not.
+MOE: dict[str, Any] = {}
+DENSE_TIED: dict[str, Any] = {"moe": None, "tie_word_embeddings": True}
+CASES = {
+    2: {
+        "fsdp": ("torch", Layout(), 0.0, 1, MOE),
+        "fsdp two micro-batches, clipped": ("torch", Layout(), 0.5, 2, MOE),
+        "fsdp expert=2": ("torch", Layout(expert=2), 0.0, 1, MOE),
+        "fsdp expert=2 clipped": ("torch", Layout(expert=2), 0.5, 2, MOE),
+        "fsdp dense tied": ("torch", Layout(), 0.5, 1, DENSE_TIED),
+        "zero1": ("zero1", Layout(), 0.0, 1, MOE),
+        "zero1 expert=2": ("zero1", Layout(expert=2), 0.5, 2, MOE),
+        "zero2": ("zero2", Layout(), 0.5, 2, MOE),
+        "zero2 expert=2": ("zero2", Layout(expert=2), 0.0, 1, MOE),
+        "zero2 expert=2 clipped": ("zero2", Layout(expert=2), 0.5, 2, MOE),
+        "zero2 dense tied": ("zero2", Layout(), 0.5, 1, DENSE_TIED),
+    },
+    4: {
+        "hsdp 2x2": ("torch", Layout(replicate=2), 0.5, 1, MOE),
+        "fsdp expert=2 of 4": ("torch", Layout(expert=2), 0.5, 1, MOE),
+        "hsdp 2x2 expert=2": ("torch", Layout(replicate=2, expert=2), 0.5, 1, MOE),
+        "fsdp expert=4": ("torch", Layout(expert=4), 0.0, 1, MOE),
+        "zero2 expert=2 of 4": ("zero2", Layout(expert=2), 0.5, 1, MOE),
+    },
+}
+
+
+@pytest.fixture(scope="module", params=sorted(CASES))
+def finished(request: pytest.FixtureRequest) -> tuple[int, list[Any]]:
+    """All runs of one world size."""
+    world_size = request.param
+    return world_size, run_ranks(engine_run, world_size, list(CASES[world_size].values()))[0]
+
+
+def test_every_engine_and_layout_follows_the_plain_run(finished: tuple[int, list[Any]]) -> None:
+    world_size, results = finished
+    for (name, (_, _, clip, _, changes)), (losses, norms, state) in zip(CASES[world_size].items(), results, strict=True):
+        expected_losses, expected_norms, expected = plain_run(clip, **changes)
+        torch.testing.assert_close(losses, expected_losses, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(norms, expected_norms, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+        for key, value in expected.items():
+            # A moment is compared at its tensor's scale. A weight moves by LEARNING_RATE in a step however small its
+            # gradient is, so near-zero gradients may differ in it by a share of that.
+            allowed = 0.02 * LEARNING_RATE if key.startswith("parameter/") else 1e-4 * float(value.abs().max())
+            difference = float((torch.from_numpy(state[key]) - value).abs().max())
+            assert difference <= allowed, f"{name}: {key} differs by {difference:.2e}, allowed {allowed:.2e}"

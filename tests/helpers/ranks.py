@@ -1,0 +1,61 @@
+"""Runs a function on several real processes joined by gloo, and brings what each returned or raised back to the test."""
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_SECONDS = 240
+
+
+def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
+    """`function(rank, *arguments)` on `world_size` fresh processes; the results by rank.
+
+    An exception on any rank fails the test with that rank's number and traceback; a rank that hangs is named.
+    """
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
+        processes = [
+            context.Process(target=_rank_main, args=(sender, store, rank, world_size, function, arguments), daemon=True)
+            for rank, (_, sender) in enumerate(pipes)
+        ]
+        for process in processes:
+            process.start()
+        try:
+            return [_answer(rank, receiver) for rank, (receiver, _) in enumerate(pipes)]
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def _answer(rank: int, receiver: Connection) -> Any:
+    if not receiver.poll(TIMEOUT_SECONDS):
+        raise TimeoutError(f"rank {rank} did not answer within {TIMEOUT_SECONDS} s")
+    kind, value = receiver.recv()
+    if kind == "error":
+        raise AssertionError(f"rank {rank} raised:\n{value}")
+    return value
+
+
+def _rank_main(
+    sender: Connection, store: str, rank: int, world_size: int, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "1"}
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
+    try:
+        sender.send(("result", function(rank, *arguments)))
+    except BaseException:
+        sender.send(("error", traceback.format_exc()))
+    dist.barrier()

@@ -1,0 +1,111 @@
+"""Checkpoints: saved under one engine and layout, resumed under another; damage is noticed; publishing is all or nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llmsys.config.layout import Layout
+from llmsys.errors import CheckpointError
+from llmsys.train import checkpoint
+from llmsys.train.balance import settle_experts
+from tests.engine.test_parity import LEARNING_RATE, build, plain_run, share_of, whole_state
+from tests.helpers.ranks import run_ranks
+
+BEFORE, AFTER = 2, 3
+
+
+def train(rank: int, engine: Any, first: int, stop: int) -> list[float]:
+    losses = []
+    for step in range(first, stop):
+        losses.append(engine.train_step(share_of(step, rank, torch.distributed.get_world_size(), 1), LEARNING_RATE).loss)
+        settle_experts(engine.module)
+    return losses
+
+
+def start_and_save(rank: int, kind: str, layout: Layout, folder: Path) -> list[float]:
+    engine = build(kind, layout, 0.5, 1)
+    losses = train(rank, engine, 0, BEFORE)
+    checkpoint.save(engine, folder, {"note": "from the test"}, keep_last=2)
+    return losses
+
+
+def resume(rank: int, cases: list[tuple[str, Layout, Path]]) -> list[Any]:
+    """Each case resumed in turn: the losses of the later steps, the state at the end, and what was saved with it."""
+    results = []
+    for kind, layout, folder in cases:
+        engine = build(kind, layout, 0.5, 1)
+        newest = checkpoint.newest_whole(folder)
+        assert newest is not None
+        run_state = checkpoint.load(engine, newest)
+        losses = train(rank, engine, BEFORE, BEFORE + AFTER)
+        results.append((losses, whole_state(engine), run_state, engine.state().steps))
+    return results if rank == 0 else []
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints after BEFORE steps, written by two processes under FSDP2 with split experts and under ZeRO-2."""
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in ("torch", "zero2")}
+    for kind, folder in folders.items():
+        run_ranks(start_and_save, 2, kind, Layout(expert=2), folder)
+    return folders
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_any_engine_and_layout_resumes_any_checkpoint_on_the_same_trajectory(
+    saved: dict[str, Path], world_size: int
+) -> None:
+    layout = Layout(expert=min(world_size, 2))
+    cases = [("torch", layout, saved["zero2"]), ("torch", Layout(), saved["torch"])]
+    if world_size > 1:
+        cases.append(("zero2", layout, saved["torch"]))
+    expected_losses, _, expected = plain_run(0.5, BEFORE + AFTER)
+    for losses, state, run_state, steps in run_ranks(resume, world_size, cases)[0]:
+        torch.testing.assert_close(losses, expected_losses[BEFORE:], rtol=1e-5, atol=1e-6)
+        assert run_state == {"note": "from the test"}
+        assert steps == BEFORE + AFTER
+        for key, value in expected.items():
+            allowed = 0.02 * LEARNING_RATE if key.startswith("parameter/") else 2e-4 * float(value.abs().max())
+            assert float((torch.from_numpy(state[key]) - value).abs().max()) <= allowed, key
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for steps in (100, 200):
+        partial = tmp_path / ".partial"
+        partial.mkdir()
+        (partial / "__0_0.distcp").write_bytes(b"weights" * 100)
+        checkpoint._publish(partial, tmp_path / f"step-{steps:08d}", {"format": 1, "steps": steps, "run": {}})
+    assert checkpoint.newest_whole(tmp_path) == tmp_path / "step-00000200"
+    damaged = tmp_path / "step-00000200" / "__0_0.distcp"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"X")
+    assert checkpoint.newest_whole(tmp_path) == tmp_path / "step-00000100"
+    assert "__0_0.distcp is damaged" in caplog.text
+    damaged.unlink()
+    assert checkpoint.problem_of(damaged.parent) == "__0_0.distcp is missing"
+
+
+def test_a_partial_checkpoint_is_never_seen(tmp_path: Path) -> None:
+    (tmp_path / ".step-00000100.partial").mkdir()
+    assert checkpoint.newest_whole(tmp_path) is None
+    (tmp_path / "step-00000100").mkdir()
+    assert "state.json cannot be read" in str(checkpoint.problem_of(tmp_path / "step-00000100"))
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:
+    stored: dict[str, Any] = {"parameter/a": torch.empty(2, 3), "parameter/c": torch.empty(1)}
+    for value in stored.values():
+        value.size = value.shape
+    wanted = {"parameter/a": torch.empty(2, 3), "parameter/b": torch.empty(1)}
+    with pytest.raises(CheckpointError, match="parameter/b is missing. Use the model section it was trained with"):
+        checkpoint._check_names(Path("runs/x"), wanted, stored)
+
+
+def test_the_record_names_every_file(saved: dict[str, Path]) -> None:
+    newest = checkpoint.whole_names(saved["torch"])[-1]
+    record = json.loads((newest / "state.json").read_text())
+    assert sorted(record["files"]) == sorted(file.name for file in newest.iterdir() if file.name != "state.json")

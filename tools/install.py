@@ -106,17 +106,11 @@ def run(command: list[str], root: Path, lock: int, log: IO[str]) -> None:
         "PIP_NO_INPUT": "1",
     }
     start = log.tell()
-    result = subprocess.run(
-        command,
-        cwd=root,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        pass_fds=[lock],
-        check=False,
+    process = subprocess.Popen(
+        command, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[lock]
     )
-    if result.returncode == 0:
+    status = process.wait()
+    if status == 0:
         return
     print("\n".join(Path(log.name).read_bytes()[start:].decode(errors="replace").splitlines()[-30:]), file=sys.stderr)
     sys.exit(

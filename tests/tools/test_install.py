@@ -1,0 +1,133 @@
+"""Laws of tools/install.py, with pip and venv played by a function that says what it was asked for."""
+
+import fcntl
+import sys
+import threading
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.helpers.process import wait_until
+from tools import install
+from tools.install import LOCK, LOG, STATE, UNFINISHED, read_state, write_state
+
+
+class Checkout:
+    """A checkout in a temporary folder, and the commands that installing it ran."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.venv = root / ".venv"
+        self.commands: list[str] = []
+        self.killed_at = ""
+        (root / "pyproject.toml").write_text("[project]\n")
+        (root / "constraints.txt").write_text("torch==2.13.0\n")
+
+    def run(self, command: list[str], root: Path, lock: int, log: IO[str]) -> None:
+        step = "venv" if "venv" in command else "pip"
+        self.commands.append(step)
+        if step == self.killed_at:
+            raise SystemExit(137)
+        if step == "venv":
+            (self.venv / "bin").mkdir()
+            (self.venv / "bin" / "python").write_text("#!/bin/sh\nexit 0\n")
+            (self.venv / "bin" / "python").chmod(0o755)
+
+    def install(self) -> list[str]:
+        """The steps that one `make install` takes."""
+        self.commands = []
+        install.install(self.root)
+        return self.commands
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
+    checkout = Checkout(tmp_path)
+    monkeypatch.setattr(install, "run", checkout.run)
+    return checkout
+
+
+def test_a_finished_install_does_nothing(checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
+    assert checkout.install() == ["venv", "pip"]
+    capsys.readouterr()
+    assert checkout.install() == []
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+def test_a_changed_file_is_installed_into_the_same_environment(name: str, checkout: Checkout) -> None:
+    checkout.install()
+    (checkout.root / name).write_text("changed\n")
+    assert checkout.install() == ["pip"]
+    assert checkout.install() == []
+
+
+@pytest.mark.parametrize("step", ["venv", "pip"])
+def test_a_killed_install_is_made_again_from_nothing(step: str, checkout: Checkout) -> None:
+    checkout.killed_at = step
+    with pytest.raises(SystemExit):
+        checkout.install()
+    checkout.killed_at = ""
+    (checkout.venv / "lib").mkdir()
+    (checkout.venv / "lib" / "half_a_package.py").touch()
+    assert checkout.install() == ["venv", "pip"]
+    assert not (checkout.venv / "lib").exists()
+    assert checkout.install() == []
+
+
+def test_a_killed_renewal_is_made_again_from_nothing(checkout: Checkout) -> None:
+    checkout.install()
+    (checkout.root / "constraints.txt").write_text("torch==2.13.1\n")
+    checkout.killed_at = "pip"
+    with pytest.raises(SystemExit):
+        checkout.install()
+    checkout.killed_at = ""
+    assert checkout.install() == ["venv", "pip"]
+
+
+def test_an_environment_that_was_moved_is_made_again(checkout: Checkout) -> None:
+    checkout.install()
+    write_state(checkout.venv, read_state(checkout.venv)._replace(place="elsewhere"))
+    assert checkout.install() == ["venv", "pip"]
+
+
+def test_an_environment_whose_python_is_gone_is_made_again(checkout: Checkout) -> None:
+    checkout.install()
+    (checkout.venv / "bin" / "python").unlink()
+    assert checkout.install() == ["venv", "pip"]
+
+
+def test_a_state_that_cannot_be_read_counts_as_unfinished(checkout: Checkout) -> None:
+    checkout.install()
+    (checkout.venv / STATE).write_text("half")
+    assert read_state(checkout.venv) == UNFINISHED
+
+
+def test_two_installs_wait_for_each_other(checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
+    checkout.venv.mkdir()
+    with (checkout.venv / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = threading.Thread(target=checkout.install)
+        second.start()
+        said = ""
+
+        def waits() -> bool:
+            nonlocal said
+            said += capsys.readouterr().out
+            return "waiting for it" in said
+
+        wait_until(waits, "the second install did not wait")
+        assert checkout.commands == []
+    second.join()
+    assert checkout.commands == ["venv", "pip"]
+
+
+def test_a_step_that_fails_shows_the_end_of_its_log_and_the_next_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, "-c", "print('no space left'); raise SystemExit(3)"]
+    said = pytest.raises(SystemExit, match=r"status 3; the whole log is .*then run `make install` again")
+    with (tmp_path / LOG).open("w") as log, (tmp_path / LOCK).open("w") as lock, said:
+        install.run(command, tmp_path, lock.fileno(), log)
+    assert capsys.readouterr().err == "no space left\n"

@@ -1,0 +1,181 @@
+"""Tasks in worker processes on this machine; a worker that dies costs its task one try and nothing else.
+
+Reads jobs, gives events as they happen. Promises: results do not depend on the number of workers; a task that loses its
+process is tried again in another, `tries` times in all; workers end with the process that started them, even when it is
+killed, and hold its lock until they have.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+from data_pipeline.executors.event import Advanced, Done, Event, Failed, Job
+from data_pipeline.executors.inline import attempt
+
+_PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+
+
+def available_cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Worker:
+    """One process and the two pipes to it: one for jobs and events, one that only ever closes."""
+
+    def __init__(self, lock: int | None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        lifeline, self.lifeline = context.Pipe(duplex=False)
+        held = DupFd(lock) if lock is not None else None
+        self.process: SpawnProcess = context.Process(target=_work, args=(theirs, lifeline, held), daemon=True)
+        with _single_threaded():
+            self.process.start()
+        theirs.close()
+        lifeline.close()
+        self.index: int | None = None
+
+    def end(self) -> None:
+        """Kill the process: whatever it writes is published by rename, so there is nothing to wait for."""
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+        self.lifeline.close()
+
+
+class LocalPool:
+    """Worker processes that live through all stages of a run."""
+
+    def __init__(self, workers: int, tries: int = 3, lock: int | None = None) -> None:
+        """Start nothing yet. `workers` 0 means one per core; `lock` is a file descriptor that workers hold open."""
+        self.limit = workers or available_cores()
+        self.tries = tries
+        self.lock = lock
+        self._workers: list[_Worker] = []
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Event]:
+        """Yield what happens until every job is done or given up."""
+        waiting = deque(range(len(jobs)))
+        losses = [0] * len(jobs)
+        while waiting or any(worker.index is not None for worker in self._workers):
+            self._hand_out(jobs, waiting)
+            for worker in self._ready():
+                event = self._receive(worker)
+                if event is not None:
+                    yield event
+                    continue
+                lost = self._replace(worker)
+                losses[lost] += 1
+                if losses[lost] < self.tries:
+                    waiting.appendleft(lost)
+                else:
+                    yield Failed(lost, _loss(losses[lost], worker.process.exitcode), "")
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self._workers:
+            worker.end()
+        self._workers.clear()
+
+    def _hand_out(self, jobs: Sequence[Job], waiting: deque[int]) -> None:
+        """Give a job to every idle worker, starting workers while there are jobs for them."""
+        while waiting:
+            worker = next((each for each in self._workers if each.index is None), None)
+            if worker is None and len(self._workers) < self.limit:
+                worker = _Worker(self.lock)
+                self._workers.append(worker)
+            if worker is None:
+                return
+            worker.index = waiting.popleft()
+            try:
+                worker.connection.send((worker.index, jobs[worker.index]))
+            except (BrokenPipeError, ConnectionResetError):
+                return  # it died while idle; _ready finds it, and its job counts as lost
+
+    def _ready(self) -> list[_Worker]:
+        """Wait until a busy worker says something or ends."""
+        busy = [worker for worker in self._workers if worker.index is not None]
+        ready = wait([*(worker.connection for worker in busy), *(worker.process.sentinel for worker in busy)])
+        return [worker for worker in busy if worker.connection in ready or worker.process.sentinel in ready]
+
+    def _receive(self, worker: _Worker) -> Event | None:
+        """Return the next event of a worker; None when it is dead and has nothing more to say."""
+        try:
+            event: Event = worker.connection.recv()
+        except (EOFError, OSError):
+            return None
+        if not isinstance(event, Advanced):
+            worker.index = None
+        return event
+
+    def _replace(self, worker: _Worker) -> int:
+        """Take a dead worker out and return the index of the job it had."""
+        self._workers.remove(worker)
+        worker.end()
+        assert worker.index is not None
+        return worker.index
+
+
+def _loss(times: int, status: int | None) -> str:
+    if status is not None and status < 0:
+        ending = f"killed by signal {-status} ({signal.Signals(-status).name})"
+    else:
+        ending = f"ended with status {status}"
+    return (
+        f"lost its worker process {times} times, the last was {ending}. When the machine ran out of memory, "
+        f"use fewer workers (data.executor.workers=1) or smaller batches (data.documents.batch_bytes)."
+    )
+
+
+class _single_threaded:  # noqa: N801 (a context manager, used as a function)
+    """Children start with one thread per numeric library: processes are the unit of parallel work."""
+
+    def __enter__(self) -> None:
+        self.before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        os.environ.update(dict.fromkeys(self.before, "1"))
+
+    def __exit__(self, *_: object) -> None:
+        for name, value in self.before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+# --- inside the worker process ---
+
+
+def _work(connection: Connection, lifeline: Connection, lock: Any) -> None:
+    """Do jobs until the pipe closes. `lock` is unpickled into a duplicate of the parent's lock, open until the end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears ctrl-c too, and ends its workers
+    _die_with_parent(lifeline)
+    held = lock.detach() if lock is not None else None
+    try:
+        while True:
+            index, job = connection.recv()
+            connection.send(attempt(index, job, lambda amount, dropped: connection.send(Advanced(amount, dropped))))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        if held is not None:
+            os.close(held)
+
+
+def _die_with_parent(lifeline: Connection) -> None:
+    """End this process when its parent does: at once where the kernel offers it, else when the pipe breaks."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        lifeline.poll(None)  # nothing is ever sent: it returns when the other end closes
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

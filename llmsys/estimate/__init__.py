@@ -1,0 +1,1 @@
+"""Arithmetic over the config: parameters, operations and memory before anything starts. No torch."""

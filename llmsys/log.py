@@ -244,7 +244,7 @@ class Progress:
         """Start the clock; on a terminal draw the bar."""
         self._began = self._printed = self._clock()
         stream = self._stream or sys.stderr
-        if not self._silent and stream.isatty():
+        if not self._silent and _columns(stream) > 0:
             from tqdm import tqdm  # only where a bar is drawn
 
             self._bar = tqdm(
@@ -275,11 +275,12 @@ class Progress:
         rate = (self.done - self._at_start) / seconds
         parts = [_amount(self.done, self.unit)]
         if self.total:
-            parts = [f"{_amount(self.done)} of {_amount(self.total, self.unit)} ({self.done / self.total:.0%})"]
-        if seconds >= 0.1:  # a rate over less time says nothing
+            done = _amount(self.done, "B" if self.unit == "B" else "")
+            parts = [f"{done} of {_amount(self.total, self.unit)} ({self.done / self.total:.0%})"]
+        if seconds >= 0.1 and rate > 0:  # a rate over less time says nothing
             parts.append(f"{_amount(rate, self.unit)}/s")
-        if self.total is not None and rate > 0 and self.done < self.total:
-            parts.append(f"{duration((self.total - self.done) / rate)} left")
+            if self.total is not None and self.done < self.total:
+                parts.append(f"{duration((self.total - self.done) / rate)} left")
         if self._details:
             parts.append(_details_text(self._details))
         return f"{self.stage}: " + ", ".join(parts)
@@ -300,6 +301,14 @@ class Progress:
         elif not self._silent:
             ending = "done" if kind is None else "stopped"
             self._print(f"{self.line()}, {ending} after {duration(self._clock() - self._began)}")
+
+
+def _columns(stream: TextIO) -> int:
+    """Columns of the terminal behind `stream`; 0 where there is none, or one that does not know its size."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    except OSError:
+        return 0
 
 
 def _details_text(details: dict[str, object]) -> str:

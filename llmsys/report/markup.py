@@ -119,4 +119,6 @@ def percent(part: float, whole: float) -> str:
     if whole <= 0:
         return "–"
     share = 100 * part / whole
-    return f"{share:.0f} %" if share in (0, 100) else f"{share:.1f} %" if share >= 0.1 else "< 0.1 %"
+    if share in (0, 100):
+        return f"{share:.0f} %"
+    return "< 0.1 %" if share < 0.1 else "> 99.9 %" if 99.9 < share < 100 else f"{share:.1f} %"

@@ -6,6 +6,7 @@ Deterministic. `write_run` and `write_dataset` fill a folder; `run_events` and `
 import json
 import math
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,15 @@ BEGAN = 1_767_225_600.0  # 2026-01-01 00:00:00 UTC
 
 HOSTILE = (
     "</script></pre><script>document.title='broken out'; console.error('broken out')</script>"
-    "<img src=x onerror=\"console.error('broken out')\"> %{x} {{7*7}} & &lt;b&gt; \u2028 \u202eright to left\x00 theme:blue"
+    "<img src=x onerror=\"console.error('broken out')\"> %{x} {{7*7}} & &lt;b&gt; "
+    "\u2028 \u202eright to left\x00 theme:blue"
 )
+HELD_BACK = {
+    "evaluated_tokens": 96_214,
+    "evaluated_bytes": 375_235,
+    "gzip_bits_per_byte": 2.914,
+    "xz_bits_per_byte": 2.377,
+}
 PROSE = (
     "The quarry opened in 1871 and gave the town its grey walls. By the turn of the century a narrow railway ran down. "
 )
@@ -60,9 +68,8 @@ def run_events(steps: int = 400, layers: int = 4, experts: int = 8, every: int =
         if step % (steps // 4 // every * every) == 0:
             nats = 3.2 + 5.9 * math.exp(-step / 60)
             bits = nats / math.log(2) / 3.9
-            events.append({**now, "event": "evaluation", "loss": nats, "bits_per_byte": bits, "perplexity": math.exp(nats),
-                           "evaluated_tokens": 96_214, "evaluated_bytes": 375_235, "gzip_bits_per_byte": 2.914,
-                           "xz_bits_per_byte": 2.377})  # fmt: skip
+            measured = {"loss": nats, "bits_per_byte": bits, "perplexity": math.exp(nats)}
+            events.append({**now, "event": "evaluation", **measured, **HELD_BACK})
             events.append({**now, "event": "checkpoint", "folder": f"checkpoints/step-{step:08d}", "seconds": 0.8})
     samples = [{"prompt": "The town", "text": "The town was built on the river in the early years of the century."},
                {"prompt": "<b>Once</b>", "text": HOSTILE}]  # fmt: skip
@@ -104,6 +111,9 @@ model:
 """
 
 
+LANGUAGES = {"en": 4_903, "de": 611, "ru": 540, "zh": 402, "fr": 377, "ja": 290, "es": 288, HOSTILE: 1}
+
+
 def write_dataset(folder: Path) -> Path:
     """Fill a dataset folder with the manifest alone."""
     write_manifest(folder, example_manifest())
@@ -120,41 +130,43 @@ def example_manifest() -> Manifest:
         vocab_size=8192,
         token_dtype="uint16",
         tokenizer_fingerprint="77aa" * 8,
-        splits={"train": _split("train", 2_870, 2_950_114, 11_505_447), "heldout": _split("heldout", 92, 96_214, 375_235)},
+        splits={"train": _split("train", 2_870, 2_950_114, 11_505_447),
+                "heldout": _split("heldout", 92, 96_214, 375_235)},
         documents=DocumentFiles(),
         dropped=DocumentFiles(),
         funnel=_funnel(),
-        languages={"en": LanguageCount(documents=4_903, bytes=21_400_000), "de": LanguageCount(documents=611, bytes=2_000_000),
-                   "ru": LanguageCount(documents=540, bytes=3_100_000), "zh": LanguageCount(documents=402, bytes=1_200_000),
-                   "fr": LanguageCount(documents=377, bytes=1_300_000), "ja": LanguageCount(documents=290, bytes=900_000),
-                   "es": LanguageCount(documents=288, bytes=990_000), HOSTILE: LanguageCount(documents=1, bytes=80)},
+        languages={code: LanguageCount(documents=count, bytes=4_100 * count) for code, count in LANGUAGES.items()},
         lengths=Histogram(edges=(0, *(round(100 * 10 ** (i / 5)) for i in range(17))),
                           counts=(0, 4, 12, 40, 120, 260, 420, 560, 540, 420, 290, 170, 80, 30, 10, 4, 2)),
         read=ReadSummary(files=2, records=9_412, html_bytes=612_000_000, skipped=_skips()),
     )  # fmt: skip
 
 
+STAGES = (
+    ("read", 9_412, 612_000_000, {"not_html": 542}),
+    ("extract", 8_870, 590_000_000, {"no_text": 768}),
+    ("language", 8_102, 38_000_000, {"not_wanted": 2_904, "unsure": 295}),
+    ("gopher_repetition", 4_903, 21_400_000, {"duplicate_lines": 322, "top_3_gram": 271}),
+    ("gopher_quality", 4_310, 18_900_000, {"mean_word_length": 118, "stop_words": 240, "words": 297}),
+    ("c4", 3_655, 16_200_000, {"curly_bracket": 301, "sentences": 114}),
+    ("exact_duplicates", 3_240, 13_600_000, {"same_text": 119}),
+    ("near_duplicates", 3_121, 13_000_000, {"minhash": 159}),
+    ("", 2_962, 11_880_682, {}),
+)
+
+
 def _funnel() -> tuple[FunnelStage, ...]:
-    counts = [
-        ("read", 9_412, 8_870, 612_000_000, [("read", "not_html", 542)]),
-        ("extract", 8_870, 8_102, 590_000_000, [("extract", "no_text", 768)]),
-        ("language", 8_102, 4_903, 38_000_000, [("language", "not_wanted", 2_904), ("language", "unsure", 295)]),
-        ("gopher_repetition", 4_903, 4_310, 21_400_000,
-         [("gopher_repetition", "duplicate_lines", 322), ("gopher_repetition", "top_3_gram", 271)]),
-        ("gopher_quality", 4_310, 3_655, 18_900_000,
-         [("gopher_quality", "mean_word_length", 118), ("gopher_quality", "stop_words", 240), ("gopher_quality", "words", 297)]),
-        ("c4", 3_655, 3_240, 16_200_000, [("c4", "curly_bracket", 301), ("c4", "sentences", 114)]),
-        ("exact_duplicates", 3_240, 3_121, 13_600_000, [("exact_duplicates", "same_text", 119)]),
-        ("near_duplicates", 3_121, 2_962, 13_000_000, [("near_duplicates", "minhash", 159)]),
-    ]  # fmt: skip
-    ends = [size for _, _, _, size, _ in counts][1:] + [11_880_682]
     return tuple(
         FunnelStage(
-            stage=stage, documents_in=before, documents_out=after, bytes_in=size, bytes_out=end,
-            dropped=tuple(_drop(rule, test, number) for rule, test, number in drops),
+            stage=stage,
+            documents_in=before,
+            documents_out=after,
+            bytes_in=size,
+            bytes_out=size_after,
+            dropped=tuple(_drop(stage, test, number) for test, number in drops.items()),
         )
-        for (stage, before, after, size, drops), end in zip(counts, ends, strict=True)
-    )  # fmt: skip
+        for (stage, before, size, drops), (_, after, size_after, _) in pairwise(STAGES)
+    )
 
 
 def _drop(rule: str, test: str, documents: int) -> Drop:

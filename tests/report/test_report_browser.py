@@ -1,0 +1,119 @@
+"""The page in a real Chromium: every plot is drawn with data, the console is silent, and page text stays text."""
+
+import re
+
+import pytest
+
+from llmsys.report import page as page_module
+from llmsys.report.page import write_report
+from tests.helpers.browser import DARK, needs_chromium, open_page
+from tests.helpers.example_run import run_events, write_dataset, write_run
+
+pytestmark = [pytest.mark.browser, needs_chromium]
+
+MARKS = {
+    "plot-yardstick": 3,
+    "plot-loss": 2,
+    "plot-learning-rate": 1,
+    "plot-gradient-norm": 1,
+    "plot-tokens-per-second": 1,
+    "plot-data-wait": 1,
+    "plot-experts": 1,
+    "plot-balance": 3,
+    "plot-funnel": 16,
+    "plot-drops": 13,
+    "plot-languages": 8,
+    "plot-lengths": 1,
+}
+"""Lines, bars and heat maps that the example has in each plot."""
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return write_run(tmp_path / "run"), write_dataset(tmp_path / "data")
+
+
+def test_every_plot_is_drawn_and_the_console_is_silent(folders, tmp_path):
+    opened = open_page(write_report(*folders), tmp_path)
+    assert opened.console == []
+    assert opened.marks() == MARKS
+    assert 'data-plots="drawn"' in opened.dom
+    assert "<title>demo: training run" in opened.dom  # the hostile page's script would have changed it
+
+
+def test_the_page_takes_the_colours_of_a_dark_desktop(folders, tmp_path):
+    opened = open_page(write_report(*folders), tmp_path, *DARK)
+    assert opened.console == []
+    assert opened.marks() == MARKS
+    assert "stroke: rgb(86, 180, 233)" in opened.dom  # the light blue of dark mode
+    assert "rgb(0, 114, 178)" not in re.sub("<style.*?</style>", "", opened.dom, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("keep", "plots"),
+    [
+        (["start"], set()),
+        (
+            ["start", "step"],
+            {"plot-loss", "plot-learning-rate", "plot-gradient-norm", "plot-tokens-per-second", "plot-data-wait"},
+        ),
+    ],
+)
+def test_a_run_just_started_makes_a_page_without_errors(tmp_path, keep, plots):
+    run = write_run(tmp_path / "run", [event for event in run_events() if event["event"] in keep])
+    opened = open_page(write_report(run, None), tmp_path)
+    assert opened.console == []
+    assert set(opened.marks()) == plots
+    assert all(opened.marks().values())
+
+
+def _with_script(monkeypatch, change):
+    """Let the page be written with another script; its policy is made for that one too."""
+    asset = page_module._asset
+    monkeypatch.setattr(page_module, "_asset", lambda name: change(asset(name)) if name == "page.js" else asset(name))
+
+
+def test_buttons_and_slider_change_what_is_drawn(folders, tmp_path, monkeypatch):
+    use = """
+    addEventListener("load", () => {
+      document.querySelector("#training [data-view='1']").click();
+      const slider = document.querySelector("#experts input[type=range]");
+      slider.value = 0;
+      slider.dispatchEvent(new Event("input"));
+    });"""
+    before = open_page(write_report(*folders), tmp_path)
+    _with_script(monkeypatch, lambda script: script + use)
+    after = open_page(write_report(*folders), tmp_path)
+    assert after.console == []
+    assert after.marks() == MARKS
+    for opened, unit, step in ((before, "nats per token", "400"), (after, "bits per byte", "20")):
+        assert re.search(rf'aria-pressed="true">{unit}<', opened.dom)
+        assert re.search(rf'class="ytitle"[^>]*>{unit}<', opened.dom)
+        assert f"<output>step {step}</output>" in opened.dom
+    heat_maps = [re.search(r'xlink:href="(data:image/png[^"]*)"', opened.dom)[1] for opened in (before, after)]
+    assert heat_maps[0] != heat_maps[1]
+
+
+# --- The checks above can fail ---
+
+
+def test_an_error_in_the_page_script_is_seen(folders, tmp_path, monkeypatch):
+    _with_script(monkeypatch, lambda script: script.replace("Plotly.react(", "Plotly.reakt("))
+    opened = open_page(write_report(*folders), tmp_path)
+    assert any("Plotly.reakt is not a function" in line for line in opened.console)
+    assert set(opened.marks().values()) == {0}
+
+
+def test_an_empty_curve_is_seen(tmp_path):
+    events = [event | ({"gradient_norm": 1.0} if event.get("step") == 5 else {"gradient_norm": None})
+              if event["event"] == "step" else event for event in run_events()]  # fmt: skip
+    opened = open_page(write_report(write_run(tmp_path / "run", events), None), tmp_path)
+    assert opened.marks()["plot-gradient-norm"] == 0
+
+
+def test_a_script_that_got_into_the_page_does_not_run(folders, tmp_path):
+    path = write_report(*folders)
+    path.write_text(path.read_text().replace("<main>", "<main><script>document.title = 'broken out'</script>"))
+    opened = open_page(path, tmp_path)
+    assert "<title>demo: training run" in opened.dom
+    assert any("Content Security Policy" in line for line in opened.console)

@@ -1,0 +1,99 @@
+"""Laws of the page as a file: whole, self-contained, the same for the same input, and it says what is missing."""
+
+import base64
+import hashlib
+import re
+
+import pytest
+
+from llmsys.errors import DataError
+from llmsys.report.page import write_report
+from tests.helpers.example_run import HOSTILE, run_events, write_dataset, write_run
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return write_run(tmp_path / "run"), write_dataset(tmp_path / "data")
+
+
+def _without_scripts(path):
+    return re.sub(r"<script.*?</script>", "", path.read_text("utf-8"), flags=re.DOTALL)
+
+
+def test_the_report_lies_in_the_run_folder_else_in_the_dataset_folder(folders):
+    run, data = folders
+    assert write_report(run, data) == run / "report.html"
+    assert write_report(None, data) == data / "report.html"
+    assert write_report(run, data, run / "new" / "page.html") == run / "new" / "page.html"
+    assert [path.name for path in (run / "new").iterdir()] == ["page.html"]  # nothing half-written beside it
+
+
+def test_the_same_folders_give_the_same_bytes(folders, tmp_path):
+    first, second = write_report(*folders, tmp_path / "1.html"), write_report(*folders, tmp_path / "2.html")
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_the_page_loads_nothing_and_runs_only_its_own_scripts(folders):
+    page = write_report(*folders).read_text("utf-8")
+    scripts = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1].replace("&#x27;", "'")
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    assert policy == f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+    assert len(scripts) == 2
+    links = re.findall(r'\s(?:src|href|action)="([^"]*)"', _without_scripts(write_report(*folders)))
+    assert links
+    assert all(link.startswith("#") or link == "data:," for link in links)
+
+
+def test_page_text_is_nowhere_markup(folders):
+    outside = _without_scripts(write_report(*folders))
+    assert outside.count("&lt;/script&gt;&lt;/pre&gt;&lt;script&gt;") > 20
+    assert "onerror=&quot;" in outside
+    assert HOSTILE[:30] not in outside
+    assert "<img" not in outside
+
+
+def test_every_section_can_be_jumped_to(folders):
+    page = _without_scripts(write_report(*folders))
+    anchors = re.findall(r'<a href="#([a-z]+)">', page)
+    assert anchors == re.findall(r'<section id="([a-z]+)">', page)
+    assert anchors == ["yardstick", "training", "experts", "samples", "funnel", "distributions", "reading", "origin"]
+
+
+def test_every_drop_shows_its_value_and_threshold(folders):
+    page = _without_scripts(write_report(None, folders[1]))
+    assert "<b>gopher_quality: mean word length 11.2 &gt; 10</b>" in page
+    assert "<dt>value</dt><dd>11.2</dd><dt>threshold</dt><dd>10</dd>" in page
+
+
+def test_a_run_without_its_dataset_says_so(folders, tmp_path):
+    page = _without_scripts(write_report(folders[0], tmp_path / "nowhere"))
+    assert "No dataset on this page:" in page
+    assert "llmsys prepare CONFIG" in page
+    assert 'id="plot-loss"' in page
+
+
+def test_a_run_of_other_data_is_warned_about(folders):
+    run, data = folders
+    (run / "environment.json").write_text('{"data_fingerprint": "abc"}')
+    assert "trained on data with the fingerprint abc, but this dataset has 5f0c" in _without_scripts(
+        write_report(run, data)
+    )
+
+
+def test_text_that_is_not_valid_unicode_does_not_stop_the_report(folders):
+    run, _ = folders
+    lone = {"event": "samples", "step": 1, "samples": [{"prompt": "\ud800", "text": "\udfff"}]}
+    write_run(run, [*run_events(), lone])
+    assert write_report(run, None).read_bytes().decode("utf-8")
+
+
+def test_nothing_at_all_is_an_error_with_a_next_step(tmp_path):
+    with pytest.raises(
+        DataError, match=r"Nothing to report: no run in .*a and no manifest\.json in .*b\. Run `llmsys prep"
+    ):
+        write_report(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(DataError, match=r"\(no run folder given\)"):
+        write_report(None, None)
+    assert list(tmp_path.iterdir()) == []

@@ -114,19 +114,25 @@ def smooth(x: Sequence[float], y: Sequence[float], share: float = 0.02) -> tuple
     every = max(1, -(-len(points) // (MAX_POINTS // 4)))
     means = []
     for i in range(0, len(points), every):
-        low, high = max(0, i - half), min(len(points), i + half + 1)
+        reach = min(half, i, len(points) - 1 - i)  # shorter at the ends, but never to one side
+        low, high = i - reach, i + reach + 1
         means.append((points[i][0], (sums[high] - sums[low]) / (high - low)))
     return [_short(a) for a, _ in means], [_short(b) for _, b in means]
 
 
 def curve(name: str, x: Sequence[float], y: Sequence[float], colour: str = BLUE) -> list[Trace]:
-    """Line traces of one quantity: thinned, and where it is long its running mean over a faint original."""
+    """Line traces of one noisy quantity: thinned, and where it is long its running mean over a faint original."""
+    exact = exact_curve(name, x, y, colour)
+    if len(exact[0]["x"]) < SMOOTHED_FROM:
+        return exact
+    faint = {"opacity": 0.35, "showlegend": False, "line": {"color": colour, "width": 1}}
+    return [exact[0] | faint, line(f"{name}, running mean", *smooth(x, y), colour)]
+
+
+def exact_curve(name: str, x: Sequence[float], y: Sequence[float], colour: str = BLUE) -> list[Trace]:
+    """The line trace of one quantity without noise: thinned only; with dots where the points are few."""
     thin_x, thin_y = thin(x, y)
-    if len(thin_x) < SMOOTHED_FROM:
-        return [line(name, thin_x, thin_y, colour, markers=len(thin_x) < 30)]
-    raw = line(name, thin_x, thin_y, colour) | {"opacity": 0.35, "showlegend": False}
-    raw["line"] = {"color": colour, "width": 1}
-    return [raw, line(f"{name}, running mean", *smooth(x, y), colour)]
+    return [line(name, thin_x, thin_y, colour, markers=len(thin_x) < 30)]
 
 
 def line(name: str, x: Sequence[float], y: Sequence[float], colour: str, *, markers: bool = False) -> Trace:

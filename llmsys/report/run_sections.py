@@ -79,7 +79,7 @@ def state(record: RunRecord) -> tuple[str, str]:
         seconds = record.finish.get("seconds")
         return "finished", f"in {duration(seconds)}" if _is_number(seconds) else ""
     if not record.curves.step:
-        return "not started", ""
+        return ("started", "no step logged yet") if record.starts else ("not started", "")
     steps = record.start_value("steps")
     done = record.curves.step[-1]
     how_far = f"{percent(done, steps)} of {number(steps)} steps" if _is_number(steps) else f"step {done:,.0f}"
@@ -135,7 +135,8 @@ def _training(record: RunRecord, tokens_per_byte: float | None) -> Part | None:
     ]
     for name, title, unit, colour, exponents in small:
         if any(value == value for value in columns[name]):
-            traces = plots.curve(unit, tokens, columns[name], colour)
+            draw = plots.exact_curve if name == "learning_rate" else plots.curve
+            traces = draw(unit, tokens, columns[name], colour)
             layout = plots.over_tokens(unit, from_zero=True, exponents=exponents)
             figures.append(Figure(f"plot-{name.replace('_', '-')}", title, traces, layout, height=240))
     waiting = [

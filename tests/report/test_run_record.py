@@ -13,14 +13,15 @@ def _steps(first, last, loss):
     return [{"event": "step", "step": s, "tokens": 10 * s, "loss": loss} for s in range(first, last + 1)]
 
 
+@pytest.mark.parametrize("last", [0, 8])
 @pytest.mark.parametrize("resumed_from", [None, 4, 6])
-def test_a_resumed_run_shows_the_trajectory_that_holds(tmp_path, resumed_from):
+def test_a_resumed_run_shows_the_trajectory_that_holds(tmp_path, resumed_from, last):
     start = {"event": "start", "resumed_from": None}
     lost = {"event": "evaluation", "step": 9, "loss": 1.0, "tokens": 90}
-    again = _steps((resumed_from or 0) + 1, 8, 2.0)
+    again = _steps((resumed_from or 0) + 1, last, 2.0)
     events = [start, *_steps(1, 10, 1.0), lost, {**start, "resumed_from": resumed_from}, *again]
     record = read_run(write_run(tmp_path, events))
-    assert list(record.curves.step) == list(range(1, 9))
+    assert list(record.curves.step) == list(range(1, max(last, resumed_from or 0) + 1))
     assert list(record.curves.columns["loss"]) == [1.0] * (resumed_from or 0) + [2.0] * len(again)
     assert record.evaluations == {}
     kept = [event for event in latest_events(tmp_path / "events.jsonl") if event["event"] == "step"]

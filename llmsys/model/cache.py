@@ -29,24 +29,29 @@ class KeyValueCache:
         capacity: int,
         *,
         padding_B: Tensor | None = None,
-        device: torch.device | str = "cpu",
     ) -> None:
         self.shape = (config.num_hidden_layers, rows, capacity, config.num_key_value_heads, config.head_dim)
-        self.padding_B = (torch.zeros(rows, dtype=torch.int64) if padding_B is None else padding_B).to(device)
+        self.padding_B = torch.zeros(rows, dtype=torch.int64) if padding_B is None else padding_B.cpu()
         self.capacity = capacity
         self.length = 0
-        # The dtype is that of the first keys: under mixed precision it is not the dtype of the parameters.
+        # Allocated like the first keys: under mixed precision their dtype is not that of the parameters.
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
 
     def positions(self, new: int) -> Tensor:
-        """Positions of the next `new` slots of every row, shape (B, T); padded slots count as position 0."""
-        slots_T = torch.arange(self.length, self.length + new, device=self.padding_B.device)
+        """Positions of the next `new` slots, shape (B, T), on the CPU; padded slots count as position 0."""
+        slots_T = torch.arange(self.length, self.length + new)
         return (slots_T - self.padding_B[:, None]).clamp_min(0)
 
     def mask(self, new: int) -> Tensor:
-        """What the next `new` slots may see, shape (B, 1, T, S + T)."""
+        """What the next `new` slots may see, shape (B, 1, T, S + T), on the CPU."""
         return cached_mask(self.padding_B, self.length, new)
+
+    def keep(self, rows: list[int]) -> None:
+        """Go on with some of the rows only, given by their place in the batch."""
+        self.padding_B = self.padding_B[rows]
+        if self._keys is not None and self._values is not None:
+            self._keys, self._values = self._keys[:, rows], self._values[:, rows]
 
     def check(self, new: int) -> None:
         """Refuse more positions than there is room for."""

@@ -37,8 +37,7 @@ class Experts(nn.Module):
         up_MF = F.grouped_mm(x_MD, _local(self.up_proj), offs=offsets_E)
         y_MD = F.grouped_mm(F.silu(gate_MF) * up_MF, _local(self.down_proj), offs=offsets_E)
         if y_MD.requires_grad:
-            # `y.sum().backward()` sends an expanded gradient, which the backward of grouped_mm refuses.
-            y_MD.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
+            y_MD.register_hook(_with_plain_strides)  # type: ignore[no-untyped-call]
         return y_MD
 
     def extra_repr(self) -> str:
@@ -51,6 +50,12 @@ def _local(weight: Tensor) -> Tensor:
     """This process's part of a distributed weight; a plain weight is returned as it is."""
     to_local = getattr(weight, "to_local", None)
     return weight if to_local is None else to_local()
+
+
+def _with_plain_strides(gradient: Tensor) -> Tensor:
+    """A gradient that the backward of grouped_mm accepts: `y.sum().backward()` sends one that is expanded."""
+    # Without rows, `contiguous` sees nothing to do.
+    return gradient.contiguous() if gradient.numel() else gradient.new_zeros(gradient.shape)
 
 
 def _check_width(field: str, width: int) -> None:

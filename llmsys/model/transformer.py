@@ -75,7 +75,7 @@ class Transformer(nn.Module):
         Raises:
             ConfigError: more positions than the model or the cache has, or documents together with a cache.
         """
-        context = self._context(tokens_BT.shape[1], documents_BT, cache)
+        context = self._context(tokens_BT, documents_BT, cache)
         x_BTD = self.embed(tokens_BT)
         for block in self.blocks:
             x_BTD = block(x_BTD, context)
@@ -103,18 +103,20 @@ class Transformer(nn.Module):
         for layer in self.moe_layers():
             layer.reset_buffers()
 
-    def _context(self, length: int, documents_BT: Tensor | None, cache: KeyValueCache | None) -> AttentionContext:
-        mask, positions_BT = None, None
-        if cache is not None:
-            if documents_BT is not None:
-                raise ConfigError("documents and a key-value cache cannot be combined. Generate one document per row.")
-            cache.check(length)
-            mask, positions_BT = cache.mask(length), cache.positions(length)
-        else:
+    def _context(self, tokens_BT: Tensor, documents_BT: Tensor | None, cache: KeyValueCache | None) -> AttentionContext:
+        length, device = tokens_BT.shape[1], tokens_BT.device
+        if cache is None:
             _check_length(length, self.config.max_position_embeddings)
-            mask = None if documents_BT is None else document_mask(documents_BT)
-        rotation = None if self.rotary is None else self.rotary(positions_BT, length)
-        return AttentionContext(rotation, mask, cache)
+            mask_B1TS = None if documents_BT is None else document_mask(documents_BT)
+            rotation = None if self.rotary is None else self.rotary(None, length)
+            return AttentionContext(rotation, mask_B1TS, None)
+        if documents_BT is not None:
+            raise ConfigError("Documents and a key-value cache cannot be combined. Put each document into its own row.")
+        cache.check(length)
+        positions_BT = cache.positions(length)
+        _check_length(int(positions_BT.max()) + 1, self.config.max_position_embeddings)
+        rotation = None if self.rotary is None else self.rotary(positions_BT.to(device), length)
+        return AttentionContext(rotation, cache.mask(length).to(device), cache)
 
     def _tie(self) -> None:
         if self.config.tie_word_embeddings:

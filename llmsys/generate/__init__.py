@@ -1,0 +1,1 @@
+"""Text from a trained model: sampling with a key-value cache."""

@@ -1,0 +1,57 @@
+"""Choosing the next token: what each filter keeps, and that draws follow the probabilities."""
+
+import pytest
+import torch
+
+from llmsys.generate.choose import choose, keep_top_k, keep_top_p
+
+LOGITS = torch.log(torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.7, 0.1, 0.15, 0.05]]))
+
+
+def kept(logits: torch.Tensor) -> list[list[int]]:
+    return [row.isfinite().nonzero().flatten().tolist() for row in logits]
+
+
+def generators(count: int, seed: int = 0) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(seed + row) for row in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("top_k", "expected"), [(0, [[0, 1, 2, 3]] * 2), (1, [[1], [0]]), (2, [[1, 3], [0, 2]]), (9, [[0, 1, 2, 3]] * 2)]
+)
+def test_top_k_keeps_the_k_likeliest(top_k: int, expected: list[list[int]]) -> None:
+    assert kept(keep_top_k(LOGITS, top_k)) == expected
+
+
+@pytest.mark.parametrize(
+    ("top_p", "expected"),
+    [(1.0, [[0, 1, 2, 3]] * 2), (0.65, [[1, 3], [0]]), (0.75, [[1, 2, 3], [0, 2]]), (1e-9, [[1], [0]])],
+)
+def test_top_p_keeps_the_smallest_set_that_reaches_p(top_p: float, expected: list[list[int]]) -> None:
+    assert kept(keep_top_p(LOGITS, top_p)) == expected
+
+
+def test_top_k_keeps_exactly_k_among_equals() -> None:
+    assert [len(row) for row in kept(keep_top_k(torch.zeros(1, 6), 2))] == [2]
+
+
+def test_temperature_zero_is_greedy_and_draws_nothing() -> None:
+    own = generators(2)
+    before = [one.get_state() for one in own]
+    assert choose(LOGITS, own, temperature=0, top_k=0, top_p=1.0).tolist() == [1, 0]
+    assert all(torch.equal(one.get_state(), state) for one, state in zip(own, before, strict=True))
+
+
+def test_draws_follow_the_tempered_probabilities() -> None:
+    draws = 4000
+    rows = LOGITS[:1].expand(draws, -1)
+    tokens = choose(rows, generators(draws), temperature=0.5, top_k=3, top_p=1.0)
+    share = torch.bincount(tokens, minlength=4) / draws
+    expected = torch.tensor([0.0, 0.16, 0.04, 0.09]) / 0.29
+    torch.testing.assert_close(share, expected, rtol=0, atol=0.03)
+
+
+def test_a_row_depends_on_its_own_generator_only() -> None:
+    together = choose(LOGITS, generators(2), temperature=1, top_k=0, top_p=1.0)
+    alone = choose(LOGITS[1:], generators(2)[1:], temperature=1, top_k=0, top_p=1.0)
+    assert together[1] == alone[0]

@@ -1,0 +1,123 @@
+"""Continuing prompts: equal to the slow way, repeatable, and each prompt on its own."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from llmsys.errors import ConfigError, DataError
+from llmsys.generate.sample import generate
+from llmsys.model.transformer import Transformer
+from tests.helpers.tiny_model import tiny_model, tiny_moe_config
+
+ALPHABET = " abcdefghijklmnopqrstuvwxyzäöüßéàè!?"
+
+
+class Letters:
+    """One token per letter; token 0 ends a document."""
+
+    vocab_size, bos_id, eos_id, fingerprint = 37, 0, 0, "letters"
+
+    def encode(self, text: str) -> list[int]:
+        return [ALPHABET.index(letter) + 1 for letter in text]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        # Like SentencePiece: a leading space disappears.
+        return "".join(ALPHABET[token - 1] for token in ids if token).removeprefix(" ")
+
+
+PROMPTS = ["the cat", "a", "zebra zebra zebra zebra zebra"]
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    return tiny_model(tiny_moe_config({"num_shared_experts": 1}))
+
+
+def sample(model: Transformer, prompts: list[str], **settings: Any) -> list[str]:
+    defaults = {"max_new_tokens": 12, "temperature": 0.8, "stop_at_eos": False, "seed": 5}
+    return generate(model, Letters(), prompts, **(defaults | settings))
+
+
+@torch.no_grad()
+def slow_greedy(model: Transformer, prompt: str, new: int) -> str:
+    ids = Letters().encode(prompt)
+    for _ in range(new):
+        ids.append(int(model.eval()(torch.tensor([ids]))[0, -1].argmax()))
+    return Letters().decode(ids)[len(prompt) :]
+
+
+def test_greedy_equals_one_whole_forward_pass_per_token(model: Transformer) -> None:
+    assert sample(model, PROMPTS, temperature=0) == [slow_greedy(model, prompt, 12) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 5}, {"top_p": 0.7}, {"temperature": 0}], ids=str)
+def test_a_prompt_continues_the_same_alone_and_in_any_company(model: Transformer, settings: dict[str, Any]) -> None:
+    together = sample(model, PROMPTS, **settings)
+    assert sample(model, PROMPTS[::-1], **settings) == together[::-1]
+    assert [sample(model, [prompt], **settings)[0] for prompt in PROMPTS] == together
+
+
+def test_same_seed_same_text_and_equal_prompts_differ(model: Transformer) -> None:
+    first = sample(model, ["the cat", "the cat"])
+    assert sample(model, ["the cat", "the cat"]) == first
+    assert first[0] != first[1]
+    assert sample(model, ["the cat"], seed=6)[0] != first[0]
+
+
+def test_a_global_seed_or_training_mode_changes_nothing(model: Transformer) -> None:
+    expected = sample(model, PROMPTS)
+    torch.manual_seed(123)
+    model.train()
+    counts = model.moe_layers()[0].expert_tokens_E.clone()
+    assert sample(model, PROMPTS) == expected
+    assert model.training
+    assert torch.equal(model.moe_layers()[0].expert_tokens_E, counts)
+
+
+def test_a_text_ends_at_the_end_of_document_and_the_others_go_on(model: Transformer) -> None:
+    prompts = [letter * 3 for letter in "abcdefghij"]
+    endless = sample(model, prompts, max_new_tokens=30)
+    ended = sample(model, prompts, max_new_tokens=30, stop_at_eos=True)
+    # Decoding drops the end token, so a text that met one is shorter; what comes before it is the same.
+    assert any(len(short) < len(long) for short, long in zip(ended, endless, strict=True))
+    assert all(long.startswith(short) for short, long in zip(ended, endless, strict=True))
+
+
+def test_the_context_ends_a_text_with_a_warning_and_only_that_text(
+    model: Transformer, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = "ab" * 30
+    with caplog.at_level(logging.WARNING, logger="llmsys"):
+        texts = sample(model, [long, "a"], temperature=0, max_new_tokens=20)
+    assert texts == [slow_greedy(model, long, 4), slow_greedy(model, "a", 20)]
+    assert "continues for 4 tokens instead of 20: the context ends at 64" in caplog.text
+    assert len(caplog.records) == 1
+
+
+def test_prompts_that_cannot_be_continued_are_refused_by_name(model: Transformer) -> None:
+    message = r"prompt 'a{40}…' has 64 tokens and leaves no room .* Shorten it to 63 tokens or less"
+    with pytest.raises(DataError, match=message):
+        sample(model, ["a", "a" * 64])
+    with pytest.raises(DataError, match=r"The prompt '' has no tokens"):
+        sample(model, ["a", ""])
+    assert sample(model, []) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "rule"),
+    [
+        ("max_new_tokens", 0, "at least 1"),
+        ("temperature", -1.0, r"0 \(greedy\) or a positive number"),
+        ("top_k", -3, r"0 \(all tokens\) or more"),
+        ("top_p", 0.0, "above 0 and at most 1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(model: Transformer, setting: str, value: float, rule: str) -> None:
+    with pytest.raises(ConfigError, match=rf"generation\.{setting}={value} is out of range: it must be {rule}"):
+        sample(model, ["a"], **{setting: value})

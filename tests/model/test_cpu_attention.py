@@ -1,0 +1,67 @@
+"""Attention from chunked matrix products agrees with the kernel and with float64, and is used where it should be."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from llmsys.model import cpu_attention
+from llmsys.model.attention import attend
+from llmsys.model.mask import document_mask
+from tests.helpers.tiny_model import relative_error
+
+# Lengths around a chunk of 128, and heads that share keys in every way.
+SHAPES = [(1, 1, 2, 2, 8), (2, 127, 4, 2, 16), (1, 128, 2, 1, 8), (2, 300, 6, 3, 8), (1, 513, 1, 1, 32)]
+
+
+def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    shared_by = q.shape[2] // k.shape[2]
+    q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
+    k, v = (x.repeat_interleave(shared_by, dim=1) for x in (k, v))
+    visible = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril() if mask is None else mask
+    scores = (q @ k.transpose(2, 3) / q.shape[-1] ** 0.5).masked_fill(~visible, -torch.inf)
+    return (scores.softmax(-1) @ v).transpose(1, 2)
+
+
+def make(shape: tuple[int, ...], documents: bool) -> tuple[list[torch.Tensor], torch.Tensor | None, torch.Tensor]:
+    rows, length, heads, groups, width = shape
+    generator = torch.Generator().manual_seed(length)
+    inputs = [
+        torch.randn(rows, length, n, width, generator=generator).bfloat16().requires_grad_()
+        for n in (heads, groups, groups)
+    ]
+    numbers = (torch.rand(rows, length, generator=generator) < 0.03).cumsum(1)
+    out_gradient = torch.randn(rows, length, heads, width, generator=generator).bfloat16()
+    return inputs, document_mask(numbers) if documents else None, out_gradient
+
+
+@pytest.mark.parametrize("documents", [False, True], ids=["causal", "documents"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_chunks_are_as_close_to_exact_as_the_kernel(shape: tuple[int, ...], documents: bool) -> None:
+    inputs, mask, out_gradient = make(shape, documents)
+    expected = exact(*inputs, mask)
+    truth = [expected, *torch.autograd.grad(expected, inputs, out_gradient.double())]
+    q, k, v = (x.transpose(1, 2) for x in inputs)
+    kernel = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+    kernel = kernel.transpose(1, 2)
+    usual = [kernel, *torch.autograd.grad(kernel, inputs, out_gradient)]
+    y = cpu_attention.chunked_attention(*inputs, mask)
+    ours = [y, *torch.autograd.grad(y, inputs, out_gradient)]
+    for value, other, true in zip(ours, usual, truth, strict=True):
+        assert value.shape == true.shape
+        assert relative_error(value, true) < max(3 * relative_error(other, true), 6e-3)
+
+
+def test_chunks_are_used_for_bfloat16_without_cache_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[torch.Size] = []
+
+    def spy(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        used.append(q.shape)
+        return q
+
+    monkeypatch.setattr(cpu_attention, "chunked_attention", spy)
+    (q, k, v), _, _ = make((1, 16, 2, 2, 8), documents=False)
+    attend(q, k, v, None)
+    assert used == [q.shape]
+    attend(q.float(), k.float(), v.float(), None)
+    attend(q[:, -1:], k, v, torch.ones(1, 1, 1, 16, dtype=torch.bool))
+    assert used == [q.shape]

@@ -1,0 +1,77 @@
+"""bfloat16 stays close to float32, long sums are kept in float32, and the same run gives the same bits."""
+
+import pytest
+import torch
+
+from llmsys.errors import ConfigError
+from llmsys.model.transformer import TokenEmbedding, Transformer
+from tests.helpers.tiny_model import relative_error, tiny_config, tiny_model, tiny_moe_config, tiny_tokens
+
+BIG = {"hidden_size": 64, "vocab_size": 101, "max_position_embeddings": 160, "initializer_range": 0.1}
+
+
+def run(model: Transformer, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    model.zero_grad()
+    logits = model(tokens, documents_BT=torch.arange(tokens.shape[1]).expand_as(tokens) // 50)
+    weights = torch.randn(logits.shape, generator=generator)
+    (logits.float() * weights).mean().backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    return {"logits": logits.detach()} | gradients
+
+
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
+def test_bfloat16_is_close_to_float32(norm: str) -> None:
+    # Routed to all experts, so that rounding cannot choose another one.
+    config = tiny_moe_config({"num_experts_per_tok": 4, "num_shared_experts": 1}, norm={"kind": norm}, **BIG)
+    model, tokens = tiny_model(config), tiny_tokens(2, 150, 101)
+    exact = run(model, tokens)
+    rounded = run(model.bfloat16(), tokens)
+    assert rounded["logits"].dtype == torch.bfloat16
+    for name, value in exact.items():
+        assert relative_error(rounded[name], value) < 0.05, name
+
+
+def test_buffers_stay_float32_to_the_bit_when_the_model_is_cast() -> None:
+    model = tiny_model(tiny_moe_config())
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.bfloat16().double().to(torch.bfloat16)
+    assert len(before) > 4
+    for name, buffer in model.named_buffers():
+        assert buffer.dtype == torch.float32
+        assert torch.equal(buffer, before[name]), name
+    assert model.moe_layers()[0].expert_tokens_E is dict(model.named_buffers())["blocks.0.feed_forward.expert_tokens_E"]
+
+
+def test_a_frequent_token_keeps_its_embedding_gradient_in_bfloat16() -> None:
+    # Added up in bfloat16, 2,000 gradients of 1 stop at 256.
+    embed = TokenEmbedding(3, 4).bfloat16()
+    embed(torch.ones(2000, dtype=torch.int64)).sum().backward()
+    assert embed.weight.grad is not None
+    assert embed.weight.grad.dtype == torch.bfloat16
+    assert (embed.weight.grad[1] == 2000).all()
+    assert not embed.weight.grad[[0, 2]].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_same_input_gives_the_same_bits(threads: int, dtype: torch.dtype) -> None:
+    config = tiny_moe_config({"num_shared_experts": 1}, **BIG)
+    tokens = tiny_tokens(4, 150, 5)  # few distinct tokens: many rows add up in each embedding gradient
+    model = tiny_model(config).to(dtype)
+    previous = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        first, second = run(model, tokens), run(model, tokens)
+    finally:
+        torch.set_num_threads(previous)
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def test_a_sequence_longer_than_the_context_is_refused() -> None:
+    message = (
+        r"A sequence of 65 tokens is longer than model\.max_position_embeddings=64\. Use batch\.sequence_length=64 or "
+    )
+    with pytest.raises(ConfigError, match=message):
+        tiny_model(tiny_config())(tiny_tokens(1, 65))

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
 INSTALL_SECONDS = 300
 
 

@@ -79,7 +79,8 @@ class RunConfig(Section):
             yield Broken("layout.expert", problem)
 
     def _vocabulary_problems(self) -> Iterator[Broken]:
-        if "model" not in self.model_fields_set or self.tokenizer.kind != "sentencepiece":
+        both_given = {"model", "tokenizer"} <= self.model_fields_set
+        if not both_given or self.tokenizer.kind != "sentencepiece":
             return
         trained, rows = self.tokenizer.vocab_size, self.model.vocab_size
         if trained > rows:

@@ -72,7 +72,9 @@ class GopherQualityConfig(Section):
     max_ellipsis_line_share: Share = Field(0.3, description="Lines that end with `...` or `…` / lines.")
     min_alphabetic_word_share: Share = Field(0.8, description="Words with a letter / words.")
     min_stop_words: Count = Field(2, description="How many of `stop_words` must occur; case matters.")
-    stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
+    stop_words: tuple[str, ...] = Field(
+        ("the", "be", "to", "of", "and", "that", "have", "with"), description="Words of which some must occur."
+    )
 
 
 class C4Config(Section):
@@ -108,7 +110,8 @@ class FinewebQualityConfig(Section):
     short_line_characters: Count = Field(30, description="A line of at most so many characters is short.")
     max_short_line_share: Share = Field(0.67, description="Short lines / lines.")
     max_duplicate_line_character_share: Share = Field(
-        0.01, description="Characters in repeated lines / characters without newlines. The paper says 0.1, its code 0.01."
+        0.01,
+        description="Characters in repeated lines / characters without newlines. The paper says 0.1, its code 0.01.",
     )
     max_newlines_per_word: Share = Field(0.3, description="Newlines per word.")
 

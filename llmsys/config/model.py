@@ -11,7 +11,9 @@ from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
 from llmsys.config.moe import MoeConfig
-from llmsys.config.rule import Broken, divisors, nearest, nearest_multiples, refuse
+from llmsys.config.rule import Broken, divisors, listed, nearest, nearest_multiples, refuse
+
+EXPERT_WIDTH_UNIT = 8  # rows of 16 bytes in bf16: what torch.nn.functional.grouped_mm takes
 
 
 class RmsNorm(Section):
@@ -111,7 +113,7 @@ class ModelConfig(Section):
     def _problems(self) -> Iterator[Broken]:
         heads, pairs = self.num_attention_heads, self.num_key_value_heads
         if "head_dim" not in self.model_fields_set and self.hidden_size % heads:
-            near = " or ".join(map(str, nearest_multiples(self.hidden_size, heads)))
+            near = listed(nearest_multiples(self.hidden_size, heads))
             yield Broken(
                 "hidden_size",
                 f"{self.hidden_size} channels cannot be split over num_attention_heads={heads}. "
@@ -134,7 +136,21 @@ class ModelConfig(Section):
                 f"{self.num_dense_layers} dense layers need a width above 0. "
                 f"Set it, for example to {4 * self.hidden_size}.",
             )
-        if self.moe and self.moe.first_dense_layers >= self.num_hidden_layers:
+        yield from self._expert_problems()
+
+    def _expert_problems(self) -> Iterator[Broken]:
+        if self.moe is None:
+            return
+        widths = {"hidden_size": self.hidden_size, "moe.moe_intermediate_size": self.moe.moe_intermediate_size}
+        for key, width in widths.items():
+            if width % EXPERT_WIDTH_UNIT:
+                near = listed(nearest_multiples(width, EXPERT_WIDTH_UNIT))
+                yield Broken(
+                    key,
+                    f"{width} is not a multiple of {EXPERT_WIDTH_UNIT}, which grouped products of experts need. "
+                    f"Use {near}.",
+                )
+        if self.moe.first_dense_layers >= self.num_hidden_layers:
             yield Broken(
                 "moe.first_dense_layers",
                 f"{self.moe.first_dense_layers} leaves none of the {self.num_hidden_layers} layers to the experts. "

@@ -1,0 +1,147 @@
+"""Bytes of state equal what the sharded module holds, and the estimate's text and data say the same."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+from torch.distributed.tensor import DTensor
+
+from launch.main import main
+from llmsys.config.layout import Layout
+from llmsys.config.load import load_run
+from llmsys.config.model import ModelConfig
+from llmsys.config.run import RunConfig
+from llmsys.errors import LayoutError
+from llmsys.estimate.ledger import as_text, estimate, short
+from llmsys.estimate.memory import activation_bytes, planned_layout, state_bytes
+from llmsys.estimate.parameters import count_parameters
+from llmsys.model.transformer import Transformer
+from llmsys.parallel.apply import shard_parameters, split_experts
+from llmsys.parallel.mesh import make_meshes
+
+MODEL = {
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_dense_layers": 1},
+}
+
+
+def run_config(**sections: Any) -> RunConfig:
+    return RunConfig.model_validate({"model": MODEL, **sections})
+
+
+@contextmanager
+def pretended_ranks(world_size: int) -> Iterator[None]:
+    """This process as rank 0 of many that do not exist; collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [(1, 1, 1), (1, 2, 1), (1, 4, 1), (2, 3, 1), (1, 8, 1), (1, 2, 2), (1, 6, 2), (2, 6, 3), (1, 16, 2)],
+    ids=str,
+)
+def test_fsdp_state_equals_what_rank_0_holds(layout: tuple[int, int, int]) -> None:
+    replicate, shard, expert = layout
+    config = run_config(layout={"replicate": replicate, "shard": shard, "expert": expert})
+    fitted = planned_layout(config)
+    with pretended_ranks(fitted.world_size):
+        with torch.device("meta"):
+            model = Transformer(config.model)
+        meshes = make_meshes(fitted, torch.device("cpu"))
+        split_experts(model, meshes)
+        shard_parameters(model, meshes, torch.bfloat16)
+        held = sum(one.to_local().numel() if isinstance(one, DTensor) else one.numel() for one in model.parameters())
+    state = state_bytes(config, fitted)
+    assert (state.weights, state.masters, state.gradients, state.moments) == (0, 4 * held, 4 * held, 8 * held)
+
+
+@pytest.mark.parametrize(("stage", "bytes_each"), [(0, (2, 4, 4, 8)), (1, (2, 2, 4, 4)), (2, (2, 2, 2, 4))])
+def test_zero_splits_masters_moments_and_then_gradients(stage: int, bytes_each: tuple[int, ...]) -> None:
+    config = run_config(engine={"kind": "deepspeed", "zero_stage": stage}, layout={"shard": 2})
+    count = count_parameters(config.model).total
+    state = state_bytes(config, planned_layout(config))
+    expected = [count * each for each in bytes_each]
+    assert [state.weights, state.masters, state.gradients, state.moments] == pytest.approx(expected, rel=1e-3)
+
+
+def test_dealt_experts_are_held_by_their_rank_alone() -> None:
+    together, dealt = (
+        run_config(engine={"kind": "deepspeed", "zero_stage": 0}, layout={"shard": 2, "expert": expert})
+        for expert in (1, 2)
+    )
+    experts = count_parameters(together.model).by_component["experts"]
+    less = state_bytes(together, planned_layout(together)).weights - state_bytes(dealt, planned_layout(dealt)).weights
+    assert less == 2 * experts // 2
+
+
+def test_activations_follow_the_micro_batch() -> None:
+    whole, half = (run_config(batch={"sequences": 8, "micro_sequences": micro}) for micro in (0, 4))
+    layout = planned_layout(whole)
+    big, small = activation_bytes(whole, layout), activation_bytes(half, layout)
+    assert (big.blocks, big.logits, big.gathered) == (2 * small.blocks, 2 * small.logits, small.gathered)
+
+
+def test_the_layout_is_that_of_the_processes_to_be_started() -> None:
+    assert planned_layout(run_config(launch={"processes": 4})) == Layout(replicate=1, shard=4)
+    assert planned_layout(run_config(layout={"replicate": 2, "shard": 3})).world_size == 6
+    with pytest.raises(LayoutError, match=r"2 ranks cannot be split into replicate=3"):
+        planned_layout(run_config(launch={"processes": 2}, layout={"replicate": 3}))
+
+
+def test_the_stable_keys_are_there_and_consistent() -> None:
+    config = load_run("train/demo", ["flops.convention=full", "batch.sequences=4", "batch.sequence_length=256"])
+    result = json.loads(json.dumps(estimate(config)))
+    counts = count_parameters(config.model)
+    assert result["parameters"]["total"] == counts.total
+    assert result["parameters"]["non_embedding"] == counts.non_embedding
+    assert list(result["parameters"]["active"]) == ["all", "without_input_embedding", "without_embeddings"]
+    assert result["flops"]["convention"] == "full"
+    assert result["flops"]["forward_backward"] == 3 * result["flops"]["forward"]
+    assert result["flops"]["forward"] == result["flops"]["conventions"]["full"]["forward"]
+    assert result["run"]["flops"] == result["run"]["steps"] * result["flops"]["forward_backward"]
+    assert result["run"]["tokens"] == result["run"]["steps"] * 4 * 256
+    assert set(result["unknown"]) == {"time", "money", "energy"}
+
+
+def test_the_demo_model_has_about_ten_million_parameters_in_eight_experts() -> None:
+    model = load_run("train/demo").model
+    assert 8_000_000 < count_parameters(model).total < 12_500_000
+    assert model.moe is not None
+    assert (model.moe.num_experts, model.moe.num_experts_per_tok, model.moe.num_shared_experts) == (8, 2, 1)
+
+
+def test_the_text_names_total_unknowns_and_every_tensor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "model/demo-moe", "--explain"]) == 0
+    text = capsys.readouterr().out
+    total = f"{count_parameters(load_run('train/demo').model).total:,}"
+    assert text.count(total) == 2
+    assert "time, money, energy: unknown (needs a measured profile of the device)" in text
+    assert "blocks.{0..3}.feed_forward.experts.gate_proj" in text
+    assert "steps" not in text  # a bare model has no run
+
+
+def test_every_model_of_the_config_has_an_estimate() -> None:
+    dense = ModelConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    assert "state per rank" in as_text(estimate(RunConfig(model=dense)))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(999, "999"), (9_971_968, "9.97M"), (8_030_261_248, "8.03B"), (4.1e13, "41T"), (3.1e18, "3.1e+18")],
+)
+def test_counts_have_prefixes_people_know(count: float, text: str) -> None:
+    assert short(count) == text

@@ -45,7 +45,8 @@ def local_command(engine: str, processes: int, port: int, words: Sequence[str]) 
     """The command line that starts `processes` ranks of launch/train.py on this machine."""
     script = [str(SCRIPT), *words]
     if engine == "deepspeed":
-        launcher = shutil.which("deepspeed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+        places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        launcher = shutil.which("deepspeed", path=places)
         if launcher is None:
             raise LaunchError("The deepspeed launcher is not on PATH. Install it: `pip install deepspeed`.")
         # An empty hostfile path keeps it to this machine; the interpreter is the one we run under.
@@ -73,8 +74,8 @@ def _check_port(port: int) -> int:
                 probe.bind((HOST, port))
             except OSError as error:
                 raise LaunchError(
-                    f"launch.port={port} is in use on {HOST} ({error.strerror}). The ranks need a free port to meet at. "
-                    f"Use launch.port=0 to let the system choose, or stop the process that holds it."
+                    f"launch.port={port} is in use on {HOST} ({error.strerror}). The ranks need a free port to meet "
+                    f"at. Use launch.port=0 to let the system choose, or stop the process that holds it."
                 ) from None
     return port
 

@@ -27,19 +27,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run(parse_args(sys.argv[1:] if arguments is None else list(arguments)))
     except ChildFailedError as error:
-        failures = sorted(error.failures.values(), key=lambda failure: failure.timestamp)
-        return _report(failures)
+        return _report(sorted(error.failures.items(), key=lambda item: item[1].timestamp))
     return 0
 
 
-def _report(failures: list[ProcessFailure]) -> int:
+def _report(failures: list[tuple[int, ProcessFailure]]) -> int:
     """A rank that lost its peer is a consequence; name the rank that was the cause, if one is there."""
-    causes = [failure for failure in failures if failure.exitcode not in (LOST_PEER, -signal.SIGTERM)]
-    first = (causes or failures)[0]
+    causes = [item for item in failures if item[1].exitcode not in (LOST_PEER, -signal.SIGTERM)]
+    rank, first = (causes or failures)[0]
     if first.exitcode == MENDABLE:
         return MENDABLE
     ending = f"was killed by signal {-first.exitcode}" if first.exitcode < 0 else f"ended with status {first.exitcode}"
-    log.error("rank %s (process %s) %s", first.global_rank, first.pid, ending)
+    log.error("rank %s (process %s) %s", rank, first.pid, ending)
     return LOST_PEER if first.exitcode < 0 else first.exitcode
 
 

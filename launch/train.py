@@ -1,6 +1,8 @@
-"""What `deepspeed`, `torchrun`, `srun` and `accelerate launch` start on every rank: `launch/train.py CONFIG [key=value …]`.
+"""What `deepspeed`, `torchrun`, `srun` and `accelerate launch` start on every rank: `launch/train.py CONFIG
+[key=value …]`.
 
-Prints one message for what a person can mend and leaves with status 2; a lost peer is status 3; a bug keeps its traceback.
+Prints one message for what a person can mend and leaves with status 2; a lost peer is status 3; a bug keeps its
+traceback.
 """
 
 import os
@@ -35,9 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if words else MENDABLE
     try:
         config = load_run(words[0], words[1:])
+        from llmsys.generate.prompts import continue_prompts
         from llmsys.train.build import run
 
-        run(config)
+        run(config, continue_prompts)
     except LlmsysError as error:
         print(f"llmsys: error: {error}", file=sys.stderr, flush=True)
         return MENDABLE

@@ -23,5 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     model, checkpoint = load_trained(config)
     device = next(model.parameters()).device
     result = HeldoutEvaluator(config, shards, tokenizer).evaluate(losses_of(model), device).fields()
-    print(json.dumps(result | {"checkpoint": str(checkpoint)}) if arguments.json else f"{checkpoint}\n{described(result)}")
+    print(
+        json.dumps(result | {"checkpoint": str(checkpoint)}) if arguments.json else f"{checkpoint}\n{described(result)}"
+    )
     return 0

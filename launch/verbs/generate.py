@@ -20,8 +20,9 @@ def run(arguments: argparse.Namespace) -> int:
         config = config.model_copy(update={"generation": generation})
     if not config.generation.prompts:
         raise ConfigError("There is nothing to continue. Give --prompt TEXT, or set generation.prompts in the config.")
+    from llmsys.generate.prompts import continue_prompts
     from llmsys.tokenizer import load_tokenizer
-    from llmsys.train.build import continue_prompts, tokenizer_path, use_threads
+    from llmsys.train.build import tokenizer_path, use_threads
     from llmsys.train.trained import load_trained
 
     use_threads(config)
@@ -30,7 +31,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(samples, ensure_ascii=False))
     for sample in [] if arguments.json else samples:
-        print(f"\033[1m{sample['prompt']}\033[0m{sample['text']}\n" if _colour() else f"{sample['prompt']}{sample['text']}\n")
+        print(
+            f"\033[1m{sample['prompt']}\033[0m{sample['text']}\n"
+            if _colour()
+            else f"{sample['prompt']}{sample['text']}\n"
+        )
     return 0
 
 

@@ -19,7 +19,9 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_run(arguments.config, arguments.overrides)
     if finished(config):
         result = final_evaluation(config.run.folder)
-        said = f"{config.run.folder} is finished: {config.steps} steps. Raise train.tokens in a new run.folder to go on."
+        said = (
+            f"{config.run.folder} is finished: {config.steps} steps. Raise train.tokens in a new run.folder to go on."
+        )
     else:
         run_local(config, [arguments.config, *arguments.overrides])
         result = final_evaluation(config.run.folder)
@@ -47,6 +49,6 @@ def described(result: dict[str, float]) -> str:
     """An evaluation as a person reads it."""
     return (
         f"held-back documents: {result['loss']:.4f} nats per token, {result['bits_per_byte']:.4f} bits per byte "
-        f"({result['evaluated_tokens']:,} tokens, {result['evaluated_bytes']:,} bytes); "
-        f"the same bytes take {result['gzip_bits_per_byte']:.4f} with gzip -9 and {result['xz_bits_per_byte']:.4f} with xz -9"
+        f"({result['evaluated_tokens']:,} tokens, {result['evaluated_bytes']:,} bytes); the same bytes take "
+        f"{result['gzip_bits_per_byte']:.4f} with gzip -9 and {result['xz_bits_per_byte']:.4f} with xz -9"
     )

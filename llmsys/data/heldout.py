@@ -1,7 +1,7 @@
 """Held-back documents in a fixed order, cut into windows, for evaluation.
 
-Reads the held-back split, gives batches in which every token of every document is a target exactly once, and promises the
-same windows whatever the number of ranks. A document is opened by the end-of-sequence token, as in training.
+Reads the held-back split, gives batches in which every token of every document is a target exactly once, and promises
+the same windows whatever the number of ranks. A document is opened by the end-of-sequence token, as in training.
 """
 
 import numpy as np

@@ -54,7 +54,7 @@ class StepPlan:
 
 
 class StepLoader:
-    """Iterates over (step, micro-batches), `ahead` steps read in advance; `wait_seconds` says how long the last took."""
+    """(step, micro-batches) in order, `ahead` steps read in advance; `wait_seconds` is the wait for the last one."""
 
     def __init__(self, packed: PackedDocuments, plan: StepPlan, *, separate_documents: bool, ahead: int = 2) -> None:
         self.packed = packed

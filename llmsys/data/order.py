@@ -1,8 +1,8 @@
 """Order as a pure function: which item stands at which place, from a key alone.
 
-Reads nothing, gives permutations, and promises that the same (fingerprint, seed, epoch, name) gives the same permutation
-on every machine, with any version of numpy, for ever. That is why it does not use numpy's generators, whose streams may
-change between versions.
+Reads nothing, gives permutations, and promises that the same (fingerprint, seed, epoch, name) gives the same
+permutation on every machine, with any version of numpy, for ever. That is why it does not use numpy's generators,
+whose streams may change between versions.
 """
 
 import hashlib

@@ -1,8 +1,9 @@
 """Documents of one epoch laid end to end and cut into windows.
 
-Reads token shards, gives windows of `length + 1` tokens (inputs and, one further, targets), and promises that window w of
-epoch e is a function of (data fingerprint, seed, e, w) alone. Each document in the shards ends with the end-of-sequence
-token; here that token opens the document that follows it, so every token of a document is predicted, the first included.
+Reads token shards, gives windows of `length + 1` tokens (inputs and, one further, targets), and promises that window
+w of epoch e is a function of (data fingerprint, seed, e, w) alone. Each document in the shards ends with the
+end-of-sequence token; here that token opens the document that follows it, so every token of a document is predicted,
+the first included.
 """
 
 from dataclasses import dataclass

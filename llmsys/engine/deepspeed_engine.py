@@ -1,9 +1,10 @@
-"""The DeepSpeed engine: ZeRO stages 1 and 2, experts split over ranks by our own dispatcher. Nothing else imports deepspeed
-but the launcher.
+"""The DeepSpeed engine: ZeRO stages 1 and 2, experts split over ranks by our own dispatcher. Nothing else imports
+deepspeed but the launcher.
 
 What DeepSpeed does differently from the protocol, and how it is undone here: it divides gradients by the world size
-(the loss is multiplied by it), rounds the starting weights to the compute dtype before it makes masters (masters are set
-again from fp32), casts buffers (put back), and owns its shards (`state` gathers one parameter at a time and keeps a slice).
+(the loss is multiplied by it), rounds the starting weights to the compute dtype before it makes masters (masters are
+set again from fp32), casts buffers (put back), and owns its shards (`state` gathers one parameter at a time and keeps
+a slice).
 """
 
 import os
@@ -164,7 +165,7 @@ class DeepSpeedEngine:
         self._zero.update_lp_params()
 
     def _share(self, name: str, whole: Tensor) -> Tensor:
-        """This rank's share of what its data-parallel peers hold together: experts over the expert axis, others over all."""
+        """This rank's share: split experts are shared over the expert axis, everything else over all ranks."""
         if self._meshes.expert is not None and is_expert(name):
             return DTensor.from_local(whole, self._meshes.expert, [Shard(0)], run_check=False)
         return as_shard(whole, self._meshes.world)

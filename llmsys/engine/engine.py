@@ -1,8 +1,8 @@
 """Engine: who owns forward, backward, clipping and the optimizer step.
 
-The trainer knows only this protocol. An engine promises that losses and gradients are sums over all ranks divided once by
-the global number of targets, whatever averaging its library does, and that it can give and take the logical training
-state, so that a run may go on under another engine.
+The trainer knows only this protocol. An engine promises that losses and gradients are sums over all ranks divided
+once by the global number of targets, whatever averaging its library does, and that it can give and take the logical
+training state, so that a run may go on under another engine.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +16,12 @@ from llmsys.data.batch import Batch
 from llmsys.model.transformer import Transformer
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""(logits_BTV, targets_BT) → loss summed over each sequence's valid targets, one number for each of the B sequences."""
+"""(logits_BTV, targets_BT) → the loss summed over the valid targets of each of the B sequences."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """One optimizer step, the same on all ranks: loss in nats per target, the gradient norm before clipping, targets."""
+    """One step, the same on all ranks: loss in nats per target, gradient norm before clipping, number of targets."""
 
     loss: float
     gradient_norm: float

@@ -65,7 +65,7 @@ class TorchEngine:
         logits_BTV = self.module(batch.tokens_BT, documents_BT=batch.documents_BT)
         loss = self._loss(logits_BTV, batch.targets_BT).sum()
         auxiliary = self.module.auxiliary_loss() * batch.valid_targets
-        ((loss + auxiliary) / targets).backward()  # type: ignore[no-untyped-call]
+        ((loss + auxiliary) / targets).backward()
         return loss.detach()
 
     @torch.no_grad()

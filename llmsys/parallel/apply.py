@@ -32,8 +32,8 @@ def split_experts(model: Transformer, meshes: Meshes) -> None:
 def shard_parameters(model: Transformer, meshes: Meshes, compute_dtype: torch.dtype) -> None:
     """FSDP2 over the model: fp32 masters in shards, `compute_dtype` in the forward, gradients summed in fp32.
 
-    FSDP divides by the world size; we divide by the global number of targets instead, once and in the loss, so the factor
-    is set to 1. gloo then needs plain sums (`set_force_sum_reduction_for_comms`).
+    FSDP divides by the world size; we divide by the global number of targets instead, once and in the loss, so the
+    factor is set to 1. gloo then needs plain sums (`set_force_sum_reduction_for_comms`).
     """
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     if meshes.expert_shard is not None:

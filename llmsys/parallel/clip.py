@@ -1,7 +1,7 @@
 """The gradient norm over every parameter, whatever mesh it lives on, and clipping by it.
 
-torch's own clip refuses tensors of different meshes. A shard's squares are counted once: replicas hold the same shard, so
-the sum over all ranks is divided by the number of replicas.
+torch's own clip refuses tensors of different meshes. A shard's squares are counted once: replicas hold the same
+shard, so the sum over all ranks is divided by the number of replicas.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,8 @@
 """Experts on several ranks: tokens travel to the rank that holds their expert, and back.
 
-The same contract as the model's local dispatcher, so the model does not know the difference. Two all-to-alls each way of
-a layer: one of counts (small), one of rows with uneven splits. Order is fixed by stable sorts, hence the same bits every
-time; nothing is dropped.
+The same contract as the model's local dispatcher, so the model does not know the difference. Two all-to-alls each way
+of a layer: one of counts (small), one of rows with uneven splits. Order is fixed by stable sorts, hence the same bits
+every time; nothing is dropped.
 """
 
 import torch

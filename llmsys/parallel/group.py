@@ -1,7 +1,7 @@
 """Joining and leaving the process group, and the few reductions that everything else is made of.
 
-Reads RANK, WORLD_SIZE and the rendezvous variables that every launcher sets; without them the process is a world of one.
-Promises that after `join` every collective ends within the stated time or raises.
+Reads RANK, WORLD_SIZE and the rendezvous variables that every launcher sets; without them the process is a world of
+one. Promises that after `join` every collective ends within the stated time or raises.
 """
 
 import datetime

@@ -18,11 +18,16 @@ def local_slice(whole: Tensor, like: Tensor) -> Tensor:
 
 
 def as_shard(whole: Tensor, mesh: DeviceMesh) -> DTensor:
-    """`whole`, which every rank of the one-axis `mesh` has, as a DTensor of which each keeps a share of the first dim."""
+    """`whole`, which every rank of the one-axis `mesh` has, as a DTensor split along its first dim."""
     rows = len(whole)
     per_rank = -(-rows // mesh.size())
     start = min(rows, mesh.get_local_rank() * per_rank)
     local = whole[start : min(rows, start + per_rank)].clone()
     return DTensor.from_local(
-        local, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=torch.empty(whole.shape, device="meta").stride()
+        local,
+        mesh,
+        [Shard(0)],
+        run_check=False,
+        shape=whole.shape,
+        stride=torch.empty(whole.shape, device="meta").stride(),
     )

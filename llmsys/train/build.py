@@ -5,6 +5,7 @@ The only place that knows every part. Each rank calls `run`; afterwards the run 
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from llmsys.data.packing import PackedDocuments
 from llmsys.engine.engine import Engine
 from llmsys.errors import CheckpointError, ConfigError
 from llmsys.estimate.parameters import count_parameters
-from llmsys.generate.sample import generate
 from llmsys.log import EventWriter, logger
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.group import device_of_this_rank, joined, on_rank_zero, rank, world_size
@@ -34,13 +34,27 @@ log = logger(__name__)
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def run(config: RunConfig) -> Evaluation:
+Continue = Callable[[Transformer, Tokenizer, RunConfig], list[dict[str, str]]]
+"""Continues the config's prompts with a model: what the room of generation offers, handed in from outside."""
+
+
+def run(config: RunConfig, continue_prompts: Continue) -> Evaluation:
     """Train to the end of the budget from wherever the run folder stands. Called by every rank of the launcher."""
     with joined(), contextlib.ExitStack() as stack:
+        on_rank_zero(lambda: check(config, world_size()))
         on_rank_zero(lambda: str(stack.enter_context(folder.locked(config.run.folder))))
         use_threads(config)
-        trainer = build_trainer(config, stack)
+        trainer = build_trainer(config, stack, continue_prompts)
         return trainer.train()
+
+
+def check(config: RunConfig, ranks: int) -> str:
+    """Refuse what cannot work before anything is built, on one rank, so that it is said once."""
+    config.layout.fit(ranks, config.model)
+    step_plan(config, ranks, 0)
+    for split in ("train", "heldout"):
+        open_data(config, split)
+    return "checked"
 
 
 def use_threads(config: RunConfig) -> None:
@@ -49,7 +63,7 @@ def use_threads(config: RunConfig) -> None:
     torch.set_num_threads(config.train.threads_per_process or max(1, (os.cpu_count() or 1) // local_processes))
 
 
-def build_trainer(config: RunConfig, stack: contextlib.ExitStack) -> Trainer:
+def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_prompts: Continue) -> Trainer:
     """Everything a trainer needs, resumed from the newest whole checkpoint. `stack` closes what was opened."""
     device = device_of_this_rank()
     train_shards, tokenizer = open_data(config, "train")
@@ -63,7 +77,11 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack) -> Trainer:
     identity = run_identity(config, train_shards, tokenizer)
     resumed = _resume(engine, config, identity)
     record = _start_record(config, stack, train_shards, device, resumed)
-    sample = _sampler(config, engine, tokenizer)
+
+    def sample() -> list[dict[str, str]]:
+        """All ranks continue the prompts in step, since they share the weights."""
+        return continue_prompts(engine.module, tokenizer, config)
+
     return Trainer(config, engine, loader, evaluator, record, identity, sample, steps_done=resumed or 0)
 
 
@@ -195,30 +213,3 @@ def _start_record(
         resumed_from=resumed,
     )
     return Record(events, trackers)
-
-
-def _sampler(config: RunConfig, engine: Engine, tokenizer: Tokenizer) -> Any:
-    """Continues the config's prompts with the model as it stands; all ranks do it in step, since they share weights."""
-
-    def sample() -> list[dict[str, str]]:
-        return continue_prompts(engine.module, tokenizer, config)
-
-    return sample
-
-
-def continue_prompts(model: Transformer, tokenizer: Tokenizer, config: RunConfig) -> list[dict[str, str]]:
-    """Prompt and continuation for each of generation.prompts."""
-    settings = config.generation
-    if not settings.prompts:
-        return []
-    texts = generate(
-        model,
-        tokenizer,
-        list(settings.prompts),
-        max_new_tokens=settings.max_new_tokens,
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
-        seed=settings.seed,
-    )
-    return [{"prompt": prompt, "text": text} for prompt, text in zip(settings.prompts, texts, strict=True)]

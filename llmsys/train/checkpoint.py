@@ -1,8 +1,8 @@
 """Checkpoints: the logical state in torch.distributed.checkpoint's format, written aside and published by one rename.
 
 A folder `step-00000100` under `checkpoints/` is whole by construction: every rank writes its shards into
-`.step-00000100.partial`, rank 0 adds `state.json` with a digest of every file, flushes all to disk, and renames. A reader
-verifies the digests and takes the newest folder that passes, saying which it skipped and why.
+`.step-00000100.partial`, rank 0 adds `state.json` with a digest of every file, flushes all to disk, and renames. A
+reader verifies the digests and takes the newest folder that passes, saying which it skipped and why.
 """
 
 import hashlib
@@ -106,7 +106,7 @@ def newest_whole(folder: Path) -> Path | None:
 
 
 def load(engine: Engine, checkpoint: Path) -> dict[str, Any]:
-    """Fill the engine from a checkpoint of any engine and layout and return the `run_state` saved with it. Collective."""
+    """Fill the engine from a checkpoint of any engine and layout; gives the `run_state` saved with it. Collective."""
     record = json.loads((checkpoint / RECORD).read_text())
     state = engine.state()
     reader = FileSystemReader(checkpoint)

@@ -34,7 +34,9 @@ class Record:
             return
         self.events.write(event, step=step, **fields)
         if self.trackers is not None:
-            numbers = {f"{event}/{key}": float(value) for key, value in fields.items() if isinstance(value, int | float)}
+            numbers = {
+                f"{event}/{key}": float(value) for key, value in fields.items() if isinstance(value, int | float)
+            }
             self.trackers.log(step, numbers)
 
 

@@ -4,9 +4,7 @@ After one step without clipping Adam's first moment is 0.1 times the gradient, s
 parameter; weights alone would hide a gradient that is twice too large.
 """
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,7 +147,9 @@ def finished(request: pytest.FixtureRequest) -> tuple[int, list[Any]]:
 
 def test_every_engine_and_layout_follows_the_plain_run(finished: tuple[int, list[Any]]) -> None:
     world_size, results = finished
-    for (name, (_, _, clip, _, changes)), (losses, norms, state) in zip(CASES[world_size].items(), results, strict=True):
+    for (name, (_, _, clip, _, changes)), (losses, norms, state) in zip(
+        CASES[world_size].items(), results, strict=True
+    ):
         expected_losses, expected_norms, expected = plain_run(clip, **changes)
         torch.testing.assert_close(losses, expected_losses, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
         torch.testing.assert_close(norms, expected_norms, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")

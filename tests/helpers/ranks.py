@@ -1,4 +1,4 @@
-"""Runs a function on several real processes joined by gloo, and brings what each returned or raised back to the test."""
+"""Runs a function on several real processes joined by gloo, and brings back what each returned or raised."""
 
 import multiprocessing
 import os

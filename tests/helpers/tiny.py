@@ -18,13 +18,19 @@ def tiny_config(**changes: object) -> ModelConfig:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": LENGTH,
-        "moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_shared_experts": 1, "score": "sigmoid"},
+        "moe": {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "num_shared_experts": 1,
+            "score": "sigmoid",
+        },
     }
     return ModelConfig.model_validate(settings | changes)
 
 
 def sequences(step: int, first: int, count: int, ignored: int = 0) -> Batch:
-    """Sequences `first` to `first + count - 1` of a step: the same whoever asks. `ignored` targets count for nothing."""
+    """Sequences `first` to `first + count - 1` of a step, the same whoever asks. `ignored` targets do not count."""
     rows = []
     for index in range(first, first + count):
         generator = torch.Generator().manual_seed(1000 * step + index)

@@ -1,4 +1,4 @@
-"""Checkpoints: saved under one engine and layout, resumed under another; damage is noticed; publishing is all or nothing."""
+"""Checkpoints: saved under one engine, resumed under another; damage is noticed; publishing is all or nothing."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,9 @@ BEFORE, AFTER = 2, 3
 def train(rank: int, engine: Any, first: int, stop: int) -> list[float]:
     losses = []
     for step in range(first, stop):
-        losses.append(engine.train_step(share_of(step, rank, torch.distributed.get_world_size(), 1), LEARNING_RATE).loss)
+        losses.append(
+            engine.train_step(share_of(step, rank, torch.distributed.get_world_size(), 1), LEARNING_RATE).loss
+        )
         settle_experts(engine.module)
     return losses
 
@@ -101,7 +103,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:
     for value in stored.values():
         value.size = value.shape
     wanted = {"parameter/a": torch.empty(2, 3), "parameter/b": torch.empty(1)}
-    with pytest.raises(CheckpointError, match="parameter/b is missing. Use the model section it was trained with"):
+    with pytest.raises(CheckpointError, match=r"parameter/b is missing\. Use the model section it was trained with"):
         checkpoint._check_names(Path("runs/x"), wanted, stored)
 
 

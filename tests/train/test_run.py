@@ -1,0 +1,161 @@
+"""The whole run on a small dataset: train, kill, resume, finish, evaluate, generate, as a person would start them.
+
+Runs the real commands in real processes.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from llmsys.log import latest_events, read_events
+from tests.helpers.dataset import VOCABULARY, make_dataset
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_dataset(tmp_path_factory.mktemp("data") / "toy")
+
+
+@pytest.fixture
+def config(tmp_path: Path, dataset: Path) -> Path:
+    settings = {
+        "run": {"name": "toy", "folder": str(tmp_path / "run")},
+        "data": {"folder": str(dataset)},
+        "tokenizer": {"vocab_size": VOCABULARY},
+        "model": {
+            "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "max_position_embeddings": 64,
+            "moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_shared_experts": 1},
+        },
+        "batch": {"sequence_length": 32, "sequences": 8},
+        "optimizer": {"learning_rate": 0.01},
+        "schedule": {"kind": "cosine", "warmup_tokens": 512},
+        "train": {"tokens": STEPS * 8 * 32, "log_every_steps": 1},
+        "layout": {"expert": 2},
+        "launch": {"processes": 2},
+        "checkpoint": {"every_steps": 2, "keep_last": 2},
+        "generation": {"prompts": ["the cat"], "max_new_tokens": 8},
+    }  # fmt: skip
+    path = tmp_path / "toy.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def llmsys(*words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "launch.main", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
+    assert not check or done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def final_loss(config: Path) -> float:
+    events = latest_events(config.parent / "run" / "events.jsonl")
+    return [event["loss"] for event in events if event["event"] == "evaluation"][-1]
+
+
+def wait_for_step(config: Path, step: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    events = config.parent / "run" / "events.jsonl"
+    while time.monotonic() < deadline and process.poll() is None:
+        if events.exists() and any(e["event"] == "step" and e["step"] >= step for e in read_events(events)):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"step {step} was not reached")
+
+
+@pytest.mark.parametrize("engine", ["torch", "deepspeed"])
+def test_a_killed_run_ends_with_the_loss_of_an_undisturbed_one(config: Path, tmp_path: Path, engine: str) -> None:
+    choice = f"engine.kind={engine}"
+    llmsys("train", config, choice, f"run.folder={tmp_path / 'calm'}")
+    calm = [event for event in latest_events(tmp_path / "calm" / "events.jsonl") if event["event"] == "evaluation"]
+    for step, victim in ((3, "rank"), (7, "launcher")):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "launch.main", "train", str(config), choice],
+            cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        wait_for_step(config, step, process)
+        ranks = [p for p in psutil.Process(process.pid).children(recursive=True) if "train.py" in " ".join(p.cmdline())]
+        (max(ranks, key=lambda rank: rank.pid) if victim == "rank" else process).send_signal(signal.SIGKILL)
+        message = process.communicate(timeout=60)[1]
+        if victim == "rank":
+            assert "run the same command again and it continues" in message
+        psutil.wait_procs(ranks, timeout=20)
+        assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+    llmsys("train", config, choice)
+    assert final_loss(config) == calm[-1]["loss"]
+    starts = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["event"] == "start"]
+    assert starts[0]["resumed_from"] is None
+    assert starts[-1]["resumed_from"] >= 4
+
+
+def test_a_finished_run_is_left_alone_and_can_be_used(config: Path) -> None:
+    llmsys("train", config)
+    before = (config.parent / "run" / "events.jsonl").read_bytes()
+    assert "is finished" in llmsys("train", config).stdout
+    assert (config.parent / "run" / "events.jsonl").read_bytes() == before
+    evaluated = json.loads(llmsys("evaluate", config, "--json").stdout)
+    assert evaluated["loss"] == pytest.approx(final_loss(config), abs=2e-3)
+    assert evaluated["gzip_bits_per_byte"] > 0
+    samples = json.loads(llmsys("generate", config, "--json", "--prompt", "the dog").stdout)
+    assert samples[0]["prompt"] == "the dog"
+    environment = json.loads((config.parent / "run" / "environment.json").read_text())
+    assert environment["packages"]["torch"]
+    assert environment["world_size"] == 2
+
+
+def test_another_config_in_the_same_folder_is_refused_with_the_difference(config: Path) -> None:
+    llmsys("train", config, "train.tokens=1024", "launch.processes=1", "layout.expert=1")
+    done = llmsys("train", config, "launch.processes=1", "layout.expert=1", "optimizer.learning_rate=0.02", check=False)
+    assert done.returncode == 2
+    assert "optimizer.learning_rate was 0.01, now 0.02" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_tokenizer_says_how_to_make_one(config: Path, tmp_path: Path) -> None:
+    done = llmsys("train", config, "tokenizer={kind: file, path: nowhere.model}", check=False)
+    assert done.returncode == 2
+    assert "nowhere.model" in done.stderr
+    assert done.stderr.count("llmsys: error") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_named(config: Path) -> None:
+    import socket
+
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        done = llmsys("train", config, f"launch.port={port}", check=False)
+    assert done.returncode == 2
+    assert f"launch.port={port} is in use" in done.stderr
+    assert "launch.port=0" in done.stderr
+
+
+def test_a_folder_in_use_is_refused(config: Path, tmp_path: Path) -> None:
+    import fcntl
+
+    from llmsys.errors import LaunchError
+    from llmsys.train.folder import locked
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with (folder / ".lock").open("w") as file:
+        file.write(f"{os.getpid()} on here")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(LaunchError, match=f"in use by process {os.getpid()} on here"), locked(folder, 0.3):
+            pass
+    with locked(folder, 0.3):
+        pass

@@ -6,7 +6,7 @@ bytes, and no error leaves out the name of the file.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -132,11 +132,16 @@ def get_batch(path: Path, arrow: pa.RecordBatchFileReader, index: int) -> pa.Rec
         raise DataError(f"{path}, record batch {index}: damaged ({error}). {NEXT_STEP}") from error
 
 
-def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of a document file one at a time; DataError names the file and the batch."""
+def read_batches(path: Path, indices: Iterable[int] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of a file one by one, all or those asked for; DataError names the file and the batch."""
     arrow = open_arrow(path, map_file(path))
-    for index in range(arrow.num_record_batches):
+    for index in range(arrow.num_record_batches) if indices is None else indices:
         yield get_batch(path, arrow, index)
+
+
+def read_schema(path: Path) -> pa.Schema:
+    """Return the columns of a file."""
+    return open_arrow(path, map_file(path)).schema
 
 
 def batch_lengths(batch: pa.RecordBatch) -> Integers:

@@ -43,6 +43,7 @@ from llmsys.shard_file import (
     map_file,
     open_arrow,
     read_batches,
+    read_schema,
     token_dtype,
     token_schema,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "open_tokens",
     "publish_bytes",
     "read_batches",
+    "read_schema",
     "token_dtype",
     "token_schema",
     "verify",

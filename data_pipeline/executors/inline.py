@@ -5,9 +5,8 @@ Reads jobs, gives events. A job's own error fails the job, and the others go on.
 
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from data_pipeline.executors.event import Advanced, Done, Event, Failed, Job
+from data_pipeline.executors.event import Advanced, Done, Event, Failed, Job, Report
 from llmsys.errors import LlmsysError
 
 
@@ -17,17 +16,20 @@ class Inline:
     def run(self, jobs: Sequence[Job]) -> Iterator[Event]:
         """Yield what happens, job by job."""
         for index, job in enumerate(jobs):
-            pending: list[Event] = []
-            pending.append(
-                attempt(index, job, lambda amount, dropped, to=pending: to.append(Advanced(amount, dropped)))
-            )
-            yield from pending
+            progress: list[Advanced] = []
+
+            def report(amount: float, dropped: int, progress: list[Advanced] = progress) -> None:
+                progress.append(Advanced(amount, dropped))
+
+            outcome = attempt(index, job, report)
+            yield from progress
+            yield outcome
 
     def close(self) -> None:
         """Nothing to end."""
 
 
-def attempt(index: int, job: Job, report: Any) -> Done | Failed:
+def attempt(index: int, job: Job, report: Report) -> Done | Failed:
     """Do one job; an error that a person can mend is its message, any other comes with its traceback."""
     try:
         return Done(index, job(report))

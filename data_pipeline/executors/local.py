@@ -17,7 +17,7 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-from data_pipeline.executors.event import Advanced, Done, Event, Failed, Job
+from data_pipeline.executors.event import Advanced, Event, Failed, Job
 from data_pipeline.executors.inline import attempt
 
 _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>

@@ -1,0 +1,107 @@
+"""How many documents and bytes enter and leave each stage, and what each test dropped, with examples.
+
+Reads what the stages count, gives the funnel of the manifest. Promises: sums and examples do not depend on the order of
+tasks; the examples of a test are the documents with the smallest ids.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from data_pipeline.document import EXCERPT_CHARACTERS
+from llmsys.manifest import Drop, Example, FunnelStage
+
+EXAMPLES = 3
+EXAMPLE_CHARACTERS = 400
+_COUNTS = ("documents_in", "bytes_in", "documents_out", "bytes_out")
+
+
+class Tally:
+    """The counts of one task, or of several together."""
+
+    def __init__(self, plain: Mapping[str, Any] | None = None) -> None:
+        """Begin with nothing, or with what `plain()` once gave."""
+        plain = plain or {"stages": {}, "drops": []}
+        self.stages: dict[str, dict[str, int]] = {stage: dict(counts) for stage, counts in plain["stages"].items()}
+        self.drops: dict[tuple[str, str, str], dict[str, Any]] = {
+            (drop["stage"], drop["rule"], drop["test"]): dict(drop) for drop in plain["drops"]
+        }
+
+    def count(self, stage: str, **amounts: int) -> None:
+        """Add to documents_in, bytes_in, documents_out or bytes_out of a stage."""
+        counts = self.stages.setdefault(stage, dict.fromkeys(_COUNTS, 0))
+        for name, amount in amounts.items():
+            counts[name] += amount
+
+    def drop(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Count dropped documents, given as rows of `DROPPED_SCHEMA`."""
+        for row in rows:
+            self._add(row["stage"], row["rule"], row["test"], 1, row["bytes"], [_example(row)])
+
+    def drop_counted(self, stage: str, test: str, documents: int) -> None:
+        """Count what was dropped before it had an id or a size, such as unreadable records."""
+        self._add(stage, stage, test, documents, 0, [])
+
+    def add(self, other: "Tally") -> None:
+        """Add the counts of another task."""
+        for stage, counts in other.stages.items():
+            self.count(stage, **counts)
+        for drop in other.drops.values():
+            self._add(drop["stage"], drop["rule"], drop["test"], drop["documents"], drop["bytes"], drop["examples"])
+
+    def _add(
+        self, stage: str, rule: str, test: str, documents: int, size: int, examples: Sequence[dict[str, Any]]
+    ) -> None:
+        empty = {"stage": stage, "rule": rule, "test": test, "documents": 0, "bytes": 0, "examples": []}
+        drop = self.drops.setdefault((stage, rule, test), empty)
+        drop["documents"] += documents
+        drop["bytes"] += size
+        candidates = [*drop["examples"], *examples]
+        drop["examples"] = sorted(candidates, key=lambda example: (example["id"], example["url"]))[:EXAMPLES]
+
+    def plain(self) -> dict[str, Any]:
+        """Return the counts as JSON can hold them."""
+        return {"stages": self.stages, "drops": list(self.drops.values())}
+
+    def funnel(self, order: Sequence[str]) -> tuple[FunnelStage, ...]:
+        """Return the stages in this order, the tests of each in the order of what they dropped."""
+        return tuple(self._stage(stage) for stage in order)
+
+    def _stage(self, stage: str) -> FunnelStage:
+        self.count(stage)
+        drops = [drop for drop in self.drops.values() if drop["stage"] == stage]
+        drops.sort(key=lambda drop: (-drop["documents"], drop["rule"], drop["test"]))
+        return FunnelStage(stage=stage, **self.stages[stage], dropped=tuple(_drop(drop) for drop in drops))
+
+
+def _example(row: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {name: row[name] for name in ("id", "url", "value", "threshold", "reason")}
+    return {**fields, "excerpt": row["text"][:EXAMPLE_CHARACTERS]}
+
+
+def _drop(drop: Mapping[str, Any]) -> Drop:
+    examples = tuple(
+        Example(**{name: value for name, value in example.items() if name != "id"}) for example in drop["examples"]
+    )
+    return Drop(
+        rule=drop["rule"], test=drop["test"], documents=drop["documents"], bytes=drop["bytes"], examples=examples
+    )
+
+
+def dropped_rows(
+    documents: Iterable[Mapping[str, Any]], stage: str, verdicts: Iterable[tuple[str, float | None, float | None, str]]
+) -> list[dict[str, Any]]:
+    """Return rows of `DROPPED_SCHEMA` for documents with (test, value, threshold, reason) each."""
+    return [
+        {
+            **{name: document[name] for name in ("id", "url", "file", "offset")},
+            "stage": stage,
+            "rule": stage,
+            "test": test,
+            "value": value,
+            "threshold": threshold,
+            "reason": reason,
+            "bytes": len((document["text"] or "").encode()),
+            "text": (document["text"] or "")[:EXCERPT_CHARACTERS],
+        }
+        for document, (test, value, threshold, reason) in zip(documents, verdicts, strict=True)
+    ]

@@ -1,0 +1,196 @@
+"""What all stages together have made, said in a manifest and published last.
+
+Reads the journal records of the stages, gives the manifest. Promises: it holds nothing that differs between two runs of
+the same configuration over the same input: no clock, no folder, no number of workers.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_pipeline.funnel import Tally
+from data_pipeline.graph import Workshop
+from data_pipeline.journal import Record, digest_of
+from data_pipeline.stages.collect import LENGTH_EDGES
+from data_pipeline.stages.duplicates import EXACT, NEAR
+from data_pipeline.stages.judge import stage_names
+from llmsys.config.data import DataConfig
+from llmsys.config.tokenizer import TokenizerConfig
+from llmsys.errors import DataError
+from llmsys.log import logger
+from llmsys.manifest import (
+    DocumentFile,
+    DocumentFiles,
+    Histogram,
+    LanguageCount,
+    Manifest,
+    ReadSummary,
+    Skip,
+    Split,
+    TokenFile,
+    dataset_fingerprint,
+    load_manifest,
+    write_manifest,
+)
+from llmsys.shards import token_dtype
+
+_log = logger(__name__)
+
+
+@dataclass
+class Outcome:
+    """The records of each stage; `tokenizer` and `tokens` are None when the preparation was to stop before them."""
+
+    inputs: list[Path]
+    extracted: list[Record]
+    judged: list[Record] = field(default_factory=list)
+    collected: list[Record] = field(default_factory=list)
+    tokenizer: Record | None = None
+    tokens: list[Record] | None = None
+
+    def tally(self) -> Tally:
+        """Return the counts of all stages."""
+        tally = Tally()
+        for record in self.extracted:
+            result = record.result
+            skipped = sum(skip["count"] for skip in result["skipped"])
+            tally.count("read", documents_in=result["pages"] + skipped, bytes_in=result["html_bytes"])
+            tally.count("read", documents_out=result["pages"], bytes_out=result["html_bytes"])
+            for skip in result["skipped"]:
+                tally.drop_counted("read", skip["reason"], skip["count"])
+        for record in [*self.judged, *self.collected]:
+            tally.add(Tally(record.result["tally"]))
+        return tally
+
+    def require_documents(self) -> None:
+        """Raise DataError when every page was dropped, and say by what."""
+        if any(record.result["documents_rows"] for record in self.collected):
+            return
+        tally = self.tally()
+        pages = tally.stages.get("read", {}).get("documents_out", 0)
+        largest = Counter({f"{drop['rule']} ({drop['test']})": drop["documents"] for drop in tally.drops.values()})
+        reasons = ", ".join(f"{count} by {name}" for name, count in largest.most_common(3)) or "there were none"
+        raise DataError(
+            f"no document is left of {pages} pages in {len(self.inputs)} files: {reasons}. "
+            f"Loosen data.rules or data.language, or give other input in data.inputs."
+        )
+
+
+def build_manifest(data: DataConfig, tokenizer: TokenizerConfig, outcome: Outcome) -> Manifest:
+    """Say what was made."""
+    config = {
+        "data": data.model_dump(mode="json", exclude={"folder", "executor"}) | {"inputs": sorted(set(data.inputs))},
+        "tokenizer": tokenizer.model_dump(mode="json"),
+    }
+    made: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
+    splits = _splits(outcome.tokens) if outcome.tokens is not None else {}
+    documents = _document_files(outcome.collected, 0, "documents_rows")
+    files: list[TokenFile] | list[DocumentFile] = [file for split in splits.values() for file in split.files]
+    return Manifest(
+        name=data.name,
+        fingerprint=dataset_fingerprint(made.get("fingerprint"), [file.digest for file in files or documents.files]),
+        config=config,
+        config_digest=digest_of(config),
+        vocab_size=made.get("vocab_size"),
+        token_dtype=token_dtype(made["vocab_size"]) if made else None,
+        tokenizer_fingerprint=made.get("fingerprint"),
+        splits=splits,
+        documents=documents,
+        dropped=_document_files(outcome.collected, 1, "dropped_rows"),
+        funnel=outcome.tally().funnel(_stages(data)),
+        languages=_languages(outcome.judged),
+        lengths=_lengths(outcome.collected),
+        read=_read(outcome),
+    )
+
+
+def publish(workshop: Workshop, manifest: Manifest) -> Manifest:
+    """Remove what belongs to no task, publish the manifest and return it; a finished dataset is left alone."""
+    folder, leftovers, present = workshop.folder, workshop.leftovers(), _present(workshop.folder)
+    if present is not None and _covers(present, manifest):
+        manifest = present
+        if not leftovers and not workshop.made:
+            _log.info("%s is complete, nothing to do (fingerprint %s)", folder, manifest.fingerprint)
+            return manifest
+    workshop.withdraw_manifest()
+    for path in leftovers:
+        path.unlink()
+    write_manifest(folder, manifest)
+    counts = f"{workshop.made} tasks done, {workshop.found} found done"
+    _log.info("%s: %s (fingerprint %s)", folder, counts, manifest.fingerprint)
+    return manifest
+
+
+def _covers(present: Manifest, manifest: Manifest) -> bool:
+    """Whether the manifest that is there says all that the new one says: it may know tokens that were not asked for."""
+    if present == manifest:
+        return True
+    later = {"fingerprint", "vocab_size", "token_dtype", "tokenizer_fingerprint", "splits"}
+    same_documents = present.model_dump(exclude=later) == manifest.model_dump(exclude=later)
+    asked_tokenizer = manifest.tokenizer_fingerprint in (None, present.tokenizer_fingerprint)
+    return same_documents and asked_tokenizer and not manifest.splits
+
+
+def _present(folder: Path) -> Manifest | None:
+    try:
+        return load_manifest(folder)
+    except DataError:
+        return None
+
+
+def _stages(data: DataConfig) -> list[str]:
+    kinds = {EXACT: data.deduplicate.exact.kind, NEAR: data.deduplicate.minhash.kind}
+    return [*stage_names(data.rules), *(stage for stage, kind in kinds.items() if kind != "none")]
+
+
+def _splits(tokens: Sequence[Record]) -> dict[str, Split]:
+    files = [TokenFile.model_validate(record.result) for record in tokens]
+    splits = {}
+    for name in ("train", "heldout"):
+        own = tuple(file for file in files if file.name.startswith(f"{name}-"))
+        splits[name] = Split(
+            documents=sum(file.rows for file in own),
+            tokens=sum(file.tokens for file in own),
+            bytes=sum(file.text_bytes for file in own),
+            files=own,
+        )
+    return splits
+
+
+def _document_files(collected: Sequence[Record], output: int, rows: str) -> DocumentFiles:
+    files = []
+    for record in collected:
+        made = record.outputs[output]
+        name = Path(made.name).name
+        files.append(DocumentFile(name=name, rows=record.result[rows], size=made.size, digest=made.digest))
+    return DocumentFiles(files=tuple(files))
+
+
+def _languages(judged: Sequence[Record]) -> dict[str, LanguageCount]:
+    documents: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for record in judged:
+        for code, (count, size) in record.result["languages"].items():
+            documents[code] += count
+            sizes[code] += size
+    order = sorted(documents, key=lambda code: (-documents[code], code))
+    return {code: LanguageCount(documents=documents[code], bytes=sizes[code]) for code in order}
+
+
+def _lengths(collected: Sequence[Record]) -> Histogram:
+    counts: Any = np.sum([record.result["lengths"] for record in collected], axis=0, dtype=np.int64)
+    return Histogram(edges=LENGTH_EDGES, counts=tuple(counts.tolist()))
+
+
+def _read(outcome: Outcome) -> ReadSummary:
+    results = [record.result for record in outcome.extracted]
+    return ReadSummary(
+        files=len(outcome.inputs),
+        records=sum(result["records"] for result in results),
+        html_bytes=sum(result["html_bytes"] for result in results),
+        skipped=tuple(Skip(**skip) for result in results for skip in result["skipped"]),
+    )

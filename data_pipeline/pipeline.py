@@ -1,0 +1,239 @@
+"""The way from crawl files to token shards, as stages over files: maps, and exchanges between maps.
+
+    extract ─ judge ─ sign ┐                    ┌ encode ┐
+                           duplicates ─ collect ┤         tokens ─ manifest
+                                                └ tokenizer (before encode)
+
+Reads the `data` and `tokenizer` sections of a run, writes the dataset folder. Promises: the same bytes for any number
+of workers, any order of the inputs, and after any crash; a second run does only what changed, and nothing when nothing
+did.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Literal, cast
+
+from data_pipeline.executors.event import Job
+from data_pipeline.graph import Task, Workshop
+from data_pipeline.inputs import find_inputs
+from data_pipeline.journal import Record, code_version, digest_of, remove_asides
+from data_pipeline.outcome import Outcome, build_manifest, publish
+from data_pipeline.stages.collect import Source, collect_shard
+from data_pipeline.stages.duplicates import find_duplicates, sign_file
+from data_pipeline.stages.extract import extract_file
+from data_pipeline.stages.judge import judge_file
+from data_pipeline.tokenize.encode import encode_file
+from data_pipeline.tokenize.layout import SPLITS, plan_files, write_token_file
+from data_pipeline.tokenize.train import copy_tokenizer, train_sentencepiece
+from llmsys.config.data import DataConfig, MinhashDuplicates
+from llmsys.config.run import RunConfig
+from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
+from llmsys.lock import folder_lock
+from llmsys.manifest import Manifest
+from llmsys.tokenizer import MODEL_NAME
+
+Until = Literal["documents", "tokenizer", "tokens"]
+
+# What each stage's outputs depend on besides configuration and inputs: our source, and the libraries that do the work.
+_COMMON = ("data_pipeline/document.py", "llmsys/shard_file.py")
+_CODE = {
+    "extract": (("readers", "extract", "stages/extract.py"), ("pyarrow", "fastwarc", "resiliparse")),
+    "judge": (
+        ("language", "rules", "funnel.py", "stages/judge.py", "stages/partition.py"),
+        ("pyarrow", "numpy", "py3langid", "spacy"),
+    ),
+    "sign": (("dedup", "rules", "stages/duplicates.py"), ("pyarrow", "numpy", "spacy", "xxhash")),
+    "duplicates": (("dedup", "stages/duplicates.py"), ("pyarrow", "numpy")),
+    "collect": (("funnel.py", "stages/collect.py"), ("pyarrow", "numpy")),
+    "tokenizer": (("tokenize/train.py",), ("sentencepiece",)),
+    "encode": (("tokenize/encode.py",), ("pyarrow", "numpy", "sentencepiece", "xxhash")),
+    "tokens": (("tokenize/layout.py", "tokenize/encode.py"), ("pyarrow", "numpy", "xxhash")),
+}
+
+
+def prepare(config: RunConfig, until: str = "tokens") -> Manifest:
+    """Make the dataset of a run, up to its documents, its tokenizer or its tokens, and return its manifest.
+
+    DataError when there is no input, a task fails for good, or another process writes the folder.
+    """
+    data = config.data
+    inputs = find_inputs(data.inputs)
+    with folder_lock(data.folder) as lock:
+        remove_asides(data.folder)  # the lock is free only when no writer lives
+        workshop = Workshop(data.folder, data.executor, lock)
+        try:
+            outcome = _Preparation(data, config.tokenizer, workshop).run(inputs, cast(Until, until))
+        finally:
+            workshop.close()
+        return publish(workshop, build_manifest(data, config.tokenizer, outcome))
+
+
+def train_tokenizer(config: RunConfig) -> Path:
+    """Make the dataset up to its tokenizer and return the path of the model."""
+    prepare(config, until="tokenizer")
+    return config.data.folder / "tokenizer" / MODEL_NAME
+
+
+class _Preparation:
+    """The stages of one dataset, in order; each method is one stage."""
+
+    def __init__(self, data: DataConfig, tokenizer: TokenizerConfig, workshop: Workshop) -> None:
+        self.data, self.tokenizer, self.workshop = data, tokenizer, workshop
+        self.folder = data.folder
+
+    def run(self, inputs: list[Path], until: Until) -> Outcome:
+        names = [f"{path.name}-{digest_of(str(path))[:8]}" for path in inputs]
+        outcome = Outcome(inputs=inputs, extracted=self._extract(inputs, names))
+        outcome.judged = self._judge(outcome.extracted, names)
+        outcome.collected = self._collect(outcome.judged, names)
+        outcome.require_documents()
+        if until == "documents":
+            return outcome
+        outcome.tokenizer = self._tokenizer(outcome.collected)
+        if until == "tokenizer":
+            return outcome
+        outcome.tokens = self._tokens(outcome.collected, outcome.tokenizer)
+        return outcome
+
+    def _stage(self, name: str, tasks: list[Task], unit: str) -> list[Record]:
+        rooms, packages = _CODE[name]
+        code = code_version([*_COMMON, *(f"data_pipeline/{room}" for room in rooms)], packages)
+        return self.workshop.stage(name, tasks, unit=unit, code=code)
+
+    def _extract(self, inputs: list[Path], names: list[str]) -> list[Record]:
+        config = self.data.extract
+        tasks = []
+        for path, name in zip(inputs, names, strict=True):
+            output = f"work/extracted/{name}.arrow"
+            job = partial(extract_file, source=str(path), output=self.folder / output, config=config)
+            decides = [str(path), self.workshop.journal.input_digest(path), config.model_dump(mode="json")]
+            size = path.stat().st_size if path.exists() else 0
+            tasks.append(Task(f"extract/{name}", decides, [output], _job(job), size))
+        return self._stage("extract", tasks, "B")
+
+    def _judge(self, extracted: list[Record], names: list[str]) -> list[Record]:
+        part = self.data.model_dump(mode="json", include={"language", "rules", "documents"})
+        tasks = []
+        for record, name in zip(extracted, names, strict=True):
+            outputs = [f"work/judged/{name}.arrow", f"work/judged/{name}.dropped.arrow"]
+            job = partial(
+                judge_file,
+                source=self.folder / record.outputs[0].name,
+                kept=self.folder / outputs[0],
+                dropped=self.folder / outputs[1],
+                config=self.data,
+            )
+            tasks.append(Task(f"judge/{name}", [record.digests, part], outputs, _job(job), record.result["pages"]))
+        return self._stage("judge", tasks, "page")
+
+    def _duplicates(self, judged: list[Record], names: list[str]) -> Record | None:
+        config = self.data.deduplicate
+        if config.exact.kind == "none" and config.minhash.kind == "none":
+            return None
+        part = config.model_dump(mode="json")
+        tasks = []
+        for record, name in zip(judged, names, strict=True):
+            output = f"work/signatures/{name}.arrow"
+            source = self.folder / record.outputs[0].name
+            job = partial(sign_file, source=source, output=self.folder / output, config=config)
+            rows = sum(rows for _, rows in record.result["kept_batches"])
+            tasks.append(Task(f"sign/{name}", [record.digests[0], part], [output], _job(job), rows))
+        signed = self._stage("sign", tasks, "document")
+        output = "work/duplicates/duplicates.arrow"
+        sources = [self.folder / record.outputs[0].name for record in signed]
+        job = partial(find_duplicates, sources=sources, output=self.folder / output, config=config)
+        buckets = config.minhash.buckets if isinstance(config.minhash, MinhashDuplicates) else 0
+        decides = [[record.digests for record in signed], part]
+        return self._stage("duplicates", [Task("duplicates/all", decides, [output], _job(job), buckets)], "bucket")[0]
+
+    def _collect(self, judged: list[Record], names: list[str]) -> list[Record]:
+        duplicates = self._duplicates(judged, names)
+        sources = [
+            Source(
+                kept=self.folder / record.outputs[0].name,
+                dropped=self.folder / record.outputs[1].name,
+                kept_batches=record.result["kept_batches"],
+                dropped_batches=record.result["dropped_batches"],
+            )
+            for record in judged
+        ]
+        decides = [
+            [record.digests for record in judged],
+            duplicates and duplicates.digests,
+            self.data.documents.batch_bytes,
+        ]
+        tasks = []
+        for shard in range(self.data.documents.shards):
+            outputs = [f"documents/part-{shard:05d}.arrow", f"dropped/part-{shard:05d}.arrow"]
+            job = partial(
+                collect_shard,
+                shard=shard,
+                sources=sources,
+                duplicates=self.folder / duplicates.outputs[0].name if duplicates else None,
+                documents=self.folder / outputs[0],
+                dropped=self.folder / outputs[1],
+                batch_bytes=self.data.documents.batch_bytes,
+            )
+            rows = sum(rows for source in sources for owner, rows in source.kept_batches if owner == shard)
+            tasks.append(Task(f"collect/part-{shard:05d}", [shard, decides], outputs, _job(job), rows))
+        return self._stage("collect", tasks, "document")
+
+    def _tokenizer(self, collected: list[Record]) -> Record:
+        outputs = [f"tokenizer/tokenizer.{suffix}" for suffix in ("model", "vocab", "json")]
+        folder, config = self.folder / "tokenizer", self.tokenizer
+        part = config.model_dump(mode="json")
+        if isinstance(config, FileTokenizerConfig):
+            decides = [part, self.workshop.journal.input_digest(config.path)]
+            task = Task(
+                "tokenizer/model", decides, outputs, _job(partial(copy_tokenizer, folder=folder, config=config)), 1
+            )
+            return self._stage("tokenizer", [task], "file")[0]
+        split = self.data.split
+        sources = [self.folder / record.outputs[0].name for record in collected]
+        job = partial(train_sentencepiece, sources=sources, folder=folder, config=config, split=split)
+        decides = [part, split.model_dump(mode="json"), [record.digests[0] for record in collected]]
+        rows = sum(record.result["documents_rows"] for record in collected)
+        return self._stage("tokenizer", [Task("tokenizer/model", decides, outputs, _job(job), rows)], "document")[0]
+
+    def _encode(self, collected: list[Record], tokenizer: Record) -> list[Record]:
+        part = self.data.model_dump(mode="json", include={"split": True, "tokens": {"seed"}})
+        tasks = []
+        for record in collected:
+            source = self.folder / record.outputs[0].name
+            output = f"work/encoded/{source.name}"
+            job = partial(
+                encode_file,
+                source=source,
+                output=self.folder / output,
+                model=self.folder / tokenizer.outputs[0].name,
+                fingerprint=tokenizer.result["fingerprint"],
+                config=self.data,
+            )
+            decides = [record.digests[0], tokenizer.result["fingerprint"], part]
+            tasks.append(Task(f"encode/{source.stem}", decides, [output], _job(job), record.result["text_bytes"]))
+        return self._stage("encode", tasks, "B")
+
+    def _tokens(self, collected: list[Record], tokenizer: Record) -> list[Record]:
+        encoded = self._encode(collected, tokenizer)
+        sources = [self.folder / record.outputs[0].name for record in encoded]
+        digests = [record.digests for record in encoded]
+        tasks = []
+        for split in SPLITS:
+            for plan in plan_files(sources, split, self.data.tokens.shard_tokens):
+                output = f"tokens/{plan.name}"
+                job = partial(
+                    write_token_file,
+                    plan=plan,
+                    sources=sources,
+                    output=self.folder / output,
+                    vocab_size=tokenizer.result["vocab_size"],
+                    batch_tokens=self.data.tokens.batch_tokens,
+                )
+                decides = [digests, split, plan.first, plan.last, self.data.tokens.batch_tokens]
+                tasks.append(Task(f"tokens/{plan.name}", decides, [output], _job(job), plan.tokens))
+        return self._stage("tokens", tasks, "tok")
+
+
+def _job(job: partial[dict[str, object]]) -> Job:
+    """A stage function with all its arguments but the progress report."""
+    return job

@@ -1,0 +1,1 @@
+"""What one task of each stage does, from files to files."""

@@ -1,0 +1,145 @@
+"""Texts in, documents that pass the language and the rules out, and every other one with the test that dropped it.
+
+Reads one file of extracted texts; writes the kept documents with the statistics of the rules, and the dropped ones,
+each in record batches that hold the documents of one document file only, so that collecting reads what it needs.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_pipeline.document import DROPPED_SCHEMA, document_schema, text_bytes
+from data_pipeline.executors.event import Report
+from data_pipeline.funnel import Tally, dropped_rows
+from data_pipeline.language.identify import identify, keep_mask
+from data_pipeline.rules.chain import RuleChain
+from data_pipeline.rules.outcome import RuleOutcome, reason
+from data_pipeline.stages.partition import PartitionWriter
+from llmsys.config.data import DataConfig
+from llmsys.config.text import LanguageConfig, RuleConfig
+from llmsys.shards import read_batches
+
+
+@lru_cache(maxsize=1)
+def _chain(rules: tuple[RuleConfig, ...]) -> RuleChain:
+    """One chain per process: it remembers how words are split."""
+    return RuleChain(rules)
+
+
+def judge_file(report: Report, *, source: Path, kept: Path, dropped: Path, config: DataConfig) -> dict[str, Any]:
+    """Judge the texts of one crawl file; progress is in pages."""
+    chain = _chain(config.rules)
+    judge = _Judge(chain, config.language)
+    names = [f"{outcome.rule}.{name}" for outcome in chain.apply(pa.array([], pa.large_string()))
+             for name in outcome.statistics]  # fmt: skip
+    limit = config.documents.batch_bytes
+    with (
+        PartitionWriter(kept, document_schema(names), config.documents.shards, limit) as kept_writer,
+        PartitionWriter(dropped, DROPPED_SCHEMA, config.documents.shards, limit) as dropped_writer,
+    ):
+        for texts in read_batches(source):
+            documents, drops = judge.batch(texts)
+            kept_writer.write(documents)
+            dropped_writer.write(pa.RecordBatch.from_pylist(drops, DROPPED_SCHEMA))
+            judge.tally.drop(drops)
+            report(texts.num_rows, len(drops))
+    return {
+        "tally": judge.tally.plain(),
+        "languages": {code: [judge.language_documents[code], judge.language_bytes[code]]
+                      for code in sorted(judge.language_documents)},
+        "kept_batches": kept_writer.batches,
+        "dropped_batches": dropped_writer.batches,
+    }  # fmt: skip
+
+
+class _Judge:
+    """Takes batches through extraction failures, language and rules, and counts."""
+
+    def __init__(self, chain: RuleChain, language: LanguageConfig) -> None:
+        self.chain, self.language = chain, language
+        self.tally = Tally()
+        self.language_documents: Counter[str] = Counter()
+        self.language_bytes: Counter[str] = Counter()
+
+    def batch(self, texts: pa.RecordBatch) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
+        """Return the documents that stay and the rows of those that do not."""
+        drops: list[dict[str, Any]] = []
+        batch = self._extracted(texts, drops)
+        batch = self._in_language(batch, drops)
+        for outcome in self.chain.apply(batch.column("text")):
+            batch = self._after(outcome, batch, drops)
+        names = [name for name in batch.schema.names if "." in name]
+        schema = document_schema(names)
+        return pa.record_batch([batch.column(name) for name in schema.names], schema=schema), drops
+
+    def _extracted(self, texts: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
+        found = texts.column("text").is_valid()
+        html = np.asarray(texts.column("bytes_html"))
+        self.tally.count("extract", documents_in=texts.num_rows, bytes_in=int(html.sum()))
+        failed = texts.filter(_inverse(found)).to_pylist()
+        drops += dropped_rows(failed, "extract", [("no text", None, None, "extract: no text")] * len(failed))
+        for row, drop in zip(failed, drops[len(drops) - len(failed) :], strict=True):
+            drop["bytes"] = row["bytes_html"]
+        return self._left("extract", texts.filter(found))
+
+    def _in_language(self, batch: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
+        self._enters("language", batch)
+        codes, scores = identify(batch.column("text"), self.language)
+        for code, size in zip(codes.to_pylist(), text_bytes(batch.column("text")).tolist(), strict=True):
+            self.language_documents[code] += 1
+            self.language_bytes[code] += size
+        keep = keep_mask(codes, scores, self.language)
+        batch = batch.append_column("language", codes).append_column("language_score", scores)
+        failed = batch.filter(_inverse(keep)).to_pylist()
+        drops += dropped_rows(failed, "language", [self._language_verdict(row) for row in failed])
+        return self._left("language", batch.filter(keep))
+
+    def _language_verdict(self, row: dict[str, Any]) -> tuple[str, float | None, float | None, str]:
+        code, score, wanted = row["language"], row["language_score"], self.language.keep
+        if wanted and code not in wanted:
+            return "language", None, None, f"language: {code} (score {score:.2f}) is not among {', '.join(wanted)}"
+        return (
+            "score",
+            score,
+            self.language.minimum_score,
+            reason("language", "score", score, self.language.minimum_score),
+        )
+
+    def _after(self, outcome: RuleOutcome, batch: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
+        """Take out what a rule drops and take in what it measured and rewrote."""
+        self._enters(outcome.rule, batch)
+        gone = _inverse(outcome.keep)
+        columns = (outcome.test.filter(gone), outcome.value.filter(gone), outcome.threshold.filter(gone))
+        verdicts = [
+            (test, value, threshold, reason(outcome.rule, test, value, threshold))
+            for test, value, threshold in zip(*(column.to_pylist() for column in columns), strict=True)
+        ]
+        drops += dropped_rows(batch.filter(gone).to_pylist(), outcome.rule, verdicts)
+        batch = batch.filter(outcome.keep)
+        batch = batch.set_column(batch.schema.get_field_index("text"), "text", outcome.texts)
+        for name, column in outcome.statistics.items():
+            batch = batch.append_column(f"{outcome.rule}.{name}", column)
+        return self._left(outcome.rule, batch)
+
+    def _enters(self, stage: str, batch: pa.RecordBatch) -> None:
+        size = int(text_bytes(batch.column("text")).sum())
+        self.tally.count(stage, documents_in=batch.num_rows, bytes_in=size)
+
+    def _left(self, stage: str, batch: pa.RecordBatch) -> pa.RecordBatch:
+        size = int(text_bytes(batch.column("text")).sum())
+        self.tally.count(stage, documents_out=batch.num_rows, bytes_out=size)
+        return batch
+
+
+def _inverse(mask: pa.BooleanArray) -> pa.BooleanArray:
+    return pa.array(~np.asarray(mask.to_numpy(zero_copy_only=False), np.bool_))
+
+
+def stage_names(rules: Sequence[RuleConfig]) -> list[str]:
+    """Return the funnel stages of reading and judging, in order."""
+    return ["read", "extract", "language", *dict.fromkeys(rule.kind for rule in rules)]

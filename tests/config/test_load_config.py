@@ -69,6 +69,16 @@ def test_rules_between_keys_are_all_reported(write: Write) -> None:
     assert "run.yaml:4: model.num_key_value_heads: 3 does not divide" in text
 
 
+def test_a_wrong_value_is_reported_once_and_not_again_for_what_follows_from_it(write: Write) -> None:
+    write("m.yaml", MODEL)
+    with pytest.raises(ConfigError) as caught:
+        load_model("m.yaml", ["num_attention_heads=four"])
+    assert str(caught.value).splitlines() == [
+        "1 problem in m.yaml:",
+        "  command line: model.num_attention_heads: 'four' is not a whole number. Query heads of each attention layer.",
+    ]
+
+
 def test_rules_between_sections_are_all_reported(write: Write) -> None:
     write("run.yaml", "batch: {sequence_length: 4096}\ntrain: {tokens: 100}\nlayout: {expert: 2}\n")
     text = refusal("run.yaml", "schedule.warmup_tokens=200")

@@ -91,6 +91,10 @@ def test_the_schema_accepts_bases_and_underscores_anywhere() -> None:
     jsonschema.validate({"base": "x", "model": model, "train": {"tokens": "1_000"}}, editor_schema())
 
 
+def test_the_schema_accepts_a_choice_that_leaves_its_kind_to_the_default() -> None:
+    jsonschema.validate({"schedule": {"warmup_tokens": 10}, "model": {"norm": {"eps": 1e-6}}}, editor_schema())
+
+
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (CONFIGS / "README.md").read_text(), flags=re.DOTALL)
 

@@ -74,9 +74,7 @@ class _Batch:
         self.position = max(self.position, found["offset"])
 
     def finish(self) -> PageBatch:
-        return PageBatch(
-            pa.RecordBatch.from_pylist(self.rows, PAGE_SCHEMA), self.skipped, self.records, self.position
-        )
+        return PageBatch(pa.RecordBatch.from_pylist(self.rows, PAGE_SCHEMA), self.skipped, self.records, self.position)
 
 
 def _take(record: WarcRecord, path: str, max_page_bytes: int) -> dict[str, Any] | Skip | _Other:

@@ -99,7 +99,7 @@ class C4:
     def _reason(self, line: str, chunks: Sequence[str]) -> str:
         """Why the form of a line takes it out, empty when it stays."""
         config = self._config
-        if len(line) > config.max_word_length and any(len(chunk) > config.max_word_length for chunk in chunks):
+        if len(line) > config.max_word_length < max(map(len, chunks)):
             return "word too long"
         if config.end_marks and (not line.endswith(config.end_marks) or line.endswith(_ELLIPSIS)):
             return "no end mark"

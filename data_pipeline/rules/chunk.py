@@ -9,8 +9,12 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-LONGEST_CHUNK = 1_000  # characters; time grows with the square of the length of a chunk of brackets
-LONGEST_PIECE = 200  # what longer chunks are cut into; the one place where the words differ from spaCy's by intent
+# spaCy takes marks off the ends of a chunk one by one, in time that grows with the square of their number. Longer chunks
+# are therefore cut into pieces, which is the one place where the words differ from spaCy's by intent.
+LONGEST_CHUNK = 1_000  # characters
+LONGEST_PLAIN_CHUNK = 5_000  # characters of a chunk with letters or digits near both ends, such as an address
+LONGEST_PIECE = 200
+_END = 100
 _SEPARATOR = "the"  # stands between chunks that are split together, so that no rule can reach from one to the next
 
 # One opening mark, letters, one closing mark. A full stop needs two lower-case letters before it: `A.` stays whole.
@@ -81,6 +85,7 @@ class EnglishChunks:
 
 def _pieces(chunk: str) -> list[str]:
     """The chunk itself, or pieces of a chunk that is too long."""
-    if len(chunk) <= LONGEST_CHUNK:
+    plain_ends = any(map(str.isalnum, chunk[:_END])) and any(map(str.isalnum, chunk[-_END:]))
+    if len(chunk) <= (LONGEST_PLAIN_CHUNK if plain_ends else LONGEST_CHUNK):
         return [chunk]
     return [chunk[start : start + LONGEST_PIECE] for start in range(0, len(chunk), LONGEST_PIECE)]

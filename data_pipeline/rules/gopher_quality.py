@@ -69,12 +69,18 @@ def _per_document(words: WordColumns, chosen_W: np.ndarray[tuple[int], np.dtype[
 def _lines(batch: TextBatch) -> tuple[Integers, Integers, Integers]:
     """Lines per document, those that start with a bullet, and those that end with an ellipsis."""
     split = [text.splitlines() for text in batch.texts]
-    bullets = batch.count(sum(line.lstrip().startswith(_BULLETS) for line in lines) for lines in split)
+    bullets = batch.count(_starting(lines) for lines in split)
     ellipses = batch.count(
         sum(line.rstrip().endswith(_ELLIPSES) for line in lines) if any(mark in text for mark in _ELLIPSES) else 0
         for text, lines in zip(batch.texts, split, strict=True)
     )
     return batch.count(map(len, split)), bullets, ellipses
+
+
+def _starting(lines: list[str]) -> int:
+    """How many lines start with a bullet."""
+    firsts = [line[:1] for line in map(str.lstrip, lines)]
+    return sum(map(firsts.count, _BULLETS))
 
 
 def _distinct(words: WordColumns, wanted: tuple[str, ...]) -> Integers:

@@ -78,16 +78,16 @@ class _Groups:
 def _repeated(hashes: Hashes) -> _Groups:
     """Group the hashes that occur more than once."""
     suspects = _suspects(hashes)
-    order = suspects[np.argsort(hashes[suspects])]
-    sorted_hashes = hashes[order]
+    order = np.argsort(hashes[suspects])
+    ordered = hashes[suspects[order]]
     new = np.ones(len(order), np.bool_)
-    new[1:] = sorted_hashes[1:] != sorted_hashes[:-1]
-    sizes = np.diff(np.append(np.flatnonzero(new), len(order)))
-    multiple = sizes > 1
-    members = order[np.repeat(multiple, sizes)]
-    names = np.repeat(np.arange(np.count_nonzero(multiple)), sizes[multiple])
-    back = np.argsort(members)
-    return _Groups(members[back], names[back], int(np.count_nonzero(multiple)))
+    new[1:] = ordered[1:] != ordered[:-1]
+    group = np.empty(len(order), np.int64)
+    group[order] = np.cumsum(new) - 1
+    multiple = np.bincount(group, minlength=1) > 1
+    chosen = multiple[group]
+    numbers = np.cumsum(multiple) - 1
+    return _Groups(suspects[chosen], numbers[group[chosen]], int(np.count_nonzero(multiple)))
 
 
 def _suspects(hashes: Hashes) -> Integers:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from llmsys.config.base import Section
 from llmsys.config.batch import BatchConfig
 from llmsys.config.data import DataConfig
-from llmsys.config.engine import EngineConfig, TorchEngine
+from llmsys.config.engine import EngineConfig, Torch
 from llmsys.config.layout import Layout, expert_problems
 from llmsys.config.model import ModelConfig
 from llmsys.config.optimizer import AdamW, OptimizerConfig
@@ -50,7 +50,7 @@ class RunConfig(Section):
     batch: BatchConfig = Field(BatchConfig(), description="Tokens of one optimizer step.")
     optimizer: OptimizerConfig = Field(AdamW(), description="How gradients become updates.")
     schedule: ScheduleConfig = Field(Cosine(), description="The learning rate over the run.")
-    engine: EngineConfig = Field(TorchEngine(), description="The library that owns the step.")
+    engine: EngineConfig = Field(Torch(), description="The library that owns the step.")
     layout: Layout = Field(Layout(), description="How ranks share the model.")
     launch: LaunchConfig = Field(LaunchConfig(), description="Processes on this machine.")
     train: TrainConfig = Field(TrainConfig(), description="Budget, precision and log.")

@@ -113,8 +113,6 @@ def _zero_bytes(config: RunConfig, layout: Layout, stage: int) -> StateBytes:
         local, ranks = elements // dealt, layout.world_size // dealt
         whole += local
         split += -(-local // (2 * ranks)) * 2
-    if stage == 0:
-        split = whole
     gradients = split if stage >= 2 else whole
     return StateBytes(compute_bytes(config) * whole, FP32 * split, FP32 * gradients, MOMENTS * split)
 

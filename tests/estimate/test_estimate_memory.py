@@ -69,7 +69,7 @@ def test_fsdp_state_equals_what_rank_0_holds(layout: tuple[int, int, int]) -> No
     assert (state.weights, state.masters, state.gradients, state.moments) == (0, 4 * held, 4 * held, 8 * held)
 
 
-@pytest.mark.parametrize(("stage", "bytes_each"), [(0, (2, 4, 4, 8)), (1, (2, 2, 4, 4)), (2, (2, 2, 2, 4))])
+@pytest.mark.parametrize(("stage", "bytes_each"), [(1, (2, 2, 4, 4)), (2, (2, 2, 2, 4))])
 def test_zero_splits_masters_moments_and_then_gradients(stage: int, bytes_each: tuple[int, ...]) -> None:
     config = run_config(engine={"kind": "deepspeed", "zero_stage": stage}, layout={"shard": 2})
     count = count_parameters(config.model).total
@@ -80,7 +80,7 @@ def test_zero_splits_masters_moments_and_then_gradients(stage: int, bytes_each: 
 
 def test_dealt_experts_are_held_by_their_rank_alone() -> None:
     together, dealt = (
-        run_config(engine={"kind": "deepspeed", "zero_stage": 0}, layout={"shard": 2, "expert": expert})
+        run_config(engine={"kind": "deepspeed", "zero_stage": 1}, layout={"shard": 2, "expert": expert})
         for expert in (1, 2)
     )
     experts = count_parameters(together.model).by_component["experts"]

@@ -48,6 +48,7 @@ class C4:
         self._config = config
         # The original counts the words of a line after citations are removed, datatrove before.
         self._counts_before = config.kind == "c4_datatrove"
+        self._brace = _BRACE if config.curly_brackets == "drop_page" else None
         self._limits = [Limit("sentences", "sentences", "below", config.min_sentences)]
 
     def judge(self, batch: TextBatch) -> Verdicts:
@@ -75,7 +76,7 @@ class C4:
 
     def _clean(self, text: str) -> _Page:
         page = _Page()
-        suspicious = _suspicious(text)
+        suspicious = _suspicious(text, self._brace)
         for whole_line in text.splitlines():
             line = whole_line.strip()
             chunks = line.split()
@@ -84,7 +85,7 @@ class C4:
                 line = _CITATION.sub("", line)
             reason = self._reason(line, chunks)
             if not reason and suspicious:
-                reason = _phrase(line)
+                reason = _phrase(line, self._brace)
             if reason in _PAGE_TESTS:
                 page.failed = reason
                 break
@@ -114,23 +115,27 @@ class C4:
         return np.bincount(page_of_line, weights=per_line, minlength=len(pages)).astype(np.int64)
 
 
-def _suspicious(text: str) -> bool:
+def _suspicious(text: str, brace: str | None) -> bool:
     """Whether some line of the text could hold a phrase or a brace; if not, the lines need not be searched."""
     plain = _CITATION.sub("", text) if "[" in text else text
     lower = plain.lower()
-    return _BRACE in plain or any(phrase in lower for phrase in (_FILLER, _SCRIPT, *_POLICY))
+    return _holds(plain, brace) or any(phrase in lower for phrase in (_FILLER, _SCRIPT, *_POLICY))
 
 
-def _phrase(line: str) -> str:
+def _phrase(line: str, brace: str | None) -> str:
     """The first reason in what a line says, empty when there is none."""
     lower = line.lower()
     if _FILLER in lower:
         return "lorem ipsum"
     if _SCRIPT in lower:
         return "javascript"
-    if _BRACE in line:
+    if _holds(line, brace):
         return "curly bracket"
     return "policy" if any(phrase in lower for phrase in _POLICY) else ""
+
+
+def _holds(text: str, brace: str | None) -> bool:
+    return brace is not None and brace in text
 
 
 def _changes(batch: TextBatch, pages: Sequence[_Page]) -> dict[str, Integers]:

@@ -87,6 +87,9 @@ class C4Config(Section):
         (".", "?", "!", '"'), description="A line that ends with none of them, or with `...`, is taken out; empty: off."
     )
     max_word_length: Count = Field(1_000, description="Characters; a line with a longer word is taken out.")
+    curly_brackets: Literal["drop_page", "keep"] = Field(
+        "drop_page", description="What `{` in a line that stays does: C4 takes it for code and drops the page."
+    )
 
 
 class C4DatatroveConfig(Section):
@@ -100,6 +103,9 @@ class C4DatatroveConfig(Section):
         description="A line that ends with none of them, or with `...`, is taken out; empty: off.",
     )
     max_word_length: Count = Field(1_000, description="Characters; a line with a longer word is taken out.")
+    curly_brackets: Literal["drop_page", "keep"] = Field(
+        "drop_page", description="What `{` in a line that stays does: C4 takes it for code and drops the page."
+    )
 
 
 class FinewebQualityConfig(Section):

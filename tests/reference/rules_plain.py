@@ -149,7 +149,7 @@ def c4(text: str, rule: C4Config | C4DatatroveConfig) -> Judgement:
             return "lorem ipsum", text
         if "javascript" in lower:
             continue
-        if "{" in line:
+        if "{" in line and rule.curly_brackets == "drop_page":
             return "curly bracket", text
         if any(phrase in lower for phrase in POLICY):
             continue

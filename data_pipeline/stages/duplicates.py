@@ -5,6 +5,7 @@ at a time and writes, per judged file, the rows to drop. Memory holds keys of on
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,16 @@ def _signature_schema(buckets: int) -> pa.Schema:
     return pa.schema([*fields, ("signed", pa.uint8()), *((f"bucket_{i:03d}", pa.uint64()) for i in range(buckets))])
 
 
+@lru_cache(maxsize=1)
+def _signer(config: MinhashDuplicates) -> Signer:
+    """One signer per process: it remembers how words are split."""
+    return Signer(config, WordSplitter())
+
+
 def sign_file(report: Report, *, source: Path, output: Path, config: DeduplicateConfig) -> dict[str, Any]:
     """Write hash and bucket keys of every document of one judged file; progress is in documents."""
-    signer = Signer(config.minhash, WordSplitter()) if isinstance(config.minhash, MinhashDuplicates) else None
-    schema = _signature_schema(config.minhash.buckets if isinstance(config.minhash, MinhashDuplicates) else 0)
+    signer = _signer(config.minhash) if isinstance(config.minhash, MinhashDuplicates) else None
+    schema = _signature_schema(signer.config.buckets if signer else 0)
     rows = 0
     with ShardWriter(output, schema) as writer:
         for batch in read_batches(source):

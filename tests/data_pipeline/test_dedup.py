@@ -1,0 +1,150 @@
+"""Laws of deduplication: equal to the plain twin, and to datatrove where bits are owed; blind to the order of input."""
+
+import random
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from data_pipeline.dedup.cluster import clusters
+from data_pipeline.dedup.exact import same_text, text_hashes
+from data_pipeline.dedup.minhash import PRIME, Signer, _modulo_prime
+from data_pipeline.dedup.simplify import simplify
+from data_pipeline.document import document_schema
+from data_pipeline.rules.words import WordSplitter
+from data_pipeline.stages.duplicates import find_duplicates, sign_file
+from llmsys.config.data import DeduplicateConfig, MinhashDuplicates
+from llmsys.shards import ShardWriter, read_batches
+from tests.reference import minhash as plain
+
+FOX = "The Quick-Brown fox doesn't jump over 3.14 lazy dogs; it sleeps."
+CAFE = "Crème brûlée, naïve café: 1,000 ways\n\nto say ¡hola! — and １２ more… 日本語。テスト"
+LETTERS = ["".join(letters) for letters in product("bdfgk", "aeiou", "lmnrst", "ax")]
+LOOSE = MinhashDuplicates(buckets=12, hashes_per_bucket=3, ngram_words=3)
+
+
+def silent(amount: float, dropped: int) -> None:
+    pass
+
+
+def near_copies(seed: int) -> list[tuple[str, str]]:
+    """Documents (id, text) of which some are edited or exact copies of others, and some are too short for a shingle."""
+    choose = random.Random(seed)
+    words = LETTERS
+    texts = [" ".join(choose.choices(words, k=choose.choice([2, 40, 60]))) for _ in range(20)]
+    for _ in range(30):
+        parts = choose.choice(texts).split()
+        parts[choose.randrange(len(parts))] = choose.choice(words)
+        texts.append(" ".join(parts))
+    texts += choose.choices(texts, k=10)
+    return [(f"{choose.getrandbits(128):032x}", text) for text in texts]
+
+
+def kept_by_stages(folder: Path, documents: list[tuple[str, str]], config: DeduplicateConfig, files: int) -> set[str]:
+    """The ids that stay when the documents lie in this order in so many files."""
+    folder.mkdir()
+    schema = document_schema([])
+    signed = []
+    for number in range(files):
+        rows = documents[number::files]
+        with ShardWriter(folder / f"judged-{number}", schema, "zstd") as writer:
+            for start in range(0, len(rows), 7):
+                part = [{"id": name, "text": text} for name, text in rows[start : start + 7]]
+                writer.write(pa.RecordBatch.from_pylist(part, schema))
+        signed.append(folder / f"signed-{number}")
+        sign_file(silent, source=folder / f"judged-{number}", output=signed[-1], config=config)
+    find_duplicates(silent, sources=signed, output=folder / "duplicates", config=config)
+    kept = set()
+    for number, batch in enumerate(read_batches(folder / "duplicates")):
+        gone = set(batch.column("row").to_pylist())
+        kept |= {name for row, (name, _) in enumerate(documents[number::files]) if row not in gone}
+    return kept
+
+
+def test_simplified_text_equals_datatrove() -> None:
+    assert simplify(FOX) == "the quick brown fox doesn t jump over 0 lazy dogs it sleeps"
+    assert simplify(CAFE) == "creme brulee naive cafe 0 ways to say ¡hola and 0 more 日本語 テスト"
+
+
+def test_sha1_signatures_equal_datatrove() -> None:
+    signer = Signer(MinhashDuplicates(hash="sha1"), WordSplitter())
+    fox, cafe = signer.signatures([FOX, CAFE])
+    assert fox is not None
+    assert cafe is not None
+    assert fox[:3].tolist() == [209705765882702712, 307470271634611624, 147882751333185437]
+    assert int(fox.sum(dtype=np.uint64)) == 8913411145081228149
+    assert cafe[:3].tolist() == [61908209952107622, 24885036626112053, 239562508194183567]
+    assert int(cafe.sum(dtype=np.uint64)) == 1655919155476848199
+
+
+def test_signatures_equal_the_plain_twin() -> None:
+    signer = Signer(LOOSE, WordSplitter())
+    a, b = signer.a_K.tolist(), signer.b_K.tolist()
+    texts = [FOX, "one two", "", *(text for _, text in near_copies(3))]
+    for text, found in zip(texts, signer.signatures(texts), strict=True):
+        expected = plain.signature(simplify(text).split(), 3, a, b)
+        assert (None if found is None else found.tolist()) == expected
+
+
+def test_the_remainder_is_exact_at_its_edges() -> None:
+    prime = int(PRIME)
+    edges = [0, 1, prime - 1, prime, prime + 1, 2 * prime, 7 * prime + 6, 8 * prime, 8 * prime + 7, (1 << 64) - 1]
+    assert _modulo_prime(np.array(edges, np.uint64)).tolist() == [value % prime for value in edges]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_clusters_and_survivors_equal_the_plain_twin_in_any_order(tmp_path: Path, seed: int) -> None:
+    documents = near_copies(seed)
+    signer = Signer(LOOSE, WordSplitter())
+    signatures = [plain.signature(text.split(), 3, signer.a_K.tolist(), signer.b_K.tolist()) for _, text in documents]
+    expected = plain.kept(documents, signatures, LOOSE.hashes_per_bucket)
+    # Texts too short for a shingle have no signature; of equal ones the twin must keep the smallest id as well.
+    short: dict[str, str] = {}
+    for (name, text), signature in zip(documents, signatures, strict=True):
+        if signature is None:
+            short[text] = min(name, short.get(text, name))
+    expected = {name for name in expected if dict(documents)[name] not in short} | set(short.values())
+    config = DeduplicateConfig(minhash=LOOSE)
+    assert 0 < len(expected) < len(documents)
+    for files in (1, 3):
+        random.Random(files).shuffle(documents)
+        assert kept_by_stages(tmp_path / str(files), documents, config, files) == expected
+
+
+def test_of_equal_texts_the_smallest_id_stays(tmp_path: Path) -> None:
+    config = DeduplicateConfig.model_validate({"minhash": {"kind": "none"}})
+    documents = [("c", "same"), ("a", "same"), ("b", "same"), ("d", "other"), ("e", "same ")]
+    assert kept_by_stages(tmp_path / "x", documents, config, 2) == {"a", "d", "e"}
+
+
+def test_of_a_cluster_the_longest_stays_then_the_smallest_id(tmp_path: Path) -> None:
+    text = " ".join(LETTERS[:100])
+    documents = [("a", text), ("z", text + " more"), ("y", text + " most"), ("b", "unrelated " * 9)]
+    config = DeduplicateConfig.model_validate({"exact": {"kind": "none"}})
+    assert kept_by_stages(tmp_path / "x", documents, config, 2) == {"y", "b"}
+
+
+def test_the_same_record_twice_stays_once(tmp_path: Path) -> None:
+    config = DeduplicateConfig()
+    kept = kept_by_stages(tmp_path / "x", [("a", FOX), ("a", FOX)], config, 2)
+    assert kept == {"a"}
+    batches = list(read_batches(tmp_path / "x" / "duplicates"))
+    assert [batch.num_rows for batch in batches] == [0, 1]  # the first in the crawl stays
+
+
+def test_hashes_differ_in_both_halves() -> None:
+    hashes = text_hashes(["a", "b", "a", ""])
+    assert same_text(hashes).tolist() == [[0, 2]]
+    hashes[1] = [hashes[0][0], hashes[1][1]]
+    assert same_text(hashes).tolist() == [[0, 2]]
+
+
+def test_clusters_do_not_depend_on_the_order_of_pairs() -> None:
+    pairs = [[1, 2], [5, 4], [2, 3], [9, 8], [4, 3]]
+    expected = [[1, 2, 3, 4, 5], [8, 9]]
+    for seed in range(5):
+        random.Random(seed).shuffle(pairs)
+        assert clusters(np.array(pairs)) == expected
+    assert clusters(np.zeros((0, 2), np.int64)) == []

@@ -140,5 +140,9 @@ def _mixed(numbers: Hashes) -> Hashes:
 
 
 def _salt(words: WordColumns) -> Hashes:
-    """A number per word that differs between documents, so that n-grams are only equal within one."""
-    return _mixed(np.arange(len(words.counts), dtype=np.uint64))[words.documents_W]
+    """A number per word that differs between documents, so that n-grams are only equal within one.
+
+    Drawn from other numbers than those of the words: the sum of word a in document b must not be that of b in a.
+    """
+    documents = np.arange(len(words.counts), dtype=np.uint64)
+    return _mixed(documents + (np.uint64(1) << np.uint64(_FIRST_BITS)))[words.documents_W]

@@ -37,7 +37,7 @@ class Experts(nn.Module):
         up_MF = F.grouped_mm(x_MD, _local(self.up_proj), offs=offsets_E)
         y_MD = F.grouped_mm(F.silu(gate_MF) * up_MF, _local(self.down_proj), offs=offsets_E)
         if y_MD.requires_grad:
-            y_MD.register_hook(_with_plain_strides)  # type: ignore[no-untyped-call]
+            y_MD.register_hook(_with_plain_strides)
         return y_MD
 
     def extra_repr(self) -> str:

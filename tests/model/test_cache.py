@@ -6,6 +6,7 @@ import torch
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
 from llmsys.model.cache import KeyValueCache
+from llmsys.model.mask import cached_mask
 from tests.helpers.tiny_model import relative_error, tiny_config, tiny_model, tiny_moe_config, tiny_tokens
 
 CONFIGS = [tiny_config(), tiny_moe_config({"num_shared_experts": 1}), tiny_config(position={"kind": "none"})]
@@ -63,3 +64,14 @@ def test_a_full_cache_and_a_full_context_are_refused() -> None:
         model(tiny_tokens(1, 65), cache=KeyValueCache(model.config, 1, 99))
     with pytest.raises(ConfigError, match="Documents and a key-value cache cannot be combined"):
         model(tiny_tokens(1, 5), documents_BT=tiny_tokens(1, 5), cache=KeyValueCache(model.config, 1, 9))
+
+
+def test_every_slot_sees_a_key_and_real_ones_see_no_padding() -> None:
+    # A slot that sees nothing is 0/0 in some kernels, and its NaN spreads through the values of the next layer.
+    padding = torch.tensor([0, 2, 5])
+    mask = cached_mask(padding, start=1, length=4)[:, 0]
+    assert mask.any(-1).all()
+    for row, skip in enumerate(padding.tolist()):
+        for query in range(4):
+            expected = {slot for slot in range(5) if skip <= slot <= query + 1} | {query + 1}
+            assert set(mask[row, query].nonzero().flatten().tolist()) == expected

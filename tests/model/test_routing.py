@@ -166,8 +166,8 @@ def test_balance_loss_equals_the_sum_over_experts_of_share_times_probability() -
     routing = router(x)
     counts = torch.bincount(routing.experts_NK.flatten(), minlength=4)
     probabilities = (x @ router.weight.T).softmax(-1)
-    expected = 4 * sum(float(counts[e]) / 32 * float(probabilities[:, e].mean()) for e in range(4))
-    assert float(balance_loss(routing, counts)) == pytest.approx(expected, rel=1e-5)
+    expected = 4 * sum(float(counts[e]) / 32 * float(probabilities[:, e].detach().mean()) for e in range(4))
+    assert float(balance_loss(routing, counts).detach()) == pytest.approx(expected, rel=1e-5)
 
 
 def test_auxiliary_loss_is_weighted_summed_over_layers_and_reaches_the_routers_only() -> None:

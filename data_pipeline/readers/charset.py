@@ -56,7 +56,7 @@ def fits(payload: bytes, codec: str) -> bool:
     """Whether the codec decodes the page, but for a few damaged bytes."""
     replaced = payload.decode(codec, "replace").count("�") - payload.count("�".encode())
     beyond_ascii = int(np.count_nonzero(np.frombuffer(payload, np.uint8) >= 128))
-    return replaced <= max(beyond_ascii * _MOST_REPLACED, 0)
+    return replaced <= beyond_ascii * _MOST_REPLACED
 
 
 def _choose(payload: bytes, fitting: list[str], guess: str) -> str:
@@ -97,8 +97,9 @@ def _is_utf8(payload: bytes) -> bool:
 
 
 def _wide(payload: bytes) -> str:
-    """UTF-16 without a mark shows in zeros at every second byte of markup."""
+    """UTF-16 without a mark shows in the zeros of its markup, nearly all of them at even or at odd places."""
     start = np.frombuffer(payload[:1024], np.uint8)
-    if np.count_nonzero(start == 0) * 3 < len(start):
+    even, odd = np.count_nonzero(start[::2] == 0), np.count_nonzero(start[1::2] == 0)
+    if (even + odd) * 10 < len(start) or min(even, odd) * 10 > max(even, odd):
         return ""
-    return "utf-16-be" if np.count_nonzero(start[::2] == 0) > np.count_nonzero(start[1::2] == 0) else "utf-16-le"
+    return "utf-16-be" if even > odd else "utf-16-le"

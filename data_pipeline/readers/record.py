@@ -19,7 +19,7 @@ from data_pipeline.readers.page import Skip
 Taken = TypeVar("Taken")
 Bytes = Any  # mmap.mmap, which the type checker knows as a buffer only since Python 3.12
 
-_GZIP = b"\x1f\x8b"
+_GZIP = b"\x1f\x8b\x08"
 _GZIP_MEMBER = re.compile(rb"\x1f\x8b\x08[\x00-\x1f]")
 _PLAIN_RECORD = re.compile(rb"WARC/1\.[01]\r\n[A-Za-z\-]+:")
 _BLOCK = 1 << 16
@@ -51,25 +51,29 @@ def _walk_stream(path: str, stream: BinaryIO, take: Callable[[WarcRecord], Taken
         start: int | None = 0
         while start is not None:
             last, damage = start, ""
+            held: Taken | Skip | None = None  # a record that a cut has broken is better named by the cut
             stream.seek(start)
             try:
                 for record in ArchiveIterator(stream, record_types=any_type, parse_http=False):
-                    last = record.stream_pos
-                    yield take(record)
+                    if held is not None:
+                        yield held
+                    held, last = None, record.stream_pos
+                    held = take(record)
             except ShortRecordError:
                 damage = "truncated"
             except (OSError, ValueError, EOFError) as error:
                 damage = f"damaged record: {error}"
-            skip, start = (_gzip_damage if data[start : start + 2] == _GZIP else _plain_damage)(
-                path, data, start, last, damage
-            )
+            judge = _gzip_damage if _GZIP.startswith(data[start : start + 3]) else _plain_damage
+            skip, start = judge(path, data, start, last, damage)
+            if held is not None and not (skip and isinstance(held, Skip) and held.offset == skip.offset):
+                yield held
             if skip:
                 yield skip
 
 
 def _gzip_damage(path: str, data: Bytes, start: int, last: int, damage: str) -> tuple[Skip | None, int | None]:
     """What is wrong behind the last record that was read, and where to go on."""
-    position = last if data[last : last + 3] == b"\x1f\x8b\x08" else start
+    position = last if data[last : last + 3] == _GZIP else start
     end = position
     while end is not None and end < len(data):
         position = end
@@ -79,7 +83,7 @@ def _gzip_damage(path: str, data: Bytes, start: int, last: int, damage: str) -> 
     else:
         # All members are whole, so that what went wrong lies in a record, not in the file.
         return (Skip(path, last, damage) if damage else None), None
-    cut = data[position : position + 2] == _GZIP and end is None
+    cut = end is None and _GZIP.startswith(data[position : position + 3])
     reason = "truncated" if cut else (damage or "damaged record: no gzip member")
     return Skip(path, position, reason), _next_member(data, position + 1)
 
@@ -115,7 +119,7 @@ def _next_member(data: Bytes, position: int) -> int | None:
 def _plain_damage(path: str, data: Bytes, start: int, last: int, damage: str) -> tuple[Skip | None, int | None]:
     """The same for files that are not compressed: a record starts with its version line."""
     if not damage:
-        whole = data[-2:] in (b"\r\n", b"\n\n") or last == start == len(data)
+        whole = data[-2:] in (b"\r\n", b"\n\n") or data[:5] != b"WARC/"  # other compressions end as they like
         return (None if whole else Skip(path, last, "truncated")), None
     match = _PLAIN_RECORD.search(data, last + 1)
-    return Skip(path, last, damage), match.start() if match else None
+    return Skip(path, last, damage), match.start() if match else _next_member(data, last + 1)

@@ -14,7 +14,7 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import DataError
 from llmsys.lock import folder_lock
 from llmsys.shards import load_manifest, read_batches, verify
-from tests.helpers.crawl import fingerprints, make_crawl, tiny_config
+from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
 
 
 @pytest.fixture(scope="module")

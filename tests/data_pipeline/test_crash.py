@@ -1,0 +1,144 @@
+"""Laws of dying: whatever is killed whenever, the same command ends with the same bytes."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from data_pipeline.executors.event import Advanced, Done, Failed, Report
+from data_pipeline.executors.local import LocalPool
+from data_pipeline.graph import Task, Workshop
+from data_pipeline.pipeline import prepare
+from llmsys.config.data import InlineExecutor
+from llmsys.errors import DataError
+from llmsys.lock import folder_lock
+from tests.helpers.dying import die_until, fail
+from tests.helpers.process import has_ended, wait_for_pid, wait_until
+from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
+
+
+def count_files(folder: Path) -> int:
+    return sum(len(names) for _, _, names in os.walk(folder))
+
+
+def have_ended(workers: list[psutil.Process]) -> bool:
+    return all(has_ended(worker.pid) for worker in workers)
+
+
+def start(folder: Path, crawl: Path, workers: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.helpers.tiny_crawl", str(folder), str(crawl), str(workers)]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=Path(__file__).parents[2])
+
+
+@pytest.fixture(scope="module")
+def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_crawl(tmp_path_factory.mktemp("crawl"), pages=10)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(crawl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed") / "data"
+    prepare(tiny_config(folder, crawl))
+    return folder
+
+
+def test_a_preparation_killed_again_and_again_ends_with_the_same_bytes(
+    crawl: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    folder, total = tmp_path / "killed", count_files(undisturbed)
+    choose, kills = random.Random(0), 0
+    for limit in sorted(choose.sample(range(3, total - 2), 5)):
+        process = start(folder, crawl, workers=2)
+        while process.poll() is None and count_files(folder) < limit:
+            time.sleep(0.001)
+        workers = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        process.kill()
+        kills += process.wait() == -signal.SIGKILL
+        wait_until(
+            lambda workers=workers: all(has_ended(worker.pid) for worker in workers), "a worker outlived its parent"
+        )
+        assert not (folder / "manifest.json").exists() or fingerprints(folder) == fingerprints(undisturbed)
+    assert kills >= 3
+    process = start(folder, crawl, workers=2)
+    assert process.wait() == 0
+    assert fingerprints(folder) == fingerprints(undisturbed)
+
+
+def test_a_worker_killed_in_the_middle_costs_nothing_but_time(crawl: Path, undisturbed: Path, tmp_path: Path) -> None:
+    process = start(tmp_path / "killed", crawl, workers=2)
+    wait_until(lambda: (tmp_path / "killed" / "work").exists(), "the first stage began")
+    workers = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
+    for worker in workers:
+        worker.kill()
+    assert workers
+    assert process.wait() == 0
+    assert fingerprints(tmp_path / "killed") == fingerprints(undisturbed)
+
+
+# --- the executor alone ---
+
+
+def test_a_busy_worker_dies_with_its_parent(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.helpers.dying", str(tmp_path / "pid")]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+    worker = wait_for_pid(tmp_path / "pid")
+    process.kill()
+    process.wait()
+    wait_until(lambda: has_ended(worker), "the worker outlived its parent")
+
+
+def test_a_task_that_loses_its_worker_is_tried_three_times_and_the_rest_goes_on(tmp_path: Path) -> None:
+    lives = [1, 3, 99, 1, 2]
+    jobs = [partial(die_until, tmp_path / str(number), count) for number, count in enumerate(lives)]
+    pool = LocalPool(workers=2)
+    try:
+        events = [event for event in pool.run([*jobs, fail]) if not isinstance(event, Advanced)]
+    finally:
+        pool.close()
+    assert {event.index: event.result["tries"] for event in events if isinstance(event, Done)} == {
+        0: 1,
+        1: 3,
+        3: 1,
+        4: 2,
+    }
+    failed = {event.index: event for event in events if isinstance(event, Failed)}
+    assert sorted(failed) == [2, 5]
+    assert failed[2].message.startswith("lost its worker process 3 times, the last was killed by signal 9 (SIGKILL).")
+    assert "data.executor.workers=1" in failed[2].message
+    assert failed[5].message == "ValueError: a bug"
+    assert "in fail" in failed[5].traceback
+
+
+def make_file(path: Path, report: Report) -> dict[str, Any]:
+    if path.name == "b":
+        raise DataError("b cannot be made. Do this.")
+    path.write_bytes(b"made")
+    return {}
+
+
+def test_a_failed_task_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
+    def stage() -> None:
+        with folder_lock(tmp_path) as lock:
+            workshop = Workshop(tmp_path, InlineExecutor(), lock)
+            tasks = [Task(f"stage/{name}", [], [name], partial(make_file, tmp_path / name), 1) for name in "abc"]
+            try:
+                workshop.stage("stage", tasks, unit="file", code="")
+            finally:
+                workshop.close()
+
+    text = r"1 of 3 tasks of stage stage failed, the first is stage/b: b cannot be made\. Do this\. What the other"
+    with pytest.raises(DataError, match=text):
+        stage()
+    (tmp_path / "c").chmod(0o600)
+    before = (tmp_path / "c").stat().st_mtime_ns
+    with pytest.raises(DataError, match=text):
+        stage()
+    assert (tmp_path / "c").stat().st_mtime_ns == before

@@ -1,0 +1,38 @@
+"""Jobs that lose their process or fail, for tests of executors; imports little, because every worker imports it."""
+
+import os
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.executors.event import Report
+from data_pipeline.executors.local import LocalPool
+
+
+def die_until(path: Path, lives: int, report: Report) -> dict[str, Any]:
+    """Kill this very process until it has been tried `lives` times."""
+    with open(path, "a") as file:
+        file.write("x")
+    if len(path.read_text()) < lives:
+        os.kill(os.getpid(), signal.SIGKILL)
+    report(1, 0)
+    return {"tries": len(path.read_text())}
+
+
+def fail(report: Report) -> dict[str, Any]:
+    """A bug in a task."""
+    raise ValueError("a bug")
+
+
+def sleep_for_ever(path: Path, report: Report) -> dict[str, Any]:
+    """Say which process this is, and stay in the middle of a task."""
+    path.write_text(str(os.getpid()))
+    time.sleep(3600)
+    return {}
+
+
+if __name__ == "__main__":  # python -m tests.helpers.dying PATH: a parent whose worker never finishes
+    list(LocalPool(workers=1).run([partial(sleep_for_ever, Path(sys.argv[1]))]))

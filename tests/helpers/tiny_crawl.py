@@ -1,0 +1,89 @@
+"""A tiny crawl, made in milliseconds: English pages that stay, and pages that each stage has a reason to drop."""
+
+import gzip
+import hashlib
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+from llmsys.config.data import DataConfig
+from llmsys.config.run import RunConfig
+
+PROSE = """
+the of and to with that have be house river stone garden winter morning people often walked along narrow streets because
+they wanted to see old bridges while children played near water under tall trees where birds were singing every evening
+before dinner many families told stories about distant mountains travel weather harvest music and books
+"""
+WORDS = PROSE.split()
+GERMAN = "Der Hund läuft durch den Wald und die Kinder spielen im Garten, während der Vater das Essen kocht. "
+
+
+def sentences(choose: random.Random, count: int) -> list[str]:
+    return [" ".join(choose.choices(WORDS, k=choose.randrange(8, 16))).capitalize() + "." for _ in range(count)]
+
+
+def page(paragraphs: list[str]) -> bytes:
+    body = "".join(f"<p>{paragraph}</p>" for paragraph in paragraphs)
+    return f"<html><head><title>x</title></head><body><main>{body}</main></body></html>".encode()
+
+
+def record(url: str, date: str, html: bytes) -> bytes:
+    http = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + html
+    name = hashlib.md5(url.encode() + date.encode()).hexdigest()
+    header = (
+        f"WARC/1.0\r\nWARC-Type: response\r\nWARC-Record-ID: <urn:uuid:{name}>\r\nWARC-Target-URI: {url}\r\n"
+        f"WARC-Date: {date}\r\nContent-Type: application/http; msgtype=response\r\nContent-Length: {len(http)}\r\n\r\n"
+    )
+    return gzip.compress(header.encode() + http + b"\r\n\r\n", mtime=0)
+
+
+def make_crawl(folder: Path, files: int = 3, pages: int = 14, seed: int = 0) -> Path:
+    """Write `files` WARC files; each holds good pages, a German one, a short one, a recrawl and a near copy."""
+    choose = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(files):
+        good = [sentences(choose, 16) for _ in range(pages)]
+        copy = [*good[0]]
+        copy[7] = "One sentence differs in this copy."
+        texts = [*good, [GERMAN * 8], ["Too short to stay."], good[1], copy]
+        records = [
+            record(f"https://example-{number}.org/{i}", f"2024-05-0{number + 1}T00:00:{i:02d}Z", page(paragraphs))
+            for i, paragraphs in enumerate(texts)
+        ]
+        (folder / f"crawl-{number}.warc.gz").write_bytes(b"".join(records))
+    return folder
+
+
+def tiny_config(folder: Path, crawl: Path | list[str], **data: Any) -> RunConfig:
+    """A run whose data section reads the tiny crawl into `folder`, in this process unless told otherwise."""
+    inputs = crawl if isinstance(crawl, list) else [f"{crawl}/*.warc.gz"]
+    section: dict[str, Any] = {
+        "name": "tiny",
+        "folder": folder,
+        "inputs": inputs,
+        "rules": [{"kind": "gopher_quality", "min_words": 30}],
+        "deduplicate": {"minhash": {"kind": "minhash", "buckets": 20, "hashes_per_bucket": 4}},
+        "split": {"heldout_fraction": 0.2},
+        "documents": {"shards": 2},
+        "tokens": {"shard_tokens": 4_000, "batch_tokens": 1_000},
+        "executor": {"kind": "inline"},
+    }
+    tokenizer = {"kind": "sentencepiece", "vocab_size": 400}
+    return RunConfig.model_validate({"data": DataConfig.model_validate(section | data), "tokenizer": tokenizer})
+
+
+ROOMS = ("documents", "dropped", "tokenizer", "tokens", "work")
+
+
+def fingerprints(folder: Path) -> dict[str, str]:
+    """The sha256 of every file whose bytes are promised, by its name below the dataset folder."""
+    files = [path for room in ROOMS for path in sorted((folder / room).rglob("*")) if path.is_file()]
+    files.append(folder / "manifest.json")
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+if __name__ == "__main__":  # python -m tests.helpers.tiny_crawl FOLDER CRAWL WORKERS
+    from data_pipeline.pipeline import prepare
+
+    prepare(tiny_config(Path(sys.argv[1]), Path(sys.argv[2]), executor={"kind": "local", "workers": int(sys.argv[3])}))

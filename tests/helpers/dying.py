@@ -29,7 +29,7 @@ def fail(report: Report) -> dict[str, Any]:
 
 def sleep_for_ever(path: Path, report: Report) -> dict[str, Any]:
     """Say which process this is, and stay in the middle of a task."""
-    path.write_text(str(os.getpid()))
+    path.write_text(f"{os.getpid()}\n")
     time.sleep(3600)
     return {}
 

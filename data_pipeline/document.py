@@ -46,7 +46,7 @@ DROPPED_SCHEMA = pa.schema(
 )
 
 
-def document_schema(statistics: Iterable[str]) -> pa.schema:
+def document_schema(statistics: Iterable[str]) -> pa.Schema:
     """Return the schema of kept documents; `statistics` are names such as gopher_quality.words."""
     fields = [
         ("id", pa.string()),

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, cast
 
-from data_pipeline.executors.event import Job
 from data_pipeline.graph import Task, Workshop
 from data_pipeline.inputs import find_inputs
 from data_pipeline.journal import Record, code_version, digest_of, remove_asides
@@ -108,7 +107,7 @@ class _Preparation:
             job = partial(extract_file, source=str(path), output=self.folder / output, config=config)
             decides = [str(path), self.workshop.journal.input_digest(path), config.model_dump(mode="json")]
             size = path.stat().st_size if path.exists() else 0
-            tasks.append(Task(f"extract/{name}", decides, [output], _job(job), size))
+            tasks.append(Task(f"extract/{name}", decides, [output], job, size))
         return self._stage("extract", tasks, "B")
 
     def _judge(self, extracted: list[Record], names: list[str]) -> list[Record]:
@@ -123,7 +122,7 @@ class _Preparation:
                 dropped=self.folder / outputs[1],
                 config=self.data,
             )
-            tasks.append(Task(f"judge/{name}", [record.digests, part], outputs, _job(job), record.result["pages"]))
+            tasks.append(Task(f"judge/{name}", [record.digests, part], outputs, job, record.result["pages"]))
         return self._stage("judge", tasks, "page")
 
     def _duplicates(self, judged: list[Record], names: list[str]) -> Record | None:
@@ -137,14 +136,14 @@ class _Preparation:
             source = self.folder / record.outputs[0].name
             job = partial(sign_file, source=source, output=self.folder / output, config=config)
             rows = sum(rows for _, rows in record.result["kept_batches"])
-            tasks.append(Task(f"sign/{name}", [record.digests[0], part], [output], _job(job), rows))
+            tasks.append(Task(f"sign/{name}", [record.digests[0], part], [output], job, rows))
         signed = self._stage("sign", tasks, "document")
         output = "work/duplicates/duplicates.arrow"
         sources = [self.folder / record.outputs[0].name for record in signed]
         job = partial(find_duplicates, sources=sources, output=self.folder / output, config=config)
         buckets = config.minhash.buckets if isinstance(config.minhash, MinhashDuplicates) else 0
         decides = [[record.digests for record in signed], part]
-        return self._stage("duplicates", [Task("duplicates/all", decides, [output], _job(job), buckets)], "bucket")[0]
+        return self._stage("duplicates", [Task("duplicates/all", decides, [output], job, buckets)], "bucket")[0]
 
     def _collect(self, judged: list[Record], names: list[str]) -> list[Record]:
         duplicates = self._duplicates(judged, names)
@@ -175,7 +174,7 @@ class _Preparation:
                 batch_bytes=self.data.documents.batch_bytes,
             )
             rows = sum(rows for source in sources for owner, rows in source.kept_batches if owner == shard)
-            tasks.append(Task(f"collect/part-{shard:05d}", [shard, decides], outputs, _job(job), rows))
+            tasks.append(Task(f"collect/part-{shard:05d}", [shard, decides], outputs, job, rows))
         return self._stage("collect", tasks, "document")
 
     def _tokenizer(self, collected: list[Record]) -> Record:
@@ -184,16 +183,14 @@ class _Preparation:
         part = config.model_dump(mode="json")
         if isinstance(config, FileTokenizerConfig):
             decides = [part, self.workshop.journal.input_digest(config.path)]
-            task = Task(
-                "tokenizer/model", decides, outputs, _job(partial(copy_tokenizer, folder=folder, config=config)), 1
-            )
+            task = Task("tokenizer/model", decides, outputs, partial(copy_tokenizer, folder=folder, config=config), 1)
             return self._stage("tokenizer", [task], "file")[0]
         split = self.data.split
         sources = [self.folder / record.outputs[0].name for record in collected]
         job = partial(train_sentencepiece, sources=sources, folder=folder, config=config, split=split)
         decides = [part, split.model_dump(mode="json"), [record.digests[0] for record in collected]]
         rows = sum(record.result["documents_rows"] for record in collected)
-        return self._stage("tokenizer", [Task("tokenizer/model", decides, outputs, _job(job), rows)], "document")[0]
+        return self._stage("tokenizer", [Task("tokenizer/model", decides, outputs, job, rows)], "document")[0]
 
     def _encode(self, collected: list[Record], tokenizer: Record) -> list[Record]:
         part = self.data.model_dump(mode="json", include={"split": True, "tokens": {"seed"}})
@@ -210,7 +207,7 @@ class _Preparation:
                 config=self.data,
             )
             decides = [record.digests[0], tokenizer.result["fingerprint"], part]
-            tasks.append(Task(f"encode/{source.stem}", decides, [output], _job(job), record.result["text_bytes"]))
+            tasks.append(Task(f"encode/{source.stem}", decides, [output], job, record.result["text_bytes"]))
         return self._stage("encode", tasks, "B")
 
     def _tokens(self, collected: list[Record], tokenizer: Record) -> list[Record]:
@@ -230,10 +227,5 @@ class _Preparation:
                     batch_tokens=self.data.tokens.batch_tokens,
                 )
                 decides = [digests, split, plan.first, plan.last, self.data.tokens.batch_tokens]
-                tasks.append(Task(f"tokens/{plan.name}", decides, [output], _job(job), plan.tokens))
+                tasks.append(Task(f"tokens/{plan.name}", decides, [output], job, plan.tokens))
         return self._stage("tokens", tasks, "tok")
-
-
-def _job(job: partial[dict[str, object]]) -> Job:
-    """A stage function with all its arguments but the progress report."""
-    return job

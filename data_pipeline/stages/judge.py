@@ -35,26 +35,26 @@ def judge_file(report: Report, *, source: Path, kept: Path, dropped: Path, confi
     """Judge the texts of one crawl file; progress is in pages."""
     chain = _chain(config.rules)
     judge = _Judge(chain, config.language)
-    names = [f"{outcome.rule}.{name}" for outcome in chain.apply(pa.array([], pa.large_string()))
-             for name in outcome.statistics]  # fmt: skip
+    outcomes = chain.apply(pa.array([], pa.large_string()))
+    names = [f"{outcome.rule}.{name}" for outcome in outcomes for name in outcome.statistics]
     limit = config.documents.batch_bytes
     with (
         PartitionWriter(kept, document_schema(names), config.documents.shards, limit) as kept_writer,
         PartitionWriter(dropped, DROPPED_SCHEMA, config.documents.shards, limit) as dropped_writer,
     ):
         for texts in read_batches(source):
-            documents, drops = judge.batch(texts)
-            kept_writer.write(documents)
+            kept_batch, drops = judge.batch(texts)
+            kept_writer.write(kept_batch)
             dropped_writer.write(pa.RecordBatch.from_pylist(drops, DROPPED_SCHEMA))
             judge.tally.drop(drops)
             report(texts.num_rows, len(drops))
+    documents, sizes = judge.language_documents, judge.language_bytes
     return {
         "tally": judge.tally.plain(),
-        "languages": {code: [judge.language_documents[code], judge.language_bytes[code]]
-                      for code in sorted(judge.language_documents)},
+        "languages": {code: [documents[code], sizes[code]] for code in sorted(documents)},
         "kept_batches": kept_writer.batches,
         "dropped_batches": dropped_writer.batches,
-    }  # fmt: skip
+    }
 
 
 class _Judge:

@@ -42,14 +42,15 @@ def generate(
     Equal prompts get different samples: each draws from a generator seeded by (seed, prompt, occurrence).
 
     Raises:
-        DataError: a prompt without tokens, or one that fills the context and leaves no room to continue.
+        DataError: a prompt that fills the context and leaves no room to continue.
         ConfigError: temperature, top_k or top_p out of range.
     """
     _check_settings(max_new_tokens, temperature, top_k, top_p)
     if not prompts:
         return []
-    ids = [tokenizer.encode(prompt) for prompt in prompts]
-    limits = [_limit(prompt, len(row), max_new_tokens, model) for prompt, row in zip(prompts, ids, strict=True)]
+    # In training every document is opened by the token that closed the one before it.
+    ids = [[tokenizer.eos_id, *tokenizer.encode(prompt)] for prompt in prompts]
+    limits = [_limit(prompt, len(row) - 1, max_new_tokens, model) for prompt, row in zip(prompts, ids, strict=True)]
     generators = _generators(prompts, seed)
 
     def pick(logits_BV: Tensor, rows: list[int]) -> Tensor:
@@ -116,13 +117,12 @@ def _continuation(tokenizer: Tokenizer, old: list[int], new: list[int]) -> str:
 
 
 def _limit(prompt: str, length: int, max_new_tokens: int, model: Transformer) -> int:
-    context = model.config.max_position_embeddings
-    if length == 0:
-        raise DataError(f"The prompt {prompt!r} has no tokens. Give it at least one word.")
+    context = model.config.max_position_embeddings - 1  # one position is the opening token's
     if length >= context:
         raise DataError(
             f"The prompt {_shortened(prompt)} has {length} tokens and leaves no room to continue in a context of "
-            f"model.max_position_embeddings={context}. Shorten it to {context - 1} tokens or less."
+            f"model.max_position_embeddings={context + 1}, of which one opens the text. "
+            f"Shorten it to {context - 1} tokens or less."
         )
     if length + max_new_tokens > context:
         log.warning(

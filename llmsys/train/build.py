@@ -17,6 +17,7 @@ from llmsys.data.packing import PackedDocuments
 from llmsys.engine.engine import Engine
 from llmsys.errors import CheckpointError, ConfigError
 from llmsys.estimate.parameters import count_parameters
+from llmsys.lock import folder_lock
 from llmsys.log import EventWriter, logger
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.group import device_of_this_rank, joined, on_rank_zero, rank, world_size
@@ -31,6 +32,9 @@ from llmsys.train.trainer import Record, Trainer
 
 log = logger(__name__)
 
+LOCK_SECONDS = 30
+"""How long a start waits for the run folder: ranks of a killed run need a moment to notice."""
+
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -42,7 +46,7 @@ def run(config: RunConfig, continue_prompts: Continue) -> Evaluation:
     """Train to the end of the budget from wherever the run folder stands. Called by every rank of the launcher."""
     with joined(), contextlib.ExitStack() as stack:
         on_rank_zero(lambda: check(config, world_size()))
-        on_rank_zero(lambda: str(stack.enter_context(folder.locked(config.run.folder))))
+        on_rank_zero(lambda: str(stack.enter_context(folder_lock(config.run.folder, LOCK_SECONDS))))
         use_threads(config)
         trainer = build_trainer(config, stack, continue_prompts)
         return trainer.train()

@@ -46,10 +46,10 @@ def sample(model: Transformer, prompts: list[str], **settings: Any) -> list[str]
 
 @torch.no_grad()
 def slow_greedy(model: Transformer, prompt: str, new: int) -> str:
-    ids = Letters().encode(prompt)
+    ids = [Letters().eos_id, *Letters().encode(prompt)]
     for _ in range(new):
         ids.append(int(model.eval()(torch.tensor([ids]))[0, -1].argmax()))
-    return Letters().decode(ids)[len(prompt) :]
+    return Letters().decode(ids[1:])[len(prompt) :]
 
 
 def test_greedy_equals_one_whole_forward_pass_per_token(model: Transformer) -> None:
@@ -95,18 +95,20 @@ def test_the_context_ends_a_text_with_a_warning_and_only_that_text(
     long = "ab" * 30
     with caplog.at_level(logging.WARNING, logger="llmsys"):
         texts = sample(model, [long, "a"], temperature=0, max_new_tokens=20)
-    assert texts == [slow_greedy(model, long, 4), slow_greedy(model, "a", 20)]
-    assert "continues for 4 tokens instead of 20: the context ends at 64" in caplog.text
+    assert texts == [slow_greedy(model, long, 3), slow_greedy(model, "a", 20)]
+    assert "continues for 3 tokens instead of 20: the context ends at 63" in caplog.text
     assert len(caplog.records) == 1
 
 
 def test_prompts_that_cannot_be_continued_are_refused_by_name(model: Transformer) -> None:
-    message = r"prompt 'a{40}…' has 64 tokens and leaves no room .* Shorten it to 63 tokens or less"
+    message = r"prompt 'a{40}…' has 63 tokens and leaves no room .* Shorten it to 62 tokens or less"
     with pytest.raises(DataError, match=message):
-        sample(model, ["a", "a" * 64])
-    with pytest.raises(DataError, match=r"The prompt '' has no tokens"):
-        sample(model, ["a", ""])
+        sample(model, ["a", "a" * 63])
     assert sample(model, []) == []
+
+
+def test_an_empty_prompt_begins_a_document(model: Transformer) -> None:
+    assert sample(model, [""], temperature=0) == [slow_greedy(model, "", 12)]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ Runs the real commands in real processes.
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -141,21 +140,3 @@ def test_a_port_in_use_is_named(config: Path) -> None:
     assert done.returncode == 2
     assert f"launch.port={port} is in use" in done.stderr
     assert "launch.port=0" in done.stderr
-
-
-def test_a_folder_in_use_is_refused(config: Path, tmp_path: Path) -> None:
-    import fcntl
-
-    from llmsys.errors import LaunchError
-    from llmsys.train.folder import locked
-
-    folder = tmp_path / "run"
-    folder.mkdir()
-    with (folder / ".lock").open("w") as file:
-        file.write(f"{os.getpid()} on here")
-        file.flush()
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(LaunchError, match=f"in use by process {os.getpid()} on here"), locked(folder, 0.3):
-            pass
-    with locked(folder, 0.3):
-        pass

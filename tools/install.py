@@ -131,7 +131,7 @@ def build(root: Path, present: State, wanted: State, lock: int) -> None:
             run([str(Path(sys.executable).resolve()), "-m", "venv", ".venv"], root, lock, log)
         write_state(venv, UNFINISHED)
         print("install: the packages of constraints.txt (one to three minutes; log in .venv/install.log)", flush=True)
-        run([*pip, "--use-pep517", "-e", f".[{EXTRAS}]"], root, lock, log)
+        run([*pip, "--no-compile", "--use-pep517", "-e", f".[{EXTRAS}]"], root, lock, log)
     write_state(venv, wanted)
 
 

@@ -1,7 +1,8 @@
 """HTML pages in, plain text out: one paragraph or list item per line, blank lines between blocks.
 
-Reads pages with their charset, gives text that is valid UTF-8, in Unicode's NFC, without control characters other than tab
-and newline. Work is bounded by the length and depth of a page, never by a clock, so that a busy machine decides nothing.
+Reads pages with their charset, gives text that is valid UTF-8, in Unicode's NFC, without control characters other than
+tab and newline. Work is bounded by the length and depth of a page, never by a clock, so that a busy machine decides
+nothing.
 """
 
 import re
@@ -30,8 +31,8 @@ def extract_text(pages: pa.RecordBatch, config: ExtractConfig) -> pa.Array:
 
     Args:
         pages: a batch with the columns `payload` and `charset` of `readers.page.PAGE_SCHEMA`.
-        config: what to leave out, and the limits. A page deeper than `max_depth` is extracted without looking for its main
-            content, which would take time in the square of the depth.
+        config: what to leave out, and the limits. A page deeper than `max_depth` is extracted without looking
+            for its main content, which would take time in the square of the depth.
     """
     charsets = pages.column("charset").to_pylist()
     payloads = pages.column("payload")

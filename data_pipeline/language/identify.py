@@ -1,7 +1,7 @@
 """Texts in, language codes and probabilities out, by a naive Bayes model over byte n-grams that ships in its package.
 
-py3langid (Lui and Baldwin 2012) normalises its scores by the square root of the length, so that they can be compared with a
-threshold. It reads the beginning of a text only, which costs little accuracy and makes long pages cheap.
+py3langid (Lui and Baldwin 2012) normalises its scores by the square root of the length, so that they can be compared
+with a threshold. It reads the beginning of a text only, which costs little accuracy and makes long pages cheap.
 """
 
 from functools import lru_cache

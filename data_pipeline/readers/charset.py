@@ -1,7 +1,8 @@
 """Which charset decodes a page: byte order mark, HTTP header, meta element and content, each believed only if it fits.
 
-Reads bytes and what the header claims, gives the name of a Python codec. A claim fits when almost nothing of the page has to
-be replaced; a page that is UTF-8 throughout and says something else is UTF-8, because that does not happen by accident.
+Reads bytes and what the header claims, gives the name of a Python codec. A claim fits when almost nothing of the page
+has to be replaced; a page that is UTF-8 throughout and says something else is UTF-8, because that does not happen by
+accident.
 """
 
 import codecs
@@ -62,8 +63,8 @@ def fits(payload: bytes, codec: str) -> bool:
 def _choose(payload: bytes, fitting: list[str], guess: str) -> str:
     """One codec from the claims that fit and what the content looks like.
 
-    Western single-byte charsets fit anything and are what servers claim by default, so the content overrules them when it
-    reads as an East Asian charset; between two claims that fit, the content decides.
+    Western single-byte charsets fit anything and are what servers claim by default, so the content overrules them when
+    it reads as an East Asian charset; between two claims that fit, the content decides.
     """
     if guess in _EAST_ASIAN and all(codec == FALLBACK for codec in fitting) and fits(payload, guess):
         return guess

@@ -1,7 +1,7 @@
 """Undoes HTTP transfer and content codings, bounded by the size of the result and forgiving about headers that lie.
 
-Many crawlers store the decoded body and keep the header of the coded one; a body that cannot be decoded as its header says is
-given back as it is.
+Many crawlers store the decoded body and keep the header of the coded one; a body that cannot be decoded as its header
+says is given back as it is.
 """
 
 import io
@@ -56,7 +56,9 @@ def _read(stream: Any, limit: int) -> bytes:
 
 
 def _joined(body: bytes) -> bytes | None:
-    """The chunks of a chunked body put together (RFC 9112, 7.1), None if it is not chunked. A cut last chunk is kept."""
+    """The chunks of a chunked body put together (RFC 9112, 7.1), None if it is not chunked. A cut last chunk is
+    kept.
+    """
     parts: list[bytes] = []
     position = 0
     while match := _CHUNK_HEADER.match(body, position):

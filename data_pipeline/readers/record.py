@@ -1,7 +1,7 @@
 """Walks the records of a WARC file, over damage: what is whole is delivered, what is not is named with its offset.
 
-FastWARC reads at the speed of zlib but stops at the first damaged byte, and ends without a word where a file was cut. This
-module checks how the file ends, and starts again at the next record that can be read.
+FastWARC reads at the speed of zlib but stops at the first damaged byte, and ends without a word where a file was cut.
+This module checks how the file ends, and starts again at the next record that can be read.
 """
 
 import mmap
@@ -74,7 +74,7 @@ def _walk_stream(path: str, stream: BinaryIO, take: Callable[[WarcRecord], Taken
 def _gzip_damage(path: str, data: Bytes, start: int, last: int, damage: str) -> tuple[Skip | None, int | None]:
     """What is wrong behind the last record that was read, and where to go on."""
     position = last if data[last : last + 3] == _GZIP else start
-    end = position
+    end: int | None = position
     while end is not None and end < len(data):
         position = end
         end, whole = _member_end(data, position)

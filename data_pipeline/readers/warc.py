@@ -1,7 +1,8 @@
 """WARC files in, record batches of HTML pages out.
 
-Reads .warc and .warc.gz, gives each HTTP response that carries HTML, with its charset and without its codings, in file order.
-Everything that looks like a page and is not delivered is counted with file, offset and reason; nothing stops the rest.
+Reads .warc and .warc.gz, gives each HTTP response that carries HTML, with its charset and without its codings, in file
+order. Everything that looks like a page and is not delivered is counted with file, offset and reason; nothing stops
+the rest.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """C4's rule on lines and pages (Raffel et al. 2020), with the original's or datatrove's constants.
 
-Reads texts, takes out lines that are not sentences or are about cookies and scripts, and drops pages with code, with filler
-text, or with too few sentences left. The text that stays is made of the lines that stay. A page test sees only the lines
-that got so far, so a brace in a line that was taken out before does no harm.
+Reads texts, takes out lines that are not sentences or are about cookies and scripts, and drops pages with code, with
+filler text, or with too few sentences left. The text that stays is made of the lines that stay. A page test sees only
+the lines that got so far, so a brace in a line that was taken out before does no harm.
 
 Both count sentences with spaCy's sentencizer; the original's code does so with NLTK's.
 """
@@ -141,6 +141,7 @@ def _holds(text: str, brace: str | None) -> bool:
 def _changes(batch: TextBatch, pages: Sequence[_Page]) -> dict[str, Integers]:
     """What was taken out of each page, by reason."""
     changes = {
-        f"line taken out: {reason}": batch.count(page.taken_out.get(reason, 0) for page in pages) for reason in _TAKEN_OUT
+        f"line taken out: {reason}": batch.count(page.taken_out.get(reason, 0) for page in pages)
+        for reason in _TAKEN_OUT
     }
     return changes | {"line without its citations": batch.count(page.citations for page in pages)}

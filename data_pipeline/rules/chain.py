@@ -1,7 +1,8 @@
 """A configured list of rules over a batch of texts: who stays, why not, with what statistics.
 
-Reads a column of texts, gives one `RuleOutcome` per rule in order; each rule sees only what the rules before it kept, as they
-left it. The outcome of a document depends on its text and the configuration alone, not on its neighbours in the batch.
+Reads a column of texts, gives one `RuleOutcome` per rule in order; each rule sees only what the rules before it kept,
+as they left it. The outcome of a document depends on its text and the configuration alone, not on its neighbours in
+the batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,9 @@ from llmsys.config.text import (
     RuleConfig,
 )
 
-_SLICE_BYTES = 2 << 20  # texts that are measured together: enough to hide the cost of a call, little enough for the cache
+_SLICE_BYTES = (
+    2 << 20
+)  # texts that are measured together: enough to hide the cost of a call, little enough for the cache
 
 
 class RuleChain:
@@ -70,7 +73,9 @@ def build(config: RuleConfig) -> Rule:
 
 
 def _slices(texts: pa.Array) -> Iterator[list[str]]:
-    """The texts in their order, in lists of a bounded number of bytes, or of one text that is longer; at least one list."""
+    """The texts in their order, in lists of a bounded number of bytes, or of one text that is longer; at least one
+    list.
+    """
     piece: list[str] = []
     size = 0
     for text in texts.to_pylist():

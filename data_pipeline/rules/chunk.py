@@ -6,11 +6,12 @@ Most chunks are plain letters with at most one mark on a side; what spaCy makes 
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
+from importlib import import_module
 from typing import Any
 
-# spaCy takes marks off the ends of a chunk one by one, in time that grows with the square of their number. Longer chunks
-# are therefore cut into pieces, which is the one place where the words differ from spaCy's by intent.
+# spaCy takes marks off the ends of a chunk one by one, in time that grows with the square of their number. Longer
+# chunks are therefore cut into pieces, which is the one place where the words differ from spaCy's by intent.
 LONGEST_CHUNK = 1_000  # characters
 LONGEST_PLAIN_CHUNK = 5_000  # characters of a chunk with letters or digits near both ends, such as an address
 LONGEST_PIECE = 200
@@ -37,7 +38,7 @@ class EnglishChunks:
     @property
     def sentence_marks(self) -> frozenset[str]:
         """Words that end a sentence."""
-        return self._language[1]
+        return _language()[1]
 
     def _plain(self, chunk: str) -> list[str] | None:
         """The words of a plain chunk, None where spaCy has to be asked."""
@@ -56,7 +57,7 @@ class EnglishChunks:
         """The words of each chunk by spaCy, all chunks in one call."""
         if not chunks:
             return []
-        nlp = self._language[0]
+        nlp = _language()[0]
         groups: list[list[str]] = [[] for _ in chunks]
         with nlp.memory_zone():
             tokens = [(token.idx, token.text) for token in nlp.tokenizer(f" {_SEPARATOR} ".join(chunks))]
@@ -73,14 +74,20 @@ class EnglishChunks:
 
     @cached_property
     def _special(self) -> frozenset[str]:
-        return frozenset(self._language[0].tokenizer.rules)
+        return frozenset(_language()[0].tokenizer.rules)
 
-    @cached_property
-    def _language(self) -> tuple[Any, frozenset[str]]:
-        import spacy  # takes a second, and only the rules need it
 
-        nlp = spacy.blank("en")
-        return nlp, frozenset(nlp.add_pipe("sentencizer").punct_chars)
+@lru_cache(maxsize=1)
+def _language() -> tuple[Any, frozenset[str]]:
+    """spaCy's blank English pipeline, one per process, and its sentence marks."""
+    import spacy  # takes a second, and only the rules need it
+
+    nlp: Any = spacy.blank("en")
+    for name in import_module("spacy.symbols").IDS:
+        # spaCy numbers the names of its own symbols unlike other strings. When a memory zone closes, it keeps a dead
+        # entry of a word such as IS_ALPHA that was first met inside, and later texts fail. Met before, it does no harm.
+        nlp.vocab[name]
+    return nlp, frozenset(nlp.add_pipe("sentencizer").punct_chars)
 
 
 def _pieces(chunk: str) -> list[str]:

@@ -1,15 +1,13 @@
 """FineWeb's own rule (Penedo et al. 2024): end marks, short lines, repeated lines, lists.
 
-Reads texts and their words; lines are split at newlines, blank ones do not count. The constants are those of the code, which
-differ from the paper's in one place (see the configuration).
+Reads texts and their words; lines are split at newlines, blank ones do not count. The constants are those of the code,
+which differ from the paper's in one place (see the configuration).
 """
-
 
 from data_pipeline.rules.batch import TextBatch, share
 from data_pipeline.rules.characters import TERMINAL_MARKS
 from data_pipeline.rules.verdict import Floats, Limit, Verdicts, fail_first, first_broken
 from llmsys.config.text import FinewebQualityConfig
-
 
 
 class FinewebQuality:

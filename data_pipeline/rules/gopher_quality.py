@@ -1,8 +1,8 @@
 """Gopher's quality rule (Rae et al. 2021, A.1.1), dialect `datatrove`.
 
 Reads texts and their words, measures word counts, word lengths, symbols, bullets, ellipses, letters and stop words, and
-drops what does not look like prose. `Words` in the first two tests leave out those made of punctuation alone; everywhere
-else all words count.
+drops what does not look like prose. `Words` in the first two tests leave out those made of punctuation alone;
+everywhere else all words count.
 """
 
 import numpy as np
@@ -31,8 +31,15 @@ class GopherQuality:
             Limit("mean word length", "mean_word_length", "above", config.max_mean_word_length),
             Limit("hash signs per word", "hash_ratio", "above", config.max_hash_ratio),
             Limit("ellipses per word", "ellipsis_ratio", "above", config.max_ellipsis_ratio),
-            Limit("share of lines that start with a bullet", "bullet_line_share", "above", config.max_bullet_line_share),
-            Limit("share of lines that end with an ellipsis", "ellipsis_line_share", "above", config.max_ellipsis_line_share),
+            Limit(
+                "share of lines that start with a bullet", "bullet_line_share", "above", config.max_bullet_line_share
+            ),
+            Limit(
+                "share of lines that end with an ellipsis",
+                "ellipsis_line_share",
+                "above",
+                config.max_ellipsis_line_share,
+            ),
             Limit("share of words with a letter", "alphabetic_word_share", "below", config.min_alphabetic_word_share),
             Limit("stop words", "stop_words", "below", config.min_stop_words),
         ]
@@ -44,9 +51,9 @@ class GopherQuality:
 
 def _measure(batch: TextBatch, stop_words: tuple[str, ...]) -> dict[str, Floats]:
     words = batch.words
-    no_symbols_W = (words.flags_W & NOT_SYMBOL) != 0
+    no_symbols_W = (words.word_flags & NOT_SYMBOL) != 0
     counted = _per_document(words, no_symbols_W)
-    letters = np.bincount(words.documents_W, weights=words.lengths_W * no_symbols_W, minlength=len(batch))
+    letters = np.bincount(words.document_of_word, weights=words.word_lengths * no_symbols_W, minlength=len(batch))
     ellipses = batch.count(sum(map(text.count, _ELLIPSES)) for text in batch.texts)
     lines, bullets, ellipsis_lines = _lines(batch)
     return {
@@ -56,14 +63,14 @@ def _measure(batch: TextBatch, stop_words: tuple[str, ...]) -> dict[str, Floats]
         "ellipsis_ratio": share(ellipses, words.counts),
         "bullet_line_share": share(bullets, lines),
         "ellipsis_line_share": share(ellipsis_lines, lines),
-        "alphabetic_word_share": share(_per_document(words, (words.flags_W & ALPHABETIC) != 0), words.counts),
+        "alphabetic_word_share": share(_per_document(words, (words.word_flags & ALPHABETIC) != 0), words.counts),
         "stop_words": _distinct(words, stop_words).astype(np.float64),
     }
 
 
 def _per_document(words: WordColumns, chosen_W: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Integers:
     """How many words are chosen per document."""
-    return np.bincount(words.documents_W[chosen_W], minlength=len(words.counts))
+    return np.bincount(words.document_of_word[chosen_W], minlength=len(words.counts))
 
 
 def _lines(batch: TextBatch) -> tuple[Integers, Integers, Integers]:
@@ -91,5 +98,5 @@ def _distinct(words: WordColumns, wanted: tuple[str, ...]) -> Integers:
             numbers[words.vocabulary.index[word]] = number
     found_W = numbers[words.ids_W]
     hits = np.flatnonzero(found_W)
-    pairs = np.unique(words.documents_W[hits] * (len(wanted) + 1) + found_W[hits])
+    pairs = np.unique(words.document_of_word[hits] * (len(wanted) + 1) + found_W[hits])
     return np.bincount(pairs // (len(wanted) + 1), minlength=len(words.counts))

@@ -1,7 +1,8 @@
 """Repeated n-grams of many documents at once, by 64-bit hashes.
 
 Reads word columns, gives per document the characters that Gopher's repetition tests count. Equal hashes are taken for
-equal n-grams. Hashes are first thrown into a table of counters: what lands there alone occurs once and needs no sorting.
+equal n-grams. Hashes are first thrown into a table of counters: what lands there alone occurs once and needs no
+sorting.
 """
 
 from dataclasses import dataclass
@@ -21,13 +22,14 @@ _FIRST_BITS = 40  # positions in a batch fit into so many bits
 def top_ngram_characters(words: WordColumns, longest: int) -> dict[int, Integers]:
     """Length × count of the most frequent n-gram for n = 2 … longest, 0 for documents of fewer words than n.
 
-    The n-gram is joined by single spaces. Among equally frequent ones the first to occur counts, also when none occurs twice.
+    The n-gram is joined by single spaces. Among equally frequent ones the first to occur counts, also when none occurs
+    twice.
     """
     word_hashes = _mixed(words.ids_W.astype(np.uint64))
     hashes = word_hashes + _salt(words)
     positions = np.arange(len(words.ids_W))
-    ends = words.offsets[1:][words.documents_W]
-    characters = offsets_of(words.lengths_W)
+    ends = words.offsets[1:][words.document_of_word]
+    characters = offsets_of(words.word_lengths)
     top: dict[int, Integers] = {}
     for n in range(2, longest + 1):
         inside = positions + n <= ends[positions]
@@ -45,12 +47,12 @@ def top_ngram_characters(words: WordColumns, longest: int) -> dict[int, Integers
 def duplicate_ngram_characters(words: WordColumns, shortest: int, longest: int) -> dict[int, Integers]:
     """Characters in n-grams that occurred before, for n = shortest … longest.
 
-    Read from left to right: a repeated n-gram is counted and jumped over, a new one is remembered and the scan moves on by
-    one word. The words are joined without a separator, so that `ab c` equals `a bc`.
+    Read from left to right: a repeated n-gram is counted and jumped over, a new one is remembered and the scan moves
+    on by one word. The words are joined without a separator, so that `ab c` equals `a bc`.
     """
     word_hashes, powers = words.vocabulary.hashes[words.ids_W], words.vocabulary.powers[words.ids_W]
-    room = words.offsets[1:][words.documents_W] - np.arange(len(words.ids_W))
-    characters, salt = offsets_of(words.lengths_W), _salt(words)
+    room = words.offsets[1:][words.document_of_word] - np.arange(len(words.ids_W))
+    characters, salt = offsets_of(words.word_lengths), _salt(words)
     hashes = word_hashes
     found: dict[int, Integers] = {}
     for n in range(2, longest + 1):
@@ -61,7 +63,7 @@ def duplicate_ngram_characters(words: WordColumns, shortest: int, longest: int) 
         groups = _repeated(hashes[positions] + salt[positions])
         counted = _walk(positions[groups.members], groups.names, n)
         sizes = characters[counted + n] - characters[counted]
-        documents = words.documents_W[counted]
+        documents = words.document_of_word[counted]
         found[n] = np.bincount(documents, weights=sizes, minlength=len(words.counts)).astype(np.int64)
     return found
 
@@ -110,7 +112,7 @@ def _most_frequent(words: WordColumns, n: int, positions: Integers, groups: _Gro
     # Larger count wins, then the smaller position.
     rank = (sizes << _FIRST_BITS) | ((1 << _FIRST_BITS) - 1 - first_member)
     best = np.zeros(len(counts), np.int64)
-    np.maximum.at(best, words.documents_W[first_member], rank)
+    np.maximum.at(best, words.document_of_word[first_member], rank)
     repeated = best > 0
     counts[repeated] = best[repeated] >> _FIRST_BITS
     firsts[repeated] = (1 << _FIRST_BITS) - 1 - (best[repeated] & ((1 << _FIRST_BITS) - 1))
@@ -145,4 +147,4 @@ def _salt(words: WordColumns) -> Hashes:
     Drawn from other numbers than those of the words: the sum of word a in document b must not be that of b in a.
     """
     documents = np.arange(len(words.counts), dtype=np.uint64)
-    return _mixed(documents + (np.uint64(1) << np.uint64(_FIRST_BITS)))[words.documents_W]
+    return _mixed(documents + (np.uint64(1) << np.uint64(_FIRST_BITS)))[words.document_of_word]

@@ -1,7 +1,7 @@
 """From statistics to verdicts: the first limit that a document breaks names the reason for its drop.
 
-Reads one column per statistic and an ordered list of limits, gives per document the number of the first test it fails with
-value and threshold. All comparisons are strict: a value equal to its threshold stays.
+Reads one column per statistic and an ordered list of limits, gives per document the number of the first test it fails
+with value and threshold. All comparisons are strict: a value equal to its threshold stays.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """Texts in, columns of word ids out: the words of datatrove's English, found without splitting any chunk twice.
 
-spaCy splits every stretch between white space by itself, so a memo from stretch to words gives its words at the speed of a
-dictionary look-up. The memo is bounded, and what it holds never changes a result.
+spaCy splits every stretch between white space by itself, so a memo from stretch to words gives its words at the speed
+of a dictionary look-up. The memo is bounded, and what it holds never changes a result.
 """
 
 import re
@@ -44,17 +44,17 @@ class WordColumns:
         return np.diff(self.offsets)
 
     @cached_property
-    def documents_W(self) -> npt.NDArray[np.int32]:
+    def document_of_word(self) -> npt.NDArray[np.int32]:
         """Number of the document of each word."""
         return np.repeat(np.arange(len(self.counts), dtype=np.int32), self.counts)
 
     @cached_property
-    def lengths_W(self) -> npt.NDArray[np.int32]:
+    def word_lengths(self) -> npt.NDArray[np.int32]:
         """Characters of each word."""
         return self.vocabulary.lengths[self.ids_W]
 
     @cached_property
-    def flags_W(self) -> npt.NDArray[np.uint8]:
+    def word_flags(self) -> npt.NDArray[np.uint8]:
         """Flags of each word, see `vocabulary`."""
         return self.vocabulary.flags[self.ids_W]
 
@@ -91,16 +91,17 @@ class WordSplitter:
     def count_sentences(self, lines: Sequence[Sequence[str]]) -> Integers:
         """Sentences of each line as spaCy's sentencizer finds them, a line being given as its `stretches`.
 
-        A sentence starts at the first word of a line, and at the first word after a terminal mark that is no punctuation.
+        A sentence starts at the first word of a line, and at the first word after a terminal mark that is no
+        punctuation.
         """
         words_W, words_per_chunk = self._words(list(chain.from_iterable(lines)))
         chunks_per_line = np.fromiter(map(len, lines), np.int64, len(lines))
         word_offsets = offsets_of(words_per_chunk)[offsets_of(chunks_per_line)]
         words_per_line = np.diff(word_offsets)
-        flags_W = self._vocabulary.flags[words_W]
-        decisive = np.flatnonzero((flags_W & PASSING) == 0)
+        word_flags = self._vocabulary.flags[words_W]
+        decisive = np.flatnonzero((word_flags & PASSING) == 0)
         line = np.repeat(np.arange(len(lines)), words_per_line)[decisive]
-        terminal = (flags_W[decisive] & TERMINAL) != 0
+        terminal = (word_flags[decisive] & TERMINAL) != 0
         starts = terminal[:-1] & ~terminal[1:] & (line[:-1] == line[1:])
         return np.bincount(line[1:][starts], minlength=len(lines)) + (words_per_line > 0)
 
@@ -146,8 +147,8 @@ class WordSplitter:
 def stretches(line: str, chunks: list[str]) -> list[str]:
     """What `count_sentences` needs of a line that has been split at white space into `chunks`.
 
-    A run of white space is a token of its own when something is left of it after one leading U+0020; such a token can start
-    a sentence, but one at an end of the line never makes one.
+    A run of white space is a token of its own when something is left of it after one leading U+0020; such a token can
+    start a sentence, but one at an end of the line never makes one.
     """
     if " ".join(chunks) == line:
         return chunks

@@ -1,8 +1,8 @@
 """What a YAML file can say about text: extraction, language and the rules that keep or drop documents.
 
-Reads nothing, gives `ExtractConfig`, `LanguageConfig` and the tagged union `RuleConfig`. Every threshold is a field whose
-default is the published one, so that a rule without fields is the published rule. A limit named `max_…` drops what lies
-above it, one named `min_…` drops what lies below it, and a value equal to its limit always stays.
+Reads nothing, gives `ExtractConfig`, `LanguageConfig` and the tagged union `RuleConfig`. Every threshold is a field
+whose default is the published one, so that a rule without fields is the published rule. A limit named `max_…` drops
+what lies above it, one named `min_…` drops what lies below it, and a value equal to its limit always stays.
 """
 
 from typing import Annotated, Literal
@@ -58,7 +58,9 @@ class GopherRepetitionConfig(Section):
 
 
 class GopherQualityConfig(Section):
-    """Word counts, word lengths, symbols, bullets and stop words (Rae et al. 2021, A.1.1), as datatrove decides them."""
+    """Word counts, word lengths, symbols, bullets and stop words (Rae et al. 2021, A.1.1), as datatrove decides
+    them.
+    """
 
     kind: Literal["gopher_quality"] = "gopher_quality"
     dialect: Literal["datatrove"] = Field("datatrove", description="Whose reading of the paper's definitions is used.")

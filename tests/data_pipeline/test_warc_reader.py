@@ -173,7 +173,10 @@ def test_a_folder_or_a_missing_file_is_one_skip(tmp_path: Path) -> None:
 
 
 CHINESE = "<title>数据</title><p>这是一个中文网页，用来测试编码的检测。数据管道需要处理各种各样的文字。</p>" * 3
-JAPANESE = "<title>日本語</title><p>これは日本語のページです。文字コードの検出を試験します。漢字とかなが混ざっています。</p>" * 3
+JAPANESE = (
+    "<title>日本語</title><p>これは日本語のページです。文字コードの検出を試験します。漢字とかなが混ざっています。</p>"
+    * 3
+)
 RUSSIAN = "<p>Это страница на русском языке, которая нужна для проверки определения кодировки текста.</p>" * 3
 FRENCH = "<p>Voilà une page écrite en français, où l’on a mis des accents : é, è, à, ç.</p>" * 3
 
@@ -200,7 +203,9 @@ FRENCH = "<p>Voilà une page écrite en français, où l’on a mis des accents 
         (FRENCH, "utf-8", "no-such-charset", ""),
     ],
 )
-def test_the_charset_that_is_found_decodes_the_page(tmp_path: Path, text: str, codec: str, header: str, meta: str) -> None:
+def test_the_charset_that_is_found_decodes_the_page(
+    tmp_path: Path, text: str, codec: str, header: str, meta: str
+) -> None:
     if "big5" in codec:
         text = text.replace("这", "這").replace("个", "個").replace("来", "來").replace("测试编码", "測試編碼")
         text = text.replace("网页", "網頁").replace("检测", "檢測").replace("数据", "數據").replace("处", "處")
@@ -212,7 +217,9 @@ def test_the_charset_that_is_found_decodes_the_page(tmp_path: Path, text: str, c
     _, skipped, batches = read(written(tmp_path / "a.warc.gz", b"".join(members(content))))
     assert skipped == []
     row = batches[0].pages.to_pylist()[0]
-    assert row["payload"].decode(row["charset"], "replace").lstrip("\ufeff") == html.encode(codec, "ignore").decode(codec).lstrip("\ufeff")
+    assert row["payload"].decode(row["charset"], "replace").lstrip("\ufeff") == html.encode(codec, "ignore").decode(
+        codec
+    ).lstrip("\ufeff")
 
 
 def test_a_few_damaged_bytes_do_not_change_the_charset(tmp_path: Path) -> None:

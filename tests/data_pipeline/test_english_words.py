@@ -1,0 +1,86 @@
+"""Words and sentences equal spaCy's on whole texts, although every chunk is split only once."""
+
+import random
+
+import pytest
+from spacy.symbols import IDS
+
+from data_pipeline.rules.chunk import LONGEST_CHUNK, LONGEST_PLAIN_CHUNK, EnglishChunks
+from data_pipeline.rules.words import WordSplitter, stretches
+from tests.reference.rules_plain import english, sentences_of, words_of
+
+CHUNKS = [
+    "word", "Word,", "(word)", '"word."', "don't", "I'm", "A.", "ab.", "Ab.", "AB.", "U.S.", "e.g.", "vs.",
+    "a.m.", "10am", "10km", "$5.00", "1,000", "a-b", "a/b", "--", "...", "…", "::", ":)", "):", "'(", "(-:",
+    "XD", "xD", "C++", "dont.", "(cant", "cannot,", "gonna)", "'em", "'tis", "o'clock", "rock'n'roll", "it’s",
+    "l’eau", "https://a.org/b?c=d", "a@b.org", "#tag", "@name", "foo_bar", "x=y", "中文。", "naïve.", "Ünder,",
+    "3.14", "3.", "(3)", "[4]", "]x[", "\u200b", "😀", "😀😀x", "Mr.", "Id.", "id.", "Ill.", "Ill,", "ill.", "co.",
+    "co", "(co.)", "im.", "Ima)", "C.", "km.", "5km.", "word...", "word!!", "IS_ALPHA", "NORM",
+]  # fmt: skip
+
+
+def split(texts: list[str], splitter: WordSplitter | None = None) -> list[list[str]]:
+    columns = (splitter or WordSplitter()).split(texts)
+    names = list(columns.vocabulary.index)
+    return [
+        [names[word] for word in columns.ids_W[start:end].tolist()]
+        for start, end in zip(columns.offsets[:-1], columns.offsets[1:], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_words_of_a_chunk_equal_spacy(chunk: str) -> None:
+    assert EnglishChunks().split([chunk]) == [words_of(chunk)]
+
+
+def test_plain_chunks_around_every_special_case_equal_spacy() -> None:
+    special = [word for word in english().tokenizer.rules if word.isascii() and word.isalpha()]
+    chunks = [
+        pattern % word for word in special for pattern in ("%s", "%s,", "%s.", "(%s", "(%s)", '"%s"', "x%s", "%s!")
+    ]
+    assert EnglishChunks().split(chunks) == [words_of(chunk) for chunk in chunks]
+
+
+def test_names_of_spacy_symbols_break_no_later_text() -> None:
+    chunks = EnglishChunks()
+    for name in IDS:
+        if name:
+            assert "".join(chunks.split([f"{name}."])[0]) == f"{name}."
+    for start in range(0, 3_000, 100):
+        numbers = [f"x{number}-y" for number in range(start, start + 100)]
+        assert chunks.split(numbers) == [[number[:-2], "-", "y"] for number in numbers]
+
+
+def test_words_of_texts_equal_spacy() -> None:
+    source = random.Random(0)
+    spaces = [" ", " ", " ", "\n", "\n\n", "  ", "\t", "\u00a0", "\x85", " \n "]
+    plain = [chunk for chunk in CHUNKS if not any(mark in chunk for mark in ":()'")]  # emoticons may reach over a space
+    texts = ["".join(source.choice(plain) + source.choice(spaces) for _ in range(60)) for _ in range(40)]
+    assert split(texts) == [words_of(text) for text in texts]
+
+
+def test_sentences_of_lines_equal_spacy() -> None:
+    source = random.Random(1)
+    parts = ["word", "Word.", "end!", "?", "...", "…", "(aside.)", '"quoted."', "e.g.", "。", "1.", "--", "A."]
+    spaces = [" ", " ", " ", "  ", "\t", "\u00a0", " \u00a0", "\u3000"]
+    lines = [
+        "".join(source.choice(parts) + source.choice(spaces) for _ in range(source.randint(0, 12))) for _ in range(400)
+    ]
+    lines += ["", " ", "  ", "a.  ", " a. b"]
+    counted = WordSplitter().count_sentences([stretches(line, line.split()) for line in lines])
+    assert counted.tolist() == [len(sentences_of(line)) for line in lines]
+
+
+def test_the_memo_is_bounded_and_forgets_without_a_trace() -> None:
+    splitter = WordSplitter(memo_chunks=50)
+    for start in range(0, 1000, 20):
+        texts = [f"word{number} and state-of-the-art number {number}." for number in range(start, start + 20)]
+        assert split(texts, splitter) == split(texts)
+        assert len(splitter._memo) <= 50 + 2 * 20 + 10
+
+
+@pytest.mark.parametrize("chunk", ["_" * (LONGEST_CHUNK + 1), "a1" * LONGEST_PLAIN_CHUNK, "(" * 10_000])
+def test_overlong_chunks_are_cut_so_that_they_end(chunk: str) -> None:
+    words = EnglishChunks().split([chunk])[0]
+    assert "".join(words) == chunk
+    assert max(map(len, words)) <= 200

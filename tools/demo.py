@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch.orphan import child_environment, die_with_parent
@@ -45,18 +45,9 @@ class Demo:
 
     config: str
     engine: str
-    folder: Path
+    data_folder: Path  # shared by the runs of both engines
+    run_folder: Path
     program: tuple[str, ...]
-
-    @property
-    def data_folder(self) -> Path:
-        """The dataset, shared by the runs of both engines."""
-        return self.folder / "data"
-
-    @property
-    def run_folder(self) -> Path:
-        """The training run of this engine."""
-        return self.folder / self.engine
 
     def arguments(self, verb: str) -> list[str]:
         """What follows `llmsys` on the command line: the same config and overrides for every verb."""
@@ -122,10 +113,13 @@ def describe_results(demo: Demo) -> str:
     )
     width = max(len(str(path)) for path, _ in places)
     lines = ["Where everything is:", *(f"  {path!s:<{width}}  {what}" for path, what in places)]
-    generate = [*demo.arguments("generate"), 'generation.prompts=["The Debian"]', "generation.temperature=0.7"]
-    longer = [*demo.arguments("train"), "train.tokens=40_000_000"]
-    lines += ["What next:", f"  write more     {shell(demo, generate)}", f"  train longer   {shell(demo, longer)}"]
-    lines += [f"  see the config {shell(demo, demo.arguments('show'))}"]
+    longer = replace(demo, run_folder=demo.run_folder.with_name(f"{demo.run_folder.name}-longer"))
+    commands = (
+        ("write more", [*demo.arguments("generate"), "--prompt", "The kernel"]),
+        ("train longer", [*longer.arguments("train"), "train.tokens=5_000_000"]),
+        ("see the config", demo.arguments("show")),
+    )
+    lines += ["What next:", *(f"  {what:<14}  {shell(demo, words)}" for what, words in commands)]
     return "\n".join(lines)
 
 
@@ -149,7 +143,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> Demo:
     parser.add_argument("--program", help="the llmsys command (default: the one beside this Python)")
     chosen = parser.parse_args(arguments)
     beside = os.path.relpath(Path(sys.executable).with_name("llmsys"))
-    return Demo(chosen.config, chosen.engine, chosen.folder, tuple(shlex.split(chosen.program or shlex.quote(beside))))
+    program = tuple(shlex.split(chosen.program)) if chosen.program else (beside,)
+    return Demo(chosen.config, chosen.engine, chosen.folder / "data", chosen.folder / chosen.engine, program)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

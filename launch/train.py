@@ -7,6 +7,7 @@ traceback.
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from llmsys.log import configure_logging, logger
 
 MENDABLE, LOST_PEER = 2, 3
 LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "Gloo")
+CAUSE_FIRST_SECONDS = 2.0
+"""A rank that lost its peer ends later than the peer, so that the launcher sees the cause first."""
 USAGE = "usage: launch/train.py CONFIG [section.key=value …]"
 
 log = logger(__name__)
@@ -49,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         rank = os.environ.get("RANK", "0")
         log.error("rank %s lost contact with another rank: %s", rank, str(error).splitlines()[0])
+        time.sleep(CAUSE_FIRST_SECONDS)
         return LOST_PEER
     return 0
 

@@ -11,14 +11,17 @@ class Trackers:
 
     def __init__(self, config: RunConfig) -> None:
         self._trackers: list[Any] = []
-        settings = config.model_dump(mode="json")
         if config.tracking.tensorboard:
-            tracker = _tracker("TensorBoardTracker", "tensorboard")(config.run.name, config.run.folder / "tensorboard")
-            self._trackers.append(tracker)
+            made = _tracker("TensorBoardTracker", "tensorboard")(config.run.name, config.run.folder / "tensorboard")
+            self._trackers.append(made)
         if config.tracking.wandb:
-            tracker = _tracker("WandBTracker", "wandb")(config.tracking.project, name=config.run.name)
-            tracker.store_init_configuration(settings)
-            self._trackers.append(tracker)
+            made = _tracker("WandBTracker", "wandb")(
+                config.tracking.project, name=config.run.name, dir=str(config.run.folder)
+            )
+            self._trackers.append(made)
+        for tracker in self._trackers:
+            tracker.start()
+            tracker.store_init_configuration(_flat(config.model_dump(mode="json")))
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Send the numbers of one step."""
@@ -31,8 +34,21 @@ class Trackers:
             tracker.finish()
 
 
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"model.hidden_size": 256}`: TensorBoard takes numbers and texts only."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
+    return flat
+
+
 def _tracker(name: str, package: str) -> Any:
     import accelerate.tracking
+    import torch
+    from accelerate.state import PartialState
     from accelerate.utils.imports import _is_package_available
 
     if not _is_package_available(package):
@@ -40,4 +56,5 @@ def _tracker(name: str, package: str) -> Any:
             f"tracking.{package}=true needs the package {package}, which is not installed. "
             f"Run `pip install {package}` or set tracking.{package}=false."
         )
+    PartialState(cpu=not torch.cuda.is_available())  # its trackers ask it which process this is
     return getattr(accelerate.tracking, name)

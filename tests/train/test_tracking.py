@@ -1,0 +1,52 @@
+"""TensorBoard through accelerate gets the numbers that events.jsonl gets; a package that is missing is named."""
+
+from pathlib import Path
+
+import pytest
+
+from llmsys.config.run import RunConfig
+from llmsys.errors import ConfigError
+from llmsys.log import EventWriter, read_events
+from llmsys.train import tracking
+from llmsys.train.tracking import Trackers
+from llmsys.train.trainer import Record
+
+
+def config_with(folder: Path, **settings: bool) -> RunConfig:
+    return RunConfig.model_validate({"run": {"name": "toy", "folder": str(folder)}, "tracking": settings})
+
+
+def test_tensorboard_gets_the_numbers_of_the_events(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is an optional package")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trackers = Trackers(config_with(tmp_path, tensorboard=True))
+    with EventWriter(tmp_path / "events.jsonl") as events:
+        record = Record(events, trackers)
+        for step in (1, 2):
+            record.write("step", step, loss=3.0 / step, note="text stays in the events")
+    trackers.finish()
+    board = EventAccumulator(str(tmp_path / "tensorboard" / "toy")).Reload()
+    assert [(point.step, point.value) for point in board.Scalars("step/loss")] == [(1, 3.0), (2, 1.5)]
+    assert [event["loss"] for event in read_events(tmp_path / "events.jsonl")] == [3.0, 1.5]
+
+
+def test_nothing_is_tracked_unless_asked(tmp_path: Path) -> None:
+    Trackers(config_with(tmp_path)).log(1, {"step/loss": 1.0})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_package_is_named_with_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accelerate.utils.imports._is_package_available", lambda name: False)
+    with pytest.raises(ConfigError, match="tracking.wandb=true needs the package wandb.*pip install wandb"):
+        Trackers(config_with(tmp_path, wandb=True))
+
+
+def test_settings_become_flat_texts_and_numbers() -> None:
+    settings = {"model": {"hidden_size": 8, "moe": {"num_experts": 4}}, "prompts": ["a", "b"], "none": None}
+    assert tracking._flat(settings) == {
+        "model.hidden_size": 8,
+        "model.moe.num_experts": 4,
+        "prompts": "['a', 'b']",
+        "none": "None",
+    }

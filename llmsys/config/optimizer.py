@@ -14,6 +14,9 @@ class AdamW(Section):
 
     kind: Literal["adamw"] = "adamw"
     learning_rate: float = Field(3e-4, gt=0, description="Peak rate; the schedule scales it.")
+    embedding_rate_scale: float = Field(
+        1.0, gt=0, description="Rate of the token embedding and the head, in learning rates; small models like more."
+    )
     betas: tuple[Decay, Decay] = Field((0.9, 0.95), description="Decay per step of the first and second moment.")
     eps: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
     weight_decay: float = Field(0.1, ge=0, description="Decay of matrices, per unit of learning rate; vectors do not.")

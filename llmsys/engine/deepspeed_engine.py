@@ -20,7 +20,7 @@ from llmsys.data.batch import Batch
 from llmsys.engine.engine import LogicalState, Loss, StepResult, saved_buffers
 from llmsys.model.init import initial_value
 from llmsys.model.transformer import Transformer
-from llmsys.optim.groups import is_expert, parameter_groups
+from llmsys.optim.groups import parameter_groups, role_of
 from llmsys.parallel.expert import AllToAllDispatcher
 from llmsys.parallel.group import sum_over_ranks, world_size
 from llmsys.parallel.mesh import Meshes
@@ -118,7 +118,7 @@ class DeepSpeedEngine:
         targets = torch.tensor(float(sum(batch.valid_targets for batch in batches)), device=self.device)
         sum_over_ranks(targets)
         for group in self._engine.optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group["rate_scale"]
         total = torch.zeros((), device=self.device)
         for batch in batches:
             total += self._backward(batch.to(self.device), targets)
@@ -166,14 +166,14 @@ class DeepSpeedEngine:
 
     def _share(self, name: str, whole: Tensor) -> Tensor:
         """This rank's share: split experts are shared over the expert axis, everything else over all ranks."""
-        if self._meshes.expert is not None and is_expert(name):
+        if self._meshes.expert is not None and role_of(name) == "experts":
             return DTensor.from_local(whole, self._meshes.expert, [Shard(0)], run_check=False)
         return as_shard(whole, self._meshes.world)
 
     def _whole(self, name: str, share: Tensor) -> Tensor:
         if not isinstance(share, DTensor):
             return share
-        if self._meshes.expert is not None and is_expert(name):
+        if self._meshes.expert is not None and role_of(name) == "experts":
             return share.to_local()
         return share.full_tensor()
 
@@ -216,13 +216,14 @@ def _adamw(model: Transformer, meshes: Meshes, config: OptimizerConfig) -> torch
     named = dict(model.named_parameters())
     split = meshes.expert is not None
     made: list[dict[str, Any]] = []
-    for group in parameter_groups(named.items(), config.weight_decay):
+    for group in parameter_groups(named.items(), config):
         entry: dict[str, Any] = {
             "params": [named[name] for name in group.names],
             "weight_decay": group.weight_decay,
+            "rate_scale": group.rate_scale,
             "name": group.name,
         }
-        if split and group.experts:
+        if split and group.role == "experts":
             entry |= {"moe": True, "name": f"ep_size_{meshes.expert.size()}"}  # type: ignore[union-attr]
         made.append(entry)
     return torch.optim.AdamW(made, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)

@@ -56,7 +56,7 @@ class TorchEngine:
             total += self._backward(batch.to(self.device), targets)
         norm = clip_gradients(self.module.parameters(), self._clip, self._meshes.layout.replicate)
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group["rate_scale"]
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return StepResult(float(sum_over_ranks(total) / targets), float(norm), int(targets))
@@ -102,8 +102,12 @@ def _adamw(model: Transformer, config: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW with its moments already there, so that a checkpoint can be loaded before the first step."""
     named = dict(model.named_parameters())
     groups = [
-        {"params": [named[name] for name in group.names], "weight_decay": group.weight_decay}
-        for group in parameter_groups(named.items(), config.weight_decay)
+        {
+            "params": [named[name] for name in group.names],
+            "weight_decay": group.weight_decay,
+            "rate_scale": group.rate_scale,
+        }
+        for group in parameter_groups(named.items(), config)
     ]
     optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
     for parameter in named.values():

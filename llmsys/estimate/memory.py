@@ -101,15 +101,17 @@ def _shard_elements(row: TensorRow, layout: Layout) -> int:
 def _zero_bytes(config: RunConfig, layout: Layout, stage: int) -> StateBytes:
     """ZeRO flattens each parameter group, pads it to twice the number of ranks, and splits it evenly over them.
 
-    Groups: with and without weight decay, experts and the rest. Dealt experts are split over their own replicas only.
+    Groups: with and without weight decay; experts, embeddings, the rest. Dealt experts are split over their own
+    replicas only.
     """
     whole = split = 0
-    groups: dict[tuple[bool, bool], int] = {}
+    groups: dict[tuple[str, bool], int] = {}
     for row in model_tensors(config.model):
-        key = (row.component == "experts", len(row.shape) >= 2)
+        role = {"experts": "experts", "embedding": "embedding", "head": "embedding"}.get(row.component, "dense")
+        key = (role, len(row.shape) >= 2)
         groups[key] = groups.get(key, 0) + row.count
-    for (is_expert, _), elements in groups.items():
-        dealt = layout.expert if is_expert else 1
+    for (role, _), elements in groups.items():
+        dealt = layout.expert if role == "experts" else 1
         local, ranks = elements // dealt, layout.world_size // dealt
         whole += local
         split += -(-local // (2 * ranks)) * 2

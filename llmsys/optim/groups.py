@@ -1,41 +1,54 @@
-"""Which parameters decay: the one rule, and the groups it makes.
+"""Which parameters decay and at what rate they learn: the rules, and the groups they make.
 
 Matrices (two or more dimensions) decay; vectors (norm weights, biases) do not. Embeddings are matrices and decay, as in
-GPT-3 and LLaMA. Names, not tensors, are grouped, so that every engine makes the same groups from its own tensors.
+GPT-3 and LLaMA; with the head they may learn at a rate of their own. Names, not tensors, are grouped, so that every
+engine makes the same groups from its own tensors.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
+
+from llmsys.config.optimizer import OptimizerConfig
+
+Role = Literal["dense", "embedding", "experts"]
 
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Names of parameters that share one weight decay. `experts` says whether they are split over the expert axis."""
+    """Names of parameters that share weight decay and rate. `rate_scale` is in learning rates."""
 
-    name: str
+    role: Role
     weight_decay: float
-    experts: bool
+    rate_scale: float
     names: tuple[str, ...]
 
+    @property
+    def name(self) -> str:
+        """For logs and for engines that want one."""
+        return self.role if self.weight_decay else f"{self.role} without decay"
 
-def is_expert(name: str) -> bool:
-    """Whether a parameter belongs to routed experts, by its name (`blocks.3.feed_forward.experts.up_proj`)."""
-    return ".experts." in name
+
+def role_of(name: str) -> Role:
+    """What a parameter is, by its name; experts are the routed ones (`blocks.3.feed_forward.experts.up_proj`)."""
+    if ".experts." in name:
+        return "experts"
+    return "embedding" if name in ("embed.weight", "head.weight") else "dense"
 
 
-def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> list[ParameterGroup]:
+def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> list[ParameterGroup]:
     """The groups in a fixed order, empty ones left out."""
-    members: dict[tuple[bool, bool], list[str]] = {}
+    members: dict[tuple[Role, bool], list[str]] = {}
     for name, parameter in named:
-        members.setdefault((is_expert(name), parameter.ndim >= 2), []).append(name)
+        members.setdefault((role_of(name), parameter.ndim >= 2), []).append(name)
     return [
         ParameterGroup(
-            name=("experts" if experts else "dense") + ("" if decays else " without decay"),
-            weight_decay=weight_decay if decays else 0.0,
-            experts=experts,
+            role=role,
+            weight_decay=config.weight_decay if decays else 0.0,
+            rate_scale=config.embedding_rate_scale if role == "embedding" else 1.0,
             names=tuple(names),
         )
-        for (experts, decays), names in sorted(members.items())
+        for (role, decays), names in sorted(members.items())
     ]

@@ -18,7 +18,7 @@ ROWS_ON_CPU, ROWS_ON_ACCELERATOR = 64, 8_192
 
 def sequence_losses(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """Cross entropy in nats, summed over the valid targets of each sequence: float32, one number for each of B."""
-    losses_N: Tensor = _TokenLosses.apply(logits_BTV.flatten(0, 1), targets_BT.flatten())
+    losses_N: Tensor = _TokenLosses.apply(logits_BTV.flatten(0, 1), targets_BT.flatten())  # type: ignore[no-untyped-call]
     return losses_N.view(targets_BT.shape).sum(1)
 
 

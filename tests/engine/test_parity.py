@@ -25,6 +25,7 @@ from tests.helpers.tiny import LENGTH, SEQUENCES, sequences, tiny_config
 
 STEPS = 3
 LEARNING_RATE = 1e-2
+OPTIMIZER = AdamW(learning_rate=LEARNING_RATE, embedding_rate_scale=2.0)
 Moments = dict[str, Any]
 
 
@@ -34,8 +35,12 @@ def plain_run(clip: float, steps: int = STEPS, **changes: object) -> tuple[list[
     initialize(model, seed=7)
     named = dict(model.named_parameters())
     groups = [
-        {"params": [named[name] for name in group.names], "weight_decay": group.weight_decay}
-        for group in parameter_groups(named.items(), 0.1)
+        {
+            "params": [named[name] for name in group.names],
+            "weight_decay": group.weight_decay,
+            "lr": LEARNING_RATE * group.rate_scale,
+        }
+        for group in parameter_groups(named.items(), OPTIMIZER)
     ]
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.95), eps=1e-8)
     losses, norms = [], []
@@ -63,7 +68,7 @@ def build(kind: str, layout: Layout, clip: float, micro_batches: int, **changes:
         model = Transformer(config)
     common: dict[str, Any] = {
         "meshes": make_meshes(layout.fit(torch.distributed.get_world_size(), config), device),
-        "optimizer": AdamW(learning_rate=LEARNING_RATE, gradient_clip=clip),
+        "optimizer": OPTIMIZER.model_copy(update={"gradient_clip": clip}),
         "loss": sequence_losses,
         "compute_dtype": torch.float32,
         "seed": 7,

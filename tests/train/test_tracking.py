@@ -38,7 +38,7 @@ def test_nothing_is_tracked_unless_asked(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_named_with_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accelerate.utils.imports._is_package_available", lambda name: False)
-    with pytest.raises(ConfigError, match="tracking.wandb=true needs the package wandb.*pip install wandb"):
+    with pytest.raises(ConfigError, match=r"tracking\.wandb=true needs the package wandb.*pip install wandb"):
         Trackers(config_with(tmp_path, wandb=True))
 
 

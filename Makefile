@@ -40,7 +40,7 @@ check: install  ## Format, lint, types and the directions of import; CI calls th
 	@$(BIN)/ruff format --check --quiet . || { echo 'make: `make format` formats these files:' >&2; $(BIN)/ruff format --check .; }
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy $(TYPED)
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 
 format: install  ## Format the code and mend what lint can mend
 	@$(BIN)/ruff check --fix-only --quiet .

@@ -51,7 +51,7 @@ def local_command(engine: str, processes: int, port: int, words: Sequence[str]) 
             raise LaunchError("The deepspeed launcher is not on PATH. Install it: `pip install deepspeed`.")
         # An empty hostfile path keeps it to this machine; the interpreter is the one we run under.
         here = ["--hostfile", os.devnull, "--master_addr", HOST, "--master_port", str(port)]
-        return [sys.executable, launcher, *here, "--num_accelerators", str(processes), *script]
+        return [sys.executable, launcher, *here, "--num_accelerators", str(processes), "--quiet", *script]
     if processes == 1:
         return [sys.executable, *script]
     here = ["--nnodes=1", f"--nproc-per-node={processes}", f"--master-addr={HOST}", f"--master-port={port}"]

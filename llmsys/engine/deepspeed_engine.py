@@ -8,6 +8,7 @@ a slice).
 """
 
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,9 @@ from deepspeed.utils import (
     safe_set_full_fp32_param,
     safe_set_full_optimizer_state,
 )
+
+# Its use of torch's older names is not our users' concern.
+warnings.filterwarnings("ignore", message=r".*torch\.distributed\..* is deprecated", category=FutureWarning)
 
 # DeepSpeed would compile a shared-memory all-reduce for CPUs at start-up: minutes on a slow machine, an error without a
 # compiler, and other sums than gloo's.

@@ -9,10 +9,12 @@ import hashlib
 import json
 import os
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from llmsys.engine.engine import Engine
@@ -116,6 +118,16 @@ def load(engine: Engine, checkpoint: Path) -> dict[str, Any]:
     engine.load(state)
     run_state: dict[str, Any] = record["run"]
     return run_state
+
+
+def load_tensors(tensors: dict[str, Tensor], checkpoint: Path) -> None:
+    """Fill plain tensors, named as in LogicalState, from a checkpoint. For one process, without a group."""
+    reader = FileSystemReader(checkpoint)
+    stored = reader.read_metadata().state_dict_metadata
+    _check_names(checkpoint, tensors, {name: stored[name] for name in stored.keys() & tensors.keys()})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is the intent
+        dcp.load(tensors, storage_reader=reader, no_dist=True)
 
 
 def _check_names(checkpoint: Path, wanted: dict[str, Any], stored: dict[str, Any]) -> None:

@@ -4,9 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader
 
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
@@ -15,7 +13,7 @@ from llmsys.errors import CheckpointError
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.group import device_of_this_rank
 from llmsys.train.build import DTYPES, build_model
-from llmsys.train.checkpoint import newest_whole
+from llmsys.train.checkpoint import load_tensors, newest_whole
 from llmsys.train.loss import sequence_losses
 
 
@@ -32,7 +30,7 @@ def load_trained(config: RunConfig) -> tuple[Transformer, Path]:
     model.reset_buffers()
     tensors: dict[str, Tensor] = {f"parameter/{name}": value.detach() for name, value in model.named_parameters()}
     tensors |= {f"buffer/{name}": buffer for name, buffer in saved_buffers(model)}
-    dcp.load(tensors, storage_reader=FileSystemReader(found), no_dist=True)
+    load_tensors(tensors, found)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(DTYPES[config.train.precision])
     return model.eval(), found

@@ -27,6 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
         "folder": str(config.data.folder),
         "fingerprint": manifest.fingerprint,
         "records": manifest.read.records,
+        "pages": stages[0].documents_in if stages else 0,
         "documents": stages[-1].documents_out if stages else 0,
         "bytes": stages[-1].bytes_out if stages else 0,
         "tokens": {name: split.tokens for name, split in manifest.splits.items()},
@@ -39,5 +40,5 @@ def described(result: dict[str, object]) -> str:
     """A dataset in one line."""
     tokens = result["tokens"]
     counts = [f"{count:,} {name} tokens" for name, count in tokens.items()] if isinstance(tokens, dict) else []
-    kept = f"{result['documents']:,} of {result['records']:,} records kept, {result['bytes']:,} bytes of text"
+    kept = f"{result['documents']:,} of {result['pages']:,} pages kept, {result['bytes']:,} bytes of text"
     return f"{result['folder']}: {', '.join([kept, *counts])} (fingerprint {result['fingerprint']})"

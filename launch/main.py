@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from llmsys import __version__
-from llmsys.errors import LlmsysError
+from llmsys.errors import LlmsysError, disk_problem
 
 MENDABLE, INTERRUPTED, OUTPUT_CLOSED = 2, 130, 141
 
@@ -86,6 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `llmsys show … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OUTPUT_CLOSED
+    except OSError as error:
+        if (problem := disk_problem(error)) is None:
+            raise
+        return _complain(str(problem))
 
 
 def help_text() -> str:

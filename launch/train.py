@@ -17,7 +17,7 @@ if __package__ in (None, ""):  # started as a file, as launchers do: the checkou
 from launch.environment import adopt_slurm, without_local_rank
 from launch.orphan import die_with_parent
 from llmsys.config.load import load_run
-from llmsys.errors import LlmsysError
+from llmsys.errors import LlmsysError, disk_problem
 from llmsys.log import configure_logging, logger
 
 MENDABLE, LOST_PEER = 2, 3
@@ -45,16 +45,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         run(config, continue_prompts)
     except LlmsysError as error:
-        print(f"llmsys: error: {error}", file=sys.stderr, flush=True)
-        return MENDABLE
+        return _complain(error)
+    except OSError as error:
+        if (problem := disk_problem(error)) is None:
+            raise
+        return _complain(problem)
     except RuntimeError as error:
         if not any(word in str(error) for word in LOST_PEER_WORDS):
             raise
-        rank = os.environ.get("RANK", "0")
+        rank = _rank()
         log.error("rank %s lost contact with another rank: %s", rank, str(error).splitlines()[0])
         time.sleep(CAUSE_FIRST_SECONDS)
         return LOST_PEER
     return 0
+
+
+def _complain(error: LlmsysError) -> int:
+    """Print the message once: what every rank has met, rank 0 says, and the launcher ends the others as they wait."""
+    if _rank() != "0":
+        time.sleep(CAUSE_FIRST_SECONDS)
+    print(f"llmsys: error: {error}", file=sys.stderr, flush=True)
+    return MENDABLE
+
+
+def _rank() -> str:
+    return os.environ.get("RANK", "0")
 
 
 if __name__ == "__main__":

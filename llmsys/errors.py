@@ -1,8 +1,14 @@
 """The errors a person can cause and mend; every message says the value, the rule and the next step.
 
 Reads nothing, gives the exception types that all rooms raise, and promises that the command line prints each of them
-as one message without a traceback.
+as one message without a traceback. `disk_problem` says which of the system's own errors a person can mend too.
 """
+
+import errno
+
+DISK_ERRORS = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR, errno.EISDIR)
+)
 
 
 class LlmsysError(Exception):
@@ -27,3 +33,13 @@ class CheckpointError(LlmsysError):
 
 class LaunchError(LlmsysError):
     """A run that cannot be started or lost one of its processes."""
+
+
+def disk_problem(error: OSError) -> DataError | None:
+    """What a person can do about a full, read-only or forbidden place on disk; None for any other failure."""
+    if error.errno not in DISK_ERRORS:
+        return None
+    return DataError(
+        f"{error.filename or 'a file'} could not be read or written: {error.strerror}. Free space, mend the "
+        f"permissions, or name another folder; then run the same command again: it continues where it stopped."
+    )

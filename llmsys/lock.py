@@ -21,11 +21,17 @@ LOCK_NAME = ".lock"
 def folder_lock(folder: Path, wait_seconds: float = 10.0) -> Iterator[int]:
     """Hold the folder's lock for the block and yield its file descriptor, which child processes may hold open too.
 
-    Creates the folder when it is not there. DataError with the holder's process id when the lock is not free after
-    `wait_seconds`.
+    Creates the folder when it is not there. DataError when it cannot be written, and with the holder's
+    process id when the lock is not free after `wait_seconds`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise DataError(
+            f"{folder} is not a folder that can be written: {error.strerror}. "
+            f"Name another (run.folder, data.folder), or make this one writable."
+        ) from None
     try:
         _acquire(handle, folder, wait_seconds)
         os.ftruncate(handle, 0)

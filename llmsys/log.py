@@ -102,7 +102,11 @@ class EventWriter:
         record = {"time": round(time.time(), 3), "event": event, **fields}
         text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         line = text.encode("utf-8", errors="replace") + b"\n"
-        if os.write(self._descriptor, line) != len(line):
+        try:
+            written = os.write(self._descriptor, line)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from None  # os.write does not know its file
+        if written != len(line):
             raise OSError(errno.ENOSPC, "event written only in part", str(self.path))
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ report draws. Promises: it is published last and by rename, holds no clock and n
 so has the same bytes for the same input and configuration, whatever the workers.
 """
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterable
@@ -200,16 +201,17 @@ def write_manifest(folder: Path | str, manifest: Manifest) -> Path:
 
 def publish_bytes(path: Path, data: bytes) -> None:
     """Write a small file aside, sync it and rename it into place: a reader sees the old file or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(aside, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # nothing was made where nothing may be removed
+            aside.unlink(missing_ok=True)
         raise DataError(write_failure(path, error)) from error
     sync_folder(path.parent)
 

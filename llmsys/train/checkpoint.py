@@ -7,7 +7,6 @@ reader verifies the digests and takes the newest folder that passes, saying whic
 
 import hashlib
 import json
-import os
 import shutil
 import warnings
 from pathlib import Path
@@ -15,11 +14,12 @@ from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
 
 from llmsys.engine.engine import Engine
-from llmsys.errors import CheckpointError
+from llmsys.errors import CheckpointError, disk_problem
 from llmsys.log import logger
+from llmsys.manifest import publish_bytes, sync_folder
 from llmsys.parallel.group import barrier, on_rank_zero, rank
 
 FORMAT = 1
@@ -37,7 +37,10 @@ def save(engine: Engine, folder: Path, run_state: dict[str, Any], keep_last: int
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     barrier()
-    dcp.save(state.tensors, storage_writer=FileSystemWriter(partial, single_file_per_rank=True, sync_files=True))
+    try:
+        dcp.save(state.tensors, storage_writer=FileSystemWriter(partial, single_file_per_rank=True, sync_files=True))
+    except CheckpointException as error:  # a BaseException, the same on every rank
+        raise _not_saved(target, error) from error
     if rank() == 0:
         _publish(partial, target, {"format": FORMAT, "steps": state.steps, "run": run_state})
         for old in whole_names(folder)[:-keep_last]:
@@ -46,24 +49,24 @@ def save(engine: Engine, folder: Path, run_state: dict[str, Any], keep_last: int
     return target
 
 
+def _not_saved(target: Path, error: CheckpointException) -> BaseException:
+    """A full or read-only disk as one message; any other failure as it is."""
+    causes = [cause for cause, _ in error.failures.values()]
+    for cause in causes:
+        if isinstance(cause, OSError) and disk_problem(cause) is not None:
+            return CheckpointError(
+                f"{target} could not be saved: {cause.strerror}. The checkpoints before it are whole. Free space or "
+                f"lower checkpoint.keep_last, then run the same command again: it continues from the newest of them."
+            )
+    return error
+
+
 def _publish(partial: Path, target: Path, record: dict[str, Any]) -> None:
     record["files"] = {file.name: _digest(file) for file in sorted(partial.iterdir())}
-    with (partial / RECORD).open("w") as file:
-        json.dump(record, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync_folder(partial)
+    publish_bytes(partial / RECORD, json.dumps(record, indent=2).encode())
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(target.parent)
 
 
 def _digest(file: Path) -> str:

@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from llmsys.config.run import RunConfig
+from llmsys.manifest import publish_bytes
 
 RECORDED_PACKAGES = ("torch", "deepspeed", "accelerate", "sentencepiece", "pyarrow", "numpy", "pydantic")
 
@@ -23,7 +24,7 @@ def record(config: RunConfig, data_fingerprint: str, world_size: int) -> None:
     """Write the resolved config and the environment. Called by rank 0 at each start."""
     folder = config.run.folder
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    (folder / "config.yaml").write_text(text)
+    publish_bytes(folder / "config.yaml", text.encode())
     environment = {
         "packages": {name: _version(name) for name in ("llmsys", *RECORDED_PACKAGES)},
         "python": platform.python_version(),
@@ -35,7 +36,7 @@ def record(config: RunConfig, data_fingerprint: str, world_size: int) -> None:
         "git": git_state(Path.cwd()),
         "data_fingerprint": data_fingerprint,
     }
-    (folder / "environment.json").write_text(json.dumps(environment, indent=2))
+    publish_bytes(folder / "environment.json", json.dumps(environment, indent=2).encode())
 
 
 def _version(package: str) -> str | None:

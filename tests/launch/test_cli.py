@@ -1,16 +1,19 @@
 """The `llmsys` command: one grammar, help that starts at once, and one message for what a person can mend."""
 
+import errno
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import launch.main
+import launch.train
 from launch.main import VERBS, help_text, main, parser_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,6 +110,39 @@ def test_interrupting_ends_with_status_130(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(launch.main, "_run", interrupted)
     assert main(["show", "train/demo"]) == 130
+
+
+@pytest.mark.parametrize("entry", [launch.main.main, launch.train.main])
+def test_a_full_disk_is_one_message_and_status_2(
+    entry: Callable[[list[str]], int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/x/events.jsonl")
+
+    monkeypatch.setattr(launch.main, "_run", full)
+    monkeypatch.setattr(launch.train, "load_run", full)
+    assert entry(["show", "train/demo"]) == 2
+    said = capsys.readouterr().err
+    assert "llmsys: error: runs/x/events.jsonl could not be read or written: No space left on device. Free" in said
+    assert said.count("\n") == 1
+
+
+def test_an_error_of_the_system_that_nobody_can_mend_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def strange(*_: object) -> int:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    monkeypatch.setattr(launch.main, "_run", strange)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        main(["show", "train/demo"])
+
+
+def test_what_every_rank_has_met_is_said_by_rank_0_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(launch.train.time, "sleep", waited.append)
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        assert launch.train.main(["nowhere"]) == 2
+    assert waited == [launch.train.CAUSE_FIRST_SECONDS]
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint import CheckpointException
 
 from llmsys.config.layout import Layout
 from llmsys.errors import CheckpointError
@@ -89,6 +90,15 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
     assert "__0_0.distcp is damaged" in caplog.text
     damaged.unlink()
     assert checkpoint.problem_of(damaged.parent) == "__0_0.distcp is missing"
+
+
+def test_a_full_disk_is_said_with_what_is_safe() -> None:
+    full = OSError(28, "No space left on device")
+    said = checkpoint._not_saved(Path("x/step-00000100"), CheckpointException("write", {1: (full, [])}))
+    assert isinstance(said, CheckpointError)
+    assert "x/step-00000100 could not be saved: No space left on device. The checkpoints before" in str(said)
+    bug = CheckpointException("write", {0: (ValueError("a bug"), [])})
+    assert checkpoint._not_saved(Path("x"), bug) is bug
 
 
 def test_a_partial_checkpoint_is_never_seen(tmp_path: Path) -> None:

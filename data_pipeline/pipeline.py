@@ -29,7 +29,7 @@ from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
 from llmsys.lock import folder_lock
 from llmsys.manifest import Manifest
-from llmsys.tokenizer import MODEL_NAME
+from llmsys.tokenizer import MODEL_NAME, load_tokenizer, model_file
 
 Until = Literal["documents", "tokenizer", "tokens"]
 
@@ -57,6 +57,8 @@ def prepare(config: RunConfig, until: str = "tokens") -> Manifest:
     """
     data = config.data
     inputs = find_inputs(data.inputs)
+    if until != "documents" and isinstance(config.tokenizer, FileTokenizerConfig):
+        load_tokenizer(config.tokenizer.path)  # what is missing is said before the crawl is read, not hours later
     with folder_lock(data.folder) as lock:
         remove_asides(data.folder)  # the lock is free only when no writer lives
         workshop = Workshop(data.folder, data.executor, lock)
@@ -182,7 +184,7 @@ class _Preparation:
         folder, config = self.folder / "tokenizer", self.tokenizer
         part = config.model_dump(mode="json")
         if isinstance(config, FileTokenizerConfig):
-            decides = [part, self.workshop.journal.input_digest(config.path)]
+            decides = [part, self.workshop.journal.input_digest(model_file(config.path))]
             task = Task("tokenizer/model", decides, outputs, partial(copy_tokenizer, folder=folder, config=config), 1)
             return self._stage("tokenizer", [task], "file")[0]
         split = self.data.split

@@ -75,8 +75,7 @@ class SentencePieceTokenizer:
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
     """Load a tokenizer from its model file or from the folder that holds it; DataError when it is not there."""
-    path = Path(path)
-    file = path / MODEL_NAME if path.is_dir() else path
+    file = model_file(path)
     try:
         model = file.read_bytes()
     except OSError as error:
@@ -88,6 +87,12 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
         return SentencePieceTokenizer(model)
     except RuntimeError as error:
         raise DataError(
-            f"{file} is not a SentencePiece model ({error}). "
-            f"Delete it and train it again with: llmsys tokenizer CONFIG."
+            f"{file} is not a SentencePiece model ({error}). Make one that is with: llmsys tokenizer CONFIG "
+            f"(delete a damaged one first), or name one with tokenizer.kind=file tokenizer.path=FILE."
         ) from None
+
+
+def model_file(path: Path | str) -> Path:
+    """The model file that a path names: the file itself, or the one in a folder."""
+    path = Path(path)
+    return path / MODEL_NAME if path.is_dir() else path

@@ -19,7 +19,7 @@ from llmsys.config.data import SplitConfig
 from llmsys.config.tokenizer import FileTokenizerConfig, SentencePieceConfig
 from llmsys.errors import DataError
 from llmsys.shards import publish_bytes, read_batches
-from llmsys.tokenizer import SentencePieceTokenizer, load_tokenizer
+from llmsys.tokenizer import SentencePieceTokenizer, load_tokenizer, model_file
 
 # The number of threads is written into the model, so it must not follow the machine.
 TRAINING_THREADS = 4
@@ -48,7 +48,7 @@ def train_sentencepiece(
 def copy_tokenizer(report: Report, *, folder: Path, config: FileTokenizerConfig) -> dict[str, Any]:
     """Copy an existing model into the dataset folder; DataError when it is none."""
     load_tokenizer(config.path)
-    return _publish(folder, config.path.read_bytes(), {"config": {"kind": config.kind}})
+    return _publish(folder, model_file(config.path).read_bytes(), {"config": {"kind": config.kind}})
 
 
 def _options(config: SentencePieceConfig) -> dict[str, Any]:

@@ -250,6 +250,22 @@ def test_an_existing_tokenizer_is_copied_into_the_dataset(dataset: Path, crawl: 
     missing = own.model_copy(update={"tokenizer": own.tokenizer.model_copy(update={"path": tmp_path / "none.model"})})
     with pytest.raises(DataError, match=r"none\.model cannot be read"):
         prepare(missing)
+    folder = own.model_copy(update={"tokenizer": own.tokenizer.model_copy(update={"path": dataset / "tokenizer"})})
+    assert prepare(folder).splits == manifest.splits
+
+
+def test_a_missing_tokenizer_is_said_before_the_crawl_is_read(crawl: Path, tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "data", crawl).model_dump() | {"tokenizer": {"kind": "file", "path": "none.model"}}
+    with pytest.raises(DataError, match=r"none\.model cannot be read"):
+        prepare(RunConfig.model_validate(config))
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_file_where_the_folder_should_be_is_named(crawl: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("mine")
+    with pytest.raises(DataError, match=r"data is not a folder that can be written: File exists\. Name another"):
+        prepare(tiny_config(tmp_path / "data", crawl))
+    assert (tmp_path / "data").read_text() == "mine"
 
 
 def test_two_commands_do_not_write_one_folder(dataset: Path) -> None:

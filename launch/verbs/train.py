@@ -31,12 +31,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def finished(config: RunConfig) -> bool:
-    """Whether the run folder holds the last step of this config, evaluated and sampled."""
+    """Whether the run folder holds the last step of this config, undamaged, evaluated and sampled."""
     events = config.run.folder / "events.jsonl"
     checkpoint = config.run.folder / "checkpoints" / f"step-{config.steps:08d}"
     if not events.exists() or not checkpoint.exists():
         return False
-    return any(event["event"] == "finish" and event["step"] == config.steps for event in latest_events(events))
+    if not any(event["event"] == "finish" and event["step"] == config.steps for event in latest_events(events)):
+        return False
+    from llmsys.train.checkpoint import problem_of
+
+    return problem_of(checkpoint) is None
 
 
 def final_evaluation(folder: Path) -> dict[str, float]:

@@ -108,6 +108,14 @@ def test_a_finished_run_is_left_alone_and_can_be_used(config: Path) -> None:
     assert evaluated["gzip_bits_per_byte"] > 0
     samples = json.loads(llmsys("generate", config, "--json", "--prompt", "the dog").stdout)
     assert samples[0]["prompt"] == "the dog"
+    damaged = sorted((config.parent / "run" / "checkpoints").glob("*/__0_0.distcp"))[-1]
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"X")
+    repaired = llmsys("train", config)
+    assert f"skipping checkpoint {damaged.parent}: __0_0.distcp is damaged" in repaired.stderr
+    assert (
+        final_loss(config)
+        == [e["loss"] for e in map(json.loads, before.splitlines()) if e["event"] == "evaluation"][-1]
+    )
     environment = json.loads((config.parent / "run" / "environment.json").read_text())
     assert environment["packages"]["torch"]
     assert environment["world_size"] == 2

@@ -24,7 +24,9 @@ class ExtractConfig(Section):
         5_242_880, ge=1, description="Bytes of HTML; a longer page is skipped and counted. Common Crawl cuts at 5 MiB."
     )
     max_depth: int = Field(
-        1_000, ge=1, description="Nested elements; deeper pages are not extracted, because time grows with depth."
+        1_000,
+        ge=1,
+        description="Nested elements; of a deeper page all text stays: finding its main content takes too long.",
     )
 
 

@@ -36,9 +36,11 @@ def write_report(run_folder: Path | None, data_folder: Path | None, output: Path
     run = read_run(run_folder) if run_folder is not None else None
     manifest, data_notes = _read_dataset(data_folder)
     if (run is None or run.is_empty) and manifest is None:
+        if data_folder is not None and (data_folder / MANIFEST_NAME).exists():
+            load_manifest(data_folder)  # says what is wrong with it
         raise DataError(
-            f"Nothing to report: no run in {run_folder or '(no run folder given)'} and no {MANIFEST_NAME} in "
-            f"{data_folder or '(no dataset folder given)'}. Run `llmsys prepare CONFIG` or `llmsys train CONFIG` first."
+            f"Nothing to report: no run in {run_folder or '(no run folder)'} and no {MANIFEST_NAME} in "
+            f"{data_folder or '(no dataset folder)'}. Run `llmsys prepare CONFIG` or `llmsys train CONFIG` first."
         )
     path = output or (run_folder if run_folder is not None else data_folder or Path()) / "report.html"
     page = render(run, manifest, data_notes).encode("utf-8", errors="replace")

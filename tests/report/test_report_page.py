@@ -94,6 +94,12 @@ def test_nothing_at_all_is_an_error_with_a_next_step(tmp_path):
         DataError, match=r"Nothing to report: no run in .*a and no manifest\.json in .*b\. Run `llmsys prep"
     ):
         write_report(tmp_path / "a", tmp_path / "b")
-    with pytest.raises(DataError, match=r"\(no run folder given\)"):
+    with pytest.raises(DataError, match=r"\(no run folder\)"):
         write_report(None, None)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_manifest_is_not_called_a_missing_one(tmp_path):
+    (tmp_path / "manifest.json").write_text('{"schema_version"')
+    with pytest.raises(DataError, match=r"manifest\.json cannot be used"):
+        write_report(None, tmp_path)

@@ -5,11 +5,12 @@ and who makes it (`executor`).
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
+from llmsys.config.rule import Broken, refuse
 from llmsys.config.text import ExtractConfig, LanguageConfig, RuleConfig
 
 
@@ -109,3 +110,17 @@ class DataConfig(Section):
     executor: Annotated[LocalExecutor | InlineExecutor, Field(discriminator="kind")] = Field(
         LocalExecutor(), description="Who does the work."
     )
+
+    @model_validator(mode="after")
+    def _each_rule_once(self) -> Self:
+        kinds = [rule.kind for rule in self.rules]
+        refuse(
+            Broken(
+                f"rules.{number}",
+                f"{kind} stands at rules.{kinds.index(kind)} already, and what a rule drops is counted by its kind. "
+                f"Write each kind once.",
+            )
+            for number, kind in enumerate(kinds)
+            if kind in kinds[:number]
+        )
+        return self

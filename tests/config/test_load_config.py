@@ -222,3 +222,8 @@ def test_a_name_is_looked_up_by_its_last_part_when_only_one_file_has_it(write: W
 def test_own_configs_come_before_those_that_came_with_the_package(write: Write) -> None:
     write("configs/train/demo.yaml", "run: {name: mine}\n")
     assert load_run("train/demo").run.name == "mine"
+
+
+def test_a_rule_that_stands_twice_is_refused_where_it_stands(write: Write) -> None:
+    write("x.yaml", "data:\n  rules:\n    - kind: c4\n    - kind: gopher_quality\n    - kind: c4\n")
+    assert "data.rules.2: c4 stands at rules.0 already" in refusal("x.yaml")

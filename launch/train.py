@@ -23,7 +23,7 @@ from llmsys.log import configure_logging, logger
 MENDABLE, LOST_PEER = 2, 3
 LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "Gloo")
 CAUSE_FIRST_SECONDS = 2.0
-"""A rank that lost its peer ends later than the peer, so that the launcher sees the cause first."""
+"""A rank that lost its peer speaks and ends later than the peer, so that the launcher sees the cause first."""
 USAGE = "usage: launch/train.py CONFIG [section.key=value …]"
 
 log = logger(__name__)
@@ -53,9 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         if not any(word in str(error) for word in LOST_PEER_WORDS):
             raise
-        rank = _rank()
-        log.error("rank %s lost contact with another rank: %s", rank, str(error).splitlines()[0])
         time.sleep(CAUSE_FIRST_SECONDS)
+        log.error("rank %s lost contact with another rank: %s", _rank(), str(error).splitlines()[0])
         return LOST_PEER
     return 0
 

@@ -20,7 +20,7 @@ class Trackers:
             )
             self._trackers.append(made)
         for tracker in self._trackers:
-            tracker.start()
+            _start(tracker)
             tracker.store_init_configuration(_flat(config.model_dump(mode="json")))
 
     def log(self, step: int, values: dict[str, float]) -> None:
@@ -32,6 +32,16 @@ class Trackers:
         """Flush and close."""
         for tracker in self._trackers:
             tracker.finish()
+
+
+def _start(tracker: Any) -> None:
+    try:
+        tracker.start()
+    except Exception as error:  # a service may fail in ways of its own: no key, no network
+        raise ConfigError(
+            f"tracking.{tracker.name}=true, but it does not start: {str(error).rstrip('.')}. "
+            f"Mend that, or set tracking.{tracker.name}=false."
+        ) from error
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -42,6 +42,20 @@ def test_a_missing_package_is_named_with_the_next_step(tmp_path: Path, monkeypat
         Trackers(config_with(tmp_path, wandb=True))
 
 
+def test_a_service_that_does_not_start_is_named_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Service:
+        name = "wandb"
+
+        def start(self) -> None:
+            raise RuntimeError("No API key configured")
+
+    monkeypatch.setattr(tracking, "_tracker", lambda *_: lambda *_, **__: Service())
+    with pytest.raises(ConfigError, match=r"tracking\.wandb=true, but .* No API key .* set tracking\.wandb=false"):
+        Trackers(config_with(tmp_path, wandb=True))
+
+
 def test_settings_become_flat_texts_and_numbers() -> None:
     settings = {"model": {"hidden_size": 8, "moe": {"num_experts": 4}}, "prompts": ["a", "b"], "none": None}
     assert tracking._flat(settings) == {

@@ -44,7 +44,7 @@ class Router(nn.Module):
 
     def _weights(self, log_scores_NK: Tensor) -> Tensor:
         # softmax(log s) = s / sum(s): normalised without a division that could be 0/0, and without an epsilon that
-        # lets the router shrink all weights at once by driving its scores towards zero (Megatron-LM issue 1545).
+        # lets the router shrink all weights at once by driving its scores towards zero (Megatron-LM #1545).
         weights_NK = log_scores_NK.softmax(dim=-1) if self.config.norm_topk_prob else log_scores_NK.exp()
         factor = self.config.routed_scaling_factor
         return weights_NK if factor == 1.0 else weights_NK * factor

@@ -93,11 +93,7 @@ def open_data(config: RunConfig, split: str) -> tuple[TokenShards, Tokenizer]:
     """One split and its tokenizer, refused when they do not belong together or do not fit the model."""
     shards = open_tokens(config.data.folder, split)
     tokenizer = load_tokenizer(tokenizer_path(config))
-    if tokenizer.fingerprint != shards.manifest.tokenizer_fingerprint:
-        raise ConfigError(
-            f"tokenizer {tokenizer_path(config)} has fingerprint {tokenizer.fingerprint}, but the tokens in "
-            f"{config.data.folder} were made with {shards.manifest.tokenizer_fingerprint}. Run `llmsys prepare` again."
-        )
+    shards.require_tokenizer(tokenizer.fingerprint)
     if tokenizer.vocab_size > config.model.vocab_size:
         raise ConfigError(
             f"model.vocab_size={config.model.vocab_size} is less than the tokenizer's {tokenizer.vocab_size} pieces. "

@@ -1,7 +1,6 @@
 """A real headless Chromium: opens a page and gives back what became of it (its elements and what its console said)."""
 
 import re
-import shutil
 import subprocess
 from collections import Counter
 from dataclasses import dataclass
@@ -10,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+from tools.browser import find_browser
+
+CHROMIUM = find_browser()
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (Debian: apt-get install chromium)")
 
 QUIET = (

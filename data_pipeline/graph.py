@@ -118,6 +118,10 @@ class Workshop:
         self._events.close()
 
 
+def _sentence(message: str) -> str:
+    return message if message.endswith(".") else f"{message}."
+
+
 def _failure(stage: str, tasks: int, failures: Sequence[tuple[Task, Failed]]) -> DataError:
     for task, failed in failures:
         if failed.traceback:
@@ -126,6 +130,7 @@ def _failure(stage: str, tasks: int, failures: Sequence[tuple[Task, Failed]]) ->
     if tasks == 1 and not first.traceback:
         return DataError(first.message)
     return DataError(
-        f"{len(failures)} of {tasks} tasks of stage {stage} failed, the first is {task.name}: {first.message} "
+        f"{len(failures)} of {tasks} tasks of stage {stage} failed, "
+        f"the first is {task.name}: {_sentence(first.message)} "
         f"What the other tasks made is kept: run the same command again to do only what is missing."
     )

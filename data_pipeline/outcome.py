@@ -74,9 +74,10 @@ class Outcome:
         pages = tally.stages.get("read", {}).get("documents_out", 0)
         largest = Counter({f"{drop['rule']} ({drop['test']})": drop["documents"] for drop in tally.drops.values()})
         reasons = ", ".join(f"{count} by {name}" for name, count in largest.most_common(3)) or "there were none"
+        files = f"{len(self.inputs)} file{'s' if len(self.inputs) > 1 else ''}"
         raise DataError(
-            f"no document is left of {pages} pages in {len(self.inputs)} files: {reasons}. "
-            f"Loosen data.rules or data.language, or give other input in data.inputs."
+            f"no document is left of {pages} pages in {files}: {reasons}. "
+            f"{'Loosen data.rules or data.language, or give' if pages else 'Give'} other input in data.inputs."
         )
 
 

@@ -103,4 +103,6 @@ def _accelerators(or_one: bool = True) -> int:
 def _ending(status: int) -> str:
     if status < 0:
         return f"was killed by signal {-status}"
+    if status > 128:  # shells say 128 + signal, DeepSpeed's launcher 256 - signal
+        return f"was killed by signal {status - 128 if status < 192 else 256 - status}"
     return "lost its peers" if status == LOST_PEER else f"ended with status {status}"

@@ -1,4 +1,4 @@
-"""Gopher's quality rule (Rae et al. 2021, A.1.1), dialect `datatrove`.
+"""Gopher's quality rule (Rae et al. 2021, A.1.1), as datatrove reads it.
 
 Reads texts and their words, measures word counts, word lengths, symbols, bullets, ellipses, letters and stop words, and
 drops what does not look like prose. `Words` in the first two tests leave out those made of punctuation alone;

@@ -1,4 +1,4 @@
-"""Gopher's repetition rule (Rae et al. 2021, table A1), dialect `datatrove`.
+"""Gopher's repetition rule (Rae et al. 2021, table A1), as datatrove reads it.
 
 Reads texts, measures what of each is repeated paragraphs, lines and n-grams of words, and drops what repeats too much.
 Second and later occurrences count, the first is free. Lengths are code points, the denominator is the whole text.

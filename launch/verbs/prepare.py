@@ -4,6 +4,8 @@ import argparse
 import json
 
 from llmsys.config.load import load_run
+from llmsys.log import logger
+from llmsys.manifest import Manifest, Skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,13 +29,30 @@ def run(arguments: argparse.Namespace) -> int:
         "folder": str(config.data.folder),
         "fingerprint": manifest.fingerprint,
         "records": manifest.read.records,
-        "pages": stages[0].documents_in if stages else 0,
+        "pages": stages[0].documents_out if stages else 0,
         "documents": stages[-1].documents_out if stages else 0,
         "bytes": stages[-1].bytes_out if stages else 0,
         "tokens": {name: split.tokens for name, split in manifest.splits.items()},
+        "skipped": [skip.model_dump() for skip in manifest.read.skipped],
     }
-    print(json.dumps(result) if arguments.json else described(result))
+    print(json.dumps(result) if arguments.json else "\n".join([*skipped(manifest), described(result)]))
+    if result["tokens"] and not manifest.splits["heldout"].tokens:
+        logger(__name__).warning(
+            "no document was held back, and training ends with an evaluation. Raise data.split.heldout_fraction=%g",
+            config.data.split.heldout_fraction,
+        )
     return 0
+
+
+def skipped(manifest: Manifest) -> list[str]:
+    """What could not be read, a line for each reason, with the first place."""
+    by_reason: dict[str, list[Skip]] = {}
+    for skip in manifest.read.skipped:
+        by_reason.setdefault(skip.reason, []).append(skip)
+    return [
+        f"skipped {sum(skip.count for skip in skips):,}: {reason} (first: {skips[0].file} at byte {skips[0].offset:,})"
+        for reason, skips in sorted(by_reason.items())
+    ]
 
 
 def described(result: dict[str, object]) -> str:

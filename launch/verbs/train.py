@@ -7,7 +7,9 @@ from pathlib import Path
 from launch.local import run_local
 from llmsys.config.load import load_run
 from llmsys.config.run import RunConfig
+from llmsys.errors import DataError
 from llmsys.log import latest_events
+from llmsys.manifest import load_manifest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,21 +33,30 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def finished(config: RunConfig) -> bool:
-    """Whether the run folder holds the last step of this config, undamaged, evaluated and sampled."""
+    """Whether the run folder holds the last step of this very config and data, undamaged, evaluated and sampled."""
     events = config.run.folder / "events.jsonl"
     checkpoint = config.run.folder / "checkpoints" / f"step-{config.steps:08d}"
     if not events.exists() or not checkpoint.exists():
         return False
     if not any(event["event"] == "finish" and event["step"] == config.steps for event in latest_events(events)):
         return False
-    from llmsys.train.checkpoint import problem_of
+    from llmsys.train.checkpoint import problem_of, run_state_of
 
-    return problem_of(checkpoint) is None
+    if problem_of(checkpoint) is not None:
+        return False
+    saved = run_state_of(checkpoint)
+    same_settings = all(saved.get(key) == value for key, value in config.trajectory.items())
+    return same_settings and saved["data_fingerprint"] == load_manifest(config.data.folder).fingerprint
 
 
 def final_evaluation(folder: Path) -> dict[str, float]:
     """The newest evaluation in the run's events."""
     evaluations = [event for event in latest_events(folder / "events.jsonl") if event["event"] == "evaluation"]
+    if not evaluations:
+        raise DataError(
+            f"{folder / 'events.jsonl'} holds no evaluation, which a run ends with. "
+            f"Measure its newest checkpoint with: llmsys evaluate CONFIG run.folder={folder}."
+        )
     return {key: value for key, value in evaluations[-1].items() if key not in ("time", "event")}
 
 

@@ -4,7 +4,7 @@ Gives the sections their names and checks the rules between them. Read by every 
 """
 
 from collections.abc import Iterator
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -105,6 +105,17 @@ class RunConfig(Section):
                 f"warm-up and decay take {shaped} tokens of a run of train.tokens={budget}. "
                 f"Shorten them to {budget} together, or train longer.",
             )
+
+    @property
+    def trajectory(self) -> dict[str, Any]:
+        """The settings that the weights of each step depend on, with the data; everything else may change on resume."""
+        sections = self.model_dump(mode="json", include={"model", "optimizer", "schedule"})
+        batch = {"sequence_length": self.batch.sequence_length, "sequences": self.batch.sequences_per_step}
+        return sections | {
+            "batch": batch | {"attend": self.batch.attend},
+            "train": {"tokens": self.train.tokens, "precision": self.train.precision},
+            "seed": self.run.seed,
+        }
 
     @property
     def steps(self) -> int:

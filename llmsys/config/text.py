@@ -43,7 +43,6 @@ class GopherRepetitionConfig(Section):
     """Repeated paragraphs, lines and n-grams (Rae et al. 2021, table A1), as datatrove decides them."""
 
     kind: Literal["gopher_repetition"] = "gopher_repetition"
-    dialect: Literal["datatrove"] = Field("datatrove", description="Whose reading of the paper's definitions is used.")
     max_duplicate_paragraph_share: Share = Field(0.30, description="Repeated paragraphs / paragraphs.")
     max_duplicate_paragraph_character_share: Share = Field(0.20, description="Their characters / characters.")
     max_duplicate_line_share: Share = Field(0.30, description="Repeated lines / lines.")
@@ -65,7 +64,6 @@ class GopherQualityConfig(Section):
     """
 
     kind: Literal["gopher_quality"] = "gopher_quality"
-    dialect: Literal["datatrove"] = Field("datatrove", description="Whose reading of the paper's definitions is used.")
     min_words: Count = Field(50, description="Words that are not punctuation alone.")
     max_words: Count = Field(100_000, description="Words that are not punctuation alone.")
     min_mean_word_length: Share = Field(3.0, description="Characters per word that is not punctuation alone.")

@@ -155,15 +155,8 @@ def build_engine(config: RunConfig, meshes: Meshes, plan: StepPlan, device: torc
 
 def run_identity(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer) -> dict[str, Any]:
     """What a trajectory depends on; saved with each checkpoint and compared on resume."""
-    sections = config.model_dump(mode="json", include={"model", "optimizer", "schedule"})
-    batch = {"sequence_length": config.batch.sequence_length, "sequences": config.batch.sequences_per_step}
-    return sections | {
-        "batch": batch | {"attend": config.batch.attend},
-        "train": {"tokens": config.train.tokens, "precision": config.train.precision},
-        "seed": config.run.seed,
-        "data_fingerprint": shards.fingerprint,
-        "tokenizer_fingerprint": tokenizer.fingerprint,
-    }
+    fingerprints = {"data_fingerprint": shards.fingerprint, "tokenizer_fingerprint": tokenizer.fingerprint}
+    return config.trajectory | fingerprints
 
 
 def _resume(engine: Engine, config: RunConfig, identity: dict[str, Any]) -> int | None:

@@ -133,6 +133,12 @@ def load_tensors(tensors: dict[str, Tensor], checkpoint: Path) -> None:
         dcp.load(tensors, storage_reader=reader, no_dist=True)
 
 
+def run_state_of(checkpoint: Path) -> dict[str, Any]:
+    """The `run_state` that was saved with a checkpoint that has no problem."""
+    run_state: dict[str, Any] = json.loads((checkpoint / RECORD).read_text())["run"]
+    return run_state
+
+
 def _check_names(checkpoint: Path, wanted: dict[str, Any], stored: dict[str, Any]) -> None:
     """Refuse a checkpoint of another model before anything is read, naming the first difference."""
     missing = sorted(wanted.keys() - stored.keys())

@@ -167,3 +167,19 @@ def test_the_tool_is_the_same_door(capsys: pytest.CaptureFixture[str]) -> None:
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert main(["estimate", "model/demo-moe", "--json"]) == 0
     assert json.loads(result.stdout) == json.loads(capsys.readouterr().out)
+
+
+def test_prepare_says_what_it_could_not_read_and_where() -> None:
+    from launch.verbs.prepare import skipped
+    from llmsys.manifest import Manifest, ReadSummary, Skip
+
+    skips = (
+        Skip(file="a.warc.gz", offset=6030, reason="truncated", count=1),
+        Skip(file="b.warc.gz", offset=0, reason="empty file", count=1),
+        Skip(file="c.warc.gz", offset=7, reason="truncated", count=2),
+    )
+    manifest = Manifest.model_construct(read=ReadSummary(files=3, records=10, html_bytes=5, skipped=skips))
+    assert skipped(manifest) == [
+        "skipped 1: empty file (first: b.warc.gz at byte 0)",
+        "skipped 3: truncated (first: a.warc.gz at byte 6,030)",
+    ]

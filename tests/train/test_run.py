@@ -4,6 +4,7 @@ Runs the real commands in real processes.
 """
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -122,11 +123,14 @@ def test_a_finished_run_is_left_alone_and_can_be_used(config: Path) -> None:
 
 
 def test_another_config_in_the_same_folder_is_refused_with_the_difference(config: Path) -> None:
-    llmsys("train", config, "train.tokens=1024", "launch.processes=1", "layout.expert=1")
-    done = llmsys("train", config, "launch.processes=1", "layout.expert=1", "optimizer.learning_rate=0.02", check=False)
-    assert done.returncode == 2
-    assert "optimizer.learning_rate was 0.01, now 0.02" in done.stderr
-    assert "Traceback" not in done.stderr
+    alone = ("launch.processes=1", "layout.expert=1")
+    llmsys("train", config, "train.tokens=512", *alone)
+    for change in ("train.tokens=1024", "optimizer.learning_rate=0.02"):
+        done = llmsys("train", config, "train.tokens=512", *alone, change, check=False)
+        assert done.returncode == 2
+        assert re.search(rf"{change.split('=')[0]} was [\d.]+, now {change.split('=')[1]}", done.stderr)
+        assert "Traceback" not in done.stderr
+    assert "is finished" in llmsys("train", config, "train.tokens=512", *alone, "train.log_every_steps=5").stdout
 
 
 def test_a_missing_tokenizer_says_how_to_make_one(config: Path, tmp_path: Path) -> None:

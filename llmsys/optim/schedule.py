@@ -7,7 +7,6 @@ share of the peak rate, in [0, 1].
 import math
 
 from llmsys.config.schedule import ScheduleConfig
-from llmsys.errors import ConfigError
 
 
 def learning_rate(config: ScheduleConfig, peak: float, tokens: float, budget_tokens: float) -> float:
@@ -27,8 +26,6 @@ def rate_share(config: ScheduleConfig, tokens: float, budget_tokens: float) -> f
     if config.kind == "constant":
         return 1.0
     if config.kind == "inverse_sqrt":
-        if warmup <= 0:
-            raise ConfigError("schedule.warmup_tokens=0: inverse_sqrt falls from its warm-up on. Use 1 or more.")
         return math.sqrt(warmup / tokens)
     decay = config.decay_tokens if config.kind == "wsd" else budget_tokens - warmup
     left = min(1.0, max(0.0, (budget_tokens - tokens) / max(decay, 1)))

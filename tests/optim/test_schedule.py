@@ -1,0 +1,65 @@
+"""The learning rate at the points where its shape is known, and the original's formula all along."""
+
+import math
+from itertools import pairwise
+
+import pytest
+
+from llmsys.config.optimizer import AdamW
+from llmsys.config.schedule import Constant, Cosine, InverseSqrt, Linear, ScheduleConfig, WarmupStableDecay
+from llmsys.model.transformer import Transformer
+from llmsys.optim.groups import parameter_groups, role_of
+from llmsys.optim.schedule import learning_rate, rate_share
+from tests.helpers.tiny import tiny_config
+
+BUDGET, WARMUP = 1000.0, 100
+ALL: list[ScheduleConfig] = [
+    WarmupStableDecay(warmup_tokens=WARMUP, decay_tokens=400, final_fraction=0.1),
+    Cosine(warmup_tokens=WARMUP, final_fraction=0.1),
+    Linear(warmup_tokens=WARMUP, final_fraction=0.1),
+    Constant(warmup_tokens=WARMUP),
+    InverseSqrt(warmup_tokens=WARMUP),
+]
+
+
+@pytest.mark.parametrize("config", ALL, ids=lambda config: config.kind)
+def test_every_shape_rises_to_its_peak_and_never_above(config: ScheduleConfig) -> None:
+    assert rate_share(config, WARMUP / 2, BUDGET) == 0.5
+    assert rate_share(config, WARMUP, BUDGET) == pytest.approx(1.0)
+    shares = [rate_share(config, tokens, BUDGET) for tokens in range(WARMUP, int(BUDGET) + 1, 10)]
+    assert all(earlier >= later for earlier, later in pairwise(shares))
+
+
+@pytest.mark.parametrize("config", ALL[:3], ids=lambda config: config.kind)
+def test_shapes_that_end_end_at_their_final_share(config: ScheduleConfig) -> None:
+    assert rate_share(config, BUDGET, BUDGET) == pytest.approx(0.1)
+    assert rate_share(config, BUDGET + 500, BUDGET) == pytest.approx(0.1)
+
+
+def test_points_on_the_way() -> None:
+    stable, cosine, linear, constant, _ = ALL
+    assert rate_share(stable, 600, BUDGET) == 1.0
+    assert rate_share(stable, 800, BUDGET) == pytest.approx(0.55)
+    assert rate_share(cosine, 550, BUDGET) == pytest.approx(0.55)
+    assert rate_share(linear, 550, BUDGET) == pytest.approx(0.55)
+    assert rate_share(constant, 999, BUDGET) == 1.0
+    assert learning_rate(linear, 2e-3, 550, BUDGET) == pytest.approx(1.1e-3)
+
+
+@pytest.mark.parametrize("step", [1, 37, 100, 101, 5000])
+def test_inverse_sqrt_is_the_original_formula_up_to_its_constant(step: int) -> None:
+    original = min(step**-0.5, step * WARMUP**-1.5)
+    share = rate_share(ALL[4], step, BUDGET)
+    assert share * WARMUP**-0.5 == pytest.approx(original)
+    assert math.isfinite(share)
+
+
+def test_groups_hold_every_parameter_once_by_role_and_decay() -> None:
+    named = dict(Transformer(tiny_config()).named_parameters())
+    groups = parameter_groups(named.items(), AdamW(weight_decay=0.2, embedding_rate_scale=3.0))
+    assert sorted(name for group in groups for name in group.names) == sorted(named)
+    for group in groups:
+        assert group.rate_scale == (3.0 if group.role == "embedding" else 1.0)
+        assert {named[name].ndim >= 2 for name in group.names} == {group.weight_decay == 0.2}
+        assert {role_of(name) for name in group.names} == {group.role}
+    assert [group.name for group in groups] == ["dense without decay", "dense", "embedding", "experts"]

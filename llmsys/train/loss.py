@@ -2,7 +2,7 @@
 
 The plain form, `cross_entropy(logits.float())`, writes three float32 tensors of tokens × vocabulary. Here rows are
 taken a few at a time, so that they stay in cache, and the gradient is made in the forward, in the dtype of the logits:
-2.7 times as fast on one core with 4,096 tokens and 8,192 pieces.
+3.7 times as fast on one core with 4,096 tokens and 8,192 pieces (tools/bench/loss.py).
 """
 
 from typing import Any

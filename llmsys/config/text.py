@@ -79,7 +79,16 @@ class GopherQualityConfig(Section):
     )
 
 
-class C4Config(Section):
+class _C4Lines(Section):
+    """What both readings of C4 have in common."""
+
+    max_word_length: Count = Field(1_000, description="Characters; a line with a longer word is taken out.")
+    curly_brackets: Literal["drop_page", "keep"] = Field(
+        "drop_page", description="What `{` in a line that stays does: C4 takes it for code and drops the page."
+    )
+
+
+class C4Config(_C4Lines):
     """Lines and pages of C4 (Raffel et al. 2020) with the constants of its published code."""
 
     kind: Literal["c4"] = "c4"
@@ -88,13 +97,9 @@ class C4Config(Section):
     end_marks: tuple[str, ...] = Field(
         (".", "?", "!", '"'), description="A line that ends with none of them, or with `...`, is taken out; empty: off."
     )
-    max_word_length: Count = Field(1_000, description="Characters; a line with a longer word is taken out.")
-    curly_brackets: Literal["drop_page", "keep"] = Field(
-        "drop_page", description="What `{` in a line that stays does: C4 takes it for code and drops the page."
-    )
 
 
-class C4DatatroveConfig(Section):
+class C4DatatroveConfig(_C4Lines):
     """Lines and pages of C4 with datatrove's constants; FineWeb uses it with `end_marks: []`."""
 
     kind: Literal["c4_datatrove"] = "c4_datatrove"
@@ -103,10 +108,6 @@ class C4DatatroveConfig(Section):
     end_marks: tuple[str, ...] = Field(
         (".", "?", "!", '"', "'"),
         description="A line that ends with none of them, or with `...`, is taken out; empty: off.",
-    )
-    max_word_length: Count = Field(1_000, description="Characters; a line with a longer word is taken out.")
-    curly_brackets: Literal["drop_page", "keep"] = Field(
-        "drop_page", description="What `{` in a line that stays does: C4 takes it for code and drops the page."
     )
 
 

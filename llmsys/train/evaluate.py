@@ -1,6 +1,7 @@
 """Loss on held-back documents, in nats per token and bits per byte, beside gzip and xz on the same bytes.
 
-The number of ranks does not change the result: each window's loss is computed alone, gathered, and summed in order.
+Each window's loss is gathered and summed in order, so the number of ranks changes the result by rounding inside the
+model only.
 """
 
 import lzma

@@ -3,12 +3,14 @@
 A router scores the experts for every token, the best few run, and their outputs are summed with the router's weights.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
-from llmsys.config.rule import Broken, refuse
+from llmsys.config.feed_forward import FeedForwardConfig, Swiglu
+from llmsys.config.rule import Broken, divisors, nearest, refuse
 
 
 class BiasBalance(Section):
@@ -16,6 +18,9 @@ class BiasBalance(Section):
 
     kind: Literal["bias"] = "bias"
     rate: float = Field(0.001, ge=0, description="How far the bias moves in each step.")
+    sequence_weight: float = Field(
+        0.0, ge=0, description="Weight of the loss per sequence beside it (DeepSeek-V3: 0.0001)."
+    )
 
 
 class AuxiliaryLossBalance(Section):
@@ -23,6 +28,9 @@ class AuxiliaryLossBalance(Section):
 
     kind: Literal["auxiliary_loss"] = "auxiliary_loss"
     weight: float = Field(0.01, ge=0, description="Weight of this loss beside the language model's.")
+    scope: Literal["batch", "sequence"] = Field(
+        "batch", description="Evenness over the steps' tokens (loads of the step before), or within each sequence."
+    )
 
 
 class NoBalance(Section):
@@ -34,34 +42,127 @@ class NoBalance(Section):
 BalanceConfig = Annotated[BiasBalance | AuxiliaryLossBalance | NoBalance, Field(discriminator="kind")]
 
 
+class TokenChoice(Section):
+    """Every token visits its best experts, whatever their load."""
+
+    kind: Literal["token_choice"] = "token_choice"
+
+
+class Capacity(Section):
+    """Every token asks for its best experts; what exceeds an expert's room in a sequence is dropped (GShard)."""
+
+    kind: Literal["capacity"] = "capacity"
+    factor: float = Field(
+        1.25, gt=0, description="Room per expert and sequence: factor · tokens · experts per token / experts."
+    )
+
+
+class ExpertChoice(Section):
+    """Every expert takes its best tokens of a sequence (Zhou 2022); looks ahead, so for training and encoders."""
+
+    kind: Literal["expert_choice"] = "expert_choice"
+    factor: float = Field(2.0, gt=0, description="Experts per token, on average.")
+
+
+RoutingConfig = Annotated[TokenChoice | Capacity | ExpertChoice, Field(discriminator="kind")]
+
+
+class GroupLimit(Section):
+    """Experts stand in groups, and a token may visit the best few groups only (DeepSeek-V2, 2.2.2)."""
+
+    num_groups: int = Field(ge=1, description="Groups of equally many experts.")
+    groups_per_token: int = Field(ge=1, description="Groups that a token may visit.")
+    score: Literal["max", "top2"] = Field(
+        "max", description="A group is as good as its best expert (V2), or as its best two together (V3)."
+    )
+
+
 class MoeConfig(Section):
-    """Routed experts, shared experts and the router. Every expert is a SwiGLU of width moe_intermediate_size."""
+    """Routed experts, shared experts and the router."""
 
     num_experts: int = Field(ge=1, description="Routed experts of each mixture layer.")
     num_experts_per_tok: int = Field(ge=1, description="Routed experts that each token visits.")
     moe_intermediate_size: int = Field(ge=1, description="Width of one expert, in channels.")
+    expert: FeedForwardConfig = Field(Swiglu(), description="What one expert computes; shared experts too.")
     num_shared_experts: int = Field(
         0,
         ge=0,
-        description="Experts that every token visits; together one SwiGLU of num_shared_experts · "
+        description="Experts that every token visits; together one layer of num_shared_experts · "
         "moe_intermediate_size channels.",
     )
+    shared_intermediate_size: int | None = Field(
+        None, ge=1, description="Width of the shared layer where it is no multiple of an expert's (Qwen2-MoE)."
+    )
+    shared_gate: bool = Field(False, description="Whether sigmoid(w·x) weighs the shared layer (Qwen2-MoE).")
     first_dense_layers: int = Field(0, ge=0, description="Leading blocks that keep a dense feed-forward.")
-    score: Literal["softmax", "sigmoid"] = Field("softmax", description="How router logits become weights.")
-    norm_topk_prob: bool = Field(True, description="Whether the weights of the chosen experts are scaled to sum to 1.")
+    every: int = Field(1, ge=1, description="Only every k-th block, the k-th first, has experts.")
+    dense_layers: tuple[int, ...] = Field((), description="More blocks that stay dense, by number from 0.")
+    score: Literal["softmax", "sigmoid", "sparsemixer"] = Field(
+        "softmax", description="How router logits become weights; sparsemixer: Phi-3.5-MoE's two choices."
+    )
+    norm_topk_prob: bool = Field(
+        True,
+        description="Whether the weights of the chosen experts sum to 1: the same as a softmax after the choice.",
+    )
     routed_scaling_factor: float = Field(1.0, gt=0, description="Factor on the weights of the routed experts.")
+    router_bias: bool = Field(False, description="Whether the router's linear map has a bias (gpt-oss).")
+    jitter: float = Field(0.01, ge=0, description="sparsemixer: experts further than twice this from the best wait.")
+    groups: GroupLimit | None = Field(None, description="Restricts the choice to the best groups; null: free.")
+    routing: RoutingConfig = Field(TokenChoice(), description="Who chooses whom, and what happens to a crowd.")
     balance: BalanceConfig = Field(BiasBalance(), description="What keeps the experts evenly loaded.")
+    z_loss_weight: float = Field(
+        0.0, ge=0, description="Weight of the mean of logsumexp(router logits)² (ST-MoE; Zoph 2022)."
+    )
 
     @model_validator(mode="after")
-    def _choice(self) -> Self:
-        if self.num_experts_per_tok > self.num_experts:
-            refuse(
-                [
-                    Broken(
-                        "num_experts_per_tok",
-                        f"{self.num_experts_per_tok} of {self.num_experts} experts cannot be chosen. "
-                        f"Use at most {self.num_experts}.",
-                    )
-                ]
-            )
+    def _rules(self) -> Self:
+        refuse(self._problems())
         return self
+
+    def _problems(self) -> Iterator[Broken]:
+        experts, visits = self.num_experts, self.num_experts_per_tok
+        if visits > experts:
+            yield Broken(
+                "num_experts_per_tok", f"{visits} of {experts} experts cannot be chosen. Use at most {experts}."
+            )
+        if self.score == "sparsemixer" and visits != 2:
+            yield Broken("num_experts_per_tok", f"sparsemixer chooses 2 experts, not {visits}. Use 2.")
+        if self.shared_gate and not self.shared_width:
+            yield Broken("shared_gate", "there is no shared expert to weigh. Set num_shared_experts or leave it out.")
+        if self.groups is not None:
+            yield from self._group_problems(self.groups)
+
+    def _group_problems(self, groups: GroupLimit) -> Iterator[Broken]:
+        experts, count = self.num_experts, groups.num_groups
+        if experts % count:
+            yield Broken(
+                "groups.num_groups",
+                f"{count} groups cannot share {experts} experts evenly. Use {nearest(count, divisors(experts))}.",
+            )
+            return
+        size = experts // count
+        if groups.groups_per_token > count:
+            yield Broken(
+                "groups.groups_per_token", f"{groups.groups_per_token} of {count} groups. Use at most {count}."
+            )
+        elif groups.groups_per_token * size < self.num_experts_per_tok:
+            needed = -(-self.num_experts_per_tok // size)
+            yield Broken(
+                "groups.groups_per_token",
+                f"{groups.groups_per_token} groups of {size} experts have no {self.num_experts_per_tok} to choose. "
+                f"Use at least {needed}.",
+            )
+        if groups.score == "top2" and size < 2:
+            yield Broken("groups.score", "top2 needs two experts in each group. Use max, or fewer groups.")
+
+    @property
+    def shared_width(self) -> int:
+        """Channels of the shared layer; 0 when there is none."""
+        if self.shared_intermediate_size is not None:
+            return self.shared_intermediate_size
+        return self.num_shared_experts * self.moe_intermediate_size
+
+    def is_moe_layer(self, layer: int) -> bool:
+        """Whether block number `layer` has experts."""
+        late = layer >= self.first_dense_layers and (layer + 1) % self.every == 0
+        return late and layer not in self.dense_layers

@@ -1,0 +1,140 @@
+"""How positions reach attention: the kinds of `model.position`, and the ways in which a rotation is stretched.
+
+A choice is a tagged section; what it computes is in llmsys/model, what it costs in llmsys/estimate.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from llmsys.config.base import Section
+
+
+class NoScaling(Section):
+    """Angles as they are."""
+
+    kind: Literal["none"] = "none"
+
+
+class LinearScaling(Section):
+    """Positions are divided by `factor` (Chen 2023, position interpolation)."""
+
+    kind: Literal["linear"] = "linear"
+    factor: float = Field(ge=1, description="How many times longer the context becomes.")
+
+
+class NtkScaling(Section):
+    """The base grows with the sequence beyond the trained length ("dynamic NTK"; Hugging Face's `dynamic`)."""
+
+    kind: Literal["ntk"] = "ntk"
+    factor: float = Field(ge=1, description="How many times longer the context becomes.")
+
+
+class YarnScaling(Section):
+    """Slow waves are interpolated, fast ones kept, and attention is made a little sharper (Peng 2023, YaRN)."""
+
+    kind: Literal["yarn"] = "yarn"
+    factor: float = Field(ge=1, description="How many times longer the context becomes.")
+    original_max_position_embeddings: int = Field(ge=1, description="Context of the training before, in positions.")
+    beta_fast: float = Field(32.0, gt=0, description="Waves with more turns than this over the context are kept.")
+    beta_slow: float = Field(1.0, gt=0, description="Waves with fewer turns than this are interpolated.")
+    attention_factor: float | None = Field(
+        None, gt=0, description="Factor on cosines and sines; null: 0.1·ln(factor) + 1, or what mscale says."
+    )
+    mscale: float | None = Field(None, description="DeepSeek's: the factor is m(mscale) / m(mscale_all_dim).")
+    mscale_all_dim: float | None = Field(None, description="DeepSeek's, see mscale.")
+    truncate: bool = Field(True, description="Whether the ramp begins and ends at whole channels; gpt-oss: false.")
+
+
+class Llama3Scaling(Section):
+    """Waves longer than the old context are divided by `factor`, with a smooth passage (Llama 3.1)."""
+
+    kind: Literal["llama3"] = "llama3"
+    factor: float = Field(ge=1, description="Divisor of the slowest waves.")
+    low_freq_factor: float = Field(1.0, gt=0, description="Where the passage begins, in waves per old context.")
+    high_freq_factor: float = Field(4.0, gt=0, description="Where the passage ends, in waves per old context.")
+    original_max_position_embeddings: int = Field(ge=1, description="Context of the training before, in positions.")
+
+
+class LongropeScaling(Section):
+    """A divisor for each wave, one list for short sequences and one for long ones (Ding 2024, LongRoPE; Phi)."""
+
+    kind: Literal["longrope"] = "longrope"
+    original_max_position_embeddings: int = Field(ge=1, description="Up to here the short list holds, in positions.")
+    short_factor: tuple[float, ...] = Field(description="Divisor of each wave in short sequences.")
+    long_factor: tuple[float, ...] = Field(description="Divisor of each wave in long sequences.")
+    short_mscale: float | None = Field(None, gt=0, description="Factor on cosines and sines; null: the paper's.")
+    long_mscale: float | None = Field(None, gt=0, description="The same for long sequences.")
+
+
+ScalingConfig = Annotated[
+    NoScaling | LinearScaling | NtkScaling | YarnScaling | Llama3Scaling | LongropeScaling, Field(discriminator="kind")
+]
+
+
+class Rope(Section):
+    """Queries and keys are rotated by an angle that grows with the position (Su 2021)."""
+
+    kind: Literal["rope"] = "rope"
+    theta: float = Field(10000.0, gt=0, description="Base of the wave lengths; the longest is 2·pi·theta positions.")
+    fraction: float = Field(1.0, gt=0, le=1, description="Share of a head's channels that are rotated, the first ones.")
+    pairing: Literal["halves", "neighbours"] = Field(
+        "halves", description="Channel i turns with i + half (Llama), or with its neighbour (GPT-J, DeepSeek, GLM)."
+    )
+    scaling: ScalingConfig = Field(NoScaling(), description="How a longer context is reached.")
+    sliding_theta: float | None = Field(
+        None, gt=0, description="Base in sliding-window layers, unscaled (Gemma 3); null: the same everywhere."
+    )
+    layers: tuple[bool, ...] = Field(
+        (True,), min_length=1, description="Which layers rotate, repeated over depth (SmolLM3: three of four)."
+    )
+
+
+class Learned(Section):
+    """A trained vector for each position is added to the token embedding."""
+
+    kind: Literal["learned"] = "learned"
+    offset: int = Field(0, ge=0, description="Rows in front of position 0 that are never read (OPT, RoBERTa, BART: 2).")
+
+
+class Sinusoidal(Section):
+    """sin and cos of pos / 10000^(2i/d) are added to the token embedding (Vaswani 2017, 3.5)."""
+
+    kind: Literal["sinusoidal"] = "sinusoidal"
+    arrangement: Literal["interleaved", "halves"] = Field(
+        "interleaved", description="sin and cos in turn as in the paper, or all sines before all cosines (Marian)."
+    )
+
+
+class Alibi(Section):
+    """−slope · distance is added to the score; the slopes are a fixed geometric series over heads (Press 2021)."""
+
+    kind: Literal["alibi"] = "alibi"
+    factor: float = Field(1.0, gt=0, description="Factor on the bias (Falcon divides it by sqrt(head_dim)).")
+
+
+class RelativeBias(Section):
+    """A trained number for each head and bucket of distances is added to the score; one table per stack (T5)."""
+
+    kind: Literal["relative_bias"] = "relative_bias"
+    buckets: int = Field(32, ge=2, description="Rows of the table.")
+    max_distance: int = Field(128, ge=1, description="Distances from here on share the last bucket.")
+
+
+class TransformerXl(Section):
+    """(q + u)·k + (q + v)·W r with sinusoids r of the distance (Dai 2019; Gopher, Chinchilla, XLNet)."""
+
+    kind: Literal["transformer_xl"] = "transformer_xl"
+    biases: bool = Field(True, description="Whether u and v exist; Gopher's published counts have none.")
+    segments: int = Field(0, ge=0, description="XLNet's segment encodings of each layer: 2 with a bias; 0: none.")
+
+
+class NoPosition(Section):
+    """No position signal beside the mask."""
+
+    kind: Literal["none"] = "none"
+
+
+PositionConfig = Annotated[
+    Rope | Learned | Sinusoidal | Alibi | RelativeBias | TransformerXl | NoPosition, Field(discriminator="kind")
+]

@@ -97,6 +97,8 @@ def _family_problems(model: ModelConfig) -> Iterator[Broken]:
     legal = HEADS_OF[model.family]
     if model.head.kind not in legal:
         yield Broken("head.kind", f"{model.head.kind} does not belong to family={model.family}. Use {listed(legal)}.")
+    if model.head.kind == "mlm" and model.head.next_sentence and not model.head.pooler:
+        yield Broken("head.next_sentence", "it reads the pooler, which is missing. Set head.pooler=true.")
     if model.encoder is not None and model.family != "encoder_decoder":
         yield Broken("encoder", f"family={model.family} has no second stack. Leave it out, or use encoder_decoder.")
     if model.embedding.source_vocab_size is not None and model.family != "encoder_decoder":

@@ -24,10 +24,15 @@ class LinearScaling(Section):
 
 
 class NtkScaling(Section):
-    """The base grows with the sequence beyond the trained length ("dynamic NTK"; Hugging Face's `dynamic`)."""
+    """The base grows with the sequence beyond the trained length ("dynamic NTK"; Hugging Face's `dynamic`).
+
+    Keys in a cache keep the rotation of the length at which they were computed, so beyond the trained length a
+    generation with a cache is not quite one without; the same holds for longrope where it changes its list.
+    """
 
     kind: Literal["ntk"] = "ntk"
-    factor: float = Field(ge=1, description="How many times longer the context becomes.")
+    factor: float = Field(ge=1, description="How fast the base grows beyond the trained length.")
+    original_max_position_embeddings: int = Field(ge=1, description="Context of the training before, in positions.")
 
 
 class YarnScaling(Section):

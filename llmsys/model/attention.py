@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from llmsys.config.model import ModelConfig
 from llmsys.model import cpu_attention
 from llmsys.model.cache import KeyValueCache
-from llmsys.model.position import Rotation
+from llmsys.model.rotary import Rotation
 
 # B rows, T query positions, S key positions, D width, H query heads, G key-value heads, K width of a head
 

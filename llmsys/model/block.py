@@ -27,6 +27,6 @@ class Block(nn.Module):
 
 
 def _feed_forward(config: ModelConfig, layer: int) -> nn.Module:
-    if config.moe is not None and layer >= config.moe.first_dense_layers:
+    if config.moe is not None and config.is_moe_layer(layer):
         return MoE(config.hidden_size, config.moe)
-    return build_feed_forward(config.feed_forward.kind, config.hidden_size, config.intermediate_size)
+    return build_feed_forward(config.feed_forward, config.hidden_size, config.intermediate_size)

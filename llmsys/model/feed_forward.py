@@ -1,45 +1,54 @@
-"""The dense feed-forward layer: SwiGLU with three matrices, or GELU or ReLU with two. No biases.
+"""The dense feed-forward layer: two linear maps around an activation, or three with a gate (Shazeer 2020).
 
-Also serves as the shared expert of a mixture-of-experts layer.
+Also serves as the shared expert of a mixture-of-experts layer; routed experts use `activate` alone.
 """
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from llmsys.config.feed_forward import GATED, Activation, ClampedSwiglu, FeedForwardConfig
 
-class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202)."""
+ACTIVATION_OF: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 
-    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+
+class FeedForward(nn.Module):
+    """down(activation(gate(x), up(x))) over the last dim; without a gate down(activation(up(x)))."""
+
+    def __init__(self, config: FeedForwardConfig, hidden_size: int, width: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self.config, self.dropout = config, dropout
+        if config.kind in GATED:
+            self.gate_proj = nn.Linear(hidden_size, width, bias=config.bias)
+        self.up_proj = nn.Linear(hidden_size, width, bias=config.bias)
+        self.down_proj = nn.Linear(width, hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map the last dim, of size hidden_size, to itself."""
-        hidden: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate = self.gate_proj(x) if self.config.kind in GATED else None
+        inner = activate(self.config, gate, self.up_proj(x))
+        hidden: Tensor = self.down_proj(F.dropout(inner, self.dropout, self.training) if self.dropout else inner)
         return hidden
 
 
-class TwoLayer(nn.Module):
-    """down(f(up(x))) with f = ReLU (Vaswani 2017, section 3.3) or the exact GELU (Hendrycks and Gimpel 2016)."""
-
-    def __init__(self, hidden_size: int, intermediate_size: int, kind: str) -> None:
-        super().__init__()
-        self.kind = kind
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map the last dim, of size hidden_size, to itself."""
-        up = self.up_proj(x)
-        hidden: Tensor = self.down_proj(F.relu(up) if self.kind == "relu" else F.gelu(up))
-        return hidden
+def build_feed_forward(config: FeedForwardConfig, hidden_size: int, width: int, dropout: float = 0.0) -> FeedForward:
+    """The layer for `model.feed_forward` (or `model.moe.expert`), `width` channels wide inside."""
+    return FeedForward(config, hidden_size, width, dropout)
 
 
-def build_feed_forward(kind: str, hidden_size: int, intermediate_size: int) -> nn.Module:
-    """The layer for `model.feed_forward.kind`: "swiglu", "gelu" or "relu"."""
-    if kind == "swiglu":
-        return SwiGLU(hidden_size, intermediate_size)
-    return TwoLayer(hidden_size, intermediate_size, kind)
+def activate(config: FeedForwardConfig, gate: Tensor | None, up: Tensor) -> Tensor:
+    """What stands between the linear maps, element by element; `gate` is None where the kind has none."""
+    if gate is None:
+        return activation(config.kind, up)
+    if isinstance(config, ClampedSwiglu):
+        gate, up = gate.clamp(max=config.limit), up.clamp(-config.limit, config.limit)
+        return (up + 1) * (gate * (config.alpha * gate).sigmoid())
+    return activation(ACTIVATION_OF[config.kind], gate) * up
+
+
+def activation(kind: str, x: Tensor) -> Tensor:
+    """ReLU, the exact GELU (Hendrycks and Gimpel 2016), its tanh form, or SiLU."""
+    if kind == "relu":
+        return F.relu(x)
+    if kind == "silu":
+        return F.silu(x)
+    return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")

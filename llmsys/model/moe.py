@@ -11,7 +11,7 @@ from llmsys.config.moe import MoeConfig
 from llmsys.model.buffers import Float32Buffers
 from llmsys.model.dispatch import Dispatcher, LocalDispatcher
 from llmsys.model.experts import Experts
-from llmsys.model.feed_forward import SwiGLU
+from llmsys.model.feed_forward import build_feed_forward
 from llmsys.model.router import Router, Routing, balance_loss, count_tokens
 
 # B rows, T positions, N = B * T tokens, D width, E experts
@@ -28,8 +28,8 @@ class MoE(Float32Buffers):
         self.config = config
         self.router = Router(hidden_size, config)
         self.experts = Experts(config.num_experts, hidden_size, config.moe_intermediate_size)
-        shared_width = config.num_shared_experts * config.moe_intermediate_size
-        self.shared = SwiGLU(hidden_size, shared_width) if shared_width else None
+        width = config.shared_width
+        self.shared = build_feed_forward(config.expert, hidden_size, width) if width else None
         self.dispatcher: Dispatcher = LocalDispatcher()
         self.last_balance_loss: Tensor | None = None
         self.register_buffer("balance_bias_E", torch.zeros(config.num_experts))

@@ -1,58 +1,87 @@
-"""Rotary positions (RoPE): the table of angles, and the rotation of queries and keys.
+"""Positions that are added: to the embedding (learned, sinusoidal) or to the scores (ALiBi, T5's relative bias).
 
-The table holds float32 whatever dtype the weights have, because angles grow with the position and bfloat16 would
-round them away. It is a buffer that is never saved: `reset` computes it again from the configuration.
+Rotations are in rotary.py, Transformer-XL's relative attention in relative_attention.py.
 """
 
+import math
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from llmsys.model.buffers import Float32Buffers
+from llmsys.config.model import ModelConfig
+from llmsys.config.position import Learned, RelativeBias, Sinusoidal
 
-# B rows, T positions, P positions of the table, H heads, K width of a head
-
-
-class Rotation:
-    """Cosines and signed sines for the positions of one forward pass; not a tensor, so that no wrapper casts it."""
-
-    def __init__(self, cos: Tensor, sin: Tensor) -> None:
-        self.cos = cos
-        self.sin = sin
-
-    def __call__(self, x_BTHK: Tensor) -> Tensor:
-        """Rotate feature i together with feature i + K/2 (the pairing of Hugging Face's Llama); dtype is kept."""
-        half = x_BTHK.shape[-1] // 2
-        rotated = x_BTHK * self.cos + torch.roll(x_BTHK, half, dims=-1) * self.sin
-        return rotated.to(x_BTHK.dtype)
+# B rows, T positions (of queries), S positions of keys, H heads, D width
 
 
-class RotaryTable(Float32Buffers):
-    """Angles m * theta^(-2i/K) for every position m (Su 2021, arXiv:2104.09864, section 3.2.2)."""
+class LearnedPositions(nn.Module):
+    """A trained vector for each position, after `offset` rows that are never read."""
 
-    cos_PK: Tensor
-    sin_PK: Tensor
-
-    def __init__(self, head_dim: int, positions: int, theta: float) -> None:
+    def __init__(self, config: ModelConfig, position: Learned) -> None:
         super().__init__()
-        self.head_dim, self.positions, self.theta = head_dim, positions, theta
-        self.register_buffer("cos_PK", torch.empty(positions, head_dim), persistent=False)
-        self.register_buffer("sin_PK", torch.empty(positions, head_dim), persistent=False)
-        self.reset()
+        self.offset = position.offset
+        rows = config.max_position_embeddings + position.offset
+        self.weight = nn.Parameter(torch.empty(rows, config.hidden_size).normal_(std=config.initializer_range))
 
-    def reset(self) -> None:
-        """Compute the table on the device it lives on, for instance after `to_empty`."""
-        if self.cos_PK.is_meta:
-            return
-        # The angles are computed in float64: at position 100,000 a float32 product is already off by 4e-3 radians.
-        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim
-        angles = torch.outer(torch.arange(self.positions, dtype=torch.float64), self.theta**-exponents)
-        cos, sin = angles.cos(), angles.sin()
-        self.cos_PK.copy_(torch.cat([cos, cos], dim=-1))
-        # rotate_half negates the half that moves to the front; the sign lives in the table, which saves an operation.
-        self.sin_PK.copy_(torch.cat([-sin, sin], dim=-1))
+    def forward(self, positions_BT: Tensor) -> Tensor:
+        """The vectors of these positions, counted from 0; shape (..., T, D)."""
+        return nn.functional.embedding(positions_BT + self.offset, self.weight)
 
-    def forward(self, positions_BT: Tensor | None, length: int) -> Rotation:
-        """The rotation for positions 0..length-1, or for explicit `positions_BT`."""
-        if positions_BT is None:
-            return Rotation(self.cos_PK[:length, None], self.sin_PK[:length, None])
-        return Rotation(self.cos_PK[positions_BT].unsqueeze(2), self.sin_PK[positions_BT].unsqueeze(2))
+
+class Sinusoids:
+    """sin(pos · w_i) and cos(pos · w_i) with w_i = 10000^(-2i/D) (Vaswani 2017, 3.5). Nothing to train or to save."""
+
+    def __init__(self, config: ModelConfig, position: Sinusoidal) -> None:
+        self.width, self.arrangement = config.hidden_size, position.arrangement
+
+    def __call__(self, positions_BT: Tensor) -> Tensor:
+        """Vectors of these positions, float32 of shape (..., T, D)."""
+        # In float64: at large positions float32 angles are off by more than the fast waves allow.
+        exponents = torch.arange(0, self.width, 2, dtype=torch.float64, device=positions_BT.device) / self.width
+        angles = positions_BT.to(torch.float64)[..., None] * 10000.0**-exponents
+        if self.arrangement == "halves":
+            return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
+        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).float()
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """A geometric series from 2^(-8/h) (Press 2021); heads beyond a power of two take slopes between."""
+    power = 2 ** math.floor(math.log2(heads))
+    first = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    between = [2.0 ** (-8.0 * (2 * i + 1) / (2 * power)) for i in range(heads - power)]
+    return torch.tensor(first + between)
+
+
+def alibi_bias(slopes_H: Tensor, queries_T: Tensor, keys_S: Tensor) -> Tensor:
+    """−slope · |distance| for positions of queries (..., T) and keys (..., S); float32 of shape (..., H, T, S)."""
+    distance_TS = (queries_T[..., :, None] - keys_S[..., None, :]).abs().float()
+    return -slopes_H.to(distance_TS.device)[:, None, None] * distance_TS[..., None, :, :]
+
+
+class RelativeBiasTable(nn.Module):
+    """A trained bias for each head and bucket of key position minus query position (T5; Raffel 2020, 2.1)."""
+
+    def __init__(self, position: RelativeBias, heads: int) -> None:
+        super().__init__()
+        self.position = position
+        self.weight = nn.Parameter(torch.empty(position.buckets, heads).normal_(std=0.02))
+
+    def forward(self, queries_T: Tensor, keys_S: Tensor, *, bidirectional: bool) -> Tensor:
+        """The bias for positions of queries (..., T) and keys (..., S); shape (..., H, T, S)."""
+        buckets_TS = self._buckets(keys_S[..., None, :] - queries_T[..., :, None], bidirectional)
+        return nn.functional.embedding(buckets_TS, self.weight).movedim(-1, -3)
+
+    def _buckets(self, distance_TS: Tensor, bidirectional: bool) -> Tensor:
+        """Near distances have buckets of their own, far ones share them logarithmically."""
+        count = self.position.buckets
+        first = torch.zeros_like(distance_TS)
+        if bidirectional:  # half of the buckets for keys behind the query
+            count //= 2
+            first = torch.where(distance_TS > 0, count, 0)
+            distance_TS = distance_TS.abs()
+        else:
+            distance_TS = (-distance_TS).clamp_min(0)
+        exact = count // 2
+        ratio = (distance_TS.float() / exact).clamp_min(1e-9).log() / math.log(self.position.max_distance / exact)
+        far = (exact + (ratio * (count - exact)).long()).clamp_max(count - 1)
+        return first + torch.where(distance_TS < exact, distance_TS, far)

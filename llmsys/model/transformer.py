@@ -20,7 +20,6 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
@@ -28,24 +27,13 @@ from llmsys.errors import ConfigError
 from llmsys.model.attention import AttentionContext
 from llmsys.model.block import Block
 from llmsys.model.cache import KeyValueCache
+from llmsys.model.embedding import TokenEmbedding
 from llmsys.model.mask import document_mask
 from llmsys.model.moe import MoE
 from llmsys.model.norm import build_norm
-from llmsys.model.position import RotaryTable
+from llmsys.model.rotary import RotaryTable
 
 # B rows, T positions, D width, V vocabulary
-
-
-class TokenEmbedding(nn.Embedding):
-    """An embedding whose gradient is added up in float32, also when the weight is bfloat16."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Rows of the weight, in its dtype."""
-        if self.weight.dtype == torch.float32 or self.weight.device.type != "cpu":
-            return super().forward(tokens)
-        # On CPU the backward adds row by row in the dtype of the weight, and a bfloat16 sum of a frequent token's
-        # gradients stops growing after a few hundred terms. (CUDA adds in float32 by itself.)
-        return F.embedding(tokens, self.weight.float()).to(self.weight.dtype)
 
 
 class Transformer(nn.Module):
@@ -98,8 +86,6 @@ class Transformer(nn.Module):
 
     def reset_buffers(self) -> None:
         """Recompute every buffer, after `to_empty` has given a meta-device model memory without values."""
-        if self.rotary is not None:
-            self.rotary.reset()
         for layer in self.moe_layers():
             layer.reset_buffers()
 
@@ -108,14 +94,14 @@ class Transformer(nn.Module):
         if cache is None:
             _check_length(length, self.config.max_position_embeddings)
             mask_B1TS = None if documents_BT is None else document_mask(documents_BT)
-            rotation = None if self.rotary is None else self.rotary(None, length)
+            rotation = None if self.rotary is None else self.rotary(None, length, device=device)
             return AttentionContext(rotation, mask_B1TS, None)
         if documents_BT is not None:
             raise ConfigError("Documents and a key-value cache cannot be combined. Put each document into its own row.")
         cache.check(length)
         positions_BT = cache.positions(length)
         _check_length(int(positions_BT.max()) + 1, self.config.max_position_embeddings)
-        rotation = None if self.rotary is None else self.rotary(positions_BT.to(device), length)
+        rotation = None if self.rotary is None else self.rotary(positions_BT, int(positions_BT.max()) + 1, device=device)
         return AttentionContext(rotation, cache.mask(length).to(device), cache)
 
     def _tie(self) -> None:
@@ -130,9 +116,7 @@ class Transformer(nn.Module):
 
 
 def _rotary(config: ModelConfig) -> RotaryTable | None:
-    if config.position.kind == "none":
-        return None
-    return RotaryTable(config.head_dim, config.max_position_embeddings, config.position.theta)
+    return RotaryTable(config, config.position) if config.position.kind == "rope" else None
 
 
 def _check_length(length: int, limit: int) -> None:

@@ -1,0 +1,95 @@
+"""Rotary positions (RoPE): angles for each position, and the rotation of queries and keys.
+
+Angles are computed in float64 and kept in float32 whatever dtype the weights have, because they grow with the position
+and bfloat16 would round them away. Tables grow with the sequences that are seen; nothing is saved.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from llmsys.config.model import ModelConfig
+from llmsys.config.model_rules import rotated_channels
+from llmsys.config.position import Rope
+from llmsys.model.wave import Waves, waves_of
+
+# B rows, T positions, P positions of the table, H heads, K width of a head, R rotated channels of it
+
+
+class Rotation:
+    """Cosines and signed sines for the positions of one forward pass; not a tensor, so that no wrapper casts it."""
+
+    def __init__(self, cos: Tensor, sin: Tensor, pairing: str = "halves") -> None:
+        self.cos, self.sin, self.pairing = cos, sin, pairing
+
+    def __call__(self, x_BTHK: Tensor) -> Tensor:
+        """Rotate the first R channels of each head and keep the rest; shape and dtype are kept."""
+        width = self.cos.shape[-1]
+        if width == x_BTHK.shape[-1]:
+            return self._rotate(x_BTHK)
+        return torch.cat([self._rotate(x_BTHK[..., :width]), x_BTHK[..., width:]], dim=-1)
+
+    def _rotate(self, x_BTHR: Tensor) -> Tensor:
+        rotated: Tensor = x_BTHR * self.cos + self._partners(x_BTHR) * self.sin
+        return rotated.to(x_BTHR.dtype)
+
+    def _partners(self, x_BTHR: Tensor) -> Tensor:
+        if self.pairing == "halves":  # i with i + R/2, as in Hugging Face's Llama
+            return torch.roll(x_BTHR, x_BTHR.shape[-1] // 2, dims=-1)
+        return x_BTHR.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+
+
+@dataclass
+class _Table:
+    cos_PR: Tensor
+    sin_PR: Tensor
+
+
+class RotaryTable:
+    """Angles m · theta^(-2i/R) for every position m (Su 2021, arXiv:2104.09864, 3.2.2), stretched as configured."""
+
+    def __init__(self, config: ModelConfig, position: Rope) -> None:
+        self.width = rotated_channels(config)
+        self.positions = config.max_position_embeddings
+        self.position = position
+        self._tables: dict[Waves, _Table] = {}
+
+    def __call__(
+        self, positions_BT: Tensor | None, length: int, *, device: torch.device, sliding: bool = False
+    ) -> Rotation:
+        """The rotation for positions 0..length-1, or for explicit `positions_BT`, which are all below `length`.
+
+        `sliding` takes the base of sliding-window layers, where those have their own.
+        """
+        own_base = sliding and self.position.sliding_theta is not None
+        waves = waves_of(self.position, self.width, self.positions, length, own_base=own_base)
+        table = self._table(waves, length, device)
+        if positions_BT is None:
+            return Rotation(table.cos_PR[:length, None], table.sin_PR[:length, None], self.position.pairing)
+        rows = positions_BT.to(device)
+        return Rotation(table.cos_PR[rows].unsqueeze(2), table.sin_PR[rows].unsqueeze(2), self.position.pairing)
+
+    def _table(self, waves: Waves, length: int, device: torch.device) -> _Table:
+        found = self._tables.get(waves)
+        if found is None or len(found.cos_PR) < length or found.cos_PR.device != device:
+            # Room to grow, so that a generation does not compute it again for every token.
+            found = self._compute(
+                waves, min(max(self.positions, length), max(64, 1 << (length - 1).bit_length())), device
+            )
+            if len(self._tables) > 2:  # dynamic NTK has other waves for every length
+                self._tables.clear()
+            self._tables[waves] = found
+        return found
+
+    def _compute(self, waves: Waves, positions: int, device: torch.device) -> _Table:
+        # At position 100,000 a float32 product is already off by 4e-3 radians.
+        frequencies = torch.tensor(waves.frequencies, dtype=torch.float64)
+        angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies)
+        cos, sin = angles.cos() * waves.amplitude, angles.sin() * waves.amplitude
+        # The first of a pair gets minus its partner; the sign lives in the table, which saves an operation.
+        if self.position.pairing == "halves":
+            cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+        else:
+            cos, sin = cos.repeat_interleave(2, dim=-1), torch.stack([-sin, sin], dim=-1).flatten(-2)
+        return _Table(cos.to(device, torch.float32), sin.to(device, torch.float32))

@@ -18,6 +18,7 @@ class VocabularyHead(Float32Buffers):
     """softcap(scale · hidden Wᵀ + bias): logits over the vocabulary. W is the token embedding when tied."""
 
     fixed_bias_V: Tensor
+    bias: nn.Parameter | None
 
     def __init__(self, config: ModelConfig, head: LmHead) -> None:
         super().__init__()

@@ -31,8 +31,8 @@ class Rotation:
         return torch.cat([self._rotate(x_BTHK[..., :width]), x_BTHK[..., width:]], dim=-1)
 
     def _rotate(self, x_BTHR: Tensor) -> Tensor:
-        rotated: Tensor = x_BTHR * self.cos + self._partners(x_BTHR) * self.sin
-        return rotated.to(x_BTHR.dtype)
+        rotated_BTHR: Tensor = x_BTHR * self.cos + self._partners(x_BTHR) * self.sin
+        return rotated_BTHR.to(x_BTHR.dtype)
 
     def _partners(self, x_BTHR: Tensor) -> Tensor:
         if self.pairing == "halves":  # i with i + R/2, as in Hugging Face's Llama

@@ -37,7 +37,8 @@ class Rotation:
     def _partners(self, x_BTHR: Tensor) -> Tensor:
         if self.pairing == "halves":  # i with i + R/2, as in Hugging Face's Llama
             return torch.roll(x_BTHR, x_BTHR.shape[-1] // 2, dims=-1)
-        return x_BTHR.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        swapped_BTHR: Tensor = x_BTHR.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        return swapped_BTHR
 
 
 @dataclass

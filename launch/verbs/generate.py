@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+import sys
 
 from llmsys.config.load import load_run
 from llmsys.errors import ConfigError
@@ -10,10 +12,16 @@ from llmsys.errors import ConfigError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--prompt may be given several times; without it the config's generation.prompts are continued."""
     parser.add_argument("--prompt", action="append", default=[], help="text to continue; may be given several times")
+    parser.add_argument(
+        "--no-stream", action="store_true", help="print texts when they are whole, not token by token as on a terminal"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print each prompt with its continuation; with --json, a list of {prompt, text}."""
+    """Print each prompt with its continuation; with --json, a list of {prompt, text}.
+
+    A single prompt on a terminal is printed as it grows; several grow together and are printed at the end.
+    """
     config = load_run(arguments.config, arguments.overrides)
     if arguments.prompt:
         generation = config.generation.model_copy(update={"prompts": tuple(arguments.prompt)})
@@ -27,20 +35,23 @@ def run(arguments: argparse.Namespace) -> int:
 
     use_threads(config)
     model, _ = load_trained(config)
+    stream = sys.stdout.isatty() and len(config.generation.prompts) == 1 and config.generation.beams == 1
+    if stream and not (arguments.json or arguments.no_stream):
+        _say(_highlighted(config.generation.prompts[0]))
+        continue_prompts(model, load_tokenizer(tokenizer_path(config)), config, lambda _, piece: _say(piece))
+        _say("\n")
+        return 0
     samples = continue_prompts(model, load_tokenizer(tokenizer_path(config)), config)
     if arguments.json:
         print(json.dumps(samples, ensure_ascii=False))
     for sample in [] if arguments.json else samples:
-        print(
-            f"\033[1m{sample['prompt']}\033[0m{sample['text']}\n"
-            if _colour()
-            else f"{sample['prompt']}{sample['text']}\n"
-        )
+        print(f"{_highlighted(sample['prompt'])}{sample['text']}\n")
     return 0
 
 
-def _colour() -> bool:
-    import os
-    import sys
+def _say(piece: str) -> None:
+    print(piece, end="", flush=True)
 
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+def _highlighted(prompt: str) -> str:
+    return f"\033[1m{prompt}\033[0m" if sys.stdout.isatty() and "NO_COLOR" not in os.environ else prompt

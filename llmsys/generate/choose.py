@@ -1,29 +1,81 @@
-"""From the logits of one position to the next token: greedy, temperature, top-k, top-p.
+"""From the logits of one position to the next token: greedy, temperature, top-k, top-p, min-p, repetition penalty.
 
-Runs in float32 on the CPU with a generator per row, so a row's choices depend on its own logits and seed alone.
+Runs in float32 on the CPU with a generator per row, so a row's choices depend on its own logits, its own tokens and its
+own seed alone.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from llmsys.errors import ConfigError
+
 # B rows, V vocabulary
 
 
+@dataclass(frozen=True)
+class Choice:
+    """How a token is chosen. The defaults draw from the model's own distribution.
+
+    Raises ConfigError for a value out of range, with the rule.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Say the rule of the first setting that is out of range."""
+        rules = (
+            ("temperature", 0 <= self.temperature < math.inf, "0 (greedy) or a positive number"),
+            ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("min_p", 0 <= self.min_p <= 1, "from 0 (all tokens) to 1"),
+            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "a positive number; 1 changes nothing"),
+        )
+        for name, holds, rule in rules:
+            if not holds:
+                raise ConfigError(
+                    f"generation.{name}={getattr(self, name)} is out of range: it must be {rule}. "
+                    f"Set it to a value in range."
+                )
+
+
 def choose(
-    logits_BV: Tensor, generators: Sequence[torch.Generator], *, temperature: float, top_k: int, top_p: float
+    logits_BV: Tensor,
+    generators: Sequence[torch.Generator],
+    choice: Choice,
+    seen: Sequence[Sequence[int]] | None = None,
 ) -> Tensor:
     """One token id per row, shape (B,). Temperature 0 takes the likeliest token and draws nothing.
 
-    Filters apply in the usual order: temperature, then top-k (0 keeps all), then top-p (1 keeps all).
+    Filters apply in the usual order: repetition penalty over the tokens that each row has `seen` (prompt and text),
+    temperature, top-k, top-p, min-p.
     """
     logits_BV = logits_BV.detach().to(device="cpu", dtype=torch.float32)
-    if temperature == 0:
+    if choice.repetition_penalty != 1 and seen is not None:
+        logits_BV = penalise(logits_BV, seen, choice.repetition_penalty)
+    if choice.temperature == 0:
         return logits_BV.argmax(dim=-1)
-    probability_BV = keep_top_p(keep_top_k(logits_BV / temperature, top_k), top_p).softmax(dim=-1)
+    kept_BV = keep_top_p(keep_top_k(logits_BV / choice.temperature, choice.top_k), choice.top_p)
+    probability_BV = keep_min_p(kept_BV, choice.min_p).softmax(dim=-1)
     draws = [torch.multinomial(row, 1, generator=own) for row, own in zip(probability_BV, generators, strict=True)]
     return torch.cat(draws)
+
+
+def penalise(logits_BV: Tensor, seen: Sequence[Sequence[int]], penalty: float) -> Tensor:
+    """Divide positive logits of seen tokens by the penalty, multiply negative ones (Keskar 2019, CTRL, 4.1)."""
+    logits_BV = logits_BV.clone()
+    for row, tokens in zip(logits_BV, seen, strict=True):
+        index = torch.tensor(sorted(set(tokens)), dtype=torch.int64)
+        chosen = row[index]
+        row[index] = torch.where(chosen > 0, chosen / penalty, chosen * penalty)
+    return logits_BV
 
 
 def keep_top_k(logits_BV: Tensor, top_k: int) -> Tensor:
@@ -47,3 +99,11 @@ def keep_top_p(logits_BV: Tensor, top_p: float) -> Tensor:
     dropped_BV = before_BV >= top_p
     dropped_BV[:, 0] = False
     return logits_BV.masked_fill(dropped_BV.gather(-1, order_BV.argsort(dim=-1)), -torch.inf)
+
+
+def keep_min_p(logits_BV: Tensor, min_p: float) -> Tensor:
+    """Keep tokens at least `min_p` times as likely as the likeliest (Nguyen 2024, arXiv:2407.01082); 0 keeps all."""
+    if min_p <= 0:
+        return logits_BV
+    least_B1 = logits_BV.amax(dim=-1, keepdim=True) + math.log(min_p)
+    return logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)

@@ -5,15 +5,17 @@ the seed and the settings, never on the prompts beside it: padding is seen by no
 real token, and every prompt has its own context limit and draws from its own generator.
 """
 
-import math
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
 from llmsys.errors import ConfigError, DataError
-from llmsys.generate.choose import choose
+from llmsys.generate.beam import beam_search
+from llmsys.generate.choose import Choice, choose
 from llmsys.log import logger
 from llmsys.model.cache import KeyValueCache
 from llmsys.model.transformer import Transformer
@@ -23,6 +25,22 @@ from llmsys.tokenizer import Tokenizer
 
 log = logger(__name__)
 
+Listen = Callable[[int, int], None]
+"""Hears (prompt number, token) for every new token, as soon as it is chosen."""
+Pick = Callable[[Tensor, list[int]], Tensor]
+
+
+@dataclass(frozen=True)
+class Beams:
+    """Search for the likeliest text instead of drawing tokens; see beam.py."""
+
+    count: int
+    length_penalty: float = 0.6
+
+
+DRAW = Choice()
+NEVER = -1  # no token has this id
+
 
 def generate(
     model: Transformer,
@@ -30,11 +48,10 @@ def generate(
     prompts: Sequence[str],
     *,
     max_new_tokens: int,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    how: Choice | Beams = DRAW,
     seed: int = 0,
     stop_at_eos: bool = True,
+    listen: Listen | None = None,
 ) -> list[str]:
     """The continuation of each prompt, without the prompt.
 
@@ -43,61 +60,98 @@ def generate(
 
     Raises:
         DataError: a prompt that fills the context and leaves no room to continue.
-        ConfigError: temperature, top_k or top_p out of range.
+        ConfigError: max_new_tokens out of range.
     """
-    _check_settings(max_new_tokens, temperature, top_k, top_p)
+    if max_new_tokens < 1:
+        raise ConfigError(
+            f"generation.max_new_tokens={max_new_tokens} is out of range: it must be at least 1. "
+            f"Set it to a value in range."
+        )
     if not prompts:
         return []
     # In training every document is opened by the token that closed the one before it.
     ids = [[tokenizer.eos_id, *tokenizer.encode(prompt)] for prompt in prompts]
     limits = [_limit(prompt, len(row) - 1, max_new_tokens, model) for prompt, row in zip(prompts, ids, strict=True)]
-    generators = _generators(prompts, seed)
-
-    def pick(logits_BV: Tensor, rows: list[int]) -> Tensor:
-        own = [generators[row] for row in rows]
-        return choose(logits_BV, own, temperature=temperature, top_k=top_k, top_p=top_p)
-
-    stop = tokenizer.eos_id if stop_at_eos else None
-    was_training = model.training
-    model.eval()
-    try:
-        new_ids = _continue(model, ids, limits, stop, pick)
-    finally:
-        model.train(was_training)
+    stop = tokenizer.eos_id if stop_at_eos else NEVER
+    with evaluating(model):
+        if isinstance(how, Beams):
+            new_ids = _search(model, ids, limits, stop, how)
+        else:
+            pick = _picker(how, ids, _generators(prompts, seed))
+            new_ids = _continue(model, ids, limits, stop, pick, listen)
     return [_continuation(tokenizer, old, new) for old, new in zip(ids, new_ids, strict=True)]
 
 
-@torch.no_grad()
-def _continue(
-    model: Transformer,
-    ids: list[list[int]],
-    limits: list[int],
-    stop: int | None,
-    pick: Callable[[Tensor, list[int]], Tensor],
-) -> list[list[int]]:
-    """The new token ids of every row; rows leave the batch when they end."""
-    device = model.embed.weight.device
+@contextlib.contextmanager
+def evaluating(model: Transformer) -> Iterator[None]:
+    """The model in evaluation mode and without gradients; afterwards as it was."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def _picker(choice: Choice, ids: list[list[int]], generators: list[torch.Generator]) -> Pick:
+    """Chooses for some of the rows, each from its own generator and with its own tokens in mind."""
+    seen = [list(row) for row in ids]
+
+    def pick(logits_BV: Tensor, rows: list[int]) -> Tensor:
+        tokens_B = choose(logits_BV, [generators[row] for row in rows], choice, [seen[row] for row in rows])
+        for row, token in zip(rows, tokens_B.tolist(), strict=True):
+            seen[row].append(token)
+        return tokens_B
+
+    return pick
+
+
+def _start(model: Transformer, ids: list[list[int]], limits: list[int]) -> tuple[Tensor, KeyValueCache]:
+    """Logits after each prompt, and the cache that holds the prompts, padded on the left."""
     longest = max(map(len, ids))
     padding_B = torch.tensor([longest - len(row) for row in ids])
     tokens_BT = torch.tensor([[0] * (longest - len(row)) + row for row in ids])
     cache = KeyValueCache(model.config, len(ids), longest + max(limits), padding_B=padding_B)
+    return model(tokens_BT.to(model.embed.weight.device), cache=cache)[:, -1], cache
+
+
+def _search(model: Transformer, ids: list[list[int]], limits: list[int], stop: int, how: Beams) -> list[list[int]]:
+    first_BV, cache = _start(model, ids, limits)
+
+    def step(rows_R: Tensor, tokens_R: Tensor) -> Tensor:
+        cache.select(rows_R.tolist())
+        logits_RTV: Tensor = model(tokens_R[:, None].to(first_BV.device), cache=cache)
+        return logits_RTV[:, -1]
+
+    return beam_search(
+        first_BV, step, beams=how.count, length_penalty=how.length_penalty, limits=limits, end_token=stop
+    )
+
+
+def _continue(
+    model: Transformer, ids: list[list[int]], limits: list[int], stop: int, pick: Pick, listen: Listen | None
+) -> list[list[int]]:
+    """The new token ids of every row; rows leave the batch when they end."""
+    logits_BV, cache = _start(model, ids, limits)
     new: list[list[int]] = [[] for _ in ids]
     alive = list(range(len(ids)))
     while True:
-        logits_BV = model(tokens_BT.to(device), cache=cache)[:, -1]
         tokens_B = pick(logits_BV, alive)
         staying = []
         for place, (row, token) in enumerate(zip(alive, tokens_B.tolist(), strict=True)):
             if token != stop:
                 new[row].append(token)
+                if listen is not None:
+                    listen(row, token)
                 if len(new[row]) < limits[row]:
                     staying.append(place)
         if not staying:
             return new
         if len(staying) < len(alive):
-            cache.keep(staying)
+            cache.select(staying)
         alive = [alive[place] for place in staying]
-        tokens_BT = tokens_B[staying, None]
+        logits_BV = model(tokens_B[staying, None].to(logits_BV.device), cache=cache)[:, -1]
 
 
 def _generators(prompts: Sequence[str], seed: int) -> list[torch.Generator]:
@@ -134,18 +188,3 @@ def _limit(prompt: str, length: int, max_new_tokens: int, model: Transformer) ->
 
 def _shortened(prompt: str) -> str:
     return repr(prompt if len(prompt) <= 40 else prompt[:40] + "…")
-
-
-def _check_settings(max_new_tokens: int, temperature: float, top_k: int, top_p: float) -> None:
-    """Say the rule of the first setting that is out of range."""
-    rules = (
-        ("max_new_tokens", max_new_tokens, max_new_tokens >= 1, "at least 1"),
-        ("temperature", temperature, 0 <= temperature < math.inf, "0 (greedy) or a positive number"),
-        ("top_k", top_k, top_k >= 0, "0 (all tokens) or more"),
-        ("top_p", top_p, 0 < top_p <= 1, "above 0 and at most 1"),
-    )
-    for name, value, holds, rule in rules:
-        if not holds:
-            raise ConfigError(
-                f"generation.{name}={value} is out of range: it must be {rule}. Set it to a value in range."
-            )

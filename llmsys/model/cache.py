@@ -1,57 +1,65 @@
 """The key-value cache of generation: what every layer has computed for the tokens seen so far.
 
 Rows may be padded on the left, so that prompts of unequal length end together; positions then count from each row's
-first real token, and padded slots are seen by nobody but themselves.
+first real token, and padded slots are seen by nobody but themselves. Layers decide what they keep: keys and values, or
+the latent vector that both come from. In an encoder-decoder the source's keys are kept too, computed once.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
-from llmsys.model.mask import cached_mask
+from llmsys.model.memory import Memory
 
-# B rows, T new positions, S positions so far, G key-value heads, K width of a head
+# B rows, T new positions, S positions so far
+
+Tensors = tuple[Tensor, ...]
 
 
 class KeyValueCache:
-    """Room for `capacity` positions of `rows` sequences in every layer; `length` positions are filled.
+    """Room for `capacity` positions of `rows` sequences; `length` positions are filled.
 
     `padding_B` is the number of empty slots on the left of each row. Not for training: it is written in place.
+    `memory` is the source of an encoder-decoder, taken from the first forward pass that gives one.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        rows: int,
-        capacity: int,
-        *,
-        padding_B: Tensor | None = None,
-    ) -> None:
-        self.shape = (config.num_hidden_layers, rows, capacity, config.num_key_value_heads, config.head_dim)
+    def __init__(self, config: ModelConfig, rows: int, capacity: int, *, padding_B: Tensor | None = None) -> None:
+        if config.family == "encoder":
+            raise ConfigError("An encoder reads all tokens at once and has no use for a cache. Call it without one.")
         self.padding_B = torch.zeros(rows, dtype=torch.int64) if padding_B is None else padding_B.cpu()
         self.capacity = capacity
         self.length = 0
-        # Allocated like the first keys: under mixed precision their dtype is not that of the parameters.
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
+        self.memory: Memory | None = None
+        # Allocated like the first that comes: under mixed precision the dtype is not that of the parameters.
+        self._slots: dict[int | str, Tensors] = {}
+        self._source: dict[int, Tensors] = {}
 
-    def positions(self, new: int) -> Tensor:
-        """Positions of the next `new` slots, shape (B, T), on the CPU; padded slots count as position 0."""
-        slots_T = torch.arange(self.length, self.length + new)
-        return (slots_T - self.padding_B[:, None]).clamp_min(0)
+    @property
+    def padded(self) -> bool:
+        """Whether any row begins with empty slots."""
+        return bool(self.padding_B.any())
 
-    def mask(self, new: int) -> Tensor:
-        """What the next `new` slots may see, shape (B, 1, T, S + T), on the CPU."""
-        return cached_mask(self.padding_B, self.length, new)
+    def positions(self, first: int, last: int) -> Tensor:
+        """Positions of the slots from `first` up to `last`, on the CPU; those in the padding count as position 0.
 
-    def keep(self, rows: list[int]) -> None:
-        """Go on with some of the rows only, given by their place in the batch."""
-        self.padding_B = self.padding_B[rows]
-        if self._keys is not None and self._values is not None:
-            self._keys, self._values = self._keys[:, rows], self._values[:, rows]
+        Shape (B, T), or (1, T) when no row is padded.
+        """
+        slots_T = torch.arange(first, last)
+        return (slots_T - self.padding_B[:, None]).clamp_min(0) if self.padded else slots_T[None]
+
+    def select(self, rows: Sequence[int] | Tensor) -> None:
+        """Go on with these rows, given by their place in the batch; a row may be named twice (beam search)."""
+        chosen = torch.as_tensor(rows, dtype=torch.int64)
+        self.padding_B = self.padding_B[chosen.cpu()]
+        self._slots = {key: _selected(kept, chosen) for key, kept in self._slots.items()}
+        self._source = {key: _selected(kept, chosen) for key, kept in self._source.items()}
+        if self.memory is not None:
+            self.memory = self.memory.select(chosen)
 
     def check(self, new: int) -> None:
         """Refuse more positions than there is room for."""
@@ -61,15 +69,25 @@ class KeyValueCache:
                 f"Create it with capacity={self.length + new}."
             )
 
-    def extend(self, layer: int, keys_BTGK: Tensor, values_BTGK: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the new keys and values of one layer; return all of its keys and values so far."""
-        if self._keys is None or self._values is None:
-            self._keys, self._values = keys_BTGK.new_zeros(self.shape), values_BTGK.new_zeros(self.shape)
-        end = self.length + keys_BTGK.shape[1]
-        self._keys[layer, :, self.length : end] = keys_BTGK
-        self._values[layer, :, self.length : end] = values_BTGK
-        return self._keys[layer, :, :end], self._values[layer, :, :end]
+    def extend(self, key: int | str, *new: Tensor) -> Tensors:
+        """Store what layer `key` has computed for the new positions, each (B, T, …); return all of it so far."""
+        if key not in self._slots:
+            self._slots[key] = tuple(x.new_zeros(x.shape[0], self.capacity, *x.shape[2:]) for x in new)
+        end = self.length + new[0].shape[1]
+        for kept, x in zip(self._slots[key], new, strict=True):
+            kept[:, self.length : end] = x
+        return tuple(kept[:, :end] for kept in self._slots[key])
+
+    def source(self, layer: int, compute: Callable[[], Tensors]) -> Tensors:
+        """What `layer` keeps of the source, computed at the first call."""
+        if layer not in self._source:
+            self._source[layer] = compute()
+        return self._source[layer]
 
     def advance(self, new: int) -> None:
         """Count the new positions, after every layer has stored them."""
         self.length += new
+
+
+def _selected(kept: Tensors, rows: Tensor) -> Tensors:
+    return tuple(x.index_select(0, rows.to(x.device)) for x in kept)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from llmsys.generate.choose import choose, keep_top_k, keep_top_p
+from llmsys.errors import ConfigError
+from llmsys.generate.choose import Choice, choose, keep_min_p, keep_top_k, keep_top_p, penalise
 
 LOGITS = torch.log(torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.7, 0.1, 0.15, 0.05]]))
 
@@ -38,20 +39,49 @@ def test_top_k_keeps_exactly_k_among_equals() -> None:
 def test_temperature_zero_is_greedy_and_draws_nothing() -> None:
     own = generators(2)
     before = [one.get_state() for one in own]
-    assert choose(LOGITS, own, temperature=0, top_k=0, top_p=1.0).tolist() == [1, 0]
+    assert choose(LOGITS, own, Choice(temperature=0)).tolist() == [1, 0]
     assert all(torch.equal(one.get_state(), state) for one, state in zip(own, before, strict=True))
 
 
 def test_draws_follow_the_tempered_probabilities() -> None:
     draws = 4000
     rows = LOGITS[:1].expand(draws, -1)
-    tokens = choose(rows, generators(draws), temperature=0.5, top_k=3, top_p=1.0)
+    tokens = choose(rows, generators(draws), Choice(temperature=0.5, top_k=3))
     share = torch.bincount(tokens, minlength=4) / draws
     expected = torch.tensor([0.0, 0.16, 0.04, 0.09]) / 0.29
     torch.testing.assert_close(share, expected, rtol=0, atol=0.03)
 
 
 def test_a_row_depends_on_its_own_generator_only() -> None:
-    together = choose(LOGITS, generators(2), temperature=1, top_k=0, top_p=1.0)
-    alone = choose(LOGITS[1:], generators(2)[1:], temperature=1, top_k=0, top_p=1.0)
+    together = choose(LOGITS, generators(2), Choice())
+    alone = choose(LOGITS[1:], generators(2)[1:], Choice())
     assert together[1] == alone[0]
+
+
+@pytest.mark.parametrize(
+    ("min_p", "expected"), [(0.0, [[0, 1, 2, 3]] * 2), (0.6, [[1, 3], [0]]), (0.2, [[0, 1, 2, 3], [0, 2]])]
+)
+def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest(min_p: float, expected: list[list[int]]) -> None:
+    assert kept(keep_min_p(LOGITS, min_p)) == expected
+
+
+def test_the_penalty_makes_seen_tokens_less_likely_whatever_their_sign() -> None:
+    logits = torch.tensor([[2.0, -2.0, 1.0, 0.5]])
+    assert penalise(logits, [[0, 1, 1]], 2.0).tolist() == [[1.0, -4.0, 1.0, 0.5]]
+    assert logits[0, 0] == 2.0
+    assert choose(logits, generators(1), Choice(temperature=0, repetition_penalty=4.0), [[0]]).tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("setting", "rule"),
+    [
+        ({"temperature": -1.0}, "temperature=-1.0 is out of range: it must be 0"),
+        ({"top_k": -1}, "top_k=-1"),
+        ({"top_p": 0.0}, "above 0 and at most 1"),
+        ({"min_p": 1.5}, "from 0"),
+        ({"repetition_penalty": 0.0}, "1 changes nothing"),
+    ],
+)
+def test_a_setting_out_of_range_says_its_rule(setting: dict[str, float], rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        Choice(**setting)  # type: ignore[arg-type]

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from llmsys.errors import ConfigError, DataError
-from llmsys.generate.sample import generate
+from llmsys.generate.choose import Choice
+from llmsys.generate.prompts import Stream
+from llmsys.generate.sample import Beams, generate
 from llmsys.model.transformer import Transformer
 from tests.helpers.tiny_model import tiny_model, tiny_moe_config
 
@@ -31,6 +33,7 @@ class Letters:
         return "".join(ALPHABET[token - 1] for token in ids if token).removeprefix(" ")
 
 
+CHOICE = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
 PROMPTS = ["the cat", "a", "zebra zebra zebra zebra zebra"]
 
 
@@ -40,7 +43,9 @@ def model() -> Transformer:
 
 
 def sample(model: Transformer, prompts: list[str], **settings: Any) -> list[str]:
-    defaults = {"max_new_tokens": 12, "temperature": 0.8, "stop_at_eos": False, "seed": 5}
+    chosen = {key: settings.pop(key) for key in CHOICE & settings.keys()}
+    how = Choice(**{"temperature": 0.8, **chosen})
+    defaults = {"max_new_tokens": 12, "how": how, "stop_at_eos": False, "seed": 5}
     return generate(model, Letters(), prompts, **(defaults | settings))
 
 
@@ -123,3 +128,51 @@ def test_an_empty_prompt_begins_a_document(model: Transformer) -> None:
 def test_settings_out_of_range_are_refused(model: Transformer, setting: str, value: float, rule: str) -> None:
     with pytest.raises(ConfigError, match=rf"generation\.{setting}={value} is out of range: it must be {rule}"):
         sample(model, ["a"], **{setting: value})
+
+
+@torch.no_grad()
+def likeliest_pair(model: Transformer, prompt: str) -> str:
+    ids = [0, *Letters().encode(prompt)]
+    first = model.eval()(torch.tensor([ids]))[0, -1].log_softmax(-1)
+    second = model(torch.tensor([[*ids, token] for token in range(37)]))[:, -1].log_softmax(-1)
+    best = int((first[:, None] + second).argmax())
+    return Letters().decode([*ids, best // 37, best % 37])[len(prompt) :]
+
+
+def test_beams_find_the_likeliest_text_for_every_prompt_on_its_own(model: Transformer) -> None:
+    found = sample(model, PROMPTS, how=Beams(37, 0.0), max_new_tokens=2)
+    assert found == [likeliest_pair(model, prompt) for prompt in PROMPTS]
+    narrow = sample(model, PROMPTS, how=Beams(3, 0.6))
+    assert [sample(model, [prompt], how=Beams(3, 0.6))[0] for prompt in PROMPTS] == narrow
+    assert sample(model, PROMPTS, how=Beams(1, 0.0)) == sample(model, PROMPTS, temperature=0)
+
+
+def test_a_listener_hears_every_token_in_order(model: Transformer) -> None:
+    heard: list[tuple[int, int]] = []
+    texts = sample(model, PROMPTS, listen=lambda row, token: heard.append((row, token)))
+    for number, text in enumerate(texts):
+        tokens = [token for row, token in heard if row == number]
+        assert text in Letters().decode(tokens) or Letters().decode(tokens) in text
+
+
+def test_a_stream_says_the_text_piece_by_piece_and_holds_back_half_characters() -> None:
+    class Bytes(Letters):
+        def encode(self, text: str) -> list[int]:
+            return list(text.encode())
+
+        def decode(self, ids: Sequence[int]) -> str:
+            return bytes(ids).decode(errors="replace")
+
+    pieces: list[str] = []
+    stream = Stream(Bytes(), ["a"], lambda _, piece: pieces.append(piece))
+    for byte in "bäß".encode():
+        stream(0, byte)
+    stream.finish(["bäß"])
+    assert pieces == ["b", "ä", "ß"]
+
+
+def test_repetition_penalty_reads_prompt_and_text(model: Transformer) -> None:
+    free = sample(model, ["aaaa"], temperature=0, max_new_tokens=30)[0]
+    penalised = sample(model, ["aaaa"], temperature=0, max_new_tokens=30, repetition_penalty=100.0)[0]
+    assert len(set(penalised)) > len(set(free))
+    assert len(set(penalised)) == len(penalised) or len(penalised) > 30

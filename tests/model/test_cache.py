@@ -42,7 +42,7 @@ def test_rows_that_leave_do_not_change_those_that_stay() -> None:
     model, tokens = tiny_model(tiny_moe_config()).eval(), tiny_tokens(3, 8)
     cache = KeyValueCache(model.config, 3, 8)
     model(tokens[:, :6], cache=cache)
-    cache.keep([2, 0])
+    cache.select([2, 0])
     rest = model(tokens[[2, 0], 6:], cache=cache)
     assert relative_error(rest, model(tokens[[2, 0]])[:, 6:]) < 1e-5
 

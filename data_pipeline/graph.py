@@ -15,7 +15,7 @@ from data_pipeline.executors.event import Advanced, Done, Failed, Job
 from data_pipeline.executors.inline import Inline
 from data_pipeline.executors.local import LocalPool
 from data_pipeline.journal import Journal, Record, digest_of
-from llmsys.config.data import InlineExecutor, LocalExecutor
+from llmsys.config.executor import InlineExecutor, LocalExecutor
 from llmsys.errors import DataError
 from llmsys.log import EventWriter, Progress, logger
 from llmsys.manifest import MANIFEST_NAME

@@ -18,7 +18,7 @@ from data_pipeline.journal import Record, digest_of
 from data_pipeline.stages.collect import LENGTH_EDGES
 from data_pipeline.stages.duplicates import EXACT, NEAR
 from data_pipeline.stages.judge import stage_names
-from llmsys.config.data import DataConfig
+from llmsys.config.data import CrawlConfig
 from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.errors import DataError
 from llmsys.log import logger
@@ -81,7 +81,7 @@ class Outcome:
         )
 
 
-def build_manifest(data: DataConfig, tokenizer: TokenizerConfig, outcome: Outcome) -> Manifest:
+def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: Outcome) -> Manifest:
     """Say what was made."""
     config = {
         "data": data.model_dump(mode="json", exclude={"folder", "executor"}) | {"inputs": sorted(set(data.inputs))},
@@ -143,7 +143,7 @@ def _present(folder: Path) -> Manifest | None:
         return None
 
 
-def _stages(data: DataConfig) -> list[str]:
+def _stages(data: CrawlConfig) -> list[str]:
     kinds = {EXACT: data.deduplicate.exact.kind, NEAR: data.deduplicate.minhash.kind}
     return [*stage_names(data.rules), *(stage for stage, kind in kinds.items() if kind != "none")]
 

@@ -24,7 +24,7 @@ from data_pipeline.stages.judge import judge_file
 from data_pipeline.tokenize.encode import encode_file
 from data_pipeline.tokenize.layout import SPLITS, plan_files, write_token_file
 from data_pipeline.tokenize.train import copy_tokenizer, train_sentencepiece
-from llmsys.config.data import DataConfig, MinhashDuplicates
+from llmsys.config.data import CrawlConfig, MinhashDuplicates
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
 from llmsys.lock import folder_lock
@@ -78,7 +78,7 @@ def train_tokenizer(config: RunConfig) -> Path:
 class _Preparation:
     """The stages of one dataset, in order; each method is one stage."""
 
-    def __init__(self, data: DataConfig, tokenizer: TokenizerConfig, workshop: Workshop) -> None:
+    def __init__(self, data: CrawlConfig, tokenizer: TokenizerConfig, workshop: Workshop) -> None:
         self.data, self.tokenizer, self.workshop = data, tokenizer, workshop
         self.folder = data.folder
 

@@ -20,7 +20,7 @@ from data_pipeline.language.identify import identify, keep_mask
 from data_pipeline.rules.chain import RuleChain
 from data_pipeline.rules.outcome import RuleOutcome, reason
 from data_pipeline.stages.partition import PartitionWriter
-from llmsys.config.data import DataConfig
+from llmsys.config.data import CrawlConfig
 from llmsys.config.text import LanguageConfig, RuleConfig
 from llmsys.shards import read_batches
 
@@ -31,7 +31,7 @@ def _chain(rules: tuple[RuleConfig, ...]) -> RuleChain:
     return RuleChain(rules)
 
 
-def judge_file(report: Report, *, source: Path, kept: Path, dropped: Path, config: DataConfig) -> dict[str, Any]:
+def judge_file(report: Report, *, source: Path, kept: Path, dropped: Path, config: CrawlConfig) -> dict[str, Any]:
     """Judge the texts of one crawl file; progress is in pages."""
     chain = _chain(config.rules)
     judge = _Judge(chain, config.language)

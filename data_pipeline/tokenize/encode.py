@@ -15,7 +15,7 @@ import xxhash
 
 from data_pipeline.document import is_heldout, positions, text_bytes
 from data_pipeline.executors.event import Report
-from llmsys.config.data import DataConfig
+from llmsys.config.data import CrawlConfig
 from llmsys.shards import ShardWriter, read_batches, token_dtype, token_schema
 from llmsys.tokenizer import Tokenizer, load_tokenizer
 
@@ -33,7 +33,7 @@ def encoded_schema(vocab_size: int) -> pa.Schema:
 
 
 def encode_file(
-    report: Report, *, source: Path, output: Path, model: Path, fingerprint: str, config: DataConfig
+    report: Report, *, source: Path, output: Path, model: Path, fingerprint: str, config: CrawlConfig
 ) -> dict[str, Any]:
     """Encode one document file; progress is in bytes of text."""
     tokenizer = _tokenizer(model, fingerprint)
@@ -45,7 +45,7 @@ def encode_file(
     return {}
 
 
-def _encode(batch: pa.RecordBatch, tokenizer: Tokenizer, schema: pa.Schema, config: DataConfig) -> pa.RecordBatch:
+def _encode(batch: pa.RecordBatch, tokenizer: Tokenizer, schema: pa.Schema, config: CrawlConfig) -> pa.RecordBatch:
     ids = batch.column("id").to_pylist()
     encoded = tokenizer.encode_batch(batch.column("text").to_pylist())
     lengths = np.fromiter((len(tokens) + 1 for tokens in encoded), np.int64, len(encoded))

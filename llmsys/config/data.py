@@ -1,6 +1,6 @@
 """What a YAML file can say about a dataset: which crawl files, what stays of them, and how the tokens are laid out.
 
-Reads `llmsys.config.text`, gives `DataConfig`. Two things never change the bytes of a dataset: where it lies (`folder`)
+Reads `llmsys.config.text` and `llmsys.config.pairs`, gives the tagged union `DataConfig`. Two things never change the bytes of a dataset: where it lies (`folder`)
 and who makes it (`executor`).
 """
 
@@ -10,6 +10,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
+from llmsys.config.executor import ExecutorConfig, LocalExecutor
+from llmsys.config.pairs import LabelledConfig, PairsConfig
 from llmsys.config.rule import Broken, refuse
 from llmsys.config.text import ExtractConfig, LanguageConfig, RuleConfig
 
@@ -80,23 +82,10 @@ class DocumentsConfig(Section):
     batch_bytes: int = Field(8_000_000, ge=1, description="UTF-8 bytes of text per record batch, about: memory in use.")
 
 
-class LocalExecutor(Section):
-    """Worker processes on this machine."""
+class CrawlConfig(Section):
+    """A dataset of documents, from crawl files to token shards."""
 
-    kind: Literal["local"] = "local"
-    workers: int = Field(0, ge=0, description="Number of processes; 0: one per core this process may use.")
-    tries: int = Field(3, ge=1, description="How often a task may lose its process before the run gives up on it.")
-
-
-class InlineExecutor(Section):
-    """This very process, one task after the other: for debugging and for tests."""
-
-    kind: Literal["inline"] = "inline"
-
-
-class DataConfig(Section):
-    """One dataset, from crawl files to token shards."""
-
+    kind: Literal["crawl"] = "crawl"
     name: str = Field("data", min_length=1, description="Name of the dataset, for people.")
     folder: Path = Field(Path("runs/data"), description="Folder that `prepare` writes and `train` reads.")
     inputs: tuple[str, ...] = Field((), description="Crawl files: paths or glob patterns (`**` enters folders).")
@@ -107,9 +96,7 @@ class DataConfig(Section):
     split: SplitConfig = Field(SplitConfig(), description="What is held back for evaluation.")
     tokens: TokensConfig = Field(TokensConfig(), description="How token files are laid out.")
     documents: DocumentsConfig = Field(DocumentsConfig(), description="How document files are laid out.")
-    executor: Annotated[LocalExecutor | InlineExecutor, Field(discriminator="kind")] = Field(
-        LocalExecutor(), description="Who does the work."
-    )
+    executor: ExecutorConfig = Field(LocalExecutor(), description="Who does the work.")
 
     @model_validator(mode="after")
     def _each_rule_once(self) -> Self:
@@ -124,3 +111,6 @@ class DataConfig(Section):
             if kind in kinds[:number]
         )
         return self
+
+
+DataConfig = Annotated[CrawlConfig | PairsConfig | LabelledConfig, Field(discriminator="kind")]

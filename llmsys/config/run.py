@@ -10,10 +10,11 @@ from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
 from llmsys.config.batch import BatchConfig
-from llmsys.config.data import DataConfig
+from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, Torch
 from llmsys.config.layout import Layout, expert_problems
 from llmsys.config.model import ModelConfig
+from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, natural_objective
 from llmsys.config.optimizer import AdamW, OptimizerConfig
 from llmsys.config.rule import Broken, refuse
 from llmsys.config.schedule import Cosine, ScheduleConfig
@@ -44,9 +45,13 @@ class RunConfig(Section):
     """One run, from crawl to report."""
 
     run: NameConfig = Field(NameConfig(), description="Name, folder and seed.")
-    data: DataConfig = Field(DataConfig(), description="From crawl files to token shards.")
+    data: DataConfig = Field(CrawlConfig(), description="From files of text to token shards.")
     tokenizer: TokenizerConfig = Field(SentencePieceConfig(), description="How text becomes token ids.")
     model: ModelConfig = Field(SMALL_MODEL, description="The architecture.")
+    objective: ObjectiveConfig = Field(
+        default_factory=natural_objective, description="What is learnt. Left out: what the model is made for."
+    )
+    loss: LossConfig = Field(LossConfig(), description="What training adds to plain cross entropy.")
     batch: BatchConfig = Field(BatchConfig(), description="Tokens of one optimizer step.")
     optimizer: OptimizerConfig = Field(AdamW(), description="How gradients become updates.")
     schedule: ScheduleConfig = Field(Cosine(), description="The learning rate over the run.")
@@ -66,17 +71,33 @@ class RunConfig(Section):
         return self
 
     def _problems(self) -> Iterator[Broken]:
-        length, longest = self.batch.sequence_length, self.model.max_position_embeddings
-        if length > longest:
-            yield Broken(
-                "batch.sequence_length",
-                f"{length} positions are more than model.max_position_embeddings={longest}. "
-                f"Use at most {longest}, or raise model.max_position_embeddings.",
-            )
+        longest = self.model.max_position_embeddings
+        for name in ("sequence_length", "target_length"):
+            if (length := getattr(self.batch, name) or 0) > longest:
+                yield Broken(
+                    f"batch.{name}",
+                    f"{length} positions are more than model.max_position_embeddings={longest}. "
+                    f"Use at most {longest}, or raise model.max_position_embeddings.",
+                )
+        yield from self._objective_problems()
         yield from self._vocabulary_problems()
         yield from self._budget_problems()
         for problem in expert_problems(self.layout.expert, self.model):
             yield Broken("layout.expert", problem)
+
+    def _objective_problems(self) -> Iterator[Broken]:
+        kind, head = self.objective.kind, self.model.head.kind
+        family, wanted_head, data = NEEDS[kind]
+        if "objective" in self.model_fields_set and (family, wanted_head) != (self.model.family, head):
+            yield Broken(
+                "objective.kind",
+                f"{kind} is learnt by family={family} with head={wanted_head}, and the model is {self.model.family} "
+                f"with {head}. Leave objective out, or change model.family and model.head.",
+            )
+        elif "data" in self.model_fields_set and self.data.kind != data and head in {n[1] for n in NEEDS.values()}:
+            yield Broken("data.kind", f"{self.data.kind} data cannot teach {kind}. Use data.kind={data}.")
+        if kind in ("next_token", "masked"):
+            yield from (Broken(f"batch.{key}", message) for key, message in self.batch.window_problems())
 
     def _vocabulary_problems(self) -> Iterator[Broken]:
         both_given = {"model", "tokenizer"} <= self.model_fields_set
@@ -98,10 +119,14 @@ class RunConfig(Section):
                 f"{budget} tokens are less than one step of {self.batch.tokens_per_step}. "
                 f"Use at least {self.batch.tokens_per_step}, or a smaller batch.",
             )
-        shaped = schedule.warmup_tokens + (schedule.decay_tokens if schedule.kind == "wsd" else 0)
+        if schedule.kind == "original":
+            key, shaped = "schedule.warmup_steps", schedule.warmup_steps * self.batch.tokens_per_step
+        else:
+            key = "schedule.warmup_tokens"
+            shaped = schedule.warmup_tokens + (schedule.decay_tokens if schedule.kind == "wsd" else 0)
         if shaped > budget:
             yield Broken(
-                "schedule.warmup_tokens",
+                key,
                 f"warm-up and decay take {shaped} tokens of a run of train.tokens={budget}. "
                 f"Shorten them to {budget} together, or train longer.",
             )
@@ -109,11 +134,12 @@ class RunConfig(Section):
     @property
     def trajectory(self) -> dict[str, Any]:
         """The settings that the weights of each step depend on, with the data; everything else may change on resume."""
-        sections = self.model_dump(mode="json", include={"model", "optimizer", "schedule"})
-        batch = {"sequence_length": self.batch.sequence_length, "sequences": self.batch.sequences_per_step}
+        sections = self.model_dump(mode="json", include={"model", "objective", "loss", "optimizer", "schedule"})
+        batch = self.batch.model_dump(mode="json", include={"sequence_length", "length_groups", "attend"})
+        train = self.train.model_dump(mode="json", include={"tokens", "precision", "start_from"})
         return sections | {
-            "batch": batch | {"attend": self.batch.attend},
-            "train": {"tokens": self.train.tokens, "precision": self.train.precision},
+            "batch": batch | {"tokens": self.batch.tokens_per_step},
+            "train": train,
             "seed": self.run.seed,
         }
 

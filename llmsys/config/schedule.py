@@ -1,7 +1,7 @@
 """The learning-rate schedule: its shape over the tokens of a run.
 
-All lengths are tokens, so that a change of batch size does not move them. Every shape rises linearly from 0 to the peak
-over warmup_tokens first.
+All lengths are tokens, so that a change of batch size does not move them; only the original counts steps, as its formula
+does. Every shape rises linearly from 0 to the peak first.
 """
 
 from typing import Annotated, Literal
@@ -53,7 +53,17 @@ class InverseSqrt(Section):
     warmup_tokens: int = Field(ge=1, description="Tokens over which the rate rises; the fall is measured in it.")
 
 
+class Original(Section):
+    """Vaswani 2017, 5.3, to the letter: hidden_size^-1/2 · min(t^-1/2, t · warmup_steps^-3/2) at step t = 1, 2, …
+
+    optimizer.learning_rate is a factor on it, 1 in the original. The peak is at t = warmup_steps.
+    """
+
+    kind: Literal["original"] = "original"
+    warmup_steps: int = Field(4000, ge=1, description="Steps over which the rate rises; the fall is measured in it.")
+
+
 ScheduleConfig = Annotated[
-    WarmupStableDecay | Cosine | Linear | Constant | InverseSqrt,
+    WarmupStableDecay | Cosine | Linear | Constant | InverseSqrt | Original,
     Field(discriminator="kind"),
 ]

@@ -22,6 +22,9 @@ class SentencePieceConfig(Section):
         0.9995, gt=0.9, le=1, description="Share of the sample's characters that get a piece of their own."
     )
     split_digits: bool = Field(False, description="Every digit is a piece of its own.")
+    control_symbols: tuple[str, ...] = Field(
+        (), description="Pieces that no text produces, such as <mask> for masked language models."
+    )
     sample_bytes: int = Field(
         100_000_000, ge=1, description="UTF-8 bytes of text to train on; documents are drawn by the hash of their id."
     )

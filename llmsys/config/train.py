@@ -1,11 +1,12 @@
 """Sections about the run itself: its name, processes, budget, checkpoints, evaluation, samples and tracking."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
+from llmsys.config.rule import Broken, refuse
 
 
 class NameConfig(Section):
@@ -30,6 +31,9 @@ class TrainConfig(Section):
     precision: Literal["bf16", "fp32"] = Field(
         "bf16", description="Type of weights and activations in products; masters and moments are always fp32."
     )
+    start_from: Path | None = Field(
+        None, description="Run folder or checkpoint whose weights a new run begins with, where name and shape agree."
+    )
     log_every_steps: int = Field(10, ge=1, description="Steps between two logged steps.")
     threads_per_process: int = Field(
         0, ge=0, description="CPU threads of each process; 0 shares the cores out over the processes."
@@ -41,6 +45,16 @@ class CheckpointConfig(Section):
 
     every_steps: int = Field(100, ge=0, description="Steps between two checkpoints; 0 saves only the last step.")
     keep_last: int = Field(2, ge=1, description="Checkpoints that are kept.")
+    average_last: int = Field(
+        0, ge=0, description="Last checkpoints whose mean is the model that is evaluated and used; 0 uses the last one."
+    )
+
+    @model_validator(mode="after")
+    def _kept_are_averaged(self) -> Self:
+        if self.average_last > self.keep_last:
+            text = f"{self.keep_last} cannot hold the {self.average_last} of average_last. Use {self.average_last}."
+            refuse([Broken("keep_last", text)])
+        return self
 
 
 class EvaluationConfig(Section):
@@ -58,6 +72,14 @@ class GenerationConfig(Section):
     temperature: float = Field(0.8, ge=0, description="Divides the logits; 0 always takes the likeliest token.")
     top_k: int = Field(0, ge=0, description="Choose among this many likeliest tokens; 0 chooses among all.")
     top_p: float = Field(1.0, gt=0, le=1, description="Choose among the likeliest tokens with this total probability.")
+    min_p: float = Field(0.0, ge=0, le=1, description="Choose among tokens at least this share as likely as the first.")
+    repetition_penalty: float = Field(
+        1.0, gt=0, description="Makes tokens that the text already has less likely; 1 changes nothing."
+    )
+    beams: int = Field(1, ge=1, description="Beginnings followed in a beam search; 1 draws tokens instead.")
+    length_penalty: float = Field(
+        0.6, ge=0, description="Of beam search: 0 prefers short texts; see Wu 2016, section 7."
+    )
     seed: int = Field(0, ge=0, description="Seed of the choices.")
 
 

@@ -1,25 +1,36 @@
 """Learning rate as a function of the tokens trained so far.
 
-Everything is counted in tokens, so that a change of batch size does not move the schedule. Each function returns the
-share of the peak rate, in [0, 1].
+Everything is counted in tokens, so that a change of batch size does not move the schedule. The original's formula alone
+counts steps and knows the width of the model.
 """
 
 import math
 
-from llmsys.config.schedule import ScheduleConfig
+from llmsys.config.run import RunConfig
+from llmsys.config.schedule import Original, ScheduleConfig
 
 
-def learning_rate(config: ScheduleConfig, peak: float, tokens: float, budget_tokens: float) -> float:
-    """The rate for the step that brings the run to `tokens` of its `budget_tokens`."""
-    return peak * rate_share(config, tokens, budget_tokens)
+def learning_rate(config: RunConfig, steps: int) -> float:
+    """The rate of step `steps`, counted from 1; the last step of a run brings it to its budget of tokens."""
+    rate = config.optimizer.learning_rate
+    if isinstance(config.schedule, Original):
+        return rate * original_rate(steps, config.schedule.warmup_steps, config.model.hidden_size)
+    return rate * rate_share(config.schedule, steps * config.batch.tokens_per_step, config.train.tokens)
+
+
+def original_rate(step: int, warmup_steps: int, hidden_size: int) -> float:
+    """Vaswani 2017, 5.3: d^-1/2 · min(t^-1/2, t·t0^-3/2); its peak is at t = t0, and t counts from 1."""
+    return float(hidden_size**-0.5 * min(step**-0.5, step * warmup_steps**-1.5))
 
 
 def rate_share(config: ScheduleConfig, tokens: float, budget_tokens: float) -> float:
-    """Share of the peak learning rate at `tokens`.
+    """Share of the peak learning rate at `tokens`, in [0, 1].
 
-    inverse_sqrt is Vaswani 2017, 5.3, min(t^-1/2, t·t0^-3/2), normalised to 1 at its peak t = t0 = warmup_tokens.
+    inverse_sqrt is Vaswani 2017, 5.3, in tokens, normalised to 1 at its peak t = t0 = warmup_tokens.
     wsd (warm-up, stable, decay) is Hu 2024 (MiniCPM) with a linear decay.
     """
+    if isinstance(config, Original):
+        raise TypeError("the original schedule has no peak of its own; see original_rate")
     warmup = config.warmup_tokens
     if tokens < warmup:
         return tokens / warmup

@@ -77,8 +77,7 @@ class Trainer:
     def _step(self, step: int, batches: list[Any], progress: Progress) -> None:
         config = self.config
         began = time.perf_counter()
-        after = (step + 1) * config.batch.tokens_per_step
-        rate = learning_rate(config.schedule, config.optimizer.learning_rate, after, config.train.tokens)
+        rate = learning_rate(config, step + 1)
         result = self.engine.train_step(batches, rate)
         self._refuse_nonfinite(step, result)
         load = settle_experts(self.engine.module)

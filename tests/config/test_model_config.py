@@ -77,7 +77,7 @@ def test_a_step_is_given_in_sequences_or_tokens(given: dict[str, int], sequences
 )
 def test_a_step_that_does_not_add_up_is_refused(given: dict[str, int], message: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        BatchConfig.model_validate(given)
+        RunConfig.model_validate({"batch": given})
     assert message in str(caught.value)
 
 

@@ -17,7 +17,7 @@ from data_pipeline.executors.event import Advanced, Done, Failed, Report
 from data_pipeline.executors.local import LocalPool
 from data_pipeline.graph import Task, Workshop
 from data_pipeline.pipeline import prepare
-from llmsys.config.data import InlineExecutor
+from llmsys.config.executor import InlineExecutor
 from llmsys.errors import DataError
 from llmsys.lock import folder_lock
 from tests.helpers.dying import die_until, fail

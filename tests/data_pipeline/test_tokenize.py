@@ -13,7 +13,7 @@ from data_pipeline.document import document_schema, is_heldout, positions
 from data_pipeline.tokenize.encode import encode_file
 from data_pipeline.tokenize.layout import SPLITS, TokenFilePlan, plan_files, write_token_file
 from data_pipeline.tokenize.train import train_sentencepiece
-from llmsys.config.data import DataConfig, SplitConfig
+from llmsys.config.data import CrawlConfig, SplitConfig
 from llmsys.config.tokenizer import SentencePieceConfig
 from llmsys.errors import DataError
 from llmsys.shards import ShardWriter, read_batches
@@ -22,7 +22,7 @@ from tests.helpers.tiny_crawl import sentences
 
 Rows = list[dict[str, Any]]
 CONFIG = SentencePieceConfig(vocab_size=400)
-DATA = DataConfig(split=SplitConfig(heldout_fraction=0.2))
+DATA = CrawlConfig(split=SplitConfig(heldout_fraction=0.2))
 NONE_HELD = SplitConfig(heldout_fraction=0)
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.data import DataConfig
+from llmsys.config.data import CrawlConfig
 from llmsys.config.run import RunConfig
 
 PROSE = """
@@ -70,7 +70,7 @@ def tiny_config(folder: Path, crawl: Path | list[str], **data: Any) -> RunConfig
         "executor": {"kind": "inline"},
     }
     tokenizer = {"kind": "sentencepiece", "vocab_size": 400}
-    return RunConfig.model_validate({"data": DataConfig.model_validate(section | data), "tokenizer": tokenizer})
+    return RunConfig.model_validate({"data": CrawlConfig.model_validate(section | data), "tokenizer": tokenizer})
 
 
 ROOMS = ("documents", "dropped", "tokenizer", "tokens", "work")

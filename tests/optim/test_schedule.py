@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 
 from llmsys.config.optimizer import AdamW
-from llmsys.config.schedule import Constant, Cosine, InverseSqrt, Linear, ScheduleConfig, WarmupStableDecay
+from llmsys.config.run import RunConfig
+from llmsys.config.schedule import Constant, Cosine, InverseSqrt, Linear, Original, ScheduleConfig, WarmupStableDecay
 from llmsys.model.transformer import Transformer
 from llmsys.optim.groups import parameter_groups, role_of
 from llmsys.optim.schedule import learning_rate, rate_share
@@ -43,7 +44,6 @@ def test_points_on_the_way() -> None:
     assert rate_share(cosine, 550, BUDGET) == pytest.approx(0.55)
     assert rate_share(linear, 550, BUDGET) == pytest.approx(0.55)
     assert rate_share(constant, 999, BUDGET) == 1.0
-    assert learning_rate(linear, 2e-3, 550, BUDGET) == pytest.approx(1.1e-3)
 
 
 @pytest.mark.parametrize("step", [1, 37, 100, 101, 5000])
@@ -52,6 +52,36 @@ def test_inverse_sqrt_is_the_original_formula_up_to_its_constant(step: int) -> N
     share = rate_share(ALL[4], step, BUDGET)
     assert share * WARMUP**-0.5 == pytest.approx(original)
     assert math.isfinite(share)
+
+
+def run_with(schedule: ScheduleConfig, **sections: object) -> RunConfig:
+    """A run of 100 steps of 10 tokens at a peak of 2e-3."""
+    batch = {"sequence_length": 5, "sequences": 2}
+    settings = {"schedule": schedule, "batch": batch, "optimizer": {"learning_rate": 2e-3}, "train": {"tokens": 1000}}
+    return RunConfig.model_validate(settings | sections)
+
+
+def test_the_rate_of_a_step_is_the_share_of_the_tokens_after_it() -> None:
+    assert learning_rate(run_with(ALL[2]), 55) == pytest.approx(1.1e-3)
+
+
+def test_the_original_schedule_has_its_known_points() -> None:
+    # The base model of the paper: 512 wide, 4000 steps of warm-up, and no factor.
+    config = run_with(
+        Original(warmup_steps=4000), model=tiny_config(hidden_size=512), optimizer={"learning_rate": 1.0},
+        train={"tokens": 1_000_000},
+    )  # fmt: skip
+    assert learning_rate(config, 1) == pytest.approx(512**-0.5 * 4000**-1.5) == pytest.approx(1.7469e-7, rel=1e-4)
+    assert learning_rate(config, 4000) == pytest.approx((512 * 4000) ** -0.5) == pytest.approx(6.9877e-4, rel=1e-4)
+    assert learning_rate(config, 16_000) == pytest.approx(learning_rate(config, 4000) / 2)
+    assert learning_rate(config, 2000) == pytest.approx(learning_rate(config, 4000) / 2)
+    peak = max(range(3990, 4011), key=lambda step: learning_rate(config, step))
+    assert peak == 4000
+
+
+def test_the_original_adam_can_be_said() -> None:
+    config = run_with(ALL[4], optimizer={"betas": [0.9, 0.98], "eps": 1e-9, "weight_decay": 0, "gradient_clip": 0})
+    assert (config.optimizer.betas, config.optimizer.eps) == ((0.9, 0.98), 1e-9)
 
 
 def test_groups_hold_every_parameter_once_by_role_and_decay() -> None:

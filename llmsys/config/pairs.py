@@ -1,0 +1,66 @@
+"""Datasets of lines: pairs of a source and its translation, and texts with a label.
+
+Both become the same thing on disk, pairs of token sequences; the target of a labelled text is the number of its label.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from llmsys.config.base import Section
+from llmsys.config.executor import ExecutorConfig, LocalExecutor
+from llmsys.config.rule import Broken, refuse
+
+
+class PairsConfig(Section):
+    """Text files whose lines translate each other: line n of a target file belongs to line n of its source file.
+
+    Files are UTF-8, plain or .gz. A pair with an empty or unreadable side is dropped and counted. Training pairs longer
+    than `max_tokens` are dropped and counted too; held-out pairs never are, since scores are compared over all of them.
+    """
+
+    kind: Literal["pairs"] = "pairs"
+    name: str = Field("pairs", min_length=1, description="Name of the dataset, for people.")
+    folder: Path = Field(Path("runs/pairs"), description="Folder that `prepare` writes and `train` reads.")
+    source: tuple[Path, ...] = Field((), description="Files to translate from, one sentence per line.")
+    target: tuple[Path, ...] = Field((), description="Their translations, a file for each source file.")
+    heldout_source: tuple[Path, ...] = Field((), description="Source files kept for evaluation.")
+    heldout_target: tuple[Path, ...] = Field((), description="Their reference translations.")
+    max_tokens: int = Field(256, ge=2, description="Longest side of a training pair, closing token included.")
+    shard_pairs: int = Field(500_000, ge=1, description="Pairs per token file, about.")
+    executor: ExecutorConfig = Field(LocalExecutor(), description="Who does the work.")
+
+    @model_validator(mode="after")
+    def _files_in_pairs(self) -> Self:
+        refuse(self._problems())
+        return self
+
+    def _problems(self) -> Iterator[Broken]:
+        for name, sources, targets in (
+            ("target", self.source, self.target),
+            ("heldout_target", self.heldout_source, self.heldout_target),
+        ):
+            if len(sources) != len(targets):
+                yield Broken(
+                    name,
+                    f"{len(targets)} target files for {len(sources)} source files. Give one for each, in their order.",
+                )
+
+
+class LabelledConfig(Section):
+    """Texts with a label each, for classification: .tsv lines `label<TAB>text`, or .jsonl with `text` and `label`.
+
+    Plain or .gz. Texts longer than `max_tokens` are cut and counted.
+    """
+
+    kind: Literal["labelled"] = "labelled"
+    name: str = Field("labelled", min_length=1, description="Name of the dataset, for people.")
+    folder: Path = Field(Path("runs/labelled"), description="Folder that `prepare` writes and `train` reads.")
+    inputs: tuple[Path, ...] = Field((), description="Files to train on: .tsv or .jsonl, plain or .gz.")
+    heldout_inputs: tuple[Path, ...] = Field((), description="Files kept for evaluation.")
+    labels: tuple[str, ...] = Field((), description="Labels in the order of their numbers; empty: as found, sorted.")
+    max_tokens: int = Field(256, ge=2, description="Tokens of a text that are kept, closing token included.")
+    shard_pairs: int = Field(500_000, ge=1, description="Texts per token file, about.")
+    executor: ExecutorConfig = Field(LocalExecutor(), description="Who does the work.")

@@ -1,16 +1,19 @@
 """Exact floating-point operations of matrix products, forward and backward, in three named conventions.
 
 A product of an (m, k) with a (k, n) matrix is 2·m·k·n operations; a backward pass does two such products for each of
-the forward. Look-ups, norms, activations and rotations count nothing; the router counts. PyTorch's FlopCounterMode
-over eager attention counts the same as `full`, to the last operation.
+the forward. Look-ups, norms, biases, activations and rotations count nothing; router, poolers and heads count.
+PyTorch's FlopCounterMode over eager attention counts the same as `full`, to the last operation.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from llmsys.config.model import ModelConfig
+from llmsys.estimate.pairs import document_lengths, visible_pairs
 from llmsys.estimate.parameters import active_count
-from llmsys.estimate.tensors import model_tensors
+from llmsys.estimate.rows import Input
+from llmsys.estimate.tensors import has_logits, head_is_tied, model_tensors
 
 Convention = Literal["causal", "full", "hardware"]
 CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
@@ -18,7 +21,10 @@ CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
 
 @dataclass(frozen=True)
 class Flops:
-    """Operations of one batch. `attention` is the part of `forward` in scores and weighted sums; it grows with s²."""
+    """Operations of one batch. `attention` is the part of `forward` in scores and weighted sums; it grows with s².
+
+    `tokens` are those of the decoder in an encoder-decoder: the ones that are predicted.
+    """
 
     convention: Convention
     tokens: int
@@ -37,23 +43,100 @@ class Flops:
         return self.forward_backward / self.tokens
 
 
-def count_flops(model: ModelConfig, sequence_length: int, sequences: int, convention: Convention = "causal") -> Flops:
+@dataclass(frozen=True)
+class _Window:
+    """One sequence: its length and the source's in tokens, and the documents packed into it (empty: one)."""
+
+    length: int
+    source: int
+    documents: Sequence[int]
+    exact: bool
+
+    def pairs(self, window: int | None, *, causal: bool) -> int:
+        """Pairs of query and key that are counted in one head of self-attention."""
+        if not self.exact:
+            return self.length**2
+        lengths = document_lengths(self.length, self.documents)
+        return sum(visible_pairs(one, window, causal=causal) for one in lengths)
+
+
+def count_flops(
+    model: ModelConfig,
+    sequence_length: int,
+    sequences: int,
+    convention: Convention = "causal",
+    *,
+    target_length: int | None = None,
+    documents: Sequence[int] = (),
+) -> Flops:
     """Operations for `sequences` windows of `sequence_length` tokens.
 
-    `causal` counts the positions a token may see, s·(s+1)/2 of a window, as if it held a single document (with several,
-    that is an upper bound). `full` counts s² (PaLM, Chowdhery 2022, appendix B). `hardware` is `full` and whatever is
-    computed again in the backward pass; nothing is recomputed today, so both are equal.
+    In an encoder-decoder that is the encoder's length and `target_length` the decoder's (None: the same).
+
+    `causal` counts the pairs that masks let through: earlier tokens, sliding windows, and within the documents of the
+    given lengths, which repeat until a window is full (none given: a window is one document, an upper bound).
+    Bidirectional and cross attention see everything. `full` counts s² everywhere (PaLM, Chowdhery 2022, appendix B).
+    `hardware` is `full` and whatever is computed again in the backward pass; nothing is recomputed today, so both are
+    equal. Experts count as many visits as the router asks for; capacity may drop some. Modules for multi-token
+    prediction count over the whole window, each with one more pass through the head.
     """
-    tokens = sequences * sequence_length
-    visible = sequence_length * (sequence_length + 1) // 2 if convention == "causal" else sequence_length**2
-    width = model.num_attention_heads * model.head_dim
-    attention = 4 * width * visible * sequences * model.num_hidden_layers  # scores, then the weighted sum: 2 each
-    forward = 2 * _active_matrix_elements(model) * tokens + attention
-    return Flops(convention, tokens, forward, 3 * forward, attention)
+    decodes = model.family == "encoder_decoder"
+    length = target_length if decodes and target_length is not None else sequence_length
+    one = _Window(length, sequence_length, () if decodes else documents, exact=convention == "causal")
+    attention = sequences * sum(_attention(model, one))
+    forward = 2 * _products(model, one, sequences) + attention
+    return Flops(convention, sequences * length, forward, 3 * forward, attention)
 
 
-def _active_matrix_elements(model: ModelConfig) -> int:
-    """Elements of the matrices that one token is multiplied with; a tied head multiplies, the look-up does not."""
-    rows = [row for row in model_tensors(model) if row.component not in ("embedding", "head", "norms")]
-    head = model.vocab_size * model.hidden_size
-    return sum(active_count(model, row) for row in rows) + head
+def _products(model: ModelConfig, one: _Window, sequences: int) -> int:
+    """Multiplications in the products with weights."""
+    vectors: dict[Input, int] = {
+        "token": sequences * one.length,
+        "source": sequences * one.source,
+        "sequence": sequences,
+        "distance": _distances(model, one.length),
+    }
+    rows = [row for row in model_tensors(model) if row.input is not None]
+    inside = sum(active_count(model, row) * vectors[row.input] for row in rows if row.input is not None)
+    matrix = model.vocab_size * model.hidden_size
+    # The look-up is no product, the head is one, tied or not; every module that predicts goes through it again.
+    passes = int(head_is_tied(model)) + (_depth(model) if has_logits(model) else 0)
+    return inside + passes * matrix * vectors["token"]
+
+
+def _attention(model: ModelConfig, one: _Window) -> Iterator[int]:
+    """Operations of scores and weighted sums for one sequence, layer by layer."""
+    causal = model.family != "encoder"
+    for layer in _attention_layers(model):
+        yield _per_pair(model) * one.pairs(model.window(layer), causal=causal)
+    if model.family == "encoder_decoder":
+        encoder = model.encoder_shape
+        for _ in range(encoder.num_hidden_layers):
+            yield _per_pair(encoder) * one.source**2
+        for _ in range(model.num_hidden_layers):
+            yield 4 * model.num_attention_heads * model.head_dim * one.length * one.source
+
+
+def _attention_layers(model: ModelConfig) -> Iterator[int]:
+    """Every block by number; a prediction module's is one more like the last."""
+    yield from range(model.num_hidden_layers)
+    yield from [model.num_hidden_layers - 1] * _depth(model)
+
+
+def _per_pair(model: ModelConfig) -> int:
+    """Operations of all heads for one pair: a product of query and key, and one weight times value."""
+    attention = model.attention
+    if attention.kind == "latent":
+        widths = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
+    else:
+        widths = model.head_dim * (3 if model.position.kind == "transformer_xl" else 2)  # a second score by distance
+    return 2 * model.num_attention_heads * widths
+
+
+def _distances(model: ModelConfig, length: int) -> int:
+    """Distances between two tokens, whose sinusoids each layer maps once for the whole batch (Transformer-XL)."""
+    return 2 * length - 1 if model.family == "encoder" else length
+
+
+def _depth(model: ModelConfig) -> int:
+    return 0 if model.multi_token_prediction is None else model.multi_token_prediction.depth

@@ -6,7 +6,13 @@ Counts are integers of the tensors that are built; tied weights count once, buff
 from dataclasses import dataclass
 
 from llmsys.config.model import ModelConfig
-from llmsys.estimate.tensors import TensorRow, model_tensors
+from llmsys.config.moe import MoeConfig
+from llmsys.estimate.rows import TensorRow
+from llmsys.estimate.tensors import head_is_tied, model_tensors
+
+# Tables that are looked up, and what makes logits. Maps of relative positions belong to attention, transforms in front
+# of a head to the model. This is how the published non-embedding counts are meant (Kaplan 2020; Pythia's table).
+EMBEDDING_COMPONENTS = frozenset({"embedding", "positions", "head", "head_bias"})
 
 
 @dataclass(frozen=True)
@@ -14,8 +20,9 @@ class ActiveParameters:
     """Parameters that one token meets, in the three ways in which papers count them.
 
     `all` counts everything but the routed experts not chosen (Mixtral's 12.9B). `without_input_embedding` leaves out
-    the look-up table, unless it is tied and so works as the head (gpt-oss-20b's 3.61B, DeepSeek-V2-Lite's 2.4B).
-    `without_embeddings` leaves out the head too (Moonlight's 2.24B).
+    the token table, unless it is tied and so works as the head (gpt-oss-20b's 3.61B, DeepSeek-V2-Lite's 2.4B).
+    `without_embeddings` leaves out the head too, and the same as `non_embedding` (Moonlight's 2.24B). Modules for
+    multi-token prediction count where the config has them, for a training token meets them; headlines leave them out.
     """
 
     all: int
@@ -34,7 +41,12 @@ class TextbookRule:
 
 @dataclass(frozen=True)
 class Parameters:
-    """The counts of one model. `per_layer` has the keys dense and moe as far as such layers exist."""
+    """The counts of one model.
+
+    `non_embedding` is the total without token embeddings, tables and vectors of positions and token types, the head's
+    own matrix and the bias on the logits. `per_layer` has the keys encoder, dense, moe and multi_token_prediction as
+    far as such layers exist; dense and moe are the decoder's in an encoder-decoder.
+    """
 
     total: int
     non_embedding: int
@@ -51,8 +63,7 @@ def count_parameters(model: ModelConfig) -> Parameters:
     for row in rows:
         by_component[row.component] = by_component.get(row.component, 0) + row.count
     total = sum(by_component.values())
-    embedding, head = by_component["embedding"], by_component.get("head", 0)
-    non_embedding = total - embedding - head
+    non_embedding = total - sum(by_component.get(one, 0) for one in EMBEDDING_COMPONENTS)
     return Parameters(
         total=total,
         non_embedding=non_embedding,
@@ -65,33 +76,53 @@ def count_parameters(model: ModelConfig) -> Parameters:
 
 def active_count(model: ModelConfig, row: TensorRow) -> int:
     """Elements of a row that one token meets: all, or of routed experts the chosen ones."""
-    if row.component != "experts" or model.moe is None:
+    if not row.routed or model.moe is None:
         return row.count
-    return row.count // model.moe.num_experts * model.moe.num_experts_per_tok
+    return int(row.count // model.moe.num_experts * visits_of(model.moe))
+
+
+def visits_of(moe: MoeConfig) -> float:
+    """Experts that a token visits: chosen by itself, or on average by the experts (drops are not foreseen)."""
+    if moe.routing.kind == "expert_choice":
+        return min(moe.routing.factor, moe.num_experts)
+    return moe.num_experts_per_tok
 
 
 def _active(model: ModelConfig, rows: list[TensorRow]) -> ActiveParameters:
     everything = sum(active_count(model, row) for row in rows)
-    tables = {row.component: row.count for row in rows if row.component in ("embedding", "head")}
-    input_only = 0 if model.tie_word_embeddings else tables["embedding"]
-    return ActiveParameters(everything, everything - input_only, everything - sum(tables.values()))
+    tables = sum(row.count for row in rows if row.component in EMBEDDING_COMPONENTS)
+    used_as_head = "embed.weight" if head_is_tied(model) else None
+    input_only = sum(row.count for row in rows if row.component == "embedding" and row.name != used_as_head)
+    return ActiveParameters(everything, everything - input_only, everything - tables)
 
 
 def _per_layer(model: ModelConfig, rows: list[TensorRow]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for row in rows:
-        if row.layers is not None:
-            kind = "dense" if row.layers.start < model.num_dense_layers else "moe"
+        if row.layers:
+            kind = layer_kind(model, row)
             counts[kind] = counts.get(kind, 0) + row.each
     return counts
+
+
+def layer_kind(model: ModelConfig, row: TensorRow) -> str:
+    """Which kind of layer a row of a block belongs to: a key of `Parameters.per_layer`."""
+    if row.name.startswith("encoder."):
+        return "encoder"
+    if row.component == "multi_token_prediction":
+        return row.component
+    return "moe" if model.is_moe_layer(row.layers[0]) else "dense"
 
 
 def _textbook(model: ModelConfig, non_embedding: int) -> tuple[TextbookRule, ...]:
     """Kaplan 2020, table 1: N = 2·d·L·(2·d_attn + d_ff), which is 12·L·d² for d_attn = d and d_ff = 4d.
 
-    Both assume a two-matrix feed-forward and full key-value heads; SwiGLU and experts are outside what they know.
+    Both assume a two-matrix feed-forward, full key-value heads and no cross-attention; L counts the blocks of both
+    stacks. SwiGLU and experts are outside what they know.
     """
     hidden, layers = model.hidden_size, model.num_hidden_layers
+    if model.family == "encoder_decoder":
+        layers += model.encoder_shape.num_hidden_layers
     attention = model.num_attention_heads * model.head_dim
     width = model.intermediate_size or (model.moe.moe_intermediate_size if model.moe else 0)
     values = {

@@ -32,7 +32,7 @@ class Translation(Section):
 
 
 class Masked(Section):
-    """Some tokens from all others (BERT, Devlin 2018, 3.1): of the chosen, most are masked, some replaced, some kept."""
+    """Some tokens from all others (BERT, Devlin 2018, 3.1): of these, most are masked, some replaced, some kept."""
 
     kind: Literal["masked"] = "masked"
     chosen_share: float = Field(0.15, gt=0, lt=1, description="Share of the tokens that are to be predicted.")

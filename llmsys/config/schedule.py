@@ -1,7 +1,7 @@
 """The learning-rate schedule: its shape over the tokens of a run.
 
-All lengths are tokens, so that a change of batch size does not move them; only the original counts steps, as its formula
-does. Every shape rises linearly from 0 to the peak first.
+All lengths are tokens, so that a change of batch size does not move them; only the original counts steps, as its
+formula does. Every shape rises linearly from 0 to the peak first.
 """
 
 from typing import Annotated, Literal

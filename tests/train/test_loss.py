@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from llmsys.train.loss import ROWS_ON_CPU, sequence_losses
+from llmsys.config.objective import LossConfig
+from llmsys.train.loss import ROWS_ON_CPU, sequence_losses, training_loss
 
 
 @pytest.mark.parametrize("length", [1, 7, ROWS_ON_CPU])
@@ -22,6 +23,45 @@ def test_losses_and_gradients_equal_the_plain_form(length: int) -> None:
     (losses_B * weights_B).sum().backward()
     (plain_B * weights_B).sum().backward()
     torch.testing.assert_close(logits_BTV.grad, plain_BTV.grad)
+
+
+def plainly_smoothed(logits_BTV: torch.Tensor, targets_BT: torch.Tensor, smoothing: float, z: float) -> torch.Tensor:
+    """The definition, word for word: a distribution to hit, and the squared log-sum-exp."""
+    classes = logits_BTV.shape[-1]
+    wanted_BTV = torch.full_like(logits_BTV, smoothing / (classes - 1))
+    wanted_BTV.scatter_(-1, targets_BT.clamp(min=0)[..., None], 1 - smoothing)
+    losses_BT = -(wanted_BTV * logits_BTV.log_softmax(-1)).sum(-1) + z * logits_BTV.logsumexp(-1) ** 2
+    return (losses_BT * (targets_BT != -100)).sum(1)
+
+
+@pytest.mark.parametrize(("smoothing", "z"), [(0.1, 0.0), (0.0, 1e-2), (0.3, 1e-3)])
+def test_smoothing_and_z_loss_equal_their_definitions(smoothing: float, z: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits_BTV = (4 * torch.randn(3, 50, 37, generator=generator)).requires_grad_()
+    plain_BTV = logits_BTV.detach().clone().requires_grad_()
+    targets_BT = torch.randint(0, 37, (3, 50), generator=generator)
+    targets_BT[0, 5:] = -100
+    losses_B = sequence_losses(logits_BTV, targets_BT, smoothing, z)
+    plain_B = plainly_smoothed(plain_BTV, targets_BT, smoothing, z)
+    torch.testing.assert_close(losses_B, plain_B)
+    (losses_B * torch.tensor([1.0, -2.0, 3.0])).sum().backward()
+    (plain_B * torch.tensor([1.0, -2.0, 3.0])).sum().backward()
+    torch.testing.assert_close(logits_BTV.grad, plain_BTV.grad)
+    assert (logits_BTV.grad[0, 5:] == 0).all()
+
+
+def test_the_training_loss_is_shaped_and_evaluation_is_plain() -> None:
+    logits_BTV, targets_BT = torch.randn(2, 3, 5), torch.tensor([[0, 1, 2], [3, 4, 0]])
+    shaped = training_loss(LossConfig(label_smoothing=0.1, z_loss=1e-3))(logits_BTV, targets_BT)
+    torch.testing.assert_close(shaped, plainly_smoothed(logits_BTV, targets_BT, 0.1, 1e-3))
+    plain = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
+    torch.testing.assert_close(sequence_losses(logits_BTV, targets_BT), plain.view(2, 3).sum(1))
+
+
+def test_a_classifier_counts_as_sequences_of_one() -> None:
+    logits_BV, targets_B1 = torch.randn(4, 3), torch.tensor([[0], [2], [-100], [1]])
+    expected = torch.nn.functional.cross_entropy(logits_BV, targets_B1[:, 0], reduction="none")
+    torch.testing.assert_close(sequence_losses(logits_BV, targets_B1), expected)
 
 
 def test_bfloat16_logits_are_summed_in_float32() -> None:

@@ -1,65 +1,101 @@
-"""Causal self-attention with grouped key-value heads (GQA), over any mask, with or without a cache."""
+"""Multi-head attention: of a sequence to itself, and of a decoder to the encoder's output.
 
-from dataclasses import dataclass
+Fewer key-value heads than query heads make it grouped (GQA) or multi-query attention (MQA).
+"""
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
 
+from llmsys.config.attention import MultiHead
 from llmsys.config.model import ModelConfig
-from llmsys.model import cpu_attention
-from llmsys.model.cache import KeyValueCache
-from llmsys.model.rotary import Rotation
+from llmsys.model.attend import attend
+from llmsys.model.context import StackContext
+from llmsys.model.mask import Mask
+from llmsys.model.norm import build_norm
 
 # B rows, T query positions, S key positions, D width, H query heads, G key-value heads, K width of a head
 
 
-@dataclass(frozen=True)
-class AttentionContext:
-    """What all layers of one forward pass share. Not a tensor, so that no wrapper casts what is inside."""
+class MultiHeadMaps(nn.Module):
+    """The four linear maps with their norms, and how scores are made from what they give."""
 
-    rotation: Rotation | None = None
-    mask_B1TS: Tensor | None = None
-    cache: KeyValueCache | None = None
-
-
-class Attention(nn.Module):
-    """softmax(q k^T / sqrt(K)) v with H query heads, each G-th part of them sharing keys and values (Ainslie 2023)."""
-
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, attention: MultiHead, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.head_dim = config.head_dim
-        query_width = config.num_attention_heads * config.head_dim
-        key_value_width = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, query_width, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, key_value_width, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, key_value_width, bias=False)
-        self.o_proj = nn.Linear(query_width, config.hidden_size, bias=False)
+        self.head_dim, self.heads = config.head_dim, config.num_attention_heads
+        self.scale = config.head_dim**-0.5 if attention.scale is None else attention.scale
+        self.softcap, self.clip = attention.logit_softcap, attention.clip
+        self.dropout = config.dropout.attention
+        hidden, groups = config.hidden_size, config.num_key_value_heads
+        self.q_proj = nn.Linear(hidden, self.heads * self.head_dim, bias=attention.qkv_bias)
+        self.k_proj = nn.Linear(hidden, groups * self.head_dim, bias=attention.qkv_bias)
+        self.v_proj = nn.Linear(hidden, groups * self.head_dim, bias=attention.qkv_bias)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, hidden, bias=attention.output_bias)
+        self.norms = attention.qk_norm
+        if self.norms != "none":
+            full = self.norms == "full"
+            self.q_norm = build_norm(config, self.heads * self.head_dim if full else self.head_dim)
+            self.k_norm = build_norm(config, groups * self.head_dim if full else self.head_dim)
 
-    def forward(self, x_BTD: Tensor, context: AttentionContext) -> Tensor:
-        """Mix positions; same shape and dtype as the input."""
-        q_BTHK = self._heads(self.q_proj(x_BTD))
-        k_BSGK = self._heads(self.k_proj(x_BTD))
-        v_BSGK = self._heads(self.v_proj(x_BTD))
-        if context.rotation is not None:
-            q_BTHK, k_BSGK = context.rotation(q_BTHK), context.rotation(k_BSGK)
-        if context.cache is not None:
-            k_BSGK, v_BSGK = context.cache.extend(self.layer, k_BSGK, v_BSGK)
-        y_BTHK = attend(q_BTHK, k_BSGK, v_BSGK, context.mask_B1TS)
+    def _queries(self, x_BTD: Tensor) -> Tensor:
+        return self._heads(self.q_proj(x_BTD), self.q_norm if self.norms != "none" else None)
+
+    def _keys_and_values(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
+        k_BSGK = self._heads(self.k_proj(x_BSD), self.k_norm if self.norms != "none" else None)
+        return k_BSGK, self._heads(self.v_proj(x_BSD))
+
+    def _heads(self, x_BTW: Tensor, norm: nn.Module | None = None) -> Tensor:
+        """Heads side by side to heads of their own; normed all at once (OLMo 2) or each by itself (Qwen3)."""
+        if norm is not None and self.norms == "full":
+            x_BTW = norm(x_BTW)
+        x_BTHK: Tensor = x_BTW.unflatten(-1, (-1, self.head_dim))
+        if norm is not None and self.norms == "head":
+            x_BTHK = norm(x_BTHK)
+        return x_BTHK if self.clip is None else x_BTHK.clamp(-self.clip, self.clip)
+
+    def _mixed(
+        self, q_BTHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, mask: Mask, sinks_H: Tensor | None = None
+    ) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        y_BTHK = attend(
+            q_BTHK, k_BSGK, v_BSGK, mask, scale=self.scale, softcap=self.softcap, sinks_H=sinks_H, dropout=dropout
+        )
         mixed: Tensor = self.o_proj(y_BTHK.flatten(2))
         return mixed
 
-    def _heads(self, x_BTW: Tensor) -> Tensor:
-        return x_BTW.view(*x_BTW.shape[:-1], -1, self.head_dim)
+
+class Attention(MultiHeadMaps):
+    """softmax(q kᵀ / sqrt(K)) v of a sequence to itself; each G-th part of the H heads shares keys (Ainslie 2023)."""
+
+    def __init__(self, config: ModelConfig, attention: MultiHead, layer: int) -> None:
+        super().__init__(config, attention, layer)
+        self.layer_type = config.layer_type(layer)
+        self.rotates = config.rotates(layer)
+        self.sinks = nn.Parameter(torch.zeros(self.heads)) if attention.sinks else None
+
+    def forward(self, x_BTD: Tensor, context: StackContext) -> Tensor:
+        """Mix positions; same shape and dtype as the input."""
+        q_BTHK, (k_BTGK, v_BTGK) = self._queries(x_BTD), self._keys_and_values(x_BTD)
+        q_BTHK, k_BSGK, v_BSGK = context.place(self.layer_type, self.layer, self.rotates, q_BTHK, k_BTGK, v_BTGK)
+        return self._mixed(q_BTHK, k_BSGK, v_BSGK, context.masks[self.layer_type], self.sinks)
 
 
-def attend(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, mask_B1TS: Tensor | None) -> Tensor:
-    """Scaled dot-product attention, shape (B, T, H, K); no mask means causal, and then T = S."""
-    if cpu_attention.suits(q_BTHK, k_BSGK):
-        return cpu_attention.chunked_attention(q_BTHK, k_BSGK, v_BSGK, mask_B1TS)
-    q_BHTK, k_BGSK, v_BGSK = (x.transpose(1, 2) for x in (q_BTHK, k_BSGK, v_BSGK))
-    grouped = q_BHTK.shape[1] != k_BGSK.shape[1]
-    y_BHTK = F.scaled_dot_product_attention(
-        q_BHTK, k_BGSK, v_BGSK, attn_mask=mask_B1TS, is_causal=mask_B1TS is None, enable_gqa=grouped
-    )
-    return y_BHTK.transpose(1, 2)
+class CrossAttention(MultiHeadMaps):
+    """Queries from the decoder, keys and values from the encoder's last hidden states (Vaswani 2017, 3.2.3).
+
+    Without rotation and sinks: those belong to positions of one sequence.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        kind = config.attention
+        super().__init__(config, kind if isinstance(kind, MultiHead) else MultiHead(), layer)
+
+    def forward(self, x_BTD: Tensor, context: StackContext) -> Tensor:
+        """Look at `context.memory`; same shape and dtype as the input."""
+        memory = context.memory
+        assert memory is not None
+        if context.cache is None:
+            k_BSGK, v_BSGK = self._keys_and_values(memory.hidden_BSD)
+        else:
+            k_BSGK, v_BSGK = context.cache.source(self.layer, lambda: self._keys_and_values(memory.hidden_BSD))
+        return self._mixed(self._queries(x_BTD), k_BSGK, v_BSGK, context.cross_mask)

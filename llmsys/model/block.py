@@ -1,32 +1,99 @@
-"""One layer of the Transformer: attention, then a dense or mixture-of-experts feed-forward, each around a residual."""
+"""One layer of the Transformer: attention, in a decoder with a source cross-attention, and a feed-forward.
 
+Each is a branch around the residual stream; `model.residual` says where norms stand around a branch.
+"""
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
-from llmsys.model.attention import Attention, AttentionContext
+from llmsys.model.attention import Attention, CrossAttention
+from llmsys.model.context import StackContext
 from llmsys.model.feed_forward import build_feed_forward
+from llmsys.model.latent_attention import LatentAttention
 from llmsys.model.moe import MoE
 from llmsys.model.norm import build_norm
+from llmsys.model.relative_attention import RelativeAttention
+
+# B rows, T positions, D width
+
+Branch = Callable[[Tensor], Tensor]
 
 
 class Block(nn.Module):
-    """Pre-norm: x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """Branches one after another, or in a parallel block side by side. `alpha` is DeepNorm's weight of the stream."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int, *, alpha: float = 1.0) -> None:
         super().__init__()
-        self.attention_norm = build_norm(config, config.hidden_size)
-        self.attention = Attention(config, layer)
-        self.feed_forward_norm = build_norm(config, config.hidden_size)
+        self.kind, self.alpha, self.dropout = config.residual.kind, alpha, config.dropout.residual
+        self._add_norms(config, "attention")
+        self.attention = build_attention(config, layer)
+        self.cross_attention: CrossAttention | None = None
+        if config.family == "encoder_decoder":
+            self._add_norms(config, "cross_attention")
+            self.cross_attention = CrossAttention(config, layer)
+        self._add_norms(config, "feed_forward")
         self.feed_forward = _feed_forward(config, layer)
 
-    def forward(self, x_BTD: Tensor, context: AttentionContext) -> Tensor:
+    def forward(self, x_BTD: Tensor, context: StackContext) -> Tensor:
         """Same shape and dtype as the input."""
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), context)
-        y_BTD: Tensor = x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD))
-        return y_BTD
+        cross = self.cross_attention
+        if self.kind == "parallel":
+            return self._parallel(x_BTD, context)
+        x_BTD = self._around("attention", x_BTD, lambda inner: self.attention(inner, context))
+        if cross is not None:
+            x_BTD = self._around("cross_attention", x_BTD, lambda inner: cross(inner, context))
+        return self._around("feed_forward", x_BTD, self.feed_forward)
+
+    def _parallel(self, x_BTD: Tensor, context: StackContext) -> Tensor:
+        inner_BTD = self._norm("attention_norm", x_BTD)
+        feed_BTD = inner_BTD if "feed_forward_norm" not in self._modules else self._norm("feed_forward_norm", x_BTD)
+        y_BTD = self._dropped(self.attention(inner_BTD, context)) + self._dropped(self.feed_forward(feed_BTD))
+        if self.cross_attention is not None:
+            crossed_BTD = self.cross_attention(self._norm("cross_attention_norm", x_BTD), context)
+            y_BTD = y_BTD + self._dropped(crossed_BTD)
+        return x_BTD + y_BTD
+
+    def _around(self, name: str, x_BTD: Tensor, branch: Branch) -> Tensor:
+        """One branch with its norms, as the classes in llmsys/config/norm.py say."""
+        if self.kind in ("post", "deepnorm"):
+            kept_BTD = x_BTD if self.alpha == 1.0 else self.alpha * x_BTD
+            return self._norm(f"{name}_norm", kept_BTD + self._dropped(branch(x_BTD)))
+        y_BTD = branch(x_BTD if self.kind == "output" else self._norm(f"{name}_norm", x_BTD))
+        if self.kind in ("sandwich", "output"):
+            y_BTD = self._norm(f"{name}_output_norm", y_BTD)
+        return x_BTD + self._dropped(y_BTD)
+
+    def _norm(self, name: str, x_BTD: Tensor) -> Tensor:
+        normed: Tensor = getattr(self, name)(x_BTD)
+        return normed
+
+    def _dropped(self, y_BTD: Tensor) -> Tensor:
+        return F.dropout(y_BTD, self.dropout, self.training) if self.dropout else y_BTD
+
+    def _add_norms(self, config: ModelConfig, branch: str) -> None:
+        residual = config.residual
+        shared = residual.kind == "parallel" and residual.norms == 1 and branch == "feed_forward"
+        if residual.kind != "output" and not shared:
+            self.add_module(f"{branch}_norm", build_norm(config, config.hidden_size))
+        if residual.kind in ("sandwich", "output"):
+            self.add_module(f"{branch}_output_norm", build_norm(config, config.hidden_size))
+
+
+def build_attention(config: ModelConfig, layer: int) -> nn.Module:
+    """The self-attention of block `layer`."""
+    attention, position = config.attention, config.position
+    if attention.kind == "latent":
+        return LatentAttention(config, attention, layer)
+    if position.kind == "transformer_xl":
+        return RelativeAttention(config, attention, position, layer)
+    return Attention(config, attention, layer)
 
 
 def _feed_forward(config: ModelConfig, layer: int) -> nn.Module:
     if config.moe is not None and config.is_moe_layer(layer):
         return MoE(config.hidden_size, config.moe)
-    return build_feed_forward(config.feed_forward, config.hidden_size, config.intermediate_size)
+    width = config.intermediate_size
+    return build_feed_forward(config.feed_forward, config.hidden_size, width, config.dropout.activation)

@@ -1,79 +1,122 @@
-"""The Transformer: token ids in, next-token logits out. Loss, optimizer and parallelism are other rooms' business.
+"""The Transformer: token ids in, logits or hidden states out. Loss and parallelism are other rooms' business.
 
-Parameter names are part of the checkpoint format and do not change:
-
-    embed.weight
-    blocks.{i}.attention_norm.weight            (and .bias for layernorm, here and in every norm)
-    blocks.{i}.attention.{q,k,v,o}_proj.weight
-    blocks.{i}.feed_forward_norm.weight
-    blocks.{i}.feed_forward.{gate,up,down}_proj.weight                dense; gelu and relu have no gate
-    blocks.{i}.feed_forward.router.weight                             mixture of experts
-    blocks.{i}.feed_forward.experts.{gate,up,down}_proj               stacked: (experts, in, out)
-    blocks.{i}.feed_forward.shared.{gate,up,down}_proj.weight
-    norm.weight
-    head.weight                                                       the same parameter as embed.weight when tied
-
-and one saved buffer, blocks.{i}.feed_forward.balance_bias_E.
+A decoder or an encoder is one stack of blocks, and its parameters have no prefix; the encoder of an encoder-decoder is
+a second stack under `encoder.`. Parameter names are part of the checkpoint format and do not change; the list is what
+`llmsys estimate CONFIG --explain` prints. Tied, `head.weight` is `embed.weight` itself, and so is the source's
+embedding unless it has a vocabulary of its own.
 """
 
 from collections.abc import Callable
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
-from llmsys.model.attention import AttentionContext
-from llmsys.model.block import Block
 from llmsys.model.cache import KeyValueCache
-from llmsys.model.embedding import TokenEmbedding
-from llmsys.model.mask import document_mask
+from llmsys.model.context import StackContext
+from llmsys.model.deepnorm import deepnorm_constants
+from llmsys.model.embedding import TokenEmbedding, scale_of
+from llmsys.model.head import build_extras, build_head
+from llmsys.model.memory import Memory
 from llmsys.model.moe import MoE
-from llmsys.model.norm import build_norm
-from llmsys.model.rotary import RotaryTable
+from llmsys.model.prediction import PredictionModule, shifted
+from llmsys.model.stack import Stack
 
-# B rows, T positions, D width, V vocabulary
+# B rows, T positions, S source positions, D width, V vocabulary
 
 
-class Transformer(nn.Module):
-    """A decoder-only Transformer, dense or mixture of experts, as `config` composes it."""
+class Transformer(Stack):
+    """A decoder, an encoder, or both, as `config` composes it."""
 
     def __init__(self, config: ModelConfig) -> None:
         """Build on the current default device, the meta device included (see `reset_buffers`)."""
-        super().__init__()
-        self.config = config
+        super().__init__(config, alpha=_alpha(config))
         self.embed = TokenEmbedding(config.vocab_size, config.hidden_size)
-        self.rotary: RotaryTable | None = _rotary(config)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
-        self.norm = build_norm(config, config.hidden_size)
-        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.embedding_scale = scale_of(config)
+        source, types = config.embedding.source_vocab_size, config.embedding.token_types
+        self.source_embed = None if source is None else TokenEmbedding(source, config.hidden_size)
+        encoder = config.family == "encoder"
+        self.token_types = TokenEmbedding(types, config.hidden_size) if encoder and types else None
+        self.encoder: Stack | None = None
+        if config.family == "encoder_decoder":
+            self.encoder = Stack(config.encoder_shape, alpha=_alpha(config, encoder=True))
+        self.head = build_head(config)
+        for name, module in build_extras(config).items():
+            self.add_module(name, module)
+        depth = 0 if config.multi_token_prediction is None else config.multi_token_prediction.depth
+        self.prediction = nn.ModuleList(PredictionModule(config) for _ in range(depth))
+        self.predicted_logits: list[Tensor] = []
         self._tie()
 
     def forward(
-        self, tokens_BT: Tensor, *, documents_BT: Tensor | None = None, cache: KeyValueCache | None = None
+        self,
+        tokens_BT: Tensor,
+        *,
+        documents_BT: Tensor | None = None,
+        source_BS: Tensor | None = None,
+        source_documents_BS: Tensor | None = None,
+        token_types_BT: Tensor | None = None,
+        memory: Memory | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """Logits for the token after each position, shape (B, T, V), in the dtype of the weights.
+        """Logits (B, T, V) in the dtype of the weights; of a classifier (B, labels), with features as head (B, T, D).
+
+        In training mode `predicted_logits` then holds those of the multi-token prediction, see `_predict`.
 
         Args:
-            tokens_BT: token ids, integer.
-            documents_BT: a number per token; a token sees earlier tokens of equal number only. None: all earlier ones.
-            cache: keys and values of earlier calls, extended in place; tokens_BT then holds the new tokens only.
+            tokens_BT: token ids, integer; in an encoder-decoder those of the target.
+            documents_BT: a number per token; a token sees tokens of equal number only. None: all are one document.
+                Padding is a document of its own. Positions that are added count from the start of each document.
+            source_BS: what the encoder of an encoder-decoder reads; `source_documents_BS` numbers it likewise. A target
+                sees the source of equal number, and tokens without numbers count as 0.
+            token_types_BT: segments of an encoder; None: 0 everywhere.
+            memory: in place of the source, what `encode` has made of it.
+            cache: keys and values of earlier calls, extended in place; tokens_BT then holds the new tokens only. Source
+                or memory are given with the first call and kept.
 
         Raises:
-            ConfigError: more positions than the model or the cache has, or documents together with a cache.
+            ConfigError: more positions than the model or the cache has, documents together with a cache, a source
+                that is missing, given twice or not understood.
         """
-        context = self._context(tokens_BT, documents_BT, cache)
-        x_BTD = self.embed(tokens_BT)
-        for block in self.blocks:
-            x_BTD = block(x_BTD, context)
-        if cache is not None:
-            cache.advance(tokens_BT.shape[1])
-        logits_BTV: Tensor = self.head(self.norm(x_BTD))
-        return logits_BTV
+        if source_BS is not None:
+            if memory is not None:
+                raise ConfigError("A source and its memory were both given. Give one of them.")
+            memory = self.encode(source_BS, source_documents_BS)
+        memory = self._source(memory, cache)
+        embedded_BTD = self._embedded(tokens_BT, token_types_BT)
+        x_BTD, context = self.read(
+            embedded_BTD, documents_BT=documents_BT, token_types_BT=token_types_BT, cache=cache, memory=memory
+        )
+        if self.training and self.prediction and self.head is not None:
+            self.predicted_logits = self._predict(self.head, tokens_BT, x_BTD, context)
+        if self.config.head.kind == "classification":
+            return self._labels(x_BTD)
+        hidden_BTD = self.finished(x_BTD)
+        output: Tensor = hidden_BTD if self.head is None else self.head(hidden_BTD)
+        return output
+
+    def encode(self, source_BS: Tensor, source_documents_BS: Tensor | None = None) -> Memory:
+        """What an encoder-decoder's encoder makes of the source, for any number of forward passes."""
+        if self.encoder is None:
+            raise ConfigError(f"A source was given, and model.family={self.config.family} reads none. Leave it out.")
+        embed = self.embed if self.source_embed is None else self.source_embed
+        x_BSD, _ = self.encoder.read(self._scaled(embed(source_BS)), documents_BT=source_documents_BS)
+        return Memory(self.encoder.finished(x_BSD), source_documents_BS)
+
+    def pooled(self, hidden_BTD: Tensor) -> Tensor:
+        """BERT's pooler: tanh of a linear map of the first position's last hidden state, (B, T, D) to (B, D)."""
+        return torch.tanh(self.get_submodule("pooler")(hidden_BTD[:, 0]))
+
+    def next_sentence_logits(self, hidden_BTD: Tensor) -> Tensor:
+        """BERT's two logits, from the last hidden states: the second sentence follows, or it does not."""
+        logits_B2: Tensor = self.get_submodule("next_sentence")(self.pooled(hidden_BTD))
+        return logits_B2
 
     def moe_layers(self) -> list[MoE]:
-        """The mixture-of-experts layers in depth order."""
+        """The mixture-of-experts layers in depth order; those of the multi-token prediction come last."""
         return [module for module in self.modules() if isinstance(module, MoE)]
 
     def auxiliary_loss(self) -> Tensor:
@@ -86,26 +129,53 @@ class Transformer(nn.Module):
 
     def reset_buffers(self) -> None:
         """Recompute every buffer, after `to_empty` has given a meta-device model memory without values."""
-        for layer in self.moe_layers():
-            layer.reset_buffers()
+        for module in self.modules():
+            reset = None if module is self else getattr(module, "reset_buffers", None)
+            if reset is not None:
+                reset()
 
-    def _context(self, tokens_BT: Tensor, documents_BT: Tensor | None, cache: KeyValueCache | None) -> AttentionContext:
-        length, device = tokens_BT.shape[1], tokens_BT.device
-        if cache is None:
-            _check_length(length, self.config.max_position_embeddings)
-            mask_B1TS = None if documents_BT is None else document_mask(documents_BT)
-            rotation = None if self.rotary is None else self.rotary(None, length, device=device)
-            return AttentionContext(rotation, mask_B1TS, None)
-        if documents_BT is not None:
-            raise ConfigError("Documents and a key-value cache cannot be combined. Put each document into its own row.")
-        cache.check(length)
-        positions_BT = cache.positions(length)
-        _check_length(int(positions_BT.max()) + 1, self.config.max_position_embeddings)
-        rotation = None if self.rotary is None else self.rotary(positions_BT, int(positions_BT.max()) + 1, device=device)
-        return AttentionContext(rotation, cache.mask(length).to(device), cache)
+    def _embedded(self, tokens_BT: Tensor, token_types_BT: Tensor | None) -> Tensor:
+        x_BTD = self._scaled(self.embed(tokens_BT))
+        if self.token_types is not None:
+            x_BTD = x_BTD + self.token_types(torch.zeros_like(tokens_BT) if token_types_BT is None else token_types_BT)
+        return x_BTD
+
+    def _scaled(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD if self.embedding_scale == 1.0 else x_BTD * self.embedding_scale
+
+    def _source(self, memory: Memory | None, cache: KeyValueCache | None) -> Memory | None:
+        """The memory to look at; a cache keeps the one that it gets."""
+        if cache is not None and memory is not None:
+            if cache.memory is not None:
+                raise ConfigError("The cache has its source already. Give the source with the first call only.")
+            cache.memory = memory
+        memory = cache.memory if cache is not None else memory
+        if (memory is None) != (self.encoder is None):
+            family = self.config.family
+            state = "is missing. Give source_BS" if memory is None else "was given, and it reads none. Leave it out"
+            raise ConfigError(f"The source of a model with family={family} {state}.")
+        return memory
+
+    def _predict(self, head: nn.Module, tokens_BT: Tensor, x_BTD: Tensor, context: StackContext) -> list[Tensor]:
+        """Logits of each prediction module. Those of module k, counted from 1, belong to the targets k places further.
+
+        They have shape (B, T - k, V): entry t has seen tokens up to t + k and predicts the one after.
+        """
+        logits, length = [], tokens_BT.shape[1]
+        for k, module in enumerate(self.prediction, start=1):
+            x_BTD = module(x_BTD, self._embedded(shifted(tokens_BT, k), None), context)
+            logits.append(head(module.get_submodule("norm")(x_BTD[:, : max(length - k, 0)])))
+        return logits
+
+    def _labels(self, x_BTD: Tensor) -> Tensor:
+        """BERT's classifier: pooler, dropout, linear map."""
+        hidden_BTD = x_BTD if self.norm is None else self.norm(x_BTD)
+        pooled_BD = F.dropout(self.pooled(hidden_BTD), self.config.dropout.final, self.training)
+        logits: Tensor = self.get_submodule("classifier")(pooled_BD)
+        return logits
 
     def _tie(self) -> None:
-        if self.config.tie_word_embeddings:
+        if self.config.tie_word_embeddings and self.head is not None:
             self.head.weight = self.embed.weight
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
@@ -115,13 +185,5 @@ class Transformer(nn.Module):
         return self
 
 
-def _rotary(config: ModelConfig) -> RotaryTable | None:
-    return RotaryTable(config, config.position) if config.position.kind == "rope" else None
-
-
-def _check_length(length: int, limit: int) -> None:
-    if length > limit:
-        raise ConfigError(
-            f"A sequence of {length} tokens is longer than model.max_position_embeddings={limit}. "
-            f"Use batch.sequence_length={limit} or less, or raise model.max_position_embeddings."
-        )
+def _alpha(config: ModelConfig, *, encoder: bool = False) -> float:
+    return deepnorm_constants(config, encoder=encoder).alpha if config.residual.kind == "deepnorm" else 1.0

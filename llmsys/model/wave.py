@@ -50,7 +50,8 @@ def _ntk_base(theta: float, width: int, factor: float, length: int, original: in
     return float(theta * stretch ** (width / (width - 2)))
 
 
-def _sharpening(factor: float, weight: float = 1.0) -> float:
+def sharpening(factor: float, weight: float = 1.0) -> float:
+    """YaRN's factor on cosines and sines (Peng 2023, 3.4), with DeepSeek's weight on the logarithm."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
@@ -76,8 +77,8 @@ def _yarn_amplitude(scaling: YarnScaling) -> float:
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     if scaling.mscale and scaling.mscale_all_dim:
-        return _sharpening(scaling.factor, scaling.mscale) / _sharpening(scaling.factor, scaling.mscale_all_dim)
-    return _sharpening(scaling.factor)
+        return sharpening(scaling.factor, scaling.mscale) / sharpening(scaling.factor, scaling.mscale_all_dim)
+    return sharpening(scaling.factor)
 
 
 def _llama3(scaling: Llama3Scaling, wave: float) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
+from llmsys.model.block import Block
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.expert import AllToAllDispatcher
 from llmsys.parallel.mesh import Meshes
@@ -39,7 +40,7 @@ def shard_parameters(model: Transformer, meshes: Meshes, compute_dtype: torch.dt
     if meshes.expert_shard is not None:
         for layer in model.moe_layers():
             fully_shard(layer.experts, mesh=meshes.expert_shard, mp_policy=policy)
-    for block in model.blocks:
+    for block in [module for module in model.modules() if isinstance(module, Block)]:
         fully_shard(block, mesh=meshes.dense, mp_policy=policy)
     fully_shard(model, mesh=meshes.dense, mp_policy=policy)
     for module in model.modules():

@@ -6,7 +6,7 @@ import torch
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
 from llmsys.model.cache import KeyValueCache
-from llmsys.model.mask import cached_mask
+from llmsys.model.mask import self_mask
 from tests.helpers.tiny_model import relative_error, tiny_config, tiny_model, tiny_moe_config, tiny_tokens
 
 CONFIGS = [tiny_config(), tiny_moe_config({"num_shared_experts": 1}), tiny_config(position={"kind": "none"})]
@@ -69,7 +69,9 @@ def test_a_full_cache_and_a_full_context_are_refused() -> None:
 def test_every_slot_sees_a_key_and_real_ones_see_no_padding() -> None:
     # A slot that sees nothing is 0/0 in some kernels, and its NaN spreads through the values of the next layer.
     padding = torch.tensor([0, 2, 5])
-    mask = cached_mask(padding, start=1, length=4)[:, 0]
+    visible = self_mask(4, causal=True, start=1, padding_B=padding).visible_B1TS
+    assert visible is not None
+    mask = visible[:, 0]
     assert mask.any(-1).all()
     for row, skip in enumerate(padding.tolist()):
         for query in range(4):

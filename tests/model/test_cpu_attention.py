@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from llmsys.model import cpu_attention
-from llmsys.model.attention import attend
-from llmsys.model.mask import document_mask
+from llmsys.model.attend import attend
+from llmsys.model.mask import Mask, self_mask
 from tests.helpers.tiny_model import relative_error
 
 # Lengths around a chunk of 128, and heads that share keys in every way.
@@ -22,6 +22,10 @@ def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor 
     return (scores.softmax(-1) @ v).transpose(1, 2)
 
 
+def _mask(documents_BT: torch.Tensor) -> torch.Tensor | None:
+    return self_mask(documents_BT.shape[1], causal=True, documents_BT=documents_BT).visible_B1TS
+
+
 def make(shape: tuple[int, ...], documents: bool) -> tuple[list[torch.Tensor], torch.Tensor | None, torch.Tensor]:
     rows, length, heads, groups, width = shape
     generator = torch.Generator().manual_seed(length)
@@ -31,7 +35,7 @@ def make(shape: tuple[int, ...], documents: bool) -> tuple[list[torch.Tensor], t
     ]
     numbers = (torch.rand(rows, length, generator=generator) < 0.03).cumsum(1)
     out_gradient = torch.randn(rows, length, heads, width, generator=generator).bfloat16()
-    return inputs, document_mask(numbers) if documents else None, out_gradient
+    return inputs, _mask(numbers) if documents else None, out_gradient
 
 
 @pytest.mark.parametrize("documents", [False, True], ids=["causal", "documents"])
@@ -60,8 +64,18 @@ def test_chunks_are_used_for_bfloat16_without_cache_and_only_there(monkeypatch: 
 
     monkeypatch.setattr(cpu_attention, "chunked_attention", spy)
     (q, k, v), _, _ = make((1, 16, 2, 2, 8), documents=False)
-    attend(q, k, v, None)
-    assert used == [q.shape]
-    attend(q.float(), k.float(), v.float(), None)
-    attend(q[:, -1:], k, v, torch.ones(1, 1, 1, 16, dtype=torch.bool))
-    assert used == [q.shape]
+    causal = Mask(causal=True)
+    attend(q, k, v, causal)
+    attend(q, k, v, causal, scale=8**-0.5)
+    attend(q, k, v, self_mask(16, causal=True, window=3))
+    assert used == [q.shape] * 3
+    attend(q.float(), k.float(), v.float(), causal)
+    attend(q[:, -1:], k, v, Mask(visible_B1TS=torch.ones(1, 1, 1, 16, dtype=torch.bool)))
+    attend(q, k, v, Mask())
+    attend(q, k, v, causal.with_bias(torch.zeros(2, 16, 16)))
+    attend(q, k, v, causal, scale=1.0)
+    attend(q, k, v, causal, softcap=5.0)
+    attend(q, k, v, causal, sinks_H=torch.zeros(2))
+    attend(q, k, v, causal, dropout=0.1)
+    attend(q, k, v[..., :4], causal)
+    assert used == [q.shape] * 3

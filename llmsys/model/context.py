@@ -1,0 +1,204 @@
+"""What all layers of one stack share during one forward pass: masks, rotations, the cache, the source.
+
+`ContextBuilder` makes it once from the tokens' places; layers only look things up. Not a tensor and not a module, so
+that no wrapper casts what is inside.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from llmsys.config.model import LayerType, ModelConfig
+from llmsys.config.position import Rope, Sinusoidal
+from llmsys.errors import ConfigError
+from llmsys.model.cache import KeyValueCache
+from llmsys.model.mask import EVERYTHING, Mask, cross_mask, document_positions, self_mask
+from llmsys.model.memory import Memory
+from llmsys.model.position import RelativeBiasTable, Sinusoids, alibi_bias, alibi_slopes
+from llmsys.model.rotary import RotaryTable, Rotation
+
+# B rows, T query positions, S key positions, H heads, D width, R distances
+
+
+@dataclass(frozen=True)
+class StackContext:
+    """Shared by the layers of one stack; masks and rotations by kind of layer."""
+
+    masks: Mapping[LayerType, Mask]
+    positions_BT: Tensor
+    rotations: Mapping[LayerType, Rotation] = field(default_factory=dict)
+    key_rotations: Mapping[LayerType, Rotation] = field(default_factory=dict)
+    distances_RD: Tensor | None = None
+    segments: tuple[Tensor, Tensor] | None = None
+    cache: KeyValueCache | None = None
+    memory: Memory | None = None
+    cross_mask: Mask = EVERYTHING
+
+    def place(
+        self, kind: LayerType, layer: int, rotated: bool, q_BTHK: Tensor, k_BTGK: Tensor, kept_BT: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotate queries and keys, and put the keys and what else layer `layer` keeps behind those in the cache.
+
+        Returns the queries, and keys and kept of all positions so far.
+        """
+        rotation = self.rotations.get(kind) if rotated else None
+        key_rotation = self.key_rotations.get(kind) if rotated else None
+        if rotation is not None:
+            q_BTHK = rotation(q_BTHK)
+            k_BTGK = k_BTGK if key_rotation is not None else rotation(k_BTGK)
+        if self.cache is not None:
+            k_BTGK, kept_BT = self.cache.extend(layer, k_BTGK, kept_BT)
+        if key_rotation is not None:
+            k_BTGK = key_rotation(k_BTGK)
+        return q_BTHK, k_BTGK, kept_BT
+
+
+class ContextBuilder:
+    """Makes the context of one stack. Holds what has no parameters: angles, slopes, sinusoids."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self.causal = config.family != "encoder"
+        self.windows = {config.layer_type(i): config.window(i) for i in range(config.num_hidden_layers)}
+        position = config.position
+        self.rotary = RotaryTable(config, position) if isinstance(position, Rope) else None
+        # Transformer-XL's sinusoids put all sines before all cosines (Dai 2019, released code).
+        self.sinusoids = (
+            Sinusoids(config, Sinusoidal(arrangement="halves")) if position.kind == "transformer_xl" else None
+        )
+
+    def __call__(
+        self,
+        length: int,
+        like: Tensor,
+        *,
+        bias_table: RelativeBiasTable | None = None,
+        documents_BT: Tensor | None = None,
+        token_types_BT: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        memory: Memory | None = None,
+    ) -> StackContext:
+        """The context of `length` new tokens, on the device and in the dtype of `like`."""
+        start = 0 if cache is None else cache.length
+        _check(self.config, start + length, documents_BT, cache)
+        device = like.device
+        padding_B = cache.padding_B.to(device) if cache is not None and cache.padded else None
+        masks = {
+            kind: self_mask(
+                length,
+                causal=self.causal,
+                start=start,
+                window=window,
+                documents_BT=documents_BT,
+                padding_B=padding_B,
+                device=device,
+            )
+            for kind, window in self.windows.items()
+        }
+        bias_HTS = self._bias(bias_table, start, length, device)
+        if bias_HTS is not None:
+            masks = {kind: mask.with_bias(bias_HTS.to(like.dtype)) for kind, mask in masks.items()}
+        return StackContext(
+            masks=masks,
+            positions_BT=_positions(length, documents_BT, cache, device),
+            rotations=self._rotations(length, cache, device),
+            key_rotations=self._key_rotations(length, cache, device),
+            distances_RD=self._distances(start, length, like),
+            segments=None if token_types_BT is None else _segments(token_types_BT, cache),
+            cache=cache,
+            memory=memory,
+            cross_mask=_cross_mask(length, documents_BT, memory),
+        )
+
+    def _bias(self, table: RelativeBiasTable | None, start: int, length: int, device: torch.device) -> Tensor | None:
+        """Depends on distances alone, so slots will do for positions, also where rows are padded or packed."""
+        queries_T = torch.arange(start, start + length, device=device)
+        keys_S = torch.arange(start + length, device=device)
+        position = self.config.position
+        if position.kind == "alibi":
+            slopes_H = alibi_slopes(self.config.num_attention_heads).to(device)
+            return position.factor * alibi_bias(slopes_H, queries_T, keys_S)
+        if table is not None:
+            return table(queries_T, keys_S, bidirectional=not self.causal)  # type: ignore[no-any-return]
+        return None
+
+    def _distances(self, start: int, length: int, like: Tensor) -> Tensor | None:
+        """Sinusoids of every distance from a query back to a key: start + length - 1 down to 1 - length."""
+        if self.sinusoids is None:
+            return None
+        distances_R = torch.arange(start + length - 1, -length, -1, device=like.device)
+        return self.sinusoids(distances_R).to(like.dtype)
+
+    def _rotations(self, length: int, cache: KeyValueCache | None, device: torch.device) -> dict[LayerType, Rotation]:
+        if self.rotary is None:
+            return {}
+        if cache is None:
+            return {
+                kind: self.rotary(None, length, device=device, sliding=kind == "sliding_attention")
+                for kind in self.windows
+            }
+        return self._cached_rotations(cache, cache.length, cache.length + length, device)
+
+    def _key_rotations(
+        self, length: int, cache: KeyValueCache | None, device: torch.device
+    ) -> dict[LayerType, Rotation]:
+        """Where the waves depend on the sequence's length, the cache holds keys as they were before the rotation."""
+        if cache is None or self.rotary is None or self.rotary.position.scaling.kind not in ("ntk", "longrope"):
+            return {}
+        return self._cached_rotations(cache, 0, cache.length + length, device)
+
+    def _cached_rotations(
+        self, cache: KeyValueCache, first: int, last: int, device: torch.device
+    ) -> dict[LayerType, Rotation]:
+        return {kind: self._by_length(cache, first, last, device, kind == "sliding_attention") for kind in self.windows}
+
+    def _by_length(self, cache: KeyValueCache, first: int, last: int, device: torch.device, sliding: bool) -> Rotation:
+        """Rows of unequal length may have waves of their own, so that no row depends on the one beside it."""
+        assert self.rotary is not None
+        positions_BT = cache.positions(first, last)
+        end = max(cache.length, last)
+        if len(positions_BT) == 1 or self.rotary.position.scaling.kind not in ("ntk", "longrope"):
+            longest = end - int(cache.padding_B.min())
+            return self.rotary(positions_BT, longest, device=device, sliding=sliding)
+        rows = [
+            self.rotary(positions_BT[row : row + 1], end - padding, device=device, sliding=sliding)
+            for row, padding in enumerate(cache.padding_B.tolist())
+        ]
+        cos, sin = (torch.cat([getattr(row, name) for row in rows]) for name in ("cos", "sin"))
+        return Rotation(cos, sin, rows[0].pairing)
+
+
+def _check(config: ModelConfig, length: int, documents_BT: Tensor | None, cache: KeyValueCache | None) -> None:
+    if cache is not None:
+        if documents_BT is not None:
+            raise ConfigError("Documents and a key-value cache cannot be combined. Put each document into its own row.")
+        cache.check(length - cache.length)
+        length -= int(cache.padding_B.min())
+    if length > config.max_position_embeddings:
+        limit = config.max_position_embeddings
+        raise ConfigError(
+            f"A sequence of {length} tokens is longer than model.max_position_embeddings={limit}. "
+            f"Use batch.sequence_length={limit} or less, or raise model.max_position_embeddings."
+        )
+
+
+def _positions(length: int, documents_BT: Tensor | None, cache: KeyValueCache | None, device: torch.device) -> Tensor:
+    """Positions for what is added to the embedding: every document, and every row of a cache, begins at 0."""
+    if cache is not None:
+        return cache.positions(cache.length, cache.length + length).to(device)
+    return torch.arange(length, device=device)[None] if documents_BT is None else document_positions(documents_BT)
+
+
+def _segments(token_types_BT: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor]:
+    """Segments of the queries (B, T) and of the keys (B, S)."""
+    if cache is None:
+        return token_types_BT, token_types_BT
+    return token_types_BT, cache.extend("segments", token_types_BT)[0]
+
+
+def _cross_mask(length: int, documents_BT: Tensor | None, memory: Memory | None) -> Mask:
+    if memory is None:
+        return EVERYTHING
+    return cross_mask(documents_BT, memory.documents_BS, length, memory.hidden_BSD.shape[1])

@@ -1,0 +1,21 @@
+"""What the encoder of an encoder-decoder leaves for the decoder to look at."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+# B rows, S source positions, D width
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The encoder's last hidden states, and the document number of each (padding has one of its own)."""
+
+    hidden_BSD: Tensor
+    documents_BS: Tensor | None = None
+
+    def select(self, rows_B: Tensor) -> "Memory":
+        """Some of the rows, in this order; a row may be named twice."""
+        rows_B = rows_B.to(self.hidden_BSD.device)
+        documents_BS = None if self.documents_BS is None else self.documents_BS[rows_B]
+        return Memory(self.hidden_BSD[rows_B], documents_BS)

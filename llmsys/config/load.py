@@ -1,7 +1,7 @@
 """From the name of a config and the words of a command line to one frozen RunConfig.
 
-Reads YAML files and overrides; gives the config with the origin of every value. Promises that everything wrong with it
-is reported at once, with file, line and key.
+Reads YAML files, the config.json of Hugging Face models, and overrides; gives the config with the origin of every
+value. Promises that everything wrong with it is reported at once, with file, line and key.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Where configs are found: a path, or a name below one of the configs folders.
+"""Where configs are found: a path, a folder with a config.json, or a name below one of the configs folders.
 
 Looks beside the file that names them (or in the working directory), then in ./configs, in the checkout and in the copy
 that is installed with the package.
@@ -25,7 +25,8 @@ def find_config(name: str, folder: Path, asked_by: str = "") -> Path:
     """
     origin = f"{asked_by}: " if asked_by else ""
     for root in (folder, *config_roots()):
-        for candidate in (root / name, root / f"{name}.yaml"):
+        # The folder of a Hugging Face model stands for its config.json.
+        for candidate in (root / name, root / f"{name}.yaml", root / name / "config.json"):
             if candidate.is_file():
                 return candidate.resolve()
     for root in config_roots():
@@ -35,6 +36,8 @@ def find_config(name: str, folder: Path, asked_by: str = "") -> Path:
         if matches:
             names = ", ".join(_short(match, root) for match in matches)
             raise ConfigError(f"{origin}{name!r} could be any of {names}. Write one of these.")
+    if (folder / name).is_dir():
+        raise ConfigError(f"{origin}{name} is a folder without a config.json. Give the path of a file.")
     raise ConfigError(
         f"{origin}there is no config {name!r}: no such file, and no such name below configs/. {_hint(name)}"
     )

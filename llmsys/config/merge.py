@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmsys.config.hugging_face.read import is_hugging_face, model_values, parse_json
 from llmsys.config.lookup import displayed, find_config
 from llmsys.config.yaml_text import Keys, parse
 from llmsys.errors import ConfigError
@@ -37,15 +38,17 @@ class Layer:
 
 
 def read_file(path: Path, at: Keys, chain: tuple[Path, ...], default_kind: DefaultKind) -> Layer:
-    """One file with everything it inherits, as the values of the mapping at `at`."""
+    """One file with everything it inherits, as the values of the mapping at `at`; a config.json is a model."""
     name = displayed(path)
     if path in chain:
         loop = " → ".join(displayed(one) for one in (*chain, path))
         raise ConfigError(f"base: goes in a circle: {loop}. Remove one of these lines.")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} cannot be read: {error}. Give a readable UTF-8 text file.") from error
+    if is_hugging_face(path):
+        return _read_hugging_face(text, name, at)
     values, lines = parse(text, name)
     if values is None:
         raise ConfigError(f"{name} is empty. Write at least one section, or `base:` and a name.")
@@ -54,6 +57,13 @@ def read_file(path: Path, at: Keys, chain: tuple[Path, ...], default_kind: Defau
     origins = {(*at, *keys): f"{name}:{line}" for keys, line in lines.items() if keys}
     layer = Layer(values, {at: name, **origins})
     return inherit(layer, at, path.parent, (*chain, path), default_kind)
+
+
+def _read_hugging_face(text: str, name: str, at: Keys) -> Layer:
+    if at not in ((), ("model",)):
+        raise ConfigError(f"{name} is a model, and {'.'.join(at)} is none. Write it as `model: {{base: {name}}}`.")
+    values = model_values(parse_json(text, name), name)
+    return Layer(values, {at: name} | {(*at, key): name for key in values})
 
 
 def inherit(layer: Layer, at: Keys, folder: Path, chain: tuple[Path, ...], default_kind: DefaultKind) -> Layer:

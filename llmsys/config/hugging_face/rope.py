@@ -1,0 +1,113 @@
+"""Rotary positions in a config.json: the old spelling (`rope_theta`, `rope_scaling`) and the new (`rope_parameters`).
+
+Gives the values of a `position:` section, and back the mapping that both spellings share.
+"""
+
+import math
+from typing import Any
+
+from llmsys.config.hugging_face.fields import Fields
+
+Values = dict[str, Any]
+
+KINDS = {"default": "none", "linear": "linear", "dynamic": "ntk", "yarn": "yarn", "llama3": "llama3"}
+KINDS |= {"longrope": "longrope"}
+
+
+def read_rope(fields: Fields, *, theta: float = 10000.0, fraction: float | None = None, **more: Any) -> Values:
+    """The `position:` section. `fraction` is the default share of rotated channels; None: this family rotates all."""
+    inner = _parameters(fields)
+    outer = fields.number_or_none("rope_theta", *more.pop("theta_names", ()))
+    share_names = more.pop("fraction_names", ("partial_rotary_factor",))
+    values: Values = {"kind": "rope", "theta": inner.number_or_none("rope_theta") or outer or theta, **more}
+    if fraction is None:
+        inner.only("partial_rotary_factor", 1, None, why="this model type rotates all channels")
+        for name in share_names:
+            fields.only(name, 1, None, why="this model type rotates all channels")
+    else:
+        outer_share = fields.number_or_none(*share_names)
+        values["fraction"] = inner.number_or_none("partial_rotary_factor") or outer_share or fraction
+    values["scaling"] = read_scaling(inner, fields)
+    fields.join(inner)
+    return values
+
+
+def _parameters(fields: Fields) -> Fields:
+    if fields.given("rope_scaling") and fields.given("rope_parameters"):
+        fields.refuse("rope_scaling", "is given beside rope_parameters. Keep rope_parameters.")
+    old = fields.section("rope_scaling", {})
+    new = fields.section("rope_parameters", {})
+    return new if new.values else old
+
+
+def read_scaling(inner: Fields, fields: Fields) -> Values:
+    """The `scaling:` section from a mapping of rotary parameters; `fields` is the file around it."""
+    inner.defaults = {"rope_type": "default"}
+    name = inner.word("rope_type", "type")
+    if name not in KINDS:
+        inner.refuse("rope_type", f"{name!r} is not understood. Known: {', '.join(KINDS)}.")
+        return {"kind": "none"}
+    kind = KINDS[name]
+    if kind == "none":
+        return {"kind": kind}
+    if kind in ("linear", "ntk"):
+        return {"kind": kind, "factor": inner.positive("factor")}
+    longest = fields.whole("max_position_embeddings")
+    # Phi keeps the old length outside the mapping, and there it comes first.
+    old_length = fields.whole_or_none("original_max_position_embeddings")
+    inside = inner.whole_or_none("original_max_position_embeddings")
+    length = old_length or inside or longest
+    values: Values = {"kind": kind, "original_max_position_embeddings": length}
+    if kind == "longrope":
+        return values | _longrope(inner, length)
+    values["factor"] = inner.positive("factor")
+    if kind == "llama3":
+        return values | {name: inner.positive(name) for name in ("low_freq_factor", "high_freq_factor")}
+    return values | _yarn(inner)
+
+
+def _yarn(inner: Fields) -> Values:
+    inner.defaults = inner.defaults | {"truncate": True}
+    values: Values = {
+        "beta_fast": inner.number_or_none("beta_fast") or 32.0,
+        "beta_slow": inner.number_or_none("beta_slow") or 1.0,
+        "attention_factor": inner.number_or_none("attention_factor"),
+        "truncate": inner.flag("truncate"),
+    }
+    mscale, mscale_all_dim = inner.number_or_none("mscale"), inner.number_or_none("mscale_all_dim")
+    if mscale and mscale_all_dim:  # one alone says nothing about cosines and sines
+        values |= {"mscale": mscale, "mscale_all_dim": mscale_all_dim}
+    return values
+
+
+def _longrope(inner: Fields, old_length: int) -> Values:
+    values: Values = {name: inner.numbers(name) for name in ("short_factor", "long_factor")}
+    factor, whole = inner.number_or_none("factor"), inner.number_or_none("attention_factor")
+    if whole is None and factor is not None:
+        whole = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(old_length))
+    for name in ("short_mscale", "long_mscale"):
+        own = inner.number_or_none(name)
+        values[name] = whole if own is None else own
+    return values
+
+
+def latent_scale(position: Values, inner: Values, channels: int) -> float | None:
+    """DeepSeek's factor on the scores: 1 / sqrt(channels) · m², m as YaRN's with `mscale_all_dim`; None: no m.
+
+    `inner` are the rotary parameters of the file, where mscale_all_dim may stand without mscale.
+    """
+    stretch = inner.get("mscale_all_dim")
+    if position["scaling"]["kind"] == "none" or not isinstance(stretch, int | float) or not stretch:
+        return None
+    factor = float(position["scaling"].get("factor", 1.0))
+    sharper = 1.0 if factor <= 1 else 0.1 * float(stretch) * math.log(factor) + 1.0
+    return float(channels**-0.5) * sharper * sharper
+
+
+def write_rope(position: Values) -> Values:
+    """`rope_parameters` of a rope section, as transformers 5 spells them."""
+    scaling = dict(position["scaling"])
+    names = {kind: name for name, kind in KINDS.items()}
+    values = {"rope_theta": position["theta"], "rope_type": names[scaling.pop("kind")]}
+    values |= {key: list(value) if isinstance(value, tuple) else value for key, value in scaling.items()}
+    return {key: value for key, value in values.items() if value is not None}

@@ -6,7 +6,7 @@ Blocks that differ in windows or rotation only have the same tensors, so a few r
 from collections.abc import Iterator
 from dataclasses import replace
 
-from llmsys.config.attention import Latent
+from llmsys.config.attention import Latent, MultiHead
 from llmsys.config.feed_forward import FeedForwardConfig, maps_of
 from llmsys.config.model import ModelConfig
 from llmsys.config.moe import MoeConfig
@@ -51,34 +51,36 @@ def _linear(name: str, outputs: int, inputs: int, bias: bool, component: Compone
 
 
 def _attention(model: ModelConfig) -> Rows:
-    if model.attention.kind == "latent":
-        yield from _latent(model, model.attention)
+    attention = model.attention
+    if attention.kind == "latent":
+        yield from _latent(model, attention)
         return
-    yield from _projections(model, "attention", keys_read="token")
-    if model.attention.sinks:
+    yield from _projections(model, attention, "attention", keys_read="token")
+    if attention.qk_norm != "none":
+        queries, keys = (
+            (model.num_attention_heads, model.num_key_value_heads) if attention.qk_norm == "full" else (1, 1)
+        )
+        yield from norm_tensors(model, "attention.q_norm", queries * model.head_dim)
+        yield from norm_tensors(model, "attention.k_norm", keys * model.head_dim)
+    if attention.sinks:
         yield TensorRow("attention.sinks", (model.num_attention_heads,), "attention")
     yield from _transformer_xl(model)
 
 
 def _cross_attention(model: ModelConfig) -> Rows:
-    """Keys and values come from the encoder's last hidden states."""
-    yield from _projections(model, "cross_attention", keys_read="source")
+    """Keys and values come from the encoder; norms of queries and keys, sinks and latents are of one sequence only."""
+    attention = model.attention if model.attention.kind == "multi_head" else MultiHead()
+    yield from _projections(model, attention, "cross_attention", keys_read="source")
 
 
-def _projections(model: ModelConfig, place: str, keys_read: Input) -> Rows:
-    attention, hidden = model.attention, model.hidden_size
-    if attention.kind == "latent":
-        return
+def _projections(model: ModelConfig, attention: MultiHead, place: str, keys_read: Input) -> Rows:
+    hidden, bias = model.hidden_size, attention.qkv_bias
     queries = model.num_attention_heads * model.head_dim
     keys = model.num_key_value_heads * model.head_dim
-    yield from _linear(f"{place}.q_proj", queries, hidden, attention.qkv_bias, "attention")
-    yield from _linear(f"{place}.k_proj", keys, hidden, attention.qkv_bias, "attention", keys_read)
-    yield from _linear(f"{place}.v_proj", keys, hidden, attention.qkv_bias, "attention", keys_read)
+    yield from _linear(f"{place}.q_proj", queries, hidden, bias, "attention")
+    yield from _linear(f"{place}.k_proj", keys, hidden, bias, "attention", keys_read)
+    yield from _linear(f"{place}.v_proj", keys, hidden, bias, "attention", keys_read)
     yield from _linear(f"{place}.o_proj", hidden, queries, attention.output_bias, "attention")
-    if attention.qk_norm != "none":
-        full = attention.qk_norm == "full"
-        yield from norm_tensors(model, f"{place}.q_norm", queries if full else model.head_dim)
-        yield from norm_tensors(model, f"{place}.k_norm", keys if full else model.head_dim)
 
 
 def _latent(model: ModelConfig, latent: Latent) -> Rows:

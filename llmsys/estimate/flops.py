@@ -45,10 +45,9 @@ class Flops:
 
 @dataclass(frozen=True)
 class _Window:
-    """One sequence: its length and the source's in tokens, and the documents packed into it (empty: one)."""
+    """One sequence: its length in tokens, and those of the documents packed into it (empty: one)."""
 
     length: int
-    source: int
     documents: Sequence[int]
     exact: bool
 
@@ -75,26 +74,26 @@ def count_flops(
 
     `causal` counts the pairs that masks let through: earlier tokens, sliding windows, and within the documents of the
     given lengths, which repeat until a window is full (none given: a window is one document, an upper bound).
-    Bidirectional and cross attention see everything. `full` counts s² everywhere (PaLM, Chowdhery 2022, appendix B).
+    Bidirectional attention sees its whole document, cross attention the whole source. `full` counts s² everywhere (PaLM, Chowdhery 2022, appendix B).
     `hardware` is `full` and whatever is computed again in the backward pass; nothing is recomputed today, so both are
     equal. Experts count as many visits as the router asks for; capacity may drop some. Modules for multi-token
     prediction count over the whole window, each with one more pass through the head.
     """
     decodes = model.family == "encoder_decoder"
     length = target_length if decodes and target_length is not None else sequence_length
-    one = _Window(length, sequence_length, () if decodes else documents, exact=convention == "causal")
-    attention = sequences * sum(_attention(model, one))
-    forward = 2 * _products(model, one, sequences) + attention
+    source, target = (_Window(one, documents, convention == "causal") for one in (sequence_length, length))
+    attention = sequences * sum(_attention(model, source, target))
+    forward = 2 * _products(model, sequence_length, length, sequences) + attention
     return Flops(convention, sequences * length, forward, 3 * forward, attention)
 
 
-def _products(model: ModelConfig, one: _Window, sequences: int) -> int:
+def _products(model: ModelConfig, source: int, length: int, sequences: int) -> int:
     """Multiplications in the products with weights."""
     vectors: dict[Input, int] = {
-        "token": sequences * one.length,
-        "source": sequences * one.source,
+        "token": sequences * length,
+        "source": sequences * source,
         "sequence": sequences,
-        "distance": _distances(model, one.length),
+        "distance": _distances(model, length),
     }
     rows = [row for row in model_tensors(model) if row.input is not None]
     inside = sum(active_count(model, row) * vectors[row.input] for row in rows if row.input is not None)
@@ -104,17 +103,19 @@ def _products(model: ModelConfig, one: _Window, sequences: int) -> int:
     return inside + passes * matrix * vectors["token"]
 
 
-def _attention(model: ModelConfig, one: _Window) -> Iterator[int]:
+def _attention(model: ModelConfig, source: _Window, target: _Window) -> Iterator[int]:
     """Operations of scores and weighted sums for one sequence, layer by layer."""
+    yield from _self_attention(model, target)
+    if model.family == "encoder_decoder":
+        yield from _self_attention(model.encoder_shape, source)
+        width = model.num_attention_heads * model.head_dim
+        yield model.num_hidden_layers * 4 * width * target.length * source.length
+
+
+def _self_attention(model: ModelConfig, one: _Window) -> Iterator[int]:
     causal = model.family != "encoder"
     for layer in _attention_layers(model):
         yield _per_pair(model) * one.pairs(model.window(layer), causal=causal)
-    if model.family == "encoder_decoder":
-        encoder = model.encoder_shape
-        for _ in range(encoder.num_hidden_layers):
-            yield _per_pair(encoder) * one.source**2
-        for _ in range(model.num_hidden_layers):
-            yield 4 * model.num_attention_heads * model.head_dim * one.length * one.source
 
 
 def _attention_layers(model: ModelConfig) -> Iterator[int]:

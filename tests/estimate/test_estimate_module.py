@@ -1,0 +1,19 @@
+"""The rows of the estimate are the parameters of the built module, name by name and shape by shape."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from llmsys.config.model import ModelConfig
+from llmsys.estimate.tensors import model_tensors
+from llmsys.model.transformer import Transformer
+from tests.helpers.architectures import SHAPE, VARIANTS
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_every_tensor_is_one_of_the_built_module(changes: dict[str, Any]) -> None:
+    config = ModelConfig.model_validate(SHAPE | changes)
+    with torch.device("meta"):
+        built = {name: tuple(parameter.shape) for name, parameter in Transformer(config).named_parameters()}
+    assert {name: row.shape for row in model_tensors(config) for name in row.names()} == built

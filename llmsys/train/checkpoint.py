@@ -9,6 +9,7 @@ import hashlib
 import json
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,19 @@ def save(engine: Engine, folder: Path, run_state: dict[str, Any], keep_last: int
         for old in whole_names(folder)[:-keep_last]:
             shutil.rmtree(old)
     barrier()
+    return target
+
+
+def publish_weights(folder: Path, write: Callable[[Path], None]) -> Path:
+    """Publish a checkpoint of weights alone as step 0: `write` fills a folder aside. For one process, without a group.
+
+    Evaluation and generation read it like any other; a run begins with it by `train.start_from`.
+    """
+    target = folder / "step-00000000"
+    partial = folder / f".{target.name}.partial"
+    partial.mkdir(parents=True)
+    write(partial)
+    _publish(partial, target, {"format": FORMAT, "steps": 0, "weights_only": True, "run": {}})
     return target
 
 
@@ -113,6 +127,11 @@ def newest_whole(folder: Path) -> Path | None:
 def load(engine: Engine, checkpoint: Path) -> dict[str, Any]:
     """Fill the engine from a checkpoint of any engine and layout; gives the `run_state` saved with it. Collective."""
     record = json.loads((checkpoint / RECORD).read_text())
+    if record.get("weights_only"):
+        raise CheckpointError(
+            f"{checkpoint} holds weights alone, without the optimizer's moments, and cannot be resumed. "
+            f"Begin a run with it: set run.folder to a new folder and train.start_from={checkpoint}."
+        )
     state = engine.state()
     reader = FileSystemReader(checkpoint)
     _check_names(checkpoint, state.tensors, reader.read_metadata().state_dict_metadata)

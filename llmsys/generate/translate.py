@@ -1,0 +1,88 @@
+"""From source to target with an encoder-decoder: beam search over many sources, grouped by length.
+
+Reads and gives token ids; texts and tokenizers are the caller's. A translation depends on the model, its source and the
+settings, never on the sources beside it: padding is a document that no target sees.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from llmsys.generate.beam import beam_search
+from llmsys.generate.sample import Beams, evaluating
+from llmsys.model.cache import KeyValueCache
+from llmsys.model.transformer import Transformer
+
+# B rows, S source positions, T target positions, R rows of the cache
+
+EXTRA_TOKENS = 50  # a translation may be this much longer than its source (Vaswani 2017, 6.1)
+PADDING = -1
+
+
+def translate(
+    model: Transformer,
+    sources: Sequence[Sequence[int]],
+    *,
+    how: Beams,
+    start_token: int,
+    end_token: int,
+    batch_tokens: int = 2048,
+) -> list[list[int]]:
+    """The best translation found for each source, without its end token, in the order of the sources.
+
+    A batch has at most about `batch_tokens` source tokens, times beams. Longer targets than
+    model.max_position_embeddings are cut there.
+    """
+    found: list[list[int]] = [[] for _ in sources]
+    with evaluating(model):
+        for places in _batches(sources, batch_tokens):
+            rows = _search(model, [sources[place] for place in places], how, start_token, end_token)
+            for place, row in zip(places, rows, strict=True):
+                found[place] = row
+    return found
+
+
+def _search(
+    model: Transformer, sources: list[Sequence[int]], how: Beams, start_token: int, end_token: int
+) -> list[list[int]]:
+    device = model.embed.weight.device
+    room = model.config.max_position_embeddings - 1  # one position is the start token's
+    limits = [max(1, min(len(source) + EXTRA_TOKENS, room)) for source in sources]
+    source_BS, documents_BS = (x.to(device) for x in padded(sources))
+    memory = model.encode(source_BS, documents_BS)
+    cache = KeyValueCache(model.config, len(sources), 1 + max(limits))
+    start_B1 = torch.full((len(sources), 1), start_token, device=device)
+    first_BV = model(start_B1, memory=memory, cache=cache)[:, -1]
+
+    def step(rows_R: Tensor, tokens_R: Tensor) -> Tensor:
+        cache.select(rows_R)
+        logits_RTV: Tensor = model(tokens_R[:, None].to(device), cache=cache)
+        return logits_RTV[:, -1]
+
+    return beam_search(
+        first_BV, step, beams=how.count, length_penalty=how.length_penalty, limits=limits, end_token=end_token
+    )
+
+
+def padded(sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Sources of unequal length as one (B, S) of tokens, and their document numbers: 0, and -1 for padding."""
+    longest = max(map(len, sources))
+    tokens_BS = torch.zeros(len(sources), longest, dtype=torch.int64)
+    documents_BS = torch.full((len(sources), longest), PADDING)
+    for row, source in enumerate(sources):
+        tokens_BS[row, : len(source)] = torch.tensor(source, dtype=torch.int64)
+        documents_BS[row, : len(source)] = 0
+    return tokens_BS, documents_BS
+
+
+def _batches(sources: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[list[int]]:
+    """Places of sources of similar length, as many as fit."""
+    batch: list[int] = []
+    for place in sorted(range(len(sources)), key=lambda place: (len(sources[place]), place)):
+        if batch and (len(batch) + 1) * len(sources[place]) > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch

@@ -19,11 +19,15 @@ MENDABLE, INTERRUPTED, OUTPUT_CLOSED = 2, 130, 141
 
 
 class Verb(NamedTuple):
-    """What `--help` says about a verb. Its module is launch.verbs.NAME; the config may be left out where optional."""
+    """What `--help` says about a verb. Its module is launch.verbs.NAME; the config may be left out where optional.
+
+    A verb about folders takes no config at all: its module names its own arguments.
+    """
 
     summary: str
     example: str
     config_optional: bool = False
+    takes_config: bool = True
 
 
 VERBS = {
@@ -54,6 +58,11 @@ VERBS = {
     "report": Verb(
         "write one HTML page about a dataset and a run",
         "llmsys report train/demo --output demo/report.html",
+    ),
+    "convert": Verb(
+        "turn a Hugging Face folder into a run folder, or a run folder into a Hugging Face folder",
+        "llmsys convert downloads/Qwen3-0.6B runs/qwen3 && llmsys convert runs/qwen3 export/qwen3",
+        takes_config=False,
     ),
     "show": Verb(
         "print the resolved config, with what differs from the defaults",
@@ -118,8 +127,9 @@ def parser_of(name: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("config", metavar="CONFIG", help=CONFIG_HELP, nargs="?" if verb.config_optional else None)
-    parser.add_argument("overrides", metavar="section.key=value", nargs="*", default=[], help=OVERRIDE_HELP)
+    if verb.takes_config:
+        parser.add_argument("config", metavar="CONFIG", help=CONFIG_HELP, nargs="?" if verb.config_optional else None)
+        parser.add_argument("overrides", metavar="section.key=value", nargs="*", default=[], help=OVERRIDE_HELP)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     importlib.import_module(f"launch.verbs.{name}").add_arguments(parser)
     return parser

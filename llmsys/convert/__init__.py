@@ -1,0 +1,1 @@
+"""Weights both ways between our checkpoints and Hugging Face folders."""

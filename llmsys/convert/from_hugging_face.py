@@ -1,0 +1,189 @@
+"""From a Hugging Face folder to a run folder of ours that generation and evaluation use and training can start from.
+
+Reads config.json, the safetensors files and whatever small files lie beside them; writes config.yaml, a weights-only
+checkpoint of step 0, the tokenizer where it is SentencePiece's, and `hugging_face/` with the originals. Every name and
+shape is checked before anything is written; memory stays near the largest tensor.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmsys.config.head import PredictionConfig
+from llmsys.config.hugging_face.model import model_from_hugging_face
+from llmsys.config.hugging_face.read import parse_json
+from llmsys.config.model import ModelConfig
+from llmsys.config.run import RunConfig
+from llmsys.config.show import as_yaml
+from llmsys.convert.families import table_of
+from llmsys.convert.match import Match, match
+from llmsys.convert.plan import Group, Part, Plan, make_plan
+from llmsys.convert.safetensor_folder import INDEX, SafetensorFolder, ShardWriter
+from llmsys.convert.source import CHECKPOINTS, KEPT, RECORD, RUN_CONFIG, UNUSED, published
+from llmsys.convert.streamed import Piece, write_tensors
+from llmsys.errors import CheckpointError
+from llmsys.log import Progress
+from llmsys.tokenizer import MODEL_NAME
+from llmsys.train.checkpoint import publish_weights
+
+SMALL_FILE_BYTES = 1 << 26
+"""Files beside the weights that are kept: configs, vocabularies, licences."""
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx")
+SENTENCEPIECE = (MODEL_NAME, "spiece.model", "sentencepiece.bpe.model")
+
+
+class Reading:
+    """A Hugging Face folder that fits: its model, its plan, and values of our parts on demand."""
+
+    def __init__(self, source: Path) -> None:
+        """Read config.json and all headers, and compare them.
+
+        Raises ConfigError or CheckpointError naming whatever does not fit.
+        """
+        values = _config_values(source)
+        self.files = SafetensorFolder(source)
+        found = {name: stored.shape for name, stored in self.files.tensors.items()}
+        read = model_from_hugging_face(values, str(source / "config.json"))
+        self.model = _with_what_is_there(read, found)
+        self.plan: Plan = make_plan(self.model, table_of(str(values["model_type"]), self.model))
+        self.match: Match = match(self.plan, found, source)
+        self._group_of = {part: group for group in self.plan.groups for part in group.ours}
+        self._last: tuple[Group, list[Tensor]] | None = None
+
+    def pieces(self) -> list[Piece]:
+        """Everything a checkpoint of ours needs, with the dtype that the file has.
+
+        Raises CheckpointError when the experts of one stacked tensor differ in dtype.
+        """
+        pieces = [Piece(part, self._dtype(group)) for group in self.plan.groups for part in group.ours]
+        dtypes: dict[str, torch.dtype] = {}
+        for part, dtype in pieces:
+            if dtypes.setdefault(part.name, dtype) != dtype:
+                raise CheckpointError(
+                    f"the experts of {part.name} are {dtypes[part.name]} and {dtype} in {self.files.folder}, and one "
+                    f"tensor of ours holds them all. Save them in one dtype."
+                )
+        return pieces + [Piece(part, torch.float32) for part in self.plan.unknown_there]
+
+    def value(self, part: Part) -> Tensor:
+        """The values of one part. Buffers that are not known there start at zero."""
+        group = self._group_of.get(part)
+        if group is None:
+            return torch.zeros(part.own_shape)
+        if self._last is None or self._last[0] is not group:
+            self._last = None
+            theirs = [self.files.read(self.match.names[name]) for name in group.theirs]
+            self._last = (group, group.form.to_ours(theirs, self.model))
+        return self._last[1][group.ours.index(part)]
+
+    def check_copies(self) -> None:
+        """Raise CheckpointError when the file holds two different values of a tied tensor."""
+        for copy, original in self.match.copies.items():
+            if not torch.equal(self.files.read(copy), self.files.read(self.match.names[original])):
+                raise CheckpointError(
+                    f"{copy} in {self.files.folder} must repeat {original}, since the config ties them, and differs. "
+                    f"Set tie_word_embeddings to false in config.json if both are meant."
+                )
+
+    def _dtype(self, group: Group) -> torch.dtype:
+        return self.files.tensors[self.match.names[group.theirs[0]]].dtype
+
+
+def convert_from_hugging_face(source: Path, destination: Path) -> Path:
+    """Write the run folder; gives `destination`.
+
+    Raises ConfigError and CheckpointError for what cannot be converted, before anything is written.
+    """
+    reading = Reading(source)
+    pieces = reading.pieces()
+    reading.check_copies()
+    with published(destination) as folder:
+        _write_checkpoint(folder, reading, pieces)
+        _keep_originals(folder / KEPT, source, reading)
+        tokenizer = _copy_tokenizer(source, folder)
+        run = _run_config(reading.model, destination, tokenizer)
+        (folder / RUN_CONFIG).write_text(as_yaml(run), encoding="utf-8")
+    return destination
+
+
+def _config_values(source: Path) -> dict[str, Any]:
+    file = source / "config.json"
+    values = parse_json(file.read_text(encoding="utf-8-sig"), str(file))
+    if not any(source.glob("*.safetensors")):
+        others = sorted(path.name for path in source.iterdir() if path.suffix in WEIGHTS)
+        held = f"holds {', '.join(others[:3])} and " if others else "holds "
+        raise CheckpointError(
+            f"{source} {held}no *.safetensors. Fetch the weights as safetensors; with transformers: "
+            f"AutoModel.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)."
+        )
+    return values
+
+
+def _with_what_is_there(model: ModelConfig, found: dict[str, Any]) -> ModelConfig:
+    """Some folders hold more than their config.json says: a pooler, a classifier of sentences, prediction modules."""
+    names = found.keys()
+    if model.head.kind == "mlm" and any(name.endswith("pooler.dense.weight") for name in names):
+        sentences = "cls.seq_relationship.weight" in names
+        head = model.head.model_copy(update={"pooler": True, "next_sentence": sentences})
+        return model.model_copy(update={"head": head})
+    depth = sum(name.startswith("model.layers.") and name.endswith(".enorm.weight") for name in names)
+    if depth and model.multi_token_prediction is None:
+        return model.model_copy(update={"multi_token_prediction": PredictionConfig(depth=depth)})
+    return model
+
+
+def _write_checkpoint(folder: Path, reading: Reading, pieces: list[Piece]) -> None:
+    sizes = {piece.part: piece.nbytes for piece in pieces}
+    with Progress("convert", total=sum(sizes.values()), unit="B") as progress:
+
+        def value_of(part: Part) -> Tensor:
+            progress.advance(sizes[part])
+            return reading.value(part)
+
+        publish_weights(folder / CHECKPOINTS, lambda inside: write_tensors(inside, pieces, value_of))
+
+
+def _keep_originals(kept: Path, source: Path, reading: Reading) -> None:
+    kept.mkdir()
+    for file in sorted(source.iterdir()):
+        small = file.is_file() and file.stat().st_size <= SMALL_FILE_BYTES
+        if small and file.suffix not in WEIGHTS and file.name != INDEX:
+            shutil.copyfile(file, kept / file.name)
+    stored = reading.files.tensors
+    record = {
+        "model": reading.model.model_dump(mode="json"),
+        "names": reading.match.names,
+        "copies": reading.match.copies,
+        "files": {name: one.file for name, one in stored.items()},
+    }
+    (kept / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
+    if unused := reading.match.unused:
+        with ShardWriter(kept / UNUSED, {name: (stored[name].dtype, stored[name].shape) for name in unused}) as writer:
+            for name in unused:
+                writer.write(name, reading.files.read(name))
+
+
+def _copy_tokenizer(source: Path, folder: Path) -> str | None:
+    """The SentencePiece model, if there is one, where a run expects it; its path inside the folder."""
+    found = next((source / name for name in SENTENCEPIECE if (source / name).is_file()), None)
+    if found is None:
+        return None
+    (folder / "tokenizer").mkdir()
+    shutil.copyfile(found, folder / "tokenizer" / MODEL_NAME)
+    return f"tokenizer/{MODEL_NAME}"
+
+
+def _run_config(model: ModelConfig, destination: Path, tokenizer: str | None) -> RunConfig:
+    length = min(model.max_position_embeddings, 1024)
+    values: dict[str, Any] = {
+        "run": {"name": destination.name, "folder": str(destination)},
+        "model": model.model_dump(mode="json"),
+        "batch": {"sequence_length": length},
+    }
+    if tokenizer is not None:
+        values["tokenizer"] = {"kind": "file", "path": str(destination / tokenizer)}
+    return RunConfig.model_validate(values)

@@ -1,0 +1,128 @@
+"""Which tensors of a Hugging Face folder make which of ours, decided before a byte of them is read.
+
+Reads a ModelConfig and a family's table; gives groups of tensors that are converted together, with the shapes of both
+sides. Promises that every parameter of ours is in exactly one group.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from llmsys.config.model import ModelConfig
+from llmsys.convert.form import Form
+from llmsys.convert.rule import Rule, Table
+from llmsys.engine.engine import saved_buffers
+from llmsys.errors import ConfigError
+from llmsys.model.transformer import Transformer
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of ours, or one expert of a stacked one; `name` as in a checkpoint, `shape` of the whole tensor."""
+
+    name: str
+    shape: Shape
+    expert: int | None = None
+
+    @property
+    def own_shape(self) -> Shape:
+        """Without the experts' axis where this is one expert."""
+        return self.shape if self.expert is None else self.shape[1:]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors that are converted together: `ours` and `theirs` hold the same numbers."""
+
+    ours: tuple[Part, ...]
+    theirs: tuple[str, ...]
+    their_shapes: tuple[Shape, ...]
+    form: Form
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All groups of a model, and the buffers of ours that a Hugging Face folder does not know."""
+
+    model: ModelConfig
+    table: Table
+    groups: tuple[Group, ...]
+    unknown_there: tuple[Part, ...]
+
+    @property
+    def their_shapes(self) -> dict[str, Shape]:
+        """Every tensor that a folder must have."""
+        return {name: shape for one in self.groups for name, shape in zip(one.theirs, one.their_shapes, strict=True)}
+
+    @property
+    def copies(self) -> dict[str, str]:
+        """The table's copies with their numbers filled in."""
+        if self.model.multi_token_prediction is None:
+            return {ours: theirs for ours, theirs in self.table.copies.items() if "{" not in ours}
+        first, depth = self.model.num_hidden_layers, self.model.multi_token_prediction.depth
+        layers = range(first, first + depth)
+        return {copy.replace("{n}", str(n)): one for copy, one in self.table.copies.items() for n in layers}
+
+
+def make_plan(model: ModelConfig, table: Table) -> Plan:
+    """The plan for every tensor of a model.
+
+    Raises ConfigError when a parameter of ours has no name in the family.
+    """
+    parameters, buffers = our_tensors(model)
+    targets = {name: Part(f"parameter/{name}", shape) for name, shape in parameters.items()}
+    targets |= {name: Part(f"buffer/{name}", shape) for name, shape in buffers.items()}
+    groups = [group for rule in table.rules for group in _groups(rule, targets, model)]
+    covered = {part.name for group in groups for part in group.ours}
+    left = [part for part in targets.values() if part.name not in covered]
+    nameless = [part.name.removeprefix("parameter/") for part in left if part.name.startswith("parameter/")]
+    if nameless:
+        raise ConfigError(
+            f"{nameless[0]} of this model has no place in a Hugging Face folder of its family "
+            f"({len(nameless)} such tensors). Convert a model that is one of its family, or keep it in our format."
+        )
+    return Plan(model, table, tuple(groups), tuple(left))
+
+
+def our_tensors(model: ModelConfig) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """Names and shapes of the parameters, each tied one once, and of the saved buffers."""
+    with torch.device("meta"):
+        module = Transformer(model)
+    parameters = {name: tuple(value.shape) for name, value in module.named_parameters()}
+    return parameters, {name: tuple(value.shape) for name, value in saved_buffers(module)}
+
+
+def _groups(rule: Rule, targets: Mapping[str, Part], model: ModelConfig) -> Iterator[Group]:
+    """The rule in every block where our model has its tensors."""
+    for i in _blocks(rule, model):
+        ours = [targets.get(name.replace("{i}", str(i))) for name in rule.ours]
+        parts = tuple(part for part in ours if part is not None)
+        if len(parts) < len(ours):
+            continue
+        theirs = tuple(_filled(name, i, model) for name in rule.theirs)
+        if "{e}" not in rule.theirs[0]:
+            yield _group(parts, theirs, rule.form, model)
+            continue
+        for e in range(parts[0].shape[0]):
+            experts = tuple(Part(part.name, part.shape, e) for part in parts)
+            yield _group(experts, tuple(name.replace("{e}", str(e)) for name in theirs), rule.form, model)
+
+
+def _blocks(rule: Rule, model: ModelConfig) -> Iterable[int]:
+    if "{i}" not in rule.ours[0]:
+        return range(1)
+    return range(max(model.num_hidden_layers, model.encoder_shape.num_hidden_layers))
+
+
+def _filled(name: str, i: int, model: ModelConfig) -> str:
+    return name.replace("{i}", str(i)).replace("{n}", str(i + model.num_hidden_layers))
+
+
+def _group(ours: tuple[Part, ...], theirs: tuple[str, ...], form: Form, model: ModelConfig) -> Group:
+    empty: list[Tensor] = [torch.empty(part.own_shape, device="meta") for part in ours]
+    shapes = tuple(tuple(one.shape) for one in form.to_theirs(empty, model))
+    return Group(ours, theirs, shapes, form)

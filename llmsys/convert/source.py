@@ -1,0 +1,94 @@
+"""What a folder is, as the command line names it, and how a converted one keeps where it came from.
+
+A converted run folder holds `hugging_face/`: config.json, the tokenizer's and every other small file as they were, and
+`record.json` with the names and shards of the tensors, so that an unchanged model goes back as the same files.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from llmsys.errors import CheckpointError, ConfigError
+from llmsys.manifest import sync_folder
+from llmsys.train.checkpoint import RECORD as CHECKPOINT_RECORD
+
+KEPT, RECORD, UNUSED = "hugging_face", "record.json", "unused.safetensors"
+RUN_CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
+
+
+def is_hugging_face_folder(source: Path) -> bool:
+    """Whether a folder has a config.json and no run of ours."""
+    return (source / "config.json").is_file() and not (source / RUN_CONFIG).exists()
+
+
+def checkpoint_in(source: Path) -> tuple[Path, Path]:
+    """(run folder, checkpoint) that a run folder or one of its checkpoints names; the newest whole one of a run.
+
+    Raises ConfigError for anything else, CheckpointError where there is no whole checkpoint.
+    """
+    from llmsys.train.checkpoint import newest_whole, problem_of
+
+    if (source / CHECKPOINT_RECORD).is_file():
+        problem = problem_of(source)
+        if problem is not None:
+            raise CheckpointError(f"{source} cannot be used: {problem}. Take another checkpoint.")
+        return source.resolve().parent.parent, source
+    if not (source / RUN_CONFIG).is_file():
+        raise ConfigError(
+            f"{source} is neither a Hugging Face folder (no config.json) nor a run folder (no {RUN_CONFIG}). "
+            f"Name one of these, or one checkpoint of a run."
+        )
+    found = newest_whole(source / CHECKPOINTS)
+    if found is None:
+        raise CheckpointError(f"{source / CHECKPOINTS} holds no whole checkpoint. Train first, or name another run.")
+    return source, found
+
+
+@contextmanager
+def published(destination: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `destination` by one rename when all went well.
+
+    Raises ConfigError where there is something already: a conversion never writes over anything.
+    """
+    refuse_existing(destination)
+    partial = destination.absolute().parent / f".{destination.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)  # of a conversion that was killed
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        _flush(partial)
+        if destination.is_dir():
+            destination.rmdir()
+        partial.rename(destination)
+        sync_folder(partial.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def refuse_existing(destination: Path) -> None:
+    """Raise ConfigError unless the destination is free: not there, or an empty folder."""
+    if destination.exists() and not (destination.is_dir() and not any(destination.iterdir())):
+        raise ConfigError(f"{destination} exists already. Name another destination, or remove it first.")
+
+
+def _flush(folder: Path) -> None:
+    for path in [*folder.rglob("*"), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def kept_record(run_folder: Path) -> dict[str, Any] | None:
+    """What a conversion wrote down about the Hugging Face folder this run folder came from; None without one."""
+    file = run_folder / KEPT / RECORD
+    if not file.is_file():
+        return None
+    record: dict[str, Any] = json.loads(file.read_text())
+    return record

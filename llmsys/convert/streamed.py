@@ -1,0 +1,111 @@
+"""Our checkpoints tensor by tensor: written while the values are still being made, read one at a time.
+
+A weights-only checkpoint is a checkpoint without moments: `parameter/NAME` in any dtype, `buffer/NAME`, step 0. It is
+written through torch.distributed.checkpoint's planner, which asks for each tensor when its turn comes, so nothing but
+the tensor at hand is in memory; one expert of a stacked tensor is a chunk of its own.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter, SavePlan
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from llmsys.convert.plan import Part
+
+
+class Piece(NamedTuple):
+    """What to write, and in which dtype."""
+
+    part: Part
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its numbers."""
+        return prod(self.part.own_shape) * self.dtype.itemsize
+
+
+def write_tensors(folder: Path, pieces: Sequence[Piece], value_of: Callable[[Part], Tensor]) -> None:
+    """Write the pieces into an existing folder in their order, asking for each value once.
+
+    Raises OSError when the disk is full or read-only.
+    """
+    writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
+    try:
+        with _alone():
+            dcp.save({}, storage_writer=writer, planner=_Planner(pieces, value_of), no_dist=True)
+    except CheckpointException as error:  # a BaseException around what happened
+        causes = [cause for cause, _ in error.failures.values()]
+        raise (causes[0] if causes else RuntimeError(str(error))) from None
+
+
+class _Planner(DefaultSavePlanner):
+    """Plans from shapes and dtypes, and makes each tensor when it is written."""
+
+    def __init__(self, pieces: Sequence[Piece], value_of: Callable[[Part], Tensor]) -> None:
+        super().__init__(flatten_state_dict=False)
+        self._pieces = {_index(piece.part): piece for piece in pieces}
+        self._value_of = value_of
+
+    def create_local_plan(self) -> SavePlan:
+        """One item for each piece."""
+        self.plan = SavePlan([_item(piece) for piece in self._pieces.values()])
+        return self.plan
+
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        """The values, in storage of their own."""
+        part = self._pieces[dataclasses.replace(write_item.index, index=None)].part
+        value = self._value_of(part).contiguous()
+        return value if part.expert is None else value.unsqueeze(0)
+
+
+def _index(part: Part) -> MetadataIndex:
+    return MetadataIndex(part.name, torch.Size([part.expert or 0, *(0 for _ in part.shape[1:])][: len(part.shape)]))
+
+
+def _item(piece: Piece) -> WriteItem:
+    part, index = piece.part, _index(piece.part)
+    sizes = part.shape if part.expert is None else (1, *part.own_shape)
+    chunk = ChunkStorageMetadata(offsets=index.offset or torch.Size(), sizes=torch.Size(sizes))
+    data = TensorWriteData(chunk, TensorProperties(dtype=piece.dtype), torch.Size(part.shape))
+    return WriteItem(index, WriteItemType.TENSOR if part.expert is None else WriteItemType.SHARD, tensor_data=data)
+
+
+class CheckpointReader:
+    """Reads the tensors of one of our checkpoints by name; keeps the last one, since experts come in a row."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        """Read what the checkpoint holds."""
+        self._reader = FileSystemReader(checkpoint)
+        stored: dict[str, Any] = self._reader.read_metadata().state_dict_metadata
+        self.shapes = {name: tuple(one.size) for name, one in stored.items()}
+        self.dtypes: dict[str, torch.dtype] = {name: one.properties.dtype for name, one in stored.items()}
+        self._last: tuple[str, Tensor] | None = None
+
+    def read(self, part: Part) -> Tensor:
+        """The values of one part, on the CPU, in the dtype they were saved in."""
+        if self._last is None or self._last[0] != part.name:
+            self._last = None
+            tensor = torch.empty(self.shapes[part.name], dtype=self.dtypes[part.name])
+            with _alone():
+                dcp.load({part.name: tensor}, storage_reader=self._reader, no_dist=True)
+            self._last = (part.name, tensor)
+        return self._last[1] if part.expert is None else self._last[1][part.expert]
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is the intent
+        yield

@@ -1,0 +1,187 @@
+"""From a run of ours to a Hugging Face folder that transformers loads: config.json, shards, index, tokenizer.
+
+Reads a run folder or one of its checkpoints. A run folder that came from a Hugging Face folder, and whose model section
+has not changed, gives back the same small files, names and shards; any other gets a config.json of its family. Memory
+stays near the largest tensor, since shards are written in place, tensor by tensor.
+"""
+
+import json
+import shutil
+from contextlib import ExitStack
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmsys.config.load import load_run
+from llmsys.config.model import ModelConfig
+from llmsys.config.run import RunConfig
+from llmsys.convert.families import table_of
+from llmsys.convert.plan import Group, Plan, Shape, make_plan
+from llmsys.convert.safetensor_folder import INDEX, SINGLE, SafetensorFolder, ShardWriter
+from llmsys.convert.source import KEPT, RECORD, RUN_CONFIG, UNUSED, checkpoint_in, kept_record, published
+from llmsys.convert.streamed import CheckpointReader
+from llmsys.convert.tokenizer_files import write_tokenizer
+from llmsys.errors import CheckpointError
+from llmsys.log import Progress, logger
+from llmsys.train.build import tokenizer_path
+
+SHARD_BYTES = 5_000_000_000
+"""Largest file, as transformers has it; a single larger tensor gets a file of its own."""
+
+log = logger(__name__)
+
+
+class Writing:
+    """A run of ours that fits a family: what goes into which file under which name."""
+
+    def __init__(self, source: Path, shard_bytes: int | None) -> None:
+        """Read the run's config and what its checkpoint holds, and compare them.
+
+        Raises ConfigError or CheckpointError naming whatever does not fit.
+        """
+        run_folder, checkpoint = checkpoint_in(source)
+        self.run_folder = run_folder
+        self.run: RunConfig = load_run(str(run_folder / RUN_CONFIG))
+        self.reader = CheckpointReader(checkpoint)
+        record = kept_record(run_folder)
+        same = record is not None and record["model"] == self.run.model.model_dump(mode="json")
+        self.record: dict[str, Any] | None = record if same else None
+        self.values = self._config_values()
+        self.plan: Plan = make_plan(self.run.model, table_of(str(self.values["model_type"]), self.run.model))
+        _check(checkpoint, self.plan, self.reader)
+        self.copies: dict[str, str] = self.record["copies"] if self.record else {}
+        self.unused = self._unused()
+        self.tensors = self._tensors()
+        self.files = self._files(shard_bytes)
+
+    @property
+    def model(self) -> ModelConfig:
+        """The architecture."""
+        return self.run.model
+
+    def name(self, theirs: str) -> str:
+        """The name to write, which an old folder may spell in its own way."""
+        return str(self.record["names"][theirs]) if self.record else theirs
+
+    def read(self, group: Group) -> list[Tensor]:
+        """Their tensors of one group."""
+        return group.form.to_theirs([self.reader.read(part) for part in group.ours], self.model)
+
+    def _config_values(self) -> dict[str, Any]:
+        if self.record is not None:
+            values: dict[str, Any] = json.loads((self.run_folder / KEPT / "config.json").read_text("utf-8-sig"))
+            return values
+        from llmsys.config.hugging_face.write import hugging_face_values
+
+        return hugging_face_values(self.model)
+
+    def _unused(self) -> SafetensorFolder | None:
+        kept = self.run_folder / KEPT
+        return SafetensorFolder(kept, UNUSED) if self.record and (kept / UNUSED).is_file() else None
+
+    def _tensors(self) -> dict[str, tuple[torch.dtype, Shape]]:
+        """Everything that will be written, in the order in which it is read."""
+        tensors = {
+            self.name(theirs): (self.reader.dtypes[group.ours[0].name], shape)
+            for group in self.plan.groups
+            for theirs, shape in zip(group.theirs, group.their_shapes, strict=True)
+        }
+        tensors |= {copy: tensors[self.name(original)] for copy, original in self.copies.items()}
+        if self.unused is not None:
+            tensors |= {name: (stored.dtype, stored.shape) for name, stored in self.unused.tensors.items()}
+        return tensors
+
+    def _files(self, shard_bytes: int | None) -> dict[str, str]:
+        """Tensor → file: as they came, or filled one after another."""
+        if self.record is not None and shard_bytes is None:
+            return {name: self.record["files"][name] for name in self.tensors}
+        limit = shard_bytes or SHARD_BYTES
+        shards: list[list[str]] = [[]]
+        room = limit
+        for name, (dtype, shape) in self.tensors.items():
+            size = prod(shape) * dtype.itemsize
+            if size > room and shards[-1]:
+                shards.append([])
+                room = limit
+            shards[-1].append(name)
+            room -= size
+        if len(shards) == 1:
+            return dict.fromkeys(self.tensors, SINGLE)
+        return {
+            name: f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+            for number, names in enumerate(shards, 1)
+            for name in names
+        }
+
+
+def convert_to_hugging_face(source: Path, destination: Path, shard_bytes: int | None = None) -> Path:
+    """Write the Hugging Face folder; gives `destination`. `shard_bytes` None: as it came, or files of up to 5 GB.
+
+    Raises ConfigError and CheckpointError for what cannot be converted, before anything is written.
+    """
+    writing = Writing(source, shard_bytes)
+    with published(destination) as folder:
+        _write_tensors(folder, writing)
+        _write_index(folder, writing)
+        _write_small_files(folder, writing)
+    return destination
+
+
+def _write_tensors(folder: Path, writing: Writing) -> None:
+    total = sum(prod(shape) * dtype.itemsize for dtype, shape in writing.tensors.values())
+    with ExitStack() as stack, Progress("convert", total=total, unit="B") as progress:
+        writers = {}
+        for file in sorted(set(writing.files.values())):
+            inside = {name: one for name, one in writing.tensors.items() if writing.files[name] == file}
+            writers[file] = stack.enter_context(ShardWriter(folder / file, inside))
+
+        def write(name: str, tensor: Tensor) -> None:
+            writers[writing.files[name]].write(name, tensor)
+            progress.advance(tensor.nbytes)
+
+        for group in writing.plan.groups:
+            for theirs, tensor in zip(group.theirs, writing.read(group), strict=True):
+                write(writing.name(theirs), tensor)
+                for copy in [one for one, original in writing.copies.items() if original == theirs]:
+                    write(copy, tensor)
+        if (unused := writing.unused) is not None:
+            for name in unused.tensors:
+                write(name, unused.read(name))
+
+
+def _write_index(folder: Path, writing: Writing) -> None:
+    if set(writing.files.values()) == {SINGLE}:
+        return
+    total = sum(prod(shape) * dtype.itemsize for dtype, shape in writing.tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(writing.files.items()))}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_small_files(folder: Path, writing: Writing) -> None:
+    if writing.record is not None:
+        for file in sorted((writing.run_folder / KEPT).iterdir()):
+            if file.name not in (RECORD, UNUSED):
+                shutil.copyfile(file, folder / file.name)
+        return
+    (folder / "config.json").write_text(json.dumps(writing.values, indent=2) + "\n", encoding="utf-8")
+    model_file = tokenizer_path(writing.run)
+    if model_file.is_file():
+        write_tokenizer(folder, model_file, str(writing.values["model_type"]))
+    else:
+        log.warning("there is no tokenizer at %s: the folder is written without one", model_file)
+
+
+def _check(checkpoint: Path, plan: Plan, reader: CheckpointReader) -> None:
+    """Refuse a checkpoint that is not of the model beside it, naming the first tensor."""
+    for group in plan.groups:
+        for part in group.ours:
+            found = reader.shapes.get(part.name)
+            if found != part.shape:
+                held = "is missing" if found is None else f"has shape {found}"
+                raise CheckpointError(
+                    f"{checkpoint}: {part.name} {held}, the model of {RUN_CONFIG} needs {part.shape}. "
+                    f"Use the {RUN_CONFIG} that it was trained with."
+                )

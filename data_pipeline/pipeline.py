@@ -4,9 +4,9 @@
                            duplicates ─ collect ┤         tokens ─ manifest
                                                 └ tokenizer (before encode)
 
-Reads the `data` and `tokenizer` sections of a run, writes the dataset folder. Promises: the same bytes for any number
-of workers, any order of the inputs, and after any crash; a second run does only what changed, and nothing when nothing
-did.
+Reads the `data` and `tokenizer` sections of a run, writes the dataset folder; pairs have a pipeline of their own, see
+pairs/. Promises: the same bytes for any number of workers, any order of the inputs, and after any crash; a second run
+does only what changed, and nothing when nothing did.
 """
 
 from functools import partial
@@ -17,6 +17,8 @@ from data_pipeline.graph import Task, Workshop
 from data_pipeline.inputs import find_inputs
 from data_pipeline.journal import Record, code_version, digest_of, remove_asides
 from data_pipeline.outcome import Outcome, build_manifest, publish
+from data_pipeline.pairs.outcome import pairs_manifest
+from data_pipeline.pairs.pipeline import PairsPreparation
 from data_pipeline.stages.collect import Source, collect_shard
 from data_pipeline.stages.duplicates import find_duplicates, sign_file
 from data_pipeline.stages.extract import extract_file
@@ -56,17 +58,25 @@ def prepare(config: RunConfig, until: str = "tokens") -> Manifest:
     DataError when there is no input, a task fails for good, or another process writes the folder.
     """
     data = config.data
-    inputs = find_inputs(data.inputs)
+    inputs = find_inputs(data.inputs) if isinstance(data, CrawlConfig) else []
     if until != "documents" and isinstance(config.tokenizer, FileTokenizerConfig):
         load_tokenizer(config.tokenizer.path)  # what is missing is said before the crawl is read, not hours later
     with folder_lock(data.folder) as lock:
         remove_asides(data.folder)  # the lock is free only when no writer lives
         workshop = Workshop(data.folder, data.executor, lock)
         try:
-            outcome = _Preparation(data, config.tokenizer, workshop).run(inputs, cast(Until, until))
+            manifest = _make(config, workshop, inputs, cast(Until, until))
         finally:
             workshop.close()
-        return publish(workshop, build_manifest(data, config.tokenizer, outcome))
+        return publish(workshop, manifest)
+
+
+def _make(config: RunConfig, workshop: Workshop, inputs: list[Path], until: Until) -> Manifest:
+    """Do the stages that this kind of data has, and say what they made."""
+    data, tokenizer = config.data, config.tokenizer
+    if isinstance(data, CrawlConfig):
+        return build_manifest(data, tokenizer, _Preparation(data, tokenizer, workshop).run(inputs, until))
+    return pairs_manifest(data, tokenizer, PairsPreparation(data, tokenizer, workshop).run(until))
 
 
 def train_tokenizer(config: RunConfig) -> Path:

@@ -18,7 +18,8 @@ from llmsys.errors import DataError
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
-SPLITS = ("train", "heldout")
+SplitName = Literal["train", "heldout", "train_source", "heldout_source"]
+"""Documents or targets to train on and to evaluate; of pairs also their sources, row for row."""
 
 
 class Record(BaseModel):
@@ -156,13 +157,14 @@ class Manifest(Record):
     vocab_size: int | None
     token_dtype: Literal["uint16", "uint32"] | None
     tokenizer_fingerprint: str | None
-    splits: dict[Literal["train", "heldout"], Split]
+    splits: dict[SplitName, Split]
     documents: DocumentFiles
     dropped: DocumentFiles
     funnel: tuple[FunnelStage, ...]
     languages: dict[str, LanguageCount]
     lengths: Histogram
     read: ReadSummary
+    labels: tuple[str, ...] = ()  # of labelled texts: a target of one token n means label n
 
 
 def dataset_fingerprint(tokenizer_fingerprint: str | None, file_digests: Iterable[str]) -> str:

@@ -35,11 +35,16 @@ def train_sentencepiece(
             "no document outside the held-back ones is left to train a tokenizer on. "
             "Set data.split.heldout_fraction lower, or give more input in data.inputs."
         )
+    return fit_sentencepiece(_lines(report, sources, limit, split), folder=folder, config=config, sample=sample)
+
+
+def fit_sentencepiece(
+    lines: Iterator[str], *, folder: Path, config: SentencePieceConfig, sample: dict[str, int]
+) -> dict[str, Any]:
+    """Train on lines of text and publish the three files; `sample` says how many documents and bytes they are."""
     model = io.BytesIO()
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_lines(report, sources, limit, split), model_writer=model, **_options(config)
-        )
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=model, **_options(config))
     except RuntimeError as error:
         raise DataError(_training_failure(error, config, sample)) from error
     return _publish(folder, model.getvalue(), {"config": config.model_dump(mode="json"), "sample": sample})
@@ -59,6 +64,7 @@ def _options(config: SentencePieceConfig) -> dict[str, Any]:
         "byte_fallback": config.byte_fallback,
         "character_coverage": config.character_coverage,
         "split_digits": config.split_digits,
+        **({"control_symbols": list(config.control_symbols)} if config.control_symbols else {}),
         "normalization_rule_name": "identity",
         "remove_extra_whitespaces": False,
         "add_dummy_prefix": False,  # the first word of a line has no space before it, and none is invented

@@ -1,11 +1,14 @@
-"""`llmsys prepare`: crawl shards to clean documents, a tokenizer and token shards."""
+"""`llmsys prepare`: crawl shards, pairs or labelled texts to a tokenizer and token shards."""
 
 import argparse
 import json
 
+from llmsys.config.data import CrawlConfig
 from llmsys.config.load import load_run
 from llmsys.log import logger
 from llmsys.manifest import Manifest, Skip
+
+NOUNS = {"crawl": "pages", "pairs": "pairs", "labelled": "texts"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,14 +32,15 @@ def run(arguments: argparse.Namespace) -> int:
         "folder": str(config.data.folder),
         "fingerprint": manifest.fingerprint,
         "records": manifest.read.records,
-        "pages": stages[0].documents_out if stages else 0,
+        "pages": (stages[0].documents_out if config.data.kind == "crawl" else stages[0].documents_in) if stages else 0,
         "documents": stages[-1].documents_out if stages else 0,
         "bytes": stages[-1].bytes_out if stages else 0,
         "tokens": {name: split.tokens for name, split in manifest.splits.items()},
         "skipped": [skip.model_dump() for skip in manifest.read.skipped],
     }
-    print(json.dumps(result) if arguments.json else "\n".join([*skipped(manifest), described(result)]))
-    if result["tokens"] and not manifest.splits["heldout"].tokens:
+    noun = NOUNS[config.data.kind]
+    print(json.dumps(result) if arguments.json else "\n".join([*skipped(manifest), described(result, noun)]))
+    if isinstance(config.data, CrawlConfig) and result["tokens"] and not manifest.splits["heldout"].tokens:
         logger(__name__).warning(
             "no document was held back, and training ends with an evaluation. Raise data.split.heldout_fraction=%g",
             config.data.split.heldout_fraction,
@@ -55,9 +59,9 @@ def skipped(manifest: Manifest) -> list[str]:
     ]
 
 
-def described(result: dict[str, object]) -> str:
+def described(result: dict[str, object], noun: str = "pages") -> str:
     """A dataset in one line."""
     tokens = result["tokens"]
     counts = [f"{count:,} {name} tokens" for name, count in tokens.items()] if isinstance(tokens, dict) else []
-    kept = f"{result['documents']:,} of {result['pages']:,} pages kept, {result['bytes']:,} bytes of text"
+    kept = f"{result['documents']:,} of {result['pages']:,} {noun} kept, {result['bytes']:,} bytes of text"
     return f"{result['folder']}: {', '.join([kept, *counts])} (fingerprint {result['fingerprint']})"

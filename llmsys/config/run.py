@@ -94,7 +94,7 @@ class RunConfig(Section):
                 f"{kind} is learnt by family={family} with head={wanted_head}, and the model is {self.model.family} "
                 f"with {head}. Leave objective out, or change model.family and model.head.",
             )
-        elif "data" in self.model_fields_set and self.data.kind != data and head in {n[1] for n in NEEDS.values()}:
+        elif {"data", "model"} <= self.model_fields_set and self.data.kind != data and head == wanted_head:
             yield Broken("data.kind", f"{self.data.kind} data cannot teach {kind}. Use data.kind={data}.")
         if kind in ("next_token", "masked"):
             yield from (Broken(f"batch.{key}", message) for key, message in self.batch.window_problems())

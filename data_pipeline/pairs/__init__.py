@@ -1,0 +1,1 @@
+"""Files of lines in, pairs of token sequences out: translations, and texts with labels."""

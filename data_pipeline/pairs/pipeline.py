@@ -1,0 +1,205 @@
+"""The way from files of lines to pairs of token sequences.
+
+    read ─ tokenizer ─ encode ─ manifest
+
+Reads the `data` and `tokenizer` sections of a run whose data are pairs or labelled texts, writes the dataset folder:
+documents/ with both texts of every pair, tokens/ with both token sequences, dropped/ with what cannot be used and why.
+Promises the same as the pipeline of documents: the same bytes for any number of workers and after any crash.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from data_pipeline.graph import Task, Workshop
+from data_pipeline.journal import Record, code_version
+from data_pipeline.pairs.encode import Limits, encode_pairs
+from data_pipeline.pairs.read import read_pairs
+from data_pipeline.pairs.tokenizer import train_on_pairs
+from data_pipeline.tokenize.train import copy_tokenizer
+from llmsys.config.pairs import LabelledConfig, PairsConfig
+from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
+from llmsys.errors import DataError
+from llmsys.log import logger
+from llmsys.tokenizer import model_file
+
+_CODE = {
+    "read": (("pairs/read.py", "pairs/line.py"), ("pyarrow",)),
+    "tokenizer": (("pairs/tokenizer.py", "tokenize/train.py"), ("sentencepiece",)),
+    "encode": (("pairs", "tokenize/encode.py"), ("pyarrow", "numpy", "sentencepiece", "xxhash")),
+}
+_COMMON = ("data_pipeline/document.py", "data_pipeline/funnel.py", "llmsys/shard_file.py")
+SPLITS: tuple[Literal["train", "heldout"], ...] = ("train", "heldout")
+
+_log = logger(__name__)
+
+
+@dataclass
+class PairsOutcome:
+    """The records of each stage; `tokenizer` and `encoded` stay empty when the preparation was to stop before them."""
+
+    files: dict[str, list[tuple[Path, ...]]]
+    read: dict[str, list[Record]] = field(default_factory=dict)
+    labels: tuple[str, ...] | None = None
+    tokenizer: Record | None = None
+    encoded: dict[str, list[Record]] = field(default_factory=dict)
+
+
+class PairsPreparation:
+    """The stages of one dataset of pairs, in order; each method is one stage."""
+
+    def __init__(self, data: PairsConfig | LabelledConfig, tokenizer: TokenizerConfig, workshop: Workshop) -> None:
+        self.data, self.tokenizer, self.workshop = data, tokenizer, workshop
+        self.folder = data.folder
+
+    def run(self, until: Literal["documents", "tokenizer", "tokens"]) -> PairsOutcome:
+        """Do the stages up to `until`; DataError when a file is missing, bad, or nothing of it can be used."""
+        outcome = PairsOutcome(_files(self.data))
+        outcome.read = self._read(outcome.files)
+        outcome.labels = self._labels(outcome)
+        if until != "documents":
+            outcome.tokenizer = self._tokenizer(outcome.read["train"])
+        if until == "tokens" and outcome.tokenizer is not None:
+            outcome.encoded = self._encode(outcome.read, outcome.tokenizer, outcome.labels)
+        return outcome
+
+    def _stage(self, name: str, tasks: list[Task], unit: str) -> list[Record]:
+        rooms, packages = _CODE[name]
+        code = code_version([*_COMMON, *(f"data_pipeline/{room}" for room in rooms)], packages)
+        return self.workshop.stage(name, tasks, unit=unit, code=code)
+
+    def _read(self, files: dict[str, list[tuple[Path, ...]]]) -> dict[str, list[Record]]:
+        labels = self.data.labels if isinstance(self.data, LabelledConfig) else None
+        tasks = []
+        for split, number, paths in _numbered(files):
+            name = f"{split}-{number:05d}"
+            outputs = [f"documents/{name}.arrow", f"dropped/{name}.lines.arrow"]
+            job = partial(
+                read_pairs,
+                files=paths,
+                output=self.folder / outputs[0],
+                dropped=self.folder / outputs[1],
+                labels=labels,
+            )
+            digests = [self.workshop.journal.input_digest(path) for path in paths]
+            decides = [[str(path) for path in paths], digests, labels]
+            tasks.append(Task(f"read/{name}", decides, outputs, job, 1))
+        records = iter(self._stage("read", tasks, "file"))
+        read = {split: [next(records) for _ in files[split]] for split in files}
+        for split, found in read.items():
+            if not any(sum(record.result["rows"]) for record in found):
+                raise DataError(_nothing_left(split, files[split], found))
+        return read
+
+    def _labels(self, outcome: PairsOutcome) -> tuple[str, ...] | None:
+        if not isinstance(self.data, LabelledConfig):
+            return None
+        found = {
+            split: sorted({label for record in records for label, count in record.result["labels"].items() if count})
+            for split, records in outcome.read.items()
+        }
+        labels = self.data.labels or tuple(found["train"])
+        for split, names in found.items():
+            if strange := [name for name in names if name not in labels]:
+                raise DataError(
+                    f"{split} texts have the label {strange[0]!r}, and the labels are {', '.join(labels)}. "
+                    f"Mend the file, or name every label in data.labels."
+                )
+        return labels
+
+    def _tokenizer(self, read: list[Record]) -> Record:
+        outputs = [f"tokenizer/tokenizer.{suffix}" for suffix in ("model", "vocab", "json")]
+        folder, config = self.folder / "tokenizer", self.tokenizer
+        part = config.model_dump(mode="json")
+        if isinstance(config, FileTokenizerConfig):
+            decides = [part, self.workshop.journal.input_digest(model_file(config.path))]
+            task = Task("tokenizer/model", decides, outputs, partial(copy_tokenizer, folder=folder, config=config), 1)
+            return self._stage("tokenizer", [task], "file")[0]
+        sides = ("source",) if isinstance(self.data, LabelledConfig) else ("source", "target")
+        sources = [self.folder / record.outputs[0].name for record in read]
+        job = partial(train_on_pairs, sources=sources, folder=folder, config=config, sides=sides)
+        rows = sum(sum(record.result["rows"]) for record in read)
+        decides = [part, [record.digests[0] for record in read], sides]
+        return self._stage("tokenizer", [Task("tokenizer/model", decides, outputs, job, rows)], "pair")[0]
+
+    def _encode(
+        self, read: dict[str, list[Record]], tokenizer: Record, labels: tuple[str, ...] | None
+    ) -> dict[str, list[Record]]:
+        tasks, counts = [], dict.fromkeys(read, 0)
+        for split, records in read.items():
+            limits = self._limits(split)
+            for record in records:
+                for batches in _cuts(record.result["rows"], self.data.shard_pairs):
+                    number = counts[split]
+                    counts[split] += 1
+                    names = [f"tokens/{split}-{number:05d}.arrow", f"tokens/{split}_source-{number:05d}.arrow"]
+                    outputs = [*names, f"dropped/{split}-{number:05d}.tokens.arrow"]
+                    job = partial(
+                        encode_pairs,
+                        source=self.folder / record.outputs[0].name,
+                        batches=batches,
+                        outputs=tuple(self.folder / name for name in outputs),
+                        model=self.folder / tokenizer.outputs[0].name,
+                        labels=labels,
+                        limits=limits,
+                    )
+                    decides = [record.digests[0], list(batches), tokenizer.result["fingerprint"], labels]
+                    decides += [limits.longest, limits.cut]
+                    rows = sum(record.result["rows"][batch] for batch in batches)
+                    tasks.append(Task(f"encode/{split}-{number:05d}", decides, outputs, job, rows))
+        done = iter(self._stage("encode", tasks, "pair"))
+        encoded = {split: [next(done) for _ in range(count)] for split, count in counts.items()}
+        if cut := sum(record.result["cut"] for found in encoded.values() for record in found):
+            _log.warning("%d texts were cut to data.max_tokens=%d tokens", cut, self.data.max_tokens)
+        return encoded
+
+    def _limits(self, split: str) -> Limits:
+        if isinstance(self.data, LabelledConfig):
+            return Limits(self.data.max_tokens, cut=True)
+        return Limits(self.data.max_tokens if split == "train" else 0, cut=False)
+
+
+def _files(data: PairsConfig | LabelledConfig) -> dict[str, list[tuple[Path, ...]]]:
+    """The files of each split, in pairs or alone; DataError when a split has none."""
+    files: dict[str, list[tuple[Path, ...]]]
+    if isinstance(data, LabelledConfig):
+        files = {"train": [(path,) for path in data.inputs], "heldout": [(path,) for path in data.heldout_inputs]}
+        names = {"train": "inputs", "heldout": "heldout_inputs"}
+    else:
+        train, heldout = (
+            zip(data.source, data.target, strict=True),
+            zip(data.heldout_source, data.heldout_target, strict=True),
+        )
+        files = {"train": list(train), "heldout": list(heldout)}
+        names = {"train": "source", "heldout": "heldout_source"}
+    for split, name in names.items():
+        if not files[split]:
+            raise DataError(f"data.{name} is empty. Name files, such as 'data.{name}=[corpus/{split}.en.gz]'.")
+    return files
+
+
+def _numbered(files: dict[str, list[tuple[Path, ...]]]) -> Iterator[tuple[str, int, tuple[Path, ...]]]:
+    for split, entries in files.items():
+        for number, paths in enumerate(entries):
+            yield split, number, paths
+
+
+def _cuts(rows: Sequence[int], limit: int) -> Iterator[list[int]]:
+    """Record batches in runs of at most `limit` rows, or of one batch where that has more."""
+    run: list[int] = []
+    for batch, count in enumerate(rows):
+        if run and sum(rows[one] for one in run) + count > limit:
+            yield run
+            run = []
+        run.append(batch)
+    if run:
+        yield run
+
+
+def _nothing_left(split: str, files: Sequence[tuple[Path, ...]], records: Sequence[Record]) -> str:
+    drops: list[dict[str, Any]] = [drop for record in records for drop in record.result["tally"]["drops"]]
+    reasons = ", ".join(f"{drop['documents']} by {drop['test']}" for drop in drops) or "there were no lines"
+    named = " and ".join(str(path) for path in files[0])
+    return f"no {split} pair is left of {named}: {reasons}. Give other files."

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.data.batch import Batch
-from llmsys.engine.engine import LogicalState, Loss, StepResult, saved_buffers
+from llmsys.engine.engine import LogicalState, Loss, StepResult, counts_of, real_tokens, saved_buffers
 from llmsys.model.init import initial_value
 from llmsys.model.transformer import Transformer
 from llmsys.optim.groups import parameter_groups, role_of
@@ -119,23 +119,23 @@ class DeepSpeedEngine:
     def train_step(self, batches: Sequence[Batch], learning_rate: float) -> StepResult:
         """See Engine."""
         self._engine.train()
-        targets = torch.tensor(float(sum(batch.valid_targets for batch in batches)), device=self.device)
-        sum_over_ranks(targets)
+        counts = counts_of(batches, self.device)
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate * group["rate_scale"]
         total = torch.zeros((), device=self.device)
         for batch in batches:
-            total += self._backward(batch.to(self.device), targets)
+            total += self._backward(batch.to(self.device), counts)
             self._engine.step()
         norm = float(self._engine.get_global_grad_norm())
+        targets = counts[0]
         return StepResult(float(sum_over_ranks(total) / targets), norm, int(targets))
 
-    def _backward(self, batch: Batch, targets: Tensor) -> Tensor:
+    def _backward(self, batch: Batch, counts: Tensor) -> Tensor:
         logits_BTV = self._engine(batch.tokens_BT, documents_BT=batch.documents_BT)
         loss = self._loss(logits_BTV, batch.targets_BT).sum()
-        auxiliary = self.module.auxiliary_loss() * batch.valid_targets
+        auxiliary = self.module.auxiliary_loss() * real_tokens(batch)
         # DeepSpeed divides by the world size, for experts too; the product undoes it exactly for powers of two.
-        self._engine.backward((loss + auxiliary) * (world_size() / targets), scale_wrt_gas=False)
+        self._engine.backward((loss / counts[0] + auxiliary / counts[1]) * world_size(), scale_wrt_gas=False)
         return loss.detach()
 
     @torch.no_grad()

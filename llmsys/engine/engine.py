@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from llmsys.data.batch import Batch
 from llmsys.model.transformer import Transformer
+from llmsys.parallel.group import sum_over_ranks
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(logits_BTV, targets_BT) → the loss summed over the valid targets of each of the B sequences."""
@@ -65,6 +66,21 @@ class Engine(Protocol):
     def load(self, state: LogicalState) -> None:
         """Take over a state whose tensors were filled from a checkpoint. Collective."""
         ...
+
+
+def counts_of(batches: Sequence[Batch], device: torch.device) -> Tensor:
+    """Valid targets and real tokens of a step, over all ranks, float32 of shape (2,). Collective.
+
+    Losses are divided by the first, the model's auxiliary losses by the second. Exact up to 16 million.
+    """
+    targets = sum(batch.valid_targets for batch in batches)
+    tokens = sum(real_tokens(batch) for batch in batches)
+    return sum_over_ranks(torch.tensor([float(targets), float(tokens)], device=device))
+
+
+def real_tokens(batch: Batch) -> int:
+    """How many tokens are not padding; padding is a negative document number."""
+    return batch.tokens_BT.numel() if batch.documents_BT is None else int((batch.documents_BT >= 0).sum())
 
 
 def saved_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.data.batch import Batch
-from llmsys.engine.engine import LogicalState, Loss, StepResult, saved_buffers
+from llmsys.engine.engine import LogicalState, Loss, StepResult, counts_of, real_tokens, saved_buffers
 from llmsys.model.init import initial_value
 from llmsys.model.transformer import Transformer
 from llmsys.optim.groups import parameter_groups
@@ -49,23 +49,23 @@ class TorchEngine:
     def train_step(self, batches: Sequence[Batch], learning_rate: float) -> StepResult:
         """See Engine. The loss is divided by the targets of all ranks before backward, so gradients need no factor."""
         self.module.train()
-        targets = torch.tensor(float(sum(batch.valid_targets for batch in batches)), device=self.device)
-        sum_over_ranks(targets)
+        counts = counts_of(batches, self.device)
         total = torch.zeros((), device=self.device)
         for batch in batches:
-            total += self._backward(batch.to(self.device), targets)
+            total += self._backward(batch.to(self.device), counts)
         norm = clip_gradients(self.module.parameters(), self._clip, self._meshes.layout.replicate)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate * group["rate_scale"]
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        targets = counts[0]
         return StepResult(float(sum_over_ranks(total) / targets), float(norm), int(targets))
 
-    def _backward(self, batch: Batch, targets: Tensor) -> Tensor:
+    def _backward(self, batch: Batch, counts: Tensor) -> Tensor:
         logits_BTV = self.module(batch.tokens_BT, documents_BT=batch.documents_BT)
         loss = self._loss(logits_BTV, batch.targets_BT).sum()
-        auxiliary = self.module.auxiliary_loss() * batch.valid_targets
-        ((loss + auxiliary) / targets).backward()
+        auxiliary = self.module.auxiliary_loss() * real_tokens(batch)
+        (loss / counts[0] + auxiliary / counts[1]).backward()
         return loss.detach()
 
     @torch.no_grad()

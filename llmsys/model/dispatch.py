@@ -4,9 +4,11 @@ The dispatcher here works inside one process. A distributed one has the same sig
 `MoE.dispatcher`; the layer itself never learns about ranks.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from llmsys.model.experts import Experts
@@ -18,20 +20,44 @@ from llmsys.model.router import count_tokens
 class Dispatcher(Protocol):
     """Anything that sends tokens through their experts and returns the weighted sum per token."""
 
-    def __call__(self, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor, experts: Experts) -> Tensor:
-        """Return y_ND with y_n = sum_k weights_nk * expert_{experts_nk}(x_n)."""
+    def __call__(
+        self, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor, experts: Experts, *, partial: bool = False
+    ) -> Tensor:
+        """Return y_ND with y_n = sum_k weights_nk * expert_{experts_nk}(x_n).
+
+        With `partial`, experts_NK may hold NO_EXPERT: such an assignment is not computed and contributes nothing.
+        """
         ...
 
 
 class LocalDispatcher:
     """All experts are in this process: sort the assignments by expert, compute, put back, add. Same bits every time."""
 
-    def __call__(self, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor, experts: Experts) -> Tensor:
+    def __call__(
+        self, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor, experts: Experts, *, partial: bool = False
+    ) -> Tensor:
         """Return the weighted sum of expert outputs for every token, in the dtype of `x_ND`."""
+        counts_E = count_tokens(experts_NK, experts.num_experts, partial=partial)
+        if partial:
+            return through_experts(x_ND, experts_NK, weights_NK, counts_E, lambda rows_MD: experts(rows_MD, counts_E))
         order_M, slot_NK = sort_assignments(experts_NK)
-        counts_E = count_tokens(experts_NK, experts.gate_proj.shape[0])
         y_MD = experts(gather_tokens(x_ND, order_M, slot_NK), counts_E)
         return combine(y_MD, weights_NK, order_M, slot_NK)
+
+
+def through_experts(
+    x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor, counts_E: Tensor, compute: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """The dispatcher's sum where some assignments are NO_EXPERT; `compute` gets and returns the other M rows, sorted.
+
+    The others all look at one more row, behind the last, that nobody computes: zero there, and in the backward too.
+    """
+    order_A, slot_NK = sort_assignments(experts_NK.where(experts_NK >= 0, counts_E.shape[0]))
+    kept = int(counts_E.sum())
+    order_M, slot_NK = order_A[: kept + 1], slot_NK.clamp(max=kept)
+    y_MD = compute(gather_tokens(x_ND, order_M, slot_NK)[:kept])
+    y_MD = F.pad(y_MD, (0, 0, 0, len(order_M) - kept))
+    return combine(y_MD, weights_NK, order_M, slot_NK)
 
 
 def sort_assignments(experts_NK: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,8 +84,8 @@ def combine(y_MD: Tensor, weights_NK: Tensor, order_M: Tensor, slot_NK: Tensor) 
     return sums_ND
 
 
-# Each token has exactly K assignments, so both directions are gathers followed by a sum over K. Autograd would derive
-# scatter-adds instead, which on accelerators are atomic and differ from run to run.
+# Each token has exactly K assignments (NO_EXPERT looks at a row of zeros), so both directions are gathers followed by a
+# sum over K. Autograd would derive scatter-adds instead, which on accelerators are atomic and differ from run to run.
 
 
 def _sum_over_assignments(rows_MD: Tensor, slot_NK: Tensor, weights_NK: Tensor | None) -> Tensor:
@@ -96,7 +122,7 @@ class _Combine(torch.autograd.Function):
         y_MD, weights_NK, order_M = ctx.saved_tensors
         gradient_MD = gradients[0].index_select(0, order_M // weights_NK.shape[1])
         products_M = torch.linalg.vecdot(gradient_MD, y_MD).to(weights_NK.dtype)
-        weights_gradient_NK = torch.empty_like(weights_NK)
+        weights_gradient_NK = torch.zeros_like(weights_NK)
         weights_gradient_NK.view(-1)[order_M] = products_M
         weights_M = weights_NK.flatten().index_select(0, order_M).to(y_MD.dtype)
         return gradient_MD * weights_M[:, None], weights_gradient_NK, None, None

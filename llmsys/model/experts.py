@@ -1,14 +1,17 @@
-"""The experts of one layer: E independent SwiGLU networks, computed for all their tokens by grouped matrix products.
+"""The experts of one layer: E independent feed-forward networks, computed for all their tokens by grouped products.
 
 Traps of grouped_mm that this file keeps from its callers: offsets are int32; every row must start on a multiple of 16
 bytes; rows behind the last offset are not written; the backward refuses gradients with stride 0.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llmsys.errors import ConfigError
+from llmsys.config.feed_forward import GATED, FeedForwardConfig, Swiglu, maps_of
+from llmsys.model.feed_forward import activate
 
 # M rows grouped by expert, E experts (of this process), D width, F width inside an expert
 
@@ -17,51 +20,99 @@ ROW_MULTIPLE = 8
 
 
 class Experts(nn.Module):
-    """E SwiGLU networks with stacked weights; the weights may be DTensors sharded over E."""
+    """E feed-forward networks of one kind, weights stacked as (E, in, out) and biases as (E, out).
 
-    def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int) -> None:
-        """Refuse widths whose rows grouped_mm cannot address, with ConfigError."""
+    The parameters may be DTensors sharded over E. Widths that are no multiples of 8 are computed by a loop over the
+    experts: right, and slower.
+    """
+
+    def __init__(self, num_experts: int, hidden_size: int, width: int, config: FeedForwardConfig | None = None) -> None:
+        """`config` says what one expert computes (None: SwiGLU), `width` how many channels it has inside."""
         super().__init__()
-        _check_width("hidden_size", hidden_size)
-        _check_width("moe.moe_intermediate_size", intermediate_size)
-        self.gate_proj = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
-        self.up_proj = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
-        self.down_proj = nn.Parameter(torch.empty(num_experts, intermediate_size, hidden_size))
-        for weight in self.parameters():
-            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+        self.config = config or Swiglu()
+        self.num_experts = num_experts
+        self.grouped = hidden_size % ROW_MULTIPLE == 0 and width % ROW_MULTIPLE == 0
+        maps = maps_of(self.config)
+        shapes = dict.fromkeys(maps, (hidden_size, width)) | {"down": (width, hidden_size)}
+        for name in maps:
+            self.register_parameter(f"{name}_proj", nn.Parameter(torch.empty(num_experts, *shapes[name])))
+            nn.init.normal_(getattr(self, f"{name}_proj"), std=shapes[name][0] ** -0.5)
+        for name in maps if self.config.bias else ():
+            self.register_parameter(f"{name}_bias", nn.Parameter(torch.zeros(num_experts, shapes[name][1])))
 
     def forward(self, x_MD: Tensor, counts_E: Tensor) -> Tensor:
         """Apply expert e to its `counts_E[e]` consecutive rows; the counts must sum to M, and any of them may be 0."""
-        offsets_E = counts_E.cumsum(0).to(torch.int32)
-        gate_MF = F.grouped_mm(x_MD, _local(self.gate_proj), offs=offsets_E)
-        up_MF = F.grouped_mm(x_MD, _local(self.up_proj), offs=offsets_E)
-        y_MD = F.grouped_mm(F.silu(gate_MF) * up_MF, _local(self.down_proj), offs=offsets_E)
-        if y_MD.requires_grad:
-            y_MD.register_hook(_with_plain_strides)
-        return y_MD
+        apply = _GroupedMaps(self, counts_E, len(x_MD)) if self.grouped else _LoopedMaps(self, counts_E)
+        gate_MF = apply("gate", x_MD) if self.config.kind in GATED else None
+        return apply("down", activate(self.config, gate_MF, apply("up", x_MD)))
+
+    def weight(self, name: str) -> Tensor:
+        """This process's weights of the map `gate`, `up` or `down`, (E, in, out)."""
+        return _local(self.get_parameter(f"{name}_proj"))
+
+    def bias(self, name: str) -> Tensor | None:
+        """This process's biases of that map, (E, out); None where there are none."""
+        return _local(self.get_parameter(f"{name}_bias")) if self.config.bias else None
 
     def extra_repr(self) -> str:
         """Counts and widths, for printing the module."""
-        experts, hidden, intermediate = self.gate_proj.shape
-        return f"{experts} experts, {hidden} -> {intermediate} -> {hidden}"
+        experts, width, hidden = self.get_parameter("down_proj").shape
+        return f"{experts} experts, {hidden} -> {width} -> {hidden}, {self.config.kind}"
 
 
-def _local(weight: Tensor) -> Tensor:
-    """This process's part of a distributed weight; a plain weight is returned as it is."""
-    to_local = getattr(weight, "to_local", None)
-    return weight if to_local is None else to_local()
+class _GroupedMaps:
+    """x W_e + b_e for the rows of every expert e, in one call."""
+
+    def __init__(self, experts: Experts, counts_E: Tensor, num_rows: int) -> None:
+        self.experts, self.counts_E, self.num_rows = experts, counts_E, num_rows
+        self.offsets_E = counts_E.cumsum(0).to(torch.int32)
+
+    def __call__(self, name: str, x_MD: Tensor) -> Tensor:
+        weight_EDF, bias_EF = self.experts.weight(name), self.experts.bias(name)
+        y_MF = F.grouped_mm(x_MD, weight_EDF, offs=self.offsets_E)
+        if y_MF.requires_grad:
+            y_MF.register_hook(_with_plain_strides)
+        if bias_EF is None:
+            return y_MF
+        bias_MF: Tensor = _BiasOfRow.apply(bias_EF, self.counts_E, self.num_rows)  # type: ignore[no-untyped-call]
+        return y_MF + bias_MF
+
+
+class _LoopedMaps:
+    """The same, one expert at a time; every width will do."""
+
+    def __init__(self, experts: Experts, counts_E: Tensor) -> None:
+        self.experts, self.counts = experts, counts_E.tolist()
+
+    def __call__(self, name: str, x_MD: Tensor) -> Tensor:
+        weight_EDF, bias_EF = self.experts.weight(name), self.experts.bias(name)
+        parts = [x @ weight for x, weight in zip(x_MD.split(self.counts), weight_EDF.unbind(), strict=True)]
+        if bias_EF is not None:
+            parts = [y + bias for y, bias in zip(parts, bias_EF.unbind(), strict=True)]
+        return torch.cat(parts)
+
+
+class _BiasOfRow(torch.autograd.Function):
+    """The bias of each row's expert. Autograd would add gradients atomically, in another order in every run."""
+
+    @staticmethod
+    def forward(ctx: Any, bias_EF: Tensor, counts_E: Tensor, num_rows: int) -> Tensor:
+        ctx.save_for_backward(counts_E)
+        return bias_EF.repeat_interleave(counts_E, dim=0, output_size=num_rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (counts_E,) = ctx.saved_tensors
+        sums_EF = torch.segment_reduce(gradients[0].float().contiguous(), "sum", lengths=counts_E, axis=0, initial=0)
+        return sums_EF.to(gradients[0].dtype), None, None
+
+
+def _local(parameter: Tensor) -> Tensor:
+    to_local = getattr(parameter, "to_local", None)
+    return parameter if to_local is None else to_local()
 
 
 def _with_plain_strides(gradient: Tensor) -> Tensor:
     """A gradient that the backward of grouped_mm accepts: `y.sum().backward()` sends one that is expanded."""
     # Without rows, `contiguous` sees nothing to do.
     return gradient.contiguous() if gradient.numel() else gradient.new_zeros(gradient.shape)
-
-
-def _check_width(field: str, width: int) -> None:
-    if width % ROW_MULTIPLE:
-        nearest = max(ROW_MULTIPLE, round(width / ROW_MULTIPLE) * ROW_MULTIPLE)
-        raise ConfigError(
-            f"model.{field}={width} cannot be used with experts: grouped matrix products need a multiple of "
-            f"{ROW_MULTIPLE}. Use {nearest}."
-        )

@@ -1,18 +1,23 @@
 """The mixture-of-experts layer: router, dispatcher, experts, and shared experts every token visits.
 
-Reads activations, gives their sum over the chosen experts, and keeps two buffers a trainer reads after each step: the
-balance bias (part of the checkpoint) and the number of tokens routed to each expert (not saved).
+Reads activations, gives their sum over the chosen experts, and keeps what a trainer reads after each step: the balance
+bias (and, for the auxiliary loss over a batch, the shares of the step before) in buffers that are saved, and sums over
+tokens in buffers that are not. A pass that activation recomputation repeats is not counted again.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from llmsys.config.moe import MoeConfig
+from llmsys.config.moe import AuxiliaryLossBalance, Capacity, ExpertChoice, MoeConfig
+from llmsys.errors import ConfigError
+from llmsys.model.balance import auxiliary_losses, count_by_row, is_recomputation, router_z
 from llmsys.model.buffers import Float32Buffers
+from llmsys.model.capacity import drop_overflow
 from llmsys.model.dispatch import Dispatcher, LocalDispatcher
+from llmsys.model.expert_choice import choose_tokens
 from llmsys.model.experts import Experts
 from llmsys.model.feed_forward import build_feed_forward
-from llmsys.model.router import Router, Routing, balance_loss, count_tokens
+from llmsys.model.router import Router, Routing, Scores
 
 # B rows, T positions, N = B * T tokens, D width, E experts
 
@@ -21,45 +26,112 @@ class MoE(Float32Buffers):
     """y = sum_k w_k expert_k(x) + shared(x). `dispatcher` may be replaced from outside."""
 
     balance_bias_E: Tensor
+    expert_share_E: Tensor | None
     expert_tokens_E: Tensor
+    probability_sum_E: Tensor
+    router_z_sum: Tensor
+    num_tokens: Tensor
+    num_dropped: Tensor
 
     def __init__(self, hidden_size: int, config: MoeConfig) -> None:
         super().__init__()
         self.config = config
         self.router = Router(hidden_size, config)
-        self.experts = Experts(config.num_experts, hidden_size, config.moe_intermediate_size)
+        self.experts = Experts(config.num_experts, hidden_size, config.moe_intermediate_size, config.expert)
         width = config.shared_width
         self.shared = build_feed_forward(config.expert, hidden_size, width) if width else None
+        self.shared_gate = nn.Linear(hidden_size, 1, bias=False) if config.shared_gate else None
         self.dispatcher: Dispatcher = LocalDispatcher()
-        self.last_balance_loss: Tensor | None = None
+        self._auxiliary: tuple[Tensor, Tensor] | None = None
+        balance = config.balance
+        remembers = isinstance(balance, AuxiliaryLossBalance) and balance.scope == "batch"
         self.register_buffer("balance_bias_E", torch.zeros(config.num_experts))
-        self.register_buffer("expert_tokens_E", torch.zeros(config.num_experts), persistent=False)
+        self.register_buffer("expert_share_E", torch.zeros(config.num_experts) if remembers else None)
+        for name in ("expert_tokens_E", "probability_sum_E"):
+            self.register_buffer(name, torch.zeros(config.num_experts), persistent=False)
+        for name in ("router_z_sum", "num_tokens", "num_dropped"):
+            self.register_buffer(name, torch.zeros(()), persistent=False)
+        self.reset_buffers()
 
     def reset_buffers(self) -> None:
-        """Bias and counts to zero, for instance after `to_empty`."""
+        """Starting values of all buffers, for instance after `to_empty`: no bias, even shares, nothing counted."""
         self.balance_bias_E.zero_()
-        self.expert_tokens_E.zero_()
+        if self.expert_share_E is not None:
+            self.expert_share_E.fill_(1 / self.config.num_experts)
+        self.reset_counts()
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """Same shape and dtype as the input. In training mode the visits of each expert are added to the counts."""
+    def reset_counts(self) -> None:
+        """Begin to count a new step."""
+        for sums in (
+            self.expert_tokens_E, self.probability_sum_E, self.router_z_sum, self.num_tokens, self.num_dropped
+        ):  # fmt: skip
+            sums.zero_()
+
+    def forward(self, x_BTD: Tensor, real_BT: Tensor | None = None) -> Tensor:
+        """Same shape and dtype as the input. In training mode what the step needs to know is added to the sums.
+
+        Args:
+            x_BTD: activations; each row is one sequence.
+            real_BT: False where a token is padding, which is not counted, enters no loss and takes no expert's room.
+                None: there is no padding.
+        """
+        if real_BT is None:
+            real_BT = torch.ones(x_BTD.shape[:2], dtype=torch.bool, device=x_BTD.device)
         x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
-        routing = self.router(x_ND, self.balance_bias_E if self.config.balance.kind == "bias" else None)
-        if self.training:
-            self._observe(routing)
-        y_ND = self.dispatcher(x_ND, routing.experts_NK, routing.weights_NK, self.experts)
+        scores = self.router.score(x_ND)
+        routing = self._route(scores, real_BT)
+        y_ND = self.dispatcher(x_ND, routing.experts_NK, routing.weights_NK, self.experts, partial=routing.partial)
         if self.shared is not None:
-            y_ND = y_ND + self.shared(x_ND)
+            shared_ND = self.shared(x_ND)
+            y_ND = y_ND + (shared_ND if self.shared_gate is None else self.shared_gate(x_ND).sigmoid() * shared_ND)
         return y_ND.view_as(x_BTD)
 
     def weighted_balance_loss(self) -> Tensor:
-        """The balance loss of the last forward in training mode times its weight; 0 where there is none."""
-        balance = self.config.balance
-        if balance.kind != "auxiliary_loss" or self.last_balance_loss is None:
-            return torch.zeros((), device=self.balance_bias_E.device)
-        return balance.weight * self.last_balance_loss
+        """Balance and router z losses of the last training forward, weighted: a mean over real tokens; 0 without any.
 
-    def _observe(self, routing: Routing) -> None:
-        counts_E = count_tokens(routing.experts_NK, self.config.num_experts)
-        self.expert_tokens_E += counts_E
-        if self.config.balance.kind == "auxiliary_loss":
-            self.last_balance_loss = balance_loss(routing, counts_E)
+        Multiply by the number of those tokens before dividing by the tokens of all ranks and micro-batches.
+        """
+        if self._auxiliary is None:
+            return torch.zeros((), device=self.balance_bias_E.device)
+        total, num_tokens = self._auxiliary
+        return total / num_tokens.clamp(min=1)
+
+    def _route(self, scores: Scores, real_BT: Tensor) -> Routing:
+        how, balance = self.config.routing, self.config.balance
+        if isinstance(how, ExpertChoice):
+            chosen = choose_tokens(scores, how.factor, real_BT)
+            routing = asked = Routing(chosen.experts_NK, self.router.scaled(chosen.weights_NK), partial=True)
+        else:
+            routing = asked = self.router.choose(scores, self.balance_bias_E if balance.kind == "bias" else None)
+            # Evaluation drops nothing: a prompt continued token by token would drop others than one read at once.
+            if isinstance(how, Capacity) and self.training:
+                routing = drop_overflow(asked, how.factor, self.config.num_experts, real_BT)
+        if self.training:
+            self._observe(scores, asked, routing, real_BT)
+        return routing
+
+    def _observe(self, scores: Scores, asked: Routing, routing: Routing, real_BT: Tensor) -> None:
+        num_experts = self.config.num_experts
+        asked_BE = count_by_row(asked.experts_NK, num_experts, real_BT)
+        # Recomputation must save the tensors that the first pass saved, so the loss is computed again, for nobody.
+        loss = auxiliary_losses(self.config, scores, asked_BE, self.expert_share_E, real_BT)
+        if is_recomputation():
+            self._refuse_lost_gradient(loss)
+            return
+        num_tokens = real_BT.sum()
+        self._auxiliary = None if loss is None else (loss, num_tokens)
+        with torch.no_grad():
+            self.expert_tokens_E += asked_BE.sum(0)
+            self.probability_sum_E += real_BT.flatten().float() @ scores.probabilities()
+            self.router_z_sum += router_z(scores, real_BT)
+            self.num_tokens += num_tokens
+            if routing is not asked:
+                self.num_dropped += asked_BE.sum() - (routing.experts_NK >= 0).sum()
+
+    def _refuse_lost_gradient(self, loss: Tensor | None) -> None:
+        stored = self._auxiliary
+        if loss is not None and loss.requires_grad and stored is not None and not stored[0].requires_grad:
+            raise ConfigError(
+                "torch.utils.checkpoint with use_reentrant=True runs the first forward pass without gradients, so the "
+                "experts' balance and z losses would pull at nothing. Use use_reentrant=False."
+            )

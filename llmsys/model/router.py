@@ -1,7 +1,7 @@
-"""The router of a mixture-of-experts layer: which experts each token visits, and with which weights.
+"""The router of a mixture-of-experts layer: how well each expert suits each token, and which ones a token visits.
 
-Everything here is float32, also under bfloat16 weights: top-k turns a rounding error into another expert.
-The balancing rules live here too: the bias that only touches the choice, and the auxiliary loss.
+Everything here is float32, also under bfloat16 weights: top-k turns a rounding error into another expert. What happens
+to a crowd, and experts that choose tokens, is in capacity.py and expert_choice.py; evenness is balance.py's business.
 """
 
 from dataclasses import dataclass
@@ -11,17 +11,37 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmsys.config.moe import MoeConfig
+from llmsys.model.router_group import outside_best_groups
+from llmsys.model.sparsemixer import two_choices
 
 # N tokens, D width, E experts, K experts per token
+
+NO_EXPERT = -1
+"""Stands in `experts_NK` where a token visits fewer than K experts."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How well every expert suits every token: the router's logits, and the logarithm of what becomes weights."""
+
+    logits_NE: Tensor
+    log_scores_NE: Tensor
+
+    def probabilities(self) -> Tensor:
+        """Scores normalised over the experts, (N, E); bare sigmoid scores do not sum to 1 on their own."""
+        return self.log_scores_NE.softmax(dim=-1)
 
 
 @dataclass(frozen=True)
 class Routing:
-    """The decision for N tokens: experts chosen, their weights in the sum, and log scores of all experts."""
+    """The decision for N tokens: experts and their weights in the sum.
+
+    With `partial`, experts_NK may hold NO_EXPERT, whose weight is 0.
+    """
 
     experts_NK: Tensor
     weights_NK: Tensor
-    log_scores_NE: Tensor
+    partial: bool = False
 
 
 class Router(nn.Module):
@@ -31,47 +51,55 @@ class Router(nn.Module):
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.empty(config.num_experts, hidden_size))
+        self.bias = nn.Parameter(torch.zeros(config.num_experts)) if config.router_bias else None
         nn.init.normal_(self.weight, std=hidden_size**-0.5)
 
-    def forward(self, x_ND: Tensor, bias_E: Tensor | None = None) -> Routing:
-        """Route N tokens. `bias_E` is added to the scores for the choice only, never to the weights."""
-        logits_NE = F.linear(x_ND.float(), self.weight.float())
-        log_scores_NE = logits_NE.log_softmax(dim=-1) if self.config.score == "softmax" else F.logsigmoid(logits_NE)
-        # Without a bias the logits order the experts as the scores do, and do not saturate into ties.
-        preference_NE = logits_NE.detach() if bias_E is None else log_scores_NE.detach().exp() + bias_E
-        experts_NK = preference_NE.topk(self.config.num_experts_per_tok, dim=-1).indices
-        return Routing(experts_NK, self._weights(log_scores_NE.gather(-1, experts_NK)), log_scores_NE)
+    def forward(self, x_ND: Tensor, balance_bias_E: Tensor | None = None) -> Routing:
+        """Score and choose; see `choose`."""
+        return self.choose(self.score(x_ND), balance_bias_E)
 
-    def _weights(self, log_scores_NK: Tensor) -> Tensor:
-        # softmax(log s) = s / sum(s): normalised without a division that could be 0/0, and without an epsilon that
-        # lets the router shrink all weights at once by driving its scores towards zero (Megatron-LM #1545).
-        weights_NK = log_scores_NK.softmax(dim=-1) if self.config.norm_topk_prob else log_scores_NK.exp()
+    def score(self, x_ND: Tensor) -> Scores:
+        """Scores of N tokens, float32."""
+        bias_E = None if self.bias is None else self.bias.float()
+        logits_NE = F.linear(x_ND.float(), self.weight.float(), bias_E)
+        sigmoid = self.config.score == "sigmoid"
+        return Scores(logits_NE, F.logsigmoid(logits_NE) if sigmoid else logits_NE.log_softmax(dim=-1))
+
+    def choose(self, scores: Scores, balance_bias_E: Tensor | None = None) -> Routing:
+        """The experts of each token, best first. The bias is added for the choice only, never to the weights."""
+        preference_NE = self._preference(scores, balance_bias_E)
+        if self.config.score == "sparsemixer":
+            experts_NK, weights_NK = two_choices(scores.logits_NE, preference_NE, self.config.jitter)
+            if self.config.norm_topk_prob:
+                weights_NK = weights_NK / weights_NK.sum(dim=-1, keepdim=True)
+        else:
+            experts_NK = preference_NE.topk(self.config.num_experts_per_tok, dim=-1).indices
+            log_scores_NK = scores.log_scores_NE.gather(-1, experts_NK)
+            # softmax(log s) = s / sum(s): normalised without a division that could be 0/0, and without an epsilon that
+            # lets the router shrink all weights at once by driving its scores towards zero (Megatron-LM #1545).
+            weights_NK = log_scores_NK.softmax(dim=-1) if self.config.norm_topk_prob else log_scores_NK.exp()
+        return Routing(experts_NK, self.scaled(weights_NK))
+
+    def scaled(self, weights_NK: Tensor) -> Tensor:
+        """Weights times `routed_scaling_factor`."""
         factor = self.config.routed_scaling_factor
         return weights_NK if factor == 1.0 else weights_NK * factor
 
-
-def count_tokens(experts_NK: Tensor, num_experts: int) -> Tensor:
-    """How many of the N * K assignments go to each expert, int64 of shape (E,)."""
-    return torch.bincount(experts_NK.flatten(), minlength=num_experts)
-
-
-def balance_loss(routing: Routing, counts_E: Tensor) -> Tensor:
-    """E * sum_e f_e P_e, which is 1 when experts are used evenly (Fedus 2021, arXiv:2101.03961, eq. 4 to 6).
-
-    f_e is the share of assignments that go to expert e, and P_e the mean over tokens of its share of the scores. Scores
-    are normalised over the experts first: with bare sigmoid scores the loss falls by lowering all of them.
-    """
-    num_experts = counts_E.shape[0]
-    share_E = counts_E.to(torch.float32) / counts_E.sum()
-    probability_E = routing.log_scores_NE.softmax(dim=-1).mean(dim=0)
-    return num_experts * (share_E * probability_E).sum()
+    @torch.no_grad()
+    def _preference(self, scores: Scores, balance_bias_E: Tensor | None) -> Tensor:
+        groups = self.config.groups
+        # Without a bias the logits order the experts as the scores do, and do not saturate into ties.
+        preference_NE = scores.logits_NE
+        if balance_bias_E is not None:
+            preference_NE = scores.log_scores_NE.exp() + balance_bias_E
+        if groups is None:
+            return preference_NE
+        merit_NE = scores.log_scores_NE.exp() if balance_bias_E is None else preference_NE
+        return preference_NE.masked_fill(outside_best_groups(merit_NE, groups), -torch.inf)
 
 
-def updated_bias(bias_E: Tensor, tokens_E: Tensor, rate: float) -> Tensor:
-    """The next balance bias: up by `rate` for experts below the mean load, down for those above (sign rule).
-
-    `tokens_E` must be summed over all ranks and micro-batches of the step (Wang 2024, arXiv:2408.15664, algorithm 1;
-    DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
-    """
-    tokens_E = tokens_E.to(torch.float32)
-    return bias_E + rate * torch.sign(tokens_E.mean() - tokens_E)
+def count_tokens(experts_NK: Tensor, num_experts: int, *, partial: bool = False) -> Tensor:
+    """How many of the assignments go to each expert, int64 of shape (E,). `partial`: NO_EXPERT may be among them."""
+    if not partial:
+        return torch.bincount(experts_NK.flatten(), minlength=num_experts)
+    return torch.bincount(experts_NK.flatten() + 1, minlength=num_experts + 1)[1:]

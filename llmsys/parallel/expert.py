@@ -2,7 +2,7 @@
 
 The same contract as the model's local dispatcher, so the model does not know the difference. Two all-to-alls each way
 of a layer: one of counts (small), one of rows with uneven splits. Order is fixed by stable sorts, hence the same bits
-every time; nothing is dropped.
+every time; what the router dropped does not travel.
 """
 
 import torch
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 
-from llmsys.model.dispatch import combine, gather_tokens, sort_assignments
+from llmsys.model.dispatch import combine, gather_tokens, sort_assignments, through_experts
 from llmsys.model.experts import Experts
 from llmsys.model.router import count_tokens
 
@@ -27,20 +27,29 @@ class AllToAllDispatcher:
         self.ranks = dist.get_world_size(group)
         self.num_experts = num_experts
 
-    def __call__(self, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor, experts: Experts) -> Tensor:
+    def __call__(
+        self, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor, experts: Experts, *, partial: bool = False
+    ) -> Tensor:
         """The weighted sum of each token's experts, N rows of width D."""
+        counts_E = count_tokens(experts_NK, self.num_experts, partial=partial)
+        if partial:
+            return through_experts(
+                x_ND, experts_NK, weights_NK, counts_E, lambda rows_MD: self._elsewhere(rows_MD, counts_E, experts)
+            )
         order_M, slot_NK = sort_assignments(experts_NK)
-        sent_RL = count_tokens(experts_NK, self.num_experts).long().view(self.ranks, -1)
+        returned_MD = self._elsewhere(gather_tokens(x_ND, order_M, slot_NK), counts_E, experts)
+        return combine(returned_MD, weights_NK, order_M, slot_NK)
+
+    def _elsewhere(self, leaving_MD: Tensor, counts_E: Tensor, experts: Experts) -> Tensor:
+        """Rows sorted by expert go to the ranks of their experts; the answers come back in the same order."""
+        sent_RL = counts_E.long().view(self.ranks, -1)
         received_RL = torch.empty_like(sent_RL)
         dist.all_to_all_single(received_RL, sent_RL, group=self.group)
         send, receive = sent_RL.sum(1).tolist(), received_RL.sum(1).tolist()
-
-        leaving_MD = gather_tokens(x_ND, order_M, slot_NK)
         arrived_MD = all_to_all_single_autograd(leaving_MD, receive, send, self.group)
         regroup, ungroup = _regrouping(received_RL)
         answers_MD = experts(arrived_MD[regroup], received_RL.sum(0))[ungroup]
-        returned_MD = all_to_all_single_autograd(answers_MD, send, receive, self.group)
-        return combine(returned_MD, weights_NK, order_M, slot_NK)
+        return all_to_all_single_autograd(answers_MD, send, receive, self.group)
 
 
 def _regrouping(received_RL: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,28 +1,87 @@
-"""Expert load over all ranks: moves the balancing bias after each step, and says what share each expert got.
+"""Expert load over all ranks: moves the balancing bias after each step, and says how evenly experts were used.
 
-Counts are taken in the forward pass, summed over ranks once per step, and reset; the bias moves by the sign rule of
-DeepSeek-V3 (arXiv:2412.19437, 2.1.2), so it is the same on every rank and for every layout.
+Sums over tokens are taken in the forward pass, summed over ranks once per step, and reset; so every number means the
+same for every layout and accumulation. The bias moves by the sign rule of DeepSeek-V3 (arXiv:2412.19437, 2.1.2).
 """
 
+from dataclasses import asdict, dataclass
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from llmsys.config.moe import BiasBalance
-from llmsys.model.router import updated_bias
+from llmsys.model.balance import updated_bias
+from llmsys.model.moe import MoE
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.group import sum_over_ranks
 
+# L layers with experts, E experts
+
+
+@dataclass(frozen=True)
+class ExpertReport:
+    """How the experts of each layer were used in one step, over all ranks and micro-batches. Empty for dense models.
+
+    Attributes:
+        load: share of the layer's assignments that asked for each expert, before drops; they sum to 1.
+        imbalance: the busiest expert's load over the mean load; 1 is even.
+        balance: E * sum_e f_e P_e, what a balance loss pulls down; 1 is even.
+        router_z: mean over tokens of logsumexp(router logits)².
+        dropped: share of the assignments that found no room.
+    """
+
+    load: list[list[float]]
+    imbalance: list[float]
+    balance: list[float]
+    router_z: list[float]
+    dropped: list[float]
+
+    def fields(self) -> dict[str, Any]:
+        """For an event: a list per number, one entry per layer, and `busiest`, the worst imbalance of all layers."""
+        return asdict(self) | {"busiest": max(self.imbalance, default=0.0)}
+
+    def __bool__(self) -> bool:
+        """Whether the model has experts."""
+        return bool(self.load)
+
 
 @torch.no_grad()
-def settle_experts(model: Transformer) -> list[list[float]]:
-    """Apply the balance rule to the counts of the step, reset them, and return each layer's shares (they sum to 1)."""
+def settle_experts(model: Transformer) -> ExpertReport:
+    """Apply the balance rules to the sums of the step, reset them, and report them. Collective."""
     layers = model.moe_layers()
     if not layers:
-        return []
-    tokens_LE = sum_over_ranks(torch.stack([layer.expert_tokens_E for layer in layers]))
-    for layer, tokens_E in zip(layers, tokens_LE, strict=True):
-        balance = layer.config.balance
-        if isinstance(balance, BiasBalance):
-            layer.balance_bias_E.copy_(updated_bias(layer.balance_bias_E, tokens_E, balance.rate))
-        layer.expert_tokens_E.zero_()
-    shares: list[list[float]] = (tokens_LE / tokens_LE.sum(1, keepdim=True).clamp(min=1)).tolist()
-    return shares
+        return ExpertReport([], [], [], [], [])
+    # float64 holds every count that float32 parts can add up to.
+    sums = sum_over_ranks(torch.stack([_sums(layer) for layer in layers]).double())
+    num_experts = layers[0].config.num_experts
+    tokens_LE, probability_LE, (z_L, tokens_L, dropped_L) = (
+        sums[:, :num_experts],
+        sums[:, num_experts:-3],
+        sums[:, -3:].unbind(1),
+    )
+    asked_L, tokens_L = tokens_LE.sum(1).clamp(min=1), tokens_L.clamp(min=1)
+    share_LE = tokens_LE / asked_L[:, None]
+    for layer, tokens_E, share_E in zip(layers, tokens_LE, share_LE, strict=True):
+        _settle(layer, tokens_E, share_E)
+    return ExpertReport(
+        load=share_LE.tolist(),
+        imbalance=(num_experts * share_LE.amax(1)).tolist(),
+        balance=(num_experts * (share_LE * probability_LE / tokens_L[:, None]).sum(1)).tolist(),
+        router_z=(z_L / tokens_L).tolist(),
+        dropped=(dropped_L / asked_L).tolist(),
+    )
+
+
+def _sums(layer: MoE) -> Tensor:
+    scalars = torch.stack([layer.router_z_sum, layer.num_tokens, layer.num_dropped])
+    return torch.cat([layer.expert_tokens_E, layer.probability_sum_E, scalars])
+
+
+def _settle(layer: MoE, tokens_E: Tensor, share_E: Tensor) -> None:
+    balance = layer.config.balance
+    if isinstance(balance, BiasBalance):
+        layer.balance_bias_E.copy_(updated_bias(layer.balance_bias_E, tokens_E, balance.rate))
+    if layer.expert_share_E is not None and tokens_E.any():
+        layer.expert_share_E.copy_(share_E)
+    layer.reset_counts()

@@ -16,7 +16,7 @@ from llmsys.errors import LlmsysError
 from llmsys.log import EventWriter, Progress
 from llmsys.optim.schedule import learning_rate
 from llmsys.train import checkpoint
-from llmsys.train.balance import settle_experts
+from llmsys.train.balance import ExpertReport, settle_experts
 from llmsys.train.evaluate import Evaluation, HeldoutEvaluator
 from llmsys.train.tracking import Trackers
 
@@ -80,12 +80,12 @@ class Trainer:
         rate = learning_rate(config, step + 1)
         result = self.engine.train_step(batches, rate)
         self._refuse_nonfinite(step, result)
-        load = settle_experts(self.engine.module)
+        experts = settle_experts(self.engine.module)
         self.steps_done = step + 1
         seconds = time.perf_counter() - began + self.loader.wait_seconds
         progress.advance(config.batch.tokens_per_step, step=self.steps_done, loss=f"{result.loss:.3f}")
         if self.steps_done % config.train.log_every_steps == 0 or self.steps_done in (1, config.steps):
-            self._log(result, rate, seconds, load)
+            self._log(result, rate, seconds, experts)
         if self._due(config.evaluation.every_steps) and self.steps_done < config.steps:
             self._evaluate()
         if self._due(config.checkpoint.every_steps) or self.steps_done == config.steps:
@@ -101,7 +101,7 @@ class Trainer:
                 f"Lower optimizer.learning_rate or train in fp32; the run goes on from its last checkpoint."
             )
 
-    def _log(self, result: StepResult, rate: float, seconds: float, load: list[list[float]]) -> None:
+    def _log(self, result: StepResult, rate: float, seconds: float, experts: ExpertReport) -> None:
         self.record.write(
             "step",
             self.steps_done,
@@ -113,8 +113,8 @@ class Trainer:
             seconds=seconds,
             data_wait_seconds=self.loader.wait_seconds,
         )
-        if load:
-            self.record.write("experts", self.steps_done, tokens=self.tokens, load=load)
+        if experts:
+            self.record.write("experts", self.steps_done, tokens=self.tokens, **experts.fields())
 
     def _evaluate(self) -> Evaluation:
         result = self.evaluator.evaluate(self.engine.losses, self.engine.device)

@@ -1,0 +1,86 @@
+"""Even use of experts: losses that pull towards it, the bias rule, and when a forward pass counts.
+
+Losses are sums over tokens. Whoever knows the tokens of all ranks and micro-batches divides once, so that a loss means
+the same however a step is dealt out. Padding is in none of them.
+"""
+
+import torch
+from torch import Tensor
+
+from llmsys.config.moe import MoeConfig
+from llmsys.model.router import Scores
+
+# B rows (sequences), T positions, N = B * T tokens, E experts
+
+
+def auxiliary_losses(
+    config: MoeConfig, scores: Scores, asked_BE: Tensor, share_E: Tensor | None, real_BT: Tensor
+) -> Tensor | None:
+    """The weighted auxiliary losses that `config` asks for, summed over real tokens; None when it asks for none.
+
+    Args:
+        config: says which losses, and their weights.
+        scores: of the N tokens.
+        asked_BE: how often the tokens of each sequence asked for each expert, before anything was dropped.
+        share_E: shares of all assignments in the step before, for `scope: batch`.
+        real_BT: False where a token is padding.
+    """
+    balance = config.balance
+    losses: list[Tensor] = []
+    if balance.kind == "bias" and balance.sequence_weight:
+        losses.append(balance.sequence_weight * evenness(scores, _shares(asked_BE), real_BT))
+    elif balance.kind == "auxiliary_loss":
+        shares_BE = _shares(asked_BE) if share_E is None else share_E.expand_as(asked_BE)
+        losses.append(balance.weight * evenness(scores, shares_BE, real_BT))
+    if config.z_loss_weight:
+        losses.append(config.z_loss_weight * router_z(scores, real_BT))
+    return torch.stack(losses).sum() if losses else None
+
+
+def evenness(scores: Scores, shares_BE: Tensor, real_BT: Tensor) -> Tensor:
+    """E * sum_e f_e P_e of each sequence times its tokens, summed; per token 1 when experts share evenly, E at worst.
+
+    f_e is the share of the assignments that go to expert e, and P_e the mean over tokens of its share of the scores
+    (Fedus 2021, arXiv:2101.03961, eq. 4 to 6; per sequence DeepSeek-V3, arXiv:2412.19437, eq. 17 to 20). With the f of
+    the whole step before, the loss is linear in the tokens, hence the same in every layout.
+    """
+    probability_BE = (scores.probabilities().unflatten(0, real_BT.shape) * real_BT[..., None]).sum(1)
+    total: Tensor = (shares_BE * probability_BE).sum()
+    return shares_BE.shape[-1] * total
+
+
+def router_z(scores: Scores, real_BT: Tensor) -> Tensor:
+    """logsumexp(router logits)², summed over tokens (Zoph 2022, arXiv:2202.08906, eq. 5)."""
+    return (scores.logits_NE.logsumexp(dim=-1).square() * real_BT.flatten()).sum()
+
+
+def count_by_row(experts_NK: Tensor, num_experts: int, real_BT: Tensor) -> Tensor:
+    """How many assignments of each row's real tokens go to each expert, int64 (B, E)."""
+    rows, length = real_BT.shape
+    row_N = torch.arange(rows, device=experts_NK.device).repeat_interleave(length)
+    # Bin 0 is for what does not count: padding, and NO_EXPERT.
+    bins_NK = (row_N[:, None] * num_experts + experts_NK + 1).where(real_BT.view(-1, 1) & (experts_NK >= 0), 0)
+    return torch.bincount(bins_NK.flatten(), minlength=rows * num_experts + 1)[1:].view(rows, num_experts)
+
+
+def updated_bias(bias_E: Tensor, tokens_E: Tensor, rate: float) -> Tensor:
+    """The next balance bias: up by `rate` for experts below the mean load, down for those above (sign rule).
+
+    `tokens_E` must be summed over all ranks and micro-batches of the step (Wang 2024, arXiv:2408.15664, algorithm 1;
+    DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+    """
+    tokens_E = tokens_E.to(torch.float32)
+    return bias_E + rate * torch.sign(tokens_E.mean() - tokens_E)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def is_recomputation() -> bool:
+    """Whether this forward pass runs inside a backward pass, as activation recomputation does.
+
+    Such a pass repeats one that was counted already. Autograd knows: it gives each running backward a number, −1 none.
+    """
+    return torch._C._current_graph_task_id() != -1
+
+
+def _shares(asked_BE: Tensor) -> Tensor:
+    return asked_BE / asked_BE.sum(dim=-1, keepdim=True).clamp(min=1)

@@ -14,18 +14,27 @@ KINDS = {"default": "none", "linear": "linear", "dynamic": "ntk", "yarn": "yarn"
 KINDS |= {"longrope": "longrope"}
 
 
-def read_rope(fields: Fields, *, theta: float = 10000.0, fraction: float | None = None, **more: Any) -> Values:
-    """The `position:` section. `fraction` is the default share of rotated channels; None: this family rotates all."""
+def read_rope(
+    fields: Fields,
+    *,
+    theta: float = 10000.0,
+    fraction: float | None = None,
+    theta_names: tuple[str, ...] = ("rope_theta",),
+    fraction_names: tuple[str, ...] = ("partial_rotary_factor",),
+) -> Values:
+    """The `position:` section. `fraction` is the default share of rotated channels; None: this family rotates all.
+
+    The names are those outside `rope_parameters`; inside, they are the same for all.
+    """
     inner = _parameters(fields)
-    outer = fields.number_or_none("rope_theta", *more.pop("theta_names", ()))
-    share_names = more.pop("fraction_names", ("partial_rotary_factor",))
-    values: Values = {"kind": "rope", "theta": inner.number_or_none("rope_theta") or outer or theta, **more}
+    outer = fields.number_or_none(*theta_names)
+    values: Values = {"kind": "rope", "theta": inner.number_or_none("rope_theta") or outer or theta}
     if fraction is None:
         inner.only("partial_rotary_factor", 1, None, why="this model type rotates all channels")
-        for name in share_names:
+        for name in fraction_names:
             fields.only(name, 1, None, why="this model type rotates all channels")
     else:
-        outer_share = fields.number_or_none(*share_names)
+        outer_share = fields.number_or_none(*fraction_names)
         values["fraction"] = inner.number_or_none("partial_rotary_factor") or outer_share or fraction
     values["scaling"] = read_scaling(inner, fields)
     fields.join(inner)

@@ -1,0 +1,142 @@
+"""DeepSeek's mixtures and their kin: deepseek_v2, deepseek_v3 (latent attention) and glm4_moe."""
+
+from typing import Any
+
+from llmsys.config.hugging_face.fields import Fields
+from llmsys.config.hugging_face.llama import decoder, write_decoder
+from llmsys.config.hugging_face.parts import Values, activation_name, only_full, read_gated
+from llmsys.config.hugging_face.rope import latent_scale
+
+
+def read_deepseek_v2(fields: Fields) -> Values:
+    """Softmax scores, a loss for each sequence, and the best groups by their best expert."""
+    fields.only("scoring_func", "softmax", why="deepseek_v2 scores with softmax")
+    fields.only("norm_topk_prob", False, None, why="the published code and transformers disagree on what it does")
+    fields.only("mlp_bias", False, None, why="its feed-forward layers have no biases")
+    values = _latent(fields, "DeepseekV2", "neighbours")
+    method = fields.choice("topk_method", ("greedy", "group_limited_greedy"))
+    fields.defaults = fields.defaults | {"aux_loss_alpha": 0.001, "seq_aux": True}
+    scope = "sequence" if fields.flag("seq_aux") else "batch"
+    balance = {"kind": "auxiliary_loss", "weight": fields.number("aux_loss_alpha"), "scope": scope}
+    groups = _groups(fields, "max") if method == "group_limited_greedy" else None
+    fields.skip("n_group", "topk_group")
+    return values | _mixture(fields, norm_topk_prob=False, groups=groups, balance=balance)
+
+
+def read_deepseek_v3(fields: Fields) -> Values:
+    """Sigmoid scores, a bias per expert for the balance, and the best groups by their best two experts."""
+    fields.only("scoring_func", "sigmoid", why="deepseek_v3 scores with sigmoid")
+    fields.only("topk_method", "noaux_tc", why="deepseek_v3 chooses with a bias per expert")
+    pairing = "neighbours" if fields.flag("rope_interleave") else "halves"
+    return _latent(fields, "DeepseekV3", pairing) | _biased_mixture(fields)
+
+
+def read_glm4_moe(fields: Fields) -> Values:
+    """GLM-4.5: DeepSeek-V3's experts behind ordinary attention with half of each head rotated."""
+    only_full(fields)
+    fields.only("scoring_func", "sigmoid", why="glm4_moe scores with sigmoid")
+    fields.only("topk_method", "noaux_tc", why="glm4_moe chooses with a bias per expert")
+    norm = "head" if fields.flag("use_qk_norm") else "none"
+    attention = {"kind": "multi_head", "qkv_bias": fields.flag("attention_bias"), "qk_norm": norm}
+    return decoder(fields, "Glm4Moe", fraction=0.5) | {"attention": attention} | _biased_mixture(fields)
+
+
+def _latent(fields: Fields, stem: str, pairing: str) -> Values:
+    """Everything but the experts. Each head has its key, whatever num_key_value_heads says; head_dim is computed."""
+    only_full(fields)
+    fields.skip("pretraining_tp", "qk_head_dim")
+    values = decoder(fields, stem)
+    values.pop("head_dim", None)
+    if values.pop("num_key_value_heads", values["num_attention_heads"]) != values["num_attention_heads"]:
+        fields.notes.append("num_key_value_heads: is read over; latent attention has a key for each head")
+    sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    attention: Values = {"kind": "latent"} | {name: fields.whole(name) for name in sizes}
+    attention |= {"q_lora_rank": fields.whole_or_none("q_lora_rank"), "bias": fields.flag("attention_bias")}
+    values["position"]["pairing"] = pairing
+    rotary = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
+    channels = attention["qk_nope_head_dim"] + attention["qk_rope_head_dim"]
+    attention["scale"] = latent_scale(values["position"], rotary, channels)
+    return values | {"attention": attention}
+
+
+def _groups(fields: Fields, score: str) -> Values | None:
+    count, allowed = fields.whole_or_none("n_group"), fields.whole_or_none("topk_group")
+    if (count or 1) == 1 and (allowed or 1) == 1:
+        return None
+    return {"num_groups": count, "groups_per_token": allowed, "score": score}
+
+
+def _biased_mixture(fields: Fields) -> Values:
+    fields.defaults = fields.defaults | {"aux_loss_alpha": 0.0}
+    fields.only("seq_aux", True, why="beside the bias, only the loss for each sequence can be had")
+    balance = {"kind": "bias", "sequence_weight": fields.number("aux_loss_alpha")}
+    chosen = fields.flag("norm_topk_prob")
+    return _mixture(fields, score="sigmoid", norm_topk_prob=chosen, groups=_groups(fields, "top2"), balance=balance)
+
+
+def _mixture(fields: Fields, **more: Any) -> Values:
+    fields.skip("ep_size", "num_nextn_predict_layers", "num_mtp_layers", "router_aux_loss_coef")
+    fields.only("moe_layer_freq", 1, why="every layer after the dense ones has experts")
+    kind, layers = read_gated(fields, "hidden_act"), fields.whole("num_hidden_layers")
+    dense = min(fields.whole("first_k_dense_replace"), layers)
+    values = {"intermediate_size": fields.whole("intermediate_size"), "feed_forward": {"kind": kind}}
+    moe = {
+        "num_experts": fields.whole("n_routed_experts", "num_local_experts", "num_experts"),
+        "num_experts_per_tok": fields.whole("num_experts_per_tok"),
+        "moe_intermediate_size": fields.whole("moe_intermediate_size"),
+        "num_shared_experts": fields.whole_or_none("n_shared_experts") or 0,
+        "routed_scaling_factor": fields.positive("routed_scaling_factor"),
+        "first_dense_layers": dense,
+        "expert": {"kind": kind},
+    }
+    return values | {"moe": None if dense == layers else moe | more}
+
+
+def _write_mixture(model: Values) -> Values:
+    moe = model["moe"]
+    groups = moe["groups"] or {"num_groups": 1, "groups_per_token": 1}
+    return write_decoder(model) | {
+        "hidden_act": activation_name(moe["expert"]["kind"]),
+        "n_routed_experts": moe["num_experts"],
+        "num_experts_per_tok": moe["num_experts_per_tok"],
+        "moe_intermediate_size": moe["moe_intermediate_size"],
+        "n_shared_experts": moe["num_shared_experts"],
+        "routed_scaling_factor": moe["routed_scaling_factor"],
+        "first_k_dense_replace": moe["first_dense_layers"],
+        "norm_topk_prob": moe["norm_topk_prob"],
+        "n_group": groups["num_groups"],
+        "topk_group": groups["groups_per_token"],
+        "seq_aux": True,
+        "aux_loss_alpha": moe["balance"].get("sequence_weight", 0.0),
+    }
+
+
+def _write_latent(model: Values) -> Values:
+    attention = model["attention"]
+    sizes = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    values = _write_mixture(model) | {name: attention[name] for name in sizes}
+    values |= {"head_dim": attention["qk_rope_head_dim"], "attention_bias": attention["bias"]}
+    return values | {"num_key_value_heads": model["num_attention_heads"]}
+
+
+def write_deepseek_v2(model: Values) -> Values:
+    """As `read_deepseek_v2` reads it."""
+    balance, groups = model["moe"]["balance"], model["moe"]["groups"]
+    method = "greedy" if groups is None else "group_limited_greedy"
+    loss = {"aux_loss_alpha": balance.get("weight", 0.0), "seq_aux": balance.get("scope") == "sequence"}
+    return _write_latent(model) | loss | {"topk_method": method, "num_nextn_predict_layers": 0}
+
+
+def write_deepseek_v3(model: Values) -> Values:
+    """As `read_deepseek_v3` reads it; without modules for further tokens."""
+    interleaved = model["position"]["pairing"] == "neighbours"
+    return _write_latent(model) | {"rope_interleave": interleaved, "num_nextn_predict_layers": 0}
+
+
+def write_glm4_moe(model: Values) -> Values:
+    """As `read_glm4_moe` reads it."""
+    values = _write_mixture(model)
+    values["rope_parameters"]["partial_rotary_factor"] = model["position"]["fraction"]
+    norm = model["attention"]["qk_norm"] == "head"
+    bias = model["attention"]["qkv_bias"]
+    return values | {"attention_bias": bias, "use_qk_norm": norm, "num_nextn_predict_layers": 0}

@@ -1,0 +1,138 @@
+"""Encoder-decoders with LayerNorm and biases: bart, marian."""
+
+from llmsys.config.hugging_face.fields import Fields
+from llmsys.config.hugging_face.gpt import with_bias
+from llmsys.config.hugging_face.parts import (
+    Values,
+    activation_name,
+    read_activation,
+    read_class,
+    read_common,
+)
+
+
+def read_stacks(fields: Fields) -> None:
+    """What every encoder-decoder may say, and can be built at one value only."""
+    read_common(fields, encoder_decoder=True)
+    fields.only("is_decoder", False, None, why="both stacks are built")
+    for name in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
+        fields.only(name, 0, None, why="no layer is skipped in training")
+
+
+def read_bart(fields: Fields) -> Values:
+    """BART: learned positions that begin at row 2, a norm after the embedding."""
+    read_class(fields, {"BartForConditionalGeneration": "lm", "BartModel": "lm"}, "lm")
+    fields.skip("save_step", "output_past")
+    fields.only("tie_word_embeddings", True, why="embedding and head are one matrix")
+    fields.only("static_position_embeddings", False, why="BART's positions are trained")
+    fields.only("normalize_embedding", True, why="BART has a norm after the embedding")
+    fields.only("extra_pos_embeddings", 2, why="BART's positions begin at row 2")
+    values = _stacks(fields) | {"vocab_size": fields.whole("vocab_size"), "tie_word_embeddings": True}
+    values["embedding"]["norm"] = True
+    return values | {"position": {"kind": "learned", "offset": 2}}
+
+
+def read_marian(fields: Fields) -> Values:
+    """Marian's translators, and the original Transformer: sinusoids, one vocabulary for both sides or one each."""
+    read_class(fields, {"MarianMTModel": "lm"}, "lm")
+    fields.only("static_position_embeddings", True, why="Marian's positions are sinusoids")
+    fields.only("normalize_embedding", False, why="Marian has no norm after the embedding")
+    fields.only("extra_pos_embeddings", 0, None, why="sinusoids begin at position 0")
+    vocabulary, tied = fields.whole("vocab_size"), fields.flag("tie_word_embeddings")
+    target = fields.whole_or_none("decoder_vocab_size") or vocabulary
+    values = _stacks(fields) | {"vocab_size": target, "tie_word_embeddings": tied}
+    if not fields.flag("share_encoder_decoder_embeddings"):
+        values["embedding"]["source_vocab_size"] = vocabulary
+    elif not tied:
+        fields.refuse("tie_word_embeddings", "false contradicts share_encoder_decoder_embeddings. Set it to true.")
+    elif target != vocabulary:
+        fields.refuse("decoder_vocab_size", f"{target} is not vocab_size={vocabulary}, and they share one matrix.")
+    return values | {"position": {"kind": "sinusoidal", "arrangement": "halves"}}
+
+
+def _stacks(fields: Fields) -> Values:
+    """What BART and Marian share: norms after each branch, biases everywhere, a fixed bias on the logits."""
+    read_stacks(fields)
+    fields.only("normalize_before", False, why="norms stand after each branch")
+    fields.only("add_final_layer_norm", False, why="no norm stands after the last layer")
+    fields.only("add_bias_logits", False, why="the bias on the logits is fixed")
+    sides = {side: {part: fields.whole(f"{side}_{part}") for part in ("layers", "ffn_dim")} for side in _SIDES}
+    heads = {side: fields.whole(f"{side}_attention_heads") for side in _SIDES}
+    _aliases(fields)
+    rate = fields.number("dropout")
+    encoder = {
+        "num_hidden_layers": sides["encoder"]["layers"],
+        "intermediate_size": sides["encoder"]["ffn_dim"],
+        "num_attention_heads": heads["encoder"],
+        "decoder_start_token_id": fields.whole("decoder_start_token_id"),
+    }
+    for name, same in (("intermediate_size", sides["decoder"]["ffn_dim"]), ("num_attention_heads", heads["decoder"])):
+        if encoder[name] == same:
+            del encoder[name]
+    return {
+        "family": "encoder_decoder",
+        "hidden_size": fields.whole("d_model", "hidden_size"),
+        "intermediate_size": sides["decoder"]["ffn_dim"],
+        "num_hidden_layers": sides["decoder"]["layers"],
+        "num_attention_heads": heads["decoder"],
+        "max_position_embeddings": fields.whole("max_position_embeddings"),
+        "initializer_range": fields.number("init_std"),
+        "norm": {"kind": "layernorm"},
+        "residual": {"kind": "post"},
+        "attention": with_bias(True),
+        "feed_forward": {"kind": read_activation(fields, "activation_function"), "bias": True},
+        "embedding": {"scale": "sqrt_hidden_size"} if fields.flag("scale_embedding") else {"scale": 1.0},
+        "head": {"kind": "lm", "bias": "fixed"},
+        "dropout": {
+            "embedding": rate,
+            "residual": rate,
+            "attention": fields.number("attention_dropout"),
+            "activation": fields.number("activation_dropout"),
+        },
+        "encoder": encoder,
+    }
+
+
+_SIDES = ("encoder", "decoder")
+
+
+def _aliases(fields: Fields) -> None:
+    """Names that transformers keeps for the encoder's sizes."""
+    fields.whole("encoder_layers", "num_hidden_layers")
+    fields.whole("encoder_attention_heads", "num_attention_heads")
+
+
+def _write_stacks(model: Values) -> Values:
+    encoder = model["encoder"]
+    return {
+        "d_model": model["hidden_size"],
+        "encoder_layers": encoder["num_hidden_layers"],
+        "encoder_ffn_dim": encoder["intermediate_size"] or model["intermediate_size"],
+        "encoder_attention_heads": encoder["num_attention_heads"] or model["num_attention_heads"],
+        "decoder_layers": model["num_hidden_layers"],
+        "decoder_ffn_dim": model["intermediate_size"],
+        "decoder_attention_heads": model["num_attention_heads"],
+        "max_position_embeddings": model["max_position_embeddings"],
+        "activation_function": activation_name(model["feed_forward"]["kind"]),
+        "dropout": model["dropout"]["residual"],
+        "attention_dropout": model["dropout"]["attention"],
+        "activation_dropout": model["dropout"]["activation"],
+        "init_std": model["initializer_range"],
+        "scale_embedding": model["embedding"]["scale"] == "sqrt_hidden_size",
+        "decoder_start_token_id": encoder["decoder_start_token_id"],
+        "is_encoder_decoder": True,
+        "tie_word_embeddings": model["tie_word_embeddings"],
+    }
+
+
+def write_bart(model: Values) -> Values:
+    """As `read_bart` reads it."""
+    return _write_stacks(model) | {"vocab_size": model["vocab_size"]}
+
+
+def write_marian(model: Values) -> Values:
+    """As `read_marian` reads it; its class wants a padding token, and the one that opens targets serves."""
+    source, target = model["embedding"]["source_vocab_size"], model["vocab_size"]
+    words = {"vocab_size": source or target, "decoder_vocab_size": target}
+    padding = {"pad_token_id": model["encoder"]["decoder_start_token_id"]}
+    return _write_stacks(model) | words | padding | {"share_encoder_decoder_embeddings": source is None}

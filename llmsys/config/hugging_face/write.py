@@ -1,0 +1,147 @@
+"""From a ModelConfig to the config.json that means the same.
+
+Every model type is tried: its writer says what it can, its reader reads that back, and what comes back decides. So no
+config.json is written whose reading would be another model.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ValidationError
+
+from llmsys.config.hugging_face.defaults import DEFAULTS
+from llmsys.config.hugging_face.families import FAMILIES
+from llmsys.config.hugging_face.fields import Fields
+from llmsys.config.hugging_face.parts import Values
+from llmsys.config.model import ModelConfig
+from llmsys.config.rule import listed
+from llmsys.errors import ConfigError
+from llmsys.log import logger
+
+# What only training reads. A model type that cannot say it is still the same model.
+TRAINING_ONLY = (
+    "dropout.", "initializer", "initializer_range", "embedding.initializer_range", "moe.z_loss_weight",
+    "moe.balance.rate", "moe.balance.weight", "moe.balance.scope", "moe.balance.sequence_weight",
+)  # fmt: skip
+
+_ABSENT: Any = object()
+_log = logger(__name__)
+
+
+def hugging_face_values(model: ModelConfig, model_type: str | None = None) -> dict[str, Any]:
+    """The values of a config.json whose reading gives this model, of the plainest model type that has it.
+
+    `model_type` asks for one type. What only training reads (dropout, starting weights, the weights of balancing
+    losses) is left out with a log line where the type cannot say it. Raises ConfigError that names the fields which no
+    model type can say.
+    """
+    if model_type is not None and model_type not in FAMILIES:
+        raise ConfigError(f"model_type: {model_type!r} is not understood. Known: {', '.join(FAMILIES)}.")
+    best: list[str] | None = None
+    nearest = model_type or ""
+    lossy: tuple[list[str], dict[str, Any]] | None = None
+    for name in [model_type] if model_type else FAMILIES:
+        values = _written(name, model)
+        differences = None if values is None else list(_differences(model, name, values))
+        if values is None or differences is None:
+            continue
+        serious = [key for key in differences if not key.startswith(TRAINING_ONLY)]
+        if not differences:
+            return values
+        if not serious and (lossy is None or len(differences) < len(lossy[0])):
+            lossy = differences, values
+        if best is None or len(serious) < len(best):
+            best, nearest = serious, name
+    if lossy is not None:
+        left_out = ", ".join(f"{key}={_value(model, key)}" for key in lossy[0])
+        _log.info("config.json of %s cannot say %s; only training reads it", lossy[1]["model_type"], left_out)
+        return lossy[1]
+    raise ConfigError(_refusal(model, nearest, best or []))
+
+
+def _written(name: str, model: ModelConfig) -> dict[str, Any] | None:
+    """What this type's writer says; None where the model lacks something that the writer needs."""
+    family = FAMILIES[name]
+    try:
+        values = family.write(model.model_dump() | {"encoder": _encoder(model)})
+    except (KeyError, TypeError, AttributeError, ZeroDivisionError):
+        return None
+    return {"model_type": name, "architectures": [family.architecture], **values}
+
+
+def _encoder(model: ModelConfig) -> Values | None:
+    """The encoder's section, written out where it is the decoder's twin."""
+    if model.family != "encoder_decoder" or model.encoder is not None:
+        return None if model.encoder is None else model.encoder.model_dump()
+    twin = {"num_hidden_layers": model.num_hidden_layers, "decoder_start_token_id": 0}
+    return twin | {"intermediate_size": None, "num_attention_heads": None}
+
+
+def _differences(model: ModelConfig, name: str, values: dict[str, Any]) -> Iterator[str]:
+    """Dotted keys at which the reading of `values` is not this model."""
+    fields = Fields(values, DEFAULTS[name])
+    read = FAMILIES[name].read(fields)
+    for key, _ in (*fields.problems, *fields.unknown()):
+        yield f"{name}.{key}"
+    if fields.problems:
+        return
+    try:
+        back = ModelConfig.model_validate(read)
+    except ValidationError as error:
+        yield from (".".join(str(part) for part in one["loc"]) or str(one["msg"]) for one in error.errors())
+        return
+    yield from _unequal(_plain(model), _plain(back), ())
+
+
+def _plain(model: ModelConfig) -> Values:
+    """The model as values, with everything in one spelling that can be spelled in two."""
+    values = model.model_dump()
+    kinds = [model.layer_type(layer) for layer in range(model.num_hidden_layers)]
+    values["layer_types"] = kinds
+    values["sliding_window"] = model.sliding_window if "sliding_attention" in kinds else None
+    if model.position.kind == "rope":
+        values["position"]["layers"] = [model.rotates(layer) for layer in range(model.num_hidden_layers)]
+        if "sliding_attention" not in kinds:
+            values["position"]["sliding_theta"] = None
+    if model.attention.kind == "latent":
+        values["head_dim"] = None
+    if model.moe is not None:
+        values["moe"] |= {"layers": model.moe_layers, "first_dense_layers": 0, "every": 1, "dense_layers": ()}
+        values["moe"] |= {"shared_width": model.moe.shared_width, "num_shared_experts": 0}
+        values["moe"]["shared_intermediate_size"] = None
+    if not model.num_dense_layers:
+        values |= {"intermediate_size": 0, "feed_forward": None}
+    if model.family == "encoder_decoder":
+        shape = model.encoder_shape
+        sizes = ("num_hidden_layers", "intermediate_size", "num_attention_heads")
+        start = 0 if model.encoder is None else model.encoder.decoder_start_token_id
+        values["encoder"] = {name: getattr(shape, name) for name in sizes} | {"decoder_start_token_id": start}
+    return values
+
+
+def _unequal(ours: Values, theirs: Values, keys: tuple[str, ...]) -> Iterator[str]:
+    for key in dict.fromkeys((*ours, *theirs)):
+        one, other = ours.get(key, _ABSENT), theirs.get(key, _ABSENT)
+        if isinstance(one, dict) and isinstance(other, dict) and one.get("kind") == other.get("kind"):
+            yield from _unequal(one, other, (*keys, key))
+        elif isinstance(one, dict) and isinstance(other, dict):
+            yield ".".join((*keys, key, "kind"))
+        elif one != other:
+            yield ".".join((*keys, key))
+
+
+def _value(model: ModelConfig, key: str) -> Any:
+    found: Any = _plain(model)
+    for part in key.split("."):
+        found = found.get(part, _ABSENT) if isinstance(found, dict) else _ABSENT
+    if isinstance(found, dict):
+        found = found.get("kind", "a section")
+    return "given" if found is _ABSENT else found
+
+
+def _refusal(model: ModelConfig, nearest: str, keys: list[str]) -> str:
+    said = listed([f"{key}={_value(model, key)}" for key in keys[:4]]) if keys else f"family={model.family}"
+    return (
+        f"No Hugging Face model type has this model. The nearest is {nearest or 'none'}, which cannot say {said}. "
+        "Change these fields, or keep the model in this format."
+    )

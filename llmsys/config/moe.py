@@ -53,12 +53,17 @@ class Capacity(Section):
 
     kind: Literal["capacity"] = "capacity"
     factor: float = Field(
-        1.25, gt=0, description="Room per expert and sequence: factor · tokens · experts per token / experts."
+        1.25,
+        gt=0,
+        description="Room per expert and sequence: factor · tokens · experts per token / experts. Evaluation drops nothing.",
     )
 
 
 class ExpertChoice(Section):
-    """Every expert takes its best tokens of a sequence (Zhou 2022); looks ahead, so for training and encoders."""
+    """Every expert takes its best tokens of a sequence (Zhou 2022); looks ahead, so for training and encoders.
+
+    Weights are the scores themselves; `num_experts_per_tok` and `norm_topk_prob` have no say.
+    """
 
     kind: Literal["expert_choice"] = "expert_choice"
     factor: float = Field(2.0, gt=0, description="Experts per token, on average.")
@@ -102,7 +107,8 @@ class MoeConfig(Section):
     )
     norm_topk_prob: bool = Field(
         True,
-        description="Whether the weights of the chosen experts sum to 1: the same as a softmax after the choice.",
+        description="Whether the weights of the chosen experts sum to 1: the same as a softmax after the choice. "
+        "sparsemixer and expert_choice have weights of their own.",
     )
     routed_scaling_factor: float = Field(1.0, gt=0, description="Factor on the weights of the routed experts.")
     router_bias: bool = Field(False, description="Whether the router's linear map has a bias (gpt-oss).")
@@ -129,6 +135,12 @@ class MoeConfig(Section):
             yield Broken("num_experts_per_tok", f"sparsemixer chooses 2 experts, not {visits}. Use 2.")
         if self.shared_gate and not self.shared_width:
             yield Broken("shared_gate", "there is no shared expert to weigh. Set num_shared_experts or leave it out.")
+        if self.routing.kind == "expert_choice" and self.groups is not None:
+            yield Broken("groups", "they limit what tokens choose, and with expert_choice experts do. Set it to null.")
+        if self.routing.kind == "expert_choice" and self.score == "sparsemixer":
+            yield Broken(
+                "score", "sparsemixer is a token's choice, and with expert_choice experts choose. Use softmax."
+            )
         if self.groups is not None:
             yield from self._group_problems(self.groups)
 

@@ -45,12 +45,12 @@ class Block(nn.Module):
         x_BTD = self._around("attention", x_BTD, lambda inner: self.attention(inner, context))
         if cross is not None:
             x_BTD = self._around("cross_attention", x_BTD, lambda inner: cross(inner, context))
-        return self._around("feed_forward", x_BTD, self.feed_forward)
+        return self._around("feed_forward", x_BTD, lambda inner: self._feed(inner, context))
 
     def _parallel(self, x_BTD: Tensor, context: StackContext) -> Tensor:
         inner_BTD = self._norm("attention_norm", x_BTD)
         feed_BTD = inner_BTD if "feed_forward_norm" not in self._modules else self._norm("feed_forward_norm", x_BTD)
-        y_BTD = self._dropped(self.attention(inner_BTD, context)) + self._dropped(self.feed_forward(feed_BTD))
+        y_BTD = self._dropped(self.attention(inner_BTD, context)) + self._dropped(self._feed(feed_BTD, context))
         if self.cross_attention is not None:
             crossed_BTD = self.cross_attention(self._norm("cross_attention_norm", x_BTD), context)
             y_BTD = y_BTD + self._dropped(crossed_BTD)
@@ -65,6 +65,11 @@ class Block(nn.Module):
         if self.kind in ("sandwich", "output"):
             y_BTD = self._norm(f"{name}_output_norm", y_BTD)
         return x_BTD + self._dropped(y_BTD)
+
+    def _feed(self, x_BTD: Tensor, context: StackContext) -> Tensor:
+        feed = self.feed_forward
+        y_BTD: Tensor = feed(x_BTD, context.real_BT) if isinstance(feed, MoE) else feed(x_BTD)
+        return y_BTD
 
     def _norm(self, name: str, x_BTD: Tensor) -> Tensor:
         normed: Tensor = getattr(self, name)(x_BTD)

@@ -31,6 +31,11 @@ class KeyValueCache:
     def __init__(self, config: ModelConfig, rows: int, capacity: int, *, padding_B: Tensor | None = None) -> None:
         if config.family == "encoder":
             raise ConfigError("An encoder reads all tokens at once and has no use for a cache. Call it without one.")
+        if config.moe is not None and config.moe.routing.kind == "expert_choice":
+            raise ConfigError(
+                "model.moe.routing.kind=expert_choice cannot generate: experts choose among all tokens of a sequence, "
+                "later ones included, so it is for training and encoders. Use token_choice or capacity."
+            )
         self.padding_B = torch.zeros(rows, dtype=torch.int64) if padding_B is None else padding_B.cpu()
         self.capacity = capacity
         self.length = 0
@@ -83,6 +88,10 @@ class KeyValueCache:
         if layer not in self._source:
             self._source[layer] = compute()
         return self._source[layer]
+
+    def numel(self) -> int:
+        """Numbers kept for all positions that there is room for, and for the source."""
+        return sum(x.numel() for kept in (*self._slots.values(), *self._source.values()) for x in kept)
 
     def advance(self, new: int) -> None:
         """Count the new positions, after every layer has stored them."""

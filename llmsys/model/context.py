@@ -35,6 +35,8 @@ class StackContext:
     cache: KeyValueCache | None = None
     memory: Memory | None = None
     cross_mask: Mask = EVERYTHING
+    real_BT: Tensor | None = None
+    """False where a token is padding (a negative document number), which experts must not count. None: no padding."""
 
     def place(
         self, kind: LayerType, layer: int, rotated: bool, q_BTHK: Tensor, k_BTGK: Tensor, kept_BT: Tensor
@@ -110,6 +112,7 @@ class ContextBuilder:
             cache=cache,
             memory=memory,
             cross_mask=_cross_mask(length, documents_BT, memory),
+            real_BT=None if documents_BT is None else documents_BT >= 0,
         )
 
     def _bias(self, table: RelativeBiasTable | None, start: int, length: int, device: torch.device) -> Tensor | None:

@@ -70,8 +70,6 @@ class Router(nn.Module):
         preference_NE = self._preference(scores, balance_bias_E)
         if self.config.score == "sparsemixer":
             experts_NK, weights_NK = two_choices(scores.logits_NE, preference_NE, self.config.jitter)
-            if self.config.norm_topk_prob:
-                weights_NK = weights_NK / weights_NK.sum(dim=-1, keepdim=True)
         else:
             experts_NK = preference_NE.topk(self.config.num_experts_per_tok, dim=-1).indices
             log_scores_NK = scores.log_scores_NE.gather(-1, experts_NK)

@@ -1,6 +1,6 @@
 """Which parameters decay and at what rate they learn: the rules, and the groups they make.
 
-Matrices (two or more dimensions) decay; vectors (norm weights, biases) do not. Embeddings are matrices and decay, as in
+Matrices (two or more dimensions) decay; vectors (norm weights, biases, stacked ones included) do not. Embeddings are matrices and decay, as in
 GPT-3 and LLaMA; with the head they may learn at a rate of their own. Names, not tensors, are grouped, so that every
 engine makes the same groups from its own tensors.
 """
@@ -38,11 +38,16 @@ def role_of(name: str) -> Role:
     return "embedding" if name in ("embed.weight", "head.weight") else "dense"
 
 
+def _decays(name: str, parameter: nn.Parameter) -> bool:
+    # The biases of experts are stacked, and so have two dimensions.
+    return parameter.ndim >= 2 and not name.endswith("_bias")
+
+
 def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> list[ParameterGroup]:
     """The groups in a fixed order, empty ones left out."""
     members: dict[tuple[Role, bool], list[str]] = {}
     for name, parameter in named:
-        members.setdefault((role_of(name), parameter.ndim >= 2), []).append(name)
+        members.setdefault((role_of(name), _decays(name, parameter)), []).append(name)
     return [
         ParameterGroup(
             role=role,

@@ -56,19 +56,13 @@ def _attention(model: ModelConfig) -> Rows:
         yield from _latent(model, attention)
         return
     yield from _projections(model, attention, "attention", keys_read="token")
-    if attention.qk_norm != "none":
-        queries, keys = (
-            (model.num_attention_heads, model.num_key_value_heads) if attention.qk_norm == "full" else (1, 1)
-        )
-        yield from norm_tensors(model, "attention.q_norm", queries * model.head_dim)
-        yield from norm_tensors(model, "attention.k_norm", keys * model.head_dim)
     if attention.sinks:
         yield TensorRow("attention.sinks", (model.num_attention_heads,), "attention")
     yield from _transformer_xl(model)
 
 
 def _cross_attention(model: ModelConfig) -> Rows:
-    """Keys and values come from the encoder; norms of queries and keys, sinks and latents are of one sequence only."""
+    """Keys and values come from the encoder. Sinks and latents belong to positions of one sequence."""
     attention = model.attention if model.attention.kind == "multi_head" else MultiHead()
     yield from _projections(model, attention, "cross_attention", keys_read="source")
 
@@ -81,6 +75,10 @@ def _projections(model: ModelConfig, attention: MultiHead, place: str, keys_read
     yield from _linear(f"{place}.k_proj", keys, hidden, bias, "attention", keys_read)
     yield from _linear(f"{place}.v_proj", keys, hidden, bias, "attention", keys_read)
     yield from _linear(f"{place}.o_proj", hidden, queries, attention.output_bias, "attention")
+    if attention.qk_norm != "none":
+        full = attention.qk_norm == "full"
+        yield from norm_tensors(model, f"{place}.q_norm", queries if full else model.head_dim)
+        yield from norm_tensors(model, f"{place}.k_norm", keys if full else model.head_dim)
 
 
 def _latent(model: ModelConfig, latent: Latent) -> Rows:
@@ -139,7 +137,7 @@ def _mixture(moe: MoeConfig, hidden: int) -> Rows:
     maps = maps_of(moe.expert)
     for one in maps:  # stacked experts are (experts, in, out), the transpose of a linear map
         shape = (experts, *reversed(_shape(one, hidden, width)))
-        yield TensorRow(f"{place}.experts.{one}_proj", shape, "experts", input="token")
+        yield TensorRow(f"{place}.experts.{one}_proj", shape, "experts", input="visit")
     for one in maps if moe.expert.bias else ():
         yield TensorRow(f"{place}.experts.{one}_bias", (experts, _shape(one, hidden, width)[0]), "experts")
     if moe.shared_width:

@@ -7,11 +7,12 @@ PyTorch's FlopCounterMode over eager attention counts the same as `full`, to the
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal, get_args
 
 from llmsys.config.model import ModelConfig
+from llmsys.config.moe import MoeConfig
 from llmsys.estimate.pairs import document_lengths, visible_pairs
-from llmsys.estimate.parameters import active_count
 from llmsys.estimate.rows import Input
 from llmsys.estimate.tensors import has_logits, head_is_tied, model_tensors
 
@@ -58,6 +59,14 @@ class _Window:
         lengths = document_lengths(self.length, self.documents)
         return sum(visible_pairs(one, window, causal=causal) for one in lengths)
 
+    def distances(self, *, causal: bool) -> int:
+        """Distances between two tokens that Transformer-XL maps; the module maps those to later tokens too."""
+        return self.length if self.exact and causal else 2 * self.length - 1
+
+    def distance_pairs(self, window: int | None, *, causal: bool) -> int:
+        """Pairs of query and distance; the module multiplies each query with all distances and then chooses."""
+        return self.pairs(window, causal=causal) if self.exact else self.length * self.distances(causal=causal)
+
 
 def count_flops(
     model: ModelConfig,
@@ -74,7 +83,8 @@ def count_flops(
 
     `causal` counts the pairs that masks let through: earlier tokens, sliding windows, and within the documents of the
     given lengths, which repeat until a window is full (none given: a window is one document, an upper bound).
-    Bidirectional attention sees its whole document, cross attention the whole source. `full` counts s² everywhere (PaLM, Chowdhery 2022, appendix B).
+    Bidirectional attention sees its whole document, cross attention the whole source.
+    `full` counts s² everywhere (PaLM, Chowdhery 2022, appendix B), and in Transformer-XL all 2s − 1 distances.
     `hardware` is `full` and whatever is computed again in the backward pass; nothing is recomputed today, so both are
     equal. Experts count as many visits as the router asks for; capacity may drop some. Modules for multi-token
     prediction count over the whole window, each with one more pass through the head.
@@ -83,24 +93,32 @@ def count_flops(
     length = target_length if decodes and target_length is not None else sequence_length
     source, target = (_Window(one, documents, convention == "causal") for one in (sequence_length, length))
     attention = sequences * sum(_attention(model, source, target))
-    forward = 2 * _products(model, sequence_length, length, sequences) + attention
+    forward = 2 * _products(model, source, target, sequences) + attention
     return Flops(convention, sequences * length, forward, 3 * forward, attention)
 
 
-def _products(model: ModelConfig, source: int, length: int, sequences: int) -> int:
+def _products(model: ModelConfig, source: _Window, target: _Window, sequences: int) -> int:
     """Multiplications in the products with weights."""
+    tokens = sequences * target.length
     vectors: dict[Input, int] = {
-        "token": sequences * length,
-        "source": sequences * source,
+        "token": tokens,
+        "source": sequences * source.length,
         "sequence": sequences,
-        "distance": _distances(model, length),
+        "distance": target.distances(causal=model.family != "encoder"),  # once for the whole batch
+        "encoder_distance": source.distances(causal=False),
+        "visit": 0 if model.moe is None else sequences * _visits(model.moe, target.length),
     }
-    rows = [row for row in model_tensors(model) if row.input is not None]
-    inside = sum(active_count(model, row) * vectors[row.input] for row in rows if row.input is not None)
-    matrix = model.vocab_size * model.hidden_size
+    inside = sum(row.met * vectors[row.input] for row in model_tensors(model) if row.input is not None)
     # The look-up is no product, the head is one, tied or not; every module that predicts goes through it again.
     passes = int(head_is_tied(model)) + (_depth(model) if has_logits(model) else 0)
-    return inside + passes * matrix * vectors["token"]
+    return inside + passes * model.vocab_size * model.hidden_size * tokens
+
+
+def _visits(moe: MoeConfig, length: int) -> int:
+    """Visits to experts in one sequence: what tokens ask for, or what experts take (they round up)."""
+    if moe.routing.kind != "expert_choice":
+        return moe.num_experts_per_tok * length
+    return moe.num_experts * min(length, ceil(moe.routing.factor / moe.num_experts * length - 1e-9))
 
 
 def _attention(model: ModelConfig, source: _Window, target: _Window) -> Iterator[int]:
@@ -113,30 +131,23 @@ def _attention(model: ModelConfig, source: _Window, target: _Window) -> Iterator
 
 
 def _self_attention(model: ModelConfig, one: _Window) -> Iterator[int]:
-    causal = model.family != "encoder"
+    """A product of query and key and one of weight and value for each pair; in Transformer-XL scores of distances."""
+    causal, heads, attention = model.family != "encoder", model.num_attention_heads, model.attention
+    width = 2 * model.head_dim
+    if attention.kind == "latent":
+        width = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
     for layer in _attention_layers(model):
-        yield _per_pair(model) * one.pairs(model.window(layer), causal=causal)
+        window = model.window(layer)
+        yield 2 * heads * width * one.pairs(window, causal=causal)
+        if model.position.kind == "transformer_xl":
+            others = one.distance_pairs(window, causal=causal) + model.position.segments * one.length
+            yield 2 * heads * model.head_dim * others
 
 
 def _attention_layers(model: ModelConfig) -> Iterator[int]:
     """Every block by number; a prediction module's is one more like the last."""
     yield from range(model.num_hidden_layers)
     yield from [model.num_hidden_layers - 1] * _depth(model)
-
-
-def _per_pair(model: ModelConfig) -> int:
-    """Operations of all heads for one pair: a product of query and key, and one weight times value."""
-    attention = model.attention
-    if attention.kind == "latent":
-        widths = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
-    else:
-        widths = model.head_dim * (3 if model.position.kind == "transformer_xl" else 2)  # a second score by distance
-    return 2 * model.num_attention_heads * widths
-
-
-def _distances(model: ModelConfig, length: int) -> int:
-    """Distances between two tokens, whose sinusoids each layer maps once for the whole batch (Transformer-XL)."""
-    return 2 * length - 1 if model.family == "encoder" else length
 
 
 def _depth(model: ModelConfig) -> int:

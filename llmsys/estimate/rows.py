@@ -23,15 +23,15 @@ Component = Literal[
     "head_other",
     "multi_token_prediction",
 ]
-Input = Literal["token", "source", "sequence", "distance"]
+Input = Literal["token", "source", "sequence", "distance", "encoder_distance", "visit"]
 
 
 @dataclass(frozen=True)
 class TensorRow:
     """One tensor, or the same tensor of several blocks: `{i}` in the name runs over `layers` (empty outside blocks).
 
-    `input` says with how many vectors a matrix is multiplied: one for each token, each source token, each sequence, or
-    each distance between tokens; None for what is looked up or added. `routed` rows hold one slice for each expert.
+    `input` says with how many vectors a matrix is multiplied: one for each token, each source token, each sequence,
+    each distance between two tokens, or each visit of a token to an expert; None for what is looked up or added.
     """
 
     name: str
@@ -54,6 +54,11 @@ class TensorRow:
     def count(self) -> int:
         """Elements of all copies."""
         return self.each * self.copies
+
+    @property
+    def met(self) -> int:
+        """Elements, over all copies, that one vector is multiplied with: of experts, those of a single one."""
+        return self.count // self.shape[0] if self.input == "visit" else self.count
 
     @property
     def routed(self) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from llmsys.config.model import ModelConfig
 from llmsys.estimate.block_tensors import block_tensors, norm_tensors
-from llmsys.estimate.rows import TensorRow
+from llmsys.estimate.rows import Input, TensorRow
 
 VOCABULARY_HEADS = frozenset({"lm", "mlm", "permutation"})
 
@@ -44,7 +44,8 @@ def head_is_tied(model: ModelConfig) -> bool:
 
 
 def _of_encoder(row: TensorRow) -> TensorRow:
-    return replace(row, name=f"encoder.{row.name}", input="source" if row.input == "token" else row.input)
+    inputs: dict[Input | None, Input] = {"token": "source", "distance": "encoder_distance"}
+    return replace(row, name=f"encoder.{row.name}", input=inputs.get(row.input))
 
 
 def _stack(model: ModelConfig) -> Iterator[TensorRow]:

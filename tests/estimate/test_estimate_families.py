@@ -1,0 +1,54 @@
+"""Parameters and operations equal what transformers' own classes have and what PyTorch counts on them."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch.utils.flop_counter import FlopCounterMode
+
+from llmsys.config.hugging_face.model import model_from_hugging_face
+from llmsys.config.model import ModelConfig
+from llmsys.estimate.flops import count_flops
+from llmsys.estimate.parameters import count_parameters
+from tests.helpers.hugging_face_families import FAMILIES
+
+SEQUENCES, LENGTH, TARGET = 2, 7, 5
+OUTPUTS = ("logits", "prediction_logits", "seq_relationship_logits", "last_hidden_state", "pooler_output")
+
+
+def oracle(name: str) -> tuple[Any, ModelConfig]:
+    """The class of transformers with random weights, and our config read from its config.json."""
+    kind, architecture, values = FAMILIES[name]
+    config = transformers.AutoConfig.for_model(kind, **values)
+    config.architectures = [architecture]
+    config._attn_implementation = "eager"
+    config._experts_implementation = "eager"  # grouped products are not counted
+    model = getattr(transformers, architecture)(config).eval()
+    return model, model_from_hugging_face(json.loads(config.to_json_string(use_diff=False)))
+
+
+def inputs_of(model: Any) -> dict[str, torch.Tensor]:
+    tokens = torch.full((SEQUENCES, LENGTH), 5)
+    if not model.config.is_encoder_decoder:
+        return {"input_ids": tokens}
+    return {"input_ids": tokens, "decoder_input_ids": tokens[:, :TARGET]}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_parameters_equal_those_of_the_class(name: str) -> None:
+    model, config = oracle(name)
+    # Marian keeps its sinusoids as a parameter that is never trained.
+    assert count_parameters(config).total == sum(one.numel() for one in model.parameters() if one.requires_grad)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_operations_equal_those_that_torch_counts(name: str) -> None:
+    model, config = oracle(name)
+    with FlopCounterMode(display=False) as counter:
+        outputs = model(**inputs_of(model))
+        forward = counter.get_total_flops()
+        sum(value.sum() for key, value in outputs.items() if key in OUTPUTS).backward()
+    ours = count_flops(config, LENGTH, SEQUENCES, "full", target_length=TARGET)
+    assert (ours.forward, ours.forward_backward) == (forward, counter.get_total_flops())

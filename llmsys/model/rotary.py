@@ -12,6 +12,7 @@ from torch import Tensor
 from llmsys.config.model import ModelConfig
 from llmsys.config.model_rules import rotated_channels
 from llmsys.config.position import Rope
+from llmsys.model import cpu_rotary
 from llmsys.model.wave import Waves, waves_of
 
 # B rows, T positions, P positions of the table, H heads, K width of a head, R rotated channels of it
@@ -31,6 +32,8 @@ class Rotation:
         return torch.cat([self._rotate(x_BTHK[..., :width]), x_BTHK[..., width:]], dim=-1)
 
     def _rotate(self, x_BTHR: Tensor) -> Tensor:
+        if self.pairing == "halves" and cpu_rotary.suits(x_BTHR, self.cos):
+            return cpu_rotary.rotate_halves(x_BTHR, self.cos, self.sin)
         rotated_BTHR: Tensor = x_BTHR * self.cos + self._partners(x_BTHR) * self.sin
         return rotated_BTHR.to(x_BTHR.dtype)
 

@@ -93,6 +93,15 @@ class KeyValueCache:
         """Numbers kept for all positions that there is room for, and for the source."""
         return sum(x.numel() for kept in (*self._slots.values(), *self._source.values()) for x in kept)
 
+    def replay(self, tokens_BT: Tensor) -> Tensor:
+        """Forget what was computed, and return the tokens so far, with the new ones behind them, to be read again.
+
+        The tokens must have been stored by `extend` under "tokens".
+        """
+        tokens_BS = self._slots["tokens"][0][:, : self.length + tokens_BT.shape[1]]
+        self.length = 0
+        return tokens_BS
+
     def advance(self, new: int) -> None:
         """Count the new positions, after every layer has stored them."""
         self.length += new

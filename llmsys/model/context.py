@@ -17,7 +17,8 @@ from llmsys.model.cache import KeyValueCache
 from llmsys.model.mask import EVERYTHING, Mask, cross_mask, document_positions, self_mask
 from llmsys.model.memory import Memory
 from llmsys.model.position import RelativeBiasTable, Sinusoids, alibi_bias, alibi_slopes
-from llmsys.model.rotary import RotaryTable, Rotation
+from llmsys.model.rotary import Rotation
+from llmsys.model.rotations import StackRotations
 
 # B rows, T query positions, S key positions, H heads, D width, R distances
 
@@ -29,7 +30,6 @@ class StackContext:
     masks: Mapping[LayerType, Mask]
     positions_BT: Tensor
     rotations: Mapping[LayerType, Rotation] = field(default_factory=dict)
-    key_rotations: Mapping[LayerType, Rotation] = field(default_factory=dict)
     distances_RD: Tensor | None = None
     segments: tuple[Tensor, Tensor] | None = None
     cache: KeyValueCache | None = None
@@ -46,14 +46,10 @@ class StackContext:
         Returns the queries, and keys and kept of all positions so far.
         """
         rotation = self.rotations.get(kind) if rotated else None
-        key_rotation = self.key_rotations.get(kind) if rotated else None
         if rotation is not None:
-            q_BTHK = rotation(q_BTHK)
-            k_BTGK = k_BTGK if key_rotation is not None else rotation(k_BTGK)
+            q_BTHK, k_BTGK = rotation(q_BTHK), rotation(k_BTGK)
         if self.cache is not None:
             k_BTGK, kept_BT = self.cache.extend(layer, k_BTGK, kept_BT)
-        if key_rotation is not None:
-            k_BTGK = key_rotation(k_BTGK)
         return q_BTHK, k_BTGK, kept_BT
 
 
@@ -65,7 +61,7 @@ class ContextBuilder:
         self.causal = config.family != "encoder"
         self.windows = {config.layer_type(i): config.window(i) for i in range(config.num_hidden_layers)}
         position = config.position
-        self.rotary = RotaryTable(config, position) if isinstance(position, Rope) else None
+        self.rotations = StackRotations(config, position) if isinstance(position, Rope) else None
         # Transformer-XL's sinusoids put all sines before all cosines (Dai 2019, released code).
         self.sinusoids = (
             Sinusoids(config, Sinusoidal(arrangement="halves")) if position.kind == "transformer_xl" else None
@@ -105,8 +101,7 @@ class ContextBuilder:
         return StackContext(
             masks=masks,
             positions_BT=_positions(length, documents_BT, cache, device),
-            rotations=self._rotations(length, cache, device),
-            key_rotations=self._key_rotations(length, cache, device),
+            rotations={} if self.rotations is None else self.rotations(length, cache, device),
             distances_RD=self._distances(start, length, like),
             segments=None if token_types_BT is None else _segments(token_types_BT, cache),
             cache=cache,
@@ -133,44 +128,6 @@ class ContextBuilder:
             return None
         distances_R = torch.arange(start + length - 1, -length, -1, device=like.device)
         return self.sinusoids(distances_R).to(like.dtype)
-
-    def _rotations(self, length: int, cache: KeyValueCache | None, device: torch.device) -> dict[LayerType, Rotation]:
-        if self.rotary is None:
-            return {}
-        if cache is None:
-            return {
-                kind: self.rotary(None, length, device=device, sliding=kind == "sliding_attention")
-                for kind in self.windows
-            }
-        return self._cached_rotations(cache, cache.length, cache.length + length, device)
-
-    def _key_rotations(
-        self, length: int, cache: KeyValueCache | None, device: torch.device
-    ) -> dict[LayerType, Rotation]:
-        """Where the waves depend on the sequence's length, the cache holds keys as they were before the rotation."""
-        if cache is None or self.rotary is None or self.rotary.position.scaling.kind not in ("ntk", "longrope"):
-            return {}
-        return self._cached_rotations(cache, 0, cache.length + length, device)
-
-    def _cached_rotations(
-        self, cache: KeyValueCache, first: int, last: int, device: torch.device
-    ) -> dict[LayerType, Rotation]:
-        return {kind: self._by_length(cache, first, last, device, kind == "sliding_attention") for kind in self.windows}
-
-    def _by_length(self, cache: KeyValueCache, first: int, last: int, device: torch.device, sliding: bool) -> Rotation:
-        """Rows of unequal length may have waves of their own, so that no row depends on the one beside it."""
-        assert self.rotary is not None
-        positions_BT = cache.positions(first, last)
-        end = max(cache.length, last)
-        if len(positions_BT) == 1 or self.rotary.position.scaling.kind not in ("ntk", "longrope"):
-            longest = end - int(cache.padding_B.min())
-            return self.rotary(positions_BT, longest, device=device, sliding=sliding)
-        rows = [
-            self.rotary(positions_BT[row : row + 1], end - padding, device=device, sliding=sliding)
-            for row, padding in enumerate(cache.padding_B.tolist())
-        ]
-        cos, sin = (torch.cat([getattr(row, name) for row in rows]) for name in ("cos", "sin"))
-        return Rotation(cos, sin, rows[0].pairing)
 
 
 def _check(config: ModelConfig, length: int, documents_BT: Tensor | None, cache: KeyValueCache | None) -> None:

@@ -31,7 +31,7 @@ class Stack(nn.Module):
         self.embedding_norm = build_norm(config, width) if config.embedding.norm else None
         self.blocks = nn.ModuleList(Block(config, layer, alpha=alpha) for layer in range(config.num_hidden_layers))
         self.norm = build_norm(config, width) if _has_final_norm(config) else None
-        self._build_context = ContextBuilder(config)
+        self.shared = ContextBuilder(config)
 
     def read(
         self,
@@ -43,7 +43,7 @@ class Stack(nn.Module):
         memory: Memory | None = None,
     ) -> tuple[Tensor, StackContext]:
         """The hidden states after the last block, before the final norm, and what the blocks shared."""
-        context = self._build_context(
+        context = self.shared(
             embedded_BTD.shape[1],
             embedded_BTD,
             bias_table=self.relative_bias,

@@ -86,6 +86,8 @@ class Transformer(Stack):
                 raise ConfigError("A source and its memory were both given. Give one of them.")
             memory = self.encode(source_BS, source_documents_BS)
         memory = self._source(memory, cache)
+        new = tokens_BT.shape[1]
+        tokens_BT = tokens_BT if cache is None else self._to_read(tokens_BT, cache)
         embedded_BTD = self._embedded(tokens_BT, token_types_BT)
         x_BTD, context = self.read(
             embedded_BTD, documents_BT=documents_BT, token_types_BT=token_types_BT, cache=cache, memory=memory
@@ -94,7 +96,7 @@ class Transformer(Stack):
             self.predicted_logits = self._predict(self.head, tokens_BT, x_BTD, context)
         if self.config.head.kind == "classification":
             return self._labels(x_BTD)
-        hidden_BTD = self.finished(x_BTD)
+        hidden_BTD = self.finished(x_BTD[:, -new:])
         output: Tensor = hidden_BTD if self.head is None else self.head(hidden_BTD)
         return output
 
@@ -155,6 +157,15 @@ class Transformer(Stack):
             state = "is missing. Give source_BS" if memory is None else "was given, and it reads none. Leave it out"
             raise ConfigError(f"The source of a model with family={family} {state}.")
         return memory
+
+    def _to_read(self, tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
+        """The new tokens; all of them, where the rotation of the earlier ones is no longer what the cache has seen."""
+        rotations = self.shared.rotations
+        if rotations is None or not rotations.by_length:
+            return tokens_BT
+        cache.check(tokens_BT.shape[1])
+        cache.extend("tokens", tokens_BT)
+        return cache.replay(tokens_BT) if rotations.outgrown(cache, tokens_BT.shape[1]) else tokens_BT
 
     def _predict(self, head: nn.Module, tokens_BT: Tensor, x_BTD: Tensor, context: StackContext) -> list[Tensor]:
         """Logits of each prediction module. Those of module k, counted from 1, belong to the targets k places further.

@@ -37,10 +37,12 @@ def tiny_model(config: ModelConfig, seed: int = 0) -> Transformer:
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:  # norms: ones and zeros would hide a missing weight or bias
+            if parameter.dim() == 1 or not parameter.any():  # ones and zeros would hide a missing weight or bias
                 parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
             elif "router" in name:
                 parameter *= 3
+        if hasattr(model.head, "fixed_bias_V"):
+            model.head.fixed_bias_V += 0.2 * torch.randn(model.head.fixed_bias_V.shape, generator=generator)
         for layer in model.moe_layers():
             if layer.config.balance.kind == "bias":
                 layer.balance_bias_E += 0.2 * torch.randn(layer.balance_bias_E.shape, generator=generator)

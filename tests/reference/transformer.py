@@ -1,115 +1,162 @@
-"""The Transformer as its formulas say it, one position, head, token and expert at a time: slow, and easy to believe.
+"""The Transformer as its formulas say it, one row, position, head and expert at a time: slow, and easy to believe.
 
-Takes the parameters as a mapping from name to tensor (the names of `llmsys.model.transformer`), so autograd gives their
-gradients. Uses no fused operation, no mask tensor and none of the code it checks.
+Takes the parameters and saved buffers as a mapping from name to tensor (the names that checkpoints have), so autograd
+gives their gradients. Attention is in attention.py, the other layers in layers.py. Without dropout.
 """
 
 import math
-from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from llmsys.config.model import ModelConfig
+from tests.reference.attention import Parameters, Vectors, cross_attention, self_attention
+from tests.reference.layers import activation, dense, linear, mixture, norm
 
-Parameters = Mapping[str, Tensor]
 
-
-def logits(config: ModelConfig, parameters: Parameters, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
-    """(rows, positions) of token ids to (rows, positions, vocabulary)."""
-    embedding = parameters["embed.weight"]
-    head = embedding if config.tie_word_embeddings else parameters["head.weight"]
+def output(
+    config: ModelConfig,
+    p: Parameters,
+    tokens: Tensor,
+    documents: Tensor | None = None,
+    source: Tensor | None = None,
+    source_documents: Tensor | None = None,
+    types: Tensor | None = None,
+) -> Tensor:
+    """(rows, positions) of token ids to logits for each position, or what else the head gives."""
     rows = []
-    for row in range(tokens.shape[0]):
-        x = [embedding[int(token)] for token in tokens[row]]
-        numbers = None if documents is None else documents[row].tolist()
-        for layer in range(config.num_hidden_layers):
-            x = block(config, parameters, layer, x, numbers)
-        rows.append(torch.stack([head @ norm(config, parameters, "norm", one) for one in x]))
+    for row, ids in enumerate(tokens):
+        numbers = [0] * len(ids) if documents is None else documents[row].tolist()
+        segments = [0] * len(ids) if types is None else types[row].tolist()
+        memory, sources = [], []
+        if source is not None:
+            sources = [0] * len(source[row]) if source_documents is None else source_documents[row].tolist()
+            memory = encoded(config, p, source[row], sources)
+        x = embedded(config, p, "embed", ids)
+        if "token_types.weight" in p:
+            x = [one + p["token_types.weight"][segment] for one, segment in zip(x, segments, strict=True)]
+        x = stack(config, p, "", x, numbers, segments, alpha(config, encoder=False), memory, sources)
+        rows.append(headed(config, p, x))
     return torch.stack(rows)
 
 
-def block(
-    config: ModelConfig, parameters: Parameters, layer: int, x: list[Tensor], documents: list[int] | None
-) -> list[Tensor]:
-    name = f"blocks.{layer}"
-    normed = [norm(config, parameters, f"{name}.attention_norm", one) for one in x]
-    attended = attention(config, parameters, f"{name}.attention", normed, documents)
-    x = [one + change for one, change in zip(x, attended, strict=True)]
-    normed = [norm(config, parameters, f"{name}.feed_forward_norm", one) for one in x]
-    feed = mixture if config.moe is not None and layer >= config.moe.first_dense_layers else dense
-    return [one + feed(config, parameters, f"{name}.feed_forward", inner) for one, inner in zip(x, normed, strict=True)]
+def encoded(config: ModelConfig, p: Parameters, ids: Tensor, documents: list[int]) -> Vectors:
+    table = "embed" if config.embedding.source_vocab_size is None else "source_embed"
+    x = embedded(config, p, table, ids)
+    return stack(config.encoder_shape, p, "encoder.", x, documents, [0] * len(ids), alpha(config, encoder=True))
 
 
-def norm(config: ModelConfig, parameters: Parameters, name: str, x: Tensor) -> Tensor:
-    if config.norm.kind == "rmsnorm":
-        return x / (x.pow(2).mean() + config.norm.eps).sqrt() * parameters[f"{name}.weight"]
-    centred = x - x.mean()
-    scaled = centred / (centred.pow(2).mean() + config.norm.eps).sqrt()
-    return scaled * parameters[f"{name}.weight"] + parameters[f"{name}.bias"]
+def embedded(config: ModelConfig, p: Parameters, table: str, ids: Tensor) -> Vectors:
+    scale: Any = config.embedding.scale
+    scale = math.sqrt(config.hidden_size) if scale == "sqrt_hidden_size" else scale
+    return [scale * p[f"{table}.weight"][int(one)] for one in ids]
 
 
-def rotate(config: ModelConfig, x: Tensor, position: int) -> Tensor:
-    """Turn the pair (x_i, x_{i + half}) by position * theta^(-2i / width), as a complex number."""
-    if config.position.kind == "none":
-        return x
-    half = x.shape[0] // 2
-    turned = list(x.unbind())
-    for i in range(half):
-        angle = position * config.position.theta ** (-2 * i / x.shape[0])
-        turned[i] = x[i] * math.cos(angle) - x[i + half] * math.sin(angle)
-        turned[i + half] = x[i] * math.sin(angle) + x[i + half] * math.cos(angle)
-    return torch.stack(turned)
+def stack(
+    config: ModelConfig,
+    p: Parameters,
+    prefix: str,
+    x: Vectors,
+    documents: list[int],
+    types: list[int],
+    alpha: float,
+    memory: Vectors | None = None,
+    sources: list[int] | None = None,
+) -> Vectors:
+    x = [one + added_position(config, p, prefix, place(documents, t)) for t, one in enumerate(x)]
+    if config.embedding.norm:
+        x = [norm(config, p, f"{prefix}embedding_norm", one) for one in x]
+    for layer in range(config.num_hidden_layers):
+        name = f"{prefix}blocks.{layer}"
+        branches: dict[str, Any] = {
+            "attention": lambda x, name=name, layer=layer: self_attention(
+                config, p, f"{name}.attention", layer, x, documents, types
+            )
+        }
+        if memory:
+            branches["cross_attention"] = lambda x, name=name: cross_attention(
+                config, p, f"{name}.cross_attention", x, documents, memory, sources
+            )
+        feed = mixture if f"{name}.feed_forward.router.weight" in p else dense
+        branches["feed_forward"] = lambda x, name=name, feed=feed: [
+            feed(config, p, f"{name}.feed_forward", one) for one in x
+        ]
+        x = block(config, p, name, x, branches, alpha)
+    return [norm(config, p, f"{prefix}norm", one) for one in x] if f"{prefix}norm.weight" in p else x
 
 
-def attention(
-    config: ModelConfig, parameters: Parameters, name: str, x: list[Tensor], documents: list[int] | None
-) -> list[Tensor]:
-    width, shared_by = config.head_dim, config.num_attention_heads // config.num_key_value_heads
-    q, k, v = ([parameters[f"{name}.{which}_proj.weight"] @ one for one in x] for which in "qkv")
-    outputs = []
-    for t in range(len(x)):
-        heads = []
-        for head in range(config.num_attention_heads):
-            mine = slice(head * width, (head + 1) * width)
-            theirs = slice(head // shared_by * width, (head // shared_by + 1) * width)
-            query = rotate(config, q[t][mine], t)
-            seen = [s for s in range(t + 1) if documents is None or documents[s] == documents[t]]
-            scores = [query @ rotate(config, k[s][theirs], s) / math.sqrt(width) for s in seen]
-            exponentials = [(score - max(scores).detach()).exp() for score in scores]
-            total = sum(exponentials)
-            heads.append(sum(e / total * v[s][theirs] for e, s in zip(exponentials, seen, strict=True)))
-        outputs.append(parameters[f"{name}.o_proj.weight"] @ torch.cat(heads))
-    return outputs
+def block(config: ModelConfig, p: Parameters, name: str, x: Vectors, branches: dict[str, Any], alpha: float) -> Vectors:
+    kind = config.residual.kind
+
+    def normed(which: str, vectors: Vectors) -> Vectors:
+        return [norm(config, p, f"{name}.{which}", one) for one in vectors]
+
+    def plus(a: Vectors, b: Vectors, factor: float = 1.0) -> Vectors:
+        return [factor * one + other for one, other in zip(a, b, strict=True)]
+
+    if kind == "parallel":
+        y = x
+        for which, run in branches.items():
+            own = f"{name}.{which}_norm.weight" in p
+            y = plus(y, run(normed(f"{which}_norm" if own else "attention_norm", x)))
+        return y
+    for which, run in branches.items():
+        if kind == "pre":
+            x = plus(x, run(normed(f"{which}_norm", x)))
+        elif kind == "post":
+            x = normed(f"{which}_norm", plus(x, run(x)))
+        elif kind == "deepnorm":
+            x = normed(f"{which}_norm", plus(x, run(x), alpha))
+        elif kind == "sandwich":
+            x = plus(x, normed(f"{which}_output_norm", run(normed(f"{which}_norm", x))))
+        else:
+            x = plus(x, normed(f"{which}_output_norm", run(x)))
+    return x
 
 
-def dense(config: ModelConfig, parameters: Parameters, name: str, x: Tensor) -> Tensor:
-    up = parameters[f"{name}.up_proj.weight"] @ x
-    if config.feed_forward.kind == "swiglu":
-        hidden = silu(parameters[f"{name}.gate_proj.weight"] @ x) * up
-    elif config.feed_forward.kind == "relu":
-        hidden = up.clamp(min=0)
-    else:
-        hidden = up * 0.5 * (1 + torch.erf(up / math.sqrt(2)))
-    return parameters[f"{name}.down_proj.weight"] @ hidden
+def alpha(config: ModelConfig, encoder: bool) -> float:
+    """Wang 2022, table 2."""
+    depth = config.num_hidden_layers
+    if config.family != "encoder_decoder":
+        return (2 * depth) ** (1 / 4)
+    return 0.81 * (config.encoder_shape.num_hidden_layers**4 * depth) ** (1 / 16) if encoder else (3 * depth) ** (1 / 4)
 
 
-def mixture(config: ModelConfig, parameters: Parameters, name: str, x: Tensor) -> Tensor:
-    moe = config.moe
-    logit = parameters[f"{name}.router.weight"] @ x
-    score = logit.exp() / logit.exp().sum() if moe.score == "softmax" else 1 / (1 + (-logit).exp())
-    preference = score + parameters[f"{name}.balance_bias_E"] if moe.balance.kind == "bias" else score
-    chosen = sorted(range(moe.num_experts), key=lambda e: -float(preference[e].detach()))[: moe.num_experts_per_tok]
-    total = sum(score[e] for e in chosen) if moe.norm_topk_prob else 1.0
-    y = torch.zeros_like(x)
-    for e in chosen:
-        gate, up, down = (parameters[f"{name}.experts.{which}_proj"][e] for which in ("gate", "up", "down"))
-        y = y + moe.routed_scaling_factor * score[e] / total * ((silu(x @ gate) * (x @ up)) @ down)
-    if moe.num_shared_experts:
-        gate, up, down = (parameters[f"{name}.shared.{which}_proj.weight"] for which in ("gate", "up", "down"))
-        y = y + down @ (silu(gate @ x) * (up @ x))
-    return y
+def place(documents: list[int], t: int) -> int:
+    """How many tokens of the same document stand directly before token t."""
+    count = 0
+    while count < t and documents[t - count - 1] == documents[t]:
+        count += 1
+    return count
 
 
-def silu(x: Tensor) -> Tensor:
-    return x / (1 + (-x).exp())
+def added_position(config: ModelConfig, p: Parameters, prefix: str, position: int) -> Tensor | float:
+    kind: Any = config.position
+    if kind.kind == "learned":
+        return p[f"{prefix}positions.weight"][position + kind.offset]
+    if kind.kind != "sinusoidal":
+        return 0.0
+    pairs = [position / 10000 ** (2 * i / config.hidden_size) for i in range(config.hidden_size // 2)]
+    if kind.arrangement == "halves":
+        return torch.tensor([math.sin(a) for a in pairs] + [math.cos(a) for a in pairs], dtype=torch.float64)
+    return torch.tensor([f(a) for a in pairs for f in (math.sin, math.cos)], dtype=torch.float64)
+
+
+def headed(config: ModelConfig, p: Parameters, x: Vectors) -> Tensor:
+    head: Any = config.head
+    if head.kind == "features":
+        return torch.stack(x)
+    if head.kind == "classification":
+        return linear(p, "classifier", torch.tanh(linear(p, "pooler", x[0])))
+    if head.kind == "mlm":
+        inner = [activation(head.activation, linear(p, "head.dense", one)) for one in x]
+        x = [norm(config, p, "head.norm", one) for one in inner]
+    elif head.scale != 1.0:
+        x = [one * (config.hidden_size**-0.5 if isinstance(head.scale, str) else head.scale) for one in x]
+    weight = p["embed.weight"] if config.tie_word_embeddings else p["head.weight"]
+    logits = torch.stack([weight @ one for one in x])
+    for name in ("head.bias", "head.fixed_bias_V"):
+        logits = logits + p.get(name, 0.0)
+    cap = None if head.kind == "mlm" else head.softcap
+    return logits if cap is None else cap * torch.tanh(logits / cap)

@@ -1,0 +1,72 @@
+"""Linear maps, norms, activations and feed-forward layers, for one vector at a time."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from llmsys.config.model import ModelConfig
+
+Parameters = Mapping[str, Tensor]
+
+
+def linear(p: Parameters, name: str, x: Tensor) -> Tensor:
+    y = p[f"{name}.weight"] @ x
+    return y + p[f"{name}.bias"] if f"{name}.bias" in p else y
+
+
+def rms(x: Tensor, eps: float) -> Tensor:
+    return x / (x.pow(2).mean() + eps).sqrt()
+
+
+def norm(config: ModelConfig, p: Parameters, name: str, x: Tensor) -> Tensor:
+    weight = p[f"{name}.weight"]
+    if config.norm.kind == "rmsnorm":
+        return rms(x, config.norm.eps) * (weight + 1 if config.norm.unit_offset else weight)
+    centred = x - x.mean()
+    scaled = centred / (centred.pow(2).mean() + config.norm.eps).sqrt() * weight
+    return scaled + p[f"{name}.bias"] if config.norm.bias else scaled
+
+
+def activation(kind: str, x: Tensor) -> Tensor:
+    if kind == "relu":
+        return x.clamp(min=0)
+    if kind == "silu":
+        return x / (1 + (-x).exp())
+    if kind == "gelu_tanh":
+        return x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return x / 2 * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def dense(config: ModelConfig, p: Parameters, name: str, x: Tensor) -> Tensor:
+    kind = config.feed_forward.kind
+    up = linear(p, f"{name}.up_proj", x)
+    if f"{name}.gate_proj.weight" not in p:
+        return linear(p, f"{name}.down_proj", activation(kind, up))
+    gate = linear(p, f"{name}.gate_proj", x)
+    if kind == "clamped_swiglu":
+        limit, alpha = config.feed_forward.limit, config.feed_forward.alpha
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return linear(p, f"{name}.down_proj", (up + 1) * gate / (1 + (-alpha * gate).exp()))
+    kind = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}[kind]
+    return linear(p, f"{name}.down_proj", activation(kind, gate) * up)
+
+
+def mixture(config: ModelConfig, p: Parameters, name: str, x: Tensor) -> Tensor:
+    """Bias-free SwiGLU experts with scores of either kind; the rest of the routers' choices has its own twin."""
+    moe = config.moe
+    logit = p[f"{name}.router.weight"] @ x
+    score = logit.exp() / logit.exp().sum() if moe.score == "softmax" else 1 / (1 + (-logit).exp())
+    preference = score + p[f"{name}.balance_bias_E"] if moe.balance.kind == "bias" else score
+    chosen = sorted(range(moe.num_experts), key=lambda e: -float(preference[e].detach()))[: moe.num_experts_per_tok]
+    total = sum(score[e] for e in chosen) if moe.norm_topk_prob else 1.0
+    y = torch.zeros_like(x)
+    for e in chosen:
+        gate, up, down = (p[f"{name}.experts.{which}_proj"][e] for which in ("gate", "up", "down"))
+        weight = moe.routed_scaling_factor * score[e] / total
+        y = y + weight * ((activation("silu", x @ gate) * (x @ up)) @ down)
+    if moe.num_shared_experts:
+        gate, up, down = (p[f"{name}.shared.{which}_proj.weight"] for which in ("gate", "up", "down"))
+        y = y + down @ (activation("silu", gate @ x) * (up @ x))
+    return y

@@ -6,7 +6,7 @@ import torch
 from llmsys.errors import ConfigError
 from llmsys.model.cache import KeyValueCache
 from llmsys.model.mask import self_mask
-from tests.helpers.architectures import DECODERS, ENCODER_DECODERS, LATENT, config_of, source_for
+from tests.helpers.choices import DECODERS, ENCODER_DECODERS, LATENT, config_of, source_for
 from tests.helpers.tiny_model import relative_error, tiny_config, tiny_model, tiny_moe_config, tiny_tokens
 
 # Their waves depend on the length, so a cache must not hold rotated keys.

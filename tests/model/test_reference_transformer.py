@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from llmsys.config.model import ModelConfig
-from tests.helpers.architectures import ARCHITECTURES, DECODERS, config_of, source_for
+from tests.helpers.choices import ARCHITECTURES, DECODERS, config_of, source_for
 from tests.helpers.tiny_model import relative_error, tiny_config, tiny_model, tiny_moe_config, tiny_tokens
 from tests.reference import transformer as reference
 

@@ -1,173 +1,140 @@
-"""A tiny model for every choice that a model section has, and what each family reads."""
+"""Tiny model sections that together use every choice a model section has: for tests over all architectures."""
 
 from typing import Any
 
-import torch
-from torch import Tensor
+Changes = dict[str, Any]
 
-from llmsys.config.model import ModelConfig
-from tests.helpers.tiny_model import tiny_config, tiny_tokens
-
-LAYERNORM = {"kind": "layernorm"}
-ALL_BIASES = {"kind": "multi_head", "qkv_bias": True, "output_bias": True}
-LATENT = {
-    "kind": "latent",
-    "q_lora_rank": 6,
-    "kv_lora_rank": 5,
-    "qk_nope_head_dim": 3,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 5,
+SHAPE: Changes = {
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
 }
-BUCKETS = {"kind": "relative_bias", "buckets": 8, "max_distance": 6}
-SLIDING = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
-BERT = {
+MOE: Changes = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LATENT: Changes = {
+    "kind": "latent",
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+}
+LAYERNORM: Changes = {"norm": {"kind": "layernorm"}}
+BIASES: Changes = {"attention": {"kind": "multi_head", "qkv_bias": True, "output_bias": True}}
+EVERY_HEAD: Changes = {"num_key_value_heads": 4}
+
+
+def _attention(**changes: Any) -> Changes:
+    return {"attention": {"kind": "multi_head"} | changes}
+
+
+DECODERS: dict[str, Changes] = {
+    "dense": {},
+    "tied": {"tie_word_embeddings": True},
+    "own head width": {"head_dim": 10},
+    "multi-query, parallel": {"num_key_value_heads": 1, "residual": {"kind": "parallel"}},
+    "parallel with two norms": {**LAYERNORM, **BIASES, "residual": {"kind": "parallel", "norms": 2}},
+    "layernorm without bias": {"norm": {"kind": "layernorm", "bias": False}},
+    "learned positions with offset": {**LAYERNORM, **BIASES, "position": {"kind": "learned", "offset": 2}},
+    "alibi, embedding norm": {**LAYERNORM, "position": {"kind": "alibi"}, "embedding": {"norm": True}},
+    "gelu with biases": {"feed_forward": {"kind": "gelu", "bias": True}, "position": {"kind": "none"}},
+    "relu": {"feed_forward": {"kind": "relu"}, "position": {"kind": "sinusoidal"}},
+    "qkv bias only": _attention(qkv_bias=True),
+    "norm of each head": _attention(qk_norm="head"),
+    "norm over heads, output norms": {**_attention(qk_norm="full"), "residual": {"kind": "output"}},
+    "sinks": _attention(sinks=True, output_bias=True),
+    "sandwich, capped, windows": {
+        **_attention(logit_softcap=50.0),
+        "residual": {"kind": "sandwich"},
+        "norm": {"kind": "rmsnorm", "unit_offset": True},
+        "feed_forward": {"kind": "geglu_tanh"},
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "deepnorm": {**LAYERNORM, "residual": {"kind": "deepnorm", "final_norm": True}},
+    "post": {**LAYERNORM, "residual": {"kind": "post"}},
+    "transformer-xl": {**EVERY_HEAD, "position": {"kind": "transformer_xl"}},
+    "transformer-xl without biases": {**EVERY_HEAD, "position": {"kind": "transformer_xl", "biases": False}},
+    "relative bias": {"position": {"kind": "relative_bias", "buckets": 8}},
+    "trained head bias": {"head": {"kind": "lm", "bias": "trained"}},
+    "fixed head bias": {"head": {"kind": "lm", "bias": "fixed"}, "tie_word_embeddings": True},
+    "latent": {**EVERY_HEAD, "attention": LATENT | {"q_lora_rank": 14}},
+    "latent without query rank": {**EVERY_HEAD, "attention": LATENT},
+    "latent with biases": {**EVERY_HEAD, "attention": LATENT | {"q_lora_rank": 14, "bias": True}},
+}
+MIXTURES: dict[str, Changes] = {
+    "experts": {"moe": MOE},
+    "experts without a dense width": {"moe": MOE, "intermediate_size": 0},
+    "experts balanced by a loss": {"moe": {**MOE, "balance": {"kind": "auxiliary_loss"}, "score": "sigmoid"}},
+    "shared experts, dense first, tied": {
+        "moe": {**MOE, "num_shared_experts": 2, "first_dense_layers": 1},
+        "tie_word_embeddings": True,
+    },
+    "gated shared expert of its own width": {"moe": {**MOE, "shared_intermediate_size": 20, "shared_gate": True}},
+    "every second layer": {"num_hidden_layers": 5, "moe": {**MOE, "every": 2}},
+    "dense layers by number": {"num_hidden_layers": 5, "moe": {**MOE, "dense_layers": [1, 2]}},
+    "expert and router biases": {
+        "moe": {**MOE, "router_bias": True, "expert": {"kind": "clamped_swiglu", "bias": True}},
+    },
+    "experts without a gate": {"moe": {**MOE, "expert": {"kind": "relu"}, "num_shared_experts": 1}},
+    "predicts two tokens further": {"multi_token_prediction": {"depth": 2}},
+    "predicts further with experts and latents": {
+        **EVERY_HEAD,
+        "attention": LATENT | {"q_lora_rank": 14},
+        "moe": {**MOE, "num_shared_experts": 1, "first_dense_layers": 1},
+        "multi_token_prediction": {},
+    },
+}
+BERT: Changes = {
+    **LAYERNORM,
+    **BIASES,
+    **EVERY_HEAD,
     "family": "encoder",
     "residual": {"kind": "post"},
-    "norm": LAYERNORM,
     "position": {"kind": "learned"},
-    "attention": ALL_BIASES,
     "feed_forward": {"kind": "gelu", "bias": True},
     "embedding": {"norm": True, "token_types": 2},
-    "num_key_value_heads": 4,
-}
-ORIGINAL = {
-    "family": "encoder_decoder",
-    "residual": {"kind": "post"},
-    "norm": LAYERNORM,
-    "position": {"kind": "sinusoidal"},
-    "feed_forward": {"kind": "relu", "bias": True},
-    "embedding": {"scale": "sqrt_hidden_size"},
     "tie_word_embeddings": True,
 }
-
-DECODERS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "tied, own head_dim, one key": {"tie_word_embeddings": True, "num_key_value_heads": 1, "head_dim": 6},
-    "learned, offset": {"position": {"kind": "learned", "offset": 2}, "norm": LAYERNORM, "attention": ALL_BIASES},
-    "sinusoidal": {"position": {"kind": "sinusoidal"}},
-    "sinusoidal halves": {"position": {"kind": "sinusoidal", "arrangement": "halves"}},
-    "rope, part": {"position": {"kind": "rope", "fraction": 0.5, "theta": 50.0}},
-    "rope, neighbours": {"position": {"kind": "rope", "pairing": "neighbours"}},
-    "rope, linear": {"position": {"kind": "rope", "scaling": {"kind": "linear", "factor": 3.0}}},
-    "rope in some layers": {"position": {"kind": "rope", "layers": [False, True]}},
-    "windows, own theta": {"position": {"kind": "rope", "sliding_theta": 20.0, "theta": 500.0}, **SLIDING},
-    "window everywhere": {"sliding_window": 2},
-    "alibi": {"position": {"kind": "alibi", "factor": 0.7}, "embedding": {"norm": True}},
-    "relative bias": {"position": BUCKETS, "attention": {"kind": "multi_head", "scale": 1.0}},
-    "relative bias, windows": {"position": BUCKETS, **SLIDING},
-    "transformer_xl": {"position": {"kind": "transformer_xl"}},
-    "transformer_xl, no biases, window": {"position": {"kind": "transformer_xl", "biases": False}, "sliding_window": 4},
-    "no position": {"position": {"kind": "none"}},
-    "qk norm of heads": {"attention": {"kind": "multi_head", "qk_norm": "head"}},
-    "qk norm of all": {"attention": {"kind": "multi_head", "qk_norm": "full", "clip": 0.8}},
-    "softcap, windows": {"attention": {"kind": "multi_head", "logit_softcap": 2.0, "scale": 0.7}, **SLIDING},
-    "sinks, windows": {"attention": {"kind": "multi_head", "sinks": True}, **SLIDING},
-    "sinks, softcap, alibi": {
-        "attention": {"kind": "multi_head", "sinks": True, "logit_softcap": 3.0},
-        "position": {"kind": "alibi"},
-    },
-    "latent": {"attention": LATENT, "position": {"kind": "rope", "pairing": "neighbours"}, "num_key_value_heads": 4},
-    "latent, no query latent": {
-        "attention": LATENT | {"q_lora_rank": None, "bias": True, "scale": 0.4},
-        "num_key_value_heads": 4,
-        **SLIDING,
-    },
-    "latent, no position": {
-        "attention": LATENT | {"bias": True},
-        "position": {"kind": "none"},
-        "num_key_value_heads": 4,
-    },
-    "post": {"residual": {"kind": "post"}},
-    "post, final norm": {"residual": {"kind": "post", "final_norm": True}, "norm": LAYERNORM},
-    "deepnorm": {"residual": {"kind": "deepnorm"}, "norm": LAYERNORM},
-    "deepnorm, final norm": {"residual": {"kind": "deepnorm", "final_norm": True}},
-    "sandwich, unit offset": {"residual": {"kind": "sandwich"}, "norm": {"kind": "rmsnorm", "unit_offset": True}},
-    "output norm": {"residual": {"kind": "output"}},
-    "parallel": {"residual": {"kind": "parallel"}, "norm": {"kind": "layernorm", "bias": False}},
-    "parallel, two norms": {"residual": {"kind": "parallel", "norms": 2}},
-    "scaled embedding, capped head": {
-        "embedding": {"scale": 1.7},
-        "head": {"kind": "lm", "softcap": 3.0, "bias": "trained", "scale": 0.6},
-    },
-    **{
-        f"feed-forward {kind}": {"feed_forward": {"kind": kind, "bias": bias}}
-        for kind, bias in [
-            ("relu", True),
-            ("gelu", False),
-            ("gelu_tanh", True),
-            ("silu", False),
-            ("swiglu", True),
-            ("geglu", False),
-            ("geglu_tanh", True),
-        ]
-    },
-    "feed-forward clamped": {"feed_forward": {"kind": "clamped_swiglu", "bias": True, "limit": 0.5}},
+ENCODERS: dict[str, Changes] = {
+    "masked language model": {**BERT, "head": {"kind": "mlm"}},
+    "masked, untied": {**BERT, "head": {"kind": "mlm"}, "tie_word_embeddings": False},
+    "masked and next sentence": {**BERT, "head": {"kind": "mlm", "pooler": True, "next_sentence": True}},
+    "classifier": {**BERT, "head": {"kind": "classification", "num_labels": 5}},
+    "features": {**BERT, "head": {"kind": "features"}},
+    "features and pooler": {**BERT, "head": {"kind": "features", "pooler": True}},
+    "encoder of experts": {"family": "encoder", "moe": MOE, "head": {"kind": "mlm"}},
+    "encoder with windows": {"family": "encoder", "sliding_window": 4, "head": {"kind": "features"}},
 }
-
-ENCODERS: dict[str, dict[str, Any]] = {
-    "bert": BERT | {"head": {"kind": "mlm"}, "tie_word_embeddings": True},
-    "bert classifier": BERT | {"head": {"kind": "classification", "num_labels": 3}},
-    "rope encoder": {"family": "encoder", "head": {"kind": "features"}, **SLIDING},
-    "alibi encoder": {
-        "family": "encoder",
-        "head": {"kind": "mlm", "activation": "relu"},
-        "position": {"kind": "alibi"},
-    },
-    "t5 encoder": {"family": "encoder", "head": {"kind": "features"}, "position": BUCKETS},
-    "xlnet": {
-        "family": "encoder",
-        "head": {"kind": "features"},
-        "position": {"kind": "transformer_xl", "segments": 2},
-        "embedding": {"token_types": 2},
-    },
+ORIGINAL: Changes = {
+    **LAYERNORM,
+    **BIASES,
+    **EVERY_HEAD,
+    "family": "encoder_decoder",
+    "residual": {"kind": "post"},
+    "position": {"kind": "sinusoidal"},
+    "feed_forward": {"kind": "relu", "bias": True},
+    "tie_word_embeddings": True,
 }
-
-ENCODER_DECODERS: dict[str, dict[str, Any]] = {
+PAIRS: dict[str, Changes] = {
     "original": ORIGINAL,
-    "t5": {
+    "two vocabularies": {**ORIGINAL, "embedding": {"source_vocab_size": 30}, "tie_word_embeddings": False},
+    "learned in both stacks": {**ORIGINAL, "position": {"kind": "learned", "offset": 2}, "embedding": {"norm": True}},
+    "relative bias in both stacks": {
         "family": "encoder_decoder",
-        "position": BUCKETS,
-        "attention": {"kind": "multi_head", "scale": 1.0},
-        "head": {"kind": "lm", "scale": "inverse_sqrt_hidden_size"},
-        "tie_word_embeddings": True,
-        "encoder": {"num_hidden_layers": 1, "intermediate_size": 12, "num_attention_heads": 2},
+        "head_dim": 10,
+        "position": {"kind": "relative_bias", "buckets": 8},
+        "feed_forward": {"kind": "geglu_tanh"},
     },
-    "bart": ORIGINAL
-    | {
-        "position": {"kind": "learned", "offset": 2},
-        "attention": ALL_BIASES,
-        "embedding": {"norm": True},
-        "head": {"kind": "lm", "bias": "fixed"},
+    "another encoder": {
+        **ORIGINAL,
+        "encoder": {"num_hidden_layers": 2, "intermediate_size": 32, "num_attention_heads": 8},
     },
-    "two vocabularies, deepnorm": ORIGINAL
-    | {
-        "residual": {"kind": "deepnorm"},
-        "embedding": {"source_vocab_size": 41},
-        "encoder": {"num_hidden_layers": 3},
-    },
-    "parallel, qk norm, rope": {
-        "family": "encoder_decoder",
-        "residual": {"kind": "parallel"},
-        "attention": {"kind": "multi_head", "qk_norm": "head"},
-    },
-    "sandwich, xl": {
-        "family": "encoder_decoder",
-        "residual": {"kind": "sandwich"},
-        "position": {"kind": "transformer_xl"},
-    },
-    "output, alibi": {"family": "encoder_decoder", "residual": {"kind": "output"}, "position": {"kind": "alibi"}},
+    "grouped, norm of each head": {"family": "encoder_decoder", **_attention(qk_norm="head")},
+    "sandwich in both stacks": {"family": "encoder_decoder", "residual": {"kind": "sandwich"}},
+    "output norms in both stacks": {"family": "encoder_decoder", "residual": {"kind": "output"}},
+    "experts in the decoder": {"family": "encoder_decoder", "moe": MOE},
 }
-
-ARCHITECTURES = DECODERS | ENCODERS | ENCODER_DECODERS
-
-
-def config_of(name: str) -> ModelConfig:
-    return tiny_config(**ARCHITECTURES[name])
-
-
-def source_for(config: ModelConfig) -> dict[str, Tensor]:
-    """Two sources of unequal length for an encoder-decoder, the shorter one padded; nothing for other families."""
-    if config.family != "encoder_decoder":
-        return {}
-    documents = torch.tensor([[0, 0, 0, 0, 0], [0, 0, 0, -1, -1]])
-    return {"source_BS": tiny_tokens(2, 5, seed=3), "source_documents_BS": documents}
+VARIANTS = DECODERS | MIXTURES | ENCODERS | PAIRS

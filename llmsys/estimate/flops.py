@@ -87,7 +87,7 @@ def count_flops(
     `full` counts s² everywhere (PaLM, Chowdhery 2022, appendix B), and in Transformer-XL all 2s − 1 distances.
     `hardware` is `full` and whatever is computed again in the backward pass; nothing is recomputed today, so both are
     equal. Experts count as many visits as the router asks for; capacity may drop some. Modules for multi-token
-    prediction count over the whole window, each with one more pass through the head.
+    prediction count as in training: over the whole window, and through the head again where they have a target.
     """
     decodes = model.family == "encoder_decoder"
     length = target_length if decodes and target_length is not None else sequence_length
@@ -109,9 +109,19 @@ def _products(model: ModelConfig, source: _Window, target: _Window, sequences: i
         "visit": 0 if model.moe is None else sequences * _visits(model.moe, target.length),
     }
     inside = sum(row.met * vectors[row.input] for row in model_tensors(model) if row.input is not None)
-    # The look-up is no product, the head is one, tied or not; every module that predicts goes through it again.
-    passes = int(head_is_tied(model)) + (_depth(model) if has_logits(model) else 0)
-    return inside + passes * model.vocab_size * model.hidden_size * tokens
+    return inside + sequences * sum(_logits(model, target.length)) * model.vocab_size * model.hidden_size
+
+
+def _logits(model: ModelConfig, length: int) -> Iterator[int]:
+    """Positions of one sequence that go through the head, beyond what its own matrix among the tensors counts.
+
+    A tied head multiplies though it is no tensor of its own. Prediction module k goes through the head again, at the
+    positions that have a token k places further.
+    """
+    if head_is_tied(model):
+        yield length
+    if has_logits(model):
+        yield from (max(0, length - k) for k in range(1, _depth(model) + 1))
 
 
 def _visits(moe: MoeConfig, length: int) -> int:

@@ -8,7 +8,7 @@ import torch
 from llmsys.config.model import ModelConfig
 from llmsys.estimate.tensors import model_tensors
 from llmsys.model.transformer import Transformer
-from tests.helpers.architectures import SHAPE, VARIANTS
+from tests.helpers.model_sections import SHAPE, VARIANTS
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)

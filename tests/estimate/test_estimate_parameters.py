@@ -12,7 +12,7 @@ from llmsys.estimate.ledger import tensor_ledger
 from llmsys.estimate.parameters import count_parameters
 from llmsys.estimate.rows import TensorRow
 from llmsys.estimate.tensors import model_tensors
-from tests.helpers.architectures import MOE, SHAPE, VARIANTS
+from tests.helpers.model_sections import MOE, SHAPE, VARIANTS
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)

@@ -1,0 +1,140 @@
+"""Tiny model sections that together use every choice a model section has: for tests over all architectures."""
+
+from typing import Any
+
+Changes = dict[str, Any]
+
+SHAPE: Changes = {
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+MOE: Changes = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LATENT: Changes = {
+    "kind": "latent",
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+}
+LAYERNORM: Changes = {"norm": {"kind": "layernorm"}}
+BIASES: Changes = {"attention": {"kind": "multi_head", "qkv_bias": True, "output_bias": True}}
+EVERY_HEAD: Changes = {"num_key_value_heads": 4}
+
+
+def _attention(**changes: Any) -> Changes:
+    return {"attention": {"kind": "multi_head"} | changes}
+
+
+DECODERS: dict[str, Changes] = {
+    "dense": {},
+    "tied": {"tie_word_embeddings": True},
+    "own head width": {"head_dim": 10},
+    "multi-query, parallel": {"num_key_value_heads": 1, "residual": {"kind": "parallel"}},
+    "parallel with two norms": {**LAYERNORM, **BIASES, "residual": {"kind": "parallel", "norms": 2}},
+    "layernorm without bias": {"norm": {"kind": "layernorm", "bias": False}},
+    "learned positions with offset": {**LAYERNORM, **BIASES, "position": {"kind": "learned", "offset": 2}},
+    "alibi, embedding norm": {**LAYERNORM, "position": {"kind": "alibi"}, "embedding": {"norm": True}},
+    "gelu with biases": {"feed_forward": {"kind": "gelu", "bias": True}, "position": {"kind": "none"}},
+    "relu": {"feed_forward": {"kind": "relu"}, "position": {"kind": "sinusoidal"}},
+    "qkv bias only": _attention(qkv_bias=True),
+    "norm of each head": _attention(qk_norm="head"),
+    "norm over heads, output norms": {**_attention(qk_norm="full"), "residual": {"kind": "output"}},
+    "sinks": _attention(sinks=True, output_bias=True),
+    "sandwich, capped, windows": {
+        **_attention(logit_softcap=50.0),
+        "residual": {"kind": "sandwich"},
+        "norm": {"kind": "rmsnorm", "unit_offset": True},
+        "feed_forward": {"kind": "geglu_tanh"},
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "deepnorm": {**LAYERNORM, "residual": {"kind": "deepnorm", "final_norm": True}},
+    "post": {**LAYERNORM, "residual": {"kind": "post"}},
+    "transformer-xl": {**EVERY_HEAD, "position": {"kind": "transformer_xl"}},
+    "transformer-xl without biases": {**EVERY_HEAD, "position": {"kind": "transformer_xl", "biases": False}},
+    "relative bias": {"position": {"kind": "relative_bias", "buckets": 8}},
+    "trained head bias": {"head": {"kind": "lm", "bias": "trained"}},
+    "fixed head bias": {"head": {"kind": "lm", "bias": "fixed"}, "tie_word_embeddings": True},
+    "latent": {**EVERY_HEAD, "attention": LATENT | {"q_lora_rank": 14}},
+    "latent without query rank": {**EVERY_HEAD, "attention": LATENT},
+    "latent with biases": {**EVERY_HEAD, "attention": LATENT | {"q_lora_rank": 14, "bias": True}},
+}
+MIXTURES: dict[str, Changes] = {
+    "experts": {"moe": MOE},
+    "experts without a dense width": {"moe": MOE, "intermediate_size": 0},
+    "experts balanced by a loss": {"moe": {**MOE, "balance": {"kind": "auxiliary_loss"}, "score": "sigmoid"}},
+    "shared experts, dense first, tied": {
+        "moe": {**MOE, "num_shared_experts": 2, "first_dense_layers": 1},
+        "tie_word_embeddings": True,
+    },
+    "gated shared expert of its own width": {"moe": {**MOE, "shared_intermediate_size": 20, "shared_gate": True}},
+    "every second layer": {"num_hidden_layers": 5, "moe": {**MOE, "every": 2}},
+    "dense layers by number": {"num_hidden_layers": 5, "moe": {**MOE, "dense_layers": [1, 2]}},
+    "expert and router biases": {
+        "moe": {**MOE, "router_bias": True, "expert": {"kind": "clamped_swiglu", "bias": True}},
+    },
+    "experts without a gate": {"moe": {**MOE, "expert": {"kind": "relu"}, "num_shared_experts": 1}},
+    "predicts two tokens further": {"multi_token_prediction": {"depth": 2}},
+    "predicts further with experts and latents": {
+        **EVERY_HEAD,
+        "attention": LATENT | {"q_lora_rank": 14},
+        "moe": {**MOE, "num_shared_experts": 1, "first_dense_layers": 1},
+        "multi_token_prediction": {},
+    },
+}
+BERT: Changes = {
+    **LAYERNORM,
+    **BIASES,
+    **EVERY_HEAD,
+    "family": "encoder",
+    "residual": {"kind": "post"},
+    "position": {"kind": "learned"},
+    "feed_forward": {"kind": "gelu", "bias": True},
+    "embedding": {"norm": True, "token_types": 2},
+    "tie_word_embeddings": True,
+}
+ENCODERS: dict[str, Changes] = {
+    "masked language model": {**BERT, "head": {"kind": "mlm"}},
+    "masked, untied": {**BERT, "head": {"kind": "mlm"}, "tie_word_embeddings": False},
+    "masked and next sentence": {**BERT, "head": {"kind": "mlm", "pooler": True, "next_sentence": True}},
+    "classifier": {**BERT, "head": {"kind": "classification", "num_labels": 5}},
+    "features": {**BERT, "head": {"kind": "features"}},
+    "features and pooler": {**BERT, "head": {"kind": "features", "pooler": True}},
+    "encoder of experts": {"family": "encoder", "moe": MOE, "head": {"kind": "mlm"}},
+    "encoder with windows": {"family": "encoder", "sliding_window": 4, "head": {"kind": "features"}},
+}
+ORIGINAL: Changes = {
+    **LAYERNORM,
+    **BIASES,
+    **EVERY_HEAD,
+    "family": "encoder_decoder",
+    "residual": {"kind": "post"},
+    "position": {"kind": "sinusoidal"},
+    "feed_forward": {"kind": "relu", "bias": True},
+    "tie_word_embeddings": True,
+}
+PAIRS: dict[str, Changes] = {
+    "original": ORIGINAL,
+    "two vocabularies": {**ORIGINAL, "embedding": {"source_vocab_size": 30}, "tie_word_embeddings": False},
+    "learned in both stacks": {**ORIGINAL, "position": {"kind": "learned", "offset": 2}, "embedding": {"norm": True}},
+    "relative bias in both stacks": {
+        "family": "encoder_decoder",
+        "head_dim": 10,
+        "position": {"kind": "relative_bias", "buckets": 8},
+        "feed_forward": {"kind": "geglu_tanh"},
+    },
+    "another encoder": {
+        **ORIGINAL,
+        "encoder": {"num_hidden_layers": 2, "intermediate_size": 32, "num_attention_heads": 8},
+    },
+    "grouped, norm of each head": {"family": "encoder_decoder", **_attention(qk_norm="head")},
+    "sandwich in both stacks": {"family": "encoder_decoder", "residual": {"kind": "sandwich"}},
+    "output norms in both stacks": {"family": "encoder_decoder", "residual": {"kind": "output"}},
+    "experts in the decoder": {"family": "encoder_decoder", "moe": MOE},
+}
+VARIANTS = DECODERS | MIXTURES | ENCODERS | PAIRS

@@ -31,6 +31,8 @@ def read_dbrx(fields: Fields) -> Values:
     pairs = attention.whole("kv_n_heads")
     fields.only("num_key_value_heads", pairs, why="attn_config.kv_n_heads says another number")
     experts.skip("hidden_size")  # always the width of the model
+    for section in (attention, experts):  # transformers writes them as configs of their own
+        section.only("is_encoder_decoder", False, why="it contradicts the model type")
     base = attention.number_or_none("rope_theta")  # where the published file keeps it
     values |= {
         "vocab_size": fields.whole("vocab_size"),

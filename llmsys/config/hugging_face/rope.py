@@ -59,9 +59,11 @@ def read_scaling(inner: Fields, fields: Fields) -> Values:
     kind = KINDS[name]
     if kind == "none":
         return {"kind": kind}
-    if kind in ("linear", "ntk"):
+    if kind == "linear":
         return {"kind": kind, "factor": inner.positive("factor")}
     longest = fields.whole("max_position_embeddings")
+    if kind == "ntk":  # max_position_embeddings is the length before, and this base follows the sequence beyond it
+        return {"kind": kind, "factor": inner.positive("factor"), "original_max_position_embeddings": longest}
     # Phi keeps the old length outside the mapping, and there it comes first.
     old_length = fields.whole_or_none("original_max_position_embeddings")
     inside = inner.whole_or_none("original_max_position_embeddings")

@@ -55,7 +55,8 @@ class Capacity(Section):
     factor: float = Field(
         1.25,
         gt=0,
-        description="Room per expert and sequence: factor · tokens · experts per token / experts. Evaluation drops nothing.",
+        description="Room per expert and sequence: factor · tokens · experts per token / experts. "
+        "Evaluation drops nothing.",
     )
 
 

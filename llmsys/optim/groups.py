@@ -1,8 +1,8 @@
 """Which parameters decay and at what rate they learn: the rules, and the groups they make.
 
-Matrices (two or more dimensions) decay; vectors (norm weights, biases, stacked ones included) do not. Embeddings are matrices and decay, as in
-GPT-3 and LLaMA; with the head they may learn at a rate of their own. Names, not tensors, are grouped, so that every
-engine makes the same groups from its own tensors.
+Matrices (two or more dimensions) decay; vectors (norm weights, biases, stacked ones included) do not. Embeddings are
+matrices and decay, as in GPT-3 and LLaMA; with the head they may learn at a rate of their own. Names, not tensors, are
+grouped, so that every engine makes the same groups from its own tensors.
 """
 
 from collections.abc import Iterable

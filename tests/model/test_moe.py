@@ -1,0 +1,178 @@
+"""The layer against its formulas, token by token: output and every gradient, for everything that a config can say."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from llmsys.config.moe import MoeConfig
+from llmsys.errors import ConfigError
+from llmsys.model.cache import KeyValueCache
+from llmsys.model.moe import MoE
+from tests.helpers.tiny_model import relative_error, tiny_moe_config
+from tests.reference import moe as plain
+
+WIDTH = 16
+EIGHT: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 8}
+LOSS = {"kind": "auxiliary_loss", "weight": 0.5}
+FREE = {"balance": {"kind": "none"}}
+CHOICES: dict[str, dict[str, Any]] = {
+    "softmax, whole": FREE,
+    "softmax, as it is, scaled": {"norm_topk_prob": False, "routed_scaling_factor": 2.5, **FREE},
+    "sigmoid": {"score": "sigmoid"},
+    "sigmoid, not whole": {"score": "sigmoid", "norm_topk_prob": False},
+    "router bias": {"router_bias": True},
+    "groups by their best": {"groups": {"num_groups": 4, "groups_per_token": 2}, **FREE},
+    "groups by their best, with bias": {"groups": {"num_groups": 4, "groups_per_token": 2}},
+    "groups by two": {"score": "sigmoid", "groups": {"num_groups": 4, "groups_per_token": 2, "score": "top2"}},
+    "groups by two, no bias": {"groups": {"num_groups": 2, "groups_per_token": 1, "score": "top2"}, **FREE},
+    "sparsemixer": {"score": "sparsemixer", "num_experts_per_tok": 2, "jitter": 0.3, **FREE},
+    "sparsemixer with bias": {"score": "sparsemixer", "num_experts_per_tok": 2, "jitter": 0.3},
+    "sparsemixer in groups": {
+        "score": "sparsemixer",
+        "num_experts_per_tok": 2,
+        "jitter": 0.3,
+        "groups": {"num_groups": 4, "groups_per_token": 2},
+    },
+    "capacity": {"routing": {"kind": "capacity", "factor": 0.7}},
+    "capacity, tight": {"routing": {"kind": "capacity", "factor": 0.1}, "score": "sigmoid"},
+    "capacity for all": {"routing": {"kind": "capacity", "factor": 8.0}},
+    "expert choice": {"routing": {"kind": "expert_choice", "factor": 2.0}},
+    "expert choice, few": {"routing": {"kind": "expert_choice", "factor": 0.5}, "score": "sigmoid"},
+    "expert choice, all": {"routing": {"kind": "expert_choice", "factor": 99.0}, "routed_scaling_factor": 0.5},
+    "every expert": {"num_experts_per_tok": 8},
+    "one expert": {"num_experts": 1, "num_experts_per_tok": 1},
+    "shared": {"num_shared_experts": 2},
+    "shared, gated": {"shared_intermediate_size": 12, "shared_gate": True},
+    "relu with biases": {"expert": {"kind": "relu", "bias": True}, "num_shared_experts": 1},
+    "geglu": {"expert": {"kind": "geglu"}},
+    "clamped": {"expert": {"kind": "clamped_swiglu", "bias": True, "limit": 0.5}},
+    "odd width": {"moe_intermediate_size": 5, "expert": {"kind": "clamped_swiglu", "bias": True, "limit": 0.5}},
+    "odd width, no gate, drops": {
+        "moe_intermediate_size": 5,
+        "expert": {"kind": "relu"},
+        "routing": {"kind": "capacity", "factor": 0.7},
+    },
+    "loss per sequence": {"balance": {**LOSS, "scope": "sequence"}, "z_loss_weight": 0.1},
+    "loss per batch": {"balance": {**LOSS, "scope": "batch"}},
+    "bias and loss per sequence": {"balance": {"kind": "bias", "sequence_weight": 0.5}, "score": "sigmoid"},
+    "z loss": {"z_loss_weight": 0.3, "router_bias": True, **FREE},
+}
+PLACES = {"many tokens": (2, 11), "one token": (1, 1), "rows of one": (3, 1)}
+
+
+def layer_of(changes: dict[str, Any], width: int = WIDTH) -> MoE:
+    torch.manual_seed(0)
+    layer = MoE(width, MoeConfig.model_validate(EIGHT | changes))
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            parameter.copy_(torch.randn(parameter.shape) * (1.0 if "router" in name else 0.5))
+        layer.balance_bias_E.copy_(0.1 * torch.randn(layer.config.num_experts))
+        if layer.expert_share_E is not None:
+            layer.expert_share_E.copy_(torch.rand(layer.config.num_experts).softmax(0))
+    return layer
+
+
+def compare(layer: MoE, x: Tensor, real: Tensor | None = None) -> None:
+    """Output and the gradient of everything, of output and auxiliary losses together."""
+    with_loss = real is None and layer.config.routing.kind == "token_choice" and layer.training
+    named = dict(layer.named_parameters())
+    out_gradient = torch.randn(x.shape)
+    p = named | dict(layer.named_buffers())
+    everywhere = torch.ones(x.shape[:2], dtype=torch.bool) if real is None else real
+    expected = plain.mixture(layer.config, p, x, everywhere, training=layer.training)
+    objective = (expected * out_gradient).sum()
+    if with_loss:
+        loss = plain.balance_losses(layer.config, p, x, layer.expert_share_E)
+        objective = objective + loss
+    wanted = torch.autograd.grad(objective, [x, *named.values()], allow_unused=True)
+
+    y = layer(x, real)
+    objective = (y * out_gradient).sum()
+    if with_loss:
+        torch.testing.assert_close(layer.weighted_balance_loss(), loss, rtol=1e-5, atol=1e-6)
+        objective = objective + layer.weighted_balance_loss()
+    gradients = torch.autograd.grad(objective, [x, *named.values()], allow_unused=True)
+    assert relative_error(y, expected) < 1e-5
+    for name, gradient, reference in zip(["x", *named], gradients, wanted, strict=True):
+        reference = torch.zeros(()) if reference is None else reference
+        gradient = torch.zeros(()) if gradient is None else gradient
+        # Where scores are saturated or one expert has all the weight, the router's gradients are rounding errors.
+        scale = float(reference.norm()) + 0.1
+        assert float((gradient - reference).norm()) < 1e-5 * scale, name
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
+@pytest.mark.parametrize("changes", CHOICES.values(), ids=CHOICES.keys())
+def test_layer_equals_its_formulas_forward_and_backward(changes: dict[str, Any], place: tuple[int, int]) -> None:
+    compare(layer_of(changes), torch.randn(*place, WIDTH, requires_grad=True))
+
+
+@pytest.mark.parametrize("name", ["capacity", "expert choice", "softmax, whole"])
+def test_padding_takes_no_room_and_changes_nobody(name: str) -> None:
+    layer = layer_of(CHOICES[name])
+    x = torch.randn(3, 9, WIDTH, requires_grad=True)
+    real = torch.tensor([[True] * 9, [True] * 4 + [False] * 5, [False] * 9])
+    compare(layer, x, real)
+    alone = layer_of(CHOICES[name])
+    torch.testing.assert_close(layer(x, real)[1:2, :4], alone(x[1:2, :4]))
+
+
+@pytest.mark.parametrize("name", ["capacity", "expert choice", "loss per sequence", "softmax, whole"])
+def test_rows_are_on_their_own(name: str) -> None:
+    layer, x = layer_of(CHOICES[name]), torch.randn(4, 7, WIDTH)
+    whole = layer(x)
+    loss = layer.weighted_balance_loss()
+    parts = [(layer(part), layer.weighted_balance_loss()) for part in x.split([1, 3])]
+    torch.testing.assert_close(whole, torch.cat([y for y, _ in parts]))
+    torch.testing.assert_close(loss, parts[0][1] / 4 + parts[1][1] * 3 / 4)
+
+
+def test_capacity_drops_by_position_and_only_in_training() -> None:
+    layer = layer_of({"num_experts": 2, "num_experts_per_tok": 1, "routing": {"kind": "capacity", "factor": 1.0}})
+    with torch.no_grad():
+        layer.router.weight.copy_(torch.tensor([1.0, -1.0])[:, None].expand(2, WIDTH))
+    x = torch.rand(1, 5, WIDTH)
+    y = layer(x)
+    assert y[0, :3].any(-1).all()  # ceil(5 / 2) find room
+    assert not y[0, 3:].any()
+    assert (float(layer.num_dropped), float(layer.expert_tokens_E[0])) == (2, 5)
+    assert layer.eval()(x).any(-1).all()
+    assert float(layer.num_dropped) == 2
+
+
+@pytest.mark.parametrize("name", ["capacity", "expert choice", "clamped", "odd width", "relu with biases"])
+def test_all_tokens_on_one_expert_and_experts_without_tokens(name: str) -> None:
+    layer = layer_of(CHOICES[name] | {"num_experts_per_tok": 1})
+    with torch.no_grad():
+        layer.router.weight[5] += 2.0  # far ahead, and exp() in the plain twin stays finite
+    compare(layer, torch.rand(2, 6, WIDTH, requires_grad=True))
+
+
+@pytest.mark.parametrize("name", ["clamped", "capacity", "expert choice", "odd width"])
+def test_experts_of_every_kind_in_bfloat16_stay_close_to_float32(name: str) -> None:
+    layer = layer_of(CHOICES[name] | {"num_experts_per_tok": 8})
+    x = torch.randn(2, 6, WIDTH).bfloat16()
+    exact = layer(x.float())
+    rounded = layer.bfloat16()(x)
+    assert rounded.dtype == torch.bfloat16
+    assert relative_error(rounded, exact) < (0.02 if "choice" not in name and name != "capacity" else 0.2)
+
+
+def test_generation_with_experts_that_choose_is_refused() -> None:
+    config = tiny_moe_config({"routing": {"kind": "expert_choice"}})
+    with pytest.raises(ConfigError, match=r"routing\.kind=expert_choice cannot generate: .* Use token_choice"):
+        KeyValueCache(config, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"groups": {"num_groups": 2, "groups_per_token": 1}}, "groups: they limit what tokens choose"),
+        ({"score": "sparsemixer", "num_experts_per_tok": 2}, "score: sparsemixer is a token's choice"),
+    ],
+)
+def test_expert_choice_refuses_what_belongs_to_tokens(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MoeConfig.model_validate(EIGHT | changes | {"routing": {"kind": "expert_choice"}})

@@ -1,0 +1,156 @@
+"""What a layer counts, and the losses that pull towards even use: the same with accumulation and recomputation."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from llmsys.config.moe import MoeConfig
+from llmsys.errors import ConfigError
+from llmsys.model.balance import count_by_row, evenness, router_z
+from llmsys.model.moe import MoE
+from llmsys.model.router import Scores
+from llmsys.model.transformer import Transformer
+from llmsys.train.balance import ExpertReport, settle_experts
+from tests.helpers.tiny_model import EXPERTS, tiny_config, tiny_model, tiny_moe_config, tiny_tokens
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "sequence": {"balance": {"kind": "auxiliary_loss", "weight": 0.5, "scope": "sequence"}, "z_loss_weight": 0.1},
+    "batch": {"balance": {"kind": "auxiliary_loss", "weight": 0.5, "scope": "batch"}},
+    "bias and sequence": {"balance": {"kind": "bias", "sequence_weight": 0.5}, "score": "sigmoid"},
+}
+ROUTINGS: dict[str, dict[str, Any]] = {
+    "token choice": {},
+    "capacity": {"routing": {"kind": "capacity", "factor": 0.7}},
+    "expert choice": {"routing": {"kind": "expert_choice"}},
+}
+
+
+def evenness_of(probabilities: list[list[float]], shares: list[float]) -> float:
+    scores = Scores(torch.zeros(2, 4), torch.tensor(probabilities).log())
+    return float(evenness(scores, torch.tensor([shares]), torch.ones(1, 2, dtype=torch.bool))) / 2
+
+
+def test_evenness_is_one_when_even_and_counts_experts_when_collapsed() -> None:
+    assert evenness_of([[0.25] * 4] * 2, [0.25] * 4) == pytest.approx(1.0)
+    assert evenness_of([[1.0, 0.0, 0.0, 0.0]] * 2, [1.0, 0.0, 0.0, 0.0]) == pytest.approx(4.0)
+    # Bare sigmoid scores are normalised first: lowering all of them gains nothing.
+    assert evenness_of([[0.01] * 4] * 2, [0.25] * 4) == pytest.approx(1.0)
+
+
+def test_padding_is_neither_counted_nor_in_a_loss() -> None:
+    scores = Scores(torch.randn(6, 4), torch.randn(6, 4).log_softmax(-1))
+    real = torch.tensor([[True, True, False], [False, True, True]])
+    kept = [0, 1, 4, 5]
+    trimmed = Scores(scores.logits_NE[kept], scores.log_scores_NE[kept])
+    everything, shares = torch.ones(2, 2, dtype=torch.bool), torch.rand(2, 4)
+    torch.testing.assert_close(evenness(scores, shares, real), evenness(trimmed, shares, everything))
+    torch.testing.assert_close(router_z(scores, real), router_z(trimmed, everything))
+    experts = torch.tensor([[0, 1], [2, -1], [3, 3], [3, 3], [1, 0], [-1, 1]])
+    assert count_by_row(experts, 4, real).tolist() == [[1, 1, 1, 0], [1, 2, 0, 0]]
+
+
+def test_losses_are_weighted_summed_over_layers_and_reach_the_routers_only() -> None:
+    model = tiny_model(tiny_moe_config(LOSSES["sequence"]))
+    assert float(model.auxiliary_loss()) == 0.0
+    model(tiny_tokens())
+    loss = model.auxiliary_loss()
+    torch.testing.assert_close(loss, sum(layer.weighted_balance_loss() for layer in model.moe_layers()))
+    loss.backward()
+    last = model.moe_layers()[-1]
+    assert last.router.weight.grad is not None
+    assert last.router.weight.grad.any()
+    assert all(parameter.grad is None for parameter in last.experts.parameters())
+    assert float(tiny_model(tiny_moe_config()).auxiliary_loss()) == 0.0
+
+
+def step(model: Transformer, parts: list[Tensor]) -> tuple[ExpertReport, dict[str, Tensor]]:
+    """Micro-batches of one step, weighted by their tokens as engines do; the report and all gradients."""
+    model.zero_grad()
+    tokens = sum(part.numel() for part in parts)
+    for part in parts:
+        loss = model(part).square().mean(-1).sum() / tokens
+        (loss + model.auxiliary_loss() * part.numel() / tokens).backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    return settle_experts(model), gradients
+
+
+def assert_same(one: tuple[ExpertReport, dict[str, Tensor]], other: tuple[ExpertReport, dict[str, Tensor]]) -> None:
+    for name, value in one[0].fields().items():
+        torch.testing.assert_close(torch.tensor(other[0].fields()[name]), torch.tensor(value), msg=name)
+    for name, gradient in one[1].items():
+        torch.testing.assert_close(other[1][name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS.keys())
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+def test_reports_and_gradients_do_not_depend_on_accumulation(loss: dict[str, Any], routing: dict[str, Any]) -> None:
+    whole, parted = (tiny_model(tiny_moe_config(loss | routing)) for _ in range(2))
+    tokens = tiny_tokens(6, 9)
+    for _ in range(2):  # the second step knows the loads of the first
+        assert_same(step(whole, [tokens]), step(parted, list(tokens.split([1, 3, 2]))))
+
+
+def recompute(model: Transformer, *, use_reentrant: bool) -> Transformer:
+    for block in model.blocks:
+        plain = block.forward
+        block.forward = lambda x, context, plain=plain: checkpoint(plain, x, context, use_reentrant=use_reentrant)
+    return model
+
+
+@pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS.keys())
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+def test_reports_and_gradients_do_not_depend_on_recomputation(loss: dict[str, Any], routing: dict[str, Any]) -> None:
+    config = tiny_moe_config(loss | routing)
+    kept, repeated = tiny_model(config), recompute(tiny_model(config), use_reentrant=False)
+    for part in (tiny_tokens(4, 9), tiny_tokens(4, 9, seed=1)):
+        assert_same(step(kept, [part]), step(repeated, [part]))
+
+
+@pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS.keys())
+def test_reentrant_recomputation_counts_once_too(routing: dict[str, Any]) -> None:
+    config = tiny_moe_config(routing)
+    kept, repeated = tiny_model(config), recompute(tiny_model(config), use_reentrant=True)
+    assert_same(step(kept, [tiny_tokens(4, 9)]), step(repeated, [tiny_tokens(4, 9)]))
+
+
+def test_reentrant_recomputation_would_lose_the_loss_and_is_refused() -> None:
+    model = recompute(tiny_model(tiny_moe_config(LOSSES["batch"])), use_reentrant=True)
+    with pytest.raises(ConfigError, match=r"pull at nothing\. Use use_reentrant=False"):
+        step(model, [tiny_tokens()])
+
+
+def test_report_says_how_even_the_experts_worked() -> None:
+    model = tiny_model(tiny_moe_config({"num_experts_per_tok": 1, "routing": {"kind": "capacity", "factor": 1.0}}))
+    for layer in model.moe_layers():
+        torch.nn.init.zeros_(layer.router.weight)
+        layer.balance_bias_E.copy_(torch.tensor([3.0, 2.0, 1.0, 0.0]))
+    model(tiny_tokens(2, 8))
+    report = settle_experts(model)
+    assert report.load == [[1.0, 0.0, 0.0, 0.0]] * 2
+    assert report.imbalance == [4.0, 4.0]
+    assert report.dropped == [0.75, 0.75]  # 2 of 8 tokens find room
+    assert report.balance == pytest.approx([1.0, 1.0])  # scores are even, only the bias is not
+    assert report.router_z == pytest.approx([torch.tensor(4.0).log().item() ** 2] * 2)
+    assert report.fields()["busiest"] == 4.0
+    assert settle_experts(model).load == [[0.0] * 4] * 2
+
+
+def test_dense_models_report_nothing() -> None:
+    report = settle_experts(tiny_model(tiny_config()))
+    assert not report
+    assert report.fields()["load"] == []
+
+
+def test_the_loss_over_a_batch_begins_even_and_takes_the_shares_of_the_step_before() -> None:
+    model = tiny_model(tiny_moe_config(LOSSES["batch"]))
+    layer = model.moe_layers()[0]
+    assert layer.expert_share_E.tolist() == [0.25] * 4
+    model(tiny_tokens())
+    assert float(layer.weighted_balance_loss().detach()) == pytest.approx(0.5)
+    load = settle_experts(model).load
+    torch.testing.assert_close(layer.expert_share_E, torch.tensor(load[0]))
+    assert "expert_share_E" in layer.state_dict()
+    assert "expert_share_E" not in MoE(16, MoeConfig.model_validate(EXPERTS)).state_dict()

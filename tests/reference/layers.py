@@ -51,22 +51,3 @@ def dense(config: ModelConfig, p: Parameters, name: str, x: Tensor) -> Tensor:
         return linear(p, f"{name}.down_proj", (up + 1) * gate / (1 + (-alpha * gate).exp()))
     kind = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}[kind]
     return linear(p, f"{name}.down_proj", activation(kind, gate) * up)
-
-
-def mixture(config: ModelConfig, p: Parameters, name: str, x: Tensor) -> Tensor:
-    """Bias-free SwiGLU experts with scores of either kind; the rest of the routers' choices has its own twin."""
-    moe = config.moe
-    logit = p[f"{name}.router.weight"] @ x
-    score = logit.exp() / logit.exp().sum() if moe.score == "softmax" else 1 / (1 + (-logit).exp())
-    preference = score + p[f"{name}.balance_bias_E"] if moe.balance.kind == "bias" else score
-    chosen = sorted(range(moe.num_experts), key=lambda e: -float(preference[e].detach()))[: moe.num_experts_per_tok]
-    total = sum(score[e] for e in chosen) if moe.norm_topk_prob else 1.0
-    y = torch.zeros_like(x)
-    for e in chosen:
-        gate, up, down = (p[f"{name}.experts.{which}_proj"][e] for which in ("gate", "up", "down"))
-        weight = moe.routed_scaling_factor * score[e] / total
-        y = y + weight * ((activation("silu", x @ gate) * (x @ up)) @ down)
-    if moe.num_shared_experts:
-        gate, up, down = (p[f"{name}.shared.{which}_proj.weight"] for which in ("gate", "up", "down"))
-        y = y + down @ (activation("silu", gate @ x) * (up @ x))
-    return y

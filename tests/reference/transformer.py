@@ -12,7 +12,8 @@ from torch import Tensor
 
 from llmsys.config.model import ModelConfig
 from tests.reference.attention import Parameters, Vectors, cross_attention, self_attention
-from tests.reference.layers import activation, dense, linear, mixture, norm
+from tests.reference.layers import activation, dense, linear, norm
+from tests.reference.moe import mixture
 
 
 def output(
@@ -37,14 +38,19 @@ def output(
         if "token_types.weight" in p:
             x = [one + p["token_types.weight"][segment] for one, segment in zip(x, segments, strict=True)]
         x = stack(config, p, "", x, numbers, segments, alpha(config, encoder=False), memory, sources)
-        rows.append(headed(config, p, x))
+        rows.append(headed(config, p, finished(config, p, "", x)))
     return torch.stack(rows)
 
 
 def encoded(config: ModelConfig, p: Parameters, ids: Tensor, documents: list[int]) -> Vectors:
     table = "embed" if config.embedding.source_vocab_size is None else "source_embed"
     x = embedded(config, p, table, ids)
-    return stack(config.encoder_shape, p, "encoder.", x, documents, [0] * len(ids), alpha(config, encoder=True))
+    x = stack(config.encoder_shape, p, "encoder.", x, documents, [0] * len(ids), alpha(config, encoder=True))
+    return finished(config, p, "encoder.", x)
+
+
+def finished(config: ModelConfig, p: Parameters, prefix: str, x: Vectors) -> Vectors:
+    return [norm(config, p, f"{prefix}norm", one) for one in x] if f"{prefix}norm.weight" in p else x
 
 
 def embedded(config: ModelConfig, p: Parameters, table: str, ids: Tensor) -> Vectors:
@@ -68,22 +74,59 @@ def stack(
     if config.embedding.norm:
         x = [norm(config, p, f"{prefix}embedding_norm", one) for one in x]
     for layer in range(config.num_hidden_layers):
-        name = f"{prefix}blocks.{layer}"
-        branches: dict[str, Any] = {
-            "attention": lambda x, name=name, layer=layer: self_attention(
-                config, p, f"{name}.attention", layer, x, documents, types
-            )
-        }
-        if memory:
-            branches["cross_attention"] = lambda x, name=name: cross_attention(
-                config, p, f"{name}.cross_attention", x, documents, memory, sources
-            )
-        feed = mixture if f"{name}.feed_forward.router.weight" in p else dense
-        branches["feed_forward"] = lambda x, name=name, feed=feed: [
-            feed(config, p, f"{name}.feed_forward", one) for one in x
+        branches = branches_of(config, p, f"{prefix}blocks.{layer}", layer, documents, types, memory, sources)
+        x = block(config, p, f"{prefix}blocks.{layer}", x, branches, alpha)
+    return x
+
+
+def predicted(config: ModelConfig, p: Parameters, ids: Tensor) -> list[Tensor]:
+    """DeepSeek-V3, equations 21 to 23: for each depth k the logits at the positions that have a token k places on."""
+    documents = [0] * len(ids)
+    x = stack(config, p, "", embedded(config, p, "embed", ids), documents, documents, 1.0)
+    logits, last = [], config.num_hidden_layers - 1
+    for k in range(1, config.multi_token_prediction.depth + 1):
+        name = f"prediction.{k - 1}"
+        ahead = embedded(config, p, "embed", ids[k:])
+        pairs = [
+            torch.cat([norm(config, p, f"{name}.embedding_norm", e), norm(config, p, f"{name}.hidden_norm", h)])
+            for e, h in zip(ahead, x, strict=False)
         ]
-        x = block(config, p, name, x, branches, alpha)
-    return [norm(config, p, f"{prefix}norm", one) for one in x] if f"{prefix}norm.weight" in p else x
+        x = [linear(p, f"{name}.projection", pair) for pair in pairs]
+        branches = branches_of(config, p, f"{name}.block", last, documents, documents, None, None)
+        x = block(config, p, f"{name}.block", x, branches, 1.0)
+        logits.append(headed(config, p, [norm(config, p, f"{name}.norm", one) for one in x]))
+    return logits
+
+
+def branches_of(
+    config: ModelConfig,
+    p: Parameters,
+    name: str,
+    layer: int,
+    documents: list[int],
+    types: list[int],
+    memory: Vectors | None,
+    sources: list[int] | None,
+) -> dict[str, Any]:
+    """What stands on the residual stream of one block, in order."""
+    branches: dict[str, Any] = {
+        "attention": lambda x: self_attention(config, p, f"{name}.attention", layer, x, documents, types)
+    }
+    if memory:
+        branches["cross_attention"] = lambda x: cross_attention(
+            config, p, f"{name}.cross_attention", x, documents, memory, sources
+        )
+    if f"{name}.feed_forward.router.weight" in p:
+        branches["feed_forward"] = lambda x: experts(config, p, f"{name}.feed_forward.", x)
+    else:
+        branches["feed_forward"] = lambda x: [dense(config, p, f"{name}.feed_forward", one) for one in x]
+    return branches
+
+
+def experts(config: ModelConfig, p: Parameters, prefix: str, x: Vectors) -> Vectors:
+    own = {name.removeprefix(prefix): value for name, value in p.items() if name.startswith(prefix)}
+    rows = torch.stack(x)[None]
+    return list(mixture(config.moe, own, rows, torch.ones(1, len(x), dtype=torch.bool), training=False)[0])
 
 
 def block(config: ModelConfig, p: Parameters, name: str, x: Vectors, branches: dict[str, Any], alpha: float) -> Vectors:

@@ -85,8 +85,9 @@ PREDICTED = (
     + _mixture("shared_experts", f"{PREDICTION}.block", NEXT)
     + _correction(f"{PREDICTION}.block", NEXT)
 )
+DEEPSEEK_V2 = Table(TOP + BLOCKS + _mixture("shared_experts"), copies=TIED, ignored=TABLES)
 DEEPSEEK = Table(
-    TOP + BLOCKS + _mixture("shared_experts") + _correction() + PREDICTED,
+    DEEPSEEK_V2.rules + _correction() + PREDICTED,
     copies=TIED
     | {f"{NEXT}.embed_tokens.weight": "model.embed_tokens.weight", f"{NEXT}.shared_head.head.weight": "lm_head.weight"},
     ignored=TABLES,

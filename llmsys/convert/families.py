@@ -28,7 +28,7 @@ TABLES: dict[str, Table | Callable[[ModelConfig], Table]] = {
     "qwen2_moe": decoders.QWEN_MOE,
     "qwen3_moe": decoders.QWEN_MOE,
     "olmoe": decoders.QWEN_MOE,
-    "deepseek_v2": decoders.DEEPSEEK,
+    "deepseek_v2": decoders.DEEPSEEK_V2,
     "deepseek_v3": decoders.DEEPSEEK,
     "glm4_moe": decoders.DEEPSEEK,
     "bert": encoders.bert,

@@ -18,7 +18,7 @@ from llmsys.config.hugging_face.model import model_from_hugging_face
 from llmsys.config.hugging_face.read import parse_json
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
-from llmsys.config.show import as_yaml
+from llmsys.config.yaml_text import dump
 from llmsys.convert.families import table_of
 from llmsys.convert.match import Match, match
 from llmsys.convert.plan import Group, Part, Plan, make_plan
@@ -32,6 +32,8 @@ from llmsys.train.checkpoint import publish_weights
 
 SMALL_FILE_BYTES = 1 << 26
 """Files beside the weights that are kept: configs, vocabularies, licences."""
+LENGTH = 1024
+"""Longest window that the written config evaluates with; any other is one word on the command line."""
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx")
 SENTENCEPIECE = (MODEL_NAME, "spiece.model", "sentencepiece.bpe.model")
 
@@ -70,10 +72,11 @@ class Reading:
         return pieces + [Piece(part, torch.float32) for part in self.plan.unknown_there]
 
     def value(self, part: Part) -> Tensor:
-        """The values of one part. Buffers that are not known there start at zero."""
+        """The values of one part. Buffers that are not known there start as in a new model."""
         group = self._group_of.get(part)
         if group is None:
-            return torch.zeros(part.own_shape)
+            even = part.name.endswith("expert_share_E")  # of the step before: shares that sum to one
+            return torch.full(part.shape, 1 / part.shape[0] if even else 0.0)
         if self._last is None or self._last[0] is not group:
             self._last = None
             theirs = [self.files.read(self.match.names[name]) for name in group.theirs]
@@ -106,7 +109,7 @@ def convert_from_hugging_face(source: Path, destination: Path) -> Path:
         _keep_originals(folder / KEPT, source, reading)
         tokenizer = _copy_tokenizer(source, folder)
         run = _run_config(reading.model, destination, tokenizer)
-        (folder / RUN_CONFIG).write_text(as_yaml(run), encoding="utf-8")
+        (folder / RUN_CONFIG).write_text(dump(run), encoding="utf-8")
     return destination
 
 
@@ -177,13 +180,12 @@ def _copy_tokenizer(source: Path, folder: Path) -> str | None:
     return f"tokenizer/{MODEL_NAME}"
 
 
-def _run_config(model: ModelConfig, destination: Path, tokenizer: str | None) -> RunConfig:
-    length = min(model.max_position_embeddings, 1024)
-    values: dict[str, Any] = {
-        "run": {"name": destination.name, "folder": str(destination)},
-        "model": model.model_dump(mode="json"),
-        "batch": {"sequence_length": length},
-    }
+def _run_config(model: ModelConfig, destination: Path, tokenizer: str | None) -> dict[str, Any]:
+    """The sections that follow from the source; everything else keeps its default."""
+    values: dict[str, Any] = {"run": {"name": destination.name, "folder": str(destination)}}
     if tokenizer is not None:
         values["tokenizer"] = {"kind": "file", "path": str(destination / tokenizer)}
-    return RunConfig.model_validate(values)
+    values["model"] = model.model_dump(mode="json")
+    values["batch"] = {"sequence_length": min(model.max_position_embeddings, LENGTH)}
+    RunConfig.model_validate(values)
+    return values

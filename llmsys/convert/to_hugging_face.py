@@ -26,7 +26,7 @@ from llmsys.convert.streamed import CheckpointReader
 from llmsys.convert.tokenizer_files import write_tokenizer
 from llmsys.errors import CheckpointError
 from llmsys.log import Progress, logger
-from llmsys.train.build import tokenizer_path
+from llmsys.train.objective import tokenizer_path
 
 SHARD_BYTES = 5_000_000_000
 """Largest file, as transformers has it; a single larger tensor gets a file of its own."""

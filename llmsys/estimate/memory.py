@@ -69,7 +69,7 @@ def _zero_bytes(config: RunConfig, layout: Layout, stage: int) -> StateBytes:
     groups: dict[tuple[str, bool], int] = {}
     for row in model_tensors(config.model):
         role = "experts" if row.routed else "embedding" if row.name in ("embed.weight", "head.weight") else "dense"
-        key = (role, len(row.shape) >= 2)
+        key = (role, len(row.shape) >= 2 and not row.name.endswith("_bias"))
         groups[key] = groups.get(key, 0) + row.count
     for (role, _), elements in groups.items():
         dealt = layout.expert if role == "experts" else 1

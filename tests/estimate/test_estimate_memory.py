@@ -24,6 +24,7 @@ from llmsys.estimate.text import as_text, short
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.apply import shard_parameters, split_experts
 from llmsys.parallel.mesh import make_meshes
+from tests.helpers.model_sections import SHAPE, VARIANTS
 
 MODEL = {
     "vocab_size": 50,
@@ -51,6 +52,18 @@ def pretended_ranks(world_size: int) -> Iterator[None]:
         distributed.destroy_process_group()
 
 
+def held_by_rank_0(config: RunConfig) -> int:
+    """Parameter elements of the sharded module on the first of the ranks that its layout wants."""
+    fitted = planned_layout(config)
+    with pretended_ranks(fitted.world_size):
+        with torch.device("meta"):
+            model = Transformer(config.model)
+        meshes = make_meshes(fitted, torch.device("cpu"))
+        split_experts(model, meshes)
+        shard_parameters(model, meshes, torch.bfloat16)
+        return sum(one.to_local().numel() if isinstance(one, DTensor) else one.numel() for one in model.parameters())
+
+
 @pytest.mark.parametrize(
     "layout",
     [(1, 1, 1), (1, 2, 1), (1, 4, 1), (2, 3, 1), (1, 8, 1), (1, 2, 2), (1, 6, 2), (2, 6, 3), (1, 16, 2)],
@@ -59,16 +72,15 @@ def pretended_ranks(world_size: int) -> Iterator[None]:
 def test_fsdp_state_equals_what_rank_0_holds(layout: tuple[int, int, int]) -> None:
     replicate, shard, expert = layout
     config = run_config(layout={"replicate": replicate, "shard": shard, "expert": expert})
-    fitted = planned_layout(config)
-    with pretended_ranks(fitted.world_size):
-        with torch.device("meta"):
-            model = Transformer(config.model)
-        meshes = make_meshes(fitted, torch.device("cpu"))
-        split_experts(model, meshes)
-        shard_parameters(model, meshes, torch.bfloat16)
-        held = sum(one.to_local().numel() if isinstance(one, DTensor) else one.numel() for one in model.parameters())
-    state = state_bytes(config, fitted)
+    held, state = held_by_rank_0(config), state_bytes(config, planned_layout(config))
     assert (state.weights, state.masters, state.gradients, state.moments) == (0, 4 * held, 4 * held, 8 * held)
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_every_architecture_is_held_as_estimated(changes: dict[str, Any]) -> None:
+    layout = {"shard": 4, "expert": 2 if changes.get("moe") else 1}
+    config = RunConfig.model_validate({"model": SHAPE | changes, "layout": layout, "batch": {"sequence_length": 16}})
+    assert state_bytes(config, planned_layout(config)).masters == 4 * held_by_rank_0(config)
 
 
 @pytest.mark.parametrize(("stage", "bytes_each"), [(1, (2, 2, 4, 4)), (2, (2, 2, 2, 4))])

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from llmsys.config.hugging_face.model import model_from_hugging_face
+from llmsys.config.load import load_model
 from llmsys.config.model import ModelConfig
 from llmsys.estimate.parameters import Parameters, count_parameters
 
@@ -13,6 +15,7 @@ DATA = Path(__file__).parent / "data"
 COUNTED: dict[str, dict[str, Any]] = {
     row["id"]: row for row in json.loads((DATA / "counted_parameters.json").read_text())
 }
+CONFIGS: dict[str, dict[str, Any]] = json.loads((DATA / "hugging_face_configs.json").read_text())
 TRAPS: dict[str, dict[str, Any]] = json.loads((DATA / "trap_models.json").read_text())
 COMPONENT_OF = {
     "embedding_in": "embedding",
@@ -42,6 +45,16 @@ def agrees(counts: Parameters, row: dict[str, Any]) -> None:
     assert counts.non_embedding == row["non_embedding"]
     assert counts.by_component == by_component(row)
     assert {name: getattr(counts.active, name) for name in row["active"]} == row["active"]
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_named_models_are_counted_to_the_last_parameter(name: str) -> None:
+    agrees(count_parameters(load_model(f"model/{name}")), COUNTED[name])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_models_from_hugging_face_are_counted_to_the_last_parameter(name: str) -> None:
+    agrees(count_parameters(model_from_hugging_face(CONFIGS[name])), COUNTED[name])
 
 
 @pytest.mark.parametrize("name", TRAPS)

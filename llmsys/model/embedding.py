@@ -14,11 +14,16 @@ class TokenEmbedding(nn.Embedding):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Rows of the weight, in its dtype."""
-        if self.weight.dtype == torch.float32 or self.weight.device.type != "cpu":
-            return super().forward(tokens)
-        # On CPU the backward adds row by row in the dtype of the weight, and a bfloat16 sum of a frequent token's
-        # gradients stops growing after a few hundred terms. (CUDA adds in float32 by itself.)
-        return F.embedding(tokens, self.weight.float()).to(self.weight.dtype)
+        return look_up(tokens, self.weight)
+
+
+def look_up(rows: Tensor, table: Tensor) -> Tensor:
+    """The rows of a trained table, in its dtype; their gradients are added up in float32."""
+    if table.dtype == torch.float32 or table.device.type != "cpu":
+        return F.embedding(rows, table)
+    # On CPU the backward adds row by row in the dtype of the table, and a bfloat16 sum of a frequent token's
+    # gradients stops growing after a few hundred terms. (CUDA adds in float32 by itself.)
+    return F.embedding(rows, table.float()).to(table.dtype)
 
 
 def scale_of(config: ModelConfig) -> float:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.position import Learned, RelativeBias, Sinusoidal
+from llmsys.model.embedding import look_up
 
 # B rows, T positions (of queries), S positions of keys, H heads, D width
 
@@ -25,7 +26,7 @@ class LearnedPositions(nn.Module):
 
     def forward(self, positions_BT: Tensor) -> Tensor:
         """The vectors of these positions, counted from 0; shape (..., T, D)."""
-        return nn.functional.embedding(positions_BT + self.offset, self.weight)
+        return look_up(positions_BT + self.offset, self.weight)
 
 
 class Sinusoids:
@@ -69,7 +70,7 @@ class RelativeBiasTable(nn.Module):
     def forward(self, queries_T: Tensor, keys_S: Tensor, *, bidirectional: bool) -> Tensor:
         """The bias for positions of queries (..., T) and keys (..., S); shape (..., H, T, S)."""
         buckets_TS = self._buckets(keys_S[..., None, :] - queries_T[..., :, None], bidirectional)
-        return nn.functional.embedding(buckets_TS, self.weight).movedim(-1, -3)
+        return look_up(buckets_TS, self.weight).movedim(-1, -3)
 
     def _buckets(self, distance_TS: Tensor, bidirectional: bool) -> Tensor:
         """Near distances have buckets of their own, far ones share them logarithmically."""

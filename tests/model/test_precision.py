@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from llmsys.config.position import RelativeBias
 from llmsys.errors import ConfigError
 from llmsys.model.embedding import TokenEmbedding
+from llmsys.model.position import RelativeBiasTable
 from llmsys.model.transformer import Transformer
 from tests.helpers.tiny_model import relative_error, tiny_config, tiny_model, tiny_moe_config, tiny_tokens
 
@@ -52,6 +54,15 @@ def test_a_frequent_token_keeps_its_embedding_gradient_in_bfloat16() -> None:
     assert embed.weight.grad.dtype == torch.bfloat16
     assert (embed.weight.grad[1] == 2000).all()
     assert not embed.weight.grad[[0, 2]].any()
+
+
+def test_a_frequent_distance_keeps_its_bias_gradient_in_bfloat16() -> None:
+    table = RelativeBiasTable(RelativeBias(), 2).bfloat16()
+    places = torch.arange(300)
+    table(places, places, bidirectional=True).sum().backward()
+    assert table.weight.grad is not None
+    # Distances of 91 and more have their last bucket in common on either side.
+    assert table.weight.grad[15, 0] == pytest.approx(sum(300 - d for d in range(91, 300)), rel=0.01)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmsys.config.hugging_face.write import hugging_face_values
 from llmsys.config.load import load_run
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
@@ -23,7 +24,7 @@ from llmsys.convert.plan import Group, Plan, Shape, make_plan
 from llmsys.convert.safetensor_folder import INDEX, SINGLE, SafetensorFolder, ShardWriter
 from llmsys.convert.source import KEPT, RECORD, RUN_CONFIG, UNUSED, checkpoint_in, kept_record, published
 from llmsys.convert.streamed import CheckpointReader
-from llmsys.convert.tokenizer_files import write_tokenizer
+from llmsys.convert.tokenizer_files import token_ids, write_tokenizer
 from llmsys.errors import CheckpointError
 from llmsys.log import Progress, logger
 from llmsys.train.objective import tokenizer_path
@@ -74,8 +75,6 @@ class Writing:
         if self.record is not None:
             values: dict[str, Any] = json.loads((self.run_folder / KEPT / "config.json").read_text("utf-8-sig"))
             return values
-        from llmsys.config.hugging_face.write import hugging_face_values
-
         return hugging_face_values(self.model)
 
     def _unused(self) -> SafetensorFolder | None:
@@ -166,10 +165,13 @@ def _write_small_files(folder: Path, writing: Writing) -> None:
             if file.name not in (RECORD, UNUSED):
                 shutil.copyfile(file, folder / file.name)
         return
-    (folder / "config.json").write_text(json.dumps(writing.values, indent=2) + "\n", encoding="utf-8")
     model_file = tokenizer_path(writing.run)
-    if model_file.is_file():
-        write_tokenizer(folder, model_file, str(writing.values["model_type"]))
+    found = model_file.is_file()
+    # Without a word about them, transformers takes ids of the family's own vocabulary.
+    values = token_ids(model_file if found else None) | writing.values
+    (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    if found:
+        write_tokenizer(folder, model_file, writing.model.max_position_embeddings)
     else:
         log.warning("there is no tokenizer at %s: the folder is written without one", model_file)
 

@@ -1,11 +1,127 @@
-"""A SentencePiece model as the tokenizer files of a Hugging Face folder."""
+"""A SentencePiece model as the tokenizer files of a Hugging Face folder.
+
+Writes tokenizer.model as it is, and tokenizer.json and tokenizer_config.json that say the same to AutoTokenizer. The
+pieces, their order and their bytes carry over exactly for models that take text as it is, which ours do; one with
+normalisation rules of its own goes as tokenizer.model alone, for transformers to translate.
+"""
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
+
+import sentencepiece
+
+from llmsys.log import logger
+
+SPACE = "▁"  # what SentencePiece writes for a space
+PROBE = "  Ａ b  "
+
+log = logger(__name__)
 
 
-def write_tokenizer(folder: Path, model_file: Path, model_type: str) -> None:
-    """Copy the model and say what reads it."""
+def write_tokenizer(folder: Path, model_file: Path, longest: int) -> None:
+    """Write the tokenizer's files; `longest` is the model's context, in tokens."""
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
     shutil.copyfile(model_file, folder / "tokenizer.model")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer"}))
+    prefixed = SPACE + PROBE.replace(" ", SPACE)
+    exact = processor.normalize(PROBE) in (prefixed, prefixed[1:])
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast" if exact else "LlamaTokenizer",
+        "model_max_length": longest,
+        "clean_up_tokenization_spaces": False,
+    }
+    for name in ("bos", "eos", "unk", "pad"):
+        if (token := _id(processor, name)) is not None:
+            config[f"{name}_token"] = processor.id_to_piece(token)
+    _write(folder / "tokenizer_config.json", config)
+    if exact:
+        _write(folder / "tokenizer.json", _tokenizer(processor, processor.normalize(PROBE) == prefixed))
+    else:
+        log.warning("%s changes text before it cuts it; no tokenizer.json was made of it", model_file)
+
+
+def token_ids(model_file: Path | None) -> dict[str, int | None]:
+    """The special ids as a config.json names them; null where there is no such piece, or no tokenizer."""
+    processor = None
+    if model_file is not None:
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
+    return {f"{name}_token_id": _id(processor, name) for name in ("bos", "eos", "pad")}
+
+
+def _id(processor: Any, name: str) -> int | None:
+    token: int = -1 if processor is None else getattr(processor, f"{name}_id")()
+    return None if token < 0 else token
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def _tokenizer(processor: Any, prefixed: bool) -> dict[str, Any]:
+    """tokenizer.json, as github.com/huggingface/tokenizers defines it."""
+    normalizers: list[dict[str, Any]] = [{"type": "Prepend", "prepend": SPACE}] if prefixed else []
+    normalizers.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
+    decoders: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if prefixed:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    special = [i for i in range(len(processor)) if processor.is_control(i) or processor.is_unknown(i)]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_special(i, processor.id_to_piece(i)) for i in special],
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": _pieces(processor),
+    }
+
+
+def _special(token: int, piece: str) -> dict[str, Any]:
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token, "content": piece, **plain, "special": True}
+
+
+def _pieces(processor: Any) -> dict[str, Any]:
+    pieces = [processor.id_to_piece(i) for i in range(len(processor))]
+    scores = [processor.get_score(i) for i in range(len(processor))]
+    fallback = any(processor.is_byte(i) for i in range(len(processor)))
+    if not _is_bpe(processor, scores):
+        vocabulary = [[piece, score] for piece, score in zip(pieces, scores, strict=True)]
+        return {"type": "Unigram", "unk_id": processor.unk_id(), "vocab": vocabulary, "byte_fallback": fallback}
+    return {
+        "type": "BPE",
+        "unk_token": processor.id_to_piece(processor.unk_id()),
+        "fuse_unk": True,
+        "byte_fallback": fallback,
+        "ignore_merges": False,
+        "vocab": {piece: i for i, piece in enumerate(pieces)},
+        "merges": _merges(processor, pieces, scores),
+    }
+
+
+def _is_bpe(processor: Any, scores: list[float]) -> bool:
+    """BPE numbers its pieces: the score is minus the place among them; unigram's are log probabilities."""
+    plain = [i for i in range(len(processor)) if not (processor.is_control(i) or processor.is_byte(i))]
+    return all(float(scores[i]).is_integer() for i in plain)
+
+
+def _merges(processor: Any, pieces: list[str], scores: list[float]) -> list[list[str]]:
+    """Every way to put a piece together from two others, the piece that SentencePiece prefers first."""
+    plain = {
+        piece: i
+        for i, piece in enumerate(pieces)
+        if not (processor.is_control(i) or processor.is_unknown(i) or processor.is_byte(i))
+    }
+    merges = []
+    for piece, i in plain.items():
+        cuts = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
+        pairs = sorted((plain[left], plain[right]) for left, right in cuts if left in plain and right in plain)
+        merges += [(-scores[i], i, left, right) for left, right in pairs]
+    return [[pieces[left], pieces[right]] for _, _, left, right in sorted(merges)]

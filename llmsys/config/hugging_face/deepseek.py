@@ -94,6 +94,8 @@ def _mixture(fields: Fields, **more: Any) -> Values:
 
 def _write_mixture(model: Values) -> Values:
     moe = model["moe"]
+    if moe is None:  # all layers are dense, and the class wants numbers for experts that it does not build
+        return write_decoder(model) | {"first_k_dense_replace": model["num_hidden_layers"], "num_experts_per_tok": 1}
     groups = moe["groups"] or {"num_groups": 1, "groups_per_token": 1}
     return write_decoder(model) | {
         "hidden_act": activation_name(moe["expert"]["kind"]),
@@ -121,10 +123,10 @@ def _write_latent(model: Values) -> Values:
 
 def write_deepseek_v2(model: Values) -> Values:
     """As `read_deepseek_v2` reads it."""
-    balance, groups = model["moe"]["balance"], model["moe"]["groups"]
-    method = "greedy" if groups is None else "group_limited_greedy"
-    loss = {"aux_loss_alpha": balance.get("weight", 0.0), "seq_aux": balance.get("scope") == "sequence"}
-    return _write_latent(model) | loss | {"topk_method": method, "num_nextn_predict_layers": 0}
+    moe = model["moe"] or {"balance": {}, "groups": None}
+    method = "greedy" if moe["groups"] is None else "group_limited_greedy"
+    loss = {"aux_loss_alpha": moe["balance"].get("weight", 0.0), "seq_aux": moe["balance"].get("scope") == "sequence"}
+    return _write_latent(model) | loss | {"topk_method": method, "norm_topk_prob": False, "num_nextn_predict_layers": 0}
 
 
 def write_deepseek_v3(model: Values) -> Values:

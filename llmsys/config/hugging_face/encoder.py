@@ -68,6 +68,8 @@ def _head(fields: Fields, head: str, activation: str) -> Values:
         return {"kind": "classification", "num_labels": len(labels) if isinstance(labels, dict) else count}
     if head == "features":
         return {"kind": "features", "pooler": True}
+    if not fields.flag("tie_word_embeddings"):
+        fields.refuse("tie_word_embeddings", "false leaves a second bias that nothing reads. Set it to true.")
     both = head == "pretraining"
     return {"kind": "mlm", "activation": activation, "pooler": both, "next_sentence": both}
 

@@ -73,8 +73,13 @@ def _sparse(fields: Fields, **more: Any) -> Values:
     dense = tuple(layer for layer in fields.wholes("mlp_only_layers") if 0 <= layer < layers)
     chosen = {"every": every, "dense_layers": dense, "norm_topk_prob": fields.flag("norm_topk_prob")}
     moe = experts(fields, ("num_experts", "num_local_experts"), "moe_intermediate_size", **chosen, **more)
+    sparse = [layer for layer in range(layers) if (layer + 1) % every == 0 and layer not in dense]
     feed_forward = {"kind": read_gated(fields, "hidden_act")}
-    return {"intermediate_size": fields.whole("intermediate_size"), "feed_forward": feed_forward, "moe": moe}
+    return {
+        "intermediate_size": fields.whole("intermediate_size"),
+        "feed_forward": feed_forward,
+        "moe": moe if sparse else None,
+    }
 
 
 def read_olmoe(fields: Fields) -> Values:
@@ -91,6 +96,7 @@ def read_olmoe(fields: Fields) -> Values:
 def read_phimoe(fields: Fields) -> Values:
     """Phi-3.5-MoE: LayerNorm in spite of the name of its eps, two experts by sparsemixer, a bias on the logits."""
     fields.note("input_jitter_noise", NOISE)
+    fields.only("hidden_dropout", 0, why="the published code never drops there")
     values = decoder(fields, "Phimoe", "PhiMoEForCausalLM", theta=1e6)
     values |= windows(fields.whole_or_none("sliding_window"), ("sliding_attention",))
     values["norm"] = {"kind": "layernorm", "eps": fields.positive("rms_norm_eps")}
@@ -142,19 +148,23 @@ def write_mixtral(model: Values) -> Values:
 
 def _write_sparse(model: Values) -> Values:
     moe = model["moe"]
+    if moe is None:
+        return write_decoder(model) | {"mlp_only_layers": list(range(model["num_hidden_layers"]))}
     return write_decoder(model) | write_experts(model) | {
         "num_experts": moe["num_experts"],
         "moe_intermediate_size": moe["moe_intermediate_size"],
         "decoder_sparse_step": moe["every"],
-        "mlp_only_layers": list(moe["dense_layers"]),
+        "mlp_only_layers": sorted({*range(moe["first_dense_layers"]), *moe["dense_layers"]}),
         "norm_topk_prob": moe["norm_topk_prob"],
     }  # fmt: skip
 
 
 def write_qwen2_moe(model: Values) -> Values:
     """As `read_qwen2_moe` reads it."""
-    shared = {"shared_expert_intermediate_size": model["moe"]["shared_intermediate_size"]}
-    return _write_sparse(model) | write_windows(model) | shared | {"qkv_bias": model["attention"]["qkv_bias"]}
+    values = _write_sparse(model) | write_windows(model) | {"qkv_bias": model["attention"]["qkv_bias"]}
+    if model["moe"] is not None:
+        values["shared_expert_intermediate_size"] = model["moe"]["shared_intermediate_size"]
+    return values
 
 
 def write_qwen3_moe(model: Values) -> Values:

@@ -58,6 +58,8 @@ def read_gpt2(fields: Fields) -> Values:
 def read_gpt_neox(fields: Fields) -> Values:
     """GPT-NeoX and Pythia: both branches look at the same input, each through a norm of its own."""
     fields.skip("is_decoder")
+    for name in ("attention_probs_dropout_prob", "hidden_dropout_prob"):
+        fields.only(name, 0, why="the dropouts of GPT-NeoX are attention_dropout and hidden_dropout")
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "intermediate_size")
     values = shape(fields, "GPTNeoX", **{name: (name,) for name in names})
     parallel = fields.flag("use_parallel_residual")

@@ -59,6 +59,7 @@ def read_mistral(fields: Fields) -> Values:
 
 def read_qwen2(fields: Fields) -> Values:
     """Biases on queries, keys and values; windows, if they are on, from layer max_window_layers on."""
+    fields.only("use_mrope", False, None, why="positions have one axis")
     values = decoder(fields, "Qwen2") | gated(fields)
     return values | late_windows(fields) | {"attention": {"kind": "multi_head", "qkv_bias": True}}
 

@@ -66,6 +66,8 @@ def _written(name: str, model: ModelConfig) -> dict[str, Any] | None:
         values = family.write(model.model_dump() | {"encoder": _encoder(model)})
     except (KeyError, TypeError, AttributeError, ZeroDivisionError):
         return None
+    if model.family == "decoder":  # the classes' own defaults are ids of other vocabularies
+        values = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **values}
     return {"model_type": name, "architectures": [family.architecture], **values}
 
 

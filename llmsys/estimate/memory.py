@@ -51,12 +51,11 @@ def compute_bytes(config: RunConfig) -> int:
 
 
 def _shard_elements(row: TensorRow, layout: Layout) -> int:
-    """Elements of one copy on rank 0: experts are dealt over the expert axis, then the first dim is split."""
-    first, rest = row.shape[0], prod(row.shape[1:])
-    if row.routed and layout.expert > 1:
-        dealt = first // layout.expert
-        return -(-dealt // (layout.shard // layout.expert)) * rest
-    return -(-first // layout.shard) * rest
+    """Elements of one copy on rank 0: its part of the first dim.
+
+    Experts dealt first and split then come to the same: (E / expert) / (shard / expert), rounded up once.
+    """
+    return -(-row.shape[0] // layout.shard) * prod(row.shape[1:])
 
 
 def _zero_bytes(config: RunConfig, layout: Layout, stage: int) -> StateBytes:

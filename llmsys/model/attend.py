@@ -1,7 +1,8 @@
 """Scaled dot-product attention by the cheapest kernel that computes it exactly.
 
-Chunked products for causal bfloat16 on the CPU; torch's fused kernels with no mask, with "causal", with a boolean mask
-or with a bias; and plain operations for what no kernel knows: capped scores and sinks.
+Chunked products for bfloat16 on the CPU; torch's fused kernels with no mask, with "causal", with a boolean mask
+or with a bias; and plain operations for what no kernel knows (capped scores, sinks) or the
+CPU's does slowly (dropout).
 """
 
 import math
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmsys.model import cpu_attention
+from llmsys.model.dropout import dropout as drop
 from llmsys.model.mask import Mask
 
 # B rows, T query positions, S key positions, H query heads, G key-value heads, K width of a head, V width of a value
@@ -36,10 +38,10 @@ def attend(
         sinks_H: a further score for each head that takes weight and gives no value.
         dropout: probability of dropping a weight; give 0 outside of training.
     """
-    if softcap is not None or sinks_H is not None:
+    if softcap is not None or sinks_H is not None or (dropout and not q_BTHK.is_cuda):
         return plain_attention(q_BTHK, k_BSGK, v_BSGV, mask, scale, softcap, sinks_H, dropout)
     if _chunks_suit(q_BTHK, k_BSGK, v_BSGV, mask, scale, dropout):
-        return cpu_attention.chunked_attention(q_BTHK, k_BSGK, v_BSGV, mask.visible_B1TS)
+        return cpu_attention.chunked_attention(q_BTHK, k_BSGK, v_BSGV, mask.visible_B1TS, causal=mask.causal)
     table = mask.visible_B1TS if mask.bias_BHTS is None else mask.bias_BHTS.to(q_BTHK.dtype)
     grouped = q_BTHK.shape[2] != k_BSGK.shape[2]
     if grouped and table is not None and q_BTHK.is_cuda:
@@ -82,7 +84,7 @@ def plain_attention(
         weights_BHTS = torch.cat([scores_BHTS, sinks_BHT1], dim=-1).softmax(dim=-1)[..., :-1]
     else:
         weights_BHTS = scores_BHTS.softmax(dim=-1)
-    weights_BHTS = F.dropout(weights_BHTS, dropout).to(v_BHSV.dtype)
+    weights_BHTS = drop(weights_BHTS.to(v_BHSV.dtype), dropout, training=True)
     return (weights_BHTS @ v_BHSV).transpose(1, 2)
 
 
@@ -100,9 +102,9 @@ def _hidden(scores_BHTS: Tensor, mask: Mask) -> Tensor:
 def _chunks_suit(
     q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, mask: Mask, scale: float | None, dropout: float
 ) -> bool:
-    """Whether the path for causal attention on the CPU computes this, and is faster at it."""
+    """Whether the path for bfloat16 on the CPU computes this, and is faster at it."""
     usual = scale is None or math.isclose(scale, 1 / math.sqrt(q_BTHK.shape[-1]))
-    plain = mask.causal and mask.bias_BHTS is None and not dropout and v_BSGV.shape == k_BSGK.shape
+    plain = mask.bias_BHTS is None and not dropout and v_BSGV.shape == k_BSGK.shape
     return plain and usual and cpu_attention.suits(q_BTHK, k_BSGK)
 
 

@@ -5,12 +5,12 @@ Each is a branch around the residual stream; `model.residual` says where norms s
 
 from collections.abc import Callable
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
 from llmsys.model.attention import Attention, CrossAttention
 from llmsys.model.context import StackContext
+from llmsys.model.dropout import dropout
 from llmsys.model.feed_forward import build_feed_forward
 from llmsys.model.latent_attention import LatentAttention
 from llmsys.model.moe import MoE
@@ -76,7 +76,7 @@ class Block(nn.Module):
         return normed
 
     def _dropped(self, y_BTD: Tensor) -> Tensor:
-        return F.dropout(y_BTD, self.dropout, self.training) if self.dropout else y_BTD
+        return dropout(y_BTD, self.dropout, self.training)
 
     def _add_norms(self, config: ModelConfig, branch: str) -> None:
         residual = config.residual

@@ -1,9 +1,10 @@
-"""Causal attention for bfloat16 on the CPU, from batched matrix products: there about 2.5 times as fast as SDPA.
+"""Attention for bfloat16 on the CPU, from batched matrix products: there about 2.5 times as fast as SDPA.
 
 The CPU kernel behind scaled_dot_product_attention reaches a third of the speed of the batched matrix product on
 processors with bfloat16 units, and computes the masked upper triangle too. Here the queries go in chunks, each against
-the keys up to its own end, so that most of the triangle is never computed; query heads that share keys are stacked into
-one product. The price is memory: the probabilities are kept for the backward, so long sequences stay with SDPA.
+the keys that it may see; of causal attention most of the hidden triangle is never computed. Query heads that share keys
+are stacked into one product. The price is memory: the probabilities are kept for the backward, so long sequences stay
+with SDPA.
 
 Scores pass through bfloat16, as in transformers' eager attention; the softmax itself adds up in float32.
 """
@@ -23,58 +24,63 @@ LONGEST = 2048
 
 
 def suits(q_BTHK: Tensor, k_BSGK: Tensor) -> bool:
-    """Whether this path applies: bfloat16 on the CPU, no cache, and a length whose probabilities fit in memory."""
-    length = q_BTHK.shape[1]
-    return (
-        q_BTHK.device.type == "cpu"
-        and q_BTHK.dtype == torch.bfloat16
-        and length == k_BSGK.shape[1]
-        and length <= LONGEST
-    )
+    """Whether this path applies: bfloat16 on the CPU, more than one query, and probabilities that fit in memory."""
+    bfloat16_on_cpu = q_BTHK.device.type == "cpu" and q_BTHK.dtype == torch.bfloat16
+    return bfloat16_on_cpu and q_BTHK.shape[1] > 1 and max(q_BTHK.shape[1], k_BSGK.shape[1]) <= LONGEST
 
 
-def chunked_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, mask_B1TS: Tensor | None) -> Tensor:
-    """Scaled dot-product attention of shape (B, T, H, K). `mask_B1TS` is boolean and within the causal triangle.
+def chunked_attention(
+    q_BTHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, mask_B1TS: Tensor | None, *, causal: bool
+) -> Tensor:
+    """Scaled dot-product attention of shape (B, T, H, K).
 
-    No mask means causal.
+    `causal` promises T = S and that nothing later is visible; `mask_B1TS` is boolean and may hide more.
     """
-    y_BTHK: Tensor = _ChunkedAttention.apply(q_BTHK, k_BTGK, v_BTGK, mask_B1TS)  # type: ignore[no-untyped-call]
+    arguments = q_BTHK, k_BSGK, v_BSGK, mask_B1TS, causal
+    y_BTHK: Tensor = _ChunkedAttention.apply(*arguments)  # type: ignore[no-untyped-call]
     return y_BTHK
 
 
 class _ChunkedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, mask_B1TS: Tensor | None) -> Tensor:
-        heads, groups = q_BTHK.shape[2], k_BTGK.shape[2]
-        q, k, v = _stack(q_BTHK, groups), _stack(k_BTGK, groups), _stack(v_BTGK, groups)
+    def forward(
+        ctx: Any, q_BTHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, mask_B1TS: Tensor | None, causal: bool
+    ) -> Tensor:
+        heads, groups = q_BTHK.shape[2], k_BSGK.shape[2]
+        q, k, v = _stack(q_BTHK, groups), _stack(k_BSGK, groups), _stack(v_BSGK, groups)
         q = q * (1.0 / math.sqrt(q.shape[-1]))
         y = torch.empty_like(q)
         probabilities = []
         for start, end in _chunks(q.shape[2]):
-            scores = q[:, :, start:end].flatten(1, 2) @ k[:, 0, :end].transpose(1, 2)
-            _hide(scores, mask_B1TS, start, end, groups)
+            seen = end if causal else k.shape[2]
+            scores = q[:, :, start:end].flatten(1, 2) @ k[:, 0, :seen].transpose(1, 2)
+            if mask_B1TS is not None:
+                _hide(scores, mask_B1TS[:, 0, start:end, :seen], groups)
+            elif causal:
+                _hide_later(scores, end - start)
             p = scores.softmax(dim=-1)
-            y[:, :, start:end] = (p @ v[:, 0, :end]).view(y[:, :, start:end].shape)
+            y[:, :, start:end] = (p @ v[:, 0, :seen]).view(y[:, :, start:end].shape)
             probabilities.append(p)
         ctx.save_for_backward(q, k, v, *probabilities)
         return _unstack(y, heads)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, *probabilities = ctx.saved_tensors
         heads, groups = gradients[0].shape[2], gradients[0].shape[2] // q.shape[1]
         dy = _stack(gradients[0], groups)
         dq = torch.empty_like(q)
         dk, dv = torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
         for (start, end), p in zip(_chunks(q.shape[2]), probabilities, strict=True):
+            seen = p.shape[-1]
             q_chunk, dy_chunk = (x[:, :, start:end].flatten(1, 2) for x in (q, dy))
-            dv[:, 0, :end] += p.transpose(1, 2) @ dy_chunk
-            dp = dy_chunk @ v[:, 0, :end].transpose(1, 2)
+            dv[:, 0, :seen] += p.transpose(1, 2) @ dy_chunk
+            dp = dy_chunk @ v[:, 0, :seen].transpose(1, 2)
             ds = torch.ops.aten._softmax_backward_data(dp, p, -1, p.dtype)
-            dq[:, :, start:end] = (ds @ k[:, 0, :end]).view(dq[:, :, start:end].shape)
-            dk[:, 0, :end] += ds.transpose(1, 2) @ q_chunk
+            dq[:, :, start:end] = (ds @ k[:, 0, :seen]).view(dq[:, :, start:end].shape)
+            dk[:, 0, :seen] += ds.transpose(1, 2) @ q_chunk
         dq *= 1.0 / math.sqrt(q.shape[-1])
-        return _unstack(dq, heads), _unstack(dk.to(q.dtype), groups), _unstack(dv.to(q.dtype), groups), None
+        return _unstack(dq, heads), _unstack(dk.to(q.dtype), groups), _unstack(dv.to(q.dtype), groups), None, None
 
 
 def _chunks(length: int) -> Iterator[tuple[int, int]]:
@@ -96,14 +102,14 @@ def _unstack(x: Tensor, heads: int) -> Tensor:
     return x.view(-1, groups, per_group, length, width).permute(0, 3, 1, 2, 4).reshape(-1, length, heads, width)
 
 
-def _hide(scores: Tensor, mask_B1TS: Tensor | None, start: int, end: int, groups: int) -> None:
+def _hide_later(scores: Tensor, size: int) -> None:
+    """Set the scores of keys behind the query to minus infinity, in place: in the last `size` keys of a chunk."""
+    later_CC = torch.full((size, size), -math.inf, dtype=scores.dtype).triu_(1)
+    scores.view(scores.shape[0], -1, size, scores.shape[-1])[..., -size:].add_(later_CC)
+
+
+def _hide(scores: Tensor, visible_BCS: Tensor, groups: int) -> None:
     """Set the hidden scores of one chunk, shape (B * G, R * C, S), to minus infinity, in place."""
-    size = end - start
-    if mask_B1TS is None:
-        # Only the square on the diagonal has anything to hide.
-        later_CC = torch.full((size, size), -math.inf, dtype=scores.dtype).triu_(1)
-        scores.view(scores.shape[0], -1, size, end)[..., start:].add_(later_CC)
-        return
-    hidden = torch.zeros(mask_B1TS.shape[0], size, end, dtype=scores.dtype)
-    hidden.masked_fill_(~mask_B1TS[:, 0, start:end, :end], -math.inf)
-    scores.view(-1, groups, scores.shape[1] // size, size, end).add_(hidden[:, None, None])
+    _, size, seen = visible_BCS.shape
+    hidden_BCS = torch.zeros(visible_BCS.shape, dtype=scores.dtype).masked_fill_(~visible_BCS, -math.inf)
+    scores.view(-1, groups, scores.shape[1] // size, size, seen).add_(hidden_BCS[:, None, None])

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmsys.config.feed_forward import GATED, Activation, ClampedSwiglu, FeedForwardConfig
+from llmsys.model.dropout import dropout
 
 ACTIVATION_OF: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 
@@ -14,9 +15,9 @@ ACTIVATION_OF: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu", "gegl
 class FeedForward(nn.Module):
     """down(activation(gate(x), up(x))) over the last dim; without a gate down(activation(up(x)))."""
 
-    def __init__(self, config: FeedForwardConfig, hidden_size: int, width: int, dropout: float = 0.0) -> None:
+    def __init__(self, config: FeedForwardConfig, hidden_size: int, width: int, dropped: float = 0.0) -> None:
         super().__init__()
-        self.config, self.dropout = config, dropout
+        self.config, self.dropped = config, dropped
         if config.kind in GATED:
             self.gate_proj = nn.Linear(hidden_size, width, bias=config.bias)
         self.up_proj = nn.Linear(hidden_size, width, bias=config.bias)
@@ -26,13 +27,16 @@ class FeedForward(nn.Module):
         """Map the last dim, of size hidden_size, to itself."""
         gate = self.gate_proj(x) if self.config.kind in GATED else None
         inner = activate(self.config, gate, self.up_proj(x))
-        hidden: Tensor = self.down_proj(F.dropout(inner, self.dropout, self.training) if self.dropout else inner)
+        hidden: Tensor = self.down_proj(dropout(inner, self.dropped, self.training))
         return hidden
 
 
-def build_feed_forward(config: FeedForwardConfig, hidden_size: int, width: int, dropout: float = 0.0) -> FeedForward:
-    """The layer for `model.feed_forward` (or `model.moe.expert`), `width` channels wide inside."""
-    return FeedForward(config, hidden_size, width, dropout)
+def build_feed_forward(config: FeedForwardConfig, hidden_size: int, width: int, dropped: float = 0.0) -> FeedForward:
+    """The layer for `model.feed_forward` (or `model.moe.expert`), `width` channels wide inside.
+
+    `dropped` is the probability of dropping a channel inside, in training.
+    """
+    return FeedForward(config, hidden_size, width, dropped)
 
 
 def activate(config: FeedForwardConfig, gate: Tensor | None, up: Tensor) -> Tensor:

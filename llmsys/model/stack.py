@@ -3,13 +3,13 @@
 A decoder or an encoder is one stack; an encoder-decoder is two, with the same class and different configs.
 """
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
 from llmsys.model.block import Block
 from llmsys.model.cache import KeyValueCache
 from llmsys.model.context import ContextBuilder, StackContext
+from llmsys.model.dropout import dropout
 from llmsys.model.memory import Memory
 from llmsys.model.norm import build_norm
 from llmsys.model.position import LearnedPositions, RelativeBiasTable, Sinusoids
@@ -72,7 +72,7 @@ class Stack(nn.Module):
         return self._dropped(x_BTD, self.config.dropout.embedding)
 
     def _dropped(self, x_BTD: Tensor, probability: float) -> Tensor:
-        return F.dropout(x_BTD, probability, self.training) if probability else x_BTD
+        return dropout(x_BTD, probability, self.training)
 
 
 def _has_final_norm(config: ModelConfig) -> bool:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
@@ -18,6 +17,7 @@ from llmsys.errors import ConfigError
 from llmsys.model.cache import KeyValueCache
 from llmsys.model.context import StackContext
 from llmsys.model.deepnorm import deepnorm_constants
+from llmsys.model.dropout import dropout
 from llmsys.model.embedding import TokenEmbedding, scale_of
 from llmsys.model.head import build_extras, build_head
 from llmsys.model.memory import Memory
@@ -181,7 +181,7 @@ class Transformer(Stack):
     def _labels(self, x_BTD: Tensor) -> Tensor:
         """BERT's classifier: pooler, dropout, linear map."""
         hidden_BTD = x_BTD if self.norm is None else self.norm(x_BTD)
-        pooled_BD = F.dropout(self.pooled(hidden_BTD), self.config.dropout.final, self.training)
+        pooled_BD = dropout(self.pooled(hidden_BTD), self.config.dropout.final, self.training)
         logits: Tensor = self.get_submodule("classifier")(pooled_BD)
         return logits
 

@@ -13,11 +13,14 @@ from tests.helpers.tiny_model import relative_error
 SHAPES = [(1, 1, 2, 2, 8), (2, 127, 4, 2, 16), (1, 128, 2, 1, 8), (2, 300, 6, 3, 8), (1, 513, 1, 1, 32)]
 
 
-def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+def exact(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool = True
+) -> torch.Tensor:
     shared_by = q.shape[2] // k.shape[2]
     q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
     k, v = (x.repeat_interleave(shared_by, dim=1) for x in (k, v))
-    visible = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril() if mask is None else mask
+    everything = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+    visible = mask if mask is not None else everything.tril() if causal else everything
     scores = (q @ k.transpose(2, 3) / q.shape[-1] ** 0.5).masked_fill(~visible, -torch.inf)
     return (scores.softmax(-1) @ v).transpose(1, 2)
 
@@ -48,17 +51,34 @@ def test_chunks_are_as_close_to_exact_as_the_kernel(shape: tuple[int, ...], docu
     kernel = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
     kernel = kernel.transpose(1, 2)
     usual = [kernel, *torch.autograd.grad(kernel, inputs, out_gradient)]
-    y = cpu_attention.chunked_attention(*inputs, mask)
+    y = cpu_attention.chunked_attention(*inputs, mask, causal=True)
     ours = [y, *torch.autograd.grad(y, inputs, out_gradient)]
     for value, other, true in zip(ours, usual, truth, strict=True):
         assert value.shape == true.shape
         assert relative_error(value, true) < max(3 * relative_error(other, true), 6e-3)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 5), (7, 300), (300, 7), (130, 130)])
+def test_a_source_is_seen_whole_but_for_its_padding(queries: int, keys: int, padded: bool) -> None:
+    (q, _, _), _, _ = make((3, queries, 4, 2, 8), documents=False)
+    (_, k, v), _, _ = make((3, keys, 4, 2, 8), documents=False)
+    lengths = torch.tensor([keys, keys - 2, 1])
+    mask = (torch.arange(keys) < lengths[:, None])[:, None, None].expand(3, 1, queries, keys) if padded else None
+    out_gradient = torch.randn(q.shape).bfloat16()
+    expected = exact(q, k, v, mask, causal=False)
+    y = cpu_attention.chunked_attention(q, k, v, mask, causal=False)
+    truth = [expected, *torch.autograd.grad(expected, (q, k, v), out_gradient.double())]
+    for value, true in zip([y, *torch.autograd.grad(y, (q, k, v), out_gradient)], truth, strict=True):
+        assert relative_error(value, true) < 1e-2
+
+
 def test_chunks_are_used_for_bfloat16_without_cache_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[torch.Size] = []
 
-    def spy(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def spy(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, *, causal: bool
+    ) -> torch.Tensor:
         used.append(q.shape)
         return q
 
@@ -68,14 +88,15 @@ def test_chunks_are_used_for_bfloat16_without_cache_and_only_there(monkeypatch: 
     attend(q, k, v, causal)
     attend(q, k, v, causal, scale=8**-0.5)
     attend(q, k, v, self_mask(16, causal=True, window=3))
-    assert used == [q.shape] * 3
+    attend(q, k, v, Mask())
+    attend(q, k[:, :3], v[:, :3], Mask())
+    assert used == [q.shape] * 5
     attend(q.float(), k.float(), v.float(), causal)
     attend(q[:, -1:], k, v, Mask(visible_B1TS=torch.ones(1, 1, 1, 16, dtype=torch.bool)))
-    attend(q, k, v, Mask())
     attend(q, k, v, causal.with_bias(torch.zeros(2, 16, 16)))
     attend(q, k, v, causal, scale=1.0)
     attend(q, k, v, causal, softcap=5.0)
     attend(q, k, v, causal, sinks_H=torch.zeros(2))
     attend(q, k, v, causal, dropout=0.1)
     attend(q, k, v[..., :4], causal)
-    assert used == [q.shape] * 3
+    assert used == [q.shape] * 5

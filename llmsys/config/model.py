@@ -124,6 +124,7 @@ class ModelConfig(Section):
         Dense and without windows; the encoder-decoders of the literature have neither experts nor windows there.
         """
         changes: dict[str, Any] = {"family": "encoder", "encoder": None, "moe": None, "multi_token_prediction": None}
+        changes |= {"sliding_window": None, "layer_types": ()}
         if (own := self.encoder) is not None:
             changes["num_hidden_layers"] = own.num_hidden_layers
             changes["intermediate_size"] = own.intermediate_size or self.intermediate_size

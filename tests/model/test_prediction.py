@@ -1,4 +1,4 @@
-"""Multi-token prediction: each module's logits are the formulas', look no further than they may, and rest in inference."""
+"""Multi-token prediction: each module's logits are the formulas', see no further than they may, rest in inference."""
 
 import pytest
 import torch

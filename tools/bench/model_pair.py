@@ -1,0 +1,126 @@
+"""The models that tools/bench/model_step.py races: ours, and transformers' with the same shapes and copied weights."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from llmsys.config.model import ModelConfig
+from llmsys.data.batch import IGNORED
+from llmsys.model.init import initialize
+from llmsys.model.transformer import Transformer
+from llmsys.train.loss import sequence_losses
+
+# B rows, T positions
+VOCABULARY, WIDTH, LAYERS, HEADS, EXPERTS, CHOSEN, EXPERT_WIDTH = 8192, 512, 4, 8, 8, 2, 704
+# Wide enough that the losses depend on every layer; at 0.02 any model gives the logarithm of the vocabulary.
+DEVIATION = 0.05
+NAMES = {
+    "blocks.": "model.layers.",
+    "embed.": "model.embed_tokens.",
+    "head.": "lm_head.",
+    "attention_norm.": "input_layernorm.",
+    "feed_forward_norm.": "post_attention_layernorm.",
+    ".attention.": ".self_attn.",
+    ".feed_forward.router.": ".mlp.gate.",
+    ".feed_forward.": ".mlp.",
+}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A model, and the function that runs it forward and gives the mean loss."""
+
+    name: str
+    model: nn.Module
+    loss: Callable[[], Tensor]
+
+    def step(self, clock: Callable[[], float] = time.perf_counter) -> tuple[float, float]:
+        """Seconds and loss of one forward and backward."""
+        start = clock()
+        self.model.zero_grad(set_to_none=True)
+        loss = self.loss()
+        loss.backward()
+        return clock() - start, float(loss.detach())
+
+
+def config_of(kind: str, length: int) -> ModelConfig:
+    """The shapes of both sides, in our words."""
+    moe = {"num_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": EXPERT_WIDTH}
+    fields = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": WIDTH,
+        "intermediate_size": CHOSEN * EXPERT_WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "max_position_embeddings": length,
+        "initializer_range": DEVIATION,
+        "moe": moe | {"balance": {"kind": "none"}} if kind == "moe" else None,
+    }
+    return ModelConfig.model_validate(fields)
+
+
+def their_model(config: ModelConfig, ours: Transformer) -> Any:
+    """LlamaForCausalLM or MixtralForCausalLM in training mode, with our weights."""
+    shared = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    fields: dict[str, Any] = {name: getattr(config, name) for name in shared}
+    fields["max_position_embeddings"] = config.max_position_embeddings
+    fields |= {"rms_norm_eps": config.norm.eps, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    fields["attn_implementation"] = "sdpa"
+    if config.moe is None:
+        llama = transformers.LlamaConfig(intermediate_size=config.intermediate_size, **fields)
+        theirs: Any = transformers.LlamaForCausalLM(llama)
+    else:
+        fields |= {"num_local_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "intermediate_size": EXPERT_WIDTH}
+        mixtral = transformers.MixtralConfig(**fields)
+        theirs = transformers.MixtralForCausalLM(mixtral)
+    theirs.load_state_dict(their_weights(ours.state_dict()))
+    return theirs.bfloat16().train()
+
+
+def their_weights(ours: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Our names and layout in theirs: experts are stacked (expert, out, in) there, gate and up in one."""
+    theirs = {}
+    for name, weight in ours.items():
+        if name.endswith((".experts.up_proj", ".balance_bias_E")):
+            continue
+        if ".experts." in name:
+            if name.endswith("gate_proj"):
+                weight = torch.cat([weight, ours[name.replace("gate_proj", "up_proj")]], dim=2)
+            weight = weight.transpose(1, 2)
+        for word, their_word in NAMES.items():
+            name = name.replace(word, their_word)
+        name = name.replace("experts.gate_proj", "experts.gate_up_proj")
+        theirs["model.norm.weight" if name == "norm.weight" else name] = weight
+    return theirs
+
+
+def contenders(kind: str, tokens_BT: Tensor, experts: list[str]) -> list[Contender]:
+    """Ours first, then theirs."""
+    config = config_of(kind, tokens_BT.shape[1])
+    ours = Transformer(config)
+    initialize(ours, seed=0)
+    theirs = their_model(config, ours)
+    ours = ours.bfloat16().train()
+    targets_BT = tokens_BT.roll(-1, dims=1)
+    targets_BT[:, -1] = IGNORED
+    num_targets = int((targets_BT != IGNORED).sum())
+
+    def our_loss() -> Tensor:
+        return sequence_losses(ours(tokens_BT), targets_BT).sum() / num_targets
+
+    def their_loss(implementation: str | None) -> Tensor:
+        if implementation is not None:
+            theirs.set_experts_implementation(implementation)
+        loss: Tensor = theirs(input_ids=tokens_BT, labels=tokens_BT, use_cache=False).loss
+        return loss
+
+    found = [Contender(f"llmsys {kind}", ours, our_loss)]
+    if kind == "dense":
+        return [*found, Contender("LlamaForCausalLM", theirs, partial(their_loss, None))]
+    return found + [Contender(f"MixtralForCausalLM {e}", theirs, partial(their_loss, e)) for e in experts]

@@ -51,6 +51,10 @@ VERBS = {
         "continue prompts with the newest checkpoint",
         "llmsys generate train/demo --prompt 'The kernel' generation.temperature=0.7",
     ),
+    "translate": Verb(
+        "translate lines with the newest checkpoint of an encoder-decoder",
+        "llmsys translate train/multi30k --input sentences.txt generation.beams=5",
+    ),
     "estimate": Verb(
         "count parameters, operations and memory before anything starts",
         "llmsys estimate train/demo batch.sequence_length=1024 --json",

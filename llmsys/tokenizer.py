@@ -35,6 +35,9 @@ class Tokenizer(Protocol):
     def fingerprint(self) -> str:
         """32 hex digits over the model's bytes."""
 
+    def piece_id(self, piece: str) -> int | None:
+        """Return the id of a piece such as <mask>; None when the vocabulary has none of that name."""
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of one text, without begin or end ids."""
 
@@ -56,6 +59,11 @@ class SentencePieceTokenizer:
         self.vocab_size: int = self._processor.vocab_size()
         self.bos_id: int = self._processor.bos_id()
         self.eos_id: int = self._processor.eos_id()
+
+    def piece_id(self, piece: str) -> int | None:
+        """Return the id of a piece such as <mask>; None when the vocabulary has none of that name."""
+        found: int = self._processor.piece_to_id(piece)
+        return None if found == self._processor.unk_id() else found
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of one text, without begin or end ids."""

@@ -1,7 +1,8 @@
-"""`llmsys evaluate`: loss of the newest checkpoint on held-back documents, beside gzip and xz."""
+"""`llmsys evaluate`: a trained model on held-back data: its loss, beside gzip and xz for text, with BLEU for pairs."""
 
 import argparse
 import json
+from typing import Any
 
 from launch.verbs.train import described
 from llmsys.config.load import load_run
@@ -14,16 +15,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate in one process and print the result; with --json, its fields and the checkpoint's path."""
     config = load_run(arguments.config, arguments.overrides)
-    from llmsys.train.build import open_data, use_threads
-    from llmsys.train.evaluate import HeldoutEvaluator
-    from llmsys.train.trained import load_trained, losses_of
+    from llmsys.train.build import use_threads
+    from llmsys.train.objective import evaluator_of
+    from llmsys.train.trained import load_trained, logits_of
 
     use_threads(config)
-    shards, tokenizer = open_data(config, "heldout")
+    evaluator = evaluator_of(config)
     model, checkpoint = load_trained(config)
-    device = next(model.parameters()).device
-    result = HeldoutEvaluator(config, shards, tokenizer).evaluate(losses_of(model), device).fields()
-    print(
-        json.dumps(result | {"checkpoint": str(checkpoint)}) if arguments.json else f"{checkpoint}\n{described(result)}"
-    )
+    result = evaluator.evaluate(logits_of(model), next(model.parameters()).device).fields()
+    score: dict[str, Any] = {}
+    if config.objective.kind == "translation":
+        from llmsys.generate.score import bleu, heldout_texts, translate_lines
+        from llmsys.train.objective import open_data
+
+        sources, references = heldout_texts(config)
+        score = bleu(translate_lines(model, open_data(config, "heldout")[1], config, sources), references)
+    if arguments.json:
+        print(json.dumps(result | score | {"checkpoint": str(checkpoint)}))
+        return 0
+    print(f"{checkpoint}\n{described(result)}")
+    if score:
+        print(
+            f"BLEU {score['bleu']:.2f} on {score['sentences']:,} sentences, brevity penalty "
+            f"{score['brevity_penalty']:.3f}, {config.generation.beams} beams ({score['signature']})"
+        )
     return 0

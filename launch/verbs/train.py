@@ -62,6 +62,11 @@ def final_evaluation(folder: Path) -> dict[str, float]:
 
 def described(result: dict[str, float]) -> str:
     """An evaluation as a person reads it."""
+    if "bits_per_byte" not in result:
+        return (
+            f"held-back targets: {result['loss']:.4f} nats each, perplexity {result['perplexity']:.3f}, "
+            f"{result['accuracy']:.2%} predicted right ({result['evaluated_targets']:,} targets)"
+        )
     return (
         f"held-back documents: {result['loss']:.4f} nats per token, {result['bits_per_byte']:.4f} bits per byte "
         f"({result['evaluated_tokens']:,} tokens, {result['evaluated_bytes']:,} bytes); the same bytes take "

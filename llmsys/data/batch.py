@@ -1,6 +1,7 @@
-"""Batch: the token ids, targets and document numbers that one process handles in one forward pass."""
+"""Batch: what one process handles in one forward pass: token ids, targets, document numbers, and a source if any."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 import numpy as np
 import torch
@@ -8,29 +9,44 @@ from torch import Tensor
 
 from llmsys.data.packing import Window
 
+# B sequences, T positions, S source positions
+
 IGNORED = -100
 """The target that counts for nothing, as in torch's cross entropy."""
+
+PADDING = -1
+"""The document number of positions that hold nothing; no token of a document sees them."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """B sequences of T tokens. `targets_BT` is `tokens_BT` one place further; IGNORED where nothing is to be learnt."""
+    """B sequences of T tokens and what is to be learnt from them; IGNORED where that is nothing.
+
+    The targets are the tokens one place further; of a masked text the chosen tokens; of a classifier the labels (B, 1).
+    In an encoder-decoder, tokens and targets are those of the translation, and the source is what is translated.
+    """
 
     tokens_BT: Tensor
     targets_BT: Tensor
-    documents_BT: Tensor | None
+    documents_BT: Tensor | None = None
+    source_BS: Tensor | None = None
+    source_documents_BS: Tensor | None = None
+    token_types_BT: Tensor | None = None
 
     @property
     def valid_targets(self) -> int:
         """How many targets count."""
         return int((self.targets_BT != IGNORED).sum())
 
-    def to(self, device: torch.device) -> "Batch":
+    def inputs(self) -> dict[str, Tensor]:
+        """What the model's forward takes, by name."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in named.items() if name != "targets_BT" and value is not None}
+
+    def to(self, device: torch.device) -> Self:
         """The same batch on `device`."""
-        documents = None if self.documents_BT is None else self.documents_BT.to(device, non_blocking=True)
-        return Batch(
-            self.tokens_BT.to(device, non_blocking=True), self.targets_BT.to(device, non_blocking=True), documents
-        )
+        moved = {name: value.to(device, non_blocking=True) for name, value in self.inputs().items()}
+        return type(self)(targets_BT=self.targets_BT.to(device, non_blocking=True), **moved)
 
 
 def make_batch(windows: list[Window], *, separate_documents: bool) -> Batch:
@@ -40,8 +56,3 @@ def make_batch(windows: list[Window], *, separate_documents: bool) -> Batch:
     if separate_documents:
         documents_BT = torch.from_numpy(np.stack([window.documents[:-1] for window in windows]))
     return Batch(tokens_BT[:, :-1].contiguous(), tokens_BT[:, 1:].contiguous(), documents_BT)
-
-
-def ignored_like(batch: Batch) -> Batch:
-    """A batch of the same shape in which nothing counts, for a rank that has none left but must join its peers."""
-    return Batch(batch.tokens_BT, torch.full_like(batch.targets_BT, IGNORED), batch.documents_BT)

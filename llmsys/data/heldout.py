@@ -40,6 +40,11 @@ class HeldoutWindows:
         self.text_bytes = int(shards.text_bytes[:count].sum())
         self.windows = -(-self.tokens // length)
 
+    @property
+    def rows(self) -> int:
+        """Rows that batches can have: the windows."""
+        return self.windows
+
     def batch(self, first: int, count: int) -> Batch:
         """Windows `first` to `first + count - 1`; windows beyond the last are there but nothing in them counts."""
         tokens_BT = torch.zeros(count, self.length, dtype=torch.int64)

@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.data.batch import Batch
-from llmsys.engine.engine import LogicalState, Loss, StepResult, counts_of, real_tokens, saved_buffers
+from llmsys.engine.engine import LogicalState, Loss, StepResult, counts_of, saved_buffers
+from llmsys.engine.objective import shares_of
 from llmsys.model.init import initial_value
 from llmsys.model.transformer import Transformer
 from llmsys.optim.groups import parameter_groups, role_of
@@ -85,7 +86,6 @@ class DeepSpeedEngine:
         seed: int,
         device: torch.device,
         micro_batches: int,
-        micro_sequences: int,
     ) -> None:
         self.device = device
         self.module = model
@@ -96,7 +96,7 @@ class DeepSpeedEngine:
         masters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         settings = {
-            "train_micro_batch_size_per_gpu": micro_sequences,
+            "train_micro_batch_size_per_gpu": 1,  # for its own accounting only: micro-batches may differ in size
             "gradient_accumulation_steps": micro_batches,
             "gradient_clipping": optimizer.gradient_clip,
             "zero_optimization": {"stage": zero_stage},
@@ -131,20 +131,17 @@ class DeepSpeedEngine:
         return StepResult(float(sum_over_ranks(total) / targets), norm, int(targets))
 
     def _backward(self, batch: Batch, counts: Tensor) -> Tensor:
-        logits_BTV = self._engine(batch.tokens_BT, documents_BT=batch.documents_BT)
-        loss = self._loss(logits_BTV, batch.targets_BT).sum()
-        auxiliary = self.module.auxiliary_loss() * real_tokens(batch)
+        share, nats = shares_of(self.module, self._engine(**batch.inputs()), batch, self._loss, counts)
         # DeepSpeed divides by the world size, for experts too; the product undoes it exactly for powers of two.
-        self._engine.backward((loss / counts[0] + auxiliary / counts[1]) * world_size(), scale_wrt_gas=False)
-        return loss.detach()
+        self._engine.backward(share * world_size(), scale_wrt_gas=False)
+        return nats
 
     @torch.no_grad()
-    def losses(self, batch: Batch) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         """See Engine."""
         self._engine.eval()
-        batch = batch.to(self.device)
-        logits_BTV = self._engine(batch.tokens_BT, documents_BT=batch.documents_BT)
-        return self._loss(logits_BTV, batch.targets_BT)
+        logits_BTV: Tensor = self._engine(**batch.to(self.device).inputs())
+        return logits_BTV
 
     def state(self) -> LogicalState:
         """See Engine. One parameter is whole at a time; each rank keeps its share of the first dimension."""

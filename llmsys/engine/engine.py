@@ -55,8 +55,8 @@ class Engine(Protocol):
         """Forward and backward over this rank's micro-batches, clip, step."""
         ...
 
-    def losses(self, batch: Batch) -> Tensor:
-        """Evaluation: the summed loss of each of the B sequences, float32. All ranks must call it together."""
+    def logits(self, batch: Batch) -> Tensor:
+        """Evaluation: what the model gives for a batch, without dropout. All ranks must call it together."""
         ...
 
     def state(self) -> LogicalState:
@@ -75,7 +75,7 @@ def counts_of(batches: Sequence[Batch], device: torch.device) -> Tensor:
     """
     targets = sum(batch.valid_targets for batch in batches)
     tokens = sum(real_tokens(batch) for batch in batches)
-    return sum_over_ranks(torch.tensor([float(targets), float(tokens)], device=device))
+    return sum_over_ranks(torch.tensor([float(targets), float(tokens)], device=device)).clamp_(min=1)
 
 
 def real_tokens(batch: Batch) -> int:

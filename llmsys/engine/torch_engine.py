@@ -10,7 +10,8 @@ from torch import Tensor
 
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.data.batch import Batch
-from llmsys.engine.engine import LogicalState, Loss, StepResult, counts_of, real_tokens, saved_buffers
+from llmsys.engine.engine import LogicalState, Loss, StepResult, counts_of, saved_buffers
+from llmsys.engine.objective import shares_of
 from llmsys.model.init import initial_value
 from llmsys.model.transformer import Transformer
 from llmsys.optim.groups import parameter_groups
@@ -62,19 +63,16 @@ class TorchEngine:
         return StepResult(float(sum_over_ranks(total) / targets), float(norm), int(targets))
 
     def _backward(self, batch: Batch, counts: Tensor) -> Tensor:
-        logits_BTV = self.module(batch.tokens_BT, documents_BT=batch.documents_BT)
-        loss = self._loss(logits_BTV, batch.targets_BT).sum()
-        auxiliary = self.module.auxiliary_loss() * real_tokens(batch)
-        (loss / counts[0] + auxiliary / counts[1]).backward()
-        return loss.detach()
+        share, nats = shares_of(self.module, self.module(**batch.inputs()), batch, self._loss, counts)
+        share.backward()
+        return nats
 
     @torch.no_grad()
-    def losses(self, batch: Batch) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         """See Engine."""
         self.module.eval()
-        batch = batch.to(self.device)
-        logits_BTV = self.module(batch.tokens_BT, documents_BT=batch.documents_BT)
-        return self._loss(logits_BTV, batch.targets_BT)
+        logits_BTV: Tensor = self.module(**batch.to(self.device).inputs())
+        return logits_BTV
 
     def state(self) -> LogicalState:
         """See Engine. The tensors are the living ones: loading into them in place is loading into the engine."""

@@ -6,14 +6,12 @@ The only place that knows every part. Each rank calls `run`; afterwards the run 
 import contextlib
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from llmsys.config.run import RunConfig
-from llmsys.data.loader import StepLoader, StepPlan
-from llmsys.data.packing import PackedDocuments
+from llmsys.data.loader import StepLoader
 from llmsys.engine.engine import Engine
 from llmsys.errors import CheckpointError, ConfigError
 from llmsys.estimate.parameters import count_parameters
@@ -22,11 +20,14 @@ from llmsys.log import EventWriter, logger
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.group import device_of_this_rank, joined, on_rank_zero, rank, world_size
 from llmsys.parallel.mesh import Meshes, make_meshes
-from llmsys.shards import TokenShards, open_tokens
-from llmsys.tokenizer import Tokenizer, load_tokenizer
+from llmsys.shards import TokenShards
+from llmsys.tokenizer import Tokenizer
 from llmsys.train import checkpoint, folder
-from llmsys.train.evaluate import Evaluation, HeldoutEvaluator
-from llmsys.train.loss import sequence_losses
+from llmsys.train.average import average_last
+from llmsys.train.loss import training_loss
+from llmsys.train.measure import Result
+from llmsys.train.objective import evaluator_of, open_data, steps_of
+from llmsys.train.start import take_weights
 from llmsys.train.tracking import Trackers
 from llmsys.train.trainer import Record, Trainer
 
@@ -42,22 +43,24 @@ Continue = Callable[[Transformer, Tokenizer, RunConfig], list[dict[str, str]]]
 """Continues the config's prompts with a model: what the room of generation offers, handed in from outside."""
 
 
-def run(config: RunConfig, continue_prompts: Continue) -> Evaluation:
+def run(config: RunConfig, continue_prompts: Continue) -> Result:
     """Train to the end of the budget from wherever the run folder stands. Called by every rank of the launcher."""
     with joined(), contextlib.ExitStack() as stack:
         on_rank_zero(lambda: check(config, world_size()))
         on_rank_zero(lambda: str(stack.enter_context(folder_lock(config.run.folder, LOCK_SECONDS))))
         use_threads(config)
         trainer = build_trainer(config, stack, continue_prompts)
-        return trainer.train()
+        result = trainer.train()
+        if (count := config.checkpoint.average_last) > 1:
+            on_rank_zero(lambda: str(average_last(config.run.folder, count)))
+        return result
 
 
 def check(config: RunConfig, ranks: int) -> str:
     """Refuse what cannot work before anything is built, on one rank, so that it is said once."""
     config.layout.fit(ranks, config.model)
-    step_plan(config, ranks, 0)
-    for split in ("train", "heldout"):
-        open_data(config, split)
+    steps_of(config, ranks, 0)
+    evaluator_of(config)
     return "checked"
 
 
@@ -71,49 +74,22 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_promp
     """Everything a trainer needs, resumed from the newest whole checkpoint. `stack` closes what was opened."""
     device = device_of_this_rank()
     train_shards, tokenizer = open_data(config, "train")
-    plan = step_plan(config, world_size(), rank())
+    steps = steps_of(config, world_size(), rank())
     meshes = make_meshes(config.layout.fit(world_size(), config.model), device)
-    engine = build_engine(config, meshes, plan, device)
-    separate = config.batch.attend == "document"
-    packed = PackedDocuments(train_shards, length=config.batch.sequence_length, seed=config.run.seed)
-    loader = StepLoader(packed, plan, separate_documents=separate)
-    evaluator = HeldoutEvaluator(config, open_data(config, "heldout")[0], tokenizer)
+    engine = build_engine(config, meshes, steps.micro_batches, device)
+    loader = StepLoader(steps)
+    evaluator = evaluator_of(config)
     identity = run_identity(config, train_shards, tokenizer)
     resumed = _resume(engine, config, identity)
+    if resumed is None and config.train.start_from is not None:
+        take_weights(engine, config.train.start_from, identity)
     record = _start_record(config, stack, train_shards, device, resumed)
 
     def sample() -> list[dict[str, str]]:
-        """All ranks continue the prompts in step, since they share the weights."""
-        return continue_prompts(engine.module, tokenizer, config)
+        """All ranks continue the prompts in step, since they share the weights. Only a decoder continues."""
+        return continue_prompts(engine.module, tokenizer, config) if config.model.family == "decoder" else []
 
     return Trainer(config, engine, loader, evaluator, record, identity, sample, steps_done=resumed or 0)
-
-
-def open_data(config: RunConfig, split: str) -> tuple[TokenShards, Tokenizer]:
-    """One split and its tokenizer, refused when they do not belong together or do not fit the model."""
-    shards = open_tokens(config.data.folder, split)
-    tokenizer = load_tokenizer(tokenizer_path(config))
-    shards.require_tokenizer(tokenizer.fingerprint)
-    if tokenizer.vocab_size > config.model.vocab_size:
-        raise ConfigError(
-            f"model.vocab_size={config.model.vocab_size} is less than the tokenizer's {tokenizer.vocab_size} pieces. "
-            f"Set model.vocab_size={tokenizer.vocab_size} or more."
-        )
-    return shards, tokenizer
-
-
-def tokenizer_path(config: RunConfig) -> Path:
-    """Where the tokenizer of this config lies: the user's file, or the one `prepare` trained."""
-    if config.tokenizer.kind == "file":
-        return config.tokenizer.path
-    return config.data.folder / "tokenizer" / "tokenizer.model"
-
-
-def step_plan(config: RunConfig, ranks: int, data_rank: int) -> StepPlan:
-    """How a step's sequences are dealt to `ranks` ranks; micro_sequences=0 gives a rank its share in one forward."""
-    sequences = config.batch.sequences_per_step
-    micro = config.batch.micro_sequences or max(1, sequences // ranks)
-    return StepPlan(sequences, ranks, data_rank, min(micro, max(1, sequences // ranks)))
 
 
 def build_model(config: RunConfig) -> Transformer:
@@ -127,12 +103,12 @@ def build_model(config: RunConfig) -> Transformer:
     return model
 
 
-def build_engine(config: RunConfig, meshes: Meshes, plan: StepPlan, device: torch.device) -> Engine:
-    """The engine that the config names, with starting values."""
+def build_engine(config: RunConfig, meshes: Meshes, micro_batches: int, device: torch.device) -> Engine:
+    """The engine that the config names, with starting values, for steps of `micro_batches` on each rank."""
     common: dict[str, Any] = {
         "meshes": meshes,
         "optimizer": config.optimizer,
-        "loss": sequence_losses,
+        "loss": training_loss(config.loss),
         "compute_dtype": DTYPES[config.train.precision],
         "seed": config.run.seed,
         "device": device,
@@ -140,14 +116,8 @@ def build_engine(config: RunConfig, meshes: Meshes, plan: StepPlan, device: torc
     if config.engine.kind == "deepspeed":
         from llmsys.engine.deepspeed_engine import DeepSpeedEngine
 
-        micro_batches = plan.per_rank // plan.micro_sequences
-        return DeepSpeedEngine(
-            build_model(config),
-            zero_stage=config.engine.zero_stage,
-            micro_batches=micro_batches,
-            micro_sequences=plan.micro_sequences,
-            **common,
-        )
+        zero_stage = config.engine.zero_stage
+        return DeepSpeedEngine(build_model(config), zero_stage=zero_stage, micro_batches=micro_batches, **common)
     from llmsys.engine.torch_engine import TorchEngine
 
     return TorchEngine(build_model(config), **common)

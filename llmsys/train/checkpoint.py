@@ -9,13 +9,15 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from llmsys.engine.engine import Engine
 from llmsys.errors import CheckpointError, disk_problem
@@ -50,16 +52,19 @@ def save(engine: Engine, folder: Path, run_state: dict[str, Any], keep_last: int
     return target
 
 
-def publish_weights(folder: Path, write: Callable[[Path], None]) -> Path:
-    """Publish a checkpoint of weights alone as step 0: `write` fills a folder aside. For one process, without a group.
+def publish_weights(
+    folder: Path, write: Callable[[Path], None], steps: int = 0, run_state: dict[str, Any] | None = None
+) -> Path:
+    """Publish a checkpoint of weights alone: `write` fills a folder aside. For one process, without a group.
 
     Evaluation and generation read it like any other; a run begins with it by `train.start_from`.
     """
-    target = folder / "step-00000000"
+    target = folder / f"step-{steps:08d}"
     partial = folder / f".{target.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     write(partial)
-    _publish(partial, target, {"format": FORMAT, "steps": 0, "weights_only": True, "run": {}})
+    _publish(partial, target, {"format": FORMAT, "steps": steps, "weights_only": True, "run": run_state or {}})
     return target
 
 
@@ -142,6 +147,16 @@ def load(engine: Engine, checkpoint: Path) -> dict[str, Any]:
     return run_state
 
 
+def stored_tensors(checkpoint: Path) -> dict[str, Tensor]:
+    """What a checkpoint holds, by name, as tensors without storage: their shapes and types."""
+    stored = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    return {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+        for name, entry in stored.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+
+
 def load_tensors(tensors: dict[str, Tensor], checkpoint: Path) -> None:
     """Fill plain tensors, named as in LogicalState, from a checkpoint. For one process, without a group."""
     reader = FileSystemReader(checkpoint)
@@ -150,6 +165,23 @@ def load_tensors(tensors: dict[str, Tensor], checkpoint: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is the intent
         dcp.load(tensors, storage_reader=reader, no_dist=True)
+
+
+def load_into(engine: Engine, checkpoint: Path, names: Iterable[str]) -> None:
+    """Fill the named tensors of an engine from a checkpoint of any engine and layout, and nothing else. Collective."""
+    state = engine.state()
+    wanted = {name: state.tensors[name] for name in sorted(names)}
+    dcp.load(wanted, storage_reader=FileSystemReader(checkpoint))
+    state.tensors.update(wanted)
+    engine.load(state)
+
+
+def save_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
+    """Write plain tensors as the files of a checkpoint. For one process, without a group."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is the intent
+        writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
+        dcp.save(tensors, storage_writer=writer, no_dist=True)
 
 
 def run_state_of(checkpoint: Path) -> dict[str, Any]:

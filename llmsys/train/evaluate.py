@@ -1,30 +1,23 @@
 """Loss on held-back documents, in nats per token and bits per byte, beside gzip and xz on the same bytes.
 
-Each window's loss is gathered and summed in order, so the number of ranks changes the result by rounding inside the
-model only.
+For models that continue text; others are measured on their targets, see measure.py.
 """
 
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from llmsys.config.run import RunConfig
-from llmsys.data.batch import Batch
 from llmsys.data.heldout import HeldoutWindows
-from llmsys.parallel.group import rank, sum_over_ranks, world_size
 from llmsys.shards import TokenShards
 from llmsys.tokenizer import Tokenizer
+from llmsys.train.measure import Logits, measure
 
 BITS_PER_NAT = 1.4426950408889634
-BATCH_WINDOWS = 8
-
-SequenceLosses = Callable[[Batch], Tensor]
-"""A batch → the summed loss of each of its sequences; `Engine.losses` is one."""
 
 
 @dataclass(frozen=True)
@@ -44,32 +37,30 @@ class Evaluation:
         return asdict(self)
 
 
+def heldout_windows(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer) -> HeldoutWindows:
+    """The held-back windows as this run cuts them."""
+    return HeldoutWindows(
+        shards,
+        length=config.batch.sequence_length,
+        opening_token=tokenizer.eos_id,
+        separate_documents=config.batch.attend == "document",
+        max_tokens=config.evaluation.max_tokens,
+    )
+
+
 class HeldoutEvaluator:
     """Evaluates engines on the held-back split; the compressors run once, when the first evaluation asks."""
 
     def __init__(self, config: RunConfig, shards: TokenShards, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._shards = shards
-        self._windows = HeldoutWindows(
-            shards,
-            length=config.batch.sequence_length,
-            opening_token=tokenizer.eos_id,
-            separate_documents=config.batch.attend == "document",
-            max_tokens=config.evaluation.max_tokens,
-        )
+        self._windows = heldout_windows(config, shards, tokenizer)
         self._yardsticks: tuple[float, float] | None = None
 
-    def evaluate(self, losses: SequenceLosses, device: torch.device) -> Evaluation:
+    def evaluate(self, logits: Logits, device: torch.device) -> Evaluation:
         """Collective: every rank evaluates its windows and gets the same result."""
         windows = self._windows
-        sums = torch.zeros(windows.windows, dtype=torch.float64)
-        per_round = BATCH_WINDOWS * world_size()
-        for start in range(0, windows.windows, per_round):
-            first = start + rank() * BATCH_WINDOWS
-            found = losses(windows.batch(first, BATCH_WINDOWS)).double().cpu()
-            count = max(0, min(BATCH_WINDOWS, windows.windows - first))
-            sums[first : first + count] = found[:count]
-        nats = float(sum_over_ranks(sums.to(device)).sum())
+        nats = measure(windows, logits, device).nats
         gzip, xz = self.yardsticks()
         loss = nats / windows.tokens
         return Evaluation(

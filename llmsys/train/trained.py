@@ -1,6 +1,5 @@
 """A trained model out of a run folder, in one process and without an engine: for evaluation and generation."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,18 +11,23 @@ from llmsys.engine.engine import saved_buffers
 from llmsys.errors import CheckpointError
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.group import device_of_this_rank
+from llmsys.train.average import average_last
 from llmsys.train.build import DTYPES, build_model
 from llmsys.train.checkpoint import load_tensors, newest_whole
-from llmsys.train.loss import sequence_losses
+from llmsys.train.measure import Logits
 
 
 def load_trained(config: RunConfig) -> tuple[Transformer, Path]:
     """The newest whole checkpoint of the run as a plain module in the run's compute dtype, and where it was found.
 
+    With checkpoint.average_last it is the mean of the last ones, which is made if it is not there.
     Raises CheckpointError when the run folder holds none.
     """
     folder = config.run.folder / "checkpoints"
-    found = newest_whole(folder)
+    if config.checkpoint.average_last > 1:
+        found: Path | None = average_last(config.run.folder, config.checkpoint.average_last)
+    else:
+        found = newest_whole(folder)
     if found is None:
         raise CheckpointError(f"{folder} holds no whole checkpoint. Run `llmsys train` with this config first.")
     model = build_model(config).to_empty(device=device_of_this_rank())
@@ -36,12 +40,12 @@ def load_trained(config: RunConfig) -> tuple[Transformer, Path]:
     return model.eval(), found
 
 
-def losses_of(model: Transformer) -> Callable[[Batch], Tensor]:
-    """The summed loss of each sequence of a batch, as an engine would give it."""
+def logits_of(model: Transformer) -> Logits:
+    """What the model gives for a batch, as an engine would give it."""
 
     @torch.no_grad()
-    def losses(batch: Batch) -> Tensor:
-        batch = batch.to(next(model.parameters()).device)
-        return sequence_losses(model(batch.tokens_BT, documents_BT=batch.documents_BT), batch.targets_BT)
+    def logits(batch: Batch) -> Tensor:
+        logits_BTV: Tensor = model(**batch.to(next(model.parameters()).device).inputs())
+        return logits_BTV
 
-    return losses
+    return logits

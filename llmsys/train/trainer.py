@@ -9,15 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from llmsys.config.run import RunConfig
 from llmsys.data.loader import StepLoader
+from llmsys.data.order import order_key
 from llmsys.engine.engine import Engine, StepResult
 from llmsys.errors import LlmsysError
 from llmsys.log import EventWriter, Progress
 from llmsys.optim.schedule import learning_rate
+from llmsys.parallel.group import rank
 from llmsys.train import checkpoint
 from llmsys.train.balance import ExpertReport, settle_experts
-from llmsys.train.evaluate import Evaluation, HeldoutEvaluator
+from llmsys.train.measure import Evaluator, Result
 from llmsys.train.tracking import Trackers
 
 
@@ -40,6 +44,11 @@ class Record:
             self.trackers.log(step, numbers)
 
 
+def seed_dropout(seed: int, step: int) -> None:
+    """Make what this rank drops a function of (seed, step, rank), so that a resumed run drops the same."""
+    torch.manual_seed(order_key("dropout", seed, step, rank()) >> 1)
+
+
 @dataclass
 class Trainer:
     """Trains from the step after `steps_done` to the end of the budget, evaluating and saving on the way."""
@@ -47,13 +56,13 @@ class Trainer:
     config: RunConfig
     engine: Engine
     loader: StepLoader
-    evaluator: HeldoutEvaluator
+    evaluator: Evaluator
     record: Record
     run_state: dict[str, Any]
     sample: Callable[[], list[dict[str, str]]]
     steps_done: int = 0
 
-    def train(self) -> Evaluation:
+    def train(self) -> Result:
         """Run to the end and return the final evaluation. Collective."""
         began = time.perf_counter()
         with self._progress() as progress:
@@ -78,6 +87,7 @@ class Trainer:
         config = self.config
         began = time.perf_counter()
         rate = learning_rate(config, step + 1)
+        seed_dropout(config.run.seed, step)
         result = self.engine.train_step(batches, rate)
         self._refuse_nonfinite(step, result)
         experts = settle_experts(self.engine.module)
@@ -112,12 +122,13 @@ class Trainer:
             tokens_per_second=self.config.batch.tokens_per_step / seconds,
             seconds=seconds,
             data_wait_seconds=self.loader.wait_seconds,
+            **self.loader.describe(self.steps_done - 1),
         )
         if experts:
             self.record.write("experts", self.steps_done, tokens=self.tokens, **experts.fields())
 
-    def _evaluate(self) -> Evaluation:
-        result = self.evaluator.evaluate(self.engine.losses, self.engine.device)
+    def _evaluate(self) -> Result:
+        result = self.evaluator.evaluate(self.engine.logits, self.engine.device)
         self.record.write("evaluation", self.steps_done, tokens=self.tokens, **result.fields())
         return result
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from llmsys.data.heldout import HeldoutWindows
-from llmsys.data.loader import StepLoader, StepPlan
+from llmsys.data.loader import StepLoader
 from llmsys.data.order import order_key, permutation
 from llmsys.data.packing import PackedDocuments
+from llmsys.data.steps import StepPlan, WindowSteps
 from llmsys.errors import ConfigError, DataError
 from llmsys.shards import TokenShards, open_tokens
 from tests.helpers.dataset import make_dataset
@@ -76,7 +77,7 @@ def test_ranks_and_micro_batches_do_not_change_what_a_step_sees(shards: TokenSha
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
     rows = []
     for rank in range(ranks):
-        loader = StepLoader(packed, StepPlan(8, ranks, rank, micro), separate_documents=False)
+        loader = StepLoader(WindowSteps(packed, StepPlan(8, ranks, rank, micro), separate_documents=False))
         for _, batches in loader.steps(3, 4):
             rows += [row for batch in batches for row in batch.tokens_BT.tolist()]
     assert rows == [packed.window(index).tokens[:-1].tolist() for index in range(24, 32)]
@@ -97,7 +98,7 @@ def test_too_little_data_is_refused(shards: TokenShards) -> None:
 def test_an_error_while_reading_ahead_reaches_the_trainer(shards: TokenShards) -> None:
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
     packed.window = lambda index: (_ for _ in ()).throw(DataError("train-00000.arrow is damaged"))  # type: ignore[method-assign]
-    loader = StepLoader(packed, StepPlan(8, 1, 0, 8), separate_documents=False)
+    loader = StepLoader(WindowSteps(packed, StepPlan(8, 1, 0, 8), separate_documents=False))
     with pytest.raises(DataError, match="train-00000"):
         next(loader.steps(0, 2))
 

@@ -10,7 +10,7 @@ from launch.local import free_port, local_command
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, LaunchError, LayoutError
 from llmsys.parallel.group import joined
-from llmsys.train.build import step_plan
+from llmsys.train.objective import step_plan
 
 
 def test_srun_variables_become_the_usual_names() -> None:

@@ -1,0 +1,65 @@
+"""Masked language modelling: which tokens of a window are to be predicted, and what the model sees in their places.
+
+BERT (Devlin 2018, arXiv:1810.04805, 3.1 and A.1): of the chosen 15 %, 80 % become the mask token, 10 % a random one,
+and 10 % stay. A pure function of (data, seed, number of the window over all epochs), so each epoch masks anew, and a
+resumed run masks what the uninterrupted one would have.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from llmsys.config.objective import Masked
+from llmsys.data.batch import IGNORED, Batch
+from llmsys.data.order import mix, order_key
+
+# T positions
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How windows are masked. Closing tokens of documents (`kept_token`) are never chosen."""
+
+    config: Masked
+    mask_token: int
+    kept_token: int
+    vocab_size: int
+    key: tuple[str | int, ...]
+
+    def masked(self, batch: Batch, numbers: Sequence[int]) -> Batch:
+        """The windows of `batch`, whose numbers are given, with some tokens hidden and those as targets.
+
+        Where the batch has no target, there is nothing but padding, and nothing is chosen.
+        """
+        tokens_BT, valid_BT = batch.tokens_BT.numpy(), (batch.targets_BT != IGNORED).numpy()
+        hidden_BT, targets_BT = tokens_BT.copy(), np.full_like(tokens_BT, IGNORED)
+        for row, number in enumerate(numbers):
+            chosen, seen = self.choose(tokens_BT[row], number, valid_BT[row])
+            targets_BT[row, chosen] = tokens_BT[row, chosen]
+            hidden_BT[row, chosen] = seen
+        return Batch(torch.from_numpy(hidden_BT), torch.from_numpy(targets_BT), batch.documents_BT)
+
+    def choose(
+        self, tokens_T: NDArray[np.int64], number: int, valid_T: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The chosen positions of window `number`, and the tokens that the model sees there."""
+        random_3T = _random(order_key("mask", *self.key, number), 3, len(tokens_T))
+        may = np.flatnonzero(valid_T & (tokens_T != self.kept_token))
+        count = round(len(may) * self.config.chosen_share)
+        chosen = np.sort(may[np.argsort(random_3T[0, may], kind="stable")[:count]])
+        share = random_3T[1, chosen] / 2.0**64
+        any_token = (random_3T[2, chosen] % np.uint64(self.vocab_size)).astype(np.int64)
+        masked = share < self.config.masked_share
+        replaced = ~masked & (share < self.config.masked_share + self.config.random_share)
+        seen = np.where(masked, self.mask_token, np.where(replaced, any_token, tokens_T[chosen]))
+        return chosen, seen
+
+
+def _random(key: int, rows: int, columns: int) -> NDArray[np.uint64]:
+    """Numbers that look random: a bijective hash of the place, started by the key."""
+    places = np.arange(rows * columns, dtype=np.uint64).reshape(rows, columns)
+    with np.errstate(over="ignore"):
+        return mix(places * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key))

@@ -1,0 +1,77 @@
+"""The mean of the last checkpoints as a model of its own (Vaswani 2017, 6.1): steadier than the last one alone.
+
+Reads `checkpoints/` of a run folder, writes `averaged/`: a checkpoint of weights alone, named after the step it ends
+at. Tensors are read one at a time and added in float64, so memory stays near one model.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmsys.errors import CheckpointError
+from llmsys.log import logger
+from llmsys.train.checkpoint import (
+    RECORD,
+    load_tensors,
+    problem_of,
+    publish_weights,
+    run_state_of,
+    save_tensors,
+    stored_tensors,
+    whole_names,
+)
+
+log = logger(__name__)
+
+AVERAGED = "averaged"
+
+
+def average_last(run_folder: Path, count: int) -> Path:
+    """The checkpoint that is the mean of the last `count` of a run; made unless it is there. For one process.
+
+    Raises CheckpointError when the run has fewer, or one of them is damaged.
+    """
+    names = whole_names(run_folder / "checkpoints")[-count:]
+    if len(names) < count:
+        raise CheckpointError(
+            f"{run_folder / 'checkpoints'} has {len(names)} checkpoints, and checkpoint.average_last={count} of them "
+            f"are to be averaged. Train on, save more often (checkpoint.every_steps, keep_last), or set it to 0."
+        )
+    facts = {"averaged": [_identity(name) for name in names]}
+    target = run_folder / AVERAGED / names[-1].name
+    if target.exists() and problem_of(target) is None and _facts(target) == facts:
+        return target
+    for name in names:
+        if (problem := problem_of(name)) is not None:
+            raise CheckpointError(f"{name} cannot be averaged: {problem}. Train on, or set checkpoint.average_last=0.")
+    tensors = {name: _mean(name, like, names) for name, like in stored_tensors(names[-1]).items() if _is_model(name)}
+    steps = int(json.loads((names[-1] / RECORD).read_text())["steps"])
+    run_state = {**run_state_of(names[-1]), **facts}
+    made = publish_weights(target.parent, lambda folder: save_tensors(tensors, folder), steps, run_state)
+    log.info("%s is the mean of the last %d checkpoints", made, count)
+    return made
+
+
+def _is_model(name: str) -> bool:
+    return name.startswith(("parameter/", "buffer/"))
+
+
+def _mean(name: str, like: Tensor, checkpoints: list[Path]) -> Tensor:
+    """The mean of a tensor over checkpoints, in its own type; of integers the last value."""
+    total, one = torch.zeros(like.shape, dtype=torch.float64), torch.empty(like.shape, dtype=like.dtype)
+    for checkpoint in checkpoints:
+        load_tensors({name: one}, checkpoint)
+        total += one
+    return (total / len(checkpoints)).to(like.dtype) if like.is_floating_point() else one
+
+
+def _identity(checkpoint: Path) -> list[Any]:
+    """What tells a checkpoint from another of the same name: the digests of its files."""
+    return [checkpoint.name, json.loads((checkpoint / RECORD).read_text())["files"]]
+
+
+def _facts(checkpoint: Path) -> dict[str, Any]:
+    return {"averaged": json.loads((checkpoint / RECORD).read_text())["run"].get("averaged")}

@@ -1,0 +1,109 @@
+"""A model's loss and hits over held-back rows, dealt to all ranks.
+
+Each row's numbers are gathered and summed in order, so the number of ranks changes the result by rounding inside the
+model only. The loss is plain cross entropy, whatever training adds to it.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from llmsys.data.batch import IGNORED, Batch
+from llmsys.parallel.group import rank, sum_over_ranks, world_size
+from llmsys.train.loss import sequence_losses
+
+BATCH_ROWS = 8
+
+Logits = Callable[[Batch], Tensor]
+"""What a model gives for a batch, without dropout; `Engine.logits` is one."""
+
+
+class Heldout(Protocol):
+    """Rows that can be asked for in batches, the same whoever asks."""
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        ...
+
+    def batch(self, first: int, count: int) -> Batch:
+        """Rows `first` to `first + count - 1`; where none are left, a batch in which nothing counts."""
+        ...
+
+
+class Result(Protocol):
+    """What an evaluation found."""
+
+    def fields(self) -> dict[str, Any]:
+        """As a dictionary, for events and JSON."""
+        ...
+
+
+class Evaluator(Protocol):
+    """Evaluates models on held-back data."""
+
+    def evaluate(self, logits: Logits, device: torch.device) -> Result:
+        """Collective: every rank evaluates its rows and gets the same result."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Over all rows: nats of loss, targets whose likeliest class was right, and targets."""
+
+    nats: float
+    correct: float
+    targets: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Mean loss in nats per target, and the share of targets whose likeliest class is right."""
+
+    loss: float
+    perplexity: float
+    accuracy: float
+    evaluated_targets: int
+
+    def fields(self) -> dict[str, Any]:
+        """The same as a dictionary, for events and JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class TargetEvaluator:
+    """Loss and accuracy on the targets of held-back rows: of translations, masks or labels."""
+
+    heldout: Heldout
+
+    def evaluate(self, logits: Logits, device: torch.device) -> Measurement:
+        """See Evaluator."""
+        sums = measure(self.heldout, logits, device)
+        loss = sums.nats / max(sums.targets, 1)
+        perplexity = float(torch.tensor(loss).exp())
+        return Measurement(loss, perplexity, sums.correct / max(sums.targets, 1), int(sums.targets))
+
+
+def measure(heldout: Heldout, logits: Logits, device: torch.device) -> Sums:
+    """Ask for every row once, over all ranks. Collective."""
+    found = torch.zeros(heldout.rows, 3, dtype=torch.float64)
+    per_round = BATCH_ROWS * world_size()
+    for start in range(0, heldout.rows, per_round):
+        first = start + rank() * BATCH_ROWS
+        batch = heldout.batch(first, BATCH_ROWS)
+        sums_B3 = row_sums(logits(batch), batch.targets_BT.to(device)).double().cpu()
+        count = max(0, min(BATCH_ROWS, heldout.rows - first))
+        found[first : first + count] = sums_B3[:count]
+    nats, correct, targets = sum_over_ranks(found.to(device)).sum(0).tolist()
+    return Sums(nats, correct, targets)
+
+
+def row_sums(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """Loss, hits and targets of each row, float32 (B, 3)."""
+    likeliest_BT = logits_BTV.argmax(-1).view(targets_BT.shape)
+    valid_BT = targets_BT != IGNORED
+    hits_B = (valid_BT & (likeliest_BT == targets_BT)).sum(1)
+    return torch.stack([sequence_losses(logits_BTV, targets_BT), hits_B.float(), valid_BT.sum(1).float()], dim=1)

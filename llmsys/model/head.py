@@ -38,11 +38,13 @@ class VocabularyHead(Float32Buffers):
         if self.has_fixed_bias:
             self.fixed_bias_V.zero_()
 
+    def prepared(self, x_BTD: Tensor) -> Tensor:
+        """What the weight is multiplied with."""
+        return x_BTD if self.scale == 1.0 else x_BTD * self.scale
+
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Logits (B, T, V) in the dtype of the weights."""
-        if self.scale != 1.0:
-            x_BTD = x_BTD * self.scale
-        logits_BTV = F.linear(x_BTD, self.weight, self.bias)
+        logits_BTV = F.linear(self.prepared(x_BTD), self.weight, self.bias)
         if self.has_fixed_bias:
             logits_BTV = logits_BTV + self.fixed_bias_V.to(logits_BTV.dtype)
         if self.softcap is not None:
@@ -61,9 +63,14 @@ class MaskedHead(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size).normal_(std=0.02))
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
+    def prepared(self, x_BTD: Tensor) -> Tensor:
+        """What the weight is multiplied with."""
+        prepared_BTD: Tensor = self.norm(activation(self.kind, self.dense(x_BTD)))
+        return prepared_BTD
+
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Logits (B, T, V) for every position; the loss looks at the masked ones."""
-        return F.linear(self.norm(activation(self.kind, self.dense(x_BTD))), self.weight, self.bias)
+        """Logits (B, T, V) for every position."""
+        return F.linear(self.prepared(x_BTD), self.weight, self.bias)
 
 
 def build_head(config: ModelConfig) -> nn.Module | None:

@@ -42,35 +42,45 @@ def training_loss(config: LossConfig) -> Callable[[Tensor, Tensor], Tensor]:
     return partial(sequence_losses, label_smoothing=config.label_smoothing, z_loss=config.z_loss)
 
 
+def token_losses(
+    logits_NV: Tensor, targets_N: Tensor, smoothing: float, z_weight: float, gradient_NV: Tensor | None = None
+) -> Tensor:
+    """The loss of each token, float32; 0 where the target is IGNORED. Outside of autograd.
+
+    `gradient_NV` is filled with the gradient of the sum; it may be `logits_NV` itself.
+    """
+    other = smoothing / max(logits_NV.shape[1] - 1, 1)  # what each class but the true one is wanted with
+    extra = 1 - smoothing - other  # what the true one is wanted with beyond that
+    losses_N = torch.empty(len(logits_NV), dtype=torch.float32, device=logits_NV.device)
+    valid_N1 = (targets_N != IGNORED)[:, None]
+    index_N1 = targets_N[:, None].where(valid_N1, 0)
+    num_rows = ROWS_ON_CPU if logits_NV.device.type == "cpu" else ROWS_ON_ACCELERATOR
+    for start in range(0, len(logits_NV), num_rows):
+        rows = slice(start, start + num_rows)
+        logits = logits_NV[rows].to(torch.float32, copy=True)
+        index, valid = index_N1[rows], valid_N1[rows].float()
+        chosen, top = logits.gather(1, index), logits.amax(-1, keepdim=True)
+        all_others = other * logits.sum(-1, keepdim=True) if smoothing else 0.0
+        exponentials = logits.sub_(top).exp_()
+        total = exponentials.sum(-1, keepdim=True)
+        z = total.log() + top
+        losses_N[rows] = ((z - extra * chosen - all_others + z_weight * z * z) * valid)[:, 0]
+        if gradient_NV is not None:  # softmax · (1 + 2 · weight · z) − what is wanted
+            softmax = exponentials.mul_(valid * (1 + 2 * z_weight * z) / total)
+            if smoothing:
+                softmax.sub_(other * valid)
+            gradient_NV[rows] = softmax.scatter_add_(1, index, -extra * valid)
+    return losses_N
+
+
 class _TokenLosses(torch.autograd.Function):
-    """The loss of each token, float32; 0 where the target is IGNORED."""
+    """`token_losses`, with the gradient made in the forward."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, smoothing: float, z_weight: float) -> Tensor:
-        other = smoothing / max(logits_NV.shape[1] - 1, 1)  # what each class but the true one is wanted with
-        extra = 1 - smoothing - other  # what the true one is wanted with beyond that
         gradient_NV = torch.empty_like(logits_NV) if ctx.needs_input_grad[0] else None
-        losses_N = torch.empty(len(logits_NV), dtype=torch.float32, device=logits_NV.device)
-        valid_N1 = (targets_N != IGNORED)[:, None]
-        index_N1 = targets_N[:, None].where(valid_N1, 0)
-        num_rows = ROWS_ON_CPU if logits_NV.device.type == "cpu" else ROWS_ON_ACCELERATOR
-        for start in range(0, len(logits_NV), num_rows):
-            rows = slice(start, start + num_rows)
-            logits = logits_NV[rows].to(torch.float32, copy=True)
-            index, valid = index_N1[rows], valid_N1[rows].float()
-            chosen, top = logits.gather(1, index), logits.amax(-1, keepdim=True)
-            all_others = other * logits.sum(-1, keepdim=True) if smoothing else 0.0
-            exponentials = logits.sub_(top).exp_()
-            total = exponentials.sum(-1, keepdim=True)
-            z = total.log() + top
-            losses_N[rows] = ((z - extra * chosen - all_others + z_weight * z * z) * valid)[:, 0]
-            if gradient_NV is not None:  # softmax · (1 + 2 · weight · z) − what is wanted
-                softmax = exponentials.mul_(valid * (1 + 2 * z_weight * z) / total)
-                if smoothing:
-                    softmax.sub_(other * valid)
-                gradient_NV[rows] = softmax.scatter_add_(1, index, -extra * valid)
         ctx.gradient_NV = gradient_NV
-        return losses_N
+        return token_losses(logits_NV, targets_N, smoothing, z_weight, gradient_NV)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:

@@ -1,0 +1,104 @@
+"""The loss where the head is: from hidden states to a summed loss, without ever holding all logits.
+
+Tokens × vocabulary is the largest activation of a model with a large vocabulary (16 GiB for 32k tokens and 256k pieces
+in bfloat16). Here only valid targets are looked at, a block of rows at a time: logits, their loss, and at once the
+gradients of hidden states and weight. A second pass over the logits is not needed, because a sum is all that training
+asks for, and its gradient is that of each token times one number. Equal to the loss of whole logits; an encoder that
+fills masks computes a seventh of its logits.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmsys.data.batch import IGNORED
+from llmsys.model.head import MaskedHead, VocabularyHead
+from llmsys.train.loss import token_losses
+
+# B rows, T positions, D width, N valid targets, V vocabulary
+
+LOGITS_BYTES_ON_CPU, LOGITS_BYTES_ON_ACCELERATOR = 1 << 25, 1 << 29
+"""Size of one block of logits. On the CPU a block that stays near the cache, yet large enough for a fast product."""
+
+
+def head_loss(
+    head: VocabularyHead | MaskedHead,
+    x_BTD: Tensor,
+    targets_BT: Tensor,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> Tensor:
+    """The loss of `head(x_BTD)`, summed over all valid targets: a float32 scalar. See `sequence_losses`."""
+    valid_BT = targets_BT != IGNORED
+    x_ND = head.prepared(x_BTD[valid_BT])
+    fixed_V = head.fixed_bias_V if isinstance(head, VocabularyHead) and head.has_fixed_bias else None
+    softcap = head.softcap if isinstance(head, VocabularyHead) else None
+    arguments = x_ND, head.weight, head.bias, fixed_V, targets_BT[valid_BT], label_smoothing, z_loss, softcap
+    loss: Tensor = _HeadLoss.apply(*arguments)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _HeadLoss(torch.autograd.Function):
+    """Sum over tokens; gradients are made in the forward and scaled in the backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        fixed_V: Tensor | None,
+        targets_N: Tensor,
+        smoothing: float,
+        z_weight: float,
+        softcap: float | None,
+    ) -> Tensor:
+        wanted = any(ctx.needs_input_grad[:3])
+        total = torch.zeros((), dtype=torch.float32, device=x_ND.device)
+        dx_ND = torch.empty_like(x_ND) if wanted else None
+        # Sums of many blocks, hence float32 whatever the weight is.
+        dweight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wanted else None
+        dbias_V = torch.zeros_like(bias_V, dtype=torch.float32) if wanted and bias_V is not None else None
+        for rows in _blocks(x_ND, len(weight_VD)):
+            logits = _logits(x_ND[rows], weight_VD, bias_V, fixed_V, softcap)
+            slope = None if softcap is None or not wanted else 1 - (logits / softcap).square_()
+            # The gradient takes the place of the logits.
+            total += token_losses(logits, targets_N[rows], smoothing, z_weight, logits if wanted else None).sum()
+            if dx_ND is None or dweight_VD is None:
+                continue
+            gradient = logits if slope is None else logits.mul_(slope)
+            dx_ND[rows] = gradient @ weight_VD
+            dweight_VD += gradient.T @ x_ND[rows]
+            if dbias_V is not None:
+                dbias_V += gradient.sum(0, dtype=torch.float32)
+        ctx.gradients = (dx_ND, dweight_VD, dbias_V)
+        ctx.dtypes = (weight_VD.dtype, None if bias_V is None else bias_V.dtype)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (dx_ND, dweight_VD, dbias_V), ctx.gradients = ctx.gradients, (None, None, None)
+        if dx_ND is None or dweight_VD is None:
+            raise RuntimeError("the loss's gradient is used up by its first backward; call the loss again")
+        factor, (weight_dtype, bias_dtype) = gradients[0], ctx.dtypes
+        dweight_VD = dweight_VD.mul_(factor).to(weight_dtype)
+        dbias_V = None if dbias_V is None else dbias_V.mul_(factor).to(bias_dtype)
+        return dx_ND.mul_(factor.to(dx_ND.dtype)), dweight_VD, dbias_V, None, None, None, None, None
+
+
+def _blocks(x_ND: Tensor, vocabulary: int) -> list[slice]:
+    """Rows whose logits fill one block, at least 16 of them."""
+    size = LOGITS_BYTES_ON_CPU if x_ND.device.type == "cpu" else LOGITS_BYTES_ON_ACCELERATOR
+    rows = max(16, size // (vocabulary * x_ND.element_size()))
+    return [slice(start, start + rows) for start in range(0, len(x_ND), rows)]
+
+
+def _logits(
+    x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, fixed_V: Tensor | None, softcap: float | None
+) -> Tensor:
+    """As the head computes them, for some rows."""
+    logits_NV = torch.nn.functional.linear(x_ND, weight_VD, bias_V)
+    if fixed_V is not None:
+        logits_NV = logits_NV + fixed_V.to(logits_NV.dtype)
+    return logits_NV if softcap is None else softcap * torch.tanh(logits_NV / softcap)

@@ -38,7 +38,9 @@ def read_glm4_moe(fields: Fields) -> Values:
     fields.only("topk_method", "noaux_tc", why="glm4_moe chooses with a bias per expert")
     norm = "head" if fields.flag("use_qk_norm") else "none"
     attention = {"kind": "multi_head", "qkv_bias": fields.flag("attention_bias"), "qk_norm": norm}
-    return decoder(fields, "Glm4Moe", fraction=0.5) | {"attention": attention} | _biased_mixture(fields)
+    values = decoder(fields, "Glm4Moe", fraction=0.5)
+    values.setdefault("head_dim", values["hidden_size"] // (values["num_attention_heads"] or 1))  # need not divide
+    return values | {"attention": attention} | _biased_mixture(fields)
 
 
 def _latent(fields: Fields, stem: str, pairing: str) -> Values:

@@ -37,26 +37,26 @@ def hugging_face_values(model: ModelConfig, model_type: str | None = None) -> di
     """
     if model_type is not None and model_type not in FAMILIES:
         raise ConfigError(f"model_type: {model_type!r} is not understood. Known: {', '.join(FAMILIES)}.")
-    best: list[str] | None = None
-    nearest = model_type or ""
-    lossy: tuple[list[str], dict[str, Any]] | None = None
+    found: list[tuple[list[str], dict[str, Any]]] = []
     for name in [model_type] if model_type else FAMILIES:
         values = _written(name, model)
-        differences = None if values is None else list(_differences(model, name, values))
+        differences = None if values is None else _differences(model, name, values)
         if values is None or differences is None:
             continue
-        serious = [key for key in differences if not key.startswith(TRAINING_ONLY)]
         if not differences:
             return values
-        if not serious and (lossy is None or len(differences) < len(lossy[0])):
-            lossy = differences, values
-        if best is None or len(serious) < len(best):
-            best, nearest = serious, name
-    if lossy is not None:
-        left_out = ", ".join(f"{key}={_value(model, key)}" for key in lossy[0])
-        _log.info("config.json of %s cannot say %s; only training reads it", lossy[1]["model_type"], left_out)
-        return lossy[1]
-    raise ConfigError(_refusal(model, nearest, best or []))
+        found.append((differences, values))
+    harmless = [one for one in found if not _serious(one[0])]
+    if not harmless:
+        raise ConfigError(_refusal(model, found, model_type))
+    differences, values = min(harmless, key=lambda one: len(one[0]))
+    left_out = ", ".join(f"{key}={_value(model, key)}" for key in differences)
+    _log.info("config.json of %s cannot say %s; only training reads it", values["model_type"], left_out)
+    return values
+
+
+def _serious(differences: list[str]) -> list[str]:
+    return [key for key in differences if not key.startswith(TRAINING_ONLY)]
 
 
 def _written(name: str, model: ModelConfig) -> dict[str, Any] | None:
@@ -79,20 +79,17 @@ def _encoder(model: ModelConfig) -> Values | None:
     return twin | {"intermediate_size": None, "num_attention_heads": None}
 
 
-def _differences(model: ModelConfig, name: str, values: dict[str, Any]) -> Iterator[str]:
-    """Dotted keys at which the reading of `values` is not this model."""
+def _differences(model: ModelConfig, name: str, values: dict[str, Any]) -> list[str] | None:
+    """Dotted keys at which the reading of `values` is not this model; None where it is no model at all."""
     fields = Fields(values, DEFAULTS[name])
     read = FAMILIES[name].read(fields)
-    for key, _ in (*fields.problems, *fields.unknown()):
-        yield f"{name}.{key}"
-    if fields.problems:
-        return
+    if fields.problems or fields.unknown():
+        return None
     try:
         back = ModelConfig.model_validate(read)
-    except ValidationError as error:
-        yield from (".".join(str(part) for part in one["loc"]) or str(one["msg"]) for one in error.errors())
-        return
-    yield from _unequal(_plain(model), _plain(back), ())
+    except ValidationError:
+        return None
+    return list(_unequal(_plain(model), _plain(back), ()))
 
 
 def _plain(model: ModelConfig) -> Values:
@@ -141,9 +138,11 @@ def _value(model: ModelConfig, key: str) -> Any:
     return "given" if found is _ABSENT else found
 
 
-def _refusal(model: ModelConfig, nearest: str, keys: list[str]) -> str:
-    said = listed([f"{key}={_value(model, key)}" for key in keys[:4]]) if keys else f"family={model.family}"
-    return (
-        f"No Hugging Face model type has this model. The nearest is {nearest or 'none'}, which cannot say {said}. "
-        "Change these fields, or keep the model in this format."
-    )
+def _refusal(model: ModelConfig, found: list[tuple[list[str], dict[str, Any]]], asked: str | None) -> str:
+    head = "No Hugging Face model type has this model" if asked is None else f"{asked} cannot say this model"
+    if not found:
+        return f"{head}. Choose another type, or keep the model in this format."
+    differences, values = min(found, key=lambda one: len(_serious(one[0])))
+    said = listed([f"{key}={_value(model, key)}" for key in _serious(differences)[:5]])
+    nearest = f"The nearest is {values['model_type']}, which" if asked is None else "It"
+    return f"{head}. {nearest} cannot say {said}. Change these fields, or keep the model in this format."

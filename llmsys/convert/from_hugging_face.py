@@ -2,7 +2,7 @@
 
 Reads config.json, the safetensors files and whatever small files lie beside them; writes config.yaml, a weights-only
 checkpoint of step 0, the tokenizer where it is SentencePiece's, and `hugging_face/` with the originals. Every name and
-shape is checked before anything is written; memory stays near the largest tensor.
+shape is checked before anything is written; memory stays near the largest file.
 """
 
 import json
@@ -24,7 +24,7 @@ from llmsys.convert.match import Match, match
 from llmsys.convert.plan import Group, Part, Plan, make_plan
 from llmsys.convert.safetensor_folder import INDEX, SafetensorFolder, ShardWriter
 from llmsys.convert.source import CHECKPOINTS, KEPT, RECORD, RUN_CONFIG, UNUSED, published
-from llmsys.convert.streamed import Piece, write_tensors
+from llmsys.convert.streamed import FILE_BYTES, Piece, write_tensors
 from llmsys.errors import CheckpointError
 from llmsys.log import Progress
 from llmsys.tokenizer import MODEL_NAME
@@ -147,7 +147,8 @@ def _write_checkpoint(folder: Path, reading: Reading, pieces: list[Piece]) -> No
             progress.advance(sizes[part])
             return reading.value(part)
 
-        publish_weights(folder / CHECKPOINTS, lambda inside: write_tensors(inside, pieces, value_of))
+        file_bytes = min(FILE_BYTES, reading.files.largest_file())
+        publish_weights(folder / CHECKPOINTS, lambda inside: write_tensors(inside, pieces, value_of, file_bytes))
 
 
 def _keep_originals(kept: Path, source: Path, reading: Reading) -> None:

@@ -81,6 +81,13 @@ class SafetensorFolder:
         self._read_bytes += stored.nbytes
         return tensor
 
+    def largest_file(self) -> int:
+        """Bytes of tensors in the largest file."""
+        sizes: dict[str, int] = {}
+        for stored in self.tensors.values():
+            sizes[stored.file] = sizes.get(stored.file, 0) + stored.nbytes
+        return max(sizes.values())
+
     def _file(self, file: str) -> Any:
         if self._open is None or self._open[0] != file or self._read_bytes > MAPPED_BYTES:
             self._open = None

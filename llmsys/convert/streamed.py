@@ -1,8 +1,8 @@
 """Our checkpoints tensor by tensor: written while the values are still being made, read one at a time.
 
 A weights-only checkpoint is a checkpoint without moments: `parameter/NAME` in any dtype, `buffer/NAME`, step 0. It is
-written through torch.distributed.checkpoint's planner, which asks for each tensor when its turn comes, so nothing but
-the tensor at hand is in memory; one expert of a stacked tensor is a chunk of its own.
+written through torch.distributed.checkpoint's planner, which asks for each tensor when its turn comes, so no more than
+one file is in memory; one expert of a stacked tensor is a chunk of its own.
 """
 
 import dataclasses
@@ -19,9 +19,14 @@ from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter, SavePlan
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlanner, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from llmsys.convert.plan import Part
+
+FILE_BYTES = 1 << 30
+"""Largest file of a checkpoint that is written here."""
 
 
 class Piece(NamedTuple):
@@ -36,18 +41,52 @@ class Piece(NamedTuple):
         return prod(self.part.own_shape) * self.dtype.itemsize
 
 
-def write_tensors(folder: Path, pieces: Sequence[Piece], value_of: Callable[[Part], Tensor]) -> None:
+def write_tensors(
+    folder: Path, pieces: Sequence[Piece], value_of: Callable[[Part], Tensor], file_bytes: int = FILE_BYTES
+) -> None:
     """Write the pieces into an existing folder in their order, asking for each value once.
 
-    Raises OSError when the disk is full or read-only.
+    A file holds up to `file_bytes`, or one larger piece, and so does memory. Raises OSError when the disk is full or
+    read-only.
     """
-    writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
+    writer = _Writer(folder, {_index(piece.part): piece.nbytes for piece in pieces}, file_bytes)
     try:
         with _alone():
             dcp.save({}, storage_writer=writer, planner=_Planner(pieces, value_of), no_dist=True)
     except CheckpointException as error:  # a BaseException around what happened
         causes = [cause for cause, _ in error.failures.values()]
         raise (causes[0] if causes else RuntimeError(str(error))) from None
+
+
+class _Writer(FileSystemWriter):
+    """Writes a plan file by file: the library keeps what it has written until the file is closed."""
+
+    def __init__(self, folder: Path, sizes: dict[MetadataIndex, int], file_bytes: int) -> None:
+        super().__init__(folder, single_file_per_rank=True, sync_files=True)
+        self._sizes, self._file_bytes = sizes, file_bytes
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """See StorageWriter."""
+        results: list[WriteResult] = []
+        for number, items in enumerate(self._files(plan.items)):
+            names = dataclasses.replace(plan.storage_data, prefix=f"__{number}_")
+            one = dataclasses.replace(plan, items=items, storage_data=names)
+            results += super().write_data(one, planner).wait()
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def _files(self, items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
+        file: list[WriteItem] = []
+        room = self._file_bytes
+        for item in items:
+            size = self._sizes[_without_hint(item.index)]
+            if file and size > room:
+                yield file
+                file, room = [], self._file_bytes
+            file.append(item)
+            room -= size
+        yield file
 
 
 class _Planner(DefaultSavePlanner):
@@ -65,13 +104,17 @@ class _Planner(DefaultSavePlanner):
 
     def resolve_data(self, write_item: WriteItem) -> Any:
         """The values, in storage of their own."""
-        part = self._pieces[dataclasses.replace(write_item.index, index=None)].part
+        part = self._pieces[_without_hint(write_item.index)].part
         value = self._value_of(part).contiguous()
         return value if part.expert is None else value.unsqueeze(0)
 
 
 def _index(part: Part) -> MetadataIndex:
     return MetadataIndex(part.name, torch.Size([part.expert or 0, *(0 for _ in part.shape[1:])][: len(part.shape)]))
+
+
+def _without_hint(index: MetadataIndex) -> MetadataIndex:
+    return dataclasses.replace(index, index=None)
 
 
 def _item(piece: Piece) -> WriteItem:

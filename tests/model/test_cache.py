@@ -91,6 +91,18 @@ def test_rows_may_leave_and_come_twice(name: str) -> None:
     assert relative_error(last, expected[2:, 8:]) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["llama", "learned, offset"])
+@torch.no_grad()
+def test_padding_goes_with_its_row(name: str) -> None:
+    model, tokens = tiny_model(CONFIGS[name]).eval(), tiny_tokens(2, 9)
+    cache = KeyValueCache(model.config, 2, 9, padding_B=torch.tensor([4, 0]))
+    model(tokens[:, :6], cache=cache)
+    cache.select([1, 0])
+    last = model(tokens[[1, 0], 6:], cache=cache)
+    for place, alone in enumerate((tokens[1:], tokens[:1, 4:])):
+        assert relative_error(last[place : place + 1], model(alone)[:, -3:]) < 1e-5
+
+
 @torch.no_grad()
 def test_latent_attention_keeps_the_latent_and_nothing_of_the_heads() -> None:
     config = config_of("latent")

@@ -67,14 +67,16 @@ def test_losses_are_weighted_summed_over_layers_and_reach_the_routers_only() -> 
 
 
 def step(model: Transformer, parts: list[Tensor]) -> tuple[ExpertReport, dict[str, Tensor]]:
-    """Micro-batches of one step, weighted by their tokens as engines do; the report and all gradients."""
+    """Micro-batches of one step, weighted by their tokens as engines do; the report, and all gradients and counts."""
     model.zero_grad()
     tokens = sum(part.numel() for part in parts)
     for part in parts:
         loss = model(part).square().mean(-1).sum() / tokens
         (loss + model.auxiliary_loss() * part.numel() / tokens).backward()
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-    return settle_experts(model), gradients
+    # Reports are shares, in which counting everything twice would not show.
+    counts = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    return settle_experts(model), gradients | counts
 
 
 def assert_same(one: tuple[ExpertReport, dict[str, Tensor]], other: tuple[ExpertReport, dict[str, Tensor]]) -> None:

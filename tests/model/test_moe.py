@@ -10,7 +10,7 @@ from llmsys.config.moe import MoeConfig
 from llmsys.errors import ConfigError
 from llmsys.model.cache import KeyValueCache
 from llmsys.model.moe import MoE
-from tests.helpers.tiny_model import relative_error, tiny_moe_config
+from tests.helpers.tiny_model import relative_error, tiny_model, tiny_moe_config, tiny_tokens
 from tests.reference import moe as plain
 
 WIDTH = 16
@@ -158,6 +158,16 @@ def test_experts_of_every_kind_in_bfloat16_stay_close_to_float32(name: str) -> N
     rounded = layer.bfloat16()(x)
     assert rounded.dtype == torch.bfloat16
     assert relative_error(rounded, exact) < (0.02 if "choice" not in name and name != "capacity" else 0.2)
+
+
+@pytest.mark.parametrize("name", ["capacity", "expert choice"])
+def test_padding_of_a_batch_reaches_the_experts_of_a_model(name: str) -> None:
+    config = tiny_moe_config(CHOICES[name], family="encoder", head={"kind": "features"})
+    model, tokens = tiny_model(config), tiny_tokens(2, 7)
+    documents = torch.tensor([[0] * 7, [0] * 4 + [-1] * 3])
+    padded = model(tokens, documents_BT=documents)
+    torch.testing.assert_close(padded[1:, :4], model(tokens[1:, :4]))
+    assert float(model.moe_layers()[0].num_tokens) == 11 + 4
 
 
 def test_generation_with_experts_that_choose_is_refused() -> None:

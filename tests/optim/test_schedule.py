@@ -93,3 +93,18 @@ def test_groups_hold_every_parameter_once_by_role_and_decay() -> None:
         assert {named[name].ndim >= 2 for name in group.names} == {group.weight_decay == 0.2}
         assert {role_of(name) for name in group.names} == {group.role}
     assert [group.name for group in groups] == ["dense without decay", "dense", "embedding", "experts"]
+
+
+def test_biases_of_experts_are_stacked_and_still_do_not_decay() -> None:
+    config = tiny_config(
+        moe={
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 8,
+            "expert": {"kind": "swiglu", "bias": True},
+        }
+    )
+    groups = parameter_groups(Transformer(config).named_parameters(), AdamW())
+    experts = {group.weight_decay > 0: group.names for group in groups if group.role == "experts"}
+    assert all(name.endswith("_proj") for name in experts[True])
+    assert all(name.endswith("_bias") for name in experts[False])

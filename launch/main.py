@@ -65,7 +65,7 @@ VERBS = {
     ),
     "convert": Verb(
         "turn a Hugging Face folder into a run folder, or a run folder into a Hugging Face folder",
-        "llmsys convert downloads/Qwen3-0.6B runs/qwen3 && llmsys convert runs/qwen3 export/qwen3",
+        "llmsys convert downloads/Qwen3-0.6B runs/qwen3",
         takes_config=False,
     ),
     "show": Verb(

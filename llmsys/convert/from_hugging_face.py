@@ -27,7 +27,7 @@ from llmsys.convert.source import CHECKPOINTS, KEPT, RECORD, RUN_CONFIG, UNUSED,
 from llmsys.convert.streamed import FILE_BYTES, Piece, write_tensors
 from llmsys.errors import CheckpointError
 from llmsys.log import Progress
-from llmsys.tokenizer import MODEL_NAME
+from llmsys.tokenizer import MODEL_NAME, load_tokenizer
 from llmsys.train.checkpoint import publish_weights
 
 SMALL_FILE_BYTES = 1 << 26
@@ -105,9 +105,11 @@ def convert_from_hugging_face(source: Path, destination: Path) -> Path:
     pieces = reading.pieces()
     reading.check_copies()
     with published(destination) as folder:
-        _write_checkpoint(folder, reading, pieces)
-        _keep_originals(folder / KEPT, source, reading)
         tokenizer = _copy_tokenizer(source, folder)
+        # Whoever begins a run with these weights must cut text as they were trained.
+        known = {} if tokenizer is None else {"tokenizer_fingerprint": load_tokenizer(folder / tokenizer).fingerprint}
+        _write_checkpoint(folder, reading, pieces, known)
+        _keep_originals(folder / KEPT, source, reading)
         run = _run_config(reading.model, destination, tokenizer)
         (folder / RUN_CONFIG).write_text(dump(run), encoding="utf-8")
     return destination
@@ -139,7 +141,7 @@ def _with_what_is_there(model: ModelConfig, found: dict[str, Any]) -> ModelConfi
     return model
 
 
-def _write_checkpoint(folder: Path, reading: Reading, pieces: list[Piece]) -> None:
+def _write_checkpoint(folder: Path, reading: Reading, pieces: list[Piece], run_state: dict[str, Any]) -> None:
     sizes = {piece.part: piece.nbytes for piece in pieces}
     with Progress("convert", total=sum(sizes.values()), unit="B") as progress:
 
@@ -148,7 +150,11 @@ def _write_checkpoint(folder: Path, reading: Reading, pieces: list[Piece]) -> No
             return reading.value(part)
 
         file_bytes = min(FILE_BYTES, reading.files.largest_file())
-        publish_weights(folder / CHECKPOINTS, lambda inside: write_tensors(inside, pieces, value_of, file_bytes))
+
+        def write(inside: Path) -> None:
+            write_tensors(inside, pieces, value_of, file_bytes)
+
+        publish_weights(folder / CHECKPOINTS, write, run_state=run_state)
 
 
 def _keep_originals(kept: Path, source: Path, reading: Reading) -> None:

@@ -27,6 +27,7 @@ from llmsys.convert.streamed import CheckpointReader
 from llmsys.convert.tokenizer_files import token_ids, write_tokenizer
 from llmsys.errors import CheckpointError
 from llmsys.log import Progress, logger
+from llmsys.train.average import average_last
 from llmsys.train.objective import tokenizer_path
 
 SHARD_BYTES = 5_000_000_000
@@ -46,6 +47,8 @@ class Writing:
         run_folder, checkpoint = checkpoint_in(source)
         self.run_folder = run_folder
         self.run: RunConfig = load_run(str(run_folder / RUN_CONFIG))
+        if (last := self.run.checkpoint.average_last) > 1 and run_folder == source:
+            checkpoint = average_last(run_folder, last)  # the model that the run evaluates and generates with
         self.reader = CheckpointReader(checkpoint)
         record = kept_record(run_folder)
         same = record is not None and record["model"] == self.run.model.model_dump(mode="json")

@@ -4,11 +4,22 @@ import json
 from pathlib import Path
 
 import pytest
+import sentencepiece
 
 from launch.main import main
+from llmsys.tokenizer import load_tokenizer
 from tests.helpers.oracle_models import build
 
 pytest.importorskip("transformers")
+
+
+@pytest.fixture
+def trained_tokenizer(tmp_path: Path) -> Path:
+    lines = (f"the lazy {i} dogs of the {i % 7} quick foxes" for i in range(200))
+    options = {"vocab_size": 330, "hard_vocab_limit": False, "byte_fallback": True, "minloglevel": 2}
+    prefix = str(tmp_path / "pieces")
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_prefix=prefix, model_type="bpe", **options)
+    return tmp_path / "pieces.model"
 
 
 @pytest.fixture
@@ -27,6 +38,22 @@ def test_the_direction_follows_from_the_source(
     assert main(["convert", str(checkpoint), str(back), "--max-shard-size", "20KB", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"source": str(checkpoint), "destination": str(back)}
     assert len(list(back.glob("model-*-of-*.safetensors"))) > 1
+
+
+def test_generation_works_from_a_converted_folder(
+    tmp_path: Path, trained_tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = build("llama")
+    model.resize_token_embeddings(400)
+    model.save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs" / "tokenizer.model").write_bytes(trained_tokenizer.read_bytes())
+    assert main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours")]) == 0
+    capsys.readouterr()
+    words = ["--prompt", "the lazy", "generation.max_new_tokens=5", "--json"]
+    assert main(["generate", str(tmp_path / "ours" / "config.yaml"), *words]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["prompt"] == "the lazy"
+    record = json.loads((tmp_path / "ours" / "checkpoints" / "step-00000000" / "state.json").read_text())
+    assert record["run"] == {"tokenizer_fingerprint": load_tokenizer(trained_tokenizer).fingerprint}
 
 
 def test_a_dry_run_lists_both_ways_and_writes_nothing(

@@ -56,7 +56,8 @@ def test_help_of_a_verb_has_a_working_example(name: str, capsys: pytest.CaptureF
     program, verb, *words = shlex.split(VERBS[name].example)
     assert (program, verb) == ("llmsys", name)
     arguments = parser_of(name).parse_intermixed_args(words)
-    assert main(["show", arguments.config, *arguments.overrides, "--json"]) == 0
+    if VERBS[name].takes_config:
+        assert main(["show", arguments.config, *arguments.overrides, "--json"]) == 0
 
 
 @pytest.mark.parametrize(

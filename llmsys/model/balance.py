@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from llmsys.config.moe import MoeConfig
-from llmsys.model.router import Scores
+from llmsys.model.router import Scores, histogram
 
 # B rows (sequences), T positions, N = B * T tokens, E experts
 
@@ -60,7 +60,7 @@ def count_by_row(experts_NK: Tensor, num_experts: int, real_BT: Tensor) -> Tenso
     row_N = torch.arange(rows, device=experts_NK.device).repeat_interleave(length)
     # Bin 0 is for what does not count: padding, and NO_EXPERT.
     bins_NK = (row_N[:, None] * num_experts + experts_NK + 1).where(real_BT.view(-1, 1) & (experts_NK >= 0), 0)
-    return torch.bincount(bins_NK.flatten(), minlength=rows * num_experts + 1)[1:].view(rows, num_experts)
+    return histogram(bins_NK.flatten(), rows * num_experts + 1)[1:].view(rows, num_experts)
 
 
 def updated_bias(bias_E: Tensor, tokens_E: Tensor, rate: float) -> Tensor:

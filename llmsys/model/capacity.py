@@ -8,7 +8,7 @@ choice before any second one; then a token's output would depend on later tokens
 import torch
 from torch import Tensor
 
-from llmsys.model.router import NO_EXPERT, Routing
+from llmsys.model.router import NO_EXPERT, Routing, histogram
 
 # B rows (sequences), T positions, N = B * T tokens, K experts per token, E experts, A = N * K assignments
 
@@ -36,7 +36,7 @@ def room(tokens_B: Tensor, per_token: float) -> Tensor:
 def _place_in_queue(queue_A: Tensor, num_queues: int) -> Tensor:
     """How many earlier assignments wait in the same queue, (A,)."""
     order_A = queue_A.argsort(stable=True)
-    lengths = torch.bincount(queue_A, minlength=num_queues)
+    lengths = histogram(queue_A, num_queues)
     starts = lengths.cumsum(0) - lengths
     place_A = torch.empty_like(queue_A)
     place_A[order_A] = torch.arange(len(queue_A), device=queue_A.device) - starts[queue_A[order_A]]

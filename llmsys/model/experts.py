@@ -103,7 +103,9 @@ class _BiasOfRow(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (counts_E,) = ctx.saved_tensors
-        sums_EF = torch.segment_reduce(gradients[0].float().contiguous(), "sum", lengths=counts_E, axis=0, initial=0)
+        sums_EF = torch.segment_reduce(
+            gradients[0].float().contiguous(), "sum", lengths=counts_E, axis=0, initial=0, unsafe=True
+        )
         return sums_EF.to(gradients[0].dtype), None, None
 
 

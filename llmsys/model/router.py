@@ -99,5 +99,14 @@ class Router(nn.Module):
 def count_tokens(experts_NK: Tensor, num_experts: int, *, partial: bool = False) -> Tensor:
     """How many of the assignments go to each expert, int64 of shape (E,). `partial`: NO_EXPERT may be among them."""
     if not partial:
-        return torch.bincount(experts_NK.flatten(), minlength=num_experts)
-    return torch.bincount(experts_NK.flatten() + 1, minlength=num_experts + 1)[1:]
+        return histogram(experts_NK.flatten(), num_experts)
+    return histogram(experts_NK.flatten() + 1, num_experts + 1)[1:]
+
+
+def histogram(bins_A: Tensor, num_bins: int) -> Tensor:
+    """How often each number below `num_bins` occurs, int64.
+
+    Unlike bincount it does not make a GPU wait to learn the largest number; integers add up the same in any order.
+    """
+    counts = torch.zeros(num_bins, dtype=torch.int64, device=bins_A.device)
+    return counts.scatter_add_(0, bins_A, torch.ones_like(bins_A))

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from launch.main import main
+from llmsys.config.hugging_face.defaults import DEFAULTS
 from llmsys.config.hugging_face.families import FAMILIES
 from llmsys.config.hugging_face.model import model_from_hugging_face
+from llmsys.config.hugging_face.rope import KINDS
 from llmsys.config.load import load_any, load_model, load_run, read_config
 from llmsys.errors import ConfigError
 
@@ -236,3 +238,17 @@ def test_a_folder_without_a_config_json_is_refused(folder: Path) -> None:
     (folder / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"empty is a folder without a config\.json\. Give the path of a file\."):
         load_model("empty")
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_junk_is_refused_and_never_crashes(model_type: str) -> None:
+    nested = {"rope_scaling", "rope_parameters", "attn_config", "ffn_config", "architectures", "id2label", "layer_types"}
+    inner = ("factor", "rope_type", "original_max_position_embeddings", "mscale_all_dim", "short_factor", "attn_pdrop")
+    for junk in (None, "x", "", -1, 0, 1.5, float("inf"), [], [1, "x"], {}, {"x": 1}, True, [None]):
+        shapes = [{key: junk} for key in DEFAULTS[model_type].keys() | nested]
+        shapes += [{"rope_scaling": {"type": kind, key: junk}} for kind in KINDS for key in inner]
+        for changes in shapes:
+            try:
+                model_from_hugging_face({"model_type": model_type, "num_experts_per_tok": 2, **changes})
+            except ConfigError as error:
+                assert "config.json: " in str(error)

@@ -95,20 +95,20 @@ def _longrope(inner: Fields, old_length: int) -> Values:
     values: Values = {name: inner.numbers(name) for name in ("short_factor", "long_factor")}
     factor, whole = inner.number_or_none("factor"), inner.number_or_none("attention_factor")
     if whole is None and factor is not None:
-        whole = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(old_length))
+        whole = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(max(2, old_length)))
     for name in ("short_mscale", "long_mscale"):
         own = inner.number_or_none(name)
         values[name] = whole if own is None else own
     return values
 
 
-def latent_scale(position: Values, inner: Values, channels: int) -> float | None:
+def latent_scale(position: Values, rotary: Any, channels: int) -> float | None:
     """DeepSeek's factor on the scores: 1 / sqrt(channels) · m², m as YaRN's with `mscale_all_dim`; None: no m.
 
-    `inner` are the rotary parameters of the file, where mscale_all_dim may stand without mscale.
+    `rotary` are the file's own parameters, where mscale_all_dim may stand without mscale.
     """
-    stretch = inner.get("mscale_all_dim")
-    if position["scaling"]["kind"] == "none" or not isinstance(stretch, int | float) or not stretch:
+    stretch = rotary.get("mscale_all_dim") if isinstance(rotary, dict) else None
+    if position["scaling"]["kind"] == "none" or not isinstance(stretch, int | float) or not stretch or channels < 1:
         return None
     factor = float(position["scaling"].get("factor", 1.0))
     sharper = 1.0 if factor <= 1 else 0.1 * float(stretch) * math.log(factor) + 1.0

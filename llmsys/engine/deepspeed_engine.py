@@ -131,7 +131,7 @@ class DeepSpeedEngine:
         return StepResult(float(sum_over_ranks(total) / targets), norm, int(targets))
 
     def _backward(self, batch: Batch, counts: Tensor) -> Tensor:
-        share, nats = shares_of(self.module, self._engine(**batch.inputs()), batch, self._loss, counts)
+        share, nats = shares_of(self.module, self._engine, batch, self._loss, counts)
         # DeepSpeed divides by the world size, for experts too; the product undoes it exactly for powers of two.
         self._engine.backward(share * world_size(), scale_wrt_gas=False)
         return nats

@@ -16,8 +16,8 @@ from llmsys.data.batch import Batch
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.group import sum_over_ranks
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(logits_BTV, targets_BT) → the loss summed over the valid targets of each of the B sequences."""
+Loss = Callable[[nn.Module | None, Tensor, Tensor], Tensor]
+"""(head, hidden_BTD, targets_BT) → the loss summed over all valid targets; without a head, logits for hidden states."""
 
 
 @dataclass(frozen=True)

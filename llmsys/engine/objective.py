@@ -4,48 +4,51 @@ Sums over this micro-batch, divided by the counts of the whole step over all ran
 micro-batches and ranks without another factor.
 """
 
+from collections.abc import Callable
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.engine.engine import Loss, real_tokens
 from llmsys.model.transformer import Transformer
 
-# B sequences, T positions, V vocabulary, k modules of multi-token prediction
+# B sequences, T positions, D width, k modules of multi-token prediction
 
 
 def shares_of(
-    model: Transformer, logits_BTV: Tensor, batch: Batch, loss: Loss, counts: Tensor
+    model: Transformer, forward: Callable[..., Tensor], batch: Batch, loss: Loss, counts: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(this micro-batch's share of the step's loss, to go backward; its plain sum over targets, for the log).
 
-    `counts` are valid targets and real tokens of the step, see `counts_of`.
+    `forward` runs `model`, perhaps inside a wrapper. `counts` are valid targets and real tokens of the step, see
+    `counts_of`.
     """
-    nats = loss(logits_BTV, batch.targets_BT).sum()
-    learnt = nats + further_tokens(model, batch, loss)
+
+    def finish(head: nn.Module | None, x_BTD: Tensor, places: int) -> Tensor:
+        return loss(head, x_BTD, further_targets(batch, places))
+
+    nats = forward(**batch.inputs(), finish=finish)
+    learnt = nats + further_tokens(model)
     balance = model.auxiliary_loss() * real_tokens(batch)
     return learnt / counts[0] + balance / counts[1], nats.detach()
 
 
-def further_tokens(model: Transformer, batch: Batch, loss: Loss) -> Tensor:
+def further_tokens(model: Transformer) -> Tensor:
     """The weighted mean over modules of the loss on the token k places further; 0 for a model without modules.
 
     DeepSeek-V3 (arXiv:2412.19437, 2.2, equations 24 and 25): like there, the sum is divided by all targets later.
     """
     config = model.config.multi_token_prediction
     if config is None:
-        return torch.zeros((), device=batch.targets_BT.device)
-    sums = [
-        loss(logits_BTV, further_targets(batch, k)).sum()
-        for k, logits_BTV in enumerate(model.predicted_logits, start=1)
-    ]
-    return config.weight * torch.stack(sums).mean()
+        return torch.zeros((), device=model.embed.weight.device)
+    return config.weight * torch.stack(model.predicted).mean()
 
 
 def further_targets(batch: Batch, k: int) -> Tensor:
     """The targets k places further, (B, T - k); IGNORED where those belong to another document."""
     targets_BT = batch.targets_BT[:, k:]
-    if batch.documents_BT is None:
+    if batch.documents_BT is None or not k:
         return targets_BT
     same_BT = batch.documents_BT[:, k:] == batch.documents_BT[:, : targets_BT.shape[1]]
     return targets_BT.where(same_BT, torch.full_like(targets_BT, IGNORED))

@@ -63,7 +63,7 @@ class TorchEngine:
         return StepResult(float(sum_over_ranks(total) / targets), float(norm), int(targets))
 
     def _backward(self, batch: Batch, counts: Tensor) -> Tensor:
-        share, nats = shares_of(self.module, self.module(**batch.inputs()), batch, self._loss, counts)
+        share, nats = shares_of(self.module, self.module, batch, self._loss, counts)
         share.backward()
         return nats
 

@@ -28,6 +28,14 @@ from llmsys.model.stack import Stack
 # B rows, T positions, S source positions, D width, V vocabulary
 
 
+Finish = Callable[[nn.Module | None, Tensor, int], Tensor]
+"""(head, hidden_BTD, places) → what the forward pass gives in place of the head's output.
+
+For instance the loss of the targets `places` beyond the next token. A classifier comes without a head, and its logits
+in place of hidden states.
+"""
+
+
 class Transformer(Stack):
     """A decoder, an encoder, or both, as `config` composes it."""
 
@@ -48,7 +56,7 @@ class Transformer(Stack):
             self.add_module(name, module)
         depth = 0 if config.multi_token_prediction is None else config.multi_token_prediction.depth
         self.prediction = nn.ModuleList(PredictionModule(config) for _ in range(depth))
-        self.predicted_logits: list[Tensor] = []
+        self.predicted: list[Tensor] = []
         self._tie()
 
     def forward(
@@ -61,10 +69,11 @@ class Transformer(Stack):
         token_types_BT: Tensor | None = None,
         memory: Memory | None = None,
         cache: KeyValueCache | None = None,
+        finish: Finish | None = None,
     ) -> Tensor:
         """Logits (B, T, V) in the dtype of the weights; of a classifier (B, labels), with features as head (B, T, D).
 
-        In training mode `predicted_logits` then holds those of the multi-token prediction, see `_predict`.
+        In training mode `predicted` then holds those of the multi-token prediction, see `_predict`.
 
         Args:
             tokens_BT: token ids, integer; in an encoder-decoder those of the target.
@@ -76,6 +85,7 @@ class Transformer(Stack):
             memory: in place of the source, what `encode` has made of it.
             cache: keys and values of earlier calls, extended in place; tokens_BT then holds the new tokens only. Source
                 or memory are given with the first call and kept.
+            finish: called with head and hidden states; what it gives takes the place of logits.
 
         Raises:
             ConfigError: more positions than the model or the cache has, documents together with a cache, a source
@@ -93,10 +103,11 @@ class Transformer(Stack):
             embedded_BTD, documents_BT=documents_BT, token_types_BT=token_types_BT, cache=cache, memory=memory
         )
         if self.training and self.prediction and self.head is not None:
-            self.predicted_logits = self._predict(self.head, tokens_BT, x_BTD, context)
-        if self.config.head.kind == "classification":
-            return self._labels(x_BTD)
-        hidden_BTD = self.finished(x_BTD[:, -new:])
+            self.predicted = self._predict(self.head, tokens_BT, x_BTD, context, finish)
+        labels = self.config.head.kind == "classification"
+        hidden_BTD = self._labels(x_BTD) if labels else self.finished(x_BTD[:, -new:])
+        if finish is not None:
+            return finish(self.head, hidden_BTD, 0)
         output: Tensor = hidden_BTD if self.head is None else self.head(hidden_BTD)
         return output
 
@@ -167,16 +178,20 @@ class Transformer(Stack):
         cache.extend("tokens", tokens_BT)
         return cache.replay(tokens_BT) if rotations.outgrown(cache, tokens_BT.shape[1]) else tokens_BT
 
-    def _predict(self, head: nn.Module, tokens_BT: Tensor, x_BTD: Tensor, context: StackContext) -> list[Tensor]:
-        """Logits of each prediction module. Those of module k, counted from 1, belong to the targets k places further.
+    def _predict(
+        self, head: nn.Module, tokens_BT: Tensor, x_BTD: Tensor, context: StackContext, finish: Finish | None
+    ) -> list[Tensor]:
+        """Logits of each prediction module, or what `finish` makes of them.
 
-        They have shape (B, T - k, V): entry t has seen tokens up to t + k and predicts the one after.
+        Those of module k, counted from 1, belong to the targets k places further. They have shape (B, T - k, V): entry
+        t has seen tokens up to t + k and predicts the one after.
         """
-        logits, length = [], tokens_BT.shape[1]
+        predicted, length = [], tokens_BT.shape[1]
         for k, module in enumerate(self.prediction, start=1):
             x_BTD = module(x_BTD, self._embedded(shifted(tokens_BT, k), None), context)
-            logits.append(head(module.get_submodule("norm")(x_BTD[:, : max(length - k, 0)])))
-        return logits
+            hidden_BTD = module.get_submodule("norm")(x_BTD[:, : max(length - k, 0)])
+            predicted.append(head(hidden_BTD) if finish is None else finish(head, hidden_BTD, k))
+        return predicted
 
     def _labels(self, x_BTD: Tensor) -> Tensor:
         """BERT's classifier: pooler, dropout, linear map."""

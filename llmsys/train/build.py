@@ -24,7 +24,7 @@ from llmsys.shards import TokenShards
 from llmsys.tokenizer import Tokenizer
 from llmsys.train import checkpoint, folder
 from llmsys.train.average import average_last
-from llmsys.train.loss import training_loss
+from llmsys.train.head_loss import training_loss
 from llmsys.train.measure import Result
 from llmsys.train.objective import evaluator_of, open_data, steps_of
 from llmsys.train.start import take_weights

@@ -10,11 +10,13 @@ fills masks computes a seventh of its logits.
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from llmsys.config.objective import LossConfig
 from llmsys.data.batch import IGNORED
+from llmsys.engine.engine import Loss
 from llmsys.model.head import MaskedHead, VocabularyHead
-from llmsys.train.loss import token_losses
+from llmsys.train.loss import sequence_losses, token_losses
 
 # B rows, T positions, D width, N valid targets, V vocabulary
 
@@ -36,6 +38,18 @@ def head_loss(
     softcap = head.softcap if isinstance(head, VocabularyHead) else None
     arguments = x_ND, head.weight, head.bias, fixed_V, targets_BT[valid_BT], label_smoothing, z_loss, softcap
     loss: Tensor = _HeadLoss.apply(*arguments)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def training_loss(config: LossConfig) -> Loss:
+    """The loss that is trained with; evaluation takes `sequence_losses` as it is."""
+    shape = {"label_smoothing": config.label_smoothing, "z_loss": config.z_loss}
+
+    def loss(head: nn.Module | None, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+        if isinstance(head, VocabularyHead | MaskedHead):
+            return head_loss(head, x_BTD, targets_BT, **shape)
+        return sequence_losses(x_BTD, targets_BT, **shape).sum()
+
     return loss
 
 

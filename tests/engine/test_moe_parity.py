@@ -113,5 +113,5 @@ def test_two_ranks_follow_the_plain_run(name: str, finished: dict[str, tuple[lis
     assert sum(expected_reports[0]["dropped"]) > 0 or CASES[name][3] is not DROPS
     for key, value in expected.items():
         difference = float((torch.from_numpy(state[key]) - value).abs().max())
-        allowed = 1e-4 * float(value.abs().max()) + 1e-12
+        allowed = 3e-4 * float(value.abs().max()) + 1e-12
         assert difference <= allowed, f"{key} differs by {difference:.2e}, allowed {allowed:.2e}"

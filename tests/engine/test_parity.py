@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from llmsys.config.layout import Layout
+from llmsys.config.objective import LossConfig
 from llmsys.config.optimizer import AdamW
 from llmsys.data.batch import Batch
 from llmsys.engine.engine import Engine
@@ -19,6 +20,7 @@ from llmsys.model.transformer import Transformer
 from llmsys.optim.groups import parameter_groups
 from llmsys.parallel.mesh import make_meshes
 from llmsys.train.balance import settle_experts
+from llmsys.train.head_loss import training_loss
 from llmsys.train.loss import sequence_losses
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import LENGTH, SEQUENCES, sequences, tiny_config
@@ -69,7 +71,7 @@ def build(kind: str, layout: Layout, clip: float, micro_batches: int, **changes:
     common: dict[str, Any] = {
         "meshes": make_meshes(layout.fit(torch.distributed.get_world_size(), config), device),
         "optimizer": OPTIMIZER.model_copy(update={"gradient_clip": clip}),
-        "loss": sequence_losses,
+        "loss": training_loss(LossConfig()),
         "compute_dtype": torch.float32,
         "seed": 7,
         "device": device,
@@ -160,6 +162,6 @@ def test_every_engine_and_layout_follows_the_plain_run(finished: tuple[int, list
         for key, value in expected.items():
             # A moment is compared at its tensor's scale. A weight moves by LEARNING_RATE in a step however small its
             # gradient is, so near-zero gradients may differ in it by a share of that.
-            allowed = 0.02 * LEARNING_RATE if key.startswith("parameter/") else 1e-4 * float(value.abs().max())
+            allowed = 0.02 * LEARNING_RATE if key.startswith("parameter/") else 3e-4 * float(value.abs().max())
             difference = float((torch.from_numpy(state[key]) - value).abs().max())
             assert difference <= allowed, f"{name}: {key} differs by {difference:.2e}, allowed {allowed:.2e}"

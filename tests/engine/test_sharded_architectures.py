@@ -27,7 +27,7 @@ def gradients(model: Transformer) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of fixed weights on all that the model gives, and the gradient of every parameter."""
     output = model(tiny_tokens(), **source_for(model.config))
     total = torch.zeros(())
-    for index, logits in enumerate([output, *model.predicted_logits]):
+    for index, logits in enumerate([output, *model.predicted]):
         weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(index))
         total = total + (logits * weights).sum()
     total.backward()

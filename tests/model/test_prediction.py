@@ -26,9 +26,9 @@ CONFIGS = {
 def test_logits_and_gradients_of_every_module_equal_the_formulas(config: ModelConfig) -> None:
     model, tokens = tiny_model(config), tiny_tokens()
     logits = model(tokens)
-    weights = [torch.randn(x.shape, generator=torch.Generator().manual_seed(5)) for x in model.predicted_logits]
+    weights = [torch.randn(x.shape, generator=torch.Generator().manual_seed(5)) for x in model.predicted]
     assert [x.shape[1] for x in weights] == [6, 5]
-    (logits.mean() + sum((x * w).sum() for x, w in zip(model.predicted_logits, weights, strict=True))).backward()
+    (logits.mean() + sum((x * w).sum() for x, w in zip(model.predicted, weights, strict=True))).backward()
 
     twin = {name: p.detach().double().requires_grad_() for name, p in model.named_parameters()}
     p = twin | {name: buffer.double() for name, buffer in model.named_buffers()}
@@ -37,7 +37,7 @@ def test_logits_and_gradients_of_every_module_equal_the_formulas(config: ModelCo
     ]
     total = sum((x * w).sum() for x, w in zip(expected, weights, strict=True))
     (total + reference.output(config, p, tokens).mean()).backward()
-    for ours, theirs in zip(model.predicted_logits, expected, strict=True):
+    for ours, theirs in zip(model.predicted, expected, strict=True):
         assert relative_error(ours, theirs) < 1e-5
     for name, parameter in model.named_parameters():
         assert relative_error(parameter.grad, twin[name].grad) < 1e-5, name
@@ -46,10 +46,10 @@ def test_logits_and_gradients_of_every_module_equal_the_formulas(config: ModelCo
 def test_a_module_sees_its_token_ahead_and_none_behind_it() -> None:
     model, tokens = tiny_model(CONFIGS["dense"]), tiny_tokens(1, 7)
     model(tokens)
-    before = [x.detach() for x in model.predicted_logits]
+    before = [x.detach() for x in model.predicted]
     tokens[:, 5] = (tokens[:, 5] + 1) % 37
     model(tokens)
-    for k, (old, new) in enumerate(zip(before, model.predicted_logits, strict=True), start=1):
+    for k, (old, new) in enumerate(zip(before, model.predicted, strict=True), start=1):
         changed = (old - new).abs().amax(-1)[0] > 1e-6
         assert changed.tolist() == [t + k >= 5 for t in range(7 - k)]
 
@@ -58,7 +58,7 @@ def test_a_module_sees_its_token_ahead_and_none_behind_it() -> None:
 def test_modules_rest_outside_of_training() -> None:
     model, tokens = tiny_model(CONFIGS["dense"]).eval(), tiny_tokens()
     with_modules = model(tokens)
-    assert model.predicted_logits == []
+    assert model.predicted == []
     plain = tiny_model(tiny_config())
     plain.load_state_dict(model.state_dict(), strict=False)
     assert torch.equal(plain(tokens), with_modules)

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from llmsys.config.model import ModelConfig
+from llmsys.config.objective import LossConfig
 from llmsys.model.head import MaskedHead, VocabularyHead, build_head
 from llmsys.train import head_loss as room
-from llmsys.train.head_loss import head_loss
+from llmsys.train.head_loss import head_loss, training_loss
 from llmsys.train.loss import sequence_losses
 
 HEADS: dict[str, dict[str, Any]] = {
@@ -80,3 +81,11 @@ def test_a_second_backward_is_refused() -> None:
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="used up by its first backward"):
         loss.backward()
+
+
+def test_the_training_loss_is_shaped_with_and_without_a_head() -> None:
+    head, x_BTD, targets_BT = built(HEADS["plain"]), torch.randn(2, 3, 16), torch.tensor([[0, 1, 2], [3, 4, 0]])
+    loss = training_loss(LossConfig(label_smoothing=0.1, z_loss=1e-3))
+    expected = sequence_losses(head(x_BTD), targets_BT, 0.1, 1e-3).sum()
+    torch.testing.assert_close(loss(head, x_BTD, targets_BT), expected)
+    torch.testing.assert_close(loss(None, head(x_BTD), targets_BT), expected)

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from llmsys.config.objective import LossConfig
-from llmsys.train.loss import ROWS_ON_CPU, sequence_losses, training_loss
+from llmsys.train.loss import ROWS_ON_CPU, sequence_losses
 
 
 @pytest.mark.parametrize("length", [1, 7, ROWS_ON_CPU])
@@ -48,14 +47,6 @@ def test_smoothing_and_z_loss_equal_their_definitions(smoothing: float, z: float
     (plain_B * torch.tensor([1.0, -2.0, 3.0])).sum().backward()
     torch.testing.assert_close(logits_BTV.grad, plain_BTV.grad)
     assert (logits_BTV.grad[0, 5:] == 0).all()
-
-
-def test_the_training_loss_is_shaped_and_evaluation_is_plain() -> None:
-    logits_BTV, targets_BT = torch.randn(2, 3, 5), torch.tensor([[0, 1, 2], [3, 4, 0]])
-    shaped = training_loss(LossConfig(label_smoothing=0.1, z_loss=1e-3))(logits_BTV, targets_BT)
-    torch.testing.assert_close(shaped, plainly_smoothed(logits_BTV, targets_BT, 0.1, 1e-3))
-    plain = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
-    torch.testing.assert_close(sequence_losses(logits_BTV, targets_BT), plain.view(2, 3).sum(1))
 
 
 def test_a_classifier_counts_as_sequences_of_one() -> None:

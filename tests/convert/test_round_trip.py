@@ -97,3 +97,30 @@ def test_old_names_copies_and_unused_tables_come_back_too(tmp_path: Path) -> Non
     convert_from_hugging_face(tmp_path / "theirs", tmp_path / "ours")
     convert_to_hugging_face(tmp_path / "ours", tmp_path / "back")
     assert contents(tmp_path / "back") == contents(tmp_path / "theirs")
+
+
+def test_what_a_folder_holds_beyond_its_config_is_built_and_comes_back(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    saved("bert, pretraining", tmp_path / "bert", torch.float32)
+    config = json.loads((tmp_path / "bert" / "config.json").read_text())
+    (tmp_path / "bert" / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+    saved("deepseek_v3", tmp_path / "deepseek", torch.float32)
+    file = tmp_path / "deepseek" / "model.safetensors"
+    tensors = load_file(file)
+    # As published: one more block of experts, two norms, a projection of both, and copies of embedding and head.
+    last = {key: value for key, value in tensors.items() if key.startswith("model.layers.2.")}
+    tensors |= {key.replace("layers.2.", "layers.3."): value + 1 for key, value in last.items()}
+    more = {"enorm.weight": (16,), "hnorm.weight": (16,), "shared_head.norm.weight": (16,), "eh_proj.weight": (16, 32)}
+    tensors |= {f"model.layers.3.{name}": torch.randn(shape) for name, shape in more.items()}
+    tensors["model.layers.3.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["model.layers.3.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, file, metadata={"format": "pt"})
+    for name in ("bert", "deepseek"):
+        convert_from_hugging_face(tmp_path / name, tmp_path / f"{name}_ours")
+        convert_to_hugging_face(tmp_path / f"{name}_ours", tmp_path / f"{name}_back")
+        assert contents(tmp_path / f"{name}_back") == contents(tmp_path / name)
+    models = [load_run(str(tmp_path / f"{name}_ours" / "config.yaml")).model for name in ("bert", "deepseek")]
+    assert models[0].head.pooler
+    assert models[0].head.next_sentence
+    assert models[1].multi_token_prediction.depth == 1

@@ -243,7 +243,7 @@ def test_a_folder_without_a_config_json_is_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_junk_is_refused_and_never_crashes(model_type: str) -> None:
-    nested = set("rope_scaling rope_parameters attn_config ffn_config architectures id2label layer_types".split())
+    nested = {"rope_scaling", "rope_parameters", "attn_config", "ffn_config", "architectures", "layer_types"}
     inner = ("factor", "rope_type", "original_max_position_embeddings", "mscale_all_dim", "short_factor", "attn_pdrop")
     for junk in (None, "x", "", -1, 0, 1.5, float("inf"), [], [1, "x"], {}, {"x": 1}, True, [None]):
         shapes = [{key: junk} for key in DEFAULTS[model_type].keys() | nested]

@@ -32,7 +32,7 @@ class TrainConfig(Section):
         "bf16", description="Type of weights and activations in products; masters and moments are always fp32."
     )
     start_from: Path | None = Field(
-        None, description="Run folder or checkpoint whose weights a new run begins with, by name; the rest is initialised."
+        None, description="Run folder or checkpoint whose weights a new run begins with, by name."
     )
     log_every_steps: int = Field(10, ge=1, description="Steps between two logged steps.")
     threads_per_process: int = Field(

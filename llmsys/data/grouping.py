@@ -18,7 +18,9 @@ from llmsys.errors import ConfigError
 # N sequences of an epoch, G groups of an epoch
 
 POOL_GROUPS = 128
-"""Groups that are cut from one random pool. Larger pools pad less; smaller ones change more who meets whom."""
+"""Groups that are cut from one random pool, about; there are two pools at least, or the same pairs would always meet.
+
+Larger pools pad less, smaller ones mix more."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Grouping:
         total = int(self.lengths_N.sum())
         order = permutation(len(self.lengths_N), order_key("sequences", *self.key, epoch))
         lengths_N, other_N = self.lengths_N[order], self.other_N[order]
-        pools = max(1, round(self.groups / POOL_GROUPS))
+        pools = min(self.groups, max(2, round(self.groups / POOL_GROUPS)))
         pool_N = (np.cumsum(lengths_N) - lengths_N) * pools // total
         turned_N = np.where(pool_N % 2, -lengths_N, lengths_N)
         inner_N = np.where(lengths_N % 2, -other_N, other_N)

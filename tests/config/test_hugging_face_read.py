@@ -205,6 +205,28 @@ def test_smollm3_leaves_every_fourth_layer_unrotated() -> None:
     assert [model.rotates(layer) for layer in range(8)] == [True, True, True, False] * 2
 
 
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("marian", {"extra_pos_embeddings": 58101, "static_position_embeddings": True}),
+        ("llama", {"architectures": ["LLaMAForCausalLM"], "max_sequence_length": 2048}),
+        ("llama", {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}}),
+        ("qwen3_moe", {"qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0}),
+        ("gemma2", {"sliding_window_size": 4096}),
+        ("gpt_neox", {"custom_pipelines": {"text-generation": {}}, "num_steps": "global_step143000"}),
+        ("opt", {"learned_embeddings": True, "scale_embeddings": False}),
+        ("bart", {"replacing_rate": 0, "student_encoder_layers": None, "student_decoder_layers": None}),
+    ],
+)
+def test_what_published_files_add_and_nothing_reads_changes_nothing(model_type: str, changes: dict[str, Any]) -> None:
+    assert tiny(model_type, **changes) == tiny(model_type)
+
+
+def test_the_origin_of_stretched_weights_changes_nothing() -> None:
+    yarn = {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4096}
+    assert tiny("llama", rope_scaling=yarn | {"finetuned": True}) == tiny("llama", rope_scaling=yarn)
+
+
 def test_a_stored_format_is_left_out_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "llmsys"):
         published("deepseek-v3")

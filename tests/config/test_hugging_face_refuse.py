@@ -74,6 +74,9 @@ def refusal(**values: Any) -> str:
         ({"architectures": "LlamaForCausalLM"}, "architectures: 'LlamaForCausalLM' is not a list of texts."),
         ({"num_attention_heads": 5}, "hidden_size: 32 channels cannot be split over num_attention_heads=5. Use 30"),
         ({"num_key_value_heads": 3}, "config.json: num_key_value_heads: 3 does not divide num_attention_heads=4."),
+        ({"head_dim": 0}, "config.json: head_dim: 0 should be greater than or equal to 1."),
+        ({"rope_theta": 0}, "config.json: position.theta: 0.0 should be greater than 0."),
+        ({"rope_interleaved": True}, "rope_interleaved: true is not supported: the channels that turn together"),
         ({"vocab_size": 0}, "config.json: vocab_size: 0 should be greater than or equal to 2."),
     ],
 )
@@ -98,6 +101,13 @@ def test_a_llama_that_cannot_be_built_is_refused_by_name(changes: dict[str, Any]
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: 0.0 is not above 0."),
         ("gemma2", {"layer_types": ["full_attention"]}, "layer_types: has 1 entries for 26 layers. Give one for each."),
         ("gemma2", {"layer_types": ["chunked_attention"] * 26}, "layer_types: 'chunked_attention' is not understood."),
+        (
+            "gemma2",
+            {"sliding_window_size": 512},
+            "sliding_window_size: 512 is not supported: sliding_window says anoth",
+        ),
+        ("gpt_neox", {"rotary_pct": 0.0}, "position.fraction: 0.0 should be greater than 0."),
+        ("qwen3_moe", {"use_qk_norm": False}, "use_qk_norm: false is not supported: queries and keys have norms."),
         ("gemma3_text", {"rope_parameters": {"rope_theta": 1}}, "rope_parameters.rope_theta: unknown field"),
         (
             "gemma3_text",

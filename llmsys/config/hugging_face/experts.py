@@ -60,6 +60,9 @@ def read_qwen2_moe(fields: Fields) -> Values:
 
 def read_qwen3_moe(fields: Fields) -> Values:
     """Qwen3's attention; windows, if they are on, in every layer."""
+    fields.only("qkv_bias", False, None, why="attention_bias says it")
+    fields.only("use_qk_norm", True, None, why="queries and keys have norms")
+    fields.only("shared_expert_intermediate_size", 0, None, why="qwen3_moe has no shared experts")
     fields.skip("max_window_layers")
     width = fields.whole_or_none("sliding_window") if fields.flag("use_sliding_window") else None
     fields.skip("sliding_window")

@@ -22,6 +22,7 @@ from llmsys.config.hugging_face.rope import read_rope, read_scaling, write_rope
 def read_gemma2(fields: Fields) -> Values:
     """Every other layer slides, the first one too; scores and logits are capped."""
     values = _gemma(fields, "Gemma2", 2)
+    fields.only("sliding_window_size", values.get("sliding_window"), None, why="sliding_window says another width")
     return values | {"position": read_rope(fields)}
 
 

@@ -57,7 +57,7 @@ def read_gpt2(fields: Fields) -> Values:
 
 def read_gpt_neox(fields: Fields) -> Values:
     """GPT-NeoX and Pythia: both branches look at the same input, each through a norm of its own."""
-    fields.skip("is_decoder")
+    fields.skip("is_decoder", "num_steps")
     for name in ("attention_probs_dropout_prob", "hidden_dropout_prob"):
         fields.only(name, 0, why="the dropouts of GPT-NeoX are attention_dropout and hidden_dropout")
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "intermediate_size")
@@ -83,6 +83,8 @@ def read_opt(fields: Fields) -> Values:
     fields.only("word_embed_proj_dim", values["hidden_size"], None, why="the embedding has the width of the model")
     fields.only("_remove_final_layer_norm", False, why="a norm stands before the head")
     fields.only("layer_norm_elementwise_affine", True, why="norms have weights")
+    fields.only("learned_embeddings", True, why="positions are trained")
+    fields.only("scale_embeddings", False, why="embeddings are not scaled")
     fields.only("layerdrop", 0, why="no layer is skipped in training")
     fields.only("activation_dropout", 0, why="nothing drops inside the feed-forward")
     bias = fields.flag("enable_bias")

@@ -46,8 +46,10 @@ def gated(fields: Fields, bias: bool = False) -> Values:
 def read_llama(fields: Fields) -> Values:
     """Llama 1 to 3, and the many that share its class (DeepSeek 67B, Yi, …)."""
     only_full(fields)
+    fields.skip("max_sequence_length", "is_llama_config")  # records; max_position_embeddings is what counts
+    fields.only("rope_interleaved", False, None, why="the channels that turn together are half a head apart")
     fields.only("pretraining_tp", 1, None, why="it slices the matrices as they were once trained")
-    values = decoder(fields, "Llama") | gated(fields, fields.flag("mlp_bias"))
+    values = decoder(fields, "Llama", "LLaMAForCausalLM") | gated(fields, fields.flag("mlp_bias"))
     return values | {"attention": attention_bias(fields)}
 
 

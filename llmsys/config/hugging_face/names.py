@@ -6,6 +6,7 @@ Each is here because somebody looked it up; a key that is not here and not under
 _FILE = """
     _name_or_path name_or_path _commit_hash transformers_version dtype torch_dtype torchscript use_bfloat16 auto_map
     model_type tokenizer_class architectures keys_to_ignore_at_inference unsloth_fixed unsloth_version
+    custom_pipelines transformers.js_config
 """
 # How transformers runs a model: kernels, memory, what is given back beside the result.
 _RUN = """

@@ -118,7 +118,7 @@ def read_shape(fields: Fields) -> Values:
     values["tie_word_embeddings"] = fields.flag("tie_word_embeddings")
     pairs, width = fields.whole_or_none("num_key_value_heads"), fields.whole_or_none("head_dim")
     values |= {"num_key_value_heads": pairs} if pairs is not None else {}
-    values |= {"head_dim": width} if width else {}
+    values |= {"head_dim": width} if width is not None else {}
     return values
 
 

@@ -28,17 +28,22 @@ def read_rope(
     """
     inner = _parameters(fields)
     outer = fields.number_or_none(*theta_names)
-    values: Values = {"kind": "rope", "theta": inner.number_or_none("rope_theta") or outer or theta}
+    values: Values = {"kind": "rope", "theta": _first(inner.number_or_none("rope_theta"), outer, theta)}
     if fraction is None:
         inner.only("partial_rotary_factor", 1, None, why="this model type rotates all channels")
         for name in fraction_names:
             fields.only(name, 1, None, why="this model type rotates all channels")
     else:
         outer_share = fields.number_or_none(*fraction_names)
-        values["fraction"] = inner.number_or_none("partial_rotary_factor") or outer_share or fraction
+        values["fraction"] = _first(inner.number_or_none("partial_rotary_factor"), outer_share, fraction)
     values["scaling"] = read_scaling(inner, fields)
     fields.join(inner)
     return values
+
+
+def _first(*values: float | None) -> float:
+    """The first that is given; 0 is given, and is for the model's own rules to refuse."""
+    return next(value for value in values if value is not None)
 
 
 def _parameters(fields: Fields) -> Fields:
@@ -79,6 +84,7 @@ def read_scaling(inner: Fields, fields: Fields) -> Values:
 
 def _yarn(inner: Fields) -> Values:
     inner.defaults = inner.defaults | {"truncate": True}
+    inner.skip("finetuned")  # says how the weights came about
     values: Values = {
         "beta_fast": inner.number_or_none("beta_fast") or 32.0,
         "beta_slow": inner.number_or_none("beta_slow") or 1.0,

@@ -22,7 +22,9 @@ def read_stacks(fields: Fields) -> None:
 def read_bart(fields: Fields) -> Values:
     """BART: learned positions that begin at row 2, a norm after the embedding."""
     read_class(fields, {"BartForConditionalGeneration": "lm", "BartModel": "lm"}, "lm")
-    fields.skip("save_step", "output_past")
+    fields.skip(
+        "save_step", "replacing_rate", "student_encoder_layers", "student_decoder_layers"
+    )  # how it was distilled
     fields.only("tie_word_embeddings", True, why="embedding and head are one matrix")
     fields.only("static_position_embeddings", False, why="BART's positions are trained")
     fields.only("normalize_embedding", True, why="BART has a norm after the embedding")
@@ -37,7 +39,7 @@ def read_marian(fields: Fields) -> Values:
     read_class(fields, {"MarianMTModel": "lm"}, "lm")
     fields.only("static_position_embeddings", True, why="Marian's positions are sinusoids")
     fields.only("normalize_embedding", False, why="Marian has no norm after the embedding")
-    fields.only("extra_pos_embeddings", 0, None, why="sinusoids begin at position 0")
+    fields.skip("extra_pos_embeddings")  # pad_token_id + 1 in old files; sinusoids begin at position 0 all the same
     vocabulary, tied = fields.whole("vocab_size"), fields.flag("tie_word_embeddings")
     target = fields.whole_or_none("decoder_vocab_size") or vocabulary
     values = _stacks(fields) | {"vocab_size": target, "tie_word_embeddings": tied}

@@ -21,7 +21,7 @@ def texts(count: int, seed: int) -> list[str]:
     return [" ".join(choose.choices(WORDS.split(), k=choose.randrange(10, 60))) + "." for _ in range(count)]
 
 
-def make_dataset(folder: Path, documents: int = 120, heldout: int = 12) -> Path:
+def make_dataset(folder: Path, documents: int = 120, heldout: int = 12, symbols: tuple[str, ...] = ()) -> Path:
     """Write tokenizer, token shards and manifest; the folder is ready for training."""
     (folder / "tokenizer").mkdir(parents=True)
     (folder / "tokens").mkdir()
@@ -29,7 +29,7 @@ def make_dataset(folder: Path, documents: int = 120, heldout: int = 12) -> Path:
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts(200, seed=1)), model_writer=model, vocab_size=VOCABULARY, model_type="bpe",
         byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
-        add_dummy_prefix=False, hard_vocab_limit=False, minloglevel=2,
+        add_dummy_prefix=False, hard_vocab_limit=False, minloglevel=2, control_symbols=list(symbols),
     )  # fmt: skip
     (folder / "tokenizer" / "tokenizer.model").write_bytes(model.getvalue())
     tokenizer = load_tokenizer(folder / "tokenizer" / "tokenizer.model")

@@ -30,10 +30,10 @@ def write_pairs(folder: Path, name: str, pairs: list[tuple[str, str]], compress:
     return paths[0], paths[1]
 
 
-def pairs_config(folder: Path, pairs: int = 300, heldout: int = 30, **data: Any) -> RunConfig:
+def pairs_config(folder: Path, pairs: int = 300, heldout: int = 30, longest: int = 12, **data: Any) -> RunConfig:
     """Write the files and give a config that prepares them into folder/data."""
-    train = write_pairs(folder / "text", "train", sentence_pairs(pairs, seed=1))
-    held = write_pairs(folder / "text", "val", sentence_pairs(heldout, seed=2))
+    train = write_pairs(folder / "text", "train", sentence_pairs(pairs, 1, longest))
+    held = write_pairs(folder / "text", "val", sentence_pairs(heldout, 2, longest))
     section = {
         "kind": "pairs", "folder": folder / "data", "executor": {"kind": "inline"},
         "source": [train[0]], "target": [train[1]], "heldout_source": [held[0]], "heldout_target": [held[1]],

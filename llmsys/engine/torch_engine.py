@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.data.batch import Batch
@@ -76,6 +77,10 @@ class TorchEngine:
 
     def state(self) -> LogicalState:
         """See Engine. The tensors are the living ones: loading into them in place is loading into the engine."""
+        # After a forward without backward, such as an evaluation or a generation, the root's parameters are still whole.
+        for module in self.module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
         tensors: dict[str, Tensor] = {}
         steps = 0
         for name, parameter in self.module.named_parameters():

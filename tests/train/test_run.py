@@ -45,6 +45,7 @@ def config(tmp_path: Path, dataset: Path) -> Path:
         "layout": {"expert": 2},
         "launch": {"processes": 2},
         "checkpoint": {"every_steps": 2, "keep_last": 2},
+        "evaluation": {"every_steps": 2},  # an evaluation right before a save
         "generation": {"prompts": ["the cat"], "max_new_tokens": 8},
     }  # fmt: skip
     path = tmp_path / "toy.yaml"

@@ -82,6 +82,12 @@ class RunConfig(Section):
         yield from self._objective_problems()
         yield from self._vocabulary_problems()
         yield from self._budget_problems()
+        if self.train.compile == "block" and self.train.precision == "fp32" and self.model.moe is not None:
+            yield Broken(
+                "train.compile",
+                "block with experts needs train.precision=bf16: compiled, torch multiplies groups in bf16 only. "
+                "Use train.compile=none or train.precision=bf16.",
+            )
         for problem in expert_problems(self.layout.expert, self.model):
             yield Broken("layout.expert", problem)
 

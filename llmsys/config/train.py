@@ -31,6 +31,9 @@ class TrainConfig(Section):
     precision: Literal["bf16", "fp32"] = Field(
         "bf16", description="Type of weights and activations in products; masters and moments are always fp32."
     )
+    compile: Literal["none", "block"] = Field(
+        "none", description="block: each block goes through torch.compile; needs a C++ compiler, or Triton on GPUs."
+    )
     start_from: Path | None = Field(
         None, description="Run folder or checkpoint whose weights a new run begins with, by name."
     )
@@ -68,6 +71,9 @@ class GenerationConfig(Section):
     """`generation:` — prompts that are continued at the end of a run and by `llmsys generate`."""
 
     prompts: tuple[str, ...] = Field((), description="Texts to continue.")
+    opening: tuple[str, ...] | None = Field(
+        None, description="Pieces that open every text. Left out: the one that ends documents, as in training."
+    )
     max_new_tokens: int = Field(64, ge=1, description="Longest continuation, in tokens.")
     temperature: float = Field(0.8, ge=0, description="Divides the logits; 0 always takes the likeliest token.")
     top_k: int = Field(0, ge=0, description="Choose among this many likeliest tokens; 0 chooses among all.")

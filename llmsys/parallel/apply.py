@@ -1,4 +1,4 @@
-"""Parallelism applied from outside, in one place and one order: experts, then their shards, then blocks, then the root.
+"""What is applied to a model from outside, in one place and one order: compilation, experts, their shards, blocks, root.
 
 Takes a model built on the meta device and leaves it sharded and still without storage; `materialize` gives it its
 starting values, each rank only its own slices.
@@ -16,6 +16,15 @@ from llmsys.model.transformer import Transformer
 from llmsys.parallel.expert import AllToAllDispatcher
 from llmsys.parallel.mesh import Meshes
 from llmsys.parallel.slices import local_slice
+
+
+def compile_blocks(model: Transformer, backend: str = "inductor") -> None:
+    """Put the forward of every block through torch.compile, one block at a time so that equal blocks share the work.
+
+    The forward alone, and before anything else: hooks of FSDP and DeepSpeed then stay outside and run as they are.
+    """
+    for block in _blocks(model):
+        block.forward = torch.compile(block.forward, backend=backend)  # type: ignore[method-assign]
 
 
 def split_experts(model: Transformer, meshes: Meshes) -> None:
@@ -40,13 +49,17 @@ def shard_parameters(model: Transformer, meshes: Meshes, compute_dtype: torch.dt
     if meshes.expert_shard is not None:
         for layer in model.moe_layers():
             fully_shard(layer.experts, mesh=meshes.expert_shard, mp_policy=policy)
-    for block in [module for module in model.modules() if isinstance(module, Block)]:
+    for block in _blocks(model):
         fully_shard(block, mesh=meshes.dense, mp_policy=policy)
     fully_shard(model, mesh=meshes.dense, mp_policy=policy)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _blocks(model: Transformer) -> list[Block]:
+    return [module for module in model.modules() if isinstance(module, Block)]
 
 
 def materialize(model: Transformer, device: torch.device, initial: Callable[[str, torch.Size], Tensor]) -> None:

@@ -18,6 +18,7 @@ from llmsys.estimate.parameters import count_parameters
 from llmsys.lock import folder_lock
 from llmsys.log import EventWriter, logger
 from llmsys.model.transformer import Transformer
+from llmsys.parallel.apply import compile_blocks
 from llmsys.parallel.group import device_of_this_rank, joined, on_rank_zero, rank, world_size
 from llmsys.parallel.mesh import Meshes, make_meshes
 from llmsys.shards import TokenShards
@@ -113,14 +114,16 @@ def build_engine(config: RunConfig, meshes: Meshes, micro_batches: int, device: 
         "seed": config.run.seed,
         "device": device,
     }
+    model = build_model(config)
+    if config.train.compile == "block":
+        compile_blocks(model)
     if config.engine.kind == "deepspeed":
         from llmsys.engine.deepspeed_engine import DeepSpeedEngine
 
-        zero_stage = config.engine.zero_stage
-        return DeepSpeedEngine(build_model(config), zero_stage=zero_stage, micro_batches=micro_batches, **common)
+        return DeepSpeedEngine(model, zero_stage=config.engine.zero_stage, micro_batches=micro_batches, **common)
     from llmsys.engine.torch_engine import TorchEngine
 
-    return TorchEngine(build_model(config), **common)
+    return TorchEngine(model, **common)
 
 
 def run_identity(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer) -> dict[str, Any]:

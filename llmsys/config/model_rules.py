@@ -33,11 +33,12 @@ def _shape_problems(model: ModelConfig) -> Iterator[Broken]:
     heads, pairs = model.num_attention_heads, model.num_key_value_heads
     latent = model.attention.kind == "latent"
     if "head_dim" not in model.model_fields_set and model.hidden_size % heads and not latent:
-        near = listed(nearest_multiples(model.hidden_size, heads))
+        width, legal = model.hidden_size, divisors(model.hidden_size)
+        near = [max(n for n in legal if n < heads), *[n for n in legal if n > heads][:1]]
         yield Broken(
-            "hidden_size",
-            f"{model.hidden_size} channels cannot be split over num_attention_heads={heads}. "
-            f"Use {near}, or set head_dim.",
+            "num_attention_heads",
+            f"{heads} does not divide hidden_size={width}. Use {listed(near)}, "
+            f"or hidden_size={listed(nearest_multiples(width, heads))}, or set head_dim.",
         )
     if heads % pairs:
         yield Broken(
@@ -138,7 +139,13 @@ def _expert_problems(model: ModelConfig) -> Iterator[Broken]:
             f"Use at most {last}, or set moe to null.",
         )
     elif not model.num_moe_layers:
-        yield Broken("moe", "every and dense_layers leave no layer to the experts. Change them, or set moe to null.")
+        if model.moe.every > last + 1:
+            layers = f"{model.moe.every} is more than num_hidden_layers={last + 1}"
+            yield Broken(
+                "moe.every", f"{layers}, and no layer has experts. Use at most {last + 1}, or set moe to null."
+            )
+        else:
+            yield Broken("moe.dense_layers", "no layer is left to the experts. Use fewer, or set moe to null.")
     for layer in model.moe.dense_layers:
         if not 0 <= layer <= last:
             yield Broken("moe.dense_layers", f"there is no layer {layer}. Use numbers from 0 to {last}.")

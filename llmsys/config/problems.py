@@ -117,6 +117,9 @@ def _unknown(keys: Keys, owners: list[SectionType], root: SectionType) -> str:
     if close:
         return f"unknown key. Did you mean {close[0]}?"
     elsewhere = dict(_elsewhere(keys[-1], root))
+    if len(keys) == 1 and not elsewhere:  # a section is missing in front, and the rest is misspelt
+        close = difflib.get_close_matches(keys[0], _names_below(root), n=1, cutoff=0.8)
+        elsewhere = dict(_elsewhere(close[0], root)) if close else {}
     if ".".join(keys) in elsewhere:
         return f"unknown key here; it belongs to kind {elsewhere['.'.join(keys)]}. Set {keys[0]}.kind, or remove it."
     if elsewhere:
@@ -129,6 +132,11 @@ def _elsewhere(key: str, root: SectionType) -> Iterator[tuple[str, str | None]]:
         for section in sections(field.annotation):
             if key in section.model_fields and key != "kind":
                 yield f"{name}.{key}", kind_of(section)
+
+
+def _names_below(root: SectionType) -> list[str]:
+    below = (section for field in root.model_fields.values() for section in sections(field.annotation))
+    return [name for section in below for name in section.model_fields]
 
 
 def _close(value: str, words: list[str]) -> str:

@@ -54,7 +54,8 @@ def test_three_mistakes_are_reported_at_once_with_file_line_and_key(write: Write
         "3 problems in run.yaml:",
         "  run.yaml:2: batch.sequence_length: 'long' is not a whole number. Positions of one window, in tokens.",
         "  run.yaml:4: optimizer.learning_rat: unknown key. Did you mean learning_rate?",
-        "  run.yaml:6: schedule.kind: 'cos' is not wsd, cosine, linear, constant, inverse_sqrt or original. Did you mean cosine?",
+        "  run.yaml:6: schedule.kind: 'cos' is not wsd, cosine, linear, constant, inverse_sqrt or original. "
+        "Did you mean cosine?",
     ]
 
 
@@ -65,7 +66,7 @@ def test_rules_between_keys_are_all_reported(write: Write) -> None:
         "  vocab_size: 9\n  num_hidden_layers: 1\n  intermediate_size: 8\n",
     )
     text = refusal("run.yaml")
-    assert "run.yaml:2: model.hidden_size: 66 channels cannot be split" in text
+    assert "run.yaml:3: model.num_attention_heads: 4 does not divide hidden_size=66" in text
     assert "run.yaml:4: model.num_key_value_heads: 3 does not divide" in text
 
 
@@ -98,6 +99,7 @@ def test_more_pieces_than_rows_are_refused(write: Write) -> None:
     [
         ("optimizr.eps=1", "command line: optimizr: unknown key. Did you mean optimizer?"),
         ("train.learning_rate=1", "train.learning_rate: unknown key. Did you mean optimizer.learning_rate?"),
+        ("learning_rat=1", "learning_rat: unknown key. Did you mean optimizer.learning_rate?"),
         ("engine.zero_stage=1", "engine.zero_stage: unknown key here; it belongs to kind deepspeed. Set engine.kind"),
         ("train.zzz=1", "train.zzz: unknown key. Known here: tokens, precision,"),
         ("engine.kind=torhc", "engine.kind: 'torhc' is not torch or deepspeed. Did you mean torch?"),

@@ -28,7 +28,15 @@ def test_heads_follow_from_the_width_unless_given() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_size": 66}, "66 channels cannot be split over num_attention_heads=4. Use 64 or 68, or set head_dim."),
+        (
+            {"hidden_size": 66},
+            "num_attention_heads: 4 does not divide hidden_size=66. Use 3 or 6, or hidden_size=64 or 68, or set head_d",
+        ),
+        (
+            {"moe": {**MOE, "every": 3}},
+            "moe.every: 3 is more than num_hidden_layers=2, and no layer has experts. Use at",
+        ),
+        ({"moe": {**MOE, "dense_layers": [0, 1]}}, "moe.dense_layers: no layer is left to the experts. Use fewer"),
         ({"num_key_value_heads": 3}, "3 does not divide num_attention_heads=4. Use 2."),
         ({"head_dim": 15}, "15 is odd, and rope rotates pairs of channels. Use 16, or position.kind=none."),
         ({"intermediate_size": 0}, "2 dense layers need a width above 0. Set it, for example to 256."),

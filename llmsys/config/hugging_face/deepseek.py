@@ -28,6 +28,7 @@ def read_deepseek_v3(fields: Fields) -> Values:
     fields.only("scoring_func", "sigmoid", why="deepseek_v3 scores with sigmoid")
     fields.only("topk_method", "noaux_tc", why="deepseek_v3 chooses with a bias per expert")
     pairing = "neighbours" if fields.flag("rope_interleave") else "halves"
+    fields.only("head_dim", fields.whole("qk_rope_head_dim"), None, why="it says how many channels are rotated")
     return _latent(fields, "DeepseekV3", pairing) | _biased_mixture(fields)
 
 
@@ -63,7 +64,7 @@ def _latent(fields: Fields, stem: str, pairing: str) -> Values:
 
 def _groups(fields: Fields, score: str) -> Values | None:
     count, allowed = fields.whole_or_none("n_group"), fields.whole_or_none("topk_group")
-    if (count or 1) == 1 and (allowed or 1) == 1:
+    if count in (None, 1) and allowed in (None, 1):
         return None
     return {"num_groups": count, "groups_per_token": allowed, "score": score}
 

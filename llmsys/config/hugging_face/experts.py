@@ -72,11 +72,11 @@ def read_qwen3_moe(fields: Fields) -> Values:
 
 def _sparse(fields: Fields, **more: Any) -> Values:
     """Experts in every decoder_sparse_step-th layer that mlp_only_layers does not keep dense."""
-    layers, every = fields.whole("num_hidden_layers"), fields.whole("decoder_sparse_step") or 1
+    layers, every = fields.whole("num_hidden_layers"), fields.whole("decoder_sparse_step")
     dense = tuple(layer for layer in fields.wholes("mlp_only_layers") if 0 <= layer < layers)
     chosen = {"every": every, "dense_layers": dense, "norm_topk_prob": fields.flag("norm_topk_prob")}
     moe = experts(fields, ("num_experts", "num_local_experts"), "moe_intermediate_size", **chosen, **more)
-    sparse = [layer for layer in range(layers) if (layer + 1) % every == 0 and layer not in dense]
+    sparse = [layer for layer in range(layers) if (layer + 1) % max(every, 1) == 0 and layer not in dense]
     feed_forward = {"kind": read_gated(fields, "hidden_act")}
     return {
         "intermediate_size": fields.whole("intermediate_size"),

@@ -88,7 +88,7 @@ def late_windows(fields: Fields) -> Values:
 def read_smollm3(fields: Fields) -> Values:
     """Llama without rotation in every fourth layer; no_rope_layers says 1 where a layer does rotate."""
     fields.skip("pretraining_tp", "max_window_layers")
-    layers, interval = fields.whole("num_hidden_layers"), fields.whole("no_rope_layer_interval") or 1
+    layers, interval = fields.whole("num_hidden_layers"), int(fields.positive("no_rope_layer_interval"))
     rotates = fields.wholes("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(layers)]
     if len(rotates) != layers:
         fields.refuse("no_rope_layers", f"has {len(rotates)} entries for {layers} layers. Give one for each.")

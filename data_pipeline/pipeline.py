@@ -23,20 +23,23 @@ from data_pipeline.stages.collect import Source, collect_shard
 from data_pipeline.stages.duplicates import find_duplicates, sign_file
 from data_pipeline.stages.extract import extract_file
 from data_pipeline.stages.judge import judge_file
+from data_pipeline.tokenize.copy import copy_task
 from data_pipeline.tokenize.encode import encode_file
 from data_pipeline.tokenize.layout import SPLITS, plan_files, write_token_file
-from data_pipeline.tokenize.train import copy_tokenizer, train_sentencepiece
+from data_pipeline.tokenize.publish import SENTENCEPIECE_FILES
+from data_pipeline.tokenize.train import train_sentencepiece
 from llmsys.config.data import CrawlConfig, MinhashDuplicates
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
 from llmsys.lock import folder_lock
 from llmsys.manifest import Manifest
-from llmsys.tokenizer import MODEL_NAME, load_tokenizer, model_file
+from llmsys.tokenizer import load_tokenizer, model_file
 
 Until = Literal["documents", "tokenizer", "tokens"]
 
 # What each stage's outputs depend on besides configuration and inputs: our source, and the libraries that do the work.
 _COMMON = ("data_pipeline/document.py", "llmsys/shard_file.py")
+_TOKENIZER = ("tokenize/train.py", "tokenize/copy.py", "tokenize/publish.py")
 _CODE = {
     "extract": (("readers", "extract", "stages/extract.py"), ("pyarrow", "fastwarc", "resiliparse")),
     "judge": (
@@ -46,8 +49,8 @@ _CODE = {
     "sign": (("dedup", "rules", "stages/duplicates.py"), ("pyarrow", "numpy", "spacy", "xxhash")),
     "duplicates": (("dedup", "stages/duplicates.py"), ("pyarrow", "numpy")),
     "collect": (("funnel.py", "stages/collect.py"), ("pyarrow", "numpy")),
-    "tokenizer": (("tokenize/train.py",), ("sentencepiece",)),
-    "encode": (("tokenize/encode.py",), ("pyarrow", "numpy", "sentencepiece", "xxhash")),
+    "tokenizer": (_TOKENIZER, ("sentencepiece", "tokenizers")),
+    "encode": (("tokenize/encode.py",), ("pyarrow", "numpy", "sentencepiece", "tokenizers", "xxhash")),
     "tokens": (("tokenize/layout.py", "tokenize/encode.py"), ("pyarrow", "numpy", "xxhash")),
 }
 
@@ -60,7 +63,9 @@ def prepare(config: RunConfig, until: str = "tokens") -> Manifest:
     data = config.data
     inputs = find_inputs(data.inputs) if isinstance(data, CrawlConfig) else []
     if until != "documents" and isinstance(config.tokenizer, FileTokenizerConfig):
-        load_tokenizer(config.tokenizer.path)  # what is missing is said before the crawl is read, not hours later
+        load_tokenizer(
+            config.tokenizer.path, config.tokenizer.eos_token
+        )  # what is missing is said before the crawl is read, not hours later
     with folder_lock(data.folder) as lock:
         remove_asides(data.folder)  # the lock is free only when no writer lives
         workshop = Workshop(data.folder, data.executor, lock)
@@ -80,9 +85,9 @@ def _make(config: RunConfig, workshop: Workshop, inputs: list[Path], until: Unti
 
 
 def train_tokenizer(config: RunConfig) -> Path:
-    """Make the dataset up to its tokenizer and return the path of the model."""
+    """Make the dataset up to its tokenizer and return the path of its file."""
     prepare(config, until="tokenizer")
-    return config.data.folder / "tokenizer" / MODEL_NAME
+    return model_file(config.data.folder / "tokenizer")
 
 
 class _Preparation:
@@ -190,13 +195,11 @@ class _Preparation:
         return self._stage("collect", tasks, "document")
 
     def _tokenizer(self, collected: list[Record]) -> Record:
-        outputs = [f"tokenizer/tokenizer.{suffix}" for suffix in ("model", "vocab", "json")]
+        if isinstance(self.tokenizer, FileTokenizerConfig):
+            return self._stage("tokenizer", [copy_task(self.workshop, self.folder, self.tokenizer)], "file")[0]
+        outputs = [f"tokenizer/{name}" for name in SENTENCEPIECE_FILES]
         folder, config = self.folder / "tokenizer", self.tokenizer
         part = config.model_dump(mode="json")
-        if isinstance(config, FileTokenizerConfig):
-            decides = [part, self.workshop.journal.input_digest(model_file(config.path))]
-            task = Task("tokenizer/model", decides, outputs, partial(copy_tokenizer, folder=folder, config=config), 1)
-            return self._stage("tokenizer", [task], "file")[0]
         split = self.data.split
         sources = [self.folder / record.outputs[0].name for record in collected]
         job = partial(train_sentencepiece, sources=sources, folder=folder, config=config, split=split)
@@ -218,7 +221,7 @@ class _Preparation:
                 fingerprint=tokenizer.result["fingerprint"],
                 config=self.data,
             )
-            decides = [record.digests[0], tokenizer.result["fingerprint"], part]
+            decides = [record.digests[0], tokenizer.result["fingerprint"], tokenizer.result["eos_id"], part]
             tasks.append(Task(f"encode/{source.stem}", decides, [output], job, record.result["text_bytes"]))
         return self._stage("encode", tasks, "B")
 

@@ -1,7 +1,8 @@
-"""Text to token ids and back, behind one small interface; SentencePiece is what stands behind it.
+"""Text to token ids and back, behind one small interface; behind it stands SentencePiece or a tokenizer.json.
 
-Reads tokenizer.model; gives `load_tokenizer` and the `Tokenizer` protocol that preparation, training and generation
-use. Promises: ids are the library's own, text survives encoding and decoding, the fingerprint changes with the model.
+Reads tokenizer.model or tokenizer.json; gives `load_tokenizer` and the `Tokenizer` protocol that preparation, training
+and generation use. Promises: ids are the library's own, text survives encoding and decoding (with a tokenizer.json as
+far as its own rules let it), no text becomes a control token, the fingerprint changes with the file.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ import sentencepiece
 from llmsys.errors import DataError
 
 MODEL_NAME = "tokenizer.model"
+JSON_NAME = "tokenizer.json"
 
 
 class Tokenizer(Protocol):
@@ -25,7 +27,7 @@ class Tokenizer(Protocol):
 
     @property
     def bos_id(self) -> int:
-        """Id that may begin a text."""
+        """Id that may begin a text; -1 when there is none."""
 
     @property
     def eos_id(self) -> int:
@@ -33,7 +35,7 @@ class Tokenizer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits over the model's bytes."""
+        """32 hex digits over the bytes of the file."""
 
     def piece_id(self, piece: str) -> int | None:
         """Return the id of a piece such as <mask>; None when the vocabulary has none of that name."""
@@ -81,16 +83,27 @@ class SentencePieceTokenizer:
         return text
 
 
-def load_tokenizer(path: Path | str) -> Tokenizer:
-    """Load a tokenizer from its model file or from the folder that holds it; DataError when it is not there."""
+def load_tokenizer(path: Path | str, eos_token: str | None = None) -> Tokenizer:
+    """Load a tokenizer from its file or from the folder that holds it; DataError when it is not there or no tokenizer.
+
+    `eos_token` is the piece that ends documents, for a tokenizer.json that does not say or says another.
+    """
     file = model_file(path)
     try:
+        if file.suffix == ".json":
+            from llmsys.tokenizer_json import JsonTokenizer
+
+            return JsonTokenizer(file, eos_token)
         model = file.read_bytes()
     except OSError as error:
         raise DataError(
             f"{file} cannot be read ({error.strerror}): there is no tokenizer yet. Train one with: "
             f"llmsys tokenizer CONFIG, or name an existing model with tokenizer.kind=file tokenizer.path=FILE."
         ) from None
+    if eos_token is not None:
+        raise DataError(
+            f"tokenizer.eos_token={eos_token} is for a tokenizer.json, and {file} knows its own end. Leave it out."
+        )
     try:
         return SentencePieceTokenizer(model)
     except RuntimeError as error:
@@ -101,6 +114,16 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
 
 
 def model_file(path: Path | str) -> Path:
-    """The model file that a path names: the file itself, or the one in a folder."""
+    """The file that a path names: the file itself, or the one in a folder.
+
+    A tokenizer.json goes before a tokenizer.model, as in transformers, unless it is something else of that name.
+    """
     path = Path(path)
-    return path / MODEL_NAME if path.is_dir() else path
+    if not path.is_dir():
+        return path
+    if (path / JSON_NAME).is_file():
+        from llmsys.tokenizer_json import is_tokenizer_json
+
+        if not (path / MODEL_NAME).is_file() or is_tokenizer_json(path / JSON_NAME):
+            return path / JSON_NAME
+    return path / MODEL_NAME

@@ -18,17 +18,18 @@ from data_pipeline.journal import Record, code_version
 from data_pipeline.pairs.encode import Limits, encode_pairs
 from data_pipeline.pairs.read import read_pairs
 from data_pipeline.pairs.tokenizer import train_on_pairs
-from data_pipeline.tokenize.train import copy_tokenizer
+from data_pipeline.tokenize.copy import copy_task
+from data_pipeline.tokenize.publish import SENTENCEPIECE_FILES
 from llmsys.config.pairs import LabelledConfig, PairsConfig
 from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
 from llmsys.errors import DataError
 from llmsys.log import logger
-from llmsys.tokenizer import model_file
 
+_TOKENIZER = ("tokenize/train.py", "tokenize/copy.py", "tokenize/publish.py")
 _CODE = {
     "read": (("pairs/read.py", "pairs/line.py"), ("pyarrow",)),
-    "tokenizer": (("pairs/tokenizer.py", "tokenize/train.py"), ("sentencepiece",)),
-    "encode": (("pairs", "tokenize/encode.py"), ("pyarrow", "numpy", "sentencepiece", "xxhash")),
+    "tokenizer": (("pairs/tokenizer.py", *_TOKENIZER), ("sentencepiece", "tokenizers")),
+    "encode": (("pairs", "tokenize/encode.py"), ("pyarrow", "numpy", "sentencepiece", "tokenizers", "xxhash")),
 }
 _COMMON = ("data_pipeline/document.py", "data_pipeline/funnel.py", "llmsys/shard_file.py")
 SPLITS: tuple[Literal["train", "heldout"], ...] = ("train", "heldout")
@@ -110,13 +111,11 @@ class PairsPreparation:
         return labels
 
     def _tokenizer(self, read: list[Record]) -> Record:
-        outputs = [f"tokenizer/tokenizer.{suffix}" for suffix in ("model", "vocab", "json")]
+        if isinstance(self.tokenizer, FileTokenizerConfig):
+            return self._stage("tokenizer", [copy_task(self.workshop, self.folder, self.tokenizer)], "file")[0]
+        outputs = [f"tokenizer/{name}" for name in SENTENCEPIECE_FILES]
         folder, config = self.folder / "tokenizer", self.tokenizer
         part = config.model_dump(mode="json")
-        if isinstance(config, FileTokenizerConfig):
-            decides = [part, self.workshop.journal.input_digest(model_file(config.path))]
-            task = Task("tokenizer/model", decides, outputs, partial(copy_tokenizer, folder=folder, config=config), 1)
-            return self._stage("tokenizer", [task], "file")[0]
         sides = ("source",) if isinstance(self.data, LabelledConfig) else ("source", "target")
         sources = [self.folder / record.outputs[0].name for record in read]
         job = partial(train_on_pairs, sources=sources, folder=folder, config=config, sides=sides)
@@ -146,6 +145,7 @@ class PairsPreparation:
                         limits=limits,
                     )
                     decides = [record.digests[0], list(batches), tokenizer.result["fingerprint"], labels]
+                    decides.append(tokenizer.result["eos_id"])
                     decides += [limits.longest, limits.cut]
                     rows = sum(record.result["rows"][batch] for batch in batches)
                     tasks.append(Task(f"encode/{split}-{number:05d}", decides, outputs, job, rows))

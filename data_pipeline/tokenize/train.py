@@ -1,11 +1,10 @@
 """Training documents in, a SentencePiece model out: the same bytes for the same documents, whatever the workers.
 
-Reads document files, writes tokenizer.model, tokenizer.vocab (for people) and tokenizer.json (how it was made). The
+Reads document files, writes tokenizer.model, tokenizer.vocab (for people) and made.json (how it was made). The
 sample is the documents with the smallest hashes of their ids, so that it is reproducible and grows at its end.
 """
 
 import io
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ import sentencepiece
 
 from data_pipeline.document import is_heldout, positions, text_bytes
 from data_pipeline.executors.event import Report
+from data_pipeline.tokenize.publish import publish_sentencepiece
 from llmsys.config.data import SplitConfig
-from llmsys.config.tokenizer import FileTokenizerConfig, SentencePieceConfig
+from llmsys.config.tokenizer import SentencePieceConfig
 from llmsys.errors import DataError
-from llmsys.shards import publish_bytes, read_batches
-from llmsys.tokenizer import SentencePieceTokenizer, load_tokenizer, model_file
+from llmsys.shards import read_batches
 
 # The number of threads is written into the model, so it must not follow the machine.
 TRAINING_THREADS = 4
@@ -47,13 +46,8 @@ def fit_sentencepiece(
         sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=model, **_options(config))
     except RuntimeError as error:
         raise DataError(_training_failure(error, config, sample)) from error
-    return _publish(folder, model.getvalue(), {"config": config.model_dump(mode="json"), "sample": sample})
-
-
-def copy_tokenizer(report: Report, *, folder: Path, config: FileTokenizerConfig) -> dict[str, Any]:
-    """Copy an existing model into the dataset folder; DataError when it is none."""
-    load_tokenizer(config.path)
-    return _publish(folder, model_file(config.path).read_bytes(), {"config": {"kind": config.kind}})
+    made = {"config": config.model_dump(mode="json"), "sample": sample}
+    return publish_sentencepiece(folder, model.getvalue(), made)
 
 
 def _options(config: SentencePieceConfig) -> dict[str, Any]:
@@ -113,15 +107,3 @@ def _training_failure(error: RuntimeError, config: SentencePieceConfig, sample: 
         f"tokenizer.vocab_size={config.vocab_size} cannot be trained on {sample['documents']:,} documents "
         f"({sample['bytes']:,} bytes): {reason}. Set tokenizer.vocab_size to a value that fits, or give more documents."
     )
-
-
-def _publish(folder: Path, model: bytes, made: dict[str, Any]) -> dict[str, Any]:
-    tokenizer = SentencePieceTokenizer(model)
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    pieces = "".join(f"{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n" for i in range(tokenizer.vocab_size))
-    facts = {"fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size}
-    versions = {"sentencepiece": sentencepiece.__version__}
-    publish_bytes(folder / "tokenizer.vocab", pieces.encode())
-    publish_bytes(folder / "tokenizer.json", (json.dumps(facts | versions | made, indent=1) + "\n").encode())
-    publish_bytes(folder / "tokenizer.model", model)
-    return facts

@@ -29,9 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not config.generation.prompts:
         raise ConfigError("There is nothing to continue. Give --prompt TEXT, or set generation.prompts in the config.")
     from llmsys.generate.prompts import continue_prompts
-    from llmsys.tokenizer import load_tokenizer
     from llmsys.train.build import use_threads
-    from llmsys.train.objective import tokenizer_path
+    from llmsys.train.objective import tokenizer_of
     from llmsys.train.trained import load_trained
 
     use_threads(config)
@@ -39,10 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
     stream = sys.stdout.isatty() and len(config.generation.prompts) == 1 and config.generation.beams == 1
     if stream and not (arguments.json or arguments.no_stream):
         _say(_highlighted(config.generation.prompts[0]))
-        continue_prompts(model, load_tokenizer(tokenizer_path(config)), config, lambda _, piece: _say(piece))
+        continue_prompts(model, tokenizer_of(config), config, lambda _, piece: _say(piece))
         _say("\n")
         return 0
-    samples = continue_prompts(model, load_tokenizer(tokenizer_path(config)), config)
+    samples = continue_prompts(model, tokenizer_of(config), config)
     if arguments.json:
         print(json.dumps(samples, ensure_ascii=False))
     for sample in [] if arguments.json else samples:

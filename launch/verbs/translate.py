@@ -22,14 +22,13 @@ def run(arguments: argparse.Namespace) -> int:
     if lines and not lines[-1]:
         lines.pop()
     from llmsys.generate.score import translate_lines
-    from llmsys.tokenizer import load_tokenizer
     from llmsys.train.build import use_threads
-    from llmsys.train.objective import tokenizer_path
+    from llmsys.train.objective import tokenizer_of
     from llmsys.train.trained import load_trained
 
     use_threads(config)
     model, _ = load_trained(config)
-    found = translate_lines(model, load_tokenizer(tokenizer_path(config)), config, lines)
+    found = translate_lines(model, tokenizer_of(config), config, lines)
     if arguments.json:
         pairs = [{"source": source, "translation": text} for source, text in zip(lines, found, strict=True)]
         text = json.dumps(pairs, ensure_ascii=False) + "\n"

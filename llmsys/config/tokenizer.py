@@ -1,4 +1,4 @@
-"""What a YAML file can say about the tokenizer: train a SentencePiece model on the documents, or use one that exists.
+"""What a YAML file can say about the tokenizer: train a SentencePiece model on the documents, or use a file.
 
 Reads nothing, gives the tagged union `TokenizerConfig`. Option names follow SentencePiece's where it has one.
 """
@@ -31,10 +31,17 @@ class SentencePieceConfig(Section):
 
 
 class FileTokenizerConfig(Section):
-    """A SentencePiece model that exists already; it is copied into the dataset folder."""
+    """A tokenizer that exists already, SentencePiece's or a tokenizer.json; it is copied into the dataset folder."""
 
     kind: Literal["file"] = "file"
-    path: Path = Field(description="Path of the model file.")
+    path: Path = Field(
+        description="A tokenizer.json or SentencePiece model, or the folder that holds one; tokenizer.json goes first."
+    )
+    eos_token: str | None = Field(
+        None,
+        min_length=1,
+        description="Piece that ends documents. Left out: what tokenizer_config.json and others beside the file say.",
+    )
 
 
 TokenizerConfig = Annotated[SentencePieceConfig | FileTokenizerConfig, Field(discriminator="kind")]

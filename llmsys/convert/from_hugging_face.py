@@ -1,8 +1,8 @@
 """From a Hugging Face folder to a run folder of ours that generation and evaluation use and training can start from.
 
 Reads config.json, the safetensors files and whatever small files lie beside them; writes config.yaml, a weights-only
-checkpoint of step 0, the tokenizer where it is SentencePiece's, and `hugging_face/` with the originals. Every name and
-shape is checked before anything is written; memory stays near the largest file.
+checkpoint of step 0, the tokenizer, and `hugging_face/` with the originals. Every name and shape is checked before
+anything is written; memory stays near the largest file.
 """
 
 import json
@@ -25,9 +25,9 @@ from llmsys.convert.plan import Group, Part, Plan, make_plan
 from llmsys.convert.safetensor_folder import INDEX, SafetensorFolder, ShardWriter
 from llmsys.convert.source import CHECKPOINTS, KEPT, RECORD, RUN_CONFIG, UNUSED, published
 from llmsys.convert.streamed import FILE_BYTES, Piece, write_tensors
+from llmsys.convert.their_tokenizer import TheirTokenizer, take_tokenizer
 from llmsys.errors import CheckpointError
 from llmsys.log import Progress
-from llmsys.tokenizer import MODEL_NAME, load_tokenizer
 from llmsys.train.checkpoint import publish_weights
 
 SMALL_FILE_BYTES = 1 << 26
@@ -35,7 +35,6 @@ SMALL_FILE_BYTES = 1 << 26
 LENGTH = 1024
 """Longest window that the written config evaluates with; any other is one word on the command line."""
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx")
-SENTENCEPIECE = (MODEL_NAME, "spiece.model", "sentencepiece.bpe.model")
 
 
 class Reading:
@@ -105,9 +104,9 @@ def convert_from_hugging_face(source: Path, destination: Path) -> Path:
     pieces = reading.pieces()
     reading.check_copies()
     with published(destination) as folder:
-        tokenizer = _copy_tokenizer(source, folder)
+        tokenizer = take_tokenizer(source, folder)
         # Whoever begins a run with these weights must cut text as they were trained.
-        known = {} if tokenizer is None else {"tokenizer_fingerprint": load_tokenizer(folder / tokenizer).fingerprint}
+        known = {} if tokenizer is None else {"tokenizer_fingerprint": tokenizer.fingerprint}
         _write_checkpoint(folder, reading, pieces, known)
         _keep_originals(folder / KEPT, source, reading)
         run = _run_config(reading.model, destination, tokenizer)
@@ -177,21 +176,15 @@ def _keep_originals(kept: Path, source: Path, reading: Reading) -> None:
                 writer.write(name, reading.files.read(name))
 
 
-def _copy_tokenizer(source: Path, folder: Path) -> str | None:
-    """The SentencePiece model, if there is one, where a run expects it; its path inside the folder."""
-    found = next((source / name for name in SENTENCEPIECE if (source / name).is_file()), None)
-    if found is None:
-        return None
-    (folder / "tokenizer").mkdir()
-    shutil.copyfile(found, folder / "tokenizer" / MODEL_NAME)
-    return f"tokenizer/{MODEL_NAME}"
-
-
-def _run_config(model: ModelConfig, destination: Path, tokenizer: str | None) -> dict[str, Any]:
+def _run_config(model: ModelConfig, destination: Path, tokenizer: TheirTokenizer | None) -> dict[str, Any]:
     """The sections that follow from the source; everything else keeps its default."""
     values: dict[str, Any] = {"run": {"name": destination.name, "folder": str(destination)}}
     if tokenizer is not None:
-        values["tokenizer"] = {"kind": "file", "path": str(destination / tokenizer)}
+        values["tokenizer"] = {"kind": "file", "path": str(destination / tokenizer.file)}
+        if model.family == "decoder":
+            values["generation"] = {"opening": list(tokenizer.opening)}
+        if model.head.kind == "mlm" and tokenizer.mask is not None:
+            values["objective"] = {"kind": "masked", "mask_token": tokenizer.mask}
     values["model"] = model.model_dump(mode="json")
     values["batch"] = {"sequence_length": min(model.max_position_embeddings, LENGTH)}
     RunConfig.model_validate(values)

@@ -169,12 +169,12 @@ def _write_small_files(folder: Path, writing: Writing) -> None:
                 shutil.copyfile(file, folder / file.name)
         return
     model_file = tokenizer_path(writing.run)
-    found = model_file.is_file()
+    found, eos_token = model_file.is_file(), getattr(writing.run.tokenizer, "eos_token", None)
     # Without a word about them, transformers takes ids of the family's own vocabulary.
-    values = token_ids(model_file if found else None) | writing.values
+    values = token_ids(model_file if found else None, eos_token) | writing.values
     (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     if found:
-        write_tokenizer(folder, model_file, writing.model.max_position_embeddings)
+        write_tokenizer(folder, model_file, writing.model.max_position_embeddings, eos_token)
     else:
         log.warning("there is no tokenizer at %s: the folder is written without one", model_file)
 

@@ -1,8 +1,8 @@
-"""A SentencePiece model as the tokenizer files of a Hugging Face folder.
+"""A tokenizer of ours as the tokenizer files of a Hugging Face folder.
 
-Writes tokenizer.model as it is, and tokenizer.json and tokenizer_config.json that say the same to AutoTokenizer. The
-pieces, their order and their bytes carry over exactly for models that take text as it is, which ours do; one with
-normalisation rules of its own goes as tokenizer.model alone, for transformers to translate.
+A tokenizer.json goes as it is. A SentencePiece model does too, with a tokenizer.json and tokenizer_config.json that say
+the same to AutoTokenizer. The pieces, their order and their bytes carry over exactly for models that take text as it
+is, which ours do; one with normalisation rules of its own goes as tokenizer.model alone, for transformers to translate.
 """
 
 import json
@@ -13,6 +13,8 @@ from typing import Any
 import sentencepiece
 
 from llmsys.log import logger
+from llmsys.special_tokens import CONFIG_NAME, read_values
+from llmsys.tokenizer_json import JsonTokenizer, copied_files
 
 SPACE = "▁"  # what SentencePiece writes for a space
 PROBE = "  Ａ b  "
@@ -20,8 +22,14 @@ PROBE = "  Ａ b  "
 log = logger(__name__)
 
 
-def write_tokenizer(folder: Path, model_file: Path, longest: int) -> None:
-    """Write the tokenizer's files; `longest` is the model's context, in tokens."""
+def write_tokenizer(folder: Path, model_file: Path, longest: int, eos_token: str | None = None) -> None:
+    """Write the tokenizer's files; `longest` is the model's context, in tokens.
+
+    `eos_token` is as in `load_tokenizer`.
+    """
+    if model_file.suffix == ".json":
+        _write_json_tokenizer(folder, model_file, longest, eos_token)
+        return
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
     shutil.copyfile(model_file, folder / "tokenizer.model")
     prefixed = SPACE + PROBE.replace(" ", SPACE)
@@ -41,12 +49,23 @@ def write_tokenizer(folder: Path, model_file: Path, longest: int) -> None:
         log.warning("%s changes text before it cuts it; no tokenizer.json was made of it", model_file)
 
 
-def token_ids(model_file: Path | None) -> dict[str, int | None]:
+def token_ids(model_file: Path | None, eos_token: str | None = None) -> dict[str, int | None]:
     """The special ids as a config.json names them; null where there is no such piece, or no tokenizer."""
     processor = None
     if model_file is not None:
+        if model_file.suffix == ".json":
+            tokenizer = JsonTokenizer(model_file, eos_token)
+            ids = {role: tokenizer.piece_id(piece) for role, piece in tokenizer.special.items()}
+            return {f"{role}_token_id": ids.get(role) for role in ("bos", "eos", "pad")}
         processor = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
     return {f"{name}_token_id": _id(processor, name) for name in ("bos", "eos", "pad")}
+
+
+def _write_json_tokenizer(folder: Path, file: Path, longest: int, eos_token: str | None) -> None:
+    for name, content in copied_files(file, eos_token).items():
+        (folder / name).write_bytes(content)
+    config = folder / CONFIG_NAME
+    _write(config, read_values(config) | {"model_max_length": longest})
 
 
 def _id(processor: Any, name: str) -> int | None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from llmsys.config.run import RunConfig
 from llmsys.config.train import GenerationConfig
+from llmsys.errors import ConfigError
 from llmsys.generate.choose import Choice
 from llmsys.generate.sample import Beams, generate
 from llmsys.model.transformer import Transformer
@@ -28,6 +29,7 @@ def continue_prompts(
         max_new_tokens=settings.max_new_tokens,
         how=how_of(settings),
         seed=settings.seed,
+        opening=opening_of(settings, tokenizer),
         listen=stream,
     )
     if stream is not None:
@@ -46,6 +48,20 @@ def how_of(settings: GenerationConfig) -> Choice | Beams:
         min_p=settings.min_p,
         repetition_penalty=settings.repetition_penalty,
     )
+
+
+def opening_of(settings: GenerationConfig, tokenizer: Tokenizer) -> list[int]:
+    """The ids that open every prompt; ConfigError when the tokenizer has no such piece."""
+    if settings.opening is None:
+        return [tokenizer.eos_id]
+    ids = {piece: tokenizer.piece_id(piece) for piece in settings.opening}
+    for piece, token in ids.items():
+        if token is None:
+            raise ConfigError(
+                f"generation.opening names {piece}, which is no piece of the tokenizer. Correct it, or leave it out to "
+                f"open texts as in training."
+            )
+    return [token for piece in settings.opening if (token := ids[piece]) is not None]
 
 
 class Stream:

@@ -51,9 +51,13 @@ def generate(
     how: Choice | Beams = DRAW,
     seed: int = 0,
     stop_at_eos: bool = True,
+    opening: Sequence[int] | None = None,
     listen: Listen | None = None,
 ) -> list[str]:
     """The continuation of each prompt, without the prompt.
+
+    `opening` are the ids before each prompt; None is the end-of-document id, which opens every document in training.
+    An empty prompt without any is opened all the same, by the begin or else the end id: a model continues something.
 
     A text ends at its end-of-document token, after `max_new_tokens`, or at the model's context limit (with a warning).
     Equal prompts get different samples: each draws from a generator seeded by (seed, prompt, occurrence).
@@ -70,8 +74,10 @@ def generate(
     if not prompts:
         return []
     # In training every document is opened by the token that closed the one before it.
-    ids = [[tokenizer.eos_id, *tokenizer.encode(prompt)] for prompt in prompts]
-    limits = [_limit(prompt, len(row) - 1, max_new_tokens, model) for prompt, row in zip(prompts, ids, strict=True)]
+    opening = (tokenizer.eos_id,) if opening is None else tuple(opening)
+    ids = [[*opening, *tokenizer.encode(prompt)] or _something(tokenizer) for prompt in prompts]
+    opened = len(opening)
+    limits = [_limit(prompt, row, opened, max_new_tokens, model) for prompt, row in zip(prompts, ids, strict=True)]
     stop = tokenizer.eos_id if stop_at_eos else NEVER
     with evaluating(model):
         if isinstance(how, Beams):
@@ -80,6 +86,10 @@ def generate(
             pick = _picker(how, ids, _generators(prompts, seed))
             new_ids = _continue(model, ids, limits, stop, pick, listen)
     return [_continuation(tokenizer, old, new) for old, new in zip(ids, new_ids, strict=True)]
+
+
+def _something(tokenizer: Tokenizer) -> list[int]:
+    return [tokenizer.eos_id if tokenizer.bos_id < 0 else tokenizer.bos_id]
 
 
 @contextlib.contextmanager
@@ -170,12 +180,13 @@ def _continuation(tokenizer: Tokenizer, old: list[int], new: list[int]) -> str:
     return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(new)
 
 
-def _limit(prompt: str, length: int, max_new_tokens: int, model: Transformer) -> int:
-    context = model.config.max_position_embeddings - 1  # one position is the opening token's
+def _limit(prompt: str, row: list[int], opened: int, max_new_tokens: int, model: Transformer) -> int:
+    """How many tokens may follow a row of which the first `opened` are not the prompt's."""
+    context, length = model.config.max_position_embeddings - opened, len(row) - opened
     if length >= context:
         raise DataError(
             f"The prompt {_shortened(prompt)} has {length} tokens and leaves no room to continue in a context of "
-            f"model.max_position_embeddings={context + 1}, of which one opens the text. "
+            f"model.max_position_embeddings={context + opened}, of which {opened} open{'s' * (opened == 1)} the text. "
             f"Shorten it to {context - 1} tokens or less."
         )
     if length + max_new_tokens > context:

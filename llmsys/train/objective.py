@@ -18,7 +18,7 @@ from llmsys.data.pairs import LabelledBatch, MakeBatch, Pairs, TranslationBatch,
 from llmsys.data.steps import GroupedSteps, StepPlan, Steps, WindowSteps
 from llmsys.errors import ConfigError
 from llmsys.shards import TokenShards, open_tokens
-from llmsys.tokenizer import Tokenizer, load_tokenizer
+from llmsys.tokenizer import Tokenizer, load_tokenizer, model_file
 from llmsys.train.evaluate import HeldoutEvaluator, heldout_windows
 from llmsys.train.measure import Evaluator, TargetEvaluator
 
@@ -57,7 +57,7 @@ def evaluator_of(config: RunConfig) -> Evaluator:
 def open_data(config: RunConfig, split: str) -> tuple[TokenShards, Tokenizer]:
     """One split and its tokenizer, refused when they do not belong together or do not fit the model."""
     shards = open_tokens(config.data.folder, split)
-    tokenizer = load_tokenizer(tokenizer_path(config))
+    tokenizer = tokenizer_of(config)
     shards.require_tokenizer(tokenizer.fingerprint)
     if tokenizer.vocab_size > config.model.vocab_size:
         raise ConfigError(
@@ -67,10 +67,15 @@ def open_data(config: RunConfig, split: str) -> tuple[TokenShards, Tokenizer]:
     return shards, tokenizer
 
 
+def tokenizer_of(config: RunConfig) -> Tokenizer:
+    """The tokenizer of this config; DataError when it is not there, or nothing says what ends a document."""
+    return load_tokenizer(tokenizer_path(config), getattr(config.tokenizer, "eos_token", None))
+
+
 def tokenizer_path(config: RunConfig) -> Path:
     """Where the tokenizer of this config lies: the user's file, or the one `prepare` trained."""
     if config.tokenizer.kind == "file":
-        return config.tokenizer.path
+        return model_file(config.tokenizer.path)
     return config.data.folder / "tokenizer" / "tokenizer.model"
 
 
@@ -122,6 +127,7 @@ def _masking(config: RunConfig, tokenizer: Tokenizer, key: tuple[str | int, ...]
     if mask is None:
         raise ConfigError(
             f"objective.mask_token={objective.mask_token} is not a piece of the tokenizer. Train one that has it: set "
-            f"tokenizer.control_symbols=[{objective.mask_token}] and run llmsys prepare CONFIG."
+            f"tokenizer.control_symbols=[{objective.mask_token}] and run llmsys prepare CONFIG. One made elsewhere has "
+            f"another name for it: set objective.mask_token, such as [MASK]."
         )
     return Masking(objective, mask, tokenizer.eos_id, tokenizer.vocab_size, key)

@@ -177,7 +177,7 @@ def test_a_split_without_documents_has_no_files(tmp_path: Path) -> None:
 def test_training_twice_gives_the_same_bytes(rows: Rows, model: Path, tmp_path: Path) -> None:
     source = write_documents(tmp_path / "documents.arrow", rows, batch_rows=4)
     train_sentencepiece(silent, sources=[source], folder=tmp_path, config=CONFIG, split=DATA.split)
-    for name in ("tokenizer.model", "tokenizer.vocab", "tokenizer.json"):
+    for name in ("tokenizer.model", "tokenizer.vocab", "made.json"):
         assert (tmp_path / name).read_bytes() == (model.parent / name).read_bytes()
     pieces = (tmp_path / "tokenizer.vocab").read_text().splitlines()
     assert len(pieces) == 400
@@ -195,7 +195,7 @@ def test_the_sample_is_the_smallest_hashes_and_never_held_back(rows: Rows, tmp_p
     for folder, part, split in ((everything, rows, DATA.split), (chosen, in_file_order, NONE_HELD)):
         source = write_documents(folder / "documents.arrow", part)
         train_sentencepiece(silent, sources=[source], folder=folder, config=config, split=split)
-    facts = json.loads((everything / "tokenizer.json").read_text())
+    facts = json.loads((everything / "made.json").read_text())
     assert facts["sample"] == {"documents": 20, "bytes": size}
     assert (everything / "tokenizer.model").read_bytes() == (chosen / "tokenizer.model").read_bytes()
 

@@ -1,0 +1,53 @@
+"""Which pieces begin and end a text, as the small files beside a tokenizer.json say it.
+
+Reads tokenizer_config.json and special_tokens_map.json, which name pieces (`eos_token`, a string or an object with
+`content`), then generation_config.json and config.json, which know ids (`eos_token_id`, a number or a list, of which
+the first counts). The first file that names a piece of this vocabulary wins.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from llmsys.errors import DataError
+
+CONFIG_NAME = "tokenizer_config.json"
+NAMING = (CONFIG_NAME, "special_tokens_map.json")
+COUNTING = ("generation_config.json", "config.json")
+ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+def special_tokens(
+    folder: Path, id_of: Callable[[str], int | None], piece_of: Callable[[int], str | None]
+) -> dict[str, str]:
+    """{role: piece} for the roles (`ROLES`) that the files in `folder` fill; DataError when one is not JSON."""
+    found: dict[str, str] = {}
+    for name in NAMING:
+        values = read_values(folder / name)
+        for role in ROLES:
+            piece = values.get(f"{role}_token")
+            piece = piece.get("content") if isinstance(piece, dict) else piece
+            if isinstance(piece, str) and id_of(piece) is not None:
+                found.setdefault(role, piece)
+    for name in COUNTING:
+        values = read_values(folder / name)
+        for role in ROLES:
+            token = values.get(f"{role}_token_id")
+            token = token[0] if isinstance(token, list) and token else token
+            if isinstance(token, int) and token >= 0 and (named := piece_of(token)) is not None:
+                found.setdefault(role, named)
+    return found
+
+
+def read_values(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty when there is no such file, DataError when it holds something else."""
+    if not file.is_file():
+        return {}
+    try:
+        values = json.loads(file.read_text(encoding="utf-8-sig"))
+    except ValueError as error:
+        raise DataError(f"{file} is not JSON ({error}). Fetch it again, or remove it.") from None
+    if not isinstance(values, dict):
+        raise DataError(f"{file} holds no JSON object. Fetch it again, or remove it.")
+    return values

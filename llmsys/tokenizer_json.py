@@ -1,0 +1,150 @@
+"""A Hugging Face tokenizer.json (byte-level BPE, WordPiece, Unigram, …) as one of our tokenizers.
+
+Reads the file and the small files beside it; gives `JsonTokenizer`. Promises: the ids are those of the library
+`tokenizers`; no text becomes a control token, also where it spells one (`<|endoftext|>` in a web page is text); padding
+and truncation that the file may hold are off; everything runs on the calling thread. Text survives where the file's own
+normaliser and decoder let it: byte-level BPE does, NFC and lower-casing do not.
+
+The library is imported here alone, and this file only when a tokenizer.json is opened.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+# Its thread pool would not survive a fork, and processes are the unit of parallel work. Read at every call.
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Library
+
+from llmsys.errors import DataError
+from llmsys.special_tokens import CONFIG_NAME, read_values, special_tokens
+
+JSON_NAME = "tokenizer.json"
+NOWHERE = "\uffff"  # a noncharacter: no vocabulary has a piece for it
+NONE = -1
+
+
+class JsonTokenizer:
+    """A tokenizer.json with the pieces that begin and end a text.
+
+    The end is `eos_token`, or what the files beside the file say, or what its post-processor puts behind a text
+    ([SEP], </s>); the beginning likewise, and -1 when there is none.
+    """
+
+    def __init__(self, file: Path, eos_token: str | None = None) -> None:
+        """Read the file; OSError when it cannot be, DataError when it is no tokenizer or nothing ends a document."""
+        data = file.read_bytes()
+        self._library = _library(file, data)
+        self.fingerprint = hashlib.blake2b(data, digest_size=16).hexdigest()
+        self.special = special_tokens(file.parent, self.piece_id, self._library.id_to_token)
+        before, behind = self._around()
+        self.opening: tuple[str, ...] = before
+        """The pieces that the file itself puts before a text, as transformers does: ("<s>",) or none."""
+        if before:
+            self.special.setdefault("bos", before[0])
+        self.special["eos"] = self._end(file, eos_token, behind)
+        self.bos_id, self.eos_id = (self._id(self.special.get(role)) for role in ("bos", "eos"))
+        # A piece that ends documents is no text, whether or not the file says so.
+        self._library.add_special_tokens(
+            [AddedToken(self.special[role]) for role in ("bos", "eos") if role in self.special]
+        )
+        self._library.encode_special_tokens = True
+        self.vocab_size: int = max(self._library.get_vocab(with_added_tokens=True).values()) + 1
+        self._spelled = dict(self._spellings())
+
+    def piece_id(self, piece: str) -> int | None:
+        """Return the id of a piece such as [MASK]; None when the vocabulary has none of that name."""
+        return self._library.token_to_id(piece)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of one text, without begin or end ids."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of many texts, on the calling thread alone."""
+        found: list[list[int]] = [
+            encoding.ids for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        ]
+        return [ids if self._spelled.keys().isdisjoint(ids) else self._as_text(ids) for ids in found]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids; control tokens give nothing, bytes of an incomplete character give �."""
+        return self._library.decode([int(token) for token in ids], skip_special_tokens=True)
+
+    def _id(self, piece: str | None) -> int:
+        found = None if piece is None else self.piece_id(piece)
+        return NONE if found is None else found
+
+    def _around(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What the post-processor puts before and behind a text."""
+        encoding = self._library.encode("a")
+        marks = encoding.special_tokens_mask
+        if 0 not in marks:
+            return (), ()
+        first, last = marks.index(0), len(marks) - marks[::-1].index(0)
+        return tuple(encoding.tokens[:first]), tuple(encoding.tokens[last:])
+
+    def _end(self, file: Path, asked: str | None, behind: tuple[str, ...]) -> str:
+        if asked is not None and self.piece_id(asked) is None:
+            raise DataError(f"tokenizer.eos_token={asked} is no piece of {file}. {self._candidates()}")
+        end = asked or self.special.get("eos") or (behind[-1] if behind else None)
+        if end is None:
+            raise DataError(
+                f"{file} does not say which piece ends a document, nor does a {CONFIG_NAME}, special_tokens_map.json, "
+                f"generation_config.json or config.json beside it. {self._candidates()}"
+            )
+        return end
+
+    def _candidates(self) -> str:
+        added = self._library.get_added_tokens_decoder().values()
+        special = [token.content for token in added if token.special][:8]
+        return f"Name it with tokenizer.eos_token=PIECE; its control pieces: {', '.join(special) or 'none'}."
+
+    def _spellings(self) -> Iterator[tuple[int, list[int]]]:
+        """(control id, the ids of its letters): some models cut "</s>" in a text into the piece of that name."""
+        model = self._library.model
+        unknown = {token.id for token in model.tokenize(NOWHERE)}
+        for number, token in self._library.get_added_tokens_decoder().items():
+            if token.special and number not in unknown and model.token_to_id(token.content) == number:
+                head, tail = token.content[:1], token.content[1:]
+                yield number, [one.id for part in (head, tail) if part for one in model.tokenize(part)]
+
+    def _as_text(self, ids: list[int]) -> list[int]:
+        return [one for token in ids for one in self._spelled.get(token, (token,))]
+
+
+def copied_files(file: Path, eos_token: str | None) -> dict[str, bytes]:
+    """{name: content} of the files that make the same tokenizer in another folder, transformers' too.
+
+    The tokenizer_config.json is the one beside the file, if there is one, with the pieces that were found elsewhere.
+    """
+    tokenizer = JsonTokenizer(file, eos_token)
+    values = {"tokenizer_class": "PreTrainedTokenizerFast"} | read_values(file.parent / CONFIG_NAME)
+    values |= {f"{role}_token": piece for role, piece in tokenizer.special.items()}
+    config = json.dumps(values, ensure_ascii=False, indent=1) + "\n"
+    return {JSON_NAME: file.read_bytes(), CONFIG_NAME: config.encode()}
+
+
+def is_tokenizer_json(file: Path) -> bool:
+    """Whether a file is such a tokenizer at all: other programs keep notes under the same name."""
+    try:
+        return "model" in read_values(file)
+    except DataError:
+        return True  # damaged, and better named than passed over
+
+
+def _library(file: Path, data: bytes) -> Library:
+    try:
+        library = Library.from_str(data.decode())
+    except Exception as error:  # the library raises nothing more precise
+        raise DataError(
+            f"{file} is not a tokenizer.json of the library `tokenizers` ({error}). Fetch it again, or name another "
+            f"with tokenizer.kind=file tokenizer.path=FILE."
+        ) from None
+    library.no_truncation()
+    library.no_padding()
+    return library

@@ -20,8 +20,8 @@ from llmsys.train.loss import sequence_losses, token_losses
 
 # B rows, T positions, D width, N valid targets, V vocabulary
 
-LOGITS_BYTES_ON_CPU, LOGITS_BYTES_ON_ACCELERATOR = 1 << 25, 1 << 29
-"""Size of one block of logits. On the CPU a block that stays near the cache, yet large enough for a fast product."""
+LOGITS_BYTES_ON_CPU, LOGITS_BYTES_ON_ACCELERATOR = 1 << 28, 1 << 29
+"""Size of one block of logits: small beside the model, yet so large that adding up the weight's gradient costs little."""
 
 
 def head_loss(
@@ -71,21 +71,19 @@ class _HeadLoss(torch.autograd.Function):
         wanted = any(ctx.needs_input_grad[:3])
         total = torch.zeros((), dtype=torch.float32, device=x_ND.device)
         dx_ND = torch.empty_like(x_ND) if wanted else None
-        # Sums of many blocks, hence float32 whatever the weight is.
-        dweight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wanted else None
-        dbias_V = torch.zeros_like(bias_V, dtype=torch.float32) if wanted and bias_V is not None else None
+        dweight_VD, dbias_V = None, None
         for rows in _blocks(x_ND, len(weight_VD)):
             logits = _logits(x_ND[rows], weight_VD, bias_V, fixed_V, softcap)
             slope = None if softcap is None or not wanted else 1 - (logits / softcap).square_()
             # The gradient takes the place of the logits.
             total += token_losses(logits, targets_N[rows], smoothing, z_weight, logits if wanted else None).sum()
-            if dx_ND is None or dweight_VD is None:
+            if dx_ND is None:
                 continue
             gradient = logits if slope is None else logits.mul_(slope)
-            dx_ND[rows] = gradient @ weight_VD
-            dweight_VD += gradient.T @ x_ND[rows]
-            if dbias_V is not None:
-                dbias_V += gradient.sum(0, dtype=torch.float32)
+            torch.mm(gradient, weight_VD, out=dx_ND[rows])
+            dweight_VD = _added(dweight_VD, gradient.T @ x_ND[rows])
+            if bias_V is not None:
+                dbias_V = _added(dbias_V, gradient.sum(0, dtype=torch.float32))
         ctx.gradients = (dx_ND, dweight_VD, dbias_V)
         ctx.dtypes = (weight_VD.dtype, None if bias_V is None else bias_V.dtype)
         return total
@@ -101,11 +99,16 @@ class _HeadLoss(torch.autograd.Function):
         return dx_ND.mul_(factor.to(dx_ND.dtype)), dweight_VD, dbias_V, None, None, None, None, None
 
 
+def _added(total: Tensor | None, part: Tensor) -> Tensor:
+    """The sum so far and one more block's part, in float32 from the second block on, whatever the weight is."""
+    return part if total is None else total.float().add_(part)
+
+
 def _blocks(x_ND: Tensor, vocabulary: int) -> list[slice]:
     """Rows whose logits fill one block, at least 16 of them."""
     size = LOGITS_BYTES_ON_CPU if x_ND.device.type == "cpu" else LOGITS_BYTES_ON_ACCELERATOR
     rows = max(16, size // (vocabulary * x_ND.element_size()))
-    return [slice(start, start + rows) for start in range(0, len(x_ND), rows)]
+    return [slice(start, start + rows) for start in range(0, max(len(x_ND), 1), rows)]
 
 
 def _logits(

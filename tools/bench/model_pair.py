@@ -11,13 +11,14 @@ import transformers
 from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
+from llmsys.config.objective import LossConfig
 from llmsys.data.batch import IGNORED
 from llmsys.model.init import initialize
 from llmsys.model.transformer import Transformer
-from llmsys.train.loss import sequence_losses
+from llmsys.train.head_loss import training_loss
 
 # B rows, T positions
-VOCABULARY, WIDTH, LAYERS, HEADS, EXPERTS, CHOSEN, EXPERT_WIDTH = 8192, 512, 4, 8, 8, 2, 704
+WIDTH, LAYERS, HEADS, EXPERTS, CHOSEN, EXPERT_WIDTH = 512, 4, 8, 8, 2, 704
 # Wide enough that the losses depend on every layer; at 0.02 any model gives the logarithm of the vocabulary.
 DEVIATION = 0.05
 NAMES = {
@@ -49,11 +50,11 @@ class Contender:
         return clock() - start, float(loss.detach())
 
 
-def config_of(kind: str, length: int) -> ModelConfig:
+def config_of(kind: str, length: int, vocabulary: int) -> ModelConfig:
     """The shapes of both sides, in our words."""
     moe = {"num_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": EXPERT_WIDTH}
     fields = {
-        "vocab_size": VOCABULARY,
+        "vocab_size": vocabulary,
         "hidden_size": WIDTH,
         "intermediate_size": CHOSEN * EXPERT_WIDTH,
         "num_hidden_layers": LAYERS,
@@ -100,9 +101,9 @@ def their_weights(ours: dict[str, Tensor]) -> dict[str, Tensor]:
     return theirs
 
 
-def contenders(kind: str, tokens_BT: Tensor, experts: list[str]) -> list[Contender]:
+def contenders(kind: str, tokens_BT: Tensor, vocabulary: int, experts: list[str]) -> list[Contender]:
     """Ours first, then theirs."""
-    config = config_of(kind, tokens_BT.shape[1])
+    config = config_of(kind, tokens_BT.shape[1], vocabulary)
     ours = Transformer(config)
     initialize(ours, seed=0)
     theirs = their_model(config, ours)
@@ -110,9 +111,12 @@ def contenders(kind: str, tokens_BT: Tensor, experts: list[str]) -> list[Contend
     targets_BT = tokens_BT.roll(-1, dims=1)
     targets_BT[:, -1] = IGNORED
     num_targets = int((targets_BT != IGNORED).sum())
+    in_training = training_loss(LossConfig())
 
     def our_loss() -> Tensor:
-        return sequence_losses(ours(tokens_BT), targets_BT).sum() / num_targets
+        """As an engine takes it: where the head is."""
+        loss: Tensor = ours(tokens_BT, finish=lambda head, x_BTD, _: in_training(head, x_BTD, targets_BT))
+        return loss / num_targets
 
     def their_loss(implementation: str | None) -> Tensor:
         if implementation is not None:

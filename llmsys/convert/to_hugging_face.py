@@ -171,7 +171,8 @@ def _write_small_files(folder: Path, writing: Writing) -> None:
     model_file = tokenizer_path(writing.run)
     found, eos_token = model_file.is_file(), getattr(writing.run.tokenizer, "eos_token", None)
     # Without a word about them, transformers takes ids of the family's own vocabulary.
-    values = token_ids(model_file if found else None, eos_token) | writing.values
+    ids = token_ids(model_file if found else None, eos_token)
+    values = writing.values | {key: token for key, token in ids.items() if writing.values.get(key) is None}
     (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     if found:
         write_tokenizer(folder, model_file, writing.model.max_position_embeddings, eos_token)

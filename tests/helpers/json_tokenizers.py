@@ -7,7 +7,10 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 LINES = [f"The lazy dog jumps over {i} quick foxes; it's the {i % 7}th box." for i in range(200)]
-LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = WORDS + r"|\p{N}{1,3}" + REST
+QWEN2 = WORDS + r"|\p{N}" + REST
 
 
 def train(tokenizer: Tokenizer, trainer: Any) -> Tokenizer:
@@ -52,6 +55,19 @@ def llama3() -> tuple[Tokenizer, dict[str, Any]]:
     )
     eos = {"__type": "AddedToken", "content": "<|end_of_text|>", "special": True}
     return tokenizer, {"bos_token": "<|begin_of_text|>", "eos_token": eos}
+
+
+def qwen2() -> tuple[Tokenizer, dict[str, Any]]:
+    """Byte-level with composed characters and single digits; there is no begin piece at all."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    cut = pre_tokenizers.Split(Regex(QWEN2), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    train(tokenizer, trainers.BpeTrainer(vocab_size=310, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    return tokenizer, {"bos_token": None, "eos_token": "<|endoftext|>", "tokenizer_class": "Qwen2Tokenizer"}
 
 
 def llama2() -> tuple[Tokenizer, dict[str, Any]]:
@@ -103,8 +119,8 @@ def t5() -> tuple[Tokenizer, dict[str, Any]]:
     return tokenizer, {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
-KINDS = {"gpt2": gpt2, "llama3": llama3, "llama2": llama2, "bert": bert, "t5": t5}
-LOSSLESS = ("gpt2", "llama3", "llama2")
+KINDS = {"gpt2": gpt2, "llama3": llama3, "qwen2": qwen2, "llama2": llama2, "bert": bert, "t5": t5}
+LOSSLESS = ("gpt2", "llama3", "qwen2", "llama2")
 
 
 def write(kind: str, folder: Path) -> Tokenizer:

@@ -208,6 +208,7 @@ class _Preparation:
         return self._stage("tokenizer", [Task("tokenizer/model", decides, outputs, job, rows)], "document")[0]
 
     def _encode(self, collected: list[Record], tokenizer: Record) -> list[Record]:
+        means = f"{tokenizer.result['fingerprint']} {tokenizer.result['eos_id']}"  # what the ids of the tokens say
         part = self.data.model_dump(mode="json", include={"split": True, "tokens": {"seed"}})
         tasks = []
         for record in collected:
@@ -218,10 +219,10 @@ class _Preparation:
                 source=source,
                 output=self.folder / output,
                 model=self.folder / tokenizer.outputs[0].name,
-                fingerprint=tokenizer.result["fingerprint"],
+                fingerprint=means,
                 config=self.data,
             )
-            decides = [record.digests[0], tokenizer.result["fingerprint"], tokenizer.result["eos_id"], part]
+            decides = [record.digests[0], means, part]
             tasks.append(Task(f"encode/{source.stem}", decides, [output], job, record.result["text_bytes"]))
         return self._stage("encode", tasks, "B")
 

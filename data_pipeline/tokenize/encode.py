@@ -22,7 +22,7 @@ from llmsys.tokenizer import Tokenizer, load_tokenizer
 
 @lru_cache(maxsize=1)
 def _tokenizer(model: Path, fingerprint: str) -> Tokenizer:
-    """One tokenizer per process and model; the fingerprint tells a new model under the old name."""
+    """One tokenizer per process and model; the fingerprint tells a new model, or another end, under the old name."""
     return load_tokenizer(model)
 
 

@@ -17,6 +17,7 @@ from llmsys.config.head import PredictionConfig
 from llmsys.config.hugging_face.model import model_from_hugging_face
 from llmsys.config.hugging_face.read import parse_json
 from llmsys.config.model import ModelConfig
+from llmsys.config.rule import listed
 from llmsys.config.run import RunConfig
 from llmsys.config.yaml_text import dump
 from llmsys.convert.families import table_of
@@ -34,6 +35,8 @@ SMALL_FILE_BYTES = 1 << 26
 """Files beside the weights that are kept: configs, vocabularies, licences."""
 LENGTH = 1024
 """Longest window that the written config evaluates with; any other is one word on the command line."""
+WIDE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""What weights can be stored as: the numbers themselves."""
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx")
 
 
@@ -52,6 +55,7 @@ class Reading:
         self.model = _with_what_is_there(read, found)
         self.plan: Plan = make_plan(self.model, table_of(str(values["model_type"]), self.model))
         self.match: Match = match(self.plan, found, source)
+        self._refuse_narrow()
         self._group_of = {part: group for group in self.plan.groups for part in group.ours}
         self._last: tuple[Group, list[Tensor]] | None = None
 
@@ -89,6 +93,14 @@ class Reading:
                 raise CheckpointError(
                     f"{copy} in {self.files.folder} must repeat {original}, since the config ties them, and differs. "
                     f"Set tie_word_embeddings to false in config.json if both are meant."
+                )
+
+    def _refuse_narrow(self) -> None:
+        for name in self.match.names.values():
+            if (dtype := self.files.tensors[name].dtype) not in WIDE:
+                raise CheckpointError(
+                    f"{name} in {self.files.folder} is stored as {str(dtype).removeprefix('torch.')}, and its scale is "
+                    f"not read. Use weights in {listed([str(one).removeprefix('torch.') for one in WIDE])}."
                 )
 
     def _dtype(self, group: Group) -> torch.dtype:
@@ -168,6 +180,7 @@ def _keep_originals(kept: Path, source: Path, reading: Reading) -> None:
         "names": reading.match.names,
         "copies": reading.match.copies,
         "files": {name: one.file for name, one in stored.items()},
+        "index": (source / INDEX).read_bytes().decode() if (source / INDEX).is_file() else None,
     }
     (kept / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
     if unused := reading.match.unused:

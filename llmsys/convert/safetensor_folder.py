@@ -66,6 +66,11 @@ class SafetensorFolder:
         self._read_bytes = 0
         self.tensors: dict[str, Stored] = {}
         index = _index(folder)
+        if not index and not (folder / single).is_file() and (shards := sorted(folder.glob("*.safetensors"))):
+            raise CheckpointError(
+                f"{folder} holds {shards[0].name} and neither {single} nor {INDEX}. Fetch the index too, or put all "
+                f"tensors into {single}."
+            )
         for file in sorted(set(index.values())) if index else [single]:
             self.tensors |= dict(self._headers(file))
         for name, file in index.items():

@@ -60,6 +60,7 @@ class Writing:
         self.unused = self._unused()
         self.tensors = self._tensors()
         self.files = self._files(shard_bytes)
+        self.index: str | None = self.record.get("index") if self.record and shard_bytes is None else None
 
     @property
     def model(self) -> ModelConfig:
@@ -155,6 +156,9 @@ def _write_tensors(folder: Path, writing: Writing) -> None:
 
 
 def _write_index(folder: Path, writing: Writing) -> None:
+    if writing.index is not None:
+        (folder / INDEX).write_bytes(writing.index.encode())
+        return
     if set(writing.files.values()) == {SINGLE}:
         return
     total = sum(prod(shape) * dtype.itemsize for dtype, shape in writing.tensors.values())

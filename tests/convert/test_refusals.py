@@ -71,6 +71,20 @@ def test_two_values_of_a_tied_tensor_are_refused(tmp_path: Path) -> None:
     assert "must repeat model.embed_tokens.weight" in message
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_weights_that_need_a_scale_are_refused(source: Path, dtype: torch.dtype) -> None:
+    changed(source, lambda tensors: tensors.update({K: tensors[K].to(dtype)}))
+    message = refused(source)
+    assert f"{K} in {source} is stored as {str(dtype).removeprefix('torch.')}, and its scale is not read." in message
+    assert "Use weights in float64, float32, float16 or bfloat16." in message
+
+
+def test_shards_without_their_index_say_so(source: Path) -> None:
+    (source / "model.safetensors").rename(source / "model-00001-of-00002.safetensors")
+    message = f"{source} holds model-00001-of-00002.safetensors and neither model.safetensors nor {INDEX}."
+    assert message in refused(source)
+
+
 def test_experts_of_two_dtypes_are_refused(tmp_path: Path) -> None:
     source, name = tmp_path / "theirs", "model.layers.0.block_sparse_moe.experts.1.w1.weight"
     build("mixtral").save_pretrained(source)

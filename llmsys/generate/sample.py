@@ -28,6 +28,8 @@ log = logger(__name__)
 Listen = Callable[[int, int], None]
 """Hears (prompt number, token) for every new token, as soon as it is chosen."""
 Pick = Callable[[Tensor, list[int]], Tensor]
+NextLogits = Callable[[Tensor, KeyValueCache], Tensor]
+"""tokens (B, T) → logits of the token after the last, (B, V), V the ids of the tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ def generate(
     `opening` are the ids before each prompt; None is the end-of-document id, which opens every document in training.
     An empty prompt without any is opened all the same, by the begin or else the end id: a model continues something.
 
+    Rows of the vocabulary beyond the tokenizer's ids, which make its size a round number, are never chosen.
     A text ends at its end-of-document token, after `max_new_tokens`, or at the model's context limit (with a warning).
     Equal prompts get different samples: each draws from a generator seeded by (seed, prompt, occurrence).
 
@@ -79,12 +82,14 @@ def generate(
     opened = len(opening)
     limits = [_limit(prompt, row, opened, max_new_tokens, model) for prompt, row in zip(prompts, ids, strict=True)]
     stop = tokenizer.eos_id if stop_at_eos else NEVER
+    next_logits = _next_logits(model, tokenizer.vocab_size)
     with evaluating(model):
+        first_BV, cache = _start(model, ids, limits, next_logits)
         if isinstance(how, Beams):
-            new_ids = _search(model, ids, limits, stop, how)
+            new_ids = _search(first_BV, cache, limits, stop, how, next_logits)
         else:
             pick = _picker(how, ids, _generators(prompts, seed))
-            new_ids = _continue(model, ids, limits, stop, pick, listen)
+            new_ids = _continue(first_BV, cache, limits, stop, pick, listen, next_logits)
     return [_continuation(tokenizer, old, new) for old, new in zip(ids, new_ids, strict=True)]
 
 
@@ -117,22 +122,31 @@ def _picker(choice: Choice, ids: list[list[int]], generators: list[torch.Generat
     return pick
 
 
-def _start(model: Transformer, ids: list[list[int]], limits: list[int]) -> tuple[Tensor, KeyValueCache]:
+def _next_logits(model: Transformer, pieces: int) -> NextLogits:
+    def next_logits(tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
+        logits_BTV: Tensor = model(tokens_BT.to(model.embed.weight.device), cache=cache)
+        return logits_BTV[:, -1, :pieces]
+
+    return next_logits
+
+
+def _start(
+    model: Transformer, ids: list[list[int]], limits: list[int], next_logits: NextLogits
+) -> tuple[Tensor, KeyValueCache]:
     """Logits after each prompt, and the cache that holds the prompts, padded on the left."""
     longest = max(map(len, ids))
     padding_B = torch.tensor([longest - len(row) for row in ids])
     tokens_BT = torch.tensor([[0] * (longest - len(row)) + row for row in ids])
     cache = KeyValueCache(model.config, len(ids), longest + max(limits), padding_B=padding_B)
-    return model(tokens_BT.to(model.embed.weight.device), cache=cache)[:, -1], cache
+    return next_logits(tokens_BT, cache), cache
 
 
-def _search(model: Transformer, ids: list[list[int]], limits: list[int], stop: int, how: Beams) -> list[list[int]]:
-    first_BV, cache = _start(model, ids, limits)
-
+def _search(
+    first_BV: Tensor, cache: KeyValueCache, limits: list[int], stop: int, how: Beams, next_logits: NextLogits
+) -> list[list[int]]:
     def step(rows_R: Tensor, tokens_R: Tensor) -> Tensor:
         cache.select(rows_R.tolist())
-        logits_RTV: Tensor = model(tokens_R[:, None].to(first_BV.device), cache=cache)
-        return logits_RTV[:, -1]
+        return next_logits(tokens_R[:, None], cache)
 
     return beam_search(
         first_BV, step, beams=how.count, length_penalty=how.length_penalty, limits=limits, end_token=stop
@@ -140,12 +154,17 @@ def _search(model: Transformer, ids: list[list[int]], limits: list[int], stop: i
 
 
 def _continue(
-    model: Transformer, ids: list[list[int]], limits: list[int], stop: int, pick: Pick, listen: Listen | None
+    logits_BV: Tensor,
+    cache: KeyValueCache,
+    limits: list[int],
+    stop: int,
+    pick: Pick,
+    listen: Listen | None,
+    next_logits: NextLogits,
 ) -> list[list[int]]:
     """The new token ids of every row; rows leave the batch when they end."""
-    logits_BV, cache = _start(model, ids, limits)
-    new: list[list[int]] = [[] for _ in ids]
-    alive = list(range(len(ids)))
+    new: list[list[int]] = [[] for _ in limits]
+    alive = list(range(len(limits)))
     while True:
         tokens_B = pick(logits_BV, alive)
         staying = []
@@ -161,7 +180,7 @@ def _continue(
         if len(staying) < len(alive):
             cache.select(staying)
         alive = [alive[place] for place in staying]
-        logits_BV = model(tokens_B[staying, None].to(logits_BV.device), cache=cache)[:, -1]
+        logits_BV = next_logits(tokens_B[staying, None], cache)
 
 
 def _generators(prompts: Sequence[str], seed: int) -> list[torch.Generator]:

@@ -38,6 +38,7 @@ def translate_lines(model: Transformer, tokenizer: Tokenizer, config: RunConfig,
         how=Beams(config.generation.beams, config.generation.length_penalty),
         start_token=start_token(config),
         end_token=tokenizer.eos_id,
+        pieces=tokenizer.vocab_size,
     )
     texts = [""] * len(lines)
     for place, tokens in zip(asked, found, strict=True):

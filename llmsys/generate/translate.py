@@ -27,24 +27,26 @@ def translate(
     how: Beams,
     start_token: int,
     end_token: int,
+    pieces: int | None = None,
     batch_tokens: int = 2048,
 ) -> list[list[int]]:
     """The best translation found for each source, without its end token, in the order of the sources.
 
+    Only ids below `pieces`, those of the tokenizer, are chosen; None: all rows of the vocabulary.
     A batch has at most about `batch_tokens` source tokens, times beams. Longer targets than
     model.max_position_embeddings are cut there.
     """
     found: list[list[int]] = [[] for _ in sources]
     with evaluating(model):
         for places in _batches(sources, batch_tokens):
-            rows = _search(model, [sources[place] for place in places], how, start_token, end_token)
+            rows = _search(model, [sources[place] for place in places], how, start_token, end_token, pieces)
             for place, row in zip(places, rows, strict=True):
                 found[place] = row
     return found
 
 
 def _search(
-    model: Transformer, sources: list[Sequence[int]], how: Beams, start_token: int, end_token: int
+    model: Transformer, sources: list[Sequence[int]], how: Beams, start_token: int, end_token: int, pieces: int | None
 ) -> list[list[int]]:
     device = model.embed.weight.device
     room = model.config.max_position_embeddings - 1  # one position is the start token's
@@ -53,12 +55,12 @@ def _search(
     memory = model.encode(source_BS, documents_BS)
     cache = KeyValueCache(model.config, len(sources), 1 + max(limits))
     start_B1 = torch.full((len(sources), 1), start_token, device=device)
-    first_BV = model(start_B1, memory=memory, cache=cache)[:, -1]
+    first_BV = model(start_B1, memory=memory, cache=cache)[:, -1, :pieces]
 
     def step(rows_R: Tensor, tokens_R: Tensor) -> Tensor:
         cache.select(rows_R)
         logits_RTV: Tensor = model(tokens_R[:, None].to(device), cache=cache)
-        return logits_RTV[:, -1]
+        return logits_RTV[:, -1, :pieces]
 
     return beam_search(
         first_BV, step, beams=how.count, length_penalty=how.length_penalty, limits=limits, end_token=end_token

@@ -61,6 +61,13 @@ def test_greedy_equals_one_whole_forward_pass_per_token(model: Transformer) -> N
     assert sample(model, PROMPTS, temperature=0) == [slow_greedy(model, prompt, 12) for prompt in PROMPTS]
 
 
+@pytest.mark.parametrize("how", [Choice(temperature=3.0), Choice(temperature=0), Beams(3)], ids=str)
+def test_rows_beyond_the_tokenizer_are_never_chosen(how: Choice | Beams) -> None:
+    padded = tiny_model(tiny_moe_config(vocab_size=1000))
+    texts = generate(padded, Letters(), PROMPTS, max_new_tokens=12, how=how, stop_at_eos=False)
+    assert all(set(text) <= set(ALPHABET) for text in texts)  # Letters knows 37 ids, and no text for any other
+
+
 @pytest.mark.parametrize("settings", [{}, {"top_k": 5}, {"top_p": 0.7}, {"temperature": 0}], ids=str)
 def test_a_prompt_continues_the_same_alone_and_in_any_company(model: Transformer, settings: dict[str, Any]) -> None:
     together = sample(model, PROMPTS, **settings)

@@ -68,5 +68,10 @@ def test_a_source_is_translated_the_same_in_any_company(model: Transformer, batc
     assert found(model, SOURCES[::-1], 3) == alone[::-1]
 
 
+def test_rows_beyond_the_tokenizer_are_never_chosen(model: Transformer) -> None:
+    assert 9 in found(model, SOURCES, 3)[0]
+    assert all(9 not in text for text in found(model, SOURCES, 3, pieces=9))
+
+
 def test_no_sources_give_no_translations(model: Transformer) -> None:
     assert found(model, [], 3) == []

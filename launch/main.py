@@ -75,7 +75,7 @@ VERBS = {
     ),
 }
 
-CONFIG_HELP = "path of a YAML file, or a name below configs/ such as train/demo"
+CONFIG_HELP = "path of a YAML file or a config.json, or a name below configs/ such as train/demo"
 OVERRIDE_HELP = "a value of the config, such as batch.sequence_length=1024"
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from llmsys.data.batch import IGNORED
 
 # N tokens, V vocabulary
-ROWS_ON_CPU, ROWS_ON_ACCELERATOR = 64, 8_192
+LOGITS_ON_CPU, ROWS_ON_ACCELERATOR = 1 << 19, 8_192  # on the CPU a piece of 2 MiB in float32, which stays in cache
 
 
 def sequence_losses(
@@ -46,7 +46,8 @@ def token_losses(
     losses_N = torch.empty(len(logits_NV), dtype=torch.float32, device=logits_NV.device)
     valid_N1 = (targets_N != IGNORED)[:, None]
     index_N1 = targets_N[:, None].where(valid_N1, 0)
-    num_rows = ROWS_ON_CPU if logits_NV.device.type == "cpu" else ROWS_ON_ACCELERATOR
+    on_cpu = logits_NV.device.type == "cpu"
+    num_rows = max(8, LOGITS_ON_CPU // logits_NV.shape[1]) if on_cpu else ROWS_ON_ACCELERATOR
     for start in range(0, len(logits_NV), num_rows):
         rows = slice(start, start + num_rows)
         logits = logits_NV[rows].to(torch.float32, copy=True)

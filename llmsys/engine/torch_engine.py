@@ -77,7 +77,7 @@ class TorchEngine:
 
     def state(self) -> LogicalState:
         """See Engine. The tensors are the living ones: loading into them in place is loading into the engine."""
-        # After a forward without backward, such as an evaluation or a generation, the root's parameters are still whole.
+        # After a forward without backward, such as an evaluation or a generation, the root's weights are still whole.
         for module in self.module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()

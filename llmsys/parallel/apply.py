@@ -1,4 +1,4 @@
-"""What is applied to a model from outside, in one place and one order: compilation, experts, their shards, blocks, root.
+"""What is applied to a model from outside, in one place and one order: compile, experts, their shards, blocks, root.
 
 Takes a model built on the meta device and leaves it sharded and still without storage; `materialize` gives it its
 starting values, each rank only its own slices.

@@ -14,8 +14,7 @@ from llmsys.model.init import initialize
 from llmsys.model.transformer import Transformer
 from llmsys.optim.groups import parameter_groups
 from llmsys.train.balance import settle_experts
-from llmsys.train.loss import sequence_losses
-from tests.engine.test_parity import LEARNING_RATE, OPTIMIZER, STEPS, build, share_of, whole_state
+from tests.engine.test_parity import LEARNING_RATE, OPTIMIZER, STEPS, build, mean_loss, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import LENGTH, SEQUENCES, sequences, tiny_config
 
@@ -73,7 +72,7 @@ def plain_run(changes: dict[str, Any]) -> tuple[list[State], State]:
     reports = []
     for step in range(STEPS):
         batch = sequences(step, 0, SEQUENCES, ignored=LENGTH)
-        loss = sequence_losses(model(batch.tokens_BT), batch.targets_BT).sum() / batch.valid_targets
+        loss = mean_loss(model, batch)
         optimizer.zero_grad()
         (loss + model.auxiliary_loss()).backward()
         optimizer.step()
@@ -113,5 +112,5 @@ def test_two_ranks_follow_the_plain_run(name: str, finished: dict[str, tuple[lis
     assert sum(expected_reports[0]["dropped"]) > 0 or CASES[name][3] is not DROPS
     for key, value in expected.items():
         difference = float((torch.from_numpy(state[key]) - value).abs().max())
-        allowed = 3e-4 * float(value.abs().max()) + 1e-12
+        allowed = 1e-4 * float(value.abs().max()) + 1e-12
         assert difference <= allowed, f"{key} differs by {difference:.2e}, allowed {allowed:.2e}"

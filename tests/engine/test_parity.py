@@ -21,7 +21,6 @@ from llmsys.optim.groups import parameter_groups
 from llmsys.parallel.mesh import make_meshes
 from llmsys.train.balance import settle_experts
 from llmsys.train.head_loss import training_loss
-from llmsys.train.loss import sequence_losses
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import LENGTH, SEQUENCES, sequences, tiny_config
 
@@ -29,6 +28,13 @@ STEPS = 3
 LEARNING_RATE = 1e-2
 OPTIMIZER = AdamW(learning_rate=LEARNING_RATE, embedding_rate_scale=2.0)
 Moments = dict[str, Any]
+
+
+def mean_loss(model: Transformer, batch: Batch) -> torch.Tensor:
+    """The loss as engines take it; that it is right is tests/train/test_head_loss.py's business."""
+    loss = training_loss(LossConfig())
+    total: torch.Tensor = model(batch.tokens_BT, finish=lambda head, x, _: loss(head, x, batch.targets_BT))
+    return total / batch.valid_targets
 
 
 def plain_run(clip: float, steps: int = STEPS, **changes: object) -> tuple[list[float], list[float], Moments]:
@@ -48,7 +54,7 @@ def plain_run(clip: float, steps: int = STEPS, **changes: object) -> tuple[list[
     losses, norms = [], []
     for step in range(steps):
         batch = sequences(step, 0, SEQUENCES, ignored=LENGTH)
-        loss = sequence_losses(model(batch.tokens_BT), batch.targets_BT).sum() / batch.valid_targets
+        loss = mean_loss(model, batch)
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), clip or 1e9)))
         optimizer.step()
@@ -162,6 +168,6 @@ def test_every_engine_and_layout_follows_the_plain_run(finished: tuple[int, list
         for key, value in expected.items():
             # A moment is compared at its tensor's scale. A weight moves by LEARNING_RATE in a step however small its
             # gradient is, so near-zero gradients may differ in it by a share of that.
-            allowed = 0.02 * LEARNING_RATE if key.startswith("parameter/") else 3e-4 * float(value.abs().max())
+            allowed = 0.02 * LEARNING_RATE if key.startswith("parameter/") else 1e-4 * float(value.abs().max())
             difference = float((torch.from_numpy(state[key]) - value).abs().max())
             assert difference <= allowed, f"{name}: {key} differs by {difference:.2e}, allowed {allowed:.2e}"

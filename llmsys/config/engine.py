@@ -8,18 +8,33 @@ from llmsys.config.base import Section
 
 
 class Torch(Section):
-    """FSDP2 of PyTorch: weights, gradients and moments are split over the shard axis, experts over the expert axis."""
+    """PyTorch itself: FSDP2 splits weights, gradients and moments over the shard axis, DDP copies them to all ranks."""
 
     kind: Literal["torch"] = "torch"
+    data_parallel: Literal["fsdp", "ddp"] = Field(
+        "fsdp", description="fsdp splits what the shard axis spans; ddp keeps everything whole on each rank."
+    )
+    offload: Literal["none", "state"] = Field(
+        "none", description="state: masters, gradients and moments live in host memory, and the step runs there."
+    )
 
 
 class Deepspeed(Section):
     """DeepSpeed's ZeRO (Rajbhandari 2019)."""
 
     kind: Literal["deepspeed"] = "deepspeed"
-    zero_stage: Literal[1, 2] = Field(
-        2, description="What is split over the ranks: 1 masters and moments, 2 gradients as well."
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        2, description="What is split over the ranks: 0 nothing, 1 masters and moments, 2 gradients too, 3 weights too."
+    )
+    offload: Literal["none", "optimizer"] = Field(
+        "none", description="optimizer: masters and moments live in host memory, and the step runs there."
     )
 
 
-EngineConfig = Annotated[Torch | Deepspeed, Field(discriminator="kind")]
+class Accelerate(Section):
+    """Hugging Face accelerate, with whatever the user's accelerate config says."""
+
+    kind: Literal["accelerate"] = "accelerate"
+
+
+EngineConfig = Annotated[Torch | Deepspeed | Accelerate, Field(discriminator="kind")]

@@ -15,20 +15,44 @@ from llmsys.errors import LayoutError
 
 
 class Layout(Section):
-    """Axes of the mesh: replicate × shard = ranks; the expert axis is carved out of the shard axis.
+    """Axes of the mesh: replicate × shard × context × tensor = ranks; experts are carved out of the last three.
 
-    Dense parameters are split over `shard` ranks and copied over `replicate`. Experts are dealt over `expert` ranks,
-    and what each of those holds is split over the remaining shard / expert.
+    Ranks of different `replicate` or `shard` train on different sequences; those of one `context` share sequences
+    between them, and those of one `tensor` matrices too. Dense parameters are split over shard · context ranks, and
+    within a layer over `tensor`. Experts are dealt over `expert` of the shard · context · tensor ranks of one copy, and
+    what each of those holds is split over the rest; a single expert is never split by `tensor`.
     """
 
     replicate: int = Field(1, ge=1, description="Copies of the sharded model.")
-    shard: int = Field(-1, description="Ranks that split one copy; -1 takes all that replicate leaves.")
-    expert: int = Field(1, ge=1, description="Ranks over which the routed experts are dealt; divides shard.")
+    shard: int = Field(-1, description="Ranks of one copy with data of their own; -1 takes all that the others leave.")
+    expert: int = Field(
+        1, ge=1, description="Ranks over which the routed experts are dealt; divides shard · context · tensor."
+    )
+    context: int = Field(
+        1, ge=1, description="Ranks that share a sequence and exchange heads for positions around attention (Ulysses)."
+    )
+    tensor: int = Field(
+        1, ge=1, description="Ranks that split the matrices of a layer, and the positions between layers."
+    )
 
     @property
     def world_size(self) -> int:
         """Ranks of a resolved layout."""
+        return self.replicate * self.copy_ranks
+
+    @property
+    def copy_ranks(self) -> int:
+        """Ranks that hold one copy of the model together, of a resolved layout."""
+        return self.shard * self.context * self.tensor
+
+    @property
+    def data_ranks(self) -> int:
+        """Groups of ranks with sequences of their own, of a resolved layout."""
         return self.replicate * self.shard
+
+    def data_rank(self, rank: int) -> int:
+        """Which of the `data_ranks` a rank belongs to: tensor is the innermost axis, then context."""
+        return rank // (self.context * self.tensor)
 
     def fit(self, world_size: int, model: ModelConfig) -> "Layout":
         """This layout with `shard` resolved for `world_size` ranks.
@@ -37,33 +61,49 @@ class Layout(Section):
         """
         for problem in self._axis_problems(world_size):
             raise LayoutError(problem)
-        shard = world_size // self.replicate
+        fitted = self.model_copy(update={"shard": world_size // self._others})
         for problem in expert_problems(self.expert, model):
             raise LayoutError(problem)
-        if shard % self.expert:
-            legal = [n for n in divisors(shard) if model.moe and model.moe.num_experts % n == 0]
+        if fitted.copy_ranks % self.expert:
+            legal = [n for n in divisors(fitted.copy_ranks) if model.moe and model.moe.num_experts % n == 0]
             raise LayoutError(
-                f"expert={self.expert} does not divide shard={shard}, the ranks that split one copy of the model. "
-                f"Use expert={listed(legal)}, or a number of ranks that is a multiple of "
+                f"expert={self.expert} does not divide {fitted._copy_text}, the ranks that split one copy of the "
+                f"model. Use expert={listed(legal)}, or a number of ranks that is a multiple of "
                 f"{self.replicate * self.expert}."
             )
-        return Layout(replicate=self.replicate, shard=shard, expert=self.expert)
+        return fitted
+
+    @property
+    def _others(self) -> int:
+        return self.replicate * self.context * self.tensor
+
+    @property
+    def _copy_text(self) -> str:
+        axes = {"shard": self.shard, "context": self.context, "tensor": self.tensor}
+        return " × ".join(f"{name}={size}" for name, size in axes.items() if name == "shard" or size > 1)
 
     def _axis_problems(self, world_size: int) -> Iterator[str]:
         if world_size < 1:
             yield f"{world_size} ranks cannot hold a model. Start at least one process."
         elif self.shard != -1 and self.shard < 1:
             yield f"layout.shard={self.shard} is not a number of ranks. Use 1 or more, or -1 for all that are left."
-        elif world_size % self.replicate:
+        elif world_size % self._others:
+            names = [name for name in ("replicate", "context", "tensor") if getattr(self, name) > 1]
+            wanted = " × ".join(f"{name}={getattr(self, name)}" for name in names)
+            parts = "copies" if names == ["replicate"] else "parts"
+            remedy = f"Use replicate={listed(divisors(world_size))}, or start" if names == ["replicate"] else "Start"
             yield (
-                f"{world_size} ranks cannot be split into replicate={self.replicate} equal copies. "
-                f"Use replicate={listed(divisors(world_size))}, or start a multiple of {self.replicate} processes."
+                f"{world_size} ranks cannot be split into {wanted} equal {parts}. "
+                f"{remedy} a multiple of {self._others} processes."
             )
-        elif self.shard not in (-1, world_size // self.replicate):
+        elif self.shard not in (-1, world_size // self._others):
+            sizes = {"replicate": self.replicate, "shard": self.shard, "context": self.context, "tensor": self.tensor}
+            product = " × ".join(
+                f"{name}={size}" for name, size in sizes.items() if name in ("replicate", "shard") or size > 1
+            )
             yield (
-                f"replicate={self.replicate} × shard={self.shard} is {self.replicate * self.shard}, "
-                f"but there are {world_size} ranks. Use shard={world_size // self.replicate}, or shard=-1, "
-                f"or start {self.replicate * self.shard} processes."
+                f"{product} is {self._others * self.shard}, but there are {world_size} ranks. "
+                f"Use shard={world_size // self._others}, or shard=-1, or start {self._others * self.shard} processes."
             )
 
 

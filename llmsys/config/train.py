@@ -28,8 +28,15 @@ class TrainConfig(Section):
     """`train:` — budget, precision and log."""
 
     tokens: int = Field(1_000_000_000, ge=1, description="Tokens to train on, from the first step.")
-    precision: Literal["bf16", "fp32"] = Field(
-        "bf16", description="Type of weights and activations in products; masters and moments are always fp32."
+    precision: Literal["bf16", "fp16", "fp32"] = Field(
+        "bf16",
+        description="Type of weights and activations in products; masters and moments are always fp32. "
+        "fp16 scales the loss so that small gradients survive.",
+    )
+    recompute: Literal["none", "selective", "block"] = Field(
+        "none",
+        description="What backward computes again instead of keeping it: selective keeps the outputs of large "
+        "products and of attention, block keeps only what enters each block.",
     )
     compile: Literal["none", "block"] = Field(
         "none", description="block: each block goes through torch.compile; needs a C++ compiler, or Triton on GPUs."

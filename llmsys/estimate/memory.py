@@ -32,7 +32,7 @@ class StateBytes:
 def planned_layout(config: RunConfig) -> Layout:
     """The layout for the processes that the config starts; a fixed `shard` says how many ranks there are."""
     fixed = config.layout.shard != -1
-    world_size = config.layout.replicate * config.layout.shard if fixed else max(1, config.launch.processes)
+    world_size = config.layout.world_size if fixed else max(1, config.launch.processes)
     return config.layout.fit(world_size, config.model)
 
 

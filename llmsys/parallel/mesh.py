@@ -1,7 +1,8 @@
-"""The two meshes over the same ranks: one for dense parameters, one for experts.
+"""The meshes over the same ranks: one for dense parameters, one for experts, and the axes inside a copy.
 
-Rank = (replica · shard + place) with the expert axis innermost, so that the processes which exchange tokens are
-neighbours: dense (replicate, shard), sparse (replicate, expert_shard, expert) with expert_shard · expert = shard.
+Rank = ((replica · shard + place) · context + part) · tensor + column: the ranks that exchange most are neighbours.
+Dense parameters see (replicate, shard · context[, tensor]); experts see (replicate, expert_shard, expert), where
+expert_shard · expert are all ranks of one copy.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from llmsys.config.layout import Layout
 class Meshes:
     """`dense` shards ordinary parameters, `expert_shard` shards each expert, `expert` splits experts between ranks.
 
-    The last two are None when experts are not split; experts are then ordinary parameters.
+    `expert_shard` is None where experts are sharded as everything else is, `expert` where they are not dealt. `tensor`
+    splits matrices (a submesh of the same root as `dense`), `context` splits sequences; None where there is one rank.
     """
 
     layout: Layout
@@ -24,19 +26,42 @@ class Meshes:
     dense: DeviceMesh
     expert_shard: DeviceMesh | None
     expert: DeviceMesh | None
+    context: DeviceMesh | None
+    tensor: DeviceMesh | None
 
 
 def make_meshes(layout: Layout, device: torch.device) -> Meshes:
-    """Meshes for a layout that `fit` has resolved: replicate · shard is the world size."""
-    replicate, shard, expert = layout.replicate, layout.shard, layout.expert
-    world = init_device_mesh(device.type, (replicate * shard,), mesh_dim_names=("world",))
-    dense = init_device_mesh(device.type, (replicate, shard), mesh_dim_names=("replicate", "shard"))
-    if replicate == 1:
-        dense = dense["shard"]
-    if expert == 1:
-        return Meshes(layout, world, dense, None, None)
+    """Meshes for a layout that `fit` has resolved: its world_size is the number of ranks."""
+    world = init_device_mesh(device.type, (layout.world_size,), mesh_dim_names=("world",))
+    dense, tensor = _dense(layout, device)
+    expert_shard, expert = _sparse(layout, device)
+    return Meshes(layout, world, dense, expert_shard, expert, _context(layout, device), tensor)
+
+
+def _dense(layout: Layout, device: torch.device) -> tuple[DeviceMesh, DeviceMesh | None]:
+    """(mesh of whole matrices, tensor axis). One copy has no replicate axis; one tensor rank has no tensor axis."""
+    shape = {"replicate": layout.replicate, "shard": layout.shard * layout.context}
+    if layout.tensor > 1:
+        shape["tensor"] = layout.tensor
+    root = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
+    dense = root["shard"] if layout.replicate == 1 else root["replicate", "shard"]
+    return dense, root["tensor"] if layout.tensor > 1 else None
+
+
+def _sparse(layout: Layout, device: torch.device) -> tuple[DeviceMesh | None, DeviceMesh | None]:
+    if layout.expert == 1 and layout.tensor == 1:
+        return None, None
     sparse = init_device_mesh(
-        device.type, (replicate, shard // expert, expert), mesh_dim_names=("replicate", "expert_shard", "expert")
+        device.type,
+        (layout.replicate, layout.copy_ranks // layout.expert, layout.expert),
+        mesh_dim_names=("replicate", "expert_shard", "expert"),
     )
-    expert_shard = sparse["expert_shard"] if replicate == 1 else sparse["replicate", "expert_shard"]
-    return Meshes(layout, world, dense, expert_shard, sparse["expert"])
+    expert_shard = sparse["expert_shard"] if layout.replicate == 1 else sparse["replicate", "expert_shard"]
+    return expert_shard, sparse["expert"] if layout.expert > 1 else None
+
+
+def _context(layout: Layout, device: torch.device) -> DeviceMesh | None:
+    if layout.context == 1:
+        return None
+    shape = (layout.data_ranks, layout.context, layout.tensor)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("data", "context", "tensor"))["context"]

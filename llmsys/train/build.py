@@ -37,7 +37,7 @@ log = logger(__name__)
 LOCK_SECONDS = 30
 """How long a start waits for the run folder: ranks of a killed run need a moment to notice."""
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 Continue = Callable[[Transformer, Tokenizer, RunConfig], list[dict[str, str]]]
@@ -59,8 +59,8 @@ def run(config: RunConfig, continue_prompts: Continue) -> Result:
 
 def check(config: RunConfig, ranks: int) -> str:
     """Refuse what cannot work before anything is built, on one rank, so that it is said once."""
-    config.layout.fit(ranks, config.model)
-    steps_of(config, ranks, 0)
+    layout = config.layout.fit(ranks, config.model)
+    steps_of(config, layout.data_ranks, 0)
     evaluator_of(config)
     return "checked"
 
@@ -75,8 +75,9 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_promp
     """Everything a trainer needs, resumed from the newest whole checkpoint. `stack` closes what was opened."""
     device = device_of_this_rank()
     train_shards, tokenizer = open_data(config, "train")
-    steps = steps_of(config, world_size(), rank())
-    meshes = make_meshes(config.layout.fit(world_size(), config.model), device)
+    layout = config.layout.fit(world_size(), config.model)
+    steps = steps_of(config, layout.data_ranks, layout.data_rank(rank()))
+    meshes = make_meshes(layout, device)
     engine = build_engine(config, meshes, steps.micro_batches, device)
     loader = StepLoader(steps)
     evaluator = evaluator_of(config)

@@ -18,13 +18,23 @@ from torch.distributed.tensor import DTensor, Shard
 
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.data.batch import Batch
-from llmsys.engine.engine import LogicalState, Loss, StepResult, counts_of, saved_buffers
+from llmsys.engine.deepspeed_gate import StepGate
+from llmsys.engine.engine import (
+    Accept,
+    LogicalState,
+    Loss,
+    StepResult,
+    always,
+    counts_of,
+    saved_buffers,
+    sums_of,
+)
 from llmsys.engine.objective import shares_of
 from llmsys.model.init import initial_value
 from llmsys.model.transformer import Transformer
 from llmsys.optim.groups import parameter_groups, role_of
 from llmsys.parallel.expert import AllToAllDispatcher
-from llmsys.parallel.group import sum_over_ranks, world_size
+from llmsys.parallel.group import world_size
 from llmsys.parallel.mesh import Meshes
 from llmsys.parallel.slices import as_shard
 
@@ -111,24 +121,29 @@ class DeepSpeedEngine:
         for name, buffer in model.named_buffers():
             buffer.data = buffers[name]
         self._zero: Any = self._engine.optimizer
+        self._gate = StepGate(self._zero)
         self._create_moments()
         for name, parameter in model.named_parameters():
             safe_set_full_fp32_param(parameter, masters[name])
         self._zero.update_lp_params()
 
-    def train_step(self, batches: Sequence[Batch], learning_rate: float) -> StepResult:
+    def train_step(
+        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = always, extras: Sequence[float] = ()
+    ) -> StepResult:
         """See Engine."""
         self._engine.train()
         counts = counts_of(batches, self.device)
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate * group["rate_scale"]
         total = torch.zeros((), device=self.device)
-        for batch in batches:
+        for batch in batches[:-1]:
             total += self._backward(batch.to(self.device), counts)
             self._engine.step()
-        norm = float(self._engine.get_global_grad_norm())
-        targets = counts[0]
-        return StepResult(float(sum_over_ranks(total) / targets), norm, int(targets))
+        total += self._backward(batches[-1].to(self.device), counts)
+        loss, sums = sums_of(total, counts[0], extras)
+        self._gate.ask(loss, accept)
+        self._engine.step()
+        return StepResult(loss, self._gate.gradient_norm, int(counts[0]), self._gate.applied, sums)
 
     def _backward(self, batch: Batch, counts: Tensor) -> Tensor:
         share, nats = shares_of(self.module, self._engine, batch, self._loss, counts)

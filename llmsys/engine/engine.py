@@ -20,13 +20,35 @@ Loss = Callable[[nn.Module | None, Tensor, Tensor], Tensor]
 """(head, hidden_BTD, targets_BT) → the loss summed over all valid targets; without a head, logits for hidden states."""
 
 
+Accept = Callable[[float, float], bool]
+"""(loss in nats per target, gradient norm before clipping) → whether the step may change the weights.
+
+Every rank asks with the same numbers, so every rank gets the same answer.
+"""
+
+
+def always(loss: float, gradient_norm: float) -> bool:
+    """The `Accept` that refuses nothing."""
+    return True
+
+
 @dataclass(frozen=True)
 class StepResult:
-    """One step, the same on all ranks: loss in nats per target, gradient norm before clipping, number of targets."""
+    """One step, the same on all ranks.
+
+    Attributes:
+        loss: nats per target.
+        gradient_norm: before clipping.
+        targets: how many counted.
+        applied: false where `accept` refused: weights, moments and the count of steps are as they were.
+        extras: the sums over ranks of what was handed in as `extras`.
+    """
 
     loss: float
     gradient_norm: float
     targets: int
+    applied: bool = True
+    extras: tuple[float, ...] = ()
 
 
 @dataclass
@@ -51,8 +73,13 @@ class Engine(Protocol):
         """The model, for what is not a forward pass: expert counts, buffers, names."""
         ...
 
-    def train_step(self, batches: Sequence[Batch], learning_rate: float) -> StepResult:
-        """Forward and backward over this rank's micro-batches, clip, step."""
+    def train_step(
+        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = always, extras: Sequence[float] = ()
+    ) -> StepResult:
+        """Forward and backward over this rank's micro-batches, clip, and step unless `accept` refuses.
+
+        `extras` are numbers of this rank's, as many on every rank, that are summed over ranks along with the loss.
+        """
         ...
 
     def logits(self, batch: Batch) -> Tensor:
@@ -76,6 +103,12 @@ def counts_of(batches: Sequence[Batch], device: torch.device) -> Tensor:
     targets = sum(batch.valid_targets for batch in batches)
     tokens = sum(real_tokens(batch) for batch in batches)
     return sum_over_ranks(torch.tensor([float(targets), float(tokens)], device=device)).clamp_(min=1)
+
+
+def sums_of(nats: Tensor, targets: Tensor, extras: Sequence[float]) -> tuple[float, tuple[float, ...]]:
+    """(loss in nats per target, sums of `extras`) over all ranks, in one reduction. Collective."""
+    sums = sum_over_ranks(torch.cat([nats.detach().float().view(1), nats.new_tensor(extras, dtype=torch.float32)]))
+    return float(sums[0] / targets), tuple(sums[1:].tolist())
 
 
 def real_tokens(batch: Batch) -> int:

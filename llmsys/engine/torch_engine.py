@@ -11,14 +11,22 @@ from torch.distributed.fsdp import FSDPModule
 
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.data.batch import Batch
-from llmsys.engine.engine import LogicalState, Loss, StepResult, counts_of, saved_buffers
+from llmsys.engine.engine import (
+    Accept,
+    LogicalState,
+    Loss,
+    StepResult,
+    always,
+    counts_of,
+    saved_buffers,
+    sums_of,
+)
 from llmsys.engine.objective import shares_of
 from llmsys.model.init import initial_value
 from llmsys.model.transformer import Transformer
 from llmsys.optim.groups import parameter_groups
 from llmsys.parallel.apply import materialize, shard_parameters, split_experts
 from llmsys.parallel.clip import clip_gradients
-from llmsys.parallel.group import sum_over_ranks
 from llmsys.parallel.mesh import Meshes
 
 MOMENTS = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
@@ -48,7 +56,9 @@ class TorchEngine:
         materialize(model, device, lambda name, shape: initial_value(model.config, name, shape, seed))
         self._optimizer = _adamw(model, optimizer)
 
-    def train_step(self, batches: Sequence[Batch], learning_rate: float) -> StepResult:
+    def train_step(
+        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = always, extras: Sequence[float] = ()
+    ) -> StepResult:
         """See Engine. The loss is divided by the targets of all ranks before backward, so gradients need no factor."""
         self.module.train()
         counts = counts_of(batches, self.device)
@@ -56,12 +66,14 @@ class TorchEngine:
         for batch in batches:
             total += self._backward(batch.to(self.device), counts)
         norm = clip_gradients(self.module.parameters(), self._clip, self._meshes.layout.replicate)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate * group["rate_scale"]
-        self._optimizer.step()
+        loss, sums = sums_of(total, counts[0], extras)
+        applied = accept(loss, float(norm))
+        if applied:
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate * group["rate_scale"]
+            self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        targets = counts[0]
-        return StepResult(float(sum_over_ranks(total) / targets), float(norm), int(targets))
+        return StepResult(loss, float(norm), int(counts[0]), applied, sums)
 
     def _backward(self, batch: Batch, counts: Tensor) -> Tensor:
         share, nats = shares_of(self.module, self.module, batch, self._loss, counts)

@@ -59,6 +59,11 @@ VERBS = {
         "count parameters, operations and memory before anything starts",
         "llmsys estimate train/demo batch.sequence_length=1024 --json",
     ),
+    "scale": Verb(
+        "ask a family of scaling laws what a budget is best spent on, or fit a law to your own runs",
+        "llmsys scale budget=1e21 unique_tokens=2e9",
+        takes_config=False,
+    ),
     "report": Verb(
         "write one HTML page about a dataset and a run",
         "llmsys report train/demo --output demo/report.html",

@@ -75,7 +75,7 @@ def render(run: RunRecord | None, manifest: Manifest | None, notes: list[str] | 
         parts += dataset_parts(manifest)
         origin += dataset_origin(manifest)
     parts.append(Part("origin", "Where from", section("origin", "Where it came from", origin)))
-    return _document(_titles(run, manifest), numbers, notes, parts)
+    return document(_titles(run, manifest), numbers, notes, parts)
 
 
 def _tokens_per_byte(run: RunRecord, manifest: Manifest | None) -> float | None:
@@ -109,7 +109,8 @@ def _titles(run: RunRecord | None, manifest: Manifest | None) -> tuple[str, str]
 # --- The document ---
 
 
-def _document(titles: tuple[str, str], numbers: Numbers, notes: list[str], parts: list[Part]) -> str:
+def document(titles: tuple[str, str], numbers: Numbers, notes: list[str], parts: list[Part]) -> str:
+    """One self-contained page: title and subtitle, cards of numbers, notes, and parts with their figures."""
     from plotly.offline import get_plotlyjs  # 5 MB of text; nobody else on the command line needs it
 
     title, subtitle = titles

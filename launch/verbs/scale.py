@@ -1,0 +1,79 @@
+"""`llmsys scale`: what a budget is best spent on by a family of laws; `llmsys scale fit` for a law of one's own."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from llmsys.config.override import read_overrides
+from llmsys.config.problems import config_error
+from llmsys.config.scale import ScaleConfig
+from llmsys.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`fit` as the first word takes runs; otherwise the words are key=value."""
+    known = "\n".join(f"  {name:<16} {field.description}" for name, field in ScaleConfig.model_fields.items())
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"keys:\n{known}\n\n{parser.epilog}"
+    parser.add_argument(
+        "words", metavar="WORD", nargs="+", help="budget=… and its limits; or fit, then run folders and CSV files"
+    )
+    parser.add_argument("--output", type=Path, default=Path("scaling.html"), help="fit: where the plots go")
+    parser.add_argument("--resamples", type=int, default=200, help="fit: resamplings behind the intervals")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the family's table, or the fitted law; with --json, as one object."""
+    if arguments.words[0] == "fit":
+        return _fit(arguments)
+    config = _config(arguments.words)
+    from llmsys.estimate.scaling.family import recommend
+    from llmsys.estimate.scaling.text import as_text
+
+    result = recommend(config, _bought(config))
+    print(json.dumps(result) if arguments.json else as_text(result))
+    return 0
+
+
+def _config(words: list[str]) -> ScaleConfig:
+    layer = read_overrides(words)
+    try:
+        return ScaleConfig.model_validate(layer.values)
+    except ValidationError as error:
+        raise config_error(error, ScaleConfig, layer, "llmsys scale") from None
+
+
+def _bought(config: ScaleConfig) -> Any:
+    from llmsys.estimate.scaling.budget import Accelerator, operations
+
+    if config.parsed_budget[1] == "FLOPs":
+        return operations(config, None)
+    from llmsys.estimate.device import read_device
+
+    assert config.device is not None, "the config refuses hours without a device"
+    device = read_device(config.device)
+    return operations(config, Accelerator(device.name, device.peak("bf16"), device.watts))
+
+
+def _fit(arguments: argparse.Namespace) -> int:
+    if arguments.resamples < 20:
+        raise ConfigError(f"--resamples {arguments.resamples} gives no interval. Use 20 or more; 200 by default.")
+    from llmsys.estimate.scaling.fit import fit
+    from llmsys.estimate.scaling.fit_text import as_dict, as_text
+    from llmsys.estimate.scaling.points import read_points
+
+    folders = [Path(word) for word in arguments.words[1:] if not word.startswith("budget=")]
+    budgets = [_config([word]).parsed_budget for word in arguments.words[1:] if word.startswith("budget=")]
+    if any(unit != "FLOPs" for _, unit in budgets):
+        raise ConfigError("llmsys scale fit takes budgets in FLOPs, such as budget=1e21.")
+    points = read_points(folders)
+    found = fit(points, arguments.resamples)
+    from llmsys.report.scaling import write_scaling_report
+
+    page = write_scaling_report(points, found, arguments.output)
+    result = as_dict(found, [flops for flops, _ in budgets]) | {"report": str(page)}
+    print(json.dumps(result) if arguments.json else as_text(result))
+    return 0

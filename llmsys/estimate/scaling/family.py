@@ -1,0 +1,119 @@
+"""All laws at once: what each makes of a budget, how far apart they are, and what they say of batch and rate.
+
+The result always holds every law. A single recommendation would hide that published fits differ by a factor of five in
+tokens per parameter at the same compute.
+"""
+
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from llmsys.config.scale import ScaleConfig
+from llmsys.errors import ConfigError
+from llmsys.estimate.scaling import rates
+from llmsys.estimate.scaling.budget import Bought
+from llmsys.estimate.scaling.law import Law, Optimum, Request, beyond
+from llmsys.estimate.scaling.laws import CLARK, DENSE, KRAJEWSKI
+
+FAMILIAR_EPOCHS = 4
+"""Repeating tokens up to four times is about as good as new ones (Muennighoff 2023, 5)."""
+
+
+def recommend(config: ScaleConfig, bought: Bought) -> dict[str, Any]:
+    """Plain values: budget, laws (a row each), spread, rates, experts. Raises ConfigError for an unknown `mark`."""
+    request = Request(bought.flops, config.unique_tokens, config.served_tokens, config.experts, config.granularity)
+    laws: tuple[Law, ...] = (*DENSE, KRAJEWSKI) if config.experts > 1 else DENSE
+    if config.mark is not None and config.mark not in (names := [law.name for law in laws]):
+        raise ConfigError(f"mark={config.mark} is not a law in this table. Use one of {', '.join(names)}.")
+    found = [(law, law.optimum(request)) for law in laws]
+    rows = [_row(law, best, request, marked=law.name == config.mark) for law, best in found]
+    return {
+        "budget": {"flops": bought.flops, "assumptions": list(bought.assumptions)},
+        "unique_tokens": config.unique_tokens,
+        "served_tokens": config.served_tokens,
+        "laws": rows,
+        "spread": _spread([best for _, best in found]),
+        "rates": _rates(bought.flops, [best for _, best in found]),
+        "experts": _experts(config, [best for _, best in found]),
+    }
+
+
+def _row(law: Law, best: Optimum, request: Request, *, marked: bool) -> dict[str, Any]:
+    outside = beyond(law, request.flops, best)
+    epochs = None if request.unique_tokens is None else max(1.0, best.tokens / request.unique_tokens)
+    return {
+        "law": law.name,
+        "marked": marked,
+        "source": law.origin.source,
+        "counts": law.origin.counts,
+        "evidence": law.origin.evidence,
+        "parameters": best.parameters,
+        "tokens": best.tokens,
+        "tokens_per_parameter": best.tokens_per_parameter,
+        "loss": best.loss,
+        "epochs": epochs,
+        "outside": None if outside is None else {"times": outside[0], "axis": outside[1]},
+        "remarks": list(_remarks(best, epochs)),
+    }
+
+
+def _remarks(best: Optimum, epochs: float | None) -> list[str]:
+    said = []
+    if "repetition" in best.ignores and epochs is not None and epochs > FAMILIAR_EPOCHS:
+        said.append(f"counts {epochs:.0f} readings of a token as new ones")
+    if "serving" in best.ignores:
+        said.append("has no term for serving: training takes the whole budget")
+    return said
+
+
+def _spread(optima: list[Optimum]) -> dict[str, dict[str, float]]:
+    columns = {
+        "parameters": [best.parameters for best in optima],
+        "tokens": [best.tokens for best in optima],
+        "tokens_per_parameter": [best.tokens_per_parameter for best in optima],
+    }
+    return {name: {"low": min(one), "median": median(one), "high": max(one)} for name, one in columns.items()}
+
+
+def _rates(flops: float, optima: list[Optimum]) -> list[dict[str, Any]]:
+    """Step Law at the smallest, the median and the largest model of the table, since it depends on size and tokens."""
+    by_size = sorted(optima, key=lambda best: best.parameters)
+    chosen = [by_size[0], by_size[len(by_size) // 2], by_size[-1]]
+    middle = chosen[1].parameters
+    rows = [
+        (rates.kaplan(flops, middle), middle),
+        (rates.deepseek(flops), None),
+        *((rates.steplaw(best.parameters, best.tokens), best.parameters) for best in chosen),
+    ]
+    return [
+        {
+            "law": one.law,
+            "at_parameters": size,
+            "batch_tokens": one.batch_tokens,
+            "learning_rate": one.learning_rate,
+            "outside": None if one.outside is None else {"times": one.outside[0], "axis": one.outside[1]},
+        }
+        for one, size in rows
+    ]
+
+
+def _experts(config: ScaleConfig, optima: list[Optimum]) -> list[dict[str, Any]]:
+    """What experts add to the median model, for each kind of routing that Clark measured."""
+    if config.experts == 1:
+        return []
+    size = median(best.parameters for best in optima)
+    return [
+        {
+            "law": law.name,
+            "parameters": size,
+            "experts": config.experts,
+            "dense_parameters": law.dense_parameters(size, config.experts),
+            "outside": law.origin.spans[0].beyond(size),
+        }
+        for law in CLARK
+    ]
+
+
+def request_of(config: ScaleConfig, bought: Bought) -> dict[str, Any]:
+    """The question as it was understood, for the JSON answer."""
+    return asdict(bought) | config.model_dump(mode="json")

@@ -1,0 +1,91 @@
+"""A scaling law: what it counts, where it was fitted, and what it recommends for a budget of operations.
+
+Compute is 6 · parameters · tokens where a law does not say otherwise. Losses are nats per token of the law's own text
+and tokenizer, so they can be compared along one law only, never between two.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Axis = Literal["FLOPs", "parameters", "tokens"]
+FLOPS_PER_PARAMETER_AND_TOKEN = 6
+"""Forward and backward of one parameter for one token (Kaplan 2020, 2.1)."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """The largest and smallest runs behind a fit, on one axis."""
+
+    axis: Axis
+    low: float
+    high: float
+
+    def beyond(self, value: float) -> float:
+        """How many times beyond the nearer end a value lies; 1 inside."""
+        if value > self.high:
+            return value / self.high
+        return self.low / value if value < self.low else 1.0
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a law comes from: its paper, what it calls parameters, its spans, and how sure its constants are."""
+
+    source: str
+    counts: str
+    spans: tuple[Span, ...]
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What there is to spend: operations, unique tokens to train on, tokens to be served later out of the same budget.
+
+    `experts` and `granularity` (d_ff over the width of one expert) describe a mixture of experts, for its laws.
+    """
+
+    flops: float
+    unique_tokens: float | None = None
+    served_tokens: float = 0.0
+    experts: int = 1
+    granularity: float = 1.0
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """A law's best use of a budget. `ignores` names what was asked for and the law has no term for."""
+
+    parameters: float
+    tokens: float
+    loss: float | None
+    ignores: tuple[str, ...] = ()
+
+    @property
+    def tokens_per_parameter(self) -> float:
+        """Tokens for each parameter, as the law counts them."""
+        return self.tokens / self.parameters
+
+
+class Law(Protocol):
+    """One published law."""
+
+    @property
+    def name(self) -> str:
+        """Its authors and year, as in `--mark`."""
+        ...
+
+    @property
+    def origin(self) -> Origin:
+        """Its paper, and the runs it was fitted on."""
+        ...
+
+    def optimum(self, request: Request) -> Optimum:
+        """The best parameters and tokens for a budget."""
+        ...
+
+
+def beyond(law: Law, flops: float, best: Optimum) -> tuple[float, Axis] | None:
+    """How far, and on which axis, a recommendation lies outside the runs behind the law; None inside."""
+    values: dict[Axis, float] = {"FLOPs": flops, "parameters": best.parameters, "tokens": best.tokens}
+    worst = max(((span.beyond(values[span.axis]), span.axis) for span in law.origin.spans), default=(1.0, "FLOPs"))
+    return worst if worst[0] > 1 else None

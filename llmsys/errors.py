@@ -7,7 +7,17 @@ as one message without a traceback. `disk_problem` says which of the system's ow
 import errno
 
 DISK_ERRORS = frozenset(
-    (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR, errno.EISDIR)
+    (
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EIO,
+        errno.ENOTDIR,
+        errno.EISDIR,
+    )
 )
 
 
@@ -33,6 +43,10 @@ class CheckpointError(LlmsysError):
 
 class LaunchError(LlmsysError):
     """A run that cannot be started or lost one of its processes."""
+
+
+class Stopped(LlmsysError):
+    """A run that was asked to end before its last step, and has saved: the same command continues it. Status 75."""
 
 
 def disk_problem(error: OSError) -> DataError | None:

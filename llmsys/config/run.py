@@ -10,17 +10,17 @@ from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
 from llmsys.config.batch import BatchConfig
+from llmsys.config.checkpoint import CheckpointConfig, retention_problems
 from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, Torch
 from llmsys.config.layout import Layout, expert_problems
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, natural_objective
 from llmsys.config.optimizer import AdamW, OptimizerConfig
-from llmsys.config.rule import Broken, refuse
+from llmsys.config.rule import Broken, listed, refuse
 from llmsys.config.schedule import Cosine, ScheduleConfig
 from llmsys.config.tokenizer import SentencePieceConfig, TokenizerConfig
 from llmsys.config.train import (
-    CheckpointConfig,
     EvaluationConfig,
     FlopsConfig,
     GenerationConfig,
@@ -82,6 +82,7 @@ class RunConfig(Section):
         yield from self._objective_problems()
         yield from self._vocabulary_problems()
         yield from self._budget_problems()
+        yield from retention_problems(self.checkpoint, self.evaluation.every_steps)
         if self.train.compile == "block" and self.train.precision == "fp32" and self.model.moe is not None:
             yield Broken(
                 "train.compile",
@@ -100,10 +101,14 @@ class RunConfig(Section):
                 f"{kind} is learnt by family={family} with head={wanted_head}, and the model is {self.model.family} "
                 f"with {head}. Leave objective out, or change model.family and model.head.",
             )
-        elif {"data", "model"} <= self.model_fields_set and self.data.kind != data and head == wanted_head:
-            yield Broken("data.kind", f"{self.data.kind} data cannot teach {kind}. Use data.kind={data}.")
-        if kind in ("next_token", "masked"):
-            yield from (Broken(f"batch.{key}", message) for key, message in self.batch.window_problems())
+        elif {"data", "model"} <= self.model_fields_set and head == wanted_head:
+            legal = (data, "mixture") if data == "crawl" else (data,)
+            if self.data.kind not in legal:
+                wanted = listed([f"data.kind={one}" for one in legal])
+                yield Broken("data.kind", f"{self.data.kind} data cannot teach {kind}. Use {wanted}.")
+        windows = kind in ("next_token", "masked")
+        problems = self.batch.window_problems() if windows else self.batch.pair_problems()
+        yield from (Broken(f"batch.{key}", message) for key, message in problems)
 
     def _vocabulary_problems(self) -> Iterator[Broken]:
         both_given = {"model", "tokenizer"} <= self.model_fields_set
@@ -119,14 +124,14 @@ class RunConfig(Section):
 
     def _budget_problems(self) -> Iterator[Broken]:
         budget, schedule = self.train.tokens, self.schedule
-        if "train" in self.model_fields_set and budget < self.batch.tokens_per_step:
+        first = self.batch.tokens_at(0)
+        if "train" in self.model_fields_set and budget < first:
             yield Broken(
                 "train.tokens",
-                f"{budget} tokens are less than one step of {self.batch.tokens_per_step}. "
-                f"Use at least {self.batch.tokens_per_step}, or a smaller batch.",
+                f"{budget} tokens are less than one step of {first}. Use at least {first}, or a smaller batch.",
             )
         if schedule.kind == "original":
-            key, shaped = "schedule.warmup_steps", schedule.warmup_steps * self.batch.tokens_per_step
+            key, shaped = "schedule.warmup_steps", self.batch.tokens_before(schedule.warmup_steps)
         else:
             key = "schedule.warmup_tokens"
             shaped = schedule.warmup_tokens + (schedule.decay_tokens if schedule.kind == "wsd" else 0)
@@ -143,13 +148,14 @@ class RunConfig(Section):
         sections = self.model_dump(mode="json", include={"model", "objective", "loss", "optimizer", "schedule"})
         batch = self.batch.model_dump(mode="json", include={"sequence_length", "length_groups", "attend"})
         train = self.train.model_dump(mode="json", include={"tokens", "precision", "start_from"})
-        return sections | {
-            "batch": batch | {"tokens": self.batch.tokens_per_step},
-            "train": train,
-            "seed": self.run.seed,
-        }
+        batch["tokens"] = self.batch.tokens_per_step
+        if self.batch.ramp is not None:
+            batch["ramp"] = self.batch.ramp.model_dump(mode="json")
+        if self.data.kind == "mixture":
+            sections["mixture"] = {str(start): list(parts) for start, parts in self.data.parts}
+        return sections | {"batch": batch, "train": train, "seed": self.run.seed}
 
     @property
     def steps(self) -> int:
         """Optimizer steps of the whole run: the last one completes the budget of tokens."""
-        return -(-self.train.tokens // self.batch.tokens_per_step)
+        return self.batch.steps_for(self.train.tokens)

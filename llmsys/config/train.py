@@ -1,12 +1,12 @@
-"""Sections about the run itself: its name, processes, budget, checkpoints, evaluation, samples and tracking."""
+"""Sections about the run itself: its name, processes, budget, faults, evaluation, samples and tracking."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from llmsys.config.base import Section
-from llmsys.config.rule import Broken, refuse
+from llmsys.config.faults import SpikeConfig
 
 
 class NameConfig(Section):
@@ -44,27 +44,23 @@ class TrainConfig(Section):
     start_from: Path | None = Field(
         None, description="Run folder or checkpoint whose weights a new run begins with, by name."
     )
+    bad_step: Literal["skip", "rewind", "stop"] = Field(
+        "skip",
+        description="What becomes of a step that is not finite, or a spike: skip leaves the weights as they are and "
+        "goes on with the next; rewind goes back to the last checkpoint and leaves the step's data out; stop ends.",
+    )
+    bad_steps_in_a_row: int = Field(10, ge=1, description="Bad steps without a good one between them that end the run.")
+    spike: SpikeConfig = Field(SpikeConfig(), description="Which finite steps are bad too; none by default.")
+    hang_timeout_seconds: float = Field(
+        600.0, ge=0, description="A rank that gets no further for so long is named, and the run ends; 0: never."
+    )
+    time_limit_minutes: float = Field(
+        0.0, ge=0, description="The run saves and ends after so long, to be continued; 0: no limit but Slurm's."
+    )
     log_every_steps: int = Field(10, ge=1, description="Steps between two logged steps.")
     threads_per_process: int = Field(
         0, ge=0, description="CPU threads of each process; 0 shares the cores out over the processes."
     )
-
-
-class CheckpointConfig(Section):
-    """`checkpoint:` — when to save and what to keep."""
-
-    every_steps: int = Field(100, ge=0, description="Steps between two checkpoints; 0 saves only the last step.")
-    keep_last: int = Field(2, ge=1, description="Checkpoints that are kept.")
-    average_last: int = Field(
-        0, ge=0, description="Last checkpoints whose mean is the model that is evaluated and used; 0 uses the last one."
-    )
-
-    @model_validator(mode="after")
-    def _kept_are_averaged(self) -> Self:
-        if self.average_last > self.keep_last:
-            text = f"{self.keep_last} cannot hold the {self.average_last} of average_last. Use {self.average_last}."
-            refuse([Broken("keep_last", text)])
-        return self
 
 
 class EvaluationConfig(Section):

@@ -1,0 +1,60 @@
+"""`checkpoint:` — when to save, how, and which checkpoints are kept."""
+
+from collections.abc import Iterator
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from llmsys.config.base import Section
+from llmsys.config.rule import Broken, refuse
+
+LOWER_IS_BETTER = ("loss", "bits_per_byte", "perplexity")
+
+
+class CheckpointConfig(Section):
+    """When to save and what to keep. A checkpoint that any of the rules keeps is kept."""
+
+    every_steps: int = Field(100, ge=0, description="Steps between two checkpoints; 0 saves only the last step.")
+    mode: Literal["sync", "async"] = Field(
+        "sync",
+        description="async: the state is copied to host memory, and training goes on while it is written. "
+        "Takes as much host memory as a rank's share of the state.",
+    )
+    keep_last: int = Field(2, ge=1, description="Newest checkpoints that are kept.")
+    keep_every_steps: int = Field(
+        0, ge=0, description="Checkpoints of steps that are multiples of this are kept for ever; 0 keeps none so."
+    )
+    keep_best: int = Field(0, ge=0, description="Checkpoints with the best evaluations that are kept.")
+    best_by: Literal["loss", "bits_per_byte", "perplexity", "accuracy"] = Field(
+        "loss", description="The number of an evaluation that says which is best; accuracy is better higher."
+    )
+    average_last: int = Field(
+        0, ge=0, description="Last checkpoints whose mean is the model that is evaluated and used; 0 uses the last one."
+    )
+
+    @model_validator(mode="after")
+    def _kept_are_averaged(self) -> Self:
+        if self.average_last > self.keep_last:
+            text = f"{self.keep_last} cannot hold the {self.average_last} of average_last. Use {self.average_last}."
+            refuse([Broken("keep_last", text)])
+        return self
+
+
+def retention_problems(checkpoint: CheckpointConfig, evaluation_every_steps: int) -> Iterator[Broken]:
+    """What keeps the rules of retention from ever holding: steps that are not saved, or saved but not evaluated."""
+    saved, kept = checkpoint.every_steps, checkpoint.keep_every_steps
+    if kept and (not saved or kept % saved):
+        near = max(1, round(kept / saved)) * saved if saved else 0
+        remedy = f"Use keep_every_steps={near}" if saved else "Set checkpoint.every_steps"
+        yield Broken(
+            "checkpoint.keep_every_steps",
+            f"{kept} is not a multiple of checkpoint.every_steps={saved}, so few or none of its steps are saved. "
+            f"{remedy}, or 0.",
+        )
+    if checkpoint.keep_best and (not evaluation_every_steps or not saved or saved % evaluation_every_steps):
+        yield Broken(
+            "checkpoint.keep_best",
+            f"{checkpoint.keep_best} best need an evaluation of each checkpoint, and evaluation.every_steps="
+            f"{evaluation_every_steps} does not divide checkpoint.every_steps={saved}. "
+            f"Use evaluation.every_steps={saved or 100}, or checkpoint.keep_best=0.",
+        )

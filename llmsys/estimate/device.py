@@ -1,0 +1,107 @@
+"""One kind of accelerator as data: what it can do at best, how close programs come to it, with sources.
+
+Reads a YAML profile: one that came with llmsys (`devices/`), or one that `llmsys calibrate` measured. Promises that a
+device nobody described is refused by name; numbers of another device never stand in for it.
+"""
+
+import difflib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from llmsys.config.base import Section
+from llmsys.config.merge import Layer
+from llmsys.config.problems import config_error
+from llmsys.config.rule import listed
+from llmsys.config.yaml_text import parse
+from llmsys.errors import ConfigError
+
+FOLDER = Path(__file__).with_name("devices")
+Number = Literal["fp32", "bf16", "fp16", "fp8"]
+
+
+class Link(Section):
+    """A way between devices. Bandwidth is that of one device in one direction, latency that of one hop."""
+
+    bandwidth: float = Field(gt=0, description="Bytes per second that one device sends while it receives as many.")
+    latency_seconds: float = Field(ge=0, description="Seconds that one hop of a collective takes at least.")
+
+
+class Efficiency(Section):
+    """How much of the peak a kernel reaches when it is large: 1 is all of it.
+
+    A product takes flops / (peak · products) + bytes / (memory_bandwidth · memory) + launch_seconds, which is the curve
+    over shapes: the second part is what small or thin matrices suffer from.
+    """
+
+    products: float = Field(gt=0, le=1, description="Large matrix products, of peak_flops.")
+    products_fp8: float = Field(0.6, gt=0, le=1, description="The same in 8 bits, of their higher peak.")
+    grouped: float = Field(gt=0, le=1, description="Products of many experts in one kernel, of peak_flops.")
+    attention: float = Field(gt=0, le=1, description="Fused attention forward, of peak_flops in bf16.")
+    attention_backward: float = Field(gt=0, le=1, description="Fused attention backward.")
+    memory: float = Field(gt=0, le=1, description="Elementwise kernels, of memory_bandwidth.")
+    links: float = Field(gt=0, le=1, description="Collectives of many megabytes, of a link's bandwidth.")
+    launch_seconds: float = Field(ge=0, description="Seconds between two kernels on the device.")
+    host_seconds: float = Field(ge=0, description="Seconds the host needs to start one kernel in eager mode.")
+
+
+class Device(Section):
+    """A profile. Peaks are dense (no sparsity), per device; `sources` says where the numbers of each field are from."""
+
+    name: str = Field(min_length=1, description="What reports call it.")
+    peak_flops: dict[Number, float] = Field(description="Operations per second of matrix products, by number type.")
+    memory_bytes: float = Field(gt=0, description="Memory a program can allocate, in bytes.")
+    memory_bandwidth: float = Field(gt=0, description="Bytes per second, reads and writes together.")
+    node_devices: int = Field(8, ge=1, description="Devices that reach each other over `node`.")
+    node: Link = Field(description="Between devices of one machine.")
+    network: Link = Field(description="Between machines, for one device.")
+    host_bandwidth: float = Field(25e9, gt=0, description="Bytes per second between a device and host memory.")
+    watts: float = Field(gt=0, description="Power limit of one device.")
+    efficiency: Efficiency = Field(description="What kernels reach.")
+    sources: dict[str, str] = Field(description="Where the numbers are from, by field.")
+
+    def peak(self, number: Number) -> float:
+        """Operations per second in `number`; ConfigError when this device has no such products."""
+        if number not in self.peak_flops:
+            known = listed(sorted(self.peak_flops))
+            raise ConfigError(
+                f"{self.name} has no peak for {number} products. Use {known}, or give peak_flops.{number} in a profile."
+            )
+        return self.peak_flops[number]
+
+
+def device_names() -> list[str]:
+    """The profiles that came with llmsys."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def read_device(name: str) -> Device:
+    """The profile of that name, or in the YAML file of that path.
+
+    Raises ConfigError for an unknown name, with the known ones, and for whatever is wrong in a file.
+    """
+    path = FOLDER / f"{name}.yaml"
+    if name not in device_names():
+        path = Path(name)
+        if not path.is_file():
+            raise ConfigError(_unknown(name))
+    values, lines = parse(path.read_text(encoding="utf-8"), path.name)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path.name} is no device profile. Write one with `llmsys calibrate --output {path}`.")
+    try:
+        return Device.model_validate(values)
+    except ValidationError as error:
+        origins = {keys: f"{path.name}:{line}" for keys, line in lines.items()}
+        raise config_error(error, Device, Layer(values, origins), path.name) from None
+
+
+def _unknown(name: str) -> str:
+    known = device_names()
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    return (
+        f"{name!r} is not a device with a profile, and no other's numbers are taken for it.{hint} "
+        f"Known: {', '.join(known)}. Measure this machine with `llmsys calibrate --output "
+        f"{Path(name).stem or 'mine'}.yaml` and give that file."
+    )

@@ -1,0 +1,203 @@
+"""Seconds of the kernels of one micro-batch on one rank: products, experts, attention, elementwise passes, the loss.
+
+Reads the tensors of a model and the layout; gives seconds forward, for one pass through all blocks of this rank's
+stages, and how much more the backward takes. A product's time is the sum of its operations at the device's best rate
+and of its bytes, so that thin matrices are slow (a roofline without its corner: Williams 2009).
+"""
+
+from dataclasses import dataclass
+
+from llmsys.config.feed_forward import GATED
+from llmsys.config.layout import Layout
+from llmsys.config.model import ModelConfig
+from llmsys.estimate.device import Device, Number
+from llmsys.estimate.flops import count_flops
+from llmsys.estimate.parameters import visits_of
+from llmsys.estimate.rows import TensorRow
+from llmsys.estimate.software import Software
+from llmsys.estimate.tensors import has_logits, head_is_tied, model_tensors
+
+ROW_SPLIT = ("o_proj.weight", "down_proj.weight", "down_proj")  # their inputs are split, the others' outputs
+SCORE_BYTES, SCORE_BYTES_BACKWARD = 14, 22  # per score, unfused: written, scaled and masked, softmax, dropout, read
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One micro-batch of a rank: sequences of `length` tokens; of encoder-decoders `source` ones at the encoder.
+
+    `bytes` are those of one value.
+    """
+
+    sequences: float
+    length: int
+    source: int
+    number: Number
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of the micro-batch."""
+        return self.sequences * self.length
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of one activation."""
+        return 4 if self.number == "fp32" else 2
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Seconds of one micro-batch forward, by kind, over all blocks of the model and outside them; not yet divided by
+    stages. `backward` is the seconds of its backward, without recomputation; `launches` counts kernels forward."""
+
+    products: float
+    grouped: float
+    attention: float
+    elementwise: float
+    loss: float
+    head: float
+    attention_backward: float
+    launches: int
+
+    @property
+    def blocks_forward(self) -> float:
+        """Forward through the blocks."""
+        return self.products + self.grouped + self.attention + self.elementwise
+
+    @property
+    def blocks_backward(self) -> float:
+        """Backward through the blocks: two products for each, twice the bytes."""
+        return 2 * (self.products + self.grouped + self.elementwise) + self.attention_backward
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Everything that seconds of a kernel depend on."""
+
+    model: ModelConfig
+    layout: Layout
+    device: Device
+    software: Software
+    shape: Shape
+
+    def product(self, rows: float, inner: float, columns: float, *, grouped: bool = False, head: bool = False) -> float:
+        """Seconds of a (rows, inner) by (inner, columns) product."""
+        device, software = self.device, self.software
+        number = software.products if software.products and not head else self.shape.number
+        reached = device.efficiency.grouped if grouped else device.efficiency.products
+        size: float = self.shape.value_bytes
+        cast = 0.0
+        if number == "fp8":
+            reached *= device.efficiency.products_fp8 / device.efficiency.products
+            cast = 3 * (rows * inner + inner * columns)  # both operands are read in 16 bits and written in 8
+            size = 1.5
+        moved = size * (rows * inner + inner * columns + rows * columns)
+        operations = 2 * rows * inner * columns / (device.peak(number) * reached)
+        return operations + self.memory_seconds(moved + cast) + device.efficiency.launch_seconds
+
+    def memory_seconds(self, moved_bytes: float) -> float:
+        """Seconds that so many bytes take through memory."""
+        return moved_bytes / (self.device.memory_bandwidth * self.device.efficiency.memory)
+
+
+def kernels(bench: Bench) -> Kernels:
+    """The seconds of one micro-batch forward."""
+    rows = [row for row in model_tensors(bench.model) if row.input is not None and len(row.shape) > 1]
+    blocks = [row for row in rows if row.layers]
+    attention, backward = _attention(bench)
+    layers = sum(row.copies for row in blocks if row.name.endswith("o_proj.weight"))
+    return Kernels(
+        products=sum(_product(bench, row) for row in blocks if row.input != "visit"),
+        grouped=sum(_grouped(bench, row) for row in blocks if row.input == "visit"),
+        attention=attention,
+        elementwise=_elementwise(bench, layers),
+        loss=_loss(bench),
+        head=sum(_product(bench, row, head=True) for row in rows if not row.layers) + _tied_head(bench),
+        attention_backward=backward,
+        launches=layers * (LAUNCHES + (LAUNCHES_MOE if bench.model.moe else 0)),
+    )
+
+
+LAUNCHES, LAUNCHES_MOE = 30, 40  # kernels of one block forward in eager mode, and what routing adds
+
+
+def _product(bench: Bench, row: TensorRow, *, head: bool = False) -> float:
+    """One row's product, all of its copies."""
+    shape, layout = bench.shape, bench.layout
+    outputs, inputs = (float(one) for one in row.shape[-2:])
+    if row.name.endswith(ROW_SPLIT):
+        inputs /= layout.tensor
+    else:
+        outputs /= layout.tensor
+    vectors = {
+        "token": shape.tokens / layout.context,
+        "source": shape.sequences * shape.source / layout.context,
+        "sequence": shape.sequences,
+        "distance": 2 * shape.length - 1,
+        "encoder_distance": 2 * shape.source - 1,
+    }[row.input or "token"]
+    return row.copies * bench.product(vectors, inputs, outputs, head=head)
+
+
+def _grouped(bench: Bench, row: TensorRow) -> float:
+    """The products of the experts of one rank; every rank of the copy brings its own tokens and holds E / expert."""
+    moe, layout = bench.model.moe, bench.layout
+    if moe is None:
+        return 0.0
+    visits = visits_of(moe) * bench.shape.tokens / (layout.context * layout.tensor)
+    experts = moe.num_experts / layout.expert
+    inputs, outputs = row.shape[-2:]
+    # Bytes: the weights of all local experts are read, whatever each of them is visited by.
+    one = bench.product(visits / experts, inputs, outputs, grouped=True) - bench.device.efficiency.launch_seconds
+    return row.copies * (experts * one + bench.device.efficiency.launch_seconds)
+
+
+def _tied_head(bench: Bench) -> float:
+    model, shape = bench.model, bench.shape
+    depth = 0 if model.multi_token_prediction is None else model.multi_token_prediction.depth
+    passes = depth * has_logits(model) + head_is_tied(model)
+    tokens = shape.tokens / bench.layout.context
+    return passes * bench.product(tokens, model.hidden_size, model.vocab_size / bench.layout.tensor, head=True)
+
+
+def _loss(bench: Bench) -> float:
+    """Softmax and its gradient over the logits, forward and backward together."""
+    if not has_logits(bench.model):
+        return 0.0
+    logits = bench.shape.tokens * bench.model.vocab_size / (bench.layout.context * bench.layout.tensor)
+    return bench.memory_seconds(logits * bench.software.loss_bytes)
+
+
+def _attention(bench: Bench) -> tuple[float, float]:
+    """Seconds forward and backward of scores and weighted sums. Fused kernels skip what a mask hides."""
+    model, shape, device = bench.model, bench.shape, bench.device
+    ranks = bench.layout.context * bench.layout.tensor
+    fused = bench.software.attention == "fused"
+    counted = count_flops(model, shape.source, 1, "causal" if fused else "full", target_length=shape.length)
+    operations = counted.attention * shape.sequences / ranks
+    number: Number = shape.number
+    if not fused:
+        flops = operations / (device.peak(number) * device.efficiency.products)
+        scores = model.num_hidden_layers * model.num_attention_heads * shape.length**2 * shape.sequences / ranks
+        forward = flops + bench.memory_seconds(scores * SCORE_BYTES)
+        return forward, 2 * flops + bench.memory_seconds(scores * SCORE_BYTES_BACKWARD)
+    forward = operations / (device.peak(number) * device.efficiency.attention)
+    # The scores are computed again: five products for two (Dao 2022, section 3.1).
+    return forward, 2.5 * operations / (device.peak(number) * device.efficiency.attention_backward)
+
+
+def _elementwise(bench: Bench, layers: int) -> float:
+    """Norms, residual sums, rotations and activations forward, as one fused pass each, times the software's traffic."""
+    model, layout = bench.model, bench.layout
+    tokens = bench.shape.tokens / (layout.context * layout.tensor)
+    values = 8.0 * model.hidden_size  # two sums with their norms: read both, write both
+    values += 2 * model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
+    dense = (3 if model.feed_forward.kind in GATED else 2) * model.intermediate_size
+    routed = 0.0
+    if (moe := model.moe) is not None:
+        inner = (3 if moe.expert.kind in GATED else 2) * moe.moe_intermediate_size
+        # A visit's vector is sorted in, and weighted and summed out.
+        routed = visits_of(moe) * (inner + 5 * model.hidden_size) + 3 * moe.shared_width + 3 * moe.num_experts
+    moe_layers = model.num_moe_layers
+    total = layers * values + (layers - moe_layers) * dense + moe_layers * routed
+    seconds = bench.memory_seconds(tokens * total * bench.shape.value_bytes * bench.software.traffic)
+    return seconds + layers * 4 * bench.device.efficiency.launch_seconds

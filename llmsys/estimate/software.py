@@ -1,0 +1,44 @@
+"""How a training program uses a device, as far as time depends on it: what is fused, hidden, launched.
+
+One noun with a few named instances: what this repository runs, and the generations of programs behind published
+measurements. Every field is a physical quantity; none is fitted to a single row.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from llmsys.config.base import Section
+from llmsys.config.run import RunConfig
+
+Number = Literal["fp32", "bf16", "fp16", "fp8"]
+
+
+class Software(Section):
+    """A generation of programs. The defaults are those of fused kernels with overlapped collectives."""
+
+    name: str = Field(min_length=1, description="What reports call it.")
+    traffic: float = Field(1.0, ge=1, description="Bytes that elementwise kernels move, over those of fused ones.")
+    loss_bytes: float = Field(12, ge=0, description="Bytes moved per logit in the loss, forward and backward.")
+    attention: Literal["fused", "unfused"] = Field("fused", description="unfused writes every score to memory.")
+    launch: Literal["eager", "compiled"] = Field("compiled", description="eager: the host starts every kernel.")
+    products: Number | None = Field(None, description="Number type of products inside blocks; null: the run's.")
+    repeated_products: float = Field(
+        0.0, ge=0, le=1, description="Share of a block's products that selective recomputation repeats."
+    )
+    data_overlap: float = Field(
+        0.8, ge=0, le=1, description="Share of a block's compute behind which weights and gradients travel."
+    )
+    tensor_overlap: float = Field(0.0, ge=0, le=1, description="Share of the tensor axis' traffic that is hidden.")
+    expert_overlap: float = Field(0.0, ge=0, le=1, description="Share of the expert axis' traffic that is hidden.")
+
+
+EAGER = Software(name="eager", traffic=1.8, loss_bytes=28, launch="eager")
+COMPILED = Software(name="compiled")
+
+
+def software_of(config: RunConfig) -> Software:
+    """What this repository's trainer is under that config. Its loss goes over the logits in chunks, fused or not."""
+    if config.train.compile == "block":
+        return COMPILED
+    return EAGER.model_copy(update={"loss_bytes": 16.0})

@@ -1,0 +1,125 @@
+"""Seconds of communication in one step, by axis, and how much of it nothing hides.
+
+Reads the layout and the compute it can hide behind; gives exposed seconds. Volumes follow the engine: FSDP gathers
+weights for every micro-batch forward and backward (Zhao 2023); ZeRO-1 and DDP move gradients once a step (Rajbhandari
+2019, section 7); the tensor axis with sequence parallelism gathers and scatters around each branch (Korthikanti 2022,
+section 4.2.2); the context axis exchanges heads for positions (Jacobs 2023).
+"""
+
+from dataclasses import dataclass
+
+from llmsys.config.run import RunConfig
+from llmsys.estimate.collective import Group, exchange_seconds, gather_seconds, reduce_seconds, send_seconds
+from llmsys.estimate.kernels import Bench
+from llmsys.estimate.parameters import visits_of
+from llmsys.estimate.tensors import model_tensors
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How the engine splits state over the data ranks: `weights` whole or split, gradients reduced how often."""
+
+    weights_split: bool
+    reduce_each_pass: bool
+
+
+def sharding_of(config: RunConfig) -> Sharding:
+    """What an engine does."""
+    engine = config.engine
+    if engine.kind == "torch":
+        split = engine.data_parallel == "fsdp"
+        return Sharding(split, split)
+    if engine.kind == "deepspeed":
+        return Sharding(engine.zero_stage == 3, engine.zero_stage >= 2)
+    return Sharding(False, False)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Seconds of one micro-batch that this rank's blocks compute, forward and backward, and how often forward runs."""
+
+    forward: float
+    backward: float
+    repeated: float  # share of the forward that backward runs again
+
+
+def tensor_seconds(bench: Bench, passes: Passes, pipeline: int) -> float:
+    """Exposed seconds of the tensor axis in one micro-batch: two gathers and two scatters forward, as many backward.
+
+    Backward also gathers each product's input again, for its weight gradient.
+    """
+    layout, model = bench.layout, bench.model
+    if layout.tensor == 1:
+        return 0.0
+    volume = bench.shape.tokens / layout.context * model.hidden_size * bench.shape.value_bytes
+    one = gather_seconds(Group(layout.tensor), volume, bench.device)
+    each_layer = 4 * (1 + passes.repeated) + 6
+    return each_layer * one * model.num_hidden_layers / pipeline * (1 - bench.software.tensor_overlap)
+
+
+def context_seconds(bench: Bench, passes: Passes, pipeline: int) -> float:
+    """Exposed seconds of the context axis: queries, keys and values out, the weighted sum back; the same backward."""
+    layout, model = bench.layout, bench.model
+    if layout.context == 1:
+        return 0.0
+    tokens = bench.shape.tokens / (layout.context * layout.tensor)
+    channels = 2 * model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
+    group = Group(layout.context, layout.tensor)
+    one = exchange_seconds(group, tokens * channels * bench.shape.value_bytes, bench.device)
+    return (2 + passes.repeated) * one * model.num_hidden_layers / pipeline
+
+
+def expert_seconds(bench: Bench, passes: Passes, pipeline: int) -> float:
+    """Exposed seconds of the expert axis: every visit's vector goes out and comes back, and its gradient too."""
+    layout, model = bench.layout, bench.model
+    if layout.expert == 1 or model.moe is None:
+        return 0.0
+    tokens = bench.shape.tokens / (layout.context * layout.tensor)
+    sent = tokens * visits_of(model.moe) * model.hidden_size * bench.shape.value_bytes
+    one = exchange_seconds(Group(layout.expert), sent, bench.device)
+    times = 2 * (2 + passes.repeated) * model.num_moe_layers / pipeline
+    return times * one * (1 - bench.software.expert_overlap)
+
+
+def data_seconds(bench: Bench, sharding: Sharding, passes: Passes, micro_batches: int, pipeline: int) -> float:
+    """Exposed seconds, of a whole step, of weights and gradients between the ranks that share or repeat parameters."""
+    layout, device = bench.layout, bench.device
+    shard = Group(layout.shard * layout.context, layout.tensor)
+    replicate = Group(layout.replicate, layout.copy_ranks)
+    dense, experts = _parameters(bench, pipeline)
+    # Experts live on shard · context · tensor / expert ranks each.
+    sparse = Group(max(1, layout.copy_ranks // layout.expert), layout.expert)
+    size = bench.shape.value_bytes
+    gather = gather_seconds(shard, dense * size, device) + gather_seconds(sparse, experts * size, device)
+    scatter = gather_seconds(shard, dense * 4, device) + gather_seconds(sparse, experts * 4, device)
+    local = (dense / shard.size + experts / sparse.size) * 4
+    copies = reduce_seconds(replicate, local, device)
+    window_forward = passes.forward * bench.software.data_overlap
+    window_backward = passes.backward * bench.software.data_overlap
+    edge = 2 / max(1, bench.model.num_hidden_layers / pipeline)  # the first gather and the last scatter
+    if sharding.weights_split:
+        forward = max(gather - window_forward, edge / 2 * gather)
+        backward = max(gather + scatter + copies / micro_batches - window_backward, edge / 2 * scatter)
+        return micro_batches * (forward + backward)
+    gradients = scatter + copies + gather  # ZeRO-1 scatters and gathers; an all-reduce is the same two
+    if sharding.reduce_each_pass:
+        hidden = window_backward * micro_batches
+        return max(micro_batches * scatter + copies - hidden, edge * scatter) + gather
+    return max(gradients - window_backward, edge * gradients)
+
+
+def stage_seconds(bench: Bench, pipeline: int, interleave: int) -> float:
+    """Sends between stages in one micro-batch, forward and backward, of which each rank does `interleave`."""
+    if pipeline == 1:
+        return 0.0
+    layout = bench.layout
+    sent = bench.shape.tokens * bench.model.hidden_size * bench.shape.value_bytes / (layout.context * layout.tensor)
+    return 2 * interleave * send_seconds(sent, bench.device, between_nodes=True)
+
+
+def _parameters(bench: Bench, pipeline: int) -> tuple[float, float]:
+    """Dense and expert parameters of one stage that a tensor rank, and an expert rank, has to itself."""
+    rows = model_tensors(bench.model)
+    dense = sum(row.count for row in rows if not row.routed) / (bench.layout.tensor * pipeline)
+    experts = sum(row.count for row in rows if row.routed) / (bench.layout.expert * pipeline)
+    return dense, experts

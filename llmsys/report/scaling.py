@@ -14,7 +14,7 @@ from llmsys.estimate.scaling.fit import UNKNOWNS, Fit
 from llmsys.estimate.scaling.law import Request
 from llmsys.estimate.scaling.points import Point
 from llmsys.manifest import publish_bytes
-from llmsys.report.markup import Html, amount, number, table
+from llmsys.report.markup import Html, amount, number, section, table
 from llmsys.report.page import document
 from llmsys.report.plots import BLUE, FAINT, GREEN, ORANGE, PURPLE, Figure, Trace, line
 from llmsys.report.run_sections import Part, part
@@ -36,8 +36,8 @@ def write_scaling_report(points: Sequence[Point], fit: Fit, path: Path) -> Path:
         part("compute", "Compute", [against_compute(points, fit)], None),
         part("parameters", "Parameters", [against(points, fit.law, "parameters", "tokens")], None),
         part("tokens", "Tokens", [against(points, fit.law, "tokens", "parameters")], None),
-        Part("constants", "Constants", _constants(fit)),
-        Part("runs", "Runs", _runs(points, fit)),
+        Part("constants", "Constants", section("constants", "Constants", _constants(fit))),
+        Part("runs", "Runs", section("runs", "Runs", _runs(points, fit))),
     ]
     titles = ("scaling law", f"fitted on {len(points)} runs")
     notes = [

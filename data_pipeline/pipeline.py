@@ -29,8 +29,10 @@ from data_pipeline.tokenize.layout import SPLITS, plan_files, write_token_file
 from data_pipeline.tokenize.publish import SENTENCEPIECE_FILES
 from data_pipeline.tokenize.train import train_sentencepiece
 from llmsys.config.data import CrawlConfig, MinhashDuplicates
+from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
+from llmsys.errors import ConfigError
 from llmsys.lock import folder_lock
 from llmsys.manifest import Manifest
 from llmsys.tokenizer import load_tokenizer, model_file
@@ -58,9 +60,16 @@ _CODE = {
 def prepare(config: RunConfig, until: str = "tokens") -> Manifest:
     """Make the dataset of a run, up to its documents, its tokenizer or its tokens, and return its manifest.
 
-    DataError when there is no input, a task fails for good, or another process writes the folder.
+    DataError when there is no input, a task fails for good, or another process writes the folder; ConfigError for a
+    mixture, whose sources have configs of their own.
     """
     data = config.data
+    if isinstance(data, MixtureConfig):
+        folders = ", ".join(str(source.folder) for source in data.sources)
+        raise ConfigError(
+            f"data.kind=mixture names datasets that are prepared already: {folders}. "
+            f"Run llmsys prepare with the config of each, all with the same tokenizer."
+        )
     inputs = find_inputs(data.inputs) if isinstance(data, CrawlConfig) else []
     if until != "documents" and isinstance(config.tokenizer, FileTokenizerConfig):
         load_tokenizer(
@@ -81,6 +90,7 @@ def _make(config: RunConfig, workshop: Workshop, inputs: list[Path], until: Unti
     data, tokenizer = config.data, config.tokenizer
     if isinstance(data, CrawlConfig):
         return build_manifest(data, tokenizer, _Preparation(data, tokenizer, workshop).run(inputs, until))
+    assert not isinstance(data, MixtureConfig)  # refused by prepare
     return pairs_manifest(data, tokenizer, PairsPreparation(data, tokenizer, workshop).run(until))
 
 

@@ -2,15 +2,16 @@
 
 Counted in tokens or in sequences, over all ranks; the number of processes never changes it. Documents are cut into
 windows of one length, so a step's tokens are exact. Pairs and texts are grouped by length, and a step has about its
-tokens: those of the target where there is one.
+tokens: those of the target where there is one. How large step n is and what came before it are functions of the config.
 """
 
 from collections.abc import Iterator
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
+from llmsys.config.ramp import RampConfig, Rungs
 from llmsys.config.rule import Broken, listed, nearest_multiples, refuse
 
 DEFAULT_SEQUENCES = 16
@@ -28,8 +29,16 @@ class BatchConfig(Section):
     )
     sequences: int | None = Field(None, ge=1, description="Windows in one optimizer step, over all ranks.")
     tokens: int | None = Field(None, ge=1, description="Tokens in one optimizer step, over all ranks.")
-    micro_sequences: int = Field(
-        0, ge=0, description="Windows in one forward pass of one rank; 0 puts a rank's whole share into one."
+    ramp: RampConfig | None = Field(None, description="How steps grow to that size; null: they have it from the start.")
+    micro_sequences: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        0,
+        description="Windows in one forward pass of one rank; 0 puts a rank's whole share into one, auto the most that "
+        "the estimate says fits its memory.",
+    )
+    deal: Literal["in_order", "balanced"] = Field(
+        "in_order",
+        description="Which rank and micro-batch takes which window of a step: one after another, or so that all have "
+        "about the same work in attention (the sum of squared lengths of their documents).",
     )
     length_groups: int = Field(
         1, ge=1, description="Groups of similar length in a step of pairs or texts; each is one forward pass of a rank."
@@ -44,6 +53,8 @@ class BatchConfig(Section):
         return self
 
     def _problems(self) -> Iterator[Broken]:
+        if self.ramp is not None:
+            yield from self.ramp.problems(self.sequence_length, self.sequences_per_step)
         if self.tokens is None or self.sequences is None:
             return
         if self.sequences * self.counted_length != self.tokens:
@@ -60,6 +71,22 @@ class BatchConfig(Section):
             yield Broken(
                 "tokens", f"{self.tokens} is not a multiple of sequence_length={self.sequence_length}. Use {legal}."
             )
+        if self.deal == "balanced" and self.attend == "window":
+            yield Broken("deal", "balanced evens out documents, and with attend=window all windows cost the same. "
+                         "Use in_order, or attend=document.")  # fmt: skip
+
+    def pair_problems(self) -> Iterator[Broken]:
+        """What batches of pairs and texts, which are grouped by length, do not know."""
+        if self.ramp is not None:
+            yield Broken("ramp", "pairs and texts come in groups of similar length, which do not grow. Set it to null.")
+        if self.deal != "in_order":
+            yield Broken("deal", f"{self.deal} is for windows; groups of similar length are even. Use in_order.")
+        if self.micro_sequences == "auto":
+            yield Broken("micro_sequences", "auto is for windows. Use 0 and say length_groups.")
+
+    def micro_of(self, share: int) -> int:
+        """Windows of one forward pass of a rank that has `share` in a step; auto, before it is settled, is all."""
+        return share if self.micro_sequences in (0, "auto") else min(int(self.micro_sequences), share)
 
     @property
     def counted_length(self) -> int:
@@ -68,12 +95,44 @@ class BatchConfig(Section):
 
     @property
     def sequences_per_step(self) -> int:
-        """Sequences in one optimizer step, over all ranks; of pairs and texts, how many of the longest fit."""
+        """Sequences in one full step, over all ranks; of pairs and texts, how many of the longest fit."""
         if self.sequences is not None:
             return self.sequences
         return DEFAULT_SEQUENCES if self.tokens is None else max(1, self.tokens // self.counted_length)
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens in one optimizer step, over all ranks; of pairs and texts, about."""
+        """Tokens in one full step, over all ranks; of pairs and texts, about."""
         return self.tokens or self.sequences_per_step * self.counted_length
+
+    def sequences_at(self, step: int) -> int:
+        """Sequences of step `step`, counted from 0, over all ranks."""
+        return self.sequences_per_step if self.ramp is None else self._rungs.size(step)
+
+    def sequences_before(self, step: int) -> int:
+        """The number of the first sequence of step `step`, counted from 0."""
+        return step * self.sequences_per_step if self.ramp is None else self._rungs.before(step)
+
+    def tokens_at(self, step: int) -> int:
+        """Tokens of step `step`, counted from 0, over all ranks; of pairs and texts, about."""
+        return self.tokens_per_step if self.ramp is None else self._rungs.size(step) * self.sequence_length
+
+    def tokens_before(self, step: int) -> int:
+        """Tokens that `step` steps train on."""
+        return step * self.tokens_per_step if self.ramp is None else self._rungs.before(step) * self.sequence_length
+
+    def steps_for(self, tokens: int) -> int:
+        """The least number of steps that train on so many tokens."""
+        if self.ramp is None:
+            return -(-tokens // self.tokens_per_step)
+        return self._rungs.steps_for(-(-tokens // self.sequence_length))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Every number of sequences that a step of a run can have."""
+        return (self.sequences_per_step,) if self.ramp is None else self._rungs.sizes
+
+    @property
+    def _rungs(self) -> Rungs:
+        assert self.ramp is not None
+        return self.ramp.rungs(self.sequence_length, self.sequences_per_step)

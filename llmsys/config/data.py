@@ -1,7 +1,7 @@
 """What a YAML file can say about a dataset: which crawl files, what stays of them, and how the tokens are laid out.
 
-Reads `llmsys.config.text` and `llmsys.config.pairs`, gives the tagged union `DataConfig`. Two things never change the
-bytes of a dataset: where it lies (`folder`) and who makes it (`executor`).
+Reads `llmsys.config.text`, `llmsys.config.pairs` and `llmsys.config.mixture`, gives the tagged union `DataConfig`. Two
+things never change the bytes of a dataset: where it lies (`folder`) and who makes it (`executor`).
 """
 
 from pathlib import Path
@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
 from llmsys.config.executor import ExecutorConfig, LocalExecutor
+from llmsys.config.mixture import MixtureConfig
 from llmsys.config.pairs import LabelledConfig, PairsConfig
 from llmsys.config.rule import Broken, refuse
 from llmsys.config.text import ExtractConfig, LanguageConfig, RuleConfig
@@ -113,4 +114,4 @@ class CrawlConfig(Section):
         return self
 
 
-DataConfig = Annotated[CrawlConfig | PairsConfig | LabelledConfig, Field(discriminator="kind")]
+DataConfig = Annotated[CrawlConfig | PairsConfig | LabelledConfig | MixtureConfig, Field(discriminator="kind")]

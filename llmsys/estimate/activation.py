@@ -41,7 +41,7 @@ def activation_bytes(config: RunConfig, layout: Layout) -> ActivationBytes:
     """Estimate for one micro-batch of the configured precision."""
     model, size = config.model, compute_bytes(config)
     share = -(-config.batch.sequences_per_step // layout.world_size)
-    sequences = min(config.batch.micro_sequences or share, share)
+    sequences = config.batch.micro_of(share)
     source, length = batch_lengths(config)
     depth = 0 if model.multi_token_prediction is None else model.multi_token_prediction.depth
     passes = 1 + depth if has_logits(model) else 0

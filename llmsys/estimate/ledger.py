@@ -98,10 +98,10 @@ def _memory(config: RunConfig) -> dict[str, Any]:
 
 def _run(config: RunConfig, documents: Sequence[int]) -> dict[str, Any]:
     step = _step_flops(config, config.flops.convention, documents)
-    tokens = config.steps * config.batch.tokens_per_step
+    tokens = config.batch.tokens_before(config.steps)
     return {
         "tokens": tokens,
         "steps": config.steps,
-        "flops": config.steps * step.forward_backward,
+        "flops": step.forward_backward * tokens // config.batch.tokens_per_step,
         "tokens_per_parameter": tokens / count_parameters(config.model).active.all,
     }

@@ -15,7 +15,7 @@ def learning_rate(config: RunConfig, steps: int) -> float:
     rate = config.optimizer.learning_rate
     if isinstance(config.schedule, Original):
         return rate * original_rate(steps, config.schedule.warmup_steps, config.model.hidden_size)
-    return rate * rate_share(config.schedule, steps * config.batch.tokens_per_step, config.train.tokens)
+    return rate * rate_share(config.schedule, config.batch.tokens_before(steps), config.train.tokens)
 
 
 def original_rate(step: int, warmup_steps: int, hidden_size: int) -> float:

@@ -85,10 +85,9 @@ def start_token(config: RunConfig) -> int:
 
 
 def step_plan(config: RunConfig, ranks: int, data_rank: int) -> StepPlan:
-    """How a step's windows are dealt to `ranks` ranks; micro_sequences=0 gives a rank its share in one forward."""
+    """How a full step's windows are dealt to `ranks` ranks."""
     sequences = config.batch.sequences_per_step
-    micro = config.batch.micro_sequences or max(1, sequences // ranks)
-    return StepPlan(sequences, ranks, data_rank, min(micro, max(1, sequences // ranks)))
+    return StepPlan(sequences, ranks, data_rank, config.batch.micro_of(max(1, sequences // ranks)))
 
 
 def _pairs(config: RunConfig, split: str) -> Pairs:

@@ -77,10 +77,10 @@ class Trainer:
     @property
     def tokens(self) -> int:
         """Tokens trained on so far."""
-        return self.steps_done * self.config.batch.tokens_per_step
+        return self.config.batch.tokens_before(self.steps_done)
 
     def _progress(self) -> Progress:
-        total = self.config.steps * self.config.batch.tokens_per_step
+        total = self.config.batch.tokens_before(self.config.steps)
         return Progress("train", total, "tok", done=self.tokens)
 
     def _step(self, step: int, batches: list[Any], progress: Progress) -> None:
@@ -93,7 +93,7 @@ class Trainer:
         experts = settle_experts(self.engine.module)
         self.steps_done = step + 1
         seconds = time.perf_counter() - began + self.loader.wait_seconds
-        progress.advance(config.batch.tokens_per_step, step=self.steps_done, loss=f"{result.loss:.3f}")
+        progress.advance(config.batch.tokens_at(step), step=self.steps_done, loss=f"{result.loss:.3f}")
         if self.steps_done % config.train.log_every_steps == 0 or self.steps_done in (1, config.steps):
             self._log(result, rate, seconds, experts)
         if self._due(config.evaluation.every_steps) and self.steps_done < config.steps:
@@ -112,6 +112,7 @@ class Trainer:
             )
 
     def _log(self, result: StepResult, rate: float, seconds: float, experts: ExpertReport) -> None:
+        batch_tokens = self.config.batch.tokens_at(self.steps_done - 1)
         self.record.write(
             "step",
             self.steps_done,
@@ -119,7 +120,8 @@ class Trainer:
             loss=result.loss,
             learning_rate=rate,
             gradient_norm=result.gradient_norm,
-            tokens_per_second=self.config.batch.tokens_per_step / seconds,
+            batch_tokens=batch_tokens,
+            tokens_per_second=batch_tokens / seconds,
             seconds=seconds,
             data_wait_seconds=self.loader.wait_seconds,
             **self.loader.describe(self.steps_done - 1),

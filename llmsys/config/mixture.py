@@ -1,0 +1,112 @@
+"""A mixture: several prepared datasets that one run trains on, each with its share of the tokens.
+
+Weights become whole parts of a period (0.8 and 0.2 are 4 and 1 of 5), so that the proportions are exact, and the source
+of every sequence is known without counting from the start. Weights may change at given tokens, in stages.
+"""
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from math import gcd, lcm
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from llmsys.config.base import Section
+from llmsys.config.rule import Broken, refuse
+
+LONGEST_PERIOD = 1 << 16
+"""Sequences after which the order of the sources repeats, at most: a table of so many rows is kept."""
+
+Weight = Annotated[float, Field(ge=0)]
+
+
+class SourceConfig(Section):
+    """One prepared dataset of a mixture."""
+
+    folder: Path = Field(description="Dataset folder, prepared with a config of its own.")
+    weight: Weight = Field(1.0, description="Share of the sequences, in relation to the weights of the others.")
+    name: str = Field("", description="Name in logs and evaluations; left out: the folder's last part.")
+
+    @property
+    def title(self) -> str:
+        """What it is called."""
+        return self.name or self.folder.name
+
+
+class MixtureStage(Section):
+    """Other weights from some token of the run on."""
+
+    from_tokens: int = Field(ge=1, description="Tokens of the run after which these weights hold.")
+    weights: tuple[Weight, ...] = Field(description="One for each source, in their order; 0 leaves it out.")
+
+
+class MixtureConfig(Section):
+    """Several prepared datasets of documents with weights; all were made by the same tokenizer.
+
+    Weights are shares of the sequences, and so of the tokens. A source begins its next epoch when it has been read,
+    in an order of its own.
+    """
+
+    kind: Literal["mixture"] = "mixture"
+    name: str = Field("mixture", min_length=1, description="Name of the mixture, for people.")
+    sources: tuple[SourceConfig, ...] = Field(min_length=1, description="Dataset folders and their weights.")
+    stages: tuple[MixtureStage, ...] = Field((), description="Other weights later in the run, such as at its end.")
+
+    @property
+    def folder(self) -> Path:
+        """The first source's folder, whose tokenizer is that of all."""
+        return self.sources[0].folder
+
+    @property
+    def parts(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """(token from which they hold, whole parts of each source) of every stage, the first from 0."""
+        first = tuple(source.weight for source in self.sources)
+        return ((0, whole_parts(first)), *((stage.from_tokens, whole_parts(stage.weights)) for stage in self.stages))
+
+    @model_validator(mode="after")
+    def _rules(self) -> Self:
+        refuse(self._problems())
+        return self
+
+    def _problems(self) -> Iterator[Broken]:
+        titles, folders = [one.title for one in self.sources], [one.folder for one in self.sources]
+        for number, source in enumerate(self.sources):
+            if source.folder in folders[:number]:
+                yield Broken(f"sources.{number}.folder", f"{source.folder} is given twice. Add up its weights.")
+            elif source.title in titles[:number]:
+                yield Broken(f"sources.{number}.name", f"two sources are called {source.title}. Give one another name.")
+        yield from _weight_problems("sources", [source.weight for source in self.sources])
+        for number, stage in enumerate(self.stages):
+            if len(stage.weights) != len(self.sources):
+                yield Broken(
+                    f"stages.{number}.weights",
+                    f"{len(stage.weights)} weights for {len(self.sources)} sources. Give one for each, or 0.",
+                )
+            else:
+                yield from _weight_problems(f"stages.{number}.weights", stage.weights)
+            if number and stage.from_tokens <= (before := self.stages[number - 1].from_tokens):
+                yield Broken(
+                    f"stages.{number}.from_tokens",
+                    f"{stage.from_tokens} is not after the stage before it, from {before}. Sort the stages.",
+                )
+
+
+def whole_parts(weights: Sequence[float]) -> tuple[int, ...]:
+    """The smallest whole numbers in the proportions of the weights as they are written: (0.8, 0.2) gives (4, 1)."""
+    shares = [Fraction(repr(weight)) for weight in weights]
+    unit = lcm(*(share.denominator for share in shares))
+    counts = [int(share * unit) for share in shares]
+    return tuple(count // gcd(*counts) for count in counts)
+
+
+def _weight_problems(key: str, weights: Sequence[float]) -> Iterator[Broken]:
+    if not sum(weights):
+        yield Broken(key, "all weights are 0. Give at least one source a weight.")
+    elif (period := sum(whole_parts(weights))) > LONGEST_PERIOD:
+        rounded = ", ".join(f"{max(round(weight / sum(weights), 4), 0.0001):g}" for weight in weights)
+        yield Broken(
+            key,
+            f"the weights {', '.join(f'{weight:g}' for weight in weights)} are {period:,} whole parts, and an order of "
+            f"at most {LONGEST_PERIOD:,} is kept. Use rounder ones, such as {rounded}.",
+        )

@@ -1,0 +1,106 @@
+"""Laws of batch sizes: how large a step is and what came before it, with and without a ramp."""
+
+import pytest
+from pydantic import ValidationError
+
+from llmsys.config.batch import BatchConfig
+from llmsys.config.run import RunConfig
+
+LENGTH = 8
+
+
+def batch(**settings: object) -> BatchConfig:
+    return BatchConfig.model_validate({"sequence_length": LENGTH, **settings})
+
+
+RAMPS = [
+    batch(sequences=16, ramp={"start_tokens": 16, "over_tokens": 4000}),
+    batch(sequences=12, ramp={"start_tokens": 32, "over_tokens": 1999, "quantum_sequences": 4}),
+    batch(sequences=40, ramp={"start_tokens": 8, "over_tokens": 500}),  # more sizes than steps: some are left out
+    batch(sequences=64, ramp={"start_tokens": 256, "over_tokens": 1}),
+]
+
+
+@pytest.mark.parametrize("config", [batch(sequences=5), batch(tokens=48), *RAMPS])
+def test_steps_follow_each_other_without_gap_or_overlap(config: BatchConfig) -> None:
+    sequences = 0
+    for step in range(200):
+        assert config.sequences_before(step) == sequences
+        assert config.tokens_before(step) == sequences * LENGTH
+        assert config.steps_for(sequences * LENGTH) == step
+        assert config.steps_for(sequences * LENGTH + 1) == step + 1
+        assert config.tokens_at(step) == config.sequences_at(step) * LENGTH
+        assert config.sequences_at(step) in config.sizes
+        sequences += config.sequences_at(step)
+
+
+@pytest.mark.parametrize("config", RAMPS)
+def test_a_ramp_is_the_straight_line_in_tokens_on_whole_quanta(config: BatchConfig) -> None:
+    assert config.ramp is not None
+    start, full = config.ramp.start_tokens // LENGTH, config.sequences_per_step
+    quantum, over = config.ramp.quantum(LENGTH), config.ramp.over_tokens
+    for step in range(200):
+        share = min(1.0, config.tokens_before(step) / over)
+        line = start + (full - start) * share
+        assert line - quantum < config.sequences_at(step) <= line + 1e-9
+        assert config.sequences_at(step) % quantum == 0
+    assert config.sequences_at(0) == start
+    assert config.sequences_at(config.steps_for(over)) == full
+
+
+def test_the_ramp_of_gpt3_is_quick_to_ask_about() -> None:
+    ramp = {"start_tokens": 32_768, "over_tokens": 4_000_000_000}
+    config = BatchConfig(sequence_length=2048, tokens=3_145_728, ramp=ramp)
+    assert config.sequences_at(0) == 16
+    assert config.sequences_at(10**6) == 1536
+    rungs = sum(1 / (16 * rung) for rung in range(1, 96))  # equally many tokens at each of the 95 sizes
+    assert config.steps_for(4_000_000_000) == pytest.approx(4e9 / 95 / 2048 * rungs, rel=0.02)
+    assert config.tokens_before(config.steps_for(300_000_000_000)) >= 300_000_000_000
+
+
+def test_the_budget_of_a_run_counts_the_small_steps_at_its_start() -> None:
+    settings = {"batch": {"sequence_length": 8, "sequences": 16, "ramp": {"start_tokens": 16, "over_tokens": 4000}}}
+    config = RunConfig.model_validate(settings | {"train": {"tokens": 10_000}})
+    assert config.steps > -(-10_000 // config.batch.tokens_per_step)
+    assert config.batch.tokens_before(config.steps - 1) < 10_000 <= config.batch.tokens_before(config.steps)
+
+
+def test_the_ramp_belongs_to_the_trajectory_and_no_ramp_leaves_it_as_it_was() -> None:
+    with_ramp = RunConfig.model_validate({"batch": {"ramp": {"start_tokens": 512, "over_tokens": 10_000}}})
+    assert with_ramp.trajectory["batch"]["ramp"]["over_tokens"] == 10_000
+    assert set(RunConfig().trajectory["batch"]) == {"sequence_length", "length_groups", "attend", "tokens"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"ramp": {"start_tokens": 20, "over_tokens": 9}},
+            r"ramp.start_tokens: 20 is not a multiple .* Use 16 or 24",
+        ),
+        ({"ramp": {"start_tokens": 4, "over_tokens": 9}}, r"ramp.start_tokens: 4 is not a multiple .*=8. Use 8"),
+        ({"ramp": {"start_tokens": 128, "over_tokens": 9}}, r"128 is not less than the 128 tokens of a full step"),
+        (
+            {"ramp": {"start_tokens": 48, "over_tokens": 9}},
+            r"ramp.quantum_sequences: steps of 6 to 16 sequences are not multiples of 6. Use 2, or other sizes",
+        ),
+    ],
+)
+def test_a_ramp_that_cannot_be_climbed_is_refused_with_what_would_do(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        batch(sequences=16, **settings)
+
+
+def test_balance_without_documents_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"balanced evens out documents, .* Use in_order, or attend=document"):
+        RunConfig.model_validate({"batch": {"deal": "balanced", "attend": "window"}})
+
+
+def test_pairs_refuse_what_is_for_windows() -> None:
+    data = {"kind": "pairs"}
+    model = {"family": "encoder_decoder", "encoder": {}}
+    bad = {"ramp": {"start_tokens": 512, "over_tokens": 9}, "deal": "balanced", "micro_sequences": "auto"}
+    with pytest.raises(ValidationError) as caught:
+        RunConfig.model_validate({"data": data, "model": model, "batch": bad})
+    for words in ("pairs and texts come in groups", "groups of similar length are even", "auto is for windows"):
+        assert words in str(caught.value)

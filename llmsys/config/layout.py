@@ -50,9 +50,14 @@ class Layout(Section):
         """Groups of ranks with sequences of their own, of a resolved layout."""
         return self.replicate * self.shard
 
+    @property
+    def sequence_ranks(self) -> int:
+        """Ranks that hold parts of the same sequences."""
+        return self.context * self.tensor
+
     def data_rank(self, rank: int) -> int:
         """Which of the `data_ranks` a rank belongs to: tensor is the innermost axis, then context."""
-        return rank // (self.context * self.tensor)
+        return rank // self.sequence_ranks
 
     def fit(self, world_size: int, model: ModelConfig) -> "Layout":
         """This layout with `shard` resolved for `world_size` ranks.

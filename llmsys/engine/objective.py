@@ -12,25 +12,32 @@ from torch import Tensor, nn
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.engine.engine import Loss, real_tokens
 from llmsys.model.transformer import Transformer
+from llmsys.parallel.parts import Parts
 
 # B sequences, T positions, D width, k modules of multi-token prediction
 
 
 def shares_of(
-    model: Transformer, forward: Callable[..., Tensor], batch: Batch, loss: Loss, counts: Tensor
+    model: Transformer,
+    forward: Callable[..., Tensor],
+    batch: Batch,
+    loss: Loss,
+    counts: Tensor,
+    parts: Parts | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(this micro-batch's share of the step's loss, to go backward; its plain sum over targets, for the log).
 
     `forward` runs `model`, perhaps inside a wrapper. `counts` are valid targets and real tokens of the step, see
-    `counts_of`.
+    `counts_of`. With `parts`, `model` gives hidden states of this rank's positions, whose share this then is.
     """
 
     def finish(head: nn.Module | None, x_BTD: Tensor, places: int) -> Tensor:
-        return loss(head, x_BTD, further_targets(batch, places))
+        targets_BT = further_targets(batch, places)
+        return loss(head, x_BTD, targets_BT if parts is None else parts.targets_here(targets_BT, batch))
 
     nats = forward(**batch.inputs(), finish=finish)
     learnt = nats + further_tokens(model)
-    balance = model.auxiliary_loss() * real_tokens(batch)
+    balance = model.auxiliary_loss() * real_tokens(batch if parts is None else parts.batch_here(batch))
     return learnt / counts[0] + balance / counts[1], nats.detach()
 
 

@@ -25,9 +25,11 @@ from llmsys.engine.objective import shares_of
 from llmsys.model.init import initial_value
 from llmsys.model.transformer import Transformer
 from llmsys.optim.groups import parameter_groups
-from llmsys.parallel.apply import materialize, shard_parameters, split_experts
+from llmsys.parallel.apply import divide_sequences, materialize, shard_parameters, split_experts
 from llmsys.parallel.clip import clip_gradients
 from llmsys.parallel.mesh import Meshes
+from llmsys.parallel.slices import by_mesh
+from llmsys.parallel.tensor import PartialGradients
 
 MOMENTS = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
 
@@ -52,6 +54,8 @@ class TorchEngine:
         self._loss = loss
         self._clip = optimizer.gradient_clip
         split_experts(model, meshes)
+        self._parts = divide_sequences(model, meshes)
+        self._partial = PartialGradients(model, meshes.tensor)
         shard_parameters(model, meshes, compute_dtype)
         materialize(model, device, lambda name, shape: initial_value(model.config, name, shape, seed))
         self._optimizer = _adamw(model, optimizer)
@@ -61,11 +65,12 @@ class TorchEngine:
     ) -> StepResult:
         """See Engine. The loss is divided by the targets of all ranks before backward, so gradients need no factor."""
         self.module.train()
-        counts = counts_of(batches, self.device)
+        counts = counts_of(batches if self._parts.first else (), self.device)
         total = torch.zeros((), device=self.device)
         for batch in batches:
             total += self._backward(batch.to(self.device), counts)
-        norm = clip_gradients(self.module.parameters(), self._clip, self._meshes.layout.replicate)
+        self._partial.sum()
+        norm = clip_gradients(self.module.parameters(), self._clip)
         loss, sums = sums_of(total, counts[0], extras)
         applied = accept(loss, float(norm))
         if applied:
@@ -76,7 +81,7 @@ class TorchEngine:
         return StepResult(loss, float(norm), int(counts[0]), applied, sums)
 
     def _backward(self, batch: Batch, counts: Tensor) -> Tensor:
-        share, nats = shares_of(self.module, self.module, batch, self._loss, counts)
+        share, nats = shares_of(self.module, self.module, batch, self._loss, counts, self._parts)
         share.backward()
         return nats
 
@@ -117,12 +122,9 @@ def _adamw(model: Transformer, config: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW with its moments already there, so that a checkpoint can be loaded before the first step."""
     named = dict(model.named_parameters())
     groups = [
-        {
-            "params": [named[name] for name in group.names],
-            "weight_decay": group.weight_decay,
-            "rate_scale": group.rate_scale,
-        }
+        {"params": alike, "weight_decay": group.weight_decay, "rate_scale": group.rate_scale}
         for group in parameter_groups(named.items(), config)
+        for alike in by_mesh(named[name] for name in group.names)
     ]
     optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
     for parameter in named.values():

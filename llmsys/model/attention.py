@@ -77,7 +77,8 @@ class Attention(MultiHeadMaps):
         """Mix positions; same shape and dtype as the input."""
         q_BTHK, (k_BTGK, v_BTGK) = self._queries(x_BTD), self._keys_and_values(x_BTD)
         q_BTHK, k_BSGK, v_BSGK = context.place(self.layer_type, self.layer, self.rotates, q_BTHK, k_BTGK, v_BTGK)
-        return self._mixed(q_BTHK, k_BSGK, v_BSGK, context.masks[self.layer_type], self.sinks)
+        sinks_H = None if self.sinks is None else self.sinks[context.heads]
+        return self._mixed(q_BTHK, k_BSGK, v_BSGK, context.masks[self.layer_type], sinks_H)
 
 
 class CrossAttention(MultiHeadMaps):

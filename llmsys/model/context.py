@@ -22,6 +22,8 @@ from llmsys.model.rotations import StackRotations
 
 # B rows, T query positions, S key positions, H heads, D width, R distances
 
+ALL_HEADS = slice(None)
+
 
 @dataclass(frozen=True)
 class StackContext:
@@ -37,6 +39,8 @@ class StackContext:
     cross_mask: Mask = EVERYTHING
     real_BT: Tensor | None = None
     """False where a token is padding (a negative document number), which experts must not count. None: no padding."""
+    heads: slice = field(default_factory=lambda: ALL_HEADS)
+    """The query heads that attention is asked about here: what belongs to heads is cut to them."""
 
     def place(
         self, kind: LayerType, layer: int, rotated: bool, q_BTHK: Tensor, k_BTGK: Tensor, kept_BT: Tensor
@@ -54,10 +58,14 @@ class StackContext:
 
 
 class ContextBuilder:
-    """Makes the context of one stack. Holds what has no parameters: angles, slopes, sinusoids."""
+    """Makes the context of one stack. Holds what has no parameters: angles, slopes, sinusoids.
+
+    `heads` may be set from outside, where this process computes some of the heads only.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
+        self.heads = ALL_HEADS
         self.causal = config.family != "encoder"
         self.windows = {config.layer_type(i): config.window(i) for i in range(config.num_hidden_layers)}
         position = config.position
@@ -108,6 +116,7 @@ class ContextBuilder:
             memory=memory,
             cross_mask=_cross_mask(length, documents_BT, memory),
             real_BT=None if documents_BT is None else documents_BT >= 0,
+            heads=self.heads,
         )
 
     def _bias(self, table: RelativeBiasTable | None, start: int, length: int, device: torch.device) -> Tensor | None:
@@ -116,10 +125,10 @@ class ContextBuilder:
         keys_S = torch.arange(start + length, device=device)
         position = self.config.position
         if position.kind == "alibi":
-            slopes_H = alibi_slopes(self.config.num_attention_heads).to(device)
+            slopes_H = alibi_slopes(self.config.num_attention_heads)[self.heads].to(device)
             return position.factor * alibi_bias(slopes_H, queries_T, keys_S)
         if table is not None:
-            return table(queries_T, keys_S, bidirectional=not self.causal)  # type: ignore[no-any-return]
+            return table(queries_T, keys_S, bidirectional=not self.causal)[self.heads]  # type: ignore[no-any-return]
         return None
 
     def _distances(self, start: int, length: int, like: Tensor) -> Tensor | None:

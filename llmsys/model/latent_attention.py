@@ -12,6 +12,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.model.attend import attend
 from llmsys.model.context import StackContext
 from llmsys.model.norm import RMSNorm
+from llmsys.model.spread import local
 from llmsys.model.wave import sharpening
 
 # B rows, T query positions, S key positions, D width, H heads, C width of the latent, R rotated channels,
@@ -50,28 +51,28 @@ class LatentAttention(nn.Module):
             self.layer_type, self.layer, self.rotates, q_BTHR, k_BTR.unsqueeze(2), self.kv_a_norm(latent_BTC)
         )
         # Behind a cache there are few queries and many keys: those stay latent, and the queries go to them.
-        mix = self._expanded if latent_BSC.shape[1] == x_BTD.shape[1] else self._absorbed
+        mix = self._expanded if latent_BSC.shape[1] == q_BTHR.shape[1] else self._absorbed
         mixed: Tensor = self.o_proj(mix(q_BTHN, q_BTHR, latent_BSC, k_BS1R, context).flatten(2))
         return mixed
 
     def _queries(self, x_BTD: Tensor) -> Tensor:
         q = self.q_b_proj(self.q_a_norm(self.q_a_proj(x_BTD))) if self.has_query_latent else self.q_proj(x_BTD)
-        return q.unflatten(-1, (self.heads, -1))  # type: ignore[no-any-return]
+        return q.unflatten(-1, (-1, self.nope + self.rope))  # type: ignore[no-any-return]
 
     def _expanded(
         self, q_BTHN: Tensor, q_BTHR: Tensor, latent_BSC: Tensor, k_BS1R: Tensor, context: StackContext
     ) -> Tensor:
         """Keys and values of every head, as in training."""
-        keys_values = self.kv_b_proj(latent_BSC).unflatten(-1, (self.heads, -1))
+        keys_values = self.kv_b_proj(latent_BSC).unflatten(-1, (-1, self.nope + self.value))
         k_BSHN, v_BSHV = keys_values.split([self.nope, self.value], dim=-1)
-        k = torch.cat([k_BSHN, k_BS1R.expand(-1, -1, self.heads, -1)], dim=-1)
+        k = torch.cat([k_BSHN, k_BS1R.expand(-1, -1, k_BSHN.shape[2], -1)], dim=-1)
         return self._attend(torch.cat([q_BTHN, q_BTHR], dim=-1), k, v_BSHV, context)
 
     def _absorbed(
         self, q_BTHN: Tensor, q_BTHR: Tensor, latent_BSC: Tensor, k_BS1R: Tensor, context: StackContext
     ) -> Tensor:
         """q · (W_k latent) = (W_kᵀ q) · latent: multi-query attention over the latents (DeepSeek-V2, 2.1.2)."""
-        weight = self.kv_b_proj.weight.unflatten(0, (self.heads, -1))
+        weight = local(self.kv_b_proj.weight).unflatten(0, (-1, self.nope + self.value))
         keys_HNC, values_HVC = weight.split([self.nope, self.value], dim=1)
         q_BTHC = torch.einsum("bthn,hnc->bthc", q_BTHN, keys_HNC)
         latent_BS1C = latent_BSC.unsqueeze(2)

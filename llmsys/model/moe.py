@@ -5,6 +5,8 @@ bias (and, for the auxiliary loss over a batch, the shares of the step before) i
 tokens in buffers that are not. A pass that activation recomputation repeats is not counted again.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +25,11 @@ from llmsys.model.router import Router, Routing, Scores
 
 
 class MoE(Float32Buffers):
-    """y = sum_k w_k expert_k(x) + shared(x). `dispatcher` may be replaced from outside."""
+    """y = sum_k w_k expert_k(x) + shared(x).
+
+    From outside may be replaced: `dispatcher`, and `whole_rows`, which makes counts of each sequence, (B, E), out of
+    those of the part of it that x is.
+    """
 
     balance_bias_E: Tensor
     expert_share_E: Tensor | None
@@ -42,6 +48,7 @@ class MoE(Float32Buffers):
         self.shared = build_feed_forward(config.expert, hidden_size, width) if width else None
         self.shared_gate = nn.Linear(hidden_size, 1, bias=False) if config.shared_gate else None
         self.dispatcher: Dispatcher = LocalDispatcher()
+        self.whole_rows: Callable[[Tensor], Tensor] = _as_they_are
         self._auxiliary: tuple[Tensor, Tensor] | None = None
         balance = config.balance
         remembers = isinstance(balance, AuxiliaryLossBalance) and balance.scope == "batch"
@@ -62,10 +69,12 @@ class MoE(Float32Buffers):
 
     def reset_counts(self) -> None:
         """Begin to count a new step."""
-        for sums in (
-            self.expert_tokens_E, self.probability_sum_E, self.router_z_sum, self.num_tokens, self.num_dropped
-        ):  # fmt: skip
+        for sums in self.counted():
             sums.zero_()
+
+    def counted(self) -> tuple[Tensor, ...]:
+        """The sums over the tokens of a step so far, as living tensors."""
+        return self.expert_tokens_E, self.probability_sum_E, self.router_z_sum, self.num_tokens, self.num_dropped
 
     def forward(self, x_BTD: Tensor, real_BT: Tensor | None = None) -> Tensor:
         """Same shape and dtype as the input. In training mode what the step needs to know is added to the sums.
@@ -114,7 +123,7 @@ class MoE(Float32Buffers):
         num_experts = self.config.num_experts
         asked_BE = count_by_row(asked.experts_NK, num_experts, real_BT)
         # Recomputation must save the tensors that the first pass saved, so the loss is computed again, for nobody.
-        loss = auxiliary_losses(self.config, scores, asked_BE, self.expert_share_E, real_BT)
+        loss = auxiliary_losses(self.config, scores, self.whole_rows(asked_BE), self.expert_share_E, real_BT)
         if is_recomputation():
             self._refuse_lost_gradient(loss)
             return
@@ -122,7 +131,8 @@ class MoE(Float32Buffers):
         self._auxiliary = None if loss is None else (loss, num_tokens)
         with torch.no_grad():
             self.expert_tokens_E += asked_BE.sum(0)
-            self.probability_sum_E += real_BT.flatten().float() @ scores.probabilities()
+            # Not as a product: selective recomputation tells kept products apart by their order, and this is done once.
+            self.probability_sum_E += (scores.probabilities() * real_BT.view(-1, 1)).sum(0)
             self.router_z_sum += router_z(scores, real_BT)
             self.num_tokens += num_tokens
             if routing is not asked:
@@ -135,3 +145,7 @@ class MoE(Float32Buffers):
                 "torch.utils.checkpoint with use_reentrant=True runs the first forward pass without gradients, so the "
                 "experts' balance and z losses would pull at nothing. Use use_reentrant=False."
             )
+
+
+def _as_they_are(counts_BE: Tensor) -> Tensor:
+    return counts_BE

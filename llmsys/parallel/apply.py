@@ -1,4 +1,4 @@
-"""What is applied to a model from outside, in one place and one order: compile, experts, their shards, blocks, root.
+"""What is applied to a model from outside, in one order: compile, experts, axes, shards of experts, blocks, root.
 
 Takes a model built on the meta device and leaves it sharded and still without storage; `materialize` gives it its
 starting values, each rank only its own slices.
@@ -13,9 +13,12 @@ from torch.distributed.tensor import DTensor, Shard
 
 from llmsys.model.block import Block
 from llmsys.model.transformer import Transformer
+from llmsys.parallel.context import divide_attention
 from llmsys.parallel.expert import AllToAllDispatcher
 from llmsys.parallel.mesh import Meshes
+from llmsys.parallel.parts import Parts, divide_positions
 from llmsys.parallel.slices import local_slice
+from llmsys.parallel.tensor import divide_feed_forwards, split_matrices
 
 
 def compile_blocks(model: Transformer, backend: str = "inductor") -> None:
@@ -39,6 +42,18 @@ def split_experts(model: Transformer, meshes: Meshes) -> None:
         layer.dispatcher = AllToAllDispatcher(meshes.expert.get_group(), layer.config.num_experts)
 
 
+def divide_sequences(model: Transformer, meshes: Meshes) -> Parts:
+    """Split matrices over the tensor axis, and sequences over tensor and context; nothing where those have one rank."""
+    parts = Parts(model, meshes)
+    if meshes.tensor is not None:
+        split_matrices(model, meshes.tensor)
+        divide_feed_forwards(model, parts)
+    if meshes.parts is not None:
+        divide_positions(model, parts)
+        divide_attention(model, parts)
+    return parts
+
+
 def shard_parameters(model: Transformer, meshes: Meshes, compute_dtype: torch.dtype) -> None:
     """FSDP2 over the model: fp32 masters in shards, `compute_dtype` in the forward, gradients summed in fp32.
 
@@ -51,7 +66,7 @@ def shard_parameters(model: Transformer, meshes: Meshes, compute_dtype: torch.dt
             fully_shard(layer.experts, mesh=meshes.expert_shard, mp_policy=policy)
     for block in _blocks(model):
         fully_shard(block, mesh=meshes.dense, mp_policy=policy)
-    fully_shard(model, mesh=meshes.dense, mp_policy=policy)
+    fully_shard(model, mesh=meshes.whole, mp_policy=policy)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

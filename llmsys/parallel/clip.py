@@ -1,16 +1,18 @@
 """The gradient norm over every parameter, whatever mesh it lives on, and clipping by it.
 
-torch's own clip refuses tensors of different meshes. A shard's squares are counted once: replicas hold the same
-shard, so the sum over all ranks is divided by the number of replicas.
+torch's own clip refuses tensors of different meshes. A number's square is counted once: the ranks that hold the same
+shard, which other axes copy, count a share of it each.
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from llmsys.parallel.group import sum_over_ranks
+from llmsys.parallel.group import sum_over_ranks, world_size
 
 
 def local_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
@@ -20,11 +22,28 @@ def local_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[Tensor], max_norm: float, replicas: int) -> Tensor:
+def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     """Scale all gradients so that their joint norm is at most `max_norm` (0: no limit). Gives the norm before."""
-    gradients = [grad for grad in local_gradients(parameters) if grad.numel()]
-    squares = torch.stack(torch._foreach_norm(gradients)).float().square().sum()
-    norm = (sum_over_ranks(squares) / replicas).sqrt()
+    alike: dict[int, list[Tensor]] = defaultdict(list)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            alike[_holders(parameter.grad)] += [grad for grad in local_gradients([parameter]) if grad.numel()]
+    squares = [_squares(gradients) / holders for holders, gradients in alike.items() if gradients]
+    norm = sum_over_ranks(torch.stack(squares).sum()).sqrt()
     if max_norm > 0:
-        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_([grad for gradients in alike.values() for grad in gradients], factor)
     return norm
+
+
+def _squares(gradients: list[Tensor]) -> Tensor:
+    return torch.stack(torch._foreach_norm(gradients)).float().square().sum()
+
+
+def _holders(grad: Tensor) -> int:
+    """How many ranks hold the same part of a gradient: those beside its mesh, and those it is replicated to."""
+    if not isinstance(grad, DTensor):
+        return world_size()
+    mesh = grad.device_mesh
+    kept = (mesh.size(dim) for dim, placement in enumerate(grad.placements) if not placement.is_replicate())
+    return world_size() // math.prod(kept)

@@ -1,8 +1,8 @@
 """The meshes over the same ranks: one for dense parameters, one for experts, and the axes inside a copy.
 
 Rank = ((replica · shard + place) · context + part) · tensor + column: the ranks that exchange most are neighbours.
-Dense parameters see (replicate, shard · context[, tensor]); experts see (replicate, expert_shard, expert), where
-expert_shard · expert are all ranks of one copy.
+Matrices of a block see (replicate, shard · context[, tensor]), what stands outside of blocks (replicate, whole), and
+experts (replicate, expert_shard, expert); whole and expert_shard · expert are all ranks of one copy.
 """
 
 from dataclasses import dataclass
@@ -17,25 +17,32 @@ from llmsys.config.layout import Layout
 class Meshes:
     """`dense` shards ordinary parameters, `expert_shard` shards each expert, `expert` splits experts between ranks.
 
-    `expert_shard` is None where experts are sharded as everything else is, `expert` where they are not dealt. `tensor`
-    splits matrices (a submesh of the same root as `dense`), `context` splits sequences; None where there is one rank.
+    `whole` shards over all ranks of a copy; it is `dense` where no axis splits matrices. `expert_shard` is None where
+    experts are sharded as everything else is, `expert` where they are not dealt. `tensor` splits matrices (a submesh of
+    the same root as `dense`), `context` splits sequences, `parts` are the ranks that hold parts of the same sequences
+    (context × tensor, in the order of the parts); None where there is one rank.
     """
 
     layout: Layout
     world: DeviceMesh
     dense: DeviceMesh
+    whole: DeviceMesh
     expert_shard: DeviceMesh | None
     expert: DeviceMesh | None
     context: DeviceMesh | None
     tensor: DeviceMesh | None
+    parts: DeviceMesh | None
 
 
 def make_meshes(layout: Layout, device: torch.device) -> Meshes:
     """Meshes for a layout that `fit` has resolved: its world_size is the number of ranks."""
     world = init_device_mesh(device.type, (layout.world_size,), mesh_dim_names=("world",))
     dense, tensor = _dense(layout, device)
+    whole = dense if tensor is None else _whole(layout, device)
     expert_shard, expert = _sparse(layout, device)
-    return Meshes(layout, world, dense, expert_shard, expert, _context(layout, device), tensor)
+    context = _context(layout, device)
+    parts = context if tensor is None else tensor if context is None else _parts(layout, device)
+    return Meshes(layout, world, dense, whole, expert_shard, expert, context, tensor, parts)
 
 
 def _dense(layout: Layout, device: torch.device) -> tuple[DeviceMesh, DeviceMesh | None]:
@@ -46,6 +53,17 @@ def _dense(layout: Layout, device: torch.device) -> tuple[DeviceMesh, DeviceMesh
     root = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     dense = root["shard"] if layout.replicate == 1 else root["replicate", "shard"]
     return dense, root["tensor"] if layout.tensor > 1 else None
+
+
+def _whole(layout: Layout, device: torch.device) -> DeviceMesh:
+    shape = (layout.replicate, layout.copy_ranks)
+    root = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "whole"))
+    return root["whole"] if layout.replicate == 1 else root
+
+
+def _parts(layout: Layout, device: torch.device) -> DeviceMesh:
+    shape = (layout.data_ranks, layout.sequence_ranks)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("data", "parts"))["parts"]
 
 
 def _sparse(layout: Layout, device: torch.device) -> tuple[DeviceMesh | None, DeviceMesh | None]:

@@ -1,5 +1,7 @@
 """Whole tensors and this rank's slice of them."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -15,6 +17,14 @@ def local_slice(whole: Tensor, like: Tensor) -> Tensor:
     for dim, (size, start) in enumerate(zip(shape, offset, strict=True)):
         whole = whole.narrow(dim, min(start, whole.shape[dim]), size)
     return whole
+
+
+def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Tensors of the same mesh together, in the order given: what torch's operations on lists of DTensors ask for."""
+    alike: dict[DeviceMesh | None, list[Tensor]] = {}
+    for tensor in tensors:
+        alike.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
+    return list(alike.values())
 
 
 def as_shard(whole: Tensor, mesh: DeviceMesh) -> DTensor:

@@ -1,0 +1,140 @@
+"""Tensor parallel with sequence parallel: the matrices of a block split over ranks, positions split between them.
+
+Megatron's split (Shoeybi 2019, arXiv:1909.08053, 3) with the residual stream divided by positions (Korthikanti 2022,
+arXiv:2205.05198, 4.2.2): an all-gather before the maps split by columns, a reduce-scatter behind those split by rows.
+
+What is split over the tensor axis, inside blocks and prediction modules' blocks:
+* by outputs (dim 0): q_proj, k_proj, v_proj with their biases, of latent attention q_b_proj (or q_proj) and kv_b_proj;
+  gate_proj and up_proj with their biases, of dense layers and shared experts. k_proj and v_proj stay whole where there
+  are fewer key-value heads than tensor ranks: each rank then uses the rows of one head.
+* by inputs (dim 1): o_proj and down_proj.
+Whole on each tensor rank, sharded over shard · context only: norms, router, shared gate, biases of o_proj and
+down_proj, sinks, and latent attention's maps into the latents. A rank's gradient of these comes from its positions or
+heads alone, so they are summed over the axis, once per step. Routed experts are never split, but dealt and sharded over
+all ranks of a copy. What stands outside of blocks (embeddings, head, final norm, learned positions, prediction modules)
+is sharded over all ranks of a copy too, and gathered when it is used: the loss at the head then is that of this rank's
+positions, without another collective. A head split by vocabulary would save memory for the gathered weight (V · D
+numbers, and as many of its gradient, in the compute dtype), for three more exchanges per block of logits.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from llmsys.model.block import Block
+from llmsys.model.feed_forward import FeedForward
+from llmsys.model.latent_attention import LatentAttention
+from llmsys.model.spread import local
+from llmsys.model.transformer import Transformer
+from llmsys.optim.groups import role_of
+from llmsys.parallel.parts import Parts, put_forward
+
+BY_OUTPUTS, BY_INPUTS = 0, 1
+
+
+def split_matrices(model: Transformer, mesh: DeviceMesh) -> None:
+    """Leave each rank of the tensor axis its part of every matrix that is split. The model is on the meta device."""
+    for linear, dim in _split_maps(model, mesh.size()):
+        _split(linear, "weight", dim, mesh)
+        if linear.bias is not None and dim == BY_OUTPUTS:
+            _split(linear, "bias", 0, mesh)
+
+
+def _split_maps(model: Transformer, ranks: int) -> Iterator[tuple[nn.Linear, int]]:
+    for module in model.modules():
+        if isinstance(module, Block):
+            yield from ((linear, BY_OUTPUTS) for linear in head_maps(module.attention, ranks))
+            yield module.attention.get_submodule("o_proj"), BY_INPUTS  # type: ignore[misc]
+        elif isinstance(module, FeedForward):
+            yield from ((linear, BY_OUTPUTS) for linear in _inner_maps(module))
+            yield module.down_proj, BY_INPUTS
+
+
+def head_maps(attention: nn.Module, ranks: int) -> list[nn.Linear]:
+    """The maps of an attention whose outputs are heads and are dealt to `ranks` ranks."""
+    names = ["q_proj", "k_proj", "v_proj"]
+    if isinstance(attention, LatentAttention):
+        names = ["q_b_proj" if attention.has_query_latent else "q_proj", "kv_b_proj"]
+    elif attention.get_parameter("k_proj.weight").shape[0] // attention.head_dim % ranks:  # type: ignore[operator]
+        names = ["q_proj"]
+    return [attention.get_submodule(name) for name in names]  # type: ignore[misc]
+
+
+def _inner_maps(feed_forward: FeedForward) -> list[nn.Linear]:
+    maps = [feed_forward.up_proj]
+    return [feed_forward.gate_proj, *maps] if hasattr(feed_forward, "gate_proj") else maps
+
+
+def _split(module: nn.Module, name: str, dim: int, mesh: DeviceMesh) -> None:
+    part = module.get_parameter(name).data.chunk(mesh.size(), dim=dim)[mesh.get_local_rank()]
+    spread = DTensor.from_local(part.contiguous(), mesh, [Shard(dim)], run_check=False)
+    module.register_parameter(name, nn.Parameter(spread))
+
+
+def divide_feed_forwards(model: Transformer, parts: Parts) -> None:
+    """Every feed-forward: positions in, channels inside, positions out. Which positions stand where does not matter."""
+    for module in model.modules():
+        if isinstance(module, FeedForward):
+            module.register_forward_pre_hook(lambda _, inputs: parts.into_columns(inputs[0], 0))
+            for linear in _inner_maps(module):
+                put_forward(linear, ByOutputs(linear))
+            put_forward(module.down_proj, ByInputs(module.down_proj, parts, 0))
+
+
+class ByOutputs:
+    """The forward of a map of which this rank has some outputs."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self.linear = linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """These outputs."""
+        bias = self.linear.bias
+        return F.linear(x, local(self.linear.weight), None if bias is None else local(bias))
+
+
+class ByInputs:
+    """The forward of a map of which this rank has some inputs: a sum over ranks, and the bias once."""
+
+    def __init__(self, linear: nn.Linear, parts: Parts, dim: int) -> None:
+        self.linear, self.parts, self.dim = linear, parts, dim
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """All outputs, of this rank's positions where they are divided."""
+        y = self.parts.out_of_rows(F.linear(x, local(self.linear.weight)), self.dim)
+        return y if self.linear.bias is None else y + self.linear.bias
+
+
+class PartialGradients:
+    """Sums over the tensor axis the gradients of what is whole on each of its ranks. Made before anything is sharded.
+
+    Not those outside of blocks and not those of experts: their shards span the axis, and FSDP adds them up.
+    """
+
+    def __init__(self, model: Transformer, mesh: DeviceMesh | None) -> None:
+        self._model, self._group = model, None if mesh is None else mesh.get_group()
+        self.names = [
+            f"{prefix}.{name}"
+            for prefix, block in model.named_modules()
+            if isinstance(block, Block) and mesh is not None
+            for name, parameter in block.named_parameters()
+            if not isinstance(parameter, DTensor) and role_of(f"{prefix}.{name}") != "experts"
+        ]
+
+    @torch.no_grad()
+    def sum(self) -> None:
+        """One all-reduce of all of them. Collective, after the last backward of a step."""
+        if self._group is None:
+            return
+        named = dict(self._model.named_parameters())
+        found = [named[name].grad for name in self.names]
+        gradients = [local(grad) for grad in found if grad is not None]
+        flat = torch.cat([grad.flatten() for grad in gradients])
+        dist.all_reduce(flat, group=self._group)
+        pieces = flat.split([grad.numel() for grad in gradients])
+        torch._foreach_copy_([grad.flatten() for grad in gradients], list(pieces))

@@ -38,8 +38,11 @@ class Efficiency(Section):
     products: float = Field(gt=0, le=1, description="Large matrix products, of peak_flops.")
     products_fp8: float = Field(0.6, gt=0, le=1, description="The same in 8 bits, of their higher peak.")
     grouped: float = Field(gt=0, le=1, description="Products of many experts in one kernel, of peak_flops.")
-    attention: float = Field(gt=0, le=1, description="Fused attention forward, of peak_flops in bf16.")
+    attention: float = Field(gt=0, le=1, description="Fused attention forward as torch has it, of peak_flops.")
     attention_backward: float = Field(gt=0, le=1, description="Fused attention backward.")
+    native_attention: float = Field(
+        1.0, ge=1, description="How much faster attention is where kernels are written for this very device."
+    )
     memory: float = Field(gt=0, le=1, description="Elementwise kernels, of memory_bandwidth.")
     links: float = Field(gt=0, le=1, description="Collectives of many megabytes, of a link's bandwidth.")
     launch_seconds: float = Field(ge=0, description="Seconds between two kernels on the device.")

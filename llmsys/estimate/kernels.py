@@ -18,6 +18,7 @@ from llmsys.estimate.software import Software
 from llmsys.estimate.tensors import has_logits, head_is_tied, model_tensors
 
 ROW_SPLIT = ("o_proj.weight", "down_proj.weight", "down_proj")  # their inputs are split, the others' outputs
+ROW_SCALED = 0.7  # what products with a scale for each row keep of the 8-bit rate (DeepGEMM and cuBLASLt tables)
 SCORE_BYTES, SCORE_BYTES_BACKWARD = 14, 22  # per score, unfused: written, scaled and masked, softmax, dropout, read
 
 
@@ -88,7 +89,10 @@ class Bench:
         cast = 0.0
         if number == "fp8":
             reached *= device.efficiency.products_fp8 / device.efficiency.products
-            cast = 3 * (rows * inner + inner * columns)  # both operands are read in 16 bits and written in 8
+            reached *= ROW_SCALED if software.scales == "row" else 1
+            cast = (
+                3 * (1 + (software.scales == "row")) * (rows * inner + inner * columns)
+            )  # both operands are read in 16 bits and written in 8
             size = 1.5
         moved = size * (rows * inner + inner * columns + rows * columns)
         operations = 2 * rows * inner * columns / (device.peak(number) * reached)
@@ -171,7 +175,7 @@ def _attention(bench: Bench) -> tuple[float, float]:
     """Seconds forward and backward of scores and weighted sums. Fused kernels skip what a mask hides."""
     model, shape, device = bench.model, bench.shape, bench.device
     ranks = bench.layout.context * bench.layout.tensor
-    fused = bench.software.attention == "fused"
+    fused = bench.software.attention != "unfused"
     counted = count_flops(model, shape.source, 1, "causal" if fused else "full", target_length=shape.length)
     operations = counted.attention * shape.sequences / ranks
     number: Number = shape.number
@@ -180,9 +184,12 @@ def _attention(bench: Bench) -> tuple[float, float]:
         scores = model.num_hidden_layers * model.num_attention_heads * shape.length**2 * shape.sequences / ranks
         forward = flops + bench.memory_seconds(scores * SCORE_BYTES)
         return forward, 2 * flops + bench.memory_seconds(scores * SCORE_BYTES_BACKWARD)
-    forward = operations / (device.peak(number) * device.efficiency.attention)
+    rate = device.peak(number) * (device.efficiency.native_attention if bench.software.attention == "native" else 1)
+    if bench.software.context == "ring":  # the last of n ranks works on all of the others' keys, the first on its own
+        operations *= 2 - 1 / bench.layout.context
+    forward = operations / (rate * device.efficiency.attention)
     # The scores are computed again: five products for two (Dao 2022, section 3.1).
-    return forward, 2.5 * operations / (device.peak(number) * device.efficiency.attention_backward)
+    return forward, 2.5 * operations / (rate * device.efficiency.attention_backward)
 
 
 def _elementwise(bench: Bench, layers: int) -> float:
@@ -190,7 +197,8 @@ def _elementwise(bench: Bench, layers: int) -> float:
     model, layout = bench.model, bench.layout
     tokens = bench.shape.tokens / (layout.context * layout.tensor)
     values = 8.0 * model.hidden_size  # two sums with their norms: read both, write both
-    values += 2 * model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
+    norms = model.attention.kind == "multi_head" and model.attention.qk_norm != "none"
+    values += (2 + 2 * norms) * model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
     dense = (3 if model.feed_forward.kind in GATED else 2) * model.intermediate_size
     routed = 0.0
     if (moe := model.moe) is not None:

@@ -20,14 +20,22 @@ class Software(Section):
     name: str = Field(min_length=1, description="What reports call it.")
     traffic: float = Field(1.0, ge=1, description="Bytes that elementwise kernels move, over those of fused ones.")
     loss_bytes: float = Field(12, ge=0, description="Bytes moved per logit in the loss, forward and backward.")
-    attention: Literal["fused", "unfused"] = Field("fused", description="unfused writes every score to memory.")
+    attention: Literal["fused", "native", "unfused"] = Field(
+        "fused",
+        description="fused: torch's kernels; native: kernels for this device; unfused writes every score to memory.",
+    )
+    context: Literal["heads", "ring"] = Field(
+        "heads", description="How the context axis shares attention; on a ring the last rank has the most to do."
+    )
     launch: Literal["eager", "compiled"] = Field("compiled", description="eager: the host starts every kernel.")
     products: Number | None = Field(None, description="Number type of products inside blocks; null: the run's.")
+    scales: Literal["tensor", "row"] = Field("tensor", description="What shares one scale in 8 bits; rows cost more.")
+    activations: Literal["device", "host"] = Field("device", description="host: block inputs wait in host memory.")
     repeated_products: float = Field(
         0.0, ge=0, le=1, description="Share of a block's products that selective recomputation repeats."
     )
     data_overlap: float = Field(
-        0.8, ge=0, le=1, description="Share of a block's compute behind which weights and gradients travel."
+        0.8, ge=0, le=1, description="Share of the traffic of weights and gradients that compute can hide."
     )
     tensor_overlap: float = Field(0.0, ge=0, le=1, description="Share of the tensor axis' traffic that is hidden.")
     expert_overlap: float = Field(0.0, ge=0, le=1, description="Share of the expert axis' traffic that is hidden.")

@@ -136,6 +136,7 @@ def _parts(
         "bubble": one * (pipeline - 1) / interleave,
         "data": data_seconds(bench, sharding_of(config), passes, max(1, round(micro_batches)), pipeline),
         "optimizer": _optimizer_seconds(config, bench, pipeline),
+        "offload": _offload_seconds(bench, pipeline) * micro_batches,
     }
     return times | {"host": _host_seconds(bench, work, passes, micro_batches, pipeline)}
 
@@ -156,6 +157,15 @@ def _host_seconds(bench: Bench, work: Kernels, passes: Passes, micro_batches: fl
         return 0.0
     host = 3 * work.launches / pipeline * bench.device.efficiency.host_seconds
     return micro_batches * max(0.0, host - passes.forward - passes.backward)
+
+
+def _offload_seconds(bench: Bench, pipeline: int) -> float:
+    """What enters each block, sent to host memory and back."""
+    if bench.software.activations == "device":
+        return 0.0
+    tokens = bench.shape.tokens / (bench.layout.context * bench.layout.tensor)
+    sent = tokens * bench.model.hidden_size * bench.shape.value_bytes * bench.model.num_hidden_layers / pipeline
+    return 2 * sent / bench.device.host_bandwidth
 
 
 def _optimizer_seconds(config: RunConfig, bench: Bench, pipeline: int) -> float:

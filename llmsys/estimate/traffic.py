@@ -94,18 +94,21 @@ def data_seconds(bench: Bench, sharding: Sharding, passes: Passes, micro_batches
     scatter = gather_seconds(shard, dense * 4, device) + gather_seconds(sparse, experts * 4, device)
     local = (dense / shard.size + experts / sparse.size) * 4
     copies = reduce_seconds(replicate, local, device)
-    window_forward = passes.forward * bench.software.data_overlap
-    window_backward = passes.backward * bench.software.data_overlap
-    edge = 2 / max(1, bench.model.num_hidden_layers / pipeline)  # the first gather and the last scatter
+    hide = bench.software.data_overlap
     if sharding.weights_split:
-        forward = max(gather - window_forward, edge / 2 * gather)
-        backward = max(gather + scatter + copies / micro_batches - window_backward, edge / 2 * scatter)
+        forward = _exposed(gather, hide, passes.forward)
+        backward = _exposed(gather + scatter + copies / micro_batches, hide, passes.backward)
         return micro_batches * (forward + backward)
-    gradients = scatter + copies + gather  # ZeRO-1 scatters and gathers; an all-reduce is the same two
-    if sharding.reduce_each_pass:
-        hidden = window_backward * micro_batches
-        return max(micro_batches * scatter + copies - hidden, edge * scatter) + gather
-    return max(gradients - window_backward, edge * gradients)
+    # Whole weights: gradients travel behind the backward of the last micro-batch, or of each, and a step's new weights
+    # behind the next forward. An all-reduce is the same two.
+    times = micro_batches if sharding.reduce_each_pass else 1
+    gradients = times * scatter + copies
+    return _exposed(gradients, hide, times * passes.backward) + _exposed(gather, hide, passes.forward)
+
+
+def _exposed(seconds: float, hide: float, window: float) -> float:
+    """What is not hidden: some of the traffic never is, and no more than the compute beside it."""
+    return seconds - min(hide * seconds, window)
 
 
 def stage_seconds(bench: Bench, pipeline: int, interleave: int) -> float:

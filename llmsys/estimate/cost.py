@@ -1,0 +1,58 @@
+"""What a whole run takes: hours, accelerator-hours, money, energy, each as P10, P50 and P90, with what was assumed.
+
+In-step time comes from `time`, the share of time in useful steps from `goodput`; what real runs lost beyond both is in
+the residual of whole runs, calibrated on named published accelerator-hours.
+"""
+
+from dataclasses import dataclass
+from math import hypot
+from typing import Any
+
+from llmsys.config.run import RunConfig
+from llmsys.estimate.cluster import Cluster
+from llmsys.estimate.device import Device
+from llmsys.estimate.goodput import Goodput, goodput
+from llmsys.estimate.interval import Interval, log_normal
+from llmsys.estimate.residual import residuals
+from llmsys.estimate.time import StepTime
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """One whole run. `assumptions` are the cluster's numbers that went into it."""
+
+    hours: Interval
+    accelerator_hours: Interval
+    money: Interval
+    energy_kwh: Interval
+    goodput: Goodput
+    whole_run_utilisation: float
+    assumptions: dict[str, Any]
+
+
+def run_cost(config: RunConfig, step: StepTime, device: Device, cluster: Cluster) -> RunCost:
+    """Cost of all `config.steps` steps of that time."""
+    good = goodput(cluster, step.ranks)
+    hours = run_interval(step.seconds, config.steps / good.fraction).times(1 / 3600)
+    accelerator_hours = hours.times(step.ranks)
+    board_kw, paid_kwh = mean_watts(device, cluster) / 1000, cluster.price_per_kwh
+    energy = accelerator_hours.times(board_kw * cluster.pue)
+    price = cluster.price_per_hour + paid_kwh * board_kw * cluster.pue
+    used = step.model_utilisation * step.seconds.p50 * config.steps / (hours.p50 * 3600)
+    return RunCost(hours, accelerator_hours, accelerator_hours.times(price), energy, good, used, _assumed(cluster))
+
+
+def run_interval(step_seconds: Interval, steps: float) -> Interval:
+    """Seconds of many steps: the step's spread, and that of what runs lose beside their steps."""
+    whole, one = residuals().run, residuals().dense
+    spread = hypot(one.spread, whole.spread) if whole.spread else one.spread
+    return log_normal(step_seconds.p50 * steps * whole.factor, spread)
+
+
+def mean_watts(device: Device, cluster: Cluster) -> float:
+    """Power of one accelerator and its share of the machine, in training."""
+    return device.watts * cluster.power_share + cluster.host_watts
+
+
+def _assumed(cluster: Cluster) -> dict[str, Any]:
+    return cluster.model_dump(exclude={"device", "devices"})

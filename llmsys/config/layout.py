@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
+from llmsys.config.axes import split_problems
 from llmsys.config.base import Section
 from llmsys.config.model import ModelConfig
 from llmsys.config.rule import divisors, listed
@@ -69,6 +70,8 @@ class Layout(Section):
         fitted = self.model_copy(update={"shard": world_size // self._others})
         for problem in expert_problems(self.expert, model):
             raise LayoutError(problem)
+        for broken in split_problems(self.tensor, self.context, model):
+            raise LayoutError(broken.message)
         if fitted.copy_ranks % self.expert:
             legal = [n for n in divisors(fitted.copy_ranks) if model.moe and model.moe.num_experts % n == 0]
             raise LayoutError(

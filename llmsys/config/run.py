@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from llmsys.config.axes import run_problems, split_problems
 from llmsys.config.base import Section
 from llmsys.config.batch import BatchConfig
 from llmsys.config.checkpoint import CheckpointConfig, retention_problems
@@ -91,6 +92,15 @@ class RunConfig(Section):
             )
         for problem in expert_problems(self.layout.expert, self.model):
             yield Broken("layout.expert", problem)
+        yield from self._axis_problems()
+
+    def _axis_problems(self) -> Iterator[Broken]:
+        layout, compiled = self.layout, self.train.compile == "block"
+        for key, message in (
+            *split_problems(layout.tensor, layout.context, self.model),
+            *run_problems(layout.tensor, layout.context, self.engine, self.batch.sequence_length, compiled),
+        ):
+            yield Broken(f"layout.{key}", message)
 
     def _objective_problems(self) -> Iterator[Broken]:
         kind, head = self.objective.kind, self.model.head.kind

@@ -8,7 +8,7 @@ so has the same bytes for the same input and configuration, whatever the workers
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -171,6 +171,11 @@ def dataset_fingerprint(tokenizer_fingerprint: str | None, file_digests: Iterabl
     """Return 32 hex digits that change when any data file or the tokenizer changes."""
     text = "\n".join([tokenizer_fingerprint or "", *file_digests])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def joint_fingerprint(fingerprints: Sequence[str]) -> str:
+    """The fingerprint of several datasets in an order; of a single one, its own."""
+    return fingerprints[0] if len(fingerprints) == 1 else dataset_fingerprint(None, fingerprints)
 
 
 def load_manifest(folder: Path | str) -> Manifest:

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
 from llmsys.errors import DataError
 from llmsys.manifest import (
@@ -27,7 +26,6 @@ from llmsys.shard_file import (
     DAMAGED,
     NEXT_STEP,
     REMAKE,
-    SIDE_COLUMNS,
     Integers,
     ShardWriter,
     Tokens,
@@ -36,17 +34,12 @@ from llmsys.shard_file import (
     describe_document_file,
     describe_token_file,
     file_digest,
-    frame_checksum,
-    get_batch,
-    lengths_checksum,
-    lineage_checksum,
-    map_file,
-    open_arrow,
     read_batches,
     read_schema,
     token_dtype,
     token_schema,
 )
+from llmsys.token_file import MappedTokens
 
 __all__ = [
     "DocumentFile",
@@ -72,62 +65,6 @@ __all__ = [
 ]
 
 
-class _MappedFile:
-    """One token file in memory maps, checked against its manifest entry: sizes now, each batch on first touch."""
-
-    def __init__(self, path: Path, entry: TokenFile) -> None:
-        if not path.exists():
-            raise DataError(f"{path} is missing, but the manifest names it. {REMAKE}")
-        if (size := path.stat().st_size) != entry.size:
-            raise DataError(f"{path} has {size:,} bytes, its manifest says {entry.size:,}. {NEXT_STEP}")
-        self.path, self.entry = path, entry
-        data = map_file(path)
-        if (found := frame_checksum(data, entry.batches)) != entry.frame_checksum:  # Arrow may crash on a bad header
-            raise DataError(
-                f"{path}, headers: their checksum is {found}, the manifest says {entry.frame_checksum}: "
-                f"{DAMAGED} {NEXT_STEP}"
-            )
-        arrow = open_arrow(path, data)
-        self.batches = [get_batch(path, arrow, index) for index in range(arrow.num_record_batches)]
-        self.views = [self._views(index) for index in range(len(self.batches))]
-        self.tokens_checked = [False] * len(self.batches)
-        self.lineage_checked = [False] * len(self.batches)
-
-    def _views(self, index: int) -> tuple[Tokens, Integers]:
-        """Return values and offsets of one batch, the lengths checked: packing trusts them before it reads a token."""
-        batch, expected = self.batches[index], self.entry.batches[index]
-        column = batch.column("tokens")
-        values, offsets = column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy()
-        found = (batch.num_rows, len(values), lengths_checksum(batch))
-        if found != (expected.rows, expected.tokens, expected.lengths_checksum):
-            raise self._damage(index, "document lengths", found[2], expected.lengths_checksum)
-        return values, offsets
-
-    def _damage(self, index: int, part: str, found: str, expected: str) -> DataError:
-        return DataError(
-            f"{self.path}, record batch {index}: the checksum of its {part} is {found}, the manifest says {expected}: "
-            f"{DAMAGED} {NEXT_STEP}"
-        )
-
-    def tokens(self, index: int, row: int) -> Tokens:
-        values, offsets = self.views[index]
-        if not self.tokens_checked[index]:
-            expected = self.entry.batches[index].checksum
-            if (found := xxhash.xxh64_hexdigest(values.data)) != expected:
-                raise self._damage(index, "tokens", found, expected)
-            self.tokens_checked[index] = True
-        return values[offsets[row] : offsets[row + 1]]
-
-    def lineage(self, index: int, row: int) -> dict[str, str | int]:
-        batch = self.batches[index]
-        if not self.lineage_checked[index]:
-            expected = self.entry.batches[index].lineage_checksum
-            if (found := lineage_checksum(batch)) != expected:
-                raise self._damage(index, "lineage", found, expected)
-            self.lineage_checked[index] = True
-        return {name: batch.column(name)[row].as_py() for name in SIDE_COLUMNS}
-
-
 class TokenShards:
     """The documents of one split as memory-mapped token views, numbered through all files in the manifest's order."""
 
@@ -135,10 +72,13 @@ class TokenShards:
         """Map every file of the split; DataError when one is missing, of another size, or its lengths are damaged."""
         self.folder, self.split, self.manifest = folder, split, manifest
         entries = manifest.splits[split].files  # type: ignore[index]
-        self._files = [_MappedFile(folder / "tokens" / entry.name, entry) for entry in entries]
+        self._files = [MappedTokens(folder / "tokens" / entry.name, entry) for entry in entries]
         self._places = [(file, index) for file in self._files for index in range(len(file.batches))]
         batches = [file.batches[index] for file, index in self._places]
         self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
+        self._offsets = np.concatenate(
+            [np.zeros(0, np.int32), *(file.views[index][1][:-1] for file, index in self._places)]
+        )
         self.lengths: Integers = np.concatenate([np.zeros(0, np.int64), *map(batch_lengths, batches)])
         self.text_bytes: Integers = np.concatenate([np.zeros(0, np.int64), *map(batch_text_bytes, batches)])
 
@@ -162,7 +102,7 @@ class TokenShards:
         """Number of UTF-8 bytes of text that the tokens of the split stand for."""
         return int(self.text_bytes.sum())
 
-    def _place(self, document: int) -> tuple[_MappedFile, int, int]:
+    def _place(self, document: int) -> tuple[MappedTokens, int, int]:
         if not 0 <= document < self.documents:
             raise IndexError(f"document {document} of split '{self.split}', which has {self.documents}")
         place = int(np.searchsorted(self._starts, document, side="right")) - 1
@@ -173,6 +113,22 @@ class TokenShards:
         """Return the tokens of one document, (T,) uint16 or uint32, as a read-only view of the mapped file."""
         file, index, row = self._place(document)
         return file.tokens(index, row)
+
+    def copy_spans(self, documents: Integers, begins: Integers, lengths: Integers, out: Integers) -> None:
+        """Fill `out` with spans of documents, one after another: `lengths[i]` tokens from `begins[i]` of each.
+
+        Every file that they lie in is looked at first: DataError when one is gone or has another size.
+        """
+        places = np.searchsorted(self._starts, documents, side="right") - 1
+        used = {place: self._places[place] for place in np.unique(places).tolist()}
+        for file in {id(file): file for file, _ in used.values()}.values():
+            file.require_whole()
+        values = {place: file.values(index) for place, (file, index) in used.items()}
+        lows = self._offsets[documents] + begins
+        at = 0
+        for place, low, length in zip(places.tolist(), lows.tolist(), lengths.tolist(), strict=True):
+            out[at : at + length] = values[place][low : low + length]
+            at += length
 
     def lineage(self, document: int) -> dict[str, str | int]:
         """Return where a document came from: its id, crawl file, record offset and the xxh64 of its URL."""

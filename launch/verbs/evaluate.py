@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     score: dict[str, Any] = {}
     if config.objective.kind == "translation":
         from llmsys.generate.score import bleu, heldout_texts, translate_lines
-        from llmsys.train.objective import open_data
+        from llmsys.train.dataset import open_data
 
         sources, references = heldout_texts(config)
         score = bleu(translate_lines(model, open_data(config, "heldout")[1], config, sources), references)

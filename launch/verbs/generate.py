@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("There is nothing to continue. Give --prompt TEXT, or set generation.prompts in the config.")
     from llmsys.generate.prompts import continue_prompts
     from llmsys.train.build import use_threads
-    from llmsys.train.objective import tokenizer_of
+    from llmsys.train.dataset import tokenizer_of
     from llmsys.train.trained import load_trained
 
     use_threads(config)

@@ -17,7 +17,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the page and print its path."""
     config = load_run(arguments.config, arguments.overrides)
     run_folder = config.run.folder if config.run.folder.is_dir() else None
-    data_folder = config.data.folder if config.data.folder.is_dir() else None
+    # A mixture has no page of its own: each source has.
+    single = config.data.kind != "mixture" and config.data.folder.is_dir()
+    data_folder = config.data.folder if single else None
     if run_folder is None and data_folder is None:
         raise DataError(
             f"neither run.folder {config.run.folder} nor data.folder {config.data.folder} exists. "

@@ -5,11 +5,12 @@ import json
 from pathlib import Path
 
 from launch.local import run_local
+from llmsys.config.data import dataset_folders
 from llmsys.config.load import load_run
 from llmsys.config.run import RunConfig
 from llmsys.errors import DataError
 from llmsys.log import latest_events
-from llmsys.manifest import load_manifest
+from llmsys.manifest import joint_fingerprint, load_manifest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,13 +41,15 @@ def finished(config: RunConfig) -> bool:
         return False
     if not any(event["event"] == "finish" and event["step"] == config.steps for event in latest_events(events)):
         return False
-    from llmsys.train.checkpoint import problem_of, run_state_of
+    from llmsys.train.checkpoint import run_state_of
+    from llmsys.train.checkpoint_record import problem_of
 
     if problem_of(checkpoint) is not None:
         return False
     saved = run_state_of(checkpoint)
+    now = joint_fingerprint([load_manifest(folder).fingerprint for folder in dataset_folders(config.data)])
     same_settings = all(saved.get(key) == value for key, value in config.trajectory.items())
-    return same_settings and saved["data_fingerprint"] == load_manifest(config.data.folder).fingerprint
+    return same_settings and saved["data_fingerprint"] == now
 
 
 def final_evaluation(folder: Path) -> dict[str, float]:

@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
         lines.pop()
     from llmsys.generate.score import translate_lines
     from llmsys.train.build import use_threads
-    from llmsys.train.objective import tokenizer_of
+    from llmsys.train.dataset import tokenizer_of
     from llmsys.train.trained import load_trained
 
     use_threads(config)

@@ -114,4 +114,9 @@ class CrawlConfig(Section):
         return self
 
 
+def dataset_folders(data: "DataConfig") -> tuple[Path, ...]:
+    """Where the datasets of a run lie: one, or those of a mixture in their order."""
+    return tuple(one.folder for one in data.sources) if isinstance(data, MixtureConfig) else (data.folder,)
+
+
 DataConfig = Annotated[CrawlConfig | PairsConfig | LabelledConfig | MixtureConfig, Field(discriminator="kind")]

@@ -28,7 +28,7 @@ from llmsys.convert.tokenizer_files import token_ids, write_tokenizer
 from llmsys.errors import CheckpointError
 from llmsys.log import Progress, logger
 from llmsys.train.average import average_last
-from llmsys.train.objective import tokenizer_path
+from llmsys.train.dataset import tokenizer_path
 
 SHARD_BYTES = 5_000_000_000
 """Largest file, as transformers has it; a single larger tensor gets a file of its own."""

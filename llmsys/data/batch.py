@@ -3,11 +3,10 @@
 from dataclasses import dataclass, fields
 from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from llmsys.data.packing import Window
+from llmsys.data.windows import Rows
 
 # B sequences, T positions, S source positions
 
@@ -49,10 +48,8 @@ class Batch:
         return type(self)(targets_BT=self.targets_BT.to(device, non_blocking=True), **moved)
 
 
-def make_batch(windows: list[Window], *, separate_documents: bool) -> Batch:
-    """Stack windows of T + 1 tokens. With `separate_documents` a token must not see the document before its own."""
-    tokens_BT = torch.from_numpy(np.stack([window.tokens for window in windows]))
-    documents_BT = None
-    if separate_documents:
-        documents_BT = torch.from_numpy(np.stack([window.documents[:-1] for window in windows]))
+def make_batch(rows: Rows, *, separate_documents: bool) -> Batch:
+    """Windows of T + 1 tokens as a batch; with `separate_documents` a token must not see a document but its own."""
+    tokens_BT = torch.from_numpy(rows.tokens)
+    documents_BT = torch.from_numpy(rows.documents)[:, :-1].contiguous() if separate_documents else None
     return Batch(tokens_BT[:, :-1].contiguous(), tokens_BT[:, 1:].contiguous(), documents_BT)

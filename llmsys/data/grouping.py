@@ -90,7 +90,7 @@ class Grouping:
 
 
 def counts(groups: list[NDArray[np.int64]], *sides: NDArray[np.int64]) -> dict[str, Any]:
-    """Tokens of each side in these groups, and the share of positions that padding to each group's longest takes."""
+    """Tokens of each side in these groups, positions that padding to each group's longest takes, and their share."""
     real = [sum(int(side[group].sum()) for group in groups) for side in sides]
     padded = sum(len(group) * int(side[group].max()) for side in sides for group in groups if len(group))
-    return {"tokens": real, "padding_share": 1 - sum(real) / max(padded, 1)}
+    return {"tokens": real, "padding": padded - sum(real), "padding_share": 1 - sum(real) / max(padded, 1)}

@@ -6,23 +6,18 @@ end-of-sequence token; here that token opens the document that follows it, so ev
 the first included.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmsys.data.order import order_key, permutation
+from llmsys.data.windows import Rows, Window, spans
 from llmsys.errors import DataError
 from llmsys.shards import TokenShards
-
-
-@dataclass(frozen=True)
-class Window:
-    """One training sequence: `length + 1` tokens, and for each token the place of its document in the epoch's order."""
-
-    tokens: NDArray[np.int64]
-    documents: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -61,29 +56,72 @@ class PackedDocuments:
         windows = permutation(self.windows_per_epoch, order_key("windows", fingerprint, self.seed, epoch))
         return EpochOrder(documents, np.cumsum(self.shards.lengths[documents]), windows)
 
+    @property
+    def fingerprint(self) -> str:
+        """See Windows: the dataset's."""
+        return self.shards.fingerprint
+
     def window(self, index: int) -> Window:
         """Sequence `index` of the run, counted from zero over all epochs."""
-        epoch, place = divmod(index, self.windows_per_epoch)
-        order = self._epoch(epoch)
-        start = int(order.windows[place]) * self.length
-        stop = start + self.length + 1
-        places = np.arange(start, stop)
-        # The closing token of a document belongs, as an input, to the document that it opens: hence +1.
-        documents = np.searchsorted(order.ends, places + 1, side="right")
-        return Window(self._read(order, start, stop), documents)
+        tokens, documents = self.rows([index])
+        return Window(tokens[0], documents[0])
 
-    def _read(self, order: EpochOrder, start: int, stop: int) -> NDArray[np.int64]:
-        first = int(np.searchsorted(order.ends, start, side="right"))
-        last = int(np.searchsorted(order.ends, stop - 1, side="right"))
-        parts = [self.shards.tokens(int(order.documents[place])) for place in range(first, last + 1)]
-        begin = int(order.ends[first]) - len(parts[0])
-        joined = np.concatenate(parts).astype(np.int64)
-        return joined[start - begin : stop - begin]
+    def rows(self, numbers: Sequence[int] | NDArray[np.int64]) -> Rows:
+        """See Windows."""
+        numbers = np.asarray(numbers, np.int64)
+        found = Rows(*(np.empty((len(numbers), self.length + 1), np.int64) for _ in range(2)))
+        for order, chosen, starts in self._by_epoch(numbers):
+            part = self._rows(order, starts)
+            if len(chosen) == len(numbers):
+                return part
+            found.tokens[chosen], found.documents[chosen] = part
+        return found
 
-    def sources(self, index: int) -> list[int]:
-        """The documents (as numbered in the shards) that sequence `index` has tokens of."""
-        epoch, place = divmod(index, self.windows_per_epoch)
-        order = self._epoch(epoch)
-        start = int(order.windows[place]) * self.length
-        first, last = np.searchsorted(order.ends, [start, start + self.length], side="right")
-        return [int(document) for document in order.documents[first : last + 1]]
+    def work(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """See Windows."""
+        numbers = np.asarray(numbers, np.int64)
+        work = np.zeros(len(numbers), np.int64)
+        for order, chosen, starts in self._by_epoch(numbers):
+            pieces = spans(order.ends - 1, starts, self.length)
+            lengths = pieces.ends - pieces.begins
+            np.add.at(work, chosen[pieces.rows], lengths * lengths)
+        return work
+
+    def documents(self, number: int) -> list[tuple[int, int]]:
+        """See Windows. There is one source, number 0."""
+        [(order, _, starts)] = self._by_epoch(np.array([number]))
+        return [(0, int(order.documents[place])) for place in spans(order.ends, starts, self.length + 1).places]
+
+    def packing(self) -> dict[str, Any]:
+        """See Windows: windows are full, so nothing is padding, and the end of an epoch's stream fills no window."""
+        return {
+            "tokens_per_epoch": self.windows_per_epoch * self.length,
+            "sequences_per_epoch": self.windows_per_epoch,
+            "padding_tokens_per_epoch": 0,
+            "lost_tokens_per_epoch": self.tokens_left_over_per_epoch,
+        }
+
+    def seen(self, count: int) -> dict[str, Any]:
+        """See Windows."""
+        return {"epochs": round(count / self.windows_per_epoch, 4)}
+
+    def _by_epoch(
+        self, numbers: NDArray[np.int64]
+    ) -> Iterator[tuple[EpochOrder, NDArray[np.int64], NDArray[np.int64]]]:
+        """(order, which of the numbers lie in this epoch, where their windows start) for each epoch among them."""
+        epochs, places = np.divmod(numbers, self.windows_per_epoch)
+        for epoch in np.unique(epochs).tolist():
+            order, chosen = self._epoch(epoch), np.flatnonzero(epochs == epoch)
+            yield order, chosen, order.windows[places[chosen]] * self.length
+
+    def _rows(self, order: EpochOrder, starts: NDArray[np.int64]) -> Rows:
+        size = self.length + 1
+        pieces = spans(order.ends, starts, size)
+        documents = order.documents[pieces.places]
+        opens = order.ends[pieces.places] - self.shards.lengths[documents]
+        tokens = np.empty(len(starts) * size, np.int64)
+        self.shards.copy_spans(documents, pieces.begins - opens, pieces.ends - pieces.begins, tokens)
+        # The closing token of a document belongs, as an input, to the document that it opens: hence -1.
+        inputs = spans(order.ends - 1, starts, size)
+        numbers = np.repeat(inputs.places, inputs.ends - inputs.begins)
+        return Rows(tokens.reshape(-1, size), numbers.reshape(-1, size))

@@ -1,101 +1,100 @@
 """What a step holds: its micro-batches for one data rank, of windows or of groups of similar length.
 
-A step's content is a function of data, seed and step; the number of ranks changes only who handles which row. Every
-rank has the same number of micro-batches, since the ranks meet in each of them.
+A step's content is a function of data, seed and step; the number of ranks, the size of micro-batches and how windows
+are dealt change only who handles which row. Every rank has the same number of micro-batches, since the ranks meet in
+each of them.
 """
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llmsys.data.batch import Batch, make_batch
+from llmsys.data.deal import balanced, imbalance, in_order
 from llmsys.data.grouping import Grouping, counts
 from llmsys.data.masking import Masking
-from llmsys.data.packing import PackedDocuments
 from llmsys.data.pairs import MakeBatch, Pairs
-from llmsys.errors import ConfigError
+from llmsys.data.plan import RunPlan
+from llmsys.data.windows import Windows
 
 
 class Steps(Protocol):
     """The micro-batches of each step for one data rank."""
 
-    micro_batches: int
-    """In each step."""
-
     def step(self, step: int) -> list[Batch]:
         """The micro-batches of step `step`, counted from 0."""
+        ...
+
+    def micro_batches(self, step: int) -> int:
+        """How many there are, on every rank."""
         ...
 
     def describe(self, step: int) -> dict[str, Any]:
         """Numbers about the whole step, over all ranks, for the log."""
         ...
 
-
-@dataclass(frozen=True)
-class StepPlan:
-    """How the sequences of a step are dealt to data ranks and micro-batches. Sizes are counted in sequences."""
-
-    sequences: int
-    data_ranks: int
-    data_rank: int
-    micro_sequences: int
-
-    def __post_init__(self) -> None:
-        """Refuse what does not divide, saying what would."""
-        if self.sequences % self.data_ranks:
-            near = max(1, round(self.sequences / self.data_ranks)) * self.data_ranks
-            raise ConfigError(
-                f"batch.sequences={self.sequences} cannot be dealt evenly to {self.data_ranks} data ranks. "
-                f"Use batch.sequences={near} or another number of processes."
-            )
-        if self.per_rank % self.micro_sequences:
-            legal = [size for size in range(1, self.per_rank + 1) if self.per_rank % size == 0]
-            raise ConfigError(
-                f"batch.micro_sequences={self.micro_sequences} does not divide the {self.per_rank} sequences of a "
-                f"rank. Use one of {', '.join(map(str, legal))}."
-            )
-
-    @property
-    def per_rank(self) -> int:
-        """Sequences of one rank in one step."""
-        return self.sequences // self.data_ranks
-
-    @property
-    def micro_batches(self) -> int:
-        """Forward passes of one rank in one step."""
-        return self.per_rank // self.micro_sequences
-
-    def dealt(self, step: int) -> list[range]:
-        """The sequence numbers of each micro-batch of this rank in step `step`."""
-        first = step * self.sequences + self.data_rank * self.per_rank
-        starts = range(first, first + self.per_rank, self.micro_sequences)
-        return [range(start, start + self.micro_sequences) for start in starts]
+    def packing(self) -> dict[str, Any]:
+        """What batches of this kind cost: padding, and tokens that no step sees, in one epoch."""
+        ...
 
 
 class WindowSteps:
-    """Windows over packed documents: the sequences of step n are `n * sequences .. (n + 1) * sequences`.
+    """Windows over packed documents: step n has the sequences that follow those of all steps before it.
 
     With `masking`, some tokens of each window are to be predicted from all others; else each token from those before.
     """
 
     def __init__(
-        self, packed: PackedDocuments, plan: StepPlan, *, separate_documents: bool, masking: Masking | None = None
+        self,
+        windows: Windows,
+        plan: RunPlan,
+        *,
+        separate_documents: bool,
+        masking: Masking | None = None,
+        deal: Literal["in_order", "balanced"] = "in_order",
     ) -> None:
-        self.packed, self.plan, self.masking = packed, plan, masking
+        self.windows, self.plan, self.masking, self.deal = windows, plan, masking, deal
         self.separate_documents = separate_documents
-        self.micro_batches = plan.micro_batches
 
     def step(self, step: int) -> list[Batch]:
         """See Steps."""
-        return [self._batch(numbers) for numbers in self.plan.dealt(step)]
+        numbers_RMS = self.dealt(step)
+        return [self._batch(numbers) for numbers in numbers_RMS[self.plan.data_rank]]
+
+    def micro_batches(self, step: int) -> int:
+        """See Steps."""
+        return self.plan.at(step)[1].micro_batches
+
+    def dealt(self, step: int) -> NDArray[np.int64]:
+        """The sequence numbers of every rank's micro-batches in step `step`, (ranks, micro-batches, sequences)."""
+        first, plan = self.plan.at(step)
+        shape = plan.data_ranks, plan.micro_batches
+        if self.deal == "in_order" or plan.sequences == plan.micro_sequences:
+            return first + in_order(*shape, plan.micro_sequences)
+        return first + balanced(self.windows.work(np.arange(first, first + plan.sequences)), *shape)
 
     def describe(self, step: int) -> dict[str, Any]:
-        """See Steps. Windows are full: there is nothing to tell."""
-        return {}
+        """See Steps: how far the data are read, and how unevenly attention is dealt (1 is even), beside in order."""
+        first, plan = self.plan.at(step)
+        found = self.windows.seen(first + plan.sequences)
+        if not self.separate_documents or plan.sequences == plan.micro_sequences:
+            return found
+        work_N = self.windows.work(np.arange(first, first + plan.sequences))
+        straight = in_order(plan.data_ranks, plan.micro_batches, plan.micro_sequences)
+        dealt = self.dealt(step) - first if self.deal == "balanced" else straight
+        found["attention_imbalance"] = round(imbalance(work_N, dealt), 4)
+        if self.deal == "balanced":
+            found["attention_imbalance_in_order"] = round(imbalance(work_N, straight), 4)
+        return found
 
-    def _batch(self, numbers: range) -> Batch:
-        windows = [self.packed.window(index) for index in numbers]
-        batch = make_batch(windows, separate_documents=self.separate_documents)
-        return batch if self.masking is None else self.masking.masked(batch, numbers)
+    def packing(self) -> dict[str, Any]:
+        """See Steps."""
+        return {"kind": "windows", **self.windows.packing()}
+
+    def _batch(self, numbers: NDArray[np.int64]) -> Batch:
+        batch = make_batch(self.windows.rows(numbers), separate_documents=self.separate_documents)
+        return batch if self.masking is None else self.masking.masked(batch, numbers.tolist())
 
 
 class GroupedSteps:
@@ -107,7 +106,6 @@ class GroupedSteps:
     def __init__(self, pairs: Pairs, grouping: Grouping, make: MakeBatch, *, data_ranks: int, data_rank: int) -> None:
         self.pairs, self.grouping, self.make = pairs, grouping, make
         self.data_ranks, self.data_rank = data_ranks, data_rank
-        self.micro_batches = grouping.groups_per_step
 
     def step(self, step: int) -> list[Batch]:
         """See Steps."""
@@ -116,8 +114,24 @@ class GroupedSteps:
             for group in self.grouping.step(step)
         ]
 
+    def micro_batches(self, step: int) -> int:
+        """See Steps."""
+        return self.grouping.groups_per_step
+
     def describe(self, step: int) -> dict[str, Any]:
         """See Steps: tokens of sources and targets, and what padding takes if each group is one batch."""
         found = counts(self.grouping.step(step), self.pairs.sources.lengths, self.pairs.targets.lengths)
         source, target = found["tokens"]
         return {"source_tokens": source, "target_tokens": target, "padding_share": found["padding_share"]}
+
+    def packing(self) -> dict[str, Any]:
+        """See Steps: of the first epoch, as if each group were one batch. Every pair is in a step: nothing is lost."""
+        groups = [group for step in range(self.grouping.steps_per_epoch) for group in self.grouping.step(step)]
+        found = counts(groups, self.pairs.sources.lengths, self.pairs.targets.lengths)
+        return {
+            "kind": "groups",
+            "tokens_per_epoch": sum(found["tokens"]),
+            "sequences_per_epoch": len(self.pairs),
+            "padding_tokens_per_epoch": found["padding"],
+            "lost_tokens_per_epoch": 0,
+        }

@@ -12,6 +12,7 @@ import torch
 
 from llmsys.config.run import RunConfig
 from llmsys.data.loader import StepLoader
+from llmsys.data.steps import Steps
 from llmsys.engine.engine import Engine
 from llmsys.errors import CheckpointError, ConfigError
 from llmsys.estimate.parameters import count_parameters
@@ -19,18 +20,25 @@ from llmsys.lock import folder_lock
 from llmsys.log import EventWriter, logger
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.apply import compile_blocks
-from llmsys.parallel.group import device_of_this_rank, joined, on_rank_zero, rank, world_size
+from llmsys.parallel.group import TIMEOUT_SECONDS, device_of_this_rank, joined, on_rank_zero, rank, world_size
 from llmsys.parallel.mesh import Meshes, make_meshes
-from llmsys.shards import TokenShards
 from llmsys.tokenizer import Tokenizer
 from llmsys.train import checkpoint, folder
+from llmsys.train.agree import agree, differences
 from llmsys.train.average import average_last
+from llmsys.train.checkpoint_record import read_record
+from llmsys.train.faults import StepJudge
+from llmsys.train.dataset import Dataset, open_dataset
 from llmsys.train.head_loss import training_loss
 from llmsys.train.measure import Result
-from llmsys.train.objective import evaluator_of, open_data, steps_of
+from llmsys.train.objective import evaluator_of, steps_of
+from llmsys.train.record import Record
+from llmsys.train.saver import Saver
+from llmsys.train.signals import StopWish
 from llmsys.train.start import take_weights
 from llmsys.train.tracking import Trackers
-from llmsys.train.trainer import Record, Trainer
+from llmsys.train.trainer import Trainer
+from llmsys.train.watchdog import Watchdog
 
 log = logger(__name__)
 
@@ -46,7 +54,8 @@ Continue = Callable[[Transformer, Tokenizer, RunConfig], list[dict[str, str]]]
 
 def run(config: RunConfig, continue_prompts: Continue) -> Result:
     """Train to the end of the budget from wherever the run folder stands. Called by every rank of the launcher."""
-    with joined(), contextlib.ExitStack() as stack:
+    with joined(collective_timeout(config)), contextlib.ExitStack() as stack:
+        agree(config)
         on_rank_zero(lambda: check(config, world_size()))
         on_rank_zero(lambda: str(stack.enter_context(folder_lock(config.run.folder, LOCK_SECONDS))))
         use_threads(config)
@@ -55,6 +64,11 @@ def run(config: RunConfig, continue_prompts: Continue) -> Result:
         if (count := config.checkpoint.average_last) > 1:
             on_rank_zero(lambda: str(average_last(config.run.folder, count)))
         return result
+
+
+def collective_timeout(config: RunConfig) -> int:
+    """How long a rank waits in one collective, in seconds: so long that the watchdog has named who is missing."""
+    return max(TIMEOUT_SECONDS, round(2 * config.train.hang_timeout_seconds))
 
 
 def check(config: RunConfig, ranks: int) -> str:
@@ -73,25 +87,33 @@ def use_threads(config: RunConfig) -> None:
 
 def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_prompts: Continue) -> Trainer:
     """Everything a trainer needs, resumed from the newest whole checkpoint. `stack` closes what was opened."""
+    wish = StopWish(config.train.time_limit_minutes)
+    stack.enter_context(wish.listening())
+    watchdog = Watchdog(config.run.folder, config.train.hang_timeout_seconds)
+    stack.callback(watchdog.close)
     device = device_of_this_rank()
-    train_shards, tokenizer = open_data(config, "train")
+    dataset = open_dataset(config, "train")
     layout = config.layout.fit(world_size(), config.model)
     steps = steps_of(config, layout.data_ranks, layout.data_rank(rank()))
     meshes = make_meshes(layout, device)
-    engine = build_engine(config, meshes, steps.micro_batches, device)
+    engine = build_engine(config, meshes, steps.micro_batches(0), device)
     loader = StepLoader(steps)
-    evaluator = evaluator_of(config)
-    identity = run_identity(config, train_shards, tokenizer)
-    resumed = _resume(engine, config, identity)
+    evaluator = evaluator_of(config, layout.sequence_ranks)
+    identity = config.trajectory | dataset.identity()
+    judge = StepJudge(config.train)
+    resumed = _resume(engine, config, identity, judge)
     if resumed is None and config.train.start_from is not None:
         take_weights(engine, config.train.start_from, identity)
-    record = _start_record(config, stack, train_shards, device, resumed)
+    record = _start_record(config, stack, dataset, steps, device, resumed)
 
     def sample() -> list[dict[str, str]]:
         """All ranks continue the prompts in step, since they share the weights. Only a decoder continues."""
-        return continue_prompts(engine.module, tokenizer, config) if config.model.family == "decoder" else []
+        return continue_prompts(engine.module, dataset.tokenizer, config) if config.model.family == "decoder" else []
 
-    return Trainer(config, engine, loader, evaluator, record, identity, sample, steps_done=resumed or 0)
+    saver = Saver(config.run.folder / "checkpoints", config.checkpoint)
+    stack.callback(saver.close)
+    parts = (engine, loader, evaluator, record, identity, sample, saver, judge, wish, watchdog)
+    return Trainer(config, *parts, steps_done=resumed or 0)
 
 
 def build_model(config: RunConfig) -> Transformer:
@@ -127,43 +149,36 @@ def build_engine(config: RunConfig, meshes: Meshes, micro_batches: int, device: 
     return TorchEngine(model, **common)
 
 
-def run_identity(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer) -> dict[str, Any]:
-    """What a trajectory depends on; saved with each checkpoint and compared on resume."""
-    fingerprints = {"data_fingerprint": shards.fingerprint, "tokenizer_fingerprint": tokenizer.fingerprint}
-    return config.trajectory | fingerprints
-
-
-def _resume(engine: Engine, config: RunConfig, identity: dict[str, Any]) -> int | None:
+def _resume(engine: Engine, config: RunConfig, identity: dict[str, Any], judge: StepJudge) -> int | None:
     """Load the newest whole checkpoint, if there is one, and return its step."""
     newest = checkpoint.newest_whole(config.run.folder / "checkpoints")
     if newest is None:
         return None
-    saved = checkpoint.load(engine, newest)
-    changes = differences(saved, identity)
+    record = read_record(newest)
+    changes = differences(record["run"], identity)
     if changes:
         raise CheckpointError(
             f"{newest} was trained with other settings: {'; '.join(changes)}. A run follows one trajectory. "
             f"Put the settings back, or set run.folder to a new folder."
         )
-    steps = engine.state().steps
+    checkpoint.load(engine, newest)
+    judge.load(record.get("judge", {}))
+    steps: int = record["steps"]
     log.info("resuming from %s: %d of %d steps are done", newest, steps, config.steps)
     return steps
 
 
-def differences(saved: Any, now: Any, path: str = "") -> list[str]:
-    """Readable differences between two nested settings: `optimizer.learning_rate was 0.001, now 0.002`."""
-    if isinstance(saved, dict) and isinstance(now, dict):
-        keys = sorted(saved.keys() | now.keys())
-        return [line for key in keys for line in differences(saved.get(key), now.get(key), f"{path}.{key}".strip("."))]
-    return [] if saved == now else [f"{path} was {saved}, now {now}"]
-
-
 def _start_record(
-    config: RunConfig, stack: contextlib.ExitStack, shards: TokenShards, device: torch.device, resumed: int | None
+    config: RunConfig,
+    stack: contextlib.ExitStack,
+    dataset: Dataset,
+    steps: Steps,
+    device: torch.device,
+    resumed: int | None,
 ) -> Record:
     if rank() != 0:
         return Record(None, None)
-    folder.record(config, shards.fingerprint, world_size())
+    folder.record(config, dataset.fingerprint, world_size())
     events = stack.enter_context(EventWriter(config.run.folder / "events.jsonl"))
     trackers = Trackers(config)
     stack.callback(trackers.finish)
@@ -178,5 +193,7 @@ def _start_record(
         tokens_per_step=config.batch.tokens_per_step,
         steps=config.steps,
         resumed_from=resumed,
+        data=dataset.identity()["data"],
+        packing=steps.packing(),
     )
     return Record(events, trackers)

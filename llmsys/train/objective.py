@@ -4,22 +4,27 @@ The one place that knows which data belong to which objective. Everything is ope
 built.
 """
 
-from pathlib import Path
 from typing import cast
 
+from llmsys.config.mixture import MixtureConfig
 from llmsys.config.objective import Masked
 from llmsys.config.run import RunConfig
 from llmsys.data.grouping import Grouping
 from llmsys.data.heldout_masked import HeldoutMasked
 from llmsys.data.heldout_pairs import HeldoutPairs
 from llmsys.data.masking import Masking
+from llmsys.data.mixture import MixedWindows
 from llmsys.data.packing import PackedDocuments
 from llmsys.data.pairs import LabelledBatch, MakeBatch, Pairs, TranslationBatch, open_pairs
-from llmsys.data.steps import GroupedSteps, StepPlan, Steps, WindowSteps
+from llmsys.data.plan import RunPlan
+from llmsys.data.steps import GroupedSteps, Steps, WindowSteps
+from llmsys.data.windows import Windows
 from llmsys.errors import ConfigError
-from llmsys.shards import TokenShards, open_tokens
-from llmsys.tokenizer import Tokenizer, load_tokenizer, model_file
+from llmsys.shards import TokenShards
+from llmsys.tokenizer import Tokenizer
+from llmsys.train.dataset import Dataset, open_data, open_dataset
 from llmsys.train.evaluate import HeldoutEvaluator, heldout_windows
+from llmsys.train.evaluate_mixture import MixtureEvaluator
 from llmsys.train.measure import Evaluator, TargetEvaluator
 
 
@@ -28,55 +33,54 @@ def steps_of(config: RunConfig, ranks: int, data_rank: int) -> Steps:
 
     Raises ConfigError or DataError when config, data and tokenizer do not fit each other.
     """
-    shards, tokenizer = open_data(config, "train")
     if config.objective.kind in ("translation", "classification"):
+        _, tokenizer = open_data(config, "train")
         pairs = _pairs(config, "train")
         return GroupedSteps(
             pairs, _grouping(config, pairs), _make(config, tokenizer), data_ranks=ranks, data_rank=data_rank
         )
-    packed = PackedDocuments(shards, length=config.batch.sequence_length, seed=config.run.seed)
-    masking = None
+    dataset = open_dataset(config, "train")
+    windows, masking = _windows(config, dataset), None
     if config.objective.kind == "masked":
-        masking = _masking(config, tokenizer, (shards.fingerprint, config.run.seed))
-    separate = config.batch.attend == "document"
-    return WindowSteps(packed, step_plan(config, ranks, data_rank), separate_documents=separate, masking=masking)
+        masking = _masking(config, dataset.tokenizer, (windows.fingerprint, config.run.seed))
+    return WindowSteps(
+        windows,
+        run_plan(config, ranks, data_rank),
+        separate_documents=config.batch.attend == "document",
+        masking=masking,
+        deal=config.batch.deal,
+    )
 
 
-def evaluator_of(config: RunConfig) -> Evaluator:
-    """What measures a model of this config on held-back data."""
-    shards, tokenizer = open_data(config, "heldout")
+def evaluator_of(config: RunConfig, together: int = 1) -> Evaluator:
+    """What measures a model of this config on held-back data; `together` ranks get the same rows, see `measure`."""
+    if config.objective.kind in ("translation", "classification"):
+        _, tokenizer = open_data(config, "heldout")
+        pairs, make = _pairs(config, "heldout"), _make(config, tokenizer)
+        return TargetEvaluator(HeldoutPairs(pairs, make, max_tokens=config.evaluation.max_tokens), together)
+    dataset = open_dataset(config, "heldout")
+    found = {
+        name: _evaluator(config, shards, dataset.tokenizer, together)
+        for name, shards in zip(dataset.names, dataset.sources, strict=True)
+    }
+    return MixtureEvaluator(found) if config.data.kind == "mixture" else next(iter(found.values()))
+
+
+def _evaluator(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer, together: int) -> Evaluator:
     if config.objective.kind == "next_token":
-        return HeldoutEvaluator(config, shards, tokenizer)
-    if config.objective.kind == "masked":
-        masking = _masking(config, tokenizer, ("heldout", shards.fingerprint))
-        return TargetEvaluator(HeldoutMasked(heldout_windows(config, shards, tokenizer), masking))
-    pairs, make = _pairs(config, "heldout"), _make(config, tokenizer)
-    return TargetEvaluator(HeldoutPairs(pairs, make, max_tokens=config.evaluation.max_tokens))
+        return HeldoutEvaluator(config, shards, tokenizer, together)
+    masking = _masking(config, tokenizer, ("heldout", shards.fingerprint))
+    return TargetEvaluator(HeldoutMasked(heldout_windows(config, shards, tokenizer), masking), together)
 
 
-def open_data(config: RunConfig, split: str) -> tuple[TokenShards, Tokenizer]:
-    """One split and its tokenizer, refused when they do not belong together or do not fit the model."""
-    shards = open_tokens(config.data.folder, split)
-    tokenizer = tokenizer_of(config)
-    shards.require_tokenizer(tokenizer.fingerprint)
-    if tokenizer.vocab_size > config.model.vocab_size:
-        raise ConfigError(
-            f"model.vocab_size={config.model.vocab_size} is less than the tokenizer's {tokenizer.vocab_size} pieces. "
-            f"Set model.vocab_size={tokenizer.vocab_size} or more."
-        )
-    return shards, tokenizer
-
-
-def tokenizer_of(config: RunConfig) -> Tokenizer:
-    """The tokenizer of this config; DataError when it is not there, or nothing says what ends a document."""
-    return load_tokenizer(tokenizer_path(config), getattr(config.tokenizer, "eos_token", None))
-
-
-def tokenizer_path(config: RunConfig) -> Path:
-    """Where the tokenizer of this config lies: the user's file, or the one `prepare` trained."""
-    if config.tokenizer.kind == "file":
-        return model_file(config.tokenizer.path)
-    return config.data.folder / "tokenizer" / "tokenizer.model"
+def _windows(config: RunConfig, dataset: Dataset) -> Windows:
+    """The training windows of one dataset, or of a mixture whose stages begin at whole sequences."""
+    length, seed = config.batch.sequence_length, config.run.seed
+    packed = [PackedDocuments(shards, length=length, seed=seed) for shards in dataset.sources]
+    if not isinstance(config.data, MixtureConfig):
+        return packed[0]
+    stages = [(-(-tokens // length), parts) for tokens, parts in config.data.parts]
+    return MixedWindows(packed, dataset.names, stages)
 
 
 def start_token(config: RunConfig) -> int:
@@ -84,10 +88,9 @@ def start_token(config: RunConfig) -> int:
     return 0 if config.model.encoder is None else config.model.encoder.decoder_start_token_id
 
 
-def step_plan(config: RunConfig, ranks: int, data_rank: int) -> StepPlan:
-    """How a full step's windows are dealt to `ranks` ranks."""
-    sequences = config.batch.sequences_per_step
-    return StepPlan(sequences, ranks, data_rank, config.batch.micro_of(max(1, sequences // ranks)))
+def run_plan(config: RunConfig, ranks: int, data_rank: int) -> RunPlan:
+    """How the windows of every step are dealt to `ranks` ranks; ConfigError when a step cannot be."""
+    return RunPlan(config.batch, ranks, data_rank)
 
 
 def _pairs(config: RunConfig, split: str) -> Pairs:

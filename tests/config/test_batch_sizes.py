@@ -4,7 +4,9 @@ import pytest
 from pydantic import ValidationError
 
 from llmsys.config.batch import BatchConfig
+from llmsys.config.load import load_run
 from llmsys.config.run import RunConfig
+from llmsys.errors import ConfigError
 
 LENGTH = 8
 
@@ -97,10 +99,8 @@ def test_balance_without_documents_is_refused() -> None:
 
 
 def test_pairs_refuse_what_is_for_windows() -> None:
-    data = {"kind": "pairs"}
-    model = {"family": "encoder_decoder", "encoder": {}}
-    bad = {"ramp": {"start_tokens": 512, "over_tokens": 9}, "deal": "balanced", "micro_sequences": "auto"}
-    with pytest.raises(ValidationError) as caught:
-        RunConfig.model_validate({"data": data, "model": model, "batch": bad})
+    ramp = "batch.ramp={start_tokens: 256, over_tokens: 9999}"
+    with pytest.raises(ConfigError) as caught:
+        load_run("train/multi30k", [ramp, "batch.deal=balanced", "batch.micro_sequences=auto"])
     for words in ("pairs and texts come in groups", "groups of similar length are even", "auto is for windows"):
         assert words in str(caught.value)

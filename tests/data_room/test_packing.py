@@ -3,17 +3,23 @@
 import numpy as np
 import pytest
 
+from llmsys.config.batch import BatchConfig
 from llmsys.data.heldout import HeldoutWindows
 from llmsys.data.loader import StepLoader
 from llmsys.data.order import order_key, permutation
 from llmsys.data.packing import PackedDocuments
-from llmsys.data.steps import StepPlan, WindowSteps
+from llmsys.data.plan import RunPlan, StepPlan
+from llmsys.data.steps import WindowSteps
 from llmsys.errors import ConfigError, DataError
 from llmsys.shards import TokenShards, open_tokens
 from tests.helpers.dataset import make_dataset
 from tests.reference.packing import plain_window
 
 LENGTH = 32
+
+
+def plan(sequences: int, ranks: int, rank: int, micro: int) -> RunPlan:
+    return RunPlan(BatchConfig(sequence_length=LENGTH, sequences=sequences, micro_sequences=micro), ranks, rank)
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +70,10 @@ def test_the_closing_token_opens_the_next_document(shards: TokenShards) -> None:
         assert np.array_equal(starts, np.flatnonzero(window.tokens[1:] == end) + 1)
 
 
-def test_sources_name_the_documents_of_a_window(shards: TokenShards) -> None:
+def test_a_window_knows_the_documents_of_a_window(shards: TokenShards) -> None:
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
     for index in (0, 40):
-        joined = np.concatenate([shards.tokens(document) for document in packed.sources(index)]).tolist()
+        joined = np.concatenate([shards.tokens(document) for _, document in packed.documents(index)]).tolist()
         wanted = packed.window(index).tokens.tolist()
         assert any(joined[start : start + LENGTH + 1] == wanted for start in range(len(joined)))
 
@@ -77,7 +83,7 @@ def test_ranks_and_micro_batches_do_not_change_what_a_step_sees(shards: TokenSha
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
     rows = []
     for rank in range(ranks):
-        loader = StepLoader(WindowSteps(packed, StepPlan(8, ranks, rank, micro), separate_documents=False))
+        loader = StepLoader(WindowSteps(packed, plan(8, ranks, rank, micro), separate_documents=False))
         for _, batches in loader.steps(3, 4):
             rows += [row for batch in batches for row in batch.tokens_BT.tolist()]
     assert rows == [packed.window(index).tokens[:-1].tolist() for index in range(24, 32)]
@@ -97,8 +103,8 @@ def test_too_little_data_is_refused(shards: TokenShards) -> None:
 
 def test_an_error_while_reading_ahead_reaches_the_trainer(shards: TokenShards) -> None:
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
-    packed.window = lambda index: (_ for _ in ()).throw(DataError("train-00000.arrow is damaged"))  # type: ignore[method-assign]
-    loader = StepLoader(WindowSteps(packed, StepPlan(8, 1, 0, 8), separate_documents=False))
+    packed.rows = lambda numbers: (_ for _ in ()).throw(DataError("train-00000.arrow is damaged"))  # type: ignore[method-assign]
+    loader = StepLoader(WindowSteps(packed, plan(8, 1, 0, 8), separate_documents=False))
     with pytest.raises(DataError, match="train-00000"):
         next(loader.steps(0, 2))
 

@@ -10,7 +10,7 @@ from launch.local import free_port, local_command
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, LaunchError, LayoutError
 from llmsys.parallel.group import joined
-from llmsys.train.objective import step_plan
+from llmsys.train.objective import run_plan
 
 
 def test_srun_variables_become_the_usual_names() -> None:
@@ -79,6 +79,6 @@ def test_a_free_port_is_free() -> None:
 def test_ranks_that_cannot_share_a_step_are_refused() -> None:
     config = RunConfig.model_validate({"batch": {"sequence_length": 8, "sequences": 6}})
     with pytest.raises(ConfigError, match="cannot be dealt evenly to 4 data ranks"):
-        step_plan(config, 4, 0)
+        run_plan(config, 4, 0)
     with pytest.raises(LayoutError, match="Use expert=1"):
         config.layout.model_copy(update={"expert": 2}).fit(2, config.model)

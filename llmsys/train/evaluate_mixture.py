@@ -1,0 +1,61 @@
+"""The held-back documents of a mixture: each source by itself, and all of them together."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from llmsys.train.evaluate import Evaluation
+from llmsys.train.measure import Evaluator, Logits, Measurement, Result
+
+
+@dataclass(frozen=True)
+class MixtureResult:
+    """What is true of all sources together, and of each."""
+
+    together: Evaluation | Measurement
+    sources: Mapping[str, Evaluation | Measurement]
+
+    def fields(self) -> dict[str, Any]:
+        """The numbers of all together, and under `sources` those of each by name."""
+        return self.together.fields() | {"sources": {name: one.fields() for name, one in self.sources.items()}}
+
+
+@dataclass(frozen=True)
+class MixtureEvaluator:
+    """Evaluates every source; a source weighs as much as it has held back, not as its share in training."""
+
+    evaluators: Mapping[str, Evaluator]
+
+    def evaluate(self, logits: Logits, device: torch.device) -> Result:
+        """See Evaluator."""
+        found: dict[str, Any] = {name: one.evaluate(logits, device) for name, one in self.evaluators.items()}
+        return MixtureResult(joined(list(found.values())), found)
+
+
+def joined(parts: Sequence[Evaluation] | Sequence[Measurement]) -> Evaluation | Measurement:
+    """The same numbers over the targets, or bytes, of all parts."""
+    if isinstance(parts[0], Measurement):
+        mean = _mean_by(parts, "evaluated_targets")
+        loss = mean("loss")
+        targets = sum(part.evaluated_targets for part in parts if isinstance(part, Measurement))
+        return Measurement(loss, math.exp(loss), mean("accuracy"), targets)
+    by_token, by_byte = _mean_by(parts, "evaluated_tokens"), _mean_by(parts, "evaluated_bytes")
+    loss = by_token("loss")
+    return Evaluation(
+        loss=loss,
+        bits_per_byte=by_byte("bits_per_byte"),
+        perplexity=math.exp(loss),
+        evaluated_tokens=sum(part.fields()["evaluated_tokens"] for part in parts),
+        evaluated_bytes=sum(part.fields()["evaluated_bytes"] for part in parts),
+        gzip_bits_per_byte=by_byte("gzip_bits_per_byte"),
+        xz_bits_per_byte=by_byte("xz_bits_per_byte"),
+    )
+
+
+def _mean_by(parts: Sequence[Result], weight: str) -> Callable[[str], float]:
+    fields = [part.fields() for part in parts]
+    total = sum(one[weight] for one in fields)
+    return lambda name: float(sum(one[name] * one[weight] for one in fields) / max(total, 1))

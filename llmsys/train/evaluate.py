@@ -49,10 +49,14 @@ def heldout_windows(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer
 
 
 class HeldoutEvaluator:
-    """Evaluates engines on the held-back split; the compressors run once, when the first evaluation asks."""
+    """Evaluates engines on the held-back split; the compressors run once, when the first evaluation asks.
 
-    def __init__(self, config: RunConfig, shards: TokenShards, tokenizer: Tokenizer) -> None:
+    `together` is the number of neighbouring ranks that get the same rows, see `measure`.
+    """
+
+    def __init__(self, config: RunConfig, shards: TokenShards, tokenizer: Tokenizer, together: int = 1) -> None:
         self._tokenizer = tokenizer
+        self._together = together
         self._shards = shards
         self._windows = heldout_windows(config, shards, tokenizer)
         self._yardsticks: tuple[float, float] | None = None
@@ -60,7 +64,7 @@ class HeldoutEvaluator:
     def evaluate(self, logits: Logits, device: torch.device) -> Evaluation:
         """Collective: every rank evaluates its windows and gets the same result."""
         windows = self._windows
-        nats = measure(windows, logits, device).nats
+        nats = measure(windows, logits, device, self._together).nats
         gzip, xz = self.yardsticks()
         loss = nats / windows.tokens
         return Evaluation(

@@ -75,27 +75,31 @@ class Measurement:
 
 @dataclass(frozen=True)
 class TargetEvaluator:
-    """Loss and accuracy on the targets of held-back rows: of translations, masks or labels."""
+    """Loss and accuracy on the targets of held-back rows: of translations, masks or labels. See `measure`."""
 
     heldout: Heldout
+    together: int = 1
 
     def evaluate(self, logits: Logits, device: torch.device) -> Measurement:
         """See Evaluator."""
-        sums = measure(self.heldout, logits, device)
+        sums = measure(self.heldout, logits, device, self.together)
         loss = sums.nats / max(sums.targets, 1)
         perplexity = float(torch.tensor(loss).exp())
         return Measurement(loss, perplexity, sums.correct / max(sums.targets, 1), int(sums.targets))
 
 
-def measure(heldout: Heldout, logits: Logits, device: torch.device) -> Sums:
-    """Ask for every row once, over all ranks. Collective."""
+def measure(heldout: Heldout, logits: Logits, device: torch.device, together: int = 1) -> Sums:
+    """Ask for every row once, over all ranks. Collective.
+
+    `together` neighbouring ranks compute the logits of a batch together: they get the same rows, and the first counts.
+    """
     found = torch.zeros(heldout.rows, 3, dtype=torch.float64)
-    per_round = BATCH_ROWS * world_size()
+    per_round = BATCH_ROWS * (world_size() // together)
     for start in range(0, heldout.rows, per_round):
-        first = start + rank() * BATCH_ROWS
+        first = start + rank() // together * BATCH_ROWS
         batch = heldout.batch(first, BATCH_ROWS)
         sums_B3 = row_sums(logits(batch), batch.targets_BT.to(device)).double().cpu()
-        count = max(0, min(BATCH_ROWS, heldout.rows - first))
+        count = max(0, min(BATCH_ROWS, heldout.rows - first)) if rank() % together == 0 else 0
         found[first : first + count] = sums_B3[:count]
     nats, correct, targets = sum_over_ranks(found.to(device)).sum(0).tolist()
     return Sums(nats, correct, targets)

@@ -9,9 +9,10 @@ from dataclasses import asdict
 from typing import Any
 
 from llmsys.config.run import RunConfig
-from llmsys.estimate.activation import activation_bytes, batch_lengths
+from llmsys.estimate.activation import batch_lengths
 from llmsys.estimate.flops import CONVENTIONS, Convention, Flops, count_flops
 from llmsys.estimate.memory import planned_layout, state_bytes
+from llmsys.estimate.memory_peak import activation_bytes, peak_memory
 from llmsys.estimate.parameters import count_parameters
 from llmsys.estimate.tensors import model_tensors
 
@@ -93,6 +94,7 @@ def _memory(config: RunConfig) -> dict[str, Any]:
         "engine": config.engine.model_dump(),
         "state_bytes": {**asdict(state), "total": state.total},
         "activation_bytes_estimated": {**asdict(activations), "total": activations.total},
+        **peak_memory(config, layout).as_data(),
     }
 
 

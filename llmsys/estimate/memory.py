@@ -1,17 +1,22 @@
-"""Bytes of training state on the fullest rank, exactly: weights, fp32 masters, gradients, moments.
+"""Bytes of training state on the fullest rank: weights, fp32 masters, gradients, moments, as the engine splits them.
 
-State lives as long as the run, split as the engine splits it; what a forward pass keeps is in `activation`.
+State lives as long as the run, on the device or, with offload, in host memory; `memory_peak` says where. What a
+forward pass keeps is in `activation`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from llmsys.config.layout import Layout
+from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.estimate.rows import TensorRow
 from llmsys.estimate.tensors import model_tensors
 
-FP32, MOMENTS = 4, 8  # bytes of one fp32 value, and of Adam's two
+FP32 = 4  # bytes of one value
+SPLIT_BY_OUTPUTS = {"q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj"}
+SPLIT_BY_INPUTS = {"o_proj", "down_proj"}
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,22 @@ class StateBytes:
         return self.weights + self.masters + self.gradients + self.moments
 
 
+def state_bytes(config: RunConfig, layout: Layout, rows: list[TensorRow] | None = None) -> StateBytes:
+    """State of the configured engine under a resolved layout; of `rows` only, where a stage has a part of the model."""
+    rows = model_tensors(config.model) if rows is None else rows
+    engine = config.engine
+    if engine.kind == "deepspeed":
+        return _zero_bytes(config, layout, engine.zero_stage, rows)
+    if engine.kind == "torch" and engine.data_parallel == "fsdp":
+        local = sum(shard_elements(row, layout, config.model) * row.copies for row in rows)
+        moments = sum(_moments(config, row) * shard_elements(row, layout, config.model) * row.copies for row in rows)
+        # The shards are the fp32 masters; whole weights exist only while they are used.
+        return StateBytes(weights=0, masters=FP32 * local, gradients=FP32 * local, moments=FP32 * moments)
+    whole = sum(whole_elements(row, layout, config.model) * row.copies for row in rows)
+    moments = sum(_moments(config, row) * whole_elements(row, layout, config.model) * row.copies for row in rows)
+    return StateBytes(weights=0, masters=FP32 * whole, gradients=FP32 * whole, moments=FP32 * moments)
+
+
 def planned_layout(config: RunConfig) -> Layout:
     """The layout for the processes that the config starts; a fixed `shard` says how many ranks there are."""
     fixed = config.layout.shard != -1
@@ -36,44 +57,76 @@ def planned_layout(config: RunConfig) -> Layout:
     return config.layout.fit(world_size, config.model)
 
 
-def state_bytes(config: RunConfig, layout: Layout) -> StateBytes:
-    """State of the configured engine under a resolved layout."""
-    if config.engine.kind == "deepspeed":
-        return _zero_bytes(config, layout, config.engine.zero_stage)
-    local = sum(_shard_elements(row, layout) * row.copies for row in model_tensors(config.model))
-    # FSDP2: the shards are the fp32 masters; whole weights exist only while they are used.
-    return StateBytes(weights=0, masters=FP32 * local, gradients=FP32 * local, moments=MOMENTS * local)
-
-
 def compute_bytes(config: RunConfig) -> int:
     """Bytes of one weight or activation inside products."""
-    return 2 if config.train.precision == "bf16" else FP32
+    return FP32 if config.train.precision == "fp32" else 2
 
 
-def _shard_elements(row: TensorRow, layout: Layout) -> int:
+def _moments(config: RunConfig, row: TensorRow) -> int:
+    """Moments of each element: Adam has two, Muon one for the matrices inside blocks."""
+    muon = getattr(config.optimizer, "kind", "adamw") == "muon"
+    return 1 if muon and row.layers and len(row.shape) >= 2 else 2
+
+
+def tensor_parts(row: TensorRow, layout: Layout, model: ModelConfig) -> int:
+    """Over how many tensor ranks a row inside a block is split (llmsys/parallel/tensor.py); experts are dealt."""
+    part = row.name.rpartition(".")[0].rpartition(".")[2]
+    if row.routed or not in_block(row) or part not in SPLIT_BY_OUTPUTS | SPLIT_BY_INPUTS:
+        return 1
+    if part in SPLIT_BY_INPUTS and row.name.endswith("bias"):
+        return 1
+    whole_heads = part in ("k_proj", "v_proj") and model.num_key_value_heads % layout.tensor
+    return 1 if whole_heads else layout.tensor
+
+
+def in_block(row: TensorRow) -> bool:
+    """Whether a row belongs to a block, which FSDP gathers by itself; what is outside is gathered once."""
+    return "blocks." in row.name or ".block." in row.name
+
+
+def whole_elements(row: TensorRow, layout: Layout, model: ModelConfig) -> int:
+    """Elements of one copy that a rank computes with: its experts, its part of a matrix split by tensor."""
+    return ceil(row.each / (layout.expert if row.routed else tensor_parts(row, layout, model)))
+
+
+def shard_elements(row: TensorRow, layout: Layout, model: ModelConfig) -> int:
     """Elements of one copy on rank 0: its part of the first dim.
 
-    Experts dealt first and split then come to the same: (E / expert) / (shard / expert), rounded up once.
+    Experts dealt first and split then come to the same: (E / expert) / (ranks / expert), rounded up once. What stands
+    outside of blocks is split over all ranks of a copy, what is inside over those that do not split it by tensor.
     """
-    return -(-row.shape[0] // layout.shard) * prod(row.shape[1:])
+    parts = tensor_parts(row, layout, model)
+    ranks = layout.shard * layout.context if in_block(row) and not row.routed else layout.copy_ranks
+    if row.name.rpartition(".")[0].rpartition(".")[2] in SPLIT_BY_INPUTS:
+        return ceil(ceil(row.shape[0] / ranks) * prod(row.shape[1:]) / parts)
+    return ceil(ceil(row.shape[0] / parts) / ranks) * prod(row.shape[1:])  # the first dim is split twice
 
 
-def _zero_bytes(config: RunConfig, layout: Layout, stage: int) -> StateBytes:
+def _zero_bytes(config: RunConfig, layout: Layout, stage: int, rows: list[TensorRow]) -> StateBytes:
     """ZeRO flattens each parameter group, pads it to twice the number of ranks, and splits it evenly over them.
 
     Groups: with and without weight decay; experts, embeddings, the rest. Dealt experts are split over their own
-    replicas only.
+    replicas only. Stage 0 splits nothing, and its parameters are the fp32 masters themselves.
     """
-    whole = split = 0
+    whole = sum(whole_elements(row, layout, config.model) * row.copies for row in rows)
+    split = sum(_padded_share(elements, ranks) for elements, ranks in _groups(config, layout, rows))
+    size = compute_bytes(config)
+    weights = 0 if stage == 0 else size * (split if stage == 3 else whole)
+    share = split if stage >= 1 else whole
+    return StateBytes(weights, FP32 * share, FP32 * (split if stage >= 2 else whole), 2 * FP32 * share)
+
+
+def _groups(config: RunConfig, layout: Layout, rows: list[TensorRow]) -> Iterator[tuple[int, int]]:
+    """Elements of each parameter group on a rank, and the ranks it is split over."""
     groups: dict[tuple[str, bool], int] = {}
-    for row in model_tensors(config.model):
+    for row in rows:
         role = "experts" if row.routed else "embedding" if row.name in ("embed.weight", "head.weight") else "dense"
         key = (role, len(row.shape) >= 2 and not row.name.endswith("_bias"))
-        groups[key] = groups.get(key, 0) + row.count
+        groups[key] = groups.get(key, 0) + whole_elements(row, layout, config.model) * row.copies
     for (role, _), elements in groups.items():
         dealt = layout.expert if role == "experts" else 1
-        local, ranks = elements // dealt, layout.world_size // dealt
-        whole += local
-        split += -(-local // (2 * ranks)) * 2
-    gradients = split if stage >= 2 else whole
-    return StateBytes(compute_bytes(config) * whole, FP32 * split, FP32 * gradients, MOMENTS * split)
+        yield elements, max(1, layout.world_size // dealt)
+
+
+def _padded_share(elements: int, ranks: int) -> int:
+    return -(-elements // (2 * ranks)) * 2

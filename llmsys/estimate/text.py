@@ -61,6 +61,10 @@ def _memory_lines(result: dict[str, Any]) -> Iterator[str]:
     yield _row("activations per rank", kept["total"], "bytes, an estimate")
     for name in ("blocks", "probabilities", "logits", "gathered"):
         yield _row(f"  {name}", kept[name], gib(kept[name]))
+    yield _row("peak per rank", memory["peak_bytes"], f"bytes on a GPU, {memory['peak_instant']}")
+    items = next(one["items"] for one in memory["instants"] if one["name"] == memory["peak_instant"])
+    for name, size in sorted(items.items(), key=lambda item: -item[1])[:6]:
+        yield _row(f"  {name}", size, gib(size))
 
 
 def _run_lines(result: dict[str, Any]) -> Iterator[str]:

@@ -16,9 +16,9 @@ from llmsys.config.load import load_run
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.errors import LayoutError
-from llmsys.estimate.activation import activation_bytes
 from llmsys.estimate.ledger import estimate
 from llmsys.estimate.memory import planned_layout, state_bytes
+from llmsys.estimate.memory_peak import activation_bytes
 from llmsys.estimate.parameters import count_parameters
 from llmsys.estimate.text import as_text, short
 from llmsys.model.transformer import Transformer

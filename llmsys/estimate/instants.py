@@ -1,0 +1,110 @@
+"""A ledger of memory: what one rank holds at named instants of a step, and whether that fits a device.
+
+Each instant is a list of items in bytes; the peak is the fullest instant. Promises that an answer about a device names
+the instant that binds, its largest items, and what would help by how much.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something that takes memory, in bytes."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Instant:
+    """A moment of a step, and all that is in memory then."""
+
+    name: str
+    items: tuple[Item, ...]
+
+    @property
+    def bytes(self) -> int:
+        """The sum of its items."""
+        return sum(item.bytes for item in self.items)
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change of the config, and the bytes by which it lowers the peak."""
+
+    change: str
+    saved_bytes: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a rank fits; `spare_bytes` is below zero where it does not."""
+
+    fits: bool
+    spare_bytes: int
+    text: str
+
+
+@dataclass(frozen=True)
+class MemoryLedger:
+    """The instants of one rank. `outside_bytes` is what the device's driver and its communication take beside them."""
+
+    instants: tuple[Instant, ...]
+    outside_bytes: int = 0
+    remedies: Callable[[], tuple[Remedy, ...]] = field(default=tuple, compare=False, repr=False)
+
+    @property
+    def peak(self) -> Instant:
+        """The fullest instant; of equal ones the first."""
+        return max(self.instants, key=lambda instant: instant.bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of the fullest instant."""
+        return self.peak.bytes
+
+    @property
+    def peak_instant(self) -> str:
+        """Name of the fullest instant."""
+        return self.peak.name
+
+    def largest(self, count: int) -> list[Item]:
+        """The `count` largest items of the fullest instant, largest first."""
+        return sorted(self.peak.items, key=lambda item: -item.bytes)[:count]
+
+    def verdict(self, capacity_bytes: int) -> Verdict:
+        """Whether the peak fits a device of `capacity_bytes`; where it does not, what binds and what would help."""
+        spare = capacity_bytes - self.outside_bytes - self.peak_bytes
+        largest = ", ".join(f"{item.name} {item.bytes / GIB:.1f} GiB" for item in self.largest(3))
+        peak = f"{(self.peak_bytes + self.outside_bytes) / GIB:.1f} GiB"
+        if spare >= 0:
+            text = f"rank 0 fits: {peak} of {capacity_bytes / GIB:.1f} GiB {self.peak_instant} ({largest})."
+            return Verdict(True, spare, text)
+        binds = (
+            f"rank 0 runs out {self.peak_instant}: {peak} on a device of {capacity_bytes / GIB:.1f} GiB, "
+            f"{-spare / GIB:.1f} GiB too many ({largest})."
+        )
+        return Verdict(False, spare, f"{binds} {_advice(self.remedies(), -spare)}")
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain values with stable keys: peak_bytes, peak_instant, instants by name with their items."""
+        instants = [
+            {"name": one.name, "bytes": one.bytes, "items": {item.name: item.bytes for item in one.items}}
+            for one in self.instants
+        ]
+        return {"peak_bytes": self.peak_bytes, "peak_instant": self.peak_instant, "instants": instants}
+
+
+def _advice(remedies: tuple[Remedy, ...], missing_bytes: int) -> str:
+    """Remedies that are enough alone come first, the smallest change in memory before larger ones."""
+    helpful = [one for one in remedies if one.saved_bytes > 0]
+    if not helpful:
+        return "No single change of recompute, micro-batch, sharding or offload makes it smaller; use more ranks."
+    enough = sorted((one for one in helpful if one.saved_bytes >= missing_bytes), key=lambda one: one.saved_bytes)
+    others = sorted((one for one in helpful if one.saved_bytes < missing_bytes), key=lambda one: -one.saved_bytes)
+    told = [f"{one.change} saves {one.saved_bytes / GIB:.1f} GiB" for one in (enough + others)[:3]]
+    return f"{'; '.join(told)}{'' if enough else '; none of them is enough alone'}."

@@ -1,0 +1,47 @@
+"""Changes of a config that may lower a rank's peak, from the cheapest in time to the dearest."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from llmsys.config.layout import Layout
+from llmsys.config.run import RunConfig
+from llmsys.estimate.activation import micro_batch
+from llmsys.estimate.system import System
+
+Change = tuple[str, RunConfig, Layout, System]
+
+
+def changes(config: RunConfig, layout: Layout, system: System) -> Iterator[Change]:
+    """What a person would change, as text and as what `peak_memory` takes."""
+    if system.loss != "chunked":
+        yield "chunking the loss", config, layout, replace(system, loss="chunked")
+    for policy in ("selective", "block")[("none", "selective", "block").index(config.train.recompute) :]:
+        yield f"train.recompute={policy}", _with(config, "train", recompute=policy), layout, system
+    sequences = micro_batch(config, layout)[0]
+    if sequences > 1:
+        half = sequences // 2
+        yield f"batch.micro_sequences={half}", _with(config, "batch", micro_sequences=half), layout, system
+    if layout.replicate > 1:
+        more = layout.model_copy(update={"replicate": 1, "shard": layout.shard * layout.replicate})
+        yield f"layout.replicate=1 with layout.shard={more.shard}", config, more, system
+    yield from _of_engine(config, layout, system)
+
+
+def _of_engine(config: RunConfig, layout: Layout, system: System) -> Iterator[Change]:
+    engine = config.engine
+    if engine.kind == "deepspeed":
+        if engine.zero_stage < 3:
+            yield "engine.zero_stage=3", _with(config, "engine", zero_stage=3), layout, system
+        if engine.offload == "none" and engine.zero_stage:
+            yield "engine.offload=optimizer", _with(config, "engine", offload="optimizer"), layout, system
+    elif engine.kind == "torch":
+        if engine.data_parallel == "ddp":
+            yield "engine.data_parallel=fsdp", _with(config, "engine", data_parallel="fsdp"), layout, system
+        elif engine.offload == "none":
+            yield "engine.offload=state", _with(config, "engine", offload="state"), layout, system
+
+
+def _with(config: RunConfig, section: str, **values: Any) -> RunConfig:
+    changed = getattr(config, section).model_copy(update=values)
+    return config.model_copy(update={section: changed})

@@ -1,0 +1,175 @@
+"""The instants of a training step on one rank, in their order, each with all that is in memory then."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from llmsys.config.layout import Layout
+from llmsys.config.run import RunConfig
+from llmsys.estimate.activation import BlockKind, block_kinds, extent_of, micro_batch
+from llmsys.estimate.instants import Instant, Item
+from llmsys.estimate.kept import Extent, Tensor, kept_bytes
+from llmsys.estimate.loss_memory import loss_items, loss_leftovers
+from llmsys.estimate.memory import FP32, StateBytes, state_bytes
+from llmsys.estimate.rows import TensorRow
+from llmsys.estimate.stages import Stage
+from llmsys.estimate.system import System
+from llmsys.estimate.weights import WholeWeights, gradients_in_flight, weights_in_use, whole_weights
+
+ALLOCATOR_SLACK = 0.04  # of what is reserved, room that nothing asked for fits into; calibrated, see README.md
+
+
+@dataclass(frozen=True)
+class StepInstants:
+    """One rank of a stage. Every property is in bytes, or items of bytes."""
+
+    config: RunConfig
+    layout: Layout
+    system: System
+    stage: Stage
+
+    def all(self) -> Iterator[Instant]:
+        """From the start of a step to the writing of a checkpoint."""
+        last, first = self._kinds[-1], self._kinds[0]
+        yield self._instant("between steps", [])
+        yield self._instant("at the end of the forward", [*self._early, *self._kept_by_all, self._forward_work])
+        yield self._instant("in the loss", [*self._early, *self._kept_by_all, *self._loss, *self._forward_rest])
+        yield self._instant(
+            "in the backward of the last block", [*self._early, *self._kept_by_all, *self._backward(last)]
+        )
+        kept = Item("activations kept by a block", self._kept(first))
+        yield self._instant("in the backward of the first block", [*self._late, kept, *self._backward(first)])
+        yield self._instant("at the end of the backward", [*self._late, *self._in_flight(self._whole.root)])
+        yield self._instant("in the optimizer step", [self._gradients])
+        yield self._instant("while a checkpoint is written", [])
+
+    def _instant(self, name: str, items: list[Item]) -> Instant:
+        items = [item for item in [*self._state, *items] if item.bytes]
+        if self.system.device == "cuda" and self.system.measured == "reserved":
+            slack = int(ALLOCATOR_SLACK * sum(item.bytes for item in items))
+            items.append(Item("room the allocator cannot use", slack))
+        return Instant(name, tuple(items))
+
+    @cached_property
+    def _rows(self) -> list[TensorRow]:
+        return list(self.stage.rows(self.config.model))
+
+    @cached_property
+    def _sizes(self) -> StateBytes:
+        return state_bytes(self.config, self.layout, self._rows)
+
+    @cached_property
+    def _whole(self) -> WholeWeights:
+        return whole_weights(self.config, self.layout, self._rows)
+
+    @cached_property
+    def _extent(self) -> Extent:
+        return extent_of(self.config, self.layout, self.system)
+
+    @cached_property
+    def _kinds(self) -> list[BlockKind]:
+        """Kinds of blocks of this stage, in the order of the forward pass."""
+        return [kind for kind in block_kinds(self.config, self._extent) if self._count(kind)]
+
+    def _count(self, kind: BlockKind) -> int:
+        if kind.place == "blocks.":
+            return len(self.stage.layers.intersection(kind.layers))
+        return len(kind.layers) if (self.stage.first if kind.place.startswith("encoder") else self.stage.last) else 0
+
+    @property
+    def _offload(self) -> str:
+        return getattr(self.config.engine, "offload", "none")
+
+    @cached_property
+    def _state(self) -> list[Item]:
+        """What is there for the whole run."""
+        sizes = self._sizes
+        items = [Item("weights", sizes.weights)]
+        if self._offload == "none":
+            items += [Item("masters", sizes.masters), Item("moments", sizes.moments)]
+        return items
+
+    @cached_property
+    def _gradients(self) -> Item:
+        """Gradients once they are summed over the ranks."""
+        if self._offload != "none":
+            return Item("gradients", 0)
+        if self.system.gradients == "whole" and self._micro_batches > 1:
+            return Item("whole gradients in float32", FP32 * self._whole.matrices)
+        return Item("gradients", self._sizes.gradients)
+
+    @cached_property
+    def _micro_batches(self) -> int:
+        return micro_batch(self.config, self.layout)[1]
+
+    @cached_property
+    def _early(self) -> list[Item]:
+        """Weights in use, and gradients of earlier micro-batches, or the places where gradients will be.
+
+        Gradient shards of the step before lay between activations and are smaller than those, so that activations do
+        not fit into their places.
+        """
+        reserved = self.system.device == "cuda" and self.system.measured == "reserved"
+        if self._micro_batches > 1 or (reserved and self.system.gradients == "sharded"):
+            return [*self._in_use, self._gradients]
+        return self._in_use
+
+    @cached_property
+    def _late(self) -> list[Item]:
+        return [*self._in_use, self._gradients]
+
+    @cached_property
+    def _in_use(self) -> list[Item]:
+        kept = self.config.train.recompute == "none"
+        return weights_in_use(self.config, self._whole, self.system, casts_kept=kept)
+
+    def _in_flight(self, elements: int) -> list[Item]:
+        return gradients_in_flight(self.config, self._whole, elements)
+
+    def _kept(self, kind: BlockKind) -> int:
+        train = self.config.train
+        return kept_bytes(kind.tensors, train.recompute, train.compile == "block", self.system)
+
+    @cached_property
+    def _kept_by_all(self) -> list[Item]:
+        micro_batches = min(self.stage.in_flight, self._micro_batches) if self.system.pipeline > 1 else 1.0
+        total = sum(self._count(kind) * self._kept(kind) for kind in self._kinds)
+        table = self._extent.sequences * self._extent.length**2 if self._extent.masked else 0
+        return [Item("activations kept by blocks", int(micro_batches * total)), Item("table of what is visible", table)]
+
+    @cached_property
+    def _forward_work(self) -> Item:
+        """What a branch makes and does not keep, at its end."""
+        return Item(
+            "temporaries of a block", max(self._unkept(branch) for kind in self._kinds for branch in kind.branches)
+        )
+
+    def _unkept(self, branch: list[Tensor]) -> int:
+        train, compiled = self.config.train, self.config.train.compile == "block"
+        made = sum(one.bytes for one in branch if not (compiled and one.maker == "fused"))
+        return max(0, made - kept_bytes(branch, train.recompute, compiled, self.system))
+
+    @cached_property
+    def _loss(self) -> list[Item]:
+        return loss_items(self.config, self._extent, self._whole.head) if self.stage.last else []
+
+    @cached_property
+    def _forward_rest(self) -> list[Item]:
+        """The allocator holds what the last block left, in pieces too small for logits."""
+        if self.system.device == "cuda" and self.system.measured == "reserved":
+            return [self._forward_work]
+        return []
+
+    def _backward(self, kind: BlockKind) -> list[Item]:
+        """The backward of a block: what it computes again, gradients of its tensors, and gradients of its weights."""
+        compiled = self.config.train.compile == "block"
+        again = kept_bytes(kind.tensors, "none", compiled, self.system) - self._kept(kind)
+        largest = max(one.bytes for one in kind.tensors)
+        stream = self._extent.gathered(self.config.model.hidden_size)
+        leftovers = loss_leftovers(self.config, self._extent, self._whole.head) if self.stage.last else []
+        return [
+            Item("a block computed again", max(0, again)),
+            Item("gradients inside a block", 2 * largest + 2 * stream),
+            *self._in_flight(self._whole.block),
+            *leftovers,
+        ]

@@ -9,10 +9,9 @@ from llmsys.config.base import Section
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
-class AdamW(Section):
-    """Adam with bias correction and decoupled weight decay (Kingma 2014; Loshchilov and Hutter 2017)."""
+class _Shared(Section):
+    """What every optimizer has: the rate, weight decay, clipping, and AdamW for what needs it."""
 
-    kind: Literal["adamw"] = "adamw"
     learning_rate: float = Field(3e-4, gt=0, description="Peak rate; the schedule scales it.")
     embedding_rate_scale: float = Field(
         1.0, gt=0, description="Rate of the token embedding and the head, in learning rates; small models like more."
@@ -23,5 +22,21 @@ class AdamW(Section):
     gradient_clip: float = Field(1.0, ge=0, description="Largest global gradient norm; 0 does not clip.")
 
 
-# One optimizer today; a second one makes this a union tagged by `kind`.
-OptimizerConfig = AdamW
+class AdamW(_Shared):
+    """Adam with bias correction and decoupled weight decay (Kingma 2014; Loshchilov and Hutter 2017)."""
+
+    kind: Literal["adamw"] = "adamw"
+
+
+class Muon(_Shared):
+    """Orthogonal momentum for the matrices of blocks, experts too (Jordan 2024); AdamW for everything else.
+
+    Its steps are scaled to those of AdamW (Moonshot 2025), so rate and decay carry over from one to the other.
+    """
+
+    kind: Literal["muon"] = "muon"
+    momentum: Decay = Field(0.95, description="Decay per step of the momentum of matrices.")
+    steps: int = Field(5, ge=1, le=20, description="Newton-Schulz steps; each makes the momentum more orthogonal.")
+
+
+OptimizerConfig = Annotated[AdamW | Muon, Field(discriminator="kind")]

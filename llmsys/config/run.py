@@ -14,6 +14,7 @@ from llmsys.config.batch import BatchConfig
 from llmsys.config.checkpoint import CheckpointConfig, retention_problems
 from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, Torch
+from llmsys.config.engine_rules import engine_problems
 from llmsys.config.layout import Layout, expert_problems
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, natural_objective
@@ -93,6 +94,14 @@ class RunConfig(Section):
         for problem in expert_problems(self.layout.expert, self.model):
             yield Broken("layout.expert", problem)
         yield from self._axis_problems()
+        axes = {"replicate": self.layout.replicate, "expert": self.layout.expert}
+        yield from engine_problems(self.engine, **axes, precision=self.train.precision)
+        if self.optimizer.kind == "muon" and self.engine.kind != "torch":
+            yield Broken(
+                "optimizer.kind",
+                f"muon works on whole matrices, and engine.kind={self.engine.kind} keeps flat parts of them. "
+                "Use engine.kind=torch, or optimizer.kind=adamw.",
+            )
 
     def _axis_problems(self) -> Iterator[Broken]:
         layout, compiled = self.layout, self.train.compile == "block"

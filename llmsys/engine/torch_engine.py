@@ -24,18 +24,17 @@ from llmsys.engine.engine import (
 from llmsys.engine.objective import shares_of
 from llmsys.model.init import initial_value
 from llmsys.model.transformer import Transformer
-from llmsys.optim.groups import parameter_groups
+from llmsys.optim.build import MOMENTS, make_optimizer
 from llmsys.parallel.apply import divide_sequences, materialize, shard_parameters, split_experts
 from llmsys.parallel.clip import clip_gradients
 from llmsys.parallel.mesh import Meshes
 from llmsys.parallel.slices import by_mesh
 from llmsys.parallel.tensor import PartialGradients
-
-MOMENTS = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
+from llmsys.parallel.whole_matrices import on_whole_matrices
 
 
 class TorchEngine:
-    """FSDP2 and torch's AdamW. `model` is built on the meta device and gets its starting values here, by `seed`."""
+    """FSDP2 around AdamW or Muon. `model` is built on the meta device and gets its starting values here, by `seed`."""
 
     def __init__(
         self,
@@ -58,7 +57,13 @@ class TorchEngine:
         self._partial = PartialGradients(model, meshes.tensor)
         shard_parameters(model, meshes, compute_dtype)
         materialize(model, device, lambda name, shape: initial_value(model.config, name, shape, seed))
-        self._optimizer = _adamw(model, optimizer)
+        self._optimizer = make_optimizer(
+            dict(model.named_parameters()),
+            optimizer,
+            compute_dtype=compute_dtype,
+            apply=on_whole_matrices,
+            alike=by_mesh,
+        )
 
     def train_step(
         self, batches: Sequence[Batch], learning_rate: float, accept: Accept = always, extras: Sequence[float] = ()
@@ -99,11 +104,11 @@ class TorchEngine:
             if isinstance(module, FSDPModule):
                 module.reshard()
         tensors: dict[str, Tensor] = {}
-        steps = 0
+        steps, optimizer_state = 0, self._optimizer.state
         for name, parameter in self.module.named_parameters():
             tensors[f"parameter/{name}"] = parameter.detach()
-            moments = self._optimizer.state[parameter]
-            tensors |= {f"{ours}/{name}": moments[theirs] for ours, theirs in MOMENTS.items()}
+            moments = optimizer_state[parameter]
+            tensors |= {f"{ours}/{name}": moments[theirs] for ours, theirs in MOMENTS.items() if theirs in moments}
             steps = int(moments["step"])
         tensors |= {f"buffer/{name}": buffer for name, buffer in saved_buffers(self.module)}
         return LogicalState(tensors, steps)
@@ -114,23 +119,5 @@ class TorchEngine:
         for name, tensor in state.tensors.items():
             if own[name] is not tensor:
                 own[name].copy_(tensor)
-        for parameter in self.module.parameters():
-            self._optimizer.state[parameter]["step"].fill_(state.steps)
-
-
-def _adamw(model: Transformer, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW with its moments already there, so that a checkpoint can be loaded before the first step."""
-    named = dict(model.named_parameters())
-    groups = [
-        {"params": alike, "weight_decay": group.weight_decay, "rate_scale": group.rate_scale}
-        for group in parameter_groups(named.items(), config)
-        for alike in by_mesh(named[name] for name in group.names)
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
-    for parameter in named.values():
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter, requires_grad=False),
-            "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
-        }
-    return optimizer
+        for moments in self._optimizer.state.values():
+            moments["step"].fill_(state.steps)

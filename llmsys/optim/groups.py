@@ -1,7 +1,8 @@
-"""Which parameters decay and at what rate they learn: the rules, and the groups they make.
+"""Which parameters decay, at what rate and by which rule they learn: the rules, and the groups they make.
 
 Matrices (two or more dimensions) decay; vectors (norm weights, biases, stacked ones included) do not. Embeddings are
-matrices and decay, as in GPT-3 and LLaMA; with the head they may learn at a rate of their own. Names, not tensors, are
+matrices and decay, as in GPT-3 and LLaMA; with the head they may learn at a rate of their own. Where Muon is chosen, it
+takes the projections of attention, feed-forward and experts, and everything else is AdamW's. Names, not tensors, are
 grouped, so that every engine makes the same groups from its own tensors.
 """
 
@@ -14,6 +15,7 @@ from torch import nn
 from llmsys.config.optimizer import OptimizerConfig
 
 Role = Literal["dense", "embedding", "experts"]
+Rule = Literal["adamw", "muon"]
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,13 @@ class ParameterGroup:
     weight_decay: float
     rate_scale: float
     names: tuple[str, ...]
+    rule: Rule = "adamw"
 
     @property
     def name(self) -> str:
         """For logs and for engines that want one."""
-        return self.role if self.weight_decay else f"{self.role} without decay"
+        by = ", muon" if self.rule == "muon" else ""
+        return f"{self.role}{'' if self.weight_decay else ' without decay'}{by}"
 
 
 def role_of(name: str) -> Role:
@@ -43,17 +47,25 @@ def _decays(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim >= 2 and not name.endswith("_bias")
 
 
+def rule_of(name: str, parameter: nn.Parameter, config: OptimizerConfig) -> Rule:
+    """Which rule moves a parameter: projections are called `…_proj`, routers, embeddings and heads are not."""
+    projection = any(part.endswith("_proj") for part in name.split("."))
+    return "muon" if config.kind == "muon" and projection and _decays(name, parameter) else "adamw"
+
+
 def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> list[ParameterGroup]:
     """The groups in a fixed order, empty ones left out."""
-    members: dict[tuple[Role, bool], list[str]] = {}
+    members: dict[tuple[Role, bool, Rule], list[str]] = {}
     for name, parameter in named:
-        members.setdefault((role_of(name), _decays(name, parameter)), []).append(name)
+        key = role_of(name), _decays(name, parameter), rule_of(name, parameter, config)
+        members.setdefault(key, []).append(name)
     return [
         ParameterGroup(
             role=role,
             weight_decay=config.weight_decay if decays else 0.0,
             rate_scale=config.embedding_rate_scale if role == "embedding" else 1.0,
             names=tuple(names),
+            rule=rule,
         )
-        for (role, decays), names in sorted(members.items())
+        for (role, decays, rule), names in sorted(members.items())
     ]

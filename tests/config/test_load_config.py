@@ -120,6 +120,11 @@ def test_a_mistake_on_the_command_line_says_what_would_do(override: str, message
     assert message in refusal("train/demo", override)
 
 
+def test_muon_is_refused_where_matrices_are_in_flat_parts() -> None:
+    message = refusal("train/demo", "engine.kind=deepspeed", "optimizer.kind=muon")
+    assert "optimizer.kind: muon works on whole matrices, and engine.kind=deepspeed keeps flat parts of them." in message
+
+
 def test_numbers_may_be_written_as_people_write_them() -> None:
     config = load_run(
         "train/demo", ["optimizer.learning_rate=3e-4", "train.tokens=2_000_000", "train.log_every_steps=1e1"]

@@ -57,7 +57,12 @@ def test_inverse_sqrt_is_the_original_formula_up_to_its_constant(step: int) -> N
 def run_with(schedule: ScheduleConfig, **sections: object) -> RunConfig:
     """A run of 100 steps of 10 tokens at a peak of 2e-3."""
     batch = {"sequence_length": 5, "sequences": 2}
-    settings = {"schedule": schedule, "batch": batch, "optimizer": {"learning_rate": 2e-3}, "train": {"tokens": 1000}}
+    settings = {
+        "schedule": schedule,
+        "batch": batch,
+        "optimizer": {"kind": "adamw", "learning_rate": 2e-3},
+        "train": {"tokens": 1000},
+    }
     return RunConfig.model_validate(settings | sections)
 
 
@@ -68,7 +73,7 @@ def test_the_rate_of_a_step_is_the_share_of_the_tokens_after_it() -> None:
 def test_the_original_schedule_has_its_known_points() -> None:
     # The base model of the paper: 512 wide, 4000 steps of warm-up, and no factor.
     config = run_with(
-        Original(warmup_steps=4000), model=tiny_config(hidden_size=512), optimizer={"learning_rate": 1.0},
+        Original(warmup_steps=4000), model=tiny_config(hidden_size=512), optimizer={"kind": "adamw", "learning_rate": 1.0},
         train={"tokens": 1_000_000},
     )  # fmt: skip
     assert learning_rate(config, 1) == pytest.approx(512**-0.5 * 4000**-1.5) == pytest.approx(1.7469e-7, rel=1e-4)
@@ -80,7 +85,9 @@ def test_the_original_schedule_has_its_known_points() -> None:
 
 
 def test_the_original_adam_can_be_said() -> None:
-    config = run_with(ALL[4], optimizer={"betas": [0.9, 0.98], "eps": 1e-9, "weight_decay": 0, "gradient_clip": 0})
+    config = run_with(
+        ALL[4], optimizer={"kind": "adamw", "betas": [0.9, 0.98], "eps": 1e-9, "weight_decay": 0, "gradient_clip": 0}
+    )
     assert (config.optimizer.betas, config.optimizer.eps) == ((0.9, 0.98), 1e-9)
 
 

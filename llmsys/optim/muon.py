@@ -1,0 +1,86 @@
+"""Muon: momentum made orthogonal, for matrices. Everything else stays with AdamW.
+
+Momentum is averaged, pushed towards the nearest orthogonal matrix by a few Newton-Schulz steps (Jordan 2024), and
+scaled so that its root mean square is that of an AdamW step (Moonshot 2025, arXiv:2502.16982, 2.2); learning rate and
+weight decay then mean what they mean for AdamW. Whole matrices are needed: who holds only parts of them hands in
+`apply`, which brings the parts together.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# M, N the sides of a matrix, E experts (any leading dims are a batch of matrices)
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic step; chosen for the steepest slope at 0, so that singular values end near 1 and not at it."""
+
+ADAMW_RMS = 0.2
+"""Root mean square of a usual AdamW update (Moonshot 2025, 2.2)."""
+
+Orthogonal = Callable[[Tensor], Tensor]
+Apply = Callable[[Sequence[Tensor], Orthogonal], list[Tensor]]
+"""(parts of matrices, function of whole matrices) → the same parts of the function's results."""
+
+
+def orthogonal(update_MN: Tensor, steps: int) -> Tensor:
+    """Roughly U V^T of the singular value decomposition: singular values between 0.7 and 1.2. Keeps dtype and shape."""
+    a, b, c = COEFFICIENTS
+    tall = update_MN.shape[-2] > update_MN.shape[-1]
+    x: Tensor = update_MN.mT if tall else update_MN
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return x.mT if tall else x
+
+
+def on_each(updates: Sequence[Tensor], function: Orthogonal) -> list[Tensor]:
+    """`Apply` for whole matrices."""
+    return [function(update) for update in updates]
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon over matrices and stacks of matrices. A group has lr, weight_decay, momentum and steps.
+
+    The momentum is kept as `exp_avg`, an average of gradients as in AdamW; there is no second moment.
+
+    Args:
+        groups: as for every torch optimizer.
+        dtype: of the Newton-Schulz products; bf16 is what the method was published with.
+        apply: brings parts of matrices together where parameters are split.
+    """
+
+    def __init__(self, groups: Sequence[dict[str, Any]], *, dtype: torch.dtype, apply: Apply = on_each) -> None:
+        super().__init__(list(groups), {"lr": 0.0, "weight_decay": 0.0, "momentum": 0.95, "steps": 5})
+        self._dtype, self._apply = dtype, apply
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+                }
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step from the gradients. Collective where `apply` is."""
+        for group in self.param_groups:
+            learnt = [parameter for parameter in group["params"] if parameter.grad is not None]
+            updates = [self._momentum(parameter, group["momentum"]) for parameter in learnt]
+            made = self._apply(updates, partial(orthogonal, steps=group["steps"]))
+            for parameter, update in zip(learnt, made, strict=True):
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                scale = ADAMW_RMS * math.sqrt(max(parameter.shape[-2:]))
+                parameter.add_(update.to(parameter.dtype), alpha=-group["lr"] * scale)
+
+    def _momentum(self, parameter: Tensor, momentum: float) -> Tensor:
+        """Nesterov's form: the average, looked at one gradient ahead."""
+        state = self.state[parameter]
+        state["step"] += 1
+        assert parameter.grad is not None
+        state["exp_avg"].lerp_(parameter.grad, 1 - momentum)
+        return parameter.grad.lerp(state["exp_avg"], momentum).to(self._dtype)

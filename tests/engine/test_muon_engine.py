@@ -1,0 +1,79 @@
+"""Muon under FSDP2, replicas and dealt experts against one process with whole matrices, in fp32."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from llmsys.config.layout import Layout
+from llmsys.config.objective import LossConfig
+from llmsys.config.optimizer import Muon
+from llmsys.engine.torch_engine import TorchEngine
+from llmsys.model.init import initialize
+from llmsys.model.transformer import Transformer
+from llmsys.optim.build import MOMENTS, make_optimizer
+from llmsys.parallel.mesh import make_meshes
+from llmsys.train.balance import settle_experts
+from llmsys.train.head_loss import training_loss
+from tests.engine.test_parity import STEPS, mean_loss, share_of, whole_state
+from tests.helpers.ranks import run_ranks
+from tests.helpers.tiny import LENGTH, SEQUENCES, sequences, tiny_config
+
+RATE = 1e-2
+MUON = Muon(learning_rate=RATE, embedding_rate_scale=2.0, gradient_clip=0)
+LAYOUTS = {
+    "shard=4": Layout(),
+    "replicate=2 shard=2": Layout(replicate=2),
+    "expert=2": Layout(expert=2),
+    "expert=4": Layout(expert=4),
+    "tensor=2": Layout(tensor=2),
+}
+
+
+def plain() -> dict[str, Any]:
+    model = Transformer(tiny_config())
+    initialize(model, seed=7)
+    named = dict(model.named_parameters())
+    optimizer = make_optimizer(named, MUON, compute_dtype=torch.float32)
+    for step in range(STEPS):
+        mean_loss(model, sequences(step, 0, SEQUENCES, ignored=LENGTH)).backward()
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * group["rate_scale"]
+        optimizer.step()
+        optimizer.zero_grad()
+        settle_experts(model)
+    state = {f"parameter/{name}": parameter.detach().numpy() for name, parameter in named.items()}
+    for name, parameter in named.items():
+        kept = optimizer.state[parameter]
+        state |= {f"{ours}/{name}": kept[theirs].numpy() for ours, theirs in MOMENTS.items() if theirs in kept}
+    return state
+
+
+def split(rank: int) -> dict[str, dict[str, Any]]:
+    states = {}
+    for label, layout in LAYOUTS.items():
+        fitted = layout.fit(4, tiny_config())
+        with torch.device("meta"):
+            model = Transformer(tiny_config())
+        engine = TorchEngine(
+            model, meshes=make_meshes(fitted, torch.device("cpu")), optimizer=MUON, loss=training_loss(LossConfig()),
+            compute_dtype=torch.float32, seed=7, device=torch.device("cpu"),
+        )  # fmt: skip
+        for step in range(STEPS):
+            engine.train_step(share_of(step, fitted.data_rank(rank), fitted.data_ranks, 1), RATE)
+            settle_experts(engine.module)
+        states[label] = whole_state(engine)
+    return states
+
+
+@pytest.mark.distributed
+def test_muon_takes_the_same_steps_in_every_layout() -> None:
+    oracle = plain()
+    states = run_ranks(split, 4)[0]
+    for label, state in states.items():
+        assert {name for name in state if not name.startswith("buffer/")} == oracle.keys(), label
+        for name, value in oracle.items():
+            apart = abs(state[name] - value).max()
+            assert apart < 1e-4 * max(1.0, abs(value).max()), f"{label}: {name} differs by {apart}"
+    assert any(name.startswith("second_moment/embed") for name in oracle)
+    assert not any(name.startswith("second_moment/") and "_proj" in name for name in oracle if "bias" not in name)

@@ -1,0 +1,112 @@
+"""Muon against torch's own for whole matrices, and split matrices against whole ones."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from llmsys.config.optimizer import AdamW, Muon
+from llmsys.optim.build import make_optimizer
+from llmsys.optim.groups import parameter_groups
+from llmsys.optim.muon import orthogonal
+from llmsys.parallel.whole_matrices import deal, on_whole_matrices
+from tests.helpers.ranks import run_ranks
+
+CONFIG = Muon(learning_rate=0.01, weight_decay=0.1, momentum=0.9)
+
+
+def test_steps_on_whole_matrices_are_those_of_torchs_own_muon() -> None:
+    torch.manual_seed(0)
+    ours = {"up_proj.weight": nn.Parameter(torch.randn(24, 40)), "down_proj.weight": nn.Parameter(torch.randn(40, 24))}
+    start = [parameter.detach().clone() for parameter in ours.values()]
+    theirs = [nn.Parameter(parameter.clone()) for parameter in start]
+    optimizer = make_optimizer(ours, CONFIG, compute_dtype=torch.bfloat16)
+    oracle = torch.optim.Muon(theirs, lr=0.01, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+    for _ in range(4):
+        for parameter, other in zip(ours.values(), theirs, strict=True):
+            parameter.grad = torch.randn_like(parameter)
+            other.grad = parameter.grad.clone()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01
+        optimizer.step()
+        oracle.step()
+    for parameter, other, before in zip(ours.values(), theirs, start, strict=True):
+        apart, moved = (parameter - other).norm(), (other - before).norm()
+        assert apart < 0.04 * moved, "bf16 products in another order"
+
+
+def test_orthogonal_makes_singular_values_near_one_for_each_matrix_of_a_stack() -> None:
+    torch.manual_seed(0)
+    stack = torch.randn(3, 16, 48) * torch.tensor([1e-3, 1.0, 1e3]).view(3, 1, 1)
+    made = orthogonal(stack, steps=5)
+    values = torch.linalg.svdvals(made)
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+    torch.testing.assert_close(made[1], orthogonal(stack[1], steps=5), rtol=1e-4, atol=1e-5)
+    assert orthogonal(torch.zeros(4, 4), steps=5).abs().max() == 0, "no gradient, no step"
+
+
+def test_projections_are_muons_and_everything_else_is_adamws() -> None:
+    shapes = {
+        "embed.weight": (8, 4),
+        "head.weight": (8, 4),
+        "blocks.0.attention.q_proj.weight": (4, 4),
+        "blocks.0.attention.q_proj.bias": (4,),
+        "blocks.0.attention_norm.weight": (4,),
+        "blocks.0.feed_forward.router.weight": (3, 4),
+        "blocks.0.feed_forward.experts.up_proj": (3, 4, 8),
+        "blocks.0.feed_forward.experts.up_bias": (3, 8),
+    }
+    named = {name: nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
+    muons = {name for group in parameter_groups(named.items(), CONFIG) if group.rule == "muon" for name in group.names}
+    assert muons == {"blocks.0.attention.q_proj.weight", "blocks.0.feed_forward.experts.up_proj"}
+    assert all(group.rule == "adamw" for group in parameter_groups(named.items(), AdamW()))
+    by_hand = make_optimizer(named, CONFIG, compute_dtype=torch.float32).state
+    kept = {name: set(by_hand[parameter]) - {"step"} for name, parameter in named.items()}
+    assert kept["embed.weight"] == {"exp_avg", "exp_avg_sq"}
+    assert kept["blocks.0.feed_forward.experts.up_proj"] == {"exp_avg"}, "one moment for a matrix"
+
+
+SHAPES = [(7, 5), (6, 9), (2, 3), (12, 4), (5, 5)]
+
+
+def _function(whole: Tensor) -> Tensor:
+    """Depends on all of a matrix, so that working on a part shows."""
+    return orthogonal(whole, steps=3)
+
+
+def _split_ranks(rank: int) -> list[float]:
+    torch.manual_seed(0)
+    whole = [torch.randn(shape) for shape in SHAPES] + [torch.randn(5, 4, 6)]
+    line = init_device_mesh("cpu", (4,), mesh_dim_names=("shard",))
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    differences = []
+    for mesh, placements in (
+        (line, [Shard(0)]),
+        (square, [Replicate(), Shard(0)]),
+        (square, [Shard(0), Shard(1)]),
+        (line, [Replicate()]),
+    ):
+        stacked = [placement if not placement.is_shard() else Shard(0) for placement in placements]
+        parts = [distribute_tensor(one, mesh, placements if one.ndim == 2 else stacked) for one in whole]
+        made = on_whole_matrices(parts, _function)
+        for one, part, result in zip(whole, parts, made, strict=True):
+            assert isinstance(result, DTensor)
+            assert result.placements == part.placements
+            differences.append(float((result.full_tensor() - _function(one)).abs().max()))
+    return differences
+
+
+@pytest.mark.distributed
+def test_split_matrices_give_what_whole_ones_give() -> None:
+    """Uneven rows, ranks without a row, stacks, replicas, two axes; 4 ranks."""
+    for differences in run_ranks(_split_ranks, 4):
+        assert max(differences) < 1e-5
+
+
+def test_work_is_dealt_evenly_and_the_same_everywhere() -> None:
+    shapes = [torch.Size((64, 64))] * 6 + [torch.Size((8, 8))] * 3
+    owners = deal(shapes, 3)
+    assert sorted(owners[:6]) == [0, 0, 1, 1, 2, 2]
+    assert owners == deal(list(shapes), 3)

@@ -29,7 +29,7 @@ from llmsys.convert.streamed import FILE_BYTES, Piece, write_tensors
 from llmsys.convert.their_tokenizer import TheirTokenizer, take_tokenizer
 from llmsys.errors import CheckpointError
 from llmsys.log import Progress
-from llmsys.train.checkpoint import publish_weights
+from llmsys.train.checkpoint_write import publish_weights
 
 SMALL_FILE_BYTES = 1 << 26
 """Files beside the weights that are kept: configs, vocabularies, licences."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from llmsys.errors import CheckpointError, ConfigError
 from llmsys.manifest import sync_folder
-from llmsys.train.checkpoint import RECORD as CHECKPOINT_RECORD
+from llmsys.train.checkpoint_record import RECORD as CHECKPOINT_RECORD
 
 KEPT, RECORD, UNUSED = "hugging_face", "record.json", "unused.safetensors"
 RUN_CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
@@ -30,7 +30,8 @@ def checkpoint_in(source: Path) -> tuple[Path, Path]:
 
     Raises ConfigError for anything else, CheckpointError where there is no whole checkpoint.
     """
-    from llmsys.train.checkpoint import newest_whole, problem_of
+    from llmsys.train.checkpoint import newest_whole
+    from llmsys.train.checkpoint_record import problem_of
 
     if (source / CHECKPOINT_RECORD).is_file():
         problem = problem_of(source)

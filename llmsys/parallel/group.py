@@ -8,12 +8,15 @@ import datetime
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from llmsys.errors import LaunchError, LlmsysError
+
+Value = TypeVar("Value")
 
 TIMEOUT_SECONDS = 300
 """How long a rank waits for its peers in one collective before it gives up."""
@@ -71,6 +74,17 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def gather_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """`tensor` of every rank of a group (None: of all), stacked in the order of the ranks."""
+    ranks = world_size() if group is None else group.size()
+    gathered = tensor.new_empty(ranks, tensor.numel())
+    if ranks == 1:
+        gathered.copy_(tensor.view(1, -1))
+    else:
+        dist.all_gather_single(gathered.view(-1), tensor.contiguous().view(-1), group=group)
+    return gathered.view(ranks, *tensor.shape)
+
+
 def on_rank_zero(action: Callable[[], str]) -> str:
     """What `action` returns on rank 0, on every rank. If it fails there, rank 0 raises and the others leave quietly.
 
@@ -91,6 +105,14 @@ def on_rank_zero(action: Callable[[], str]) -> str:
     if message[0] is None:
         raise SystemExit(2)
     return message[0]
+
+
+def gathered(value: Value) -> list[Value]:
+    """What every rank brings, by rank; small things that pickle. Collective."""
+    values = [value] * world_size()
+    if world_size() > 1:
+        dist.all_gather_object(values, value)
+    return values
 
 
 def barrier() -> None:

@@ -4,7 +4,6 @@ Reads `checkpoints/` of a run folder, writes `averaged/`: a checkpoint of weight
 at. Tensors are read one at a time and added in float64, so memory stays near one model.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,9 @@ from torch import Tensor
 
 from llmsys.errors import CheckpointError
 from llmsys.log import logger
-from llmsys.train.checkpoint import (
-    RECORD,
-    load_tensors,
-    problem_of,
-    publish_weights,
-    run_state_of,
-    save_tensors,
-    stored_tensors,
-    whole_names,
-)
+from llmsys.train.checkpoint import load_tensors, run_state_of, stored_tensors, whole_names
+from llmsys.train.checkpoint_record import problem_of, read_record
+from llmsys.train.checkpoint_write import publish_weights, save_tensors
 
 log = logger(__name__)
 
@@ -48,7 +40,7 @@ def average_last(run_folder: Path, count: int) -> Path:
         if (problem := problem_of(name)) is not None:
             raise CheckpointError(f"{name} cannot be averaged: {problem}. Train on, or set checkpoint.average_last=0.")
     tensors = {name: _mean(name, like, names) for name, like in stored_tensors(names[-1]).items() if _is_model(name)}
-    steps = int(json.loads((names[-1] / RECORD).read_text())["steps"])
+    steps = int(read_record(names[-1])["steps"])
     run_state = {**run_state_of(names[-1]), **facts}
     made = publish_weights(target.parent, lambda folder: save_tensors(tensors, folder), steps, run_state)
     log.info("%s is the mean of the last %d checkpoints", made, count)
@@ -70,8 +62,8 @@ def _mean(name: str, like: Tensor, checkpoints: list[Path]) -> Tensor:
 
 def _identity(checkpoint: Path) -> list[Any]:
     """What tells a checkpoint from another of the same name: the digests of its files."""
-    return [checkpoint.name, json.loads((checkpoint / RECORD).read_text())["files"]]
+    return [checkpoint.name, read_record(checkpoint)["files"]]
 
 
 def _facts(checkpoint: Path) -> dict[str, Any]:
-    return {"averaged": json.loads((checkpoint / RECORD).read_text())["run"].get("averaged")}
+    return {"averaged": read_record(checkpoint)["run"].get("averaged")}

@@ -47,8 +47,11 @@ class ExpertReport:
 
 
 @torch.no_grad()
-def settle_experts(model: Transformer) -> ExpertReport:
-    """Apply the balance rules to the sums of the step, reset them, and report them. Collective."""
+def settle_experts(model: Transformer, applied: bool = True) -> ExpertReport:
+    """Apply the balance rules to the sums of the step, reset them, and report them. Collective.
+
+    After a step that was not applied the rules are left out too: it changes nothing.
+    """
     layers = model.moe_layers()
     if not layers:
         return ExpertReport([], [], [], [], [])
@@ -63,7 +66,9 @@ def settle_experts(model: Transformer) -> ExpertReport:
     asked_L, tokens_L = tokens_LE.sum(1).clamp(min=1), tokens_L.clamp(min=1)
     share_LE = tokens_LE / asked_L[:, None]
     for layer, tokens_E, share_E in zip(layers, tokens_LE, share_LE, strict=True):
-        _settle(layer, tokens_E, share_E)
+        if applied:
+            _settle(layer, tokens_E, share_E)
+        layer.reset_counts()
     return ExpertReport(
         load=share_LE.tolist(),
         imbalance=(num_experts * share_LE.amax(1)).tolist(),
@@ -84,4 +89,3 @@ def _settle(layer: MoE, tokens_E: Tensor, share_E: Tensor) -> None:
         layer.balance_bias_E.copy_(updated_bias(layer.balance_bias_E, tokens_E, balance.rate))
     if layer.expert_share_E is not None and tokens_E.any():
         layer.expert_share_E.copy_(share_E)
-    layer.reset_counts()

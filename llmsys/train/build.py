@@ -26,9 +26,9 @@ from llmsys.tokenizer import Tokenizer
 from llmsys.train import checkpoint, folder
 from llmsys.train.agree import agree, differences
 from llmsys.train.average import average_last
-from llmsys.train.checkpoint_record import read_record
-from llmsys.train.faults import StepJudge
+from llmsys.train.bitwise import announcement, check_loaded, without_mode
 from llmsys.train.dataset import Dataset, open_dataset
+from llmsys.train.faults import StepJudge
 from llmsys.train.head_loss import training_loss
 from llmsys.train.measure import Result
 from llmsys.train.objective import evaluator_of, steps_of
@@ -140,10 +140,18 @@ def build_engine(config: RunConfig, meshes: Meshes, micro_batches: int, device: 
     model = build_model(config)
     if config.train.compile == "block":
         compile_blocks(model)
+    if config.engine.kind == "accelerate":
+        from llmsys.engine.accelerate_engine import AccelerateEngine
+
+        return AccelerateEngine(model, **common)
     if config.engine.kind == "deepspeed":
         from llmsys.engine.deepspeed_engine import DeepSpeedEngine
 
-        return DeepSpeedEngine(model, zero_stage=config.engine.zero_stage, micro_batches=micro_batches, **common)
+        return DeepSpeedEngine(model, zero_stage=config.engine.zero_stage, offload=config.engine.offload, **common)
+    if config.train.reproducibility == "bitwise":
+        from llmsys.engine.bitwise_engine import BitwiseEngine
+
+        return BitwiseEngine(model, **common)
     from llmsys.engine.torch_engine import TorchEngine
 
     return TorchEngine(model, **common)
@@ -154,14 +162,15 @@ def _resume(engine: Engine, config: RunConfig, identity: dict[str, Any], judge: 
     newest = checkpoint.newest_whole(config.run.folder / "checkpoints")
     if newest is None:
         return None
-    record = read_record(newest)
-    changes = differences(record["run"], identity)
+    record = checkpoint.resumable_record(newest)
+    changes = differences(*without_mode(record["run"], identity))
     if changes:
         raise CheckpointError(
             f"{newest} was trained with other settings: {'; '.join(changes)}. A run follows one trajectory. "
             f"Put the settings back, or set run.folder to a new folder."
         )
     checkpoint.load(engine, newest)
+    check_loaded(engine, newest, record)
     judge.load(record.get("judge", {}))
     steps: int = record["steps"]
     log.info("resuming from %s: %d of %d steps are done", newest, steps, config.steps)
@@ -180,12 +189,15 @@ def _start_record(
         return Record(None, None)
     folder.record(config, dataset.fingerprint, world_size())
     events = stack.enter_context(EventWriter(config.run.folder / "events.jsonl"))
+    if config.train.reproducibility == "bitwise":
+        log.info(announcement(config, steps.micro_batches(0) * world_size(), device.type))
     trackers = Trackers(config)
     stack.callback(trackers.finish)
     counts = count_parameters(config.model)
     events.write(
         "start",
         engine=config.engine.kind,
+        reproducibility=config.train.reproducibility,
         world_size=world_size(),
         parameters=counts.total,
         parameters_active=counts.active.all,

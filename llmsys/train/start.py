@@ -11,7 +11,8 @@ from llmsys.engine.engine import Engine
 from llmsys.errors import CheckpointError
 from llmsys.log import logger
 from llmsys.parallel.group import rank
-from llmsys.train.checkpoint import RECORD, load_into, newest_whole, problem_of, run_state_of, stored_tensors
+from llmsys.train.checkpoint import load_into, newest_whole, run_state_of, stored_tensors
+from llmsys.train.checkpoint_record import RECORD, problem_of
 
 log = logger(__name__)
 

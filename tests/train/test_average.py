@@ -7,7 +7,8 @@ import torch
 
 from llmsys.errors import CheckpointError
 from llmsys.train.average import average_last
-from llmsys.train.checkpoint import load_tensors, publish_weights, save_tensors
+from llmsys.train.checkpoint import load_tensors
+from llmsys.train.checkpoint_write import publish_weights, save_tensors
 
 NAMES = ("parameter/embed.weight", "parameter/blocks.0.attention.q_proj.weight", "buffer/counter")
 

@@ -12,6 +12,8 @@ from llmsys.config.layout import Layout
 from llmsys.errors import CheckpointError
 from llmsys.train import checkpoint
 from llmsys.train.balance import settle_experts
+from llmsys.train.checkpoint_record import digests_of, problem_of
+from llmsys.train.checkpoint_write import not_saved, publish
 from tests.engine.test_parity import LEARNING_RATE, build, plain_run, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 
@@ -82,30 +84,31 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
         partial = tmp_path / ".partial"
         partial.mkdir()
         (partial / "__0_0.distcp").write_bytes(b"weights" * 100)
-        checkpoint._publish(partial, tmp_path / f"step-{steps:08d}", {"format": 1, "steps": steps, "run": {}})
+        files = digests_of(partial.iterdir())
+        publish(partial, tmp_path / f"step-{steps:08d}", {"steps": steps, "run": {}, "files": files})
     assert checkpoint.newest_whole(tmp_path) == tmp_path / "step-00000200"
     damaged = tmp_path / "step-00000200" / "__0_0.distcp"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"X")
     assert checkpoint.newest_whole(tmp_path) == tmp_path / "step-00000100"
     assert "__0_0.distcp is damaged" in caplog.text
     damaged.unlink()
-    assert checkpoint.problem_of(damaged.parent) == "__0_0.distcp is missing"
+    assert problem_of(damaged.parent) == "__0_0.distcp is missing"
 
 
 def test_a_full_disk_is_said_with_what_is_safe() -> None:
     full = OSError(28, "No space left on device")
-    said = checkpoint._not_saved(Path("x/step-00000100"), CheckpointException("write", {1: (full, [])}))
+    said = not_saved(Path("x/step-00000100"), CheckpointException("write", {1: (full, [])}))
     assert isinstance(said, CheckpointError)
     assert "x/step-00000100 could not be saved: No space left on device. The checkpoints before" in str(said)
     bug = CheckpointException("write", {0: (ValueError("a bug"), [])})
-    assert checkpoint._not_saved(Path("x"), bug) is bug
+    assert not_saved(Path("x"), bug) is bug
 
 
 def test_a_partial_checkpoint_is_never_seen(tmp_path: Path) -> None:
     (tmp_path / ".step-00000100.partial").mkdir()
     assert checkpoint.newest_whole(tmp_path) is None
     (tmp_path / "step-00000100").mkdir()
-    assert "state.json cannot be read" in str(checkpoint.problem_of(tmp_path / "step-00000100"))
+    assert "state.json cannot be read" in str(problem_of(tmp_path / "step-00000100"))
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:

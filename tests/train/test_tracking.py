@@ -8,8 +8,8 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.log import EventWriter, read_events
 from llmsys.train import tracking
+from llmsys.train.record import Record
 from llmsys.train.tracking import Trackers
-from llmsys.train.trainer import Record
 
 
 def config_with(folder: Path, **settings: bool) -> RunConfig:

@@ -1,0 +1,85 @@
+"""`state.json`: what makes a folder of tensor files a checkpoint, and how a reader knows that every byte is there.
+
+Holds the format, the number of data steps and of optimizer updates, the run's identity, what else goes on with the run,
+and the digest of each file; the last key is the digest of the record itself. Each rank digests and verifies its share
+of the files, so that no rank reads them all.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from llmsys.errors import CheckpointError
+from llmsys.manifest import publish_bytes
+
+FORMAT = 1
+RECORD = "state.json"
+
+
+def digest_of(file: Path) -> str:
+    """The blake2b of a file's bytes, in hex."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "blake2b").hexdigest()
+
+
+def digests_of(files: Iterable[Path]) -> dict[str, str]:
+    """The digest of each file by its name."""
+    return {file.name: digest_of(file) for file in files}
+
+
+def files_of(folder: Path, rank: int) -> list[Path]:
+    """The files that a rank wrote: its tensors, and on rank 0 everything that no rank's number is in."""
+    files = sorted(file for file in folder.iterdir() if file.name != RECORD)
+    own = [file for file in files if file.name.startswith(f"__{rank}_")]
+    return own + [file for file in files if rank == 0 and not file.name.startswith("__")]
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> None:
+    """Write the record durably, with its own digest as the last key."""
+    record = {"format": FORMAT, **record}
+    publish_bytes(folder / RECORD, json.dumps(record | {"digest": _own_digest(record)}, indent=2).encode())
+
+
+def read_record(checkpoint: Path) -> dict[str, Any]:
+    """The record of a checkpoint. CheckpointError with the reason when it is missing, damaged or of another format."""
+    try:
+        record = json.loads((checkpoint / RECORD).read_text())
+        if not isinstance(record, dict) or not isinstance(record.get("files"), dict):
+            raise ValueError("not a record of files")
+        _check_format(record["format"])
+        digest = record.pop("digest", None)
+        if digest not in (None, _own_digest(record)):
+            raise ValueError("damaged: its own digest differs")
+        int(record["steps"]), record["run"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{RECORD} cannot be read ({error})") from None
+    return record
+
+
+def _check_format(found: int) -> None:
+    if found != FORMAT:
+        newer = ", which a newer llmsys wrote" if isinstance(found, int) and found > FORMAT else ""
+        raise CheckpointError(f"format {found}{newer}; this version reads {FORMAT}")
+
+
+def _own_digest(record: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(record, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def problem_of(checkpoint: Path, share: int = 0, shares: int = 1) -> str | None:
+    """Why a checkpoint cannot be used, or None. Of `shares` readers, reader `share` verifies every so-manieth file."""
+    try:
+        digests: dict[str, str] = read_record(checkpoint)["files"]
+        for name in sorted(digests):
+            if not (checkpoint / name).exists():
+                return f"{name} is missing"
+        for name in sorted(digests)[share::shares]:
+            if digest_of(checkpoint / name) != digests[name]:
+                return f"{name} is damaged (its digest differs from the recorded one)"
+    except CheckpointError as error:
+        return str(error)
+    except OSError as error:
+        return f"{Path(error.filename or checkpoint).name} cannot be read ({error.strerror})"
+    return None

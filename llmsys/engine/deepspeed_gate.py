@@ -3,6 +3,8 @@
 DeepSpeed asks its loss scaler there, and drops the step when gradients have overflowed. The gate stands in front of
 that question: it remembers the norm that was just taken, and answers "overflowed" for a step that is not accepted, so
 that DeepSpeed clears gradients and buffers in its own way. The loss scale does not hear of it.
+
+The scale itself moves after the step only: where it grows, DeepSpeed would divide the gradients by the grown one.
 """
 
 from typing import Any
@@ -21,17 +23,20 @@ class StepGate:
         self._zero = zero
         self._loss = 0.0
         self._accept: Accept = always
-        self.applied = True
+        self.applied, self._overflowed = True, False
         self.gradient_norm = float("nan")
         name = next(name for name in NORMS if hasattr(zero, name))
         self._measure, self._update_scale = getattr(zero, name), zero._update_scale
         setattr(zero, name, self._measured)
         zero._update_scale = self._decided
 
-    def ask(self, loss: float, accept: Accept) -> None:
-        """The question for the next step, with the loss that was found."""
+    def step(self, engine: Any, loss: float, accept: Accept) -> tuple[float, bool]:
+        """Let DeepSpeed step unless `accept` refuses; (gradient norm before clipping, whether it was applied)."""
         self._loss, self._accept, self.applied = loss, accept, True
         self.gradient_norm = float("inf")  # stays so where DeepSpeed finds an overflow and takes no norm
+        engine.step()
+        self._update_scale(self._overflowed)
+        return self.gradient_norm, self.applied
 
     def _measured(self, *arguments: Any, **named: Any) -> Any:
         found = self._measure(*arguments, **named)
@@ -43,6 +48,6 @@ class StepGate:
         return found
 
     def _decided(self, has_overflow: bool = False) -> None:
-        self._update_scale(has_overflow)
+        self._overflowed = has_overflow
         self.applied = not has_overflow and self._accept(self._loss, self.gradient_norm)
         self._zero.overflow = not self.applied

@@ -30,7 +30,7 @@ class Experts(nn.Module):
         """`config` says what one expert computes (None: SwiGLU), `width` how many channels it has inside."""
         super().__init__()
         self.config = config or Swiglu()
-        self.num_experts = num_experts
+        self.num_experts, self.widths = num_experts, (hidden_size, width)
         self.grouped = hidden_size % ROW_MULTIPLE == 0 and width % ROW_MULTIPLE == 0
         maps = maps_of(self.config)
         shapes = dict.fromkeys(maps, (hidden_size, width)) | {"down": (width, hidden_size)}
@@ -48,16 +48,16 @@ class Experts(nn.Module):
 
     def weight(self, name: str) -> Tensor:
         """This process's weights of the map `gate`, `up` or `down`, (E, in, out)."""
-        return _local(self.get_parameter(f"{name}_proj"))
+        return _local(getattr(self, f"{name}_proj"))
 
     def bias(self, name: str) -> Tensor | None:
         """This process's biases of that map, (E, out); None where there are none."""
-        return _local(self.get_parameter(f"{name}_bias")) if self.config.bias else None
+        return _local(getattr(self, f"{name}_bias")) if self.config.bias else None
 
     def extra_repr(self) -> str:
         """Counts and widths, for printing the module."""
-        experts, width, hidden = self.get_parameter("down_proj").shape
-        return f"{experts} experts, {hidden} -> {width} -> {hidden}, {self.config.kind}"
+        hidden, width = self.widths
+        return f"{self.num_experts} experts, {hidden} -> {width} -> {hidden}, {self.config.kind}"
 
 
 class _GroupedMaps:

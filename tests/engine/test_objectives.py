@@ -113,7 +113,7 @@ def build(kind: str, objective: str) -> Engine:
         return TorchEngine(model, **common)
     from llmsys.engine.deepspeed_engine import DeepSpeedEngine
 
-    return DeepSpeedEngine(model, zero_stage=2, micro_batches=2, **common)
+    return DeepSpeedEngine(model, zero_stage=2, **common)
 
 
 def engine_run(rank: int, cases: list[tuple[str, str]]) -> list[Any]:

@@ -89,7 +89,7 @@ def build(kind: str, layout: Layout, clip: float, micro_batches: int, **changes:
     from llmsys.engine.deepspeed_engine import DeepSpeedEngine
 
     stage = int(kind.removeprefix("zero"))
-    return DeepSpeedEngine(model, zero_stage=stage, micro_batches=micro_batches, **common)
+    return DeepSpeedEngine(model, zero_stage=stage, **common)
 
 
 def share_of(step: int, rank: int, world_size: int, micro_batches: int) -> list[Batch]:

@@ -1,0 +1,51 @@
+"""What DeepSpeed and accelerate cannot do with the rest of a config. Each problem says value, rule and remedy.
+
+Axes that only the torch engine has, `tensor` and `context`, are refused in axes.py.
+"""
+
+from collections.abc import Iterator
+
+from llmsys.config.engine import Deepspeed, EngineConfig
+from llmsys.config.rule import Broken
+
+
+def engine_problems(engine: EngineConfig, *, replicate: int, expert: int, precision: str) -> Iterator[Broken]:
+    """What forbids this engine with these axes of the layout and this precision."""
+    if engine.kind == "deepspeed":
+        yield from _deepspeed_problems(engine, replicate, expert)
+    if engine.kind == "accelerate":
+        yield from _accelerate_problems(expert, precision)
+
+
+def _deepspeed_problems(engine: Deepspeed, replicate: int, expert: int) -> Iterator[Broken]:
+    if engine.zero_stage == 3 and expert > 1:
+        yield Broken(
+            "engine.zero_stage",
+            f"3 splits every expert over all ranks and cannot deal whole ones over layout.expert={expert}. "
+            f"Use engine.kind=torch, which does both, or zero_stage=2, or layout.expert=1.",
+        )
+    if engine.zero_stage == 0 and engine.offload == "optimizer":
+        yield Broken(
+            "engine.offload",
+            "optimizer moves what a rank has alone to host memory, and with zero_stage=0 every rank has everything. "
+            "Use zero_stage=1, 2 or 3, or offload=none.",
+        )
+    if engine.zero_stage > 0 and replicate > 1:
+        yield Broken(
+            "layout.replicate",
+            f"{replicate} copies cannot be kept by DeepSpeed: zero_stage={engine.zero_stage} splits over all ranks. "
+            f"Use layout.replicate=1, or engine.kind=torch.",
+        )
+
+
+def _accelerate_problems(expert: int, precision: str) -> Iterator[Broken]:
+    if expert > 1:
+        yield Broken(
+            "layout.expert",
+            f"{expert} needs an expert axis, and accelerate has none. Use engine.kind=torch, or layout.expert=1.",
+        )
+    if precision == "fp16":
+        yield Broken(
+            "train.precision",
+            "fp16 is not scaled under engine.kind=accelerate. Use train.precision=bf16, or engine.kind=torch.",
+        )

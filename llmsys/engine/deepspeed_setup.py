@@ -1,0 +1,174 @@
+"""What DeepSpeed is given: its settings, the model with storage and starting values, the optimizer.
+
+Under ZeRO-3 a parameter is dealt out to the ranks as soon as it has a value, so no rank ever holds the whole model;
+under the other stages every rank holds it, as they want it.
+"""
+
+import os
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from llmsys.config.optimizer import OptimizerConfig
+from llmsys.model.init import initial_value
+from llmsys.model.latent_attention import LatentAttention
+from llmsys.model.moe import MoE
+from llmsys.model.transformer import Transformer
+from llmsys.optim.groups import parameter_groups
+from llmsys.parallel.expert import AllToAllDispatcher
+from llmsys.parallel.mesh import Meshes
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+import deepspeed
+from deepspeed.moe.layer import MoE as DeepSpeedMoE
+from deepspeed.utils import groups
+
+# Its use of torch's older names is not our users' concern.
+warnings.filterwarnings("ignore", message=r".*torch\.distributed\..* is deprecated", category=FutureWarning)
+
+# DeepSpeed would compile a shared-memory all-reduce for CPUs at start-up: minutes on a slow machine, an error without a
+# compiler, and other sums than gloo's.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+BUCKET = 1 << 28
+"""Largest bucket of gradients that is reduced at once, in elements."""
+
+
+class ExpertAxis(DeepSpeedMoE):  # type: ignore[misc]
+    """Tells DeepSpeed that the model has an expert axis. No parameters and no forward: our own layers do the work.
+
+    DeepSpeed looks for an instance of its MoE among the modules and lets it create the process groups.
+    """
+
+    def __init__(self, num_experts: int, size: int) -> None:
+        nn.Module.__init__(self)
+        self.num_experts = num_experts
+        self.ep_size = size
+        self.num_local_experts = num_experts // size
+        self.expert_group_name = f"ep_size_{size}"
+
+    def set_deepspeed_parallelism(self, use_data_before_expert_parallel_: bool = False) -> None:
+        """Called by DeepSpeed while it builds its engine."""
+        if self.expert_group_name not in groups._get_expert_parallel_group_dict():
+            groups._create_expert_and_data_parallel(
+                self.ep_size, use_data_before_expert_parallel_=use_data_before_expert_parallel_
+            )
+
+
+def settings_of(
+    model: Transformer, *, zero_stage: int, offload: bool, clip: float, compute_dtype: torch.dtype
+) -> dict[str, Any]:
+    """DeepSpeed's configuration. Stage 0 gets fp32 parameters and clips for itself: see WholeState."""
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    zero: dict[str, Any] = {
+        "stage": zero_stage,
+        "reduce_bucket_size": min(BUCKET, max(sum(sizes), 1)),
+        # Vectors stay whole on every rank: gathering them costs more than keeping them.
+        "stage3_param_persistence_threshold": max((p.numel() for p in model.parameters() if p.ndim == 1), default=0),
+        "memory_efficient_linear": False,  # it would exchange torch's linear map for the whole process
+    }
+    if offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    mixed = zero_stage > 0
+    return {
+        "train_micro_batch_size_per_gpu": 1,  # for its own accounting only: micro-batches may differ in size
+        "gradient_accumulation_steps": 2,  # more than one: it keeps sums; where a step ends, the engine says
+        "gradient_clipping": clip if mixed else 0.0,
+        "zero_optimization": zero,
+        "bf16": {"enabled": mixed and compute_dtype == torch.bfloat16, "check_grad_overflow": True},
+        "fp16": {"enabled": mixed and compute_dtype == torch.float16, "loss_scale": 0, "hysteresis": 1},
+        "communication_data_type": "fp32",
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,  # DeepSpeed's own is compiled at start; torch's has the same numbers
+    }
+
+
+def wrap(model: Transformer, optimizer: torch.optim.Optimizer, settings: dict[str, Any]) -> Any:
+    """DeepSpeed's engine around a model that has its storage. Buffers keep their values and types."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
+    for name, buffer in model.named_buffers():
+        buffer.data = buffers[name]
+    return engine
+
+
+def materialize_whole(model: Transformer, meshes: Meshes, device: torch.device, seed: int) -> None:
+    """Starting values on every rank; of split experts only this rank's, marked the way DeepSpeed wants them marked."""
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    model.to_empty(device=device)
+    model.reset_buffers()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(initial_value(model.config, name, shapes[name], seed))
+    if meshes.expert is None:
+        return
+    size, place = meshes.expert.size(), meshes.expert.get_local_rank()
+    for layer in model.moe_layers():
+        layer.dispatcher = AllToAllDispatcher(meshes.expert.get_group(), layer.config.num_experts)
+        for name, parameter in list(layer.experts.named_parameters(recurse=False)):
+            local = nn.Parameter(parameter.data.chunk(size, dim=0)[place].clone())
+            local.allreduce = False  # type: ignore[attr-defined]
+            local.group_name = f"ep_size_{size}"  # type: ignore[attr-defined]
+            layer.experts.register_parameter(name, local)
+    model.expert_axis = ExpertAxis(model.moe_layers()[0].config.num_experts, size)
+
+
+def materialize_partitioned(
+    model: Transformer, settings: dict[str, Any], device: torch.device, dtype: torch.dtype, seed: int
+) -> None:
+    """Each parameter gets its starting value in `dtype` and is dealt out to all ranks before the next one."""
+    deal = deepspeed.zero.Init(config_dict_or_path=settings, dtype=dtype)
+    for module_name, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else torch.empty_like(buffer, device=device)
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None and parameter.is_meta:
+                full_name = f"{module_name}.{name}".lstrip(".")
+                value = initial_value(model.config, full_name, parameter.shape, seed).to(device, dtype)
+                module.register_parameter(name, nn.Parameter(value))
+                deal._convert_to_zero_parameters([module._parameters[name]])
+        model._tie()
+    model.reset_buffers()
+    _gather_from_outside(model)
+
+
+def _gather_from_outside(model: Transformer) -> None:
+    """Tell ZeRO-3 which parameters are read outside the forward of the module that owns them.
+
+    A layer of experts is gathered as a whole: its router is asked for scores without a forward of its own, and a rank
+    without tokens for an expert must reduce that expert's gradient all the same.
+    """
+    if model.moe_layers():
+        deepspeed.utils.set_z3_leaf_modules(model, [MoE])
+    if model.head is not None:  # the loss is taken where the head is, see llmsys/train/head_loss.py
+        for parameter in model.head.parameters(recurse=False):
+            deepspeed.zero.register_external_parameter(model, parameter)
+    for module in model.modules():
+        if isinstance(module, LatentAttention):  # behind a cache the keys stay latent, and the weight is split
+            deepspeed.zero.register_external_parameter(module, module.kv_b_proj.weight)
+
+
+def adamw(
+    named: dict[str, nn.Parameter], shapes: dict[str, torch.Size], meshes: Meshes, config: OptimizerConfig
+) -> torch.optim.AdamW:
+    """torch's AdamW in the groups of every engine; those of split experts are marked for DeepSpeed.
+
+    `shapes` are those of the whole parameters, since a partitioned one has no dimensions of its own.
+    """
+    like = {name: nn.Parameter(torch.empty(shape, device="meta")) for name, shape in shapes.items()}
+    made: list[dict[str, Any]] = []
+    for group in parameter_groups(like.items(), config):
+        entry: dict[str, Any] = {
+            "params": [named[name] for name in group.names],
+            "weight_decay": group.weight_decay,
+            "rate_scale": group.rate_scale,
+            "name": group.name,
+        }
+        if meshes.expert is not None and group.role == "experts":
+            entry |= {"moe": True, "name": f"ep_size_{meshes.expert.size()}"}
+        made.append(entry)
+    return torch.optim.AdamW(made, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from llmsys.config.axes import run_problems, split_problems
 from llmsys.config.base import Section
 from llmsys.config.batch import BatchConfig
+from llmsys.config.bitwise import bitwise_problems
 from llmsys.config.checkpoint import CheckpointConfig, retention_problems
 from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, Torch
@@ -96,6 +97,10 @@ class RunConfig(Section):
         yield from self._axis_problems()
         axes = {"replicate": self.layout.replicate, "expert": self.layout.expert}
         yield from engine_problems(self.engine, **axes, precision=self.train.precision)
+        if self.train.reproducibility == "bitwise":
+            windows = self.objective.kind in ("next_token", "masked")
+            sections = self.train, self.engine, self.layout, self.batch
+            yield from bitwise_problems(*sections, optimizer=self.optimizer.kind, windows=windows)
         if self.optimizer.kind == "muon" and self.engine.kind != "torch":
             yield Broken(
                 "optimizer.kind",
@@ -170,6 +175,12 @@ class RunConfig(Section):
         batch["tokens"] = self.batch.tokens_per_step
         if self.batch.ramp is not None:
             batch["ramp"] = self.batch.ramp.model_dump(mode="json")
+        if self.train.reproducibility == "bitwise":  # what bits depend on, and nothing else
+            sections["bitwise"] = {
+                "threads_per_process": self.train.threads_per_process,
+                "micro_sequences": self.batch.micro_sequences,
+                "deal": self.batch.deal,
+            }
         if self.data.kind == "mixture":
             sections["mixture"] = {str(start): list(parts) for start, parts in self.data.parts}
         return sections | {"batch": batch, "train": train, "seed": self.run.seed}

@@ -33,6 +33,11 @@ class TrainConfig(Section):
         description="Type of weights and activations in products; masters and moments are always fp32. "
         "fp16 scales the loss so that small gradients survive.",
     )
+    reproducibility: Literal["fast", "bitwise"] = Field(
+        "fast",
+        description="fast sums as the libraries do, and every layout rounds in its own way. bitwise gives the same "
+        "weights and moments bit for bit on any power of two of processes, and costs time (llmsys/engine/README.md).",
+    )
     recompute: Literal["none", "selective", "block"] = Field(
         "none",
         description="What backward computes again instead of keeping it: selective keeps the outputs of large "

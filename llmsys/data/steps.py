@@ -18,12 +18,14 @@ from llmsys.data.pairs import MakeBatch, Pairs
 from llmsys.data.plan import RunPlan
 from llmsys.data.windows import Windows
 
+ALL = slice(None)
+
 
 class Steps(Protocol):
     """The micro-batches of each step for one data rank."""
 
-    def step(self, step: int) -> list[Batch]:
-        """The micro-batches of step `step`, counted from 0."""
+    def step(self, step: int, which: slice = ALL) -> list[Batch]:
+        """The micro-batches of step `step`, counted from 0, or only `which` of them."""
         ...
 
     def micro_batches(self, step: int) -> int:
@@ -57,10 +59,10 @@ class WindowSteps:
         self.windows, self.plan, self.masking, self.deal = windows, plan, masking, deal
         self.separate_documents = separate_documents
 
-    def step(self, step: int) -> list[Batch]:
+    def step(self, step: int, which: slice = ALL) -> list[Batch]:
         """See Steps."""
         numbers_RMS = self.dealt(step)
-        return [self._batch(numbers) for numbers in numbers_RMS[self.plan.data_rank]]
+        return [self._batch(numbers) for numbers in numbers_RMS[self.plan.data_rank][which]]
 
     def micro_batches(self, step: int) -> int:
         """See Steps."""
@@ -107,11 +109,11 @@ class GroupedSteps:
         self.pairs, self.grouping, self.make = pairs, grouping, make
         self.data_ranks, self.data_rank = data_ranks, data_rank
 
-    def step(self, step: int) -> list[Batch]:
+    def step(self, step: int, which: slice = ALL) -> list[Batch]:
         """See Steps."""
         return [
             self.make(self.pairs, group[self.data_rank :: self.data_ranks].tolist())
-            for group in self.grouping.step(step)
+            for group in self.grouping.step(step)[which]
         ]
 
     def micro_batches(self, step: int) -> int:

@@ -47,9 +47,14 @@ class AllToAllDispatcher:
         dist.all_to_all_single(received_RL, sent_RL, group=self.group)
         send, receive = sent_RL.sum(1).tolist(), received_RL.sum(1).tolist()
         arrived_MD = all_to_all_single_autograd(leaving_MD, receive, send, self.group)
-        regroup, ungroup = _regrouping(received_RL)
-        answers_MD = experts(arrived_MD[regroup], received_RL.sum(0))[ungroup]
+        answers_MD = self._answers(arrived_MD, received_RL, experts)
         return all_to_all_single_autograd(answers_MD, send, receive, self.group)
+
+    def _answers(self, arrived_MD: Tensor, received_RL: Tensor, experts: Experts) -> Tensor:
+        """What this rank's experts make of the rows that arrived, in the order in which they did."""
+        regroup, ungroup = _regrouping(received_RL)
+        answers_MD: Tensor = experts(arrived_MD[regroup], received_RL.sum(0))[ungroup]
+        return answers_MD
 
 
 def _regrouping(received_RL: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ built.
 
 from typing import cast
 
+from llmsys.config.bitwise import micro_batches, require_ranks
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.objective import Masked
 from llmsys.config.run import RunConfig
@@ -18,6 +19,7 @@ from llmsys.data.packing import PackedDocuments
 from llmsys.data.pairs import LabelledBatch, MakeBatch, Pairs, TranslationBatch, open_pairs
 from llmsys.data.plan import RunPlan
 from llmsys.data.steps import GroupedSteps, Steps, WindowSteps
+from llmsys.data.turns import StepsInTurns
 from llmsys.data.windows import Windows
 from llmsys.errors import ConfigError
 from llmsys.shards import TokenShards
@@ -33,6 +35,14 @@ def steps_of(config: RunConfig, ranks: int, data_rank: int) -> Steps:
 
     Raises ConfigError or DataError when config, data and tokenizer do not fit each other.
     """
+    if config.train.reproducibility == "bitwise":
+        windows = config.objective.kind in ("next_token", "masked")
+        require_ranks(ranks, micro_batches(config.batch, windows=windows))
+        return StepsInTurns(_dealt_steps(config, 1, 0), ranks, data_rank)
+    return _dealt_steps(config, ranks, data_rank)
+
+
+def _dealt_steps(config: RunConfig, ranks: int, data_rank: int) -> Steps:
     if config.objective.kind in ("translation", "classification"):
         _, tokenizer = open_data(config, "train")
         pairs = _pairs(config, "train")

@@ -1,0 +1,157 @@
+"""The torch engine in bitwise mode: the same weights and moments, bit for bit, on any number of processes.
+
+FSDP2 as in fast mode, with everything that adds numbers up taken out of the libraries' hands:
+
+* A step is a fixed list of micro-batches, and rank r of W computes the micro-batches r, W + r, 2W + r, …, each with the
+  same shapes, kernels and dropout whoever computes it (experts too, see canonical_expert.py).
+* Gradients are summed over micro-batches by one binary tree (canonical.py), across ranks and in time.
+* The norm is summed over the rows of all parameters, AdamW is made of operations that round once (exact_adamw.py), and
+  the numbers of the log are gathered by micro-batch and folded in float64.
+
+What it needs: W a power of two that divides the micro-batches of a step, and, between the machines that are compared,
+the same kind of device, the same libraries and, on CPUs, the same number of threads.
+"""
+
+import os
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from llmsys.config.optimizer import OptimizerConfig
+from llmsys.data.batch import Batch
+from llmsys.data.order import order_key
+from llmsys.engine.engine import Accept, LogicalState, Loss, StepResult, always, counts_of, saved_buffers
+from llmsys.engine.objective import shares_of
+from llmsys.model.init import initial_value
+from llmsys.model.transformer import Transformer
+from llmsys.optim.exact_adamw import ExactAdamW
+from llmsys.parallel.apply import materialize
+from llmsys.parallel.canonical import PendingSums, fold, gradient_norm
+from llmsys.parallel.canonical_shard import shard_canonically
+from llmsys.parallel.clip import local_gradients
+from llmsys.parallel.group import gather_ranks, rank, world_size
+from llmsys.parallel.mesh import Meshes
+
+# J numbers of one micro-batch, M micro-batches of a step
+
+
+class BitwiseEngine:
+    """See Engine; the arguments are those of TorchEngine. `train_step` gets every W-th micro-batch of the step."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        meshes: Meshes,
+        optimizer: OptimizerConfig,
+        loss: Loss,
+        compute_dtype: torch.dtype,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.device = device
+        self.module = model
+        self._loss = loss
+        self._seed = seed
+        self._clip = optimizer.gradient_clip
+        self._first_copy = rank() < meshes.layout.copy_ranks
+        use_deterministic_kernels(device)
+        shard_canonically(model, meshes, compute_dtype)
+        materialize(model, device, lambda name, shape: initial_value(model.config, name, shape, seed))
+        self._optimizer = ExactAdamW(dict(model.named_parameters()), optimizer)
+
+    def train_step(
+        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = always, extras: Sequence[float] = ()
+    ) -> StepResult:
+        """See Engine."""
+        self.module.train()
+        counts = counts_of(batches, self.device)
+        sums, numbers = PendingSums(), []
+        for turn, batch in enumerate(batches):
+            self._seed_dropout(turn * world_size() + rank())
+            numbers.append(self._backward(batch.to(self.device), counts))
+            sums.add(self._taken_gradients())
+        gradients = sums.total()
+        norm = gradient_norm(list(self.module.parameters()), gradients, counts=self._first_copy)
+        nats, extra_sums = self._numbers_of_step(numbers, extras)
+        loss = nats / float(counts[0])
+        applied = accept(loss, norm)
+        if applied:
+            scale = min(1.0, self._clip / (norm + 1e-6)) if self._clip > 0 else 1.0
+            self._optimizer.step(gradients, learning_rate, scale)
+        return StepResult(loss, norm, int(counts[0]), applied, extra_sums)
+
+    def _seed_dropout(self, micro_batch: int) -> None:
+        """What is dropped is a function of (seed, step, micro-batch of the step)."""
+        torch.manual_seed(order_key("dropout", self._seed, self._optimizer.steps, micro_batch) >> 1)
+
+    def _backward(self, batch: Batch, counts: Tensor) -> Tensor:
+        """Gradients of one micro-batch of every rank, summed over ranks; gives the J numbers of this rank's."""
+        share, nats = shares_of(self.module, self.module, batch, self._loss, counts)
+        share.backward()
+        counted = [sums for layer in self.module.moe_layers() for sums in layer.counted()]
+        numbers_J = torch.cat([part.double().flatten() for part in (nats, *counted)])
+        for layer in self.module.moe_layers():
+            layer.reset_counts()
+        return numbers_J
+
+    def _taken_gradients(self) -> list[Tensor]:
+        parameters = list(self.module.parameters())
+        for parameter in parameters:
+            if parameter.grad is None:  # nothing of this micro-batch, on any rank, looks at it
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = local_gradients(parameters)
+        for parameter in parameters:
+            parameter.grad = None
+        return gradients
+
+    def _numbers_of_step(self, numbers: list[Tensor], extras: Sequence[float]) -> tuple[float, tuple[float, ...]]:
+        """(nats of the step, sums of `extras`); the layers' counts become the step's on rank 0, zero elsewhere."""
+        own = torch.cat([*numbers, torch.tensor(extras, dtype=torch.float64, device=self.device)])
+        gathered = gather_ranks(own)
+        by_rank, extra_sums = gathered.split([own.numel() - len(extras), len(extras)], dim=1)
+        numbers_JM = by_rank.unflatten(1, (len(numbers), -1)).transpose(0, 1).flatten(0, 1).T
+        totals_J = fold(numbers_JM.clone())
+        if rank() == 0:
+            counted = [sums for layer in self.module.moe_layers() for sums in layer.counted()]
+            for sums, total in zip(counted, totals_J[1:].split([sums.numel() for sums in counted]), strict=True):
+                sums.copy_(total.view_as(sums))
+        return float(totals_J[0]), tuple(extra_sums.sum(0).tolist())
+
+    @torch.no_grad()
+    def logits(self, batch: Batch) -> Tensor:
+        """See Engine."""
+        self.module.eval()
+        logits_BTV: Tensor = self.module(**batch.to(self.device).inputs())
+        return logits_BTV
+
+    def state(self) -> LogicalState:
+        """See Engine. The tensors are the living ones: loading into them in place is loading into the engine."""
+        # After a forward without backward, such as an evaluation or a generation, the root's weights are still whole.
+        for module in self.module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.module.named_parameters():
+            tensors[f"parameter/{name}"] = parameter.detach()
+            tensors[f"first_moment/{name}"] = self._optimizer.first[name]
+            tensors[f"second_moment/{name}"] = self._optimizer.second[name]
+        tensors |= {f"buffer/{name}": buffer for name, buffer in saved_buffers(self.module)}
+        return LogicalState(tensors, self._optimizer.steps)
+
+    def load(self, state: LogicalState) -> None:
+        """See Engine."""
+        own = self.state().tensors
+        for name, tensor in state.tensors.items():
+            if own[name] is not tensor:
+                own[name].copy_(tensor)
+        self._optimizer.steps = state.steps
+
+
+def use_deterministic_kernels(device: torch.device) -> None:
+    """On accelerators: no kernel with atomic additions, and one workspace for cuBLAS. CPU kernels have neither."""
+    if device.type != "cpu":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)

@@ -1,0 +1,121 @@
+"""Experts computed one at a time and for one micro-batch at a time: the same bits whichever rank holds them.
+
+Rows of a product can depend on how many there are, and elements of an activation on where they stand (what is left over
+of a vector takes another path through the kernel). So every expert gets the rows of every micro-batch in products and
+memory of their own, of shapes that no layout changes. The rows that arrive from R ranks are R micro-batches; the R
+gradients of a weight are added up by the tree of canonical.py, in float32 as everywhere.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from llmsys.config.feed_forward import GATED
+from llmsys.model.experts import Experts
+from llmsys.model.feed_forward import activate
+from llmsys.model.transformer import Transformer
+from llmsys.parallel.apply import split_experts
+from llmsys.parallel.canonical import tree_sum
+from llmsys.parallel.expert import AllToAllDispatcher
+from llmsys.parallel.mesh import Meshes
+
+# R ranks that send rows, L experts of this rank, M rows, N rows of one rank for one expert, D width, F width inside
+
+ALIGNMENT = 64
+"""Bytes at a multiple of which the operands of a product begin, as new tensors on the CPU do."""
+
+
+def split_experts_canonically(model: Transformer, meshes: Meshes, compute_dtype: torch.dtype) -> None:
+    """Give each rank of the expert axis its experts, as in fast mode, and compute them one by one."""
+    split_experts(model, meshes)
+    for layer in model.moe_layers():
+        layer.experts.forward = OneByOne(layer.experts, compute_dtype)  # type: ignore[method-assign, assignment]
+        if meshes.expert is not None:
+            layer.dispatcher = SourceDispatcher(meshes.expert.get_group(), layer.config.num_experts)
+
+
+class SourceDispatcher(AllToAllDispatcher):
+    """All-to-all there and back; in between, experts see which rows came from which rank."""
+
+    def _answers(self, arrived_MD: Tensor, received_RL: Tensor, experts: Experts) -> Tensor:
+        answers_MD: Tensor = experts(arrived_MD, received_RL)
+        return answers_MD
+
+
+class OneByOne:
+    """The forward of a layer's experts; `dtype` is the type of their products."""
+
+    def __init__(self, experts: Experts, dtype: torch.dtype) -> None:
+        self.experts, self.dtype = experts, dtype
+
+    def __call__(self, x_MD: Tensor, counts: Tensor) -> Tensor:
+        """One answer for each row, in the same order: by rank, then by expert, `counts` of shape (R, L) or (L,)."""
+        counts_RL = counts if counts.ndim == 2 else counts[None]
+        by_name = {n: for_sources(_local(p), len(counts_RL), self.dtype) for n, p in self.experts.named_parameters()}
+        rows = iter(x_MD.split(counts_RL.flatten().tolist()))
+        answers = []
+        for source in range(len(counts_RL)):
+            by_expert = {name: copies[source].unbind() for name, copies in by_name.items()}
+            for expert in range(counts_RL.shape[1]):
+                tensors = {name: alone(each[expert]) for name, each in by_expert.items()}
+                answers.append(alone(self._one(alone(next(rows)), tensors)))
+        return torch.cat(answers)
+
+    def _one(self, x_ND: Tensor, tensors: dict[str, Tensor]) -> Tensor:
+        """What one expert makes of its rows."""
+
+        def apply(name: str, x: Tensor) -> Tensor:
+            y, bias = x @ tensors[f"{name}_proj"], tensors.get(f"{name}_bias")
+            return y if bias is None else y + bias
+
+        config = self.experts.config
+        gate_NF = apply("gate", x_ND) if config.kind in GATED else None
+        return apply("down", activate(config, gate_NF, apply("up", x_ND)))
+
+
+def for_sources(weight: Tensor, sources: int, dtype: torch.dtype) -> Sequence[Tensor]:
+    """`weight` in `dtype`, once for each source; the gradient is the tree's sum in the type of `weight`."""
+    if sources == 1:
+        return (weight.to(dtype),)
+    copies: tuple[Tensor, ...] = _ForSources.apply(weight, sources, dtype)  # type: ignore[no-untyped-call]
+    return copies
+
+
+def alone(x: Tensor) -> Tensor:
+    """`x`, and its gradient, at an address that is a multiple of ALIGNMENT: products may depend on that."""
+    aligned: Tensor = _Alone.apply(x)  # type: ignore[no-untyped-call]
+    return aligned
+
+
+class _ForSources(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, sources: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        ctx.dtype = weight.dtype
+        cast = weight.to(dtype)
+        return tuple(cast.view_as(cast) for _ in range(sources))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return tree_sum(torch.stack([gradient.to(ctx.dtype) for gradient in gradients])), None, None
+
+
+class _Alone(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return _aligned(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return _aligned(gradients[0])
+
+
+def _aligned(x: Tensor) -> Tensor:
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % ALIGNMENT else x.view_as(x)
+
+
+def _local(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

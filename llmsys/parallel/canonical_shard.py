@@ -1,0 +1,72 @@
+"""FSDP2 whose gradients are summed by the canonical tree: the bytes of a reduce-scatter, in an order of our own.
+
+A reduce-scatter may add ranks in any order, and another number of ranks is another order. Here every rank sends each
+part of its gradient to the rank that keeps this part (the same bytes as a ring's reduce-scatter), and that rank adds
+them up by the tree of canonical.py. Replicas then exchange their sums whole and add those up likewise.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from llmsys.model.block import Block
+from llmsys.model.transformer import Transformer
+from llmsys.parallel.canonical import tree_sum
+from llmsys.parallel.canonical_expert import split_experts_canonically
+from llmsys.parallel.group import gather_ranks
+from llmsys.parallel.mesh import Meshes
+
+
+class TreeReduceScatter:
+    """What FSDP calls in place of a reduce-scatter. The ranks of a group hold neighbouring leaves of the tree."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Room for what is sent and for what is kept."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        """`output_tensor` becomes the sum over ranks of this rank's part of their `input_tensor`."""
+        arrived = torch.empty_like(input_tensor)
+        dist.all_to_all_single(arrived, input_tensor, group=group)
+        output_tensor.copy_(tree_sum(arrived.view(group.size(), -1)))
+
+
+def sum_replicas(gradient: Tensor, group: dist.ProcessGroup) -> None:
+    """`gradient` becomes its sum over the replicas, in place, by the same tree."""
+    gradient.copy_(tree_sum(gather_ranks(gradient, group)))
+
+
+def shard_canonically(model: Transformer, meshes: Meshes, compute_dtype: torch.dtype) -> None:
+    """Experts to their ranks and parameters into shards: fp32 masters, `compute_dtype` in the forward, sums in fp32."""
+    policy = partial(MixedPrecisionPolicy, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    split_experts_canonically(model, meshes, compute_dtype)
+    if meshes.expert_shard is not None:
+        for layer in model.moe_layers():
+            # Micro-batches of other ranks meet in these experts, so their gradients leave autograd in fp32.
+            _shard(layer.experts, meshes.expert_shard, policy(param_dtype=torch.float32))
+    for block in model.modules():
+        if isinstance(block, Block):
+            _shard(block, meshes.dense, policy(param_dtype=compute_dtype))
+    _shard(model, meshes.dense, policy(param_dtype=compute_dtype))
+
+
+def _shard(module: Any, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+    """One unit of FSDP, over the last axis of `mesh`; another axis in front of it holds replicas."""
+    axes = mesh.mesh_dim_names or ()
+    fully_shard(module, mesh=mesh if len(axes) == 1 else mesh[axes[-1]], mp_policy=policy)
+    assert isinstance(module, FSDPModule)
+    # The loss is divided by the global number of targets, and gradients by nothing.
+    module.set_gradient_divide_factor(1.0)
+    module.set_force_sum_reduction_for_comms(True)
+    module.set_custom_reduce_scatter(TreeReduceScatter())  # type: ignore[arg-type]  # its base class is not public
+    if len(axes) > 1:
+        add: Callable[[Tensor], None] = partial(sum_replicas, group=mesh.get_group(axes[0]))
+        module.set_all_reduce_hook(add)

@@ -73,7 +73,7 @@ class Parts:
                 f"tensor={self.tensor.size} ranks. Use batch.sequence_length={length - length % self.all.size}, "
                 f"or another layout."
             )
-        return x_BT.chunk(self.all.size, dim=1)[self.all.rank]
+        return x_BT.chunk(self.all.size, dim=1)[self.all.rank].contiguous()
 
     def batch_here(self, batch: Batch) -> Batch:
         """Tokens, targets and documents of this rank's positions."""

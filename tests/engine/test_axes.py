@@ -1,0 +1,67 @@
+"""Tensor and context axes against one process: loss, norm, expert report and every parameter's gradient in fp32."""
+
+import pytest
+import torch
+
+from llmsys.config.layout import Layout
+from tests.helpers.divided import all_gradients, plain_gradients
+from tests.helpers.ranks import run_ranks
+from tests.helpers.tiny_model import relative_error
+
+TENSOR, CONTEXT = Layout(tensor=2), Layout(context=2)
+CASES = {
+    2: [
+        ("llama", TENSOR),
+        ("tied, own head_dim, one key", TENSOR),
+        ("tied, own head_dim, one key", CONTEXT),
+        ("learned, offset", TENSOR),
+        ("learned, offset", CONTEXT),
+        ("sinusoidal", CONTEXT),
+        ("relative bias, windows", TENSOR),
+        ("qk norm of heads", TENSOR),
+        ("qk norm of all", CONTEXT),
+        ("sinks, softcap, alibi", TENSOR),
+        ("sinks, softcap, alibi", CONTEXT),
+        ("windows, own theta", CONTEXT),
+        ("latent", TENSOR),
+        ("latent, no query latent", CONTEXT),
+        ("scaled embedding, capped head", TENSOR),
+        ("parallel, two norms", TENSOR),
+        ("feed-forward clamped", TENSOR),
+        ("bert", TENSOR),
+        ("bert", CONTEXT),
+        ("experts, evenness over the batch", Layout(tensor=2, expert=2)),
+        ("experts, evenness of sequences", TENSOR),
+        ("experts, all tokens on one", Layout(tensor=2, expert=2)),
+        ("experts, latent attention, further tokens", Layout(context=2, expert=2)),
+    ],
+    4: [
+        ("llama", TENSOR),
+        ("tied, own head_dim, one key", Layout(tensor=2, context=2)),
+        ("learned, offset", Layout(tensor=4)),
+        ("relative bias", Layout(tensor=2, context=2)),
+        ("qk norm of all", Layout(tensor=2, context=2)),
+        ("qk norm of all", Layout(tensor=4)),
+        ("alibi encoder", Layout(context=4)),
+        ("latent, no query latent", Layout(tensor=2, context=2)),
+        ("bert", Layout(tensor=2, replicate=2)),
+        ("experts, all tokens on one", Layout(tensor=2, expert=4)),
+        ("experts, latent attention, further tokens", Layout(tensor=2, context=2, expert=2)),
+        ("experts, evenness of sequences", Layout(context=2, replicate=2, expert=2)),
+    ],
+}
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("world_size", sorted(CASES))
+def test_axes_change_no_gradient(world_size: int) -> None:
+    cases = CASES[world_size]
+    for (name, layout), found in zip(cases, run_ranks(all_gradients, world_size, cases)[0], strict=True):
+        expected = plain_gradients(name)
+        text = f"{name}, {layout!r}"
+        assert found.keys() == expected.keys(), text
+        largest = max(float(value.norm()) for value in expected.values())
+        for key, value in expected.items():
+            ours = torch.from_numpy(found[key])
+            close = relative_error(ours, value) < 2e-5 or float((ours - value).norm()) < 1e-7 * largest
+            assert close, f"{text}: {key} is off by {relative_error(ours, value):.1e}"

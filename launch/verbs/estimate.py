@@ -1,13 +1,19 @@
-"""`llmsys estimate`: parameters, operations and memory of a model or a run, before anything starts."""
+"""`llmsys estimate`: parameters, operations, memory and, on a device, time and money, before anything starts."""
 
 import argparse
 import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from llmsys.config.load import read_config
+from llmsys.config.load import Resolved, read_config
+from llmsys.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llmsys.estimate.cluster import Cluster
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--explain lists every tensor; --documents says what is packed into a window."""
+    """--explain lists every tensor; --documents says what is packed into a window; --device prices the run."""
     parser.add_argument("--explain", action="store_true", help="list every tensor; the counts sum to the total")
     parser.add_argument(
         "--documents",
@@ -15,6 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=(),
         metavar="N,N,…",
         help="tokens of the documents in one window, repeated until it is full; left out: one document",
+    )
+    parser.add_argument("--device", help="profile of the accelerator: a name such as h100-sxm, or a YAML file")
+    parser.add_argument("--gpus", type=int, help="devices to price it on (default: the processes of the config)")
+    parser.add_argument("--cluster", type=Path, metavar="FILE", help="YAML with prices, power and failures")
+    parser.add_argument(
+        "--price-per-hour", type=float, metavar="P", help="of one accelerator, in the cluster's currency"
     )
 
 
@@ -25,12 +37,38 @@ def run(arguments: argparse.Namespace) -> int:
     from llmsys.estimate.text import as_text
 
     result = estimate(resolved.run, model_only=resolved.model_only, documents=arguments.documents)
+    result = _priced(result, resolved, arguments)
     ledger = tensor_ledger(resolved.run) if arguments.explain else None
     if arguments.json:
         print(json.dumps(result if ledger is None else result | {"tensors": ledger}, ensure_ascii=False))
     else:
         print(as_text(result, ledger))
     return 0
+
+
+def _priced(result: dict[str, Any], resolved: Resolved, arguments: argparse.Namespace) -> dict[str, Any]:
+    """With time, money and energy, if a device or a cluster is named."""
+    if arguments.device is None and arguments.cluster is None:
+        if arguments.gpus is not None or arguments.price_per_hour is not None:
+            raise ConfigError(
+                "--gpus and --price-per-hour need a device. Add --device NAME, such as --device h100-sxm."
+            )
+        return result
+    from llmsys.estimate.device import read_device
+    from llmsys.estimate.priced import Question, priced
+
+    cluster = _cluster(arguments)
+    gpus = arguments.gpus if arguments.device is not None else arguments.gpus or cluster.devices
+    question = Question(read_device(arguments.device or cluster.device), cluster, gpus)
+    return priced(result, resolved.run, question, model_only=resolved.model_only)
+
+
+def _cluster(arguments: argparse.Namespace) -> "Cluster":
+    from llmsys.estimate.cluster import Cluster, read_cluster
+
+    cluster = Cluster() if arguments.cluster is None else read_cluster(arguments.cluster)
+    price = arguments.price_per_hour
+    return cluster if price is None else cluster.model_copy(update={"price_per_hour": price})
 
 
 def _lengths(text: str) -> tuple[int, ...]:

@@ -23,11 +23,18 @@ class Cluster(Section):
     price_per_hour: float = Field(
         2.5, ge=0, description="Of one accelerator for an hour, everything around it included."
     )
-    price_per_kwh: float = Field(0.12, ge=0, description="Of electricity; only where it is paid beside the hours.")
+    price_per_kwh: float = Field(
+        0.0, ge=0, description="Of electricity, where it is paid beside the hours; rented hours include it."
+    )
     power_share: float = Field(
         0.85, gt=0, le=1, description="Mean power of an accelerator in training over its limit (Luccioni 2022, 3.2)."
     )
-    host_watts: float = Field(0.0, ge=0, description="Power of everything else in a machine, for one accelerator.")
+    host_watts: float = Field(
+        180,
+        ge=0,
+        description="Power of everything else in a machine, for one accelerator (DGX H100: 10.2 kW at most with eight "
+        "of 700 W; a third of the rest).",
+    )
     pue: float = Field(1.1, ge=1, description="Power of the building over that of the machines.")
     device_failure_hours: float = Field(
         50_000,

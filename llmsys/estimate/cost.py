@@ -5,14 +5,14 @@ the residual of whole runs, calibrated on named published accelerator-hours.
 """
 
 from dataclasses import dataclass
-from math import hypot
+from math import log
 from typing import Any
 
 from llmsys.config.run import RunConfig
 from llmsys.estimate.cluster import Cluster
 from llmsys.estimate.device import Device
 from llmsys.estimate.goodput import Goodput, goodput
-from llmsys.estimate.interval import Interval, log_normal
+from llmsys.estimate.interval import Z90, Interval, log_normal
 from llmsys.estimate.residual import residuals
 from llmsys.estimate.time import StepTime
 
@@ -36,17 +36,18 @@ def run_cost(config: RunConfig, step: StepTime, device: Device, cluster: Cluster
     hours = run_interval(step.seconds, config.steps / good.fraction).times(1 / 3600)
     accelerator_hours = hours.times(step.ranks)
     board_kw, paid_kwh = mean_watts(device, cluster) / 1000, cluster.price_per_kwh
-    energy = accelerator_hours.times(board_kw * cluster.pue)
+    energy = residuals().energy.around(accelerator_hours.p50 * board_kw * cluster.pue)
     price = cluster.price_per_hour + paid_kwh * board_kw * cluster.pue
     used = step.model_utilisation * step.seconds.p50 * config.steps / (hours.p50 * 3600)
     return RunCost(hours, accelerator_hours, accelerator_hours.times(price), energy, good, used, _assumed(cluster))
 
 
 def run_interval(step_seconds: Interval, steps: float) -> Interval:
-    """Seconds of many steps: the step's spread, and that of what runs lose beside their steps."""
-    whole, one = residuals().run, residuals().dense
-    spread = hypot(one.spread, whole.spread) if whole.spread else one.spread
-    return log_normal(step_seconds.p50 * steps * whole.factor, spread)
+    """Seconds of many steps. The spread of whole runs was calibrated on their hours, so it holds that of their steps;
+    where a step is less sure than that (experts), its own."""
+    whole = residuals().run
+    one = log(step_seconds.p90 / step_seconds.p50) / Z90
+    return log_normal(step_seconds.p50 * steps * whole.factor, max(one, whole.spread))
 
 
 def mean_watts(device: Device, cluster: Cluster) -> float:

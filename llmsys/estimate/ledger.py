@@ -1,7 +1,7 @@
 """Everything the estimate knows about a config, as plain data with stable keys; `text` makes a page of it.
 
-Time, money and energy depend on a device and are unknown without a measured profile of one; no other number is put in
-their place.
+Time, money and energy depend on a device and are unknown without a profile of one; no other number is put in their
+place. `priced` adds them.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from llmsys.estimate.memory_peak import activation_bytes, peak_memory
 from llmsys.estimate.parameters import count_parameters
 from llmsys.estimate.tensors import model_tensors
 
+NO_DEVICE = "needs a device: --device NAME, or a file that llmsys calibrate measured"
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
 
 
@@ -34,7 +35,7 @@ def estimate(config: RunConfig, *, model_only: bool = False, documents: Sequence
         "flops": _flops(config, documents),
         "memory": None if model_only else _memory(config),
         "run": None if model_only else _run(config, documents),
-        "unknown": dict.fromkeys(("time", "money", "energy"), "needs a measured profile of the device"),
+        "unknown": dict.fromkeys(("time", "money", "energy"), NO_DEVICE),
     }
 
 

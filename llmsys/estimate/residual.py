@@ -33,11 +33,13 @@ class Residual(Section):
 
 
 class Residuals(Section):
-    """The classes: one step of a dense model, one of a mixture of experts, and a whole run over its steps."""
+    """The classes: one step of a dense model, one of a mixture of experts, a whole run over its steps, and the energy
+    of a whole run over its hours and watts."""
 
     dense: Residual
     moe: Residual
     run: Residual
+    energy: Residual
 
 
 @cache

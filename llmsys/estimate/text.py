@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
+from llmsys.estimate.priced_text import priced_lines
+
 
 def as_text(result: dict[str, Any], ledger: list[dict[str, Any]] | None = None) -> str:
     """The result of `estimate` for people; with a ledger, every tensor after it."""
     lines = [*_parameter_lines(result), *_flops_lines(result), *_memory_lines(result), *_run_lines(result)]
+    lines += priced_lines(result)
     if ledger is not None:
         lines += ["", *_ledger_lines(ledger, result["parameters"]["total"])]
     return "\n".join(lines)
@@ -74,7 +77,8 @@ def _run_lines(result: dict[str, Any]) -> Iterator[str]:
         yield _row("tokens of the run", run["tokens"], f"{run['tokens_per_parameter']:.1f} per active parameter")
         yield _row("steps", run["steps"], "")
         yield _row("FLOPs of the run", run["flops"], f"{short(run['flops'])}, {result['flops']['convention']}")
-    yield f"{', '.join(result['unknown'])}: unknown ({next(iter(result['unknown'].values()))})"
+    if result["unknown"]:
+        yield f"{', '.join(result['unknown'])}: unknown ({next(iter(result['unknown'].values()))})"
 
 
 def _ledger_lines(ledger: list[dict[str, Any]], total: int) -> Iterator[str]:

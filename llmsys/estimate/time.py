@@ -5,7 +5,7 @@ what of the communication nothing hides, times a residual whose spread was calib
 (`residual.yaml`). It is in-step time: `goodput` says what a whole run takes.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from llmsys.config.layout import Layout
@@ -36,7 +36,8 @@ class StepTime:
     """One step. `parts` are seconds of the P50 by cause; utilisations are of the peak of the run's number type.
 
     `model_utilisation` counts the operations of a model whose attention is causal-exact, once forward and twice
-    backward (MFU; Chowdhery 2022, appendix B, counts all of s²); `hardware_utilisation` also what is computed again.
+    backward (MFU); `full_utilisation` all of s² (Chowdhery 2022, appendix B); `hardware_utilisation` also what is
+    computed again (HFU). `factor` is the calibrated residual that is in `seconds` and `parts`.
     """
 
     seconds: Interval
@@ -46,7 +47,7 @@ class StepTime:
     model_utilisation: float
     full_utilisation: float
     hardware_utilisation: float
-    notes: tuple[str, ...] = field(default=())
+    factor: float
 
     @property
     def tokens_per_second_per_device(self) -> float:
@@ -91,7 +92,7 @@ def step_time(
     factor = residual("step", config.model, software)
     seconds = factor.around(sum(parts.values()))
     parts = {name: value * factor.factor for name, value in parts.items()}
-    return _result(config, device, bench, work, seconds, parts, ranks)
+    return _result(config, device, bench, work, seconds, parts, ranks, factor.factor)
 
 
 def micro_sequences(config: RunConfig, layout: Layout) -> float:
@@ -195,6 +196,7 @@ def _result(
     seconds: Interval,
     parts: dict[str, float],
     ranks: int,
+    factor: float,
 ) -> StepTime:
     source, length = batch_lengths(config)
     sequences = config.batch.sequences_per_step
@@ -213,4 +215,5 @@ def _result(
         model_utilisation=causal.forward_backward / possible,
         full_utilisation=full.forward_backward / possible,
         hardware_utilisation=(causal.forward_backward + again) / possible,
+        factor=factor,
     )

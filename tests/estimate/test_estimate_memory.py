@@ -143,7 +143,7 @@ def test_the_text_names_total_unknowns_and_every_tensor(capsys: pytest.CaptureFi
     text = capsys.readouterr().out
     total = f"{count_parameters(load_run('train/demo').model).total:,}"
     assert text.count(total) == 2
-    assert "time, money, energy: unknown (needs a measured profile of the device)" in text
+    assert "time, money, energy: unknown (needs a device: --device NAME" in text
     assert "blocks.{0..3}.feed_forward.experts.gate_proj" in text
     assert "steps" not in text  # a bare model has no run
 

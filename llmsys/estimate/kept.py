@@ -10,7 +10,7 @@ from typing import Literal
 
 from llmsys.estimate.system import System
 
-Maker = Literal["input", "product", "attention", "collective", "sum", "pointwise", "fused"]
+Maker = Literal["input", "product", "attention", "collective", "gather", "sum", "pointwise", "fused"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class Extent:
 
     def stream(self, channels: float, size: int | None = None) -> int:
         """Bytes between layers, where every tensor rank has positions of its own."""
-        return int(self.tokens / self.tensor * channels * (size or self.value))
+        ranks = self.tensor if self.system.stream == "divided" else 1
+        return int(self.tokens / ranks * channels * (size or self.value))
 
     def inner(self, channels: float, size: int | None = None) -> int:
         """Bytes inside a layer, where every tensor rank has channels of its own."""

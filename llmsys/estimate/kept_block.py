@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from llmsys.config.model import ModelConfig
-from llmsys.estimate.kept import Extent, Tensor
+from llmsys.estimate.kept import Extent, Maker, Tensor
 from llmsys.estimate.kept_attention import attention_tensors, cross_attention_tensors
 from llmsys.estimate.kept_feed_forward import feed_forward_tensors
 
@@ -27,9 +27,10 @@ def _branch(model: ModelConfig, layer: int, name: str, extent: Extent, *, first:
         )
     if kind in ("pre", "sandwich") or (kind == "parallel" and (first or getattr(model.residual, "norms", 1) == 2)):
         yield from norm_tensors_kept(model, f"{name} norm", extent)
-        yield Tensor(f"normed input of {name}", extent.read(model.hidden_size), "pointwise")
+        maker: Maker = "gather" if extent.tensor > 1 else "pointwise"
+        yield Tensor(f"normed input of {name}", extent.read(model.hidden_size), maker)
     elif extent.tensor > 1 and extent.system.gathered == "kept":
-        yield Tensor(f"gathered input of {name}", extent.gathered(model.hidden_size), "pointwise")
+        yield Tensor(f"gathered input of {name}", extent.gathered(model.hidden_size), "gather")
     if name == "attention":
         yield from attention_tensors(model, layer, extent, output_saved=behind)
     elif name == "cross_attention":

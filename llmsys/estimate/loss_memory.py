@@ -25,7 +25,7 @@ def loss_items(config: RunConfig, extent: Extent, head_elements: int) -> list[It
     logits = extent.stream(model.vocab_size)  # by positions or by columns, a tensor rank has the same share
     items = [Item("last hidden states", (1 + depth) * (hidden + read)), Item("logits", (1 + depth) * logits)]
     if system.loss == "fused":
-        return [*items, Item("gradient of logits", logits)]
+        return [*items, Item("gradient of logits", extent.stream(model.vocab_size, FP32))]
     # Log-softmax is kept, and its backward makes gradients of it and of the logits. Over columns (loss parallel) it
     # takes one more. The 16-bit logits are free by then, but nothing as large fits into their place.
     copies = 4 if system.head == "columns" and extent.tensor > 1 else 3

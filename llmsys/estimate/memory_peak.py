@@ -58,7 +58,8 @@ class ActivationBytes:
 
 def activation_bytes(config: RunConfig, layout: Layout, system: System = OURS) -> ActivationBytes:
     """Estimate for one micro-batch of the configured precision and recompute policy."""
-    extent, whole = extent_of(config, layout, system), whole_weights(config, layout, model_tensors(config.model))
+    extent = extent_of(config, layout, system)
+    whole = whole_weights(config, layout, model_tensors(config.model), system)
     train = config.train
     blocks = scores = 0
     for kind in block_kinds(config, extent):

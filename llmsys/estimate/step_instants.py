@@ -16,7 +16,9 @@ from llmsys.estimate.stages import Stage
 from llmsys.estimate.system import System
 from llmsys.estimate.weights import WholeWeights, gradients_in_flight, weights_in_use, whole_weights
 
-ALLOCATOR_SLACK = 0.04  # of what is reserved, room that nothing asked for fits into; calibrated, see README.md
+# Of what tensors hold, the room beside it that nothing asked for fits into: with one micro-batch at a time, and where
+# those of a pipeline come and go in another order. Calibrated, see README.md.
+ALLOCATOR_SLACK, PIPELINE_SLACK = 0.04, 0.12
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,9 @@ class StepInstants:
 
     def _instant(self, name: str, items: list[Item]) -> Instant:
         items = [item for item in [*self._state, *items] if item.bytes]
-        if self.system.device == "cuda" and self.system.measured == "reserved":
-            slack = int(ALLOCATOR_SLACK * sum(item.bytes for item in items))
-            items.append(Item("room the allocator cannot use", slack))
+        if self._reserves:
+            share = ALLOCATOR_SLACK if self.system.pipeline == 1 else PIPELINE_SLACK
+            items.append(Item("room the allocator cannot use", int(share * sum(item.bytes for item in items))))
         return Instant(name, tuple(items))
 
     @cached_property
@@ -60,7 +62,7 @@ class StepInstants:
 
     @cached_property
     def _whole(self) -> WholeWeights:
-        return whole_weights(self.config, self.layout, self._rows)
+        return whole_weights(self.config, self.layout, self._rows, self.system)
 
     @cached_property
     def _extent(self) -> Extent:
@@ -106,13 +108,19 @@ class StepInstants:
     def _early(self) -> list[Item]:
         """Weights in use, and gradients of earlier micro-batches, or the places where gradients will be.
 
-        Gradient shards of the step before lay between activations and are smaller than those, so that activations do
+        Gradient shards of the step before lay between activations; where they are smaller than those, activations do
         not fit into their places.
         """
-        reserved = self.system.device == "cuda" and self.system.measured == "reserved"
-        if self._micro_batches > 1 or (reserved and self.system.gradients == "sharded"):
+        shard = FP32 * self._whole.block // max(1, self.layout.shard * self.layout.context)
+        small = shard < self._extent.stream(self.config.model.hidden_size)
+        if self._micro_batches > 1 or (self._reserves and small):
             return [*self._in_use, self._gradients]
         return self._in_use
+
+    @property
+    def _reserves(self) -> bool:
+        """Whether an allocator's view is asked for, which never gives back what it once held."""
+        return self.system.device == "cuda" and self.system.measured == "reserved"
 
     @cached_property
     def _late(self) -> list[Item]:
@@ -132,10 +140,18 @@ class StepInstants:
 
     @cached_property
     def _kept_by_all(self) -> list[Item]:
-        micro_batches = min(self.stage.in_flight, self._micro_batches) if self.system.pipeline > 1 else 1.0
-        total = sum(self._count(kind) * self._kept(kind) for kind in self._kinds)
+        several = self.system.pipeline > 1
+        micro_batches = min(self.stage.in_flight, self._micro_batches) if several else 1.0
+        total = micro_batches * sum(self._count(kind) * self._kept(kind) for kind in self._kinds)
+        if self.system.activations == "host":
+            total = min(total, 2 * max(self._kept(kind) for kind in self._kinds))
         table = self._extent.sequences * self._extent.length**2 if self._extent.masked else 0
-        return [Item("activations kept by blocks", int(micro_batches * total)), Item("table of what is visible", table)]
+        given = micro_batches * self._extent.stream(self.config.model.hidden_size) if several else 0
+        return [
+            Item("activations kept by blocks", int(total)),
+            Item("table of what is visible", table),
+            Item("what the stage gives", int(given)),
+        ]
 
     @cached_property
     def _forward_work(self) -> Item:
@@ -156,7 +172,7 @@ class StepInstants:
     @cached_property
     def _forward_rest(self) -> list[Item]:
         """The allocator holds what the last block left, in pieces too small for logits."""
-        if self.system.device == "cuda" and self.system.measured == "reserved":
+        if self._reserves:
             return [self._forward_work]
         return []
 

@@ -16,8 +16,8 @@ class System:
         pipeline: stages over which blocks are dealt, first in first out (1F1B; Narayanan 2021, arXiv:2104.04473).
         chunks: parts of the model that a stage holds (interleaved 1F1B).
         in_flight: micro-batches whose activations the first stage holds; 0 takes as many as there are stages.
-        loss: chunked: logits never exist whole (our head_loss); fused: logits and their gradient in 16 bits (a compiled
-            loss); whole: eager cross entropy over float32 copies.
+        loss: chunked: logits never exist whole (our head_loss); fused: logits, and their gradient in
+            float32 (a compiled loss); whole: eager cross entropy over float32 copies.
         head: what a tensor rank has of the logits: its positions with a whole head, or its columns of all positions
             with a part of it (loss parallel).
         masks: table: attention gets a table of positions where the batch needs one; none: it knows what is visible.
@@ -25,10 +25,13 @@ class System:
         selective: what `train.recompute=selective` keeps. products: outputs of all products and of attention;
             alternate: of every second product and of attention (torchtitan); attention: everything but the scores
             (Megatron; Korthikanti 2022, arXiv:2205.05198, 5).
+        stream: under tensor parallelism, whether positions between layers are divided over its ranks (sequence
+            parallelism) or whole on each.
         gathered: under tensor parallelism with sequence parallelism, whether what column-parallel products read is
             kept gathered, or gathered again in the backward (Korthikanti 2022, 4.2.2).
         weights: sharded: whole only while a block uses them; whole: from the first use to the end of the backward.
         gradients: sharded after each backward; whole: float32, summed over micro-batches before they are sharded.
+        activations: where they wait for the backward; of host, two blocks' are on their way at a time.
         measured: reserved: what the allocator holds (max_memory_reserved); allocated: what tensors hold.
     """
 
@@ -42,9 +45,11 @@ class System:
     attention: Literal["kernel", "explicit"] = "kernel"
     selective: Literal["products", "alternate", "attention"] = "products"
     products: Literal["compute", "fp8"] = "compute"
+    stream: Literal["divided", "whole"] = "divided"
     gathered: Literal["kept", "again"] = "kept"
     weights: Literal["sharded", "whole"] = "sharded"
     gradients: Literal["sharded", "whole"] = "sharded"
+    activations: Literal["device", "host"] = "device"
     measured: Literal["reserved", "allocated"] = "reserved"
 
 

@@ -28,11 +28,11 @@ class WholeWeights:
     matrices: int
 
 
-def whole_weights(config: RunConfig, layout: Layout, rows: list[TensorRow]) -> WholeWeights:
-    """Of the rows of one stage of the model."""
-    model = config.model
-    root = sum(whole_elements(row, layout, model) * row.copies for row in rows if not in_block(row))
-    head = max((row.each for row in rows if row.name in ("head.weight", "embed.weight")), default=0)
+def whole_weights(config: RunConfig, layout: Layout, rows: list[TensorRow], system: System) -> WholeWeights:
+    """Of the rows of one stage of the model. Head and embedding are whole, or split by columns of the vocabulary."""
+    model, columns = config.model, layout.tensor if system.head == "columns" else 1
+    root = sum(-(-row.count // columns) for row in rows if not in_block(row))
+    head = max((-(-row.each // columns) for row in rows if row.name in ("head.weight", "embed.weight")), default=0)
     sizes: dict[tuple[str, int], int] = {}
     for row in rows:
         for layer in row.layers if in_block(row) else ():

@@ -1,0 +1,84 @@
+"""Korthikanti 2022 (arXiv:2205.05198), figures 1 and 7: state and activations of four models, by its own formulas.
+
+Analytical numbers, no readings of an allocator: they hold that the ledger counts the same tensors.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from llmsys.config.run import RunConfig
+from llmsys.estimate.instants import GIB
+from llmsys.estimate.memory import compute_bytes, in_block, state_bytes, whole_elements
+from llmsys.estimate.memory_peak import peak_memory
+from llmsys.estimate.stages import stages_of
+from llmsys.estimate.system import System
+from tools.bench.published_megatron import KORTHIKANTI
+from tools.bench.published_setup import DATA, Row, axes, config_of, gpt
+
+MEGATRON = System(
+    masks="none", attention="explicit", selective="attention", gathered="again", loss="whole", head="columns",
+    measured="allocated",
+)  # fmt: skip
+# Sequences of a micro-batch, stages, chunks of a stage (the paper's table 3); 8 tensor ranks each.
+SETTINGS = {"22B": (4, 1, 1), "175B": (1, 8, 3), "530B": (1, 35, 3), "1T": (1, 64, 1)}
+POLICIES = {
+    "none": ("none", "whole"),
+    "seq": ("none", "divided"),
+    "sel": ("selective", "whole"),
+    "seqsel": ("selective", "divided"),
+    "full": ("block", "whole"),
+}
+
+
+def analytical_rows() -> Iterator[tuple[str, float, float]]:
+    """(what, the paper's GiB, ours)."""
+    table: Row = json.loads((DATA / "published_runs.json").read_text(encoding="utf-8"))["korthikanti2022"]["memory"]
+    for name in SETTINGS:
+        yield f"state of blocks, {name}", table["states_gib"][name], state_gib(name)
+        whole = activations_gib(name, "none")
+        yield f"activations, {name}", table["activations_gib_none"][name], whole
+        ours = activations_gib(name, "seqsel")
+        yield f"activations, {name}, selective", table["activations_gib_selective_sp"][name], ours
+        for policy, percent in table["relative_pct"][name].items():
+            yield f"{policy} in % of none, {name}", percent, 100 * activations_gib(name, policy) / whole
+
+
+def activations_gib(name: str, policy: str) -> float:
+    """What the first stage keeps of all micro-batches in flight."""
+    _, stages, chunks = SETTINGS[name]
+    recompute, stream = POLICIES[policy]
+    system = replace(MEGATRON, pipeline=stages, chunks=chunks, stream=stream)
+    ledger = peak_memory(megatron(name, recompute), axes(1, 8), system=system)
+    forward = next(one for one in ledger.instants if one.name == "at the end of the forward")
+    return next(item.bytes for item in forward.items if item.name == "activations kept by blocks") / GIB
+
+
+def state_gib(name: str) -> float:
+    """16-bit weights, float32 gradients, masters and moments of the blocks of one stage: 18 bytes a parameter."""
+    config, layout = megatron(name, "none"), axes(1, 8)
+    stage = stages_of(config.model, replace(MEGATRON, pipeline=SETTINGS[name][1]))[0]
+    rows = [row for row in stage.rows(config.model) if in_block(row)]
+    weights = compute_bytes(config) * sum(whole_elements(row, layout, config.model) * row.copies for row in rows)
+    return (state_bytes(config, layout, rows).total + weights) / GIB
+
+
+def megatron(name: str, recompute: str) -> RunConfig:
+    """The run of one column of the figures."""
+    hidden, layers, heads = KORTHIKANTI[name]
+    dropout = {"residual": 0.1, "attention": 0.1, "embedding": 0.1}
+    shape = gpt(hidden, layers, heads, 51_200, 2048).model_dump() | {"dropout": dropout}
+    sequences, stages, _ = SETTINGS[name]
+    model = type(gpt(8, 1, 1, 8, 8)).model_validate(shape)
+    config = config_of(model, 2048, 64 * stages * sequences, sequences, recompute=recompute, precision="fp16")
+    engine = {"kind": "deepspeed", "zero_stage": 0}
+    return RunConfig.model_validate(config.model_dump() | {"engine": engine, "model": model})
+
+
+if __name__ == "__main__":
+    for what, paper, ours in analytical_rows():
+        print(f"{what:<40} {paper:8.2f} {ours:8.2f} {ours / paper - 1:+.2%}")

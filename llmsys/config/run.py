@@ -92,6 +92,12 @@ class RunConfig(Section):
                 "block with experts needs train.precision=bf16: compiled, torch multiplies groups in bf16 only. "
                 "Use train.compile=none or train.precision=bf16.",
             )
+        if self.train.compile == "block" and self.train.recompute != "none" and self.model.moe is not None:
+            yield Broken(
+                "train.recompute",
+                f"{self.train.recompute} with experts cannot be compiled: torch.compile gives such blocks up whole. "
+                "Use train.compile=none or train.recompute=none.",
+            )
         for problem in expert_problems(self.layout.expert, self.model):
             yield Broken("layout.expert", problem)
         yield from self._axis_problems()

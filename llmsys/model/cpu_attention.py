@@ -36,51 +36,61 @@ def chunked_attention(
 
     `causal` promises T = S and that nothing later is visible; `mask_B1TS` is boolean and may hide more.
     """
-    arguments = q_BTHK, k_BSGK, v_BSGK, mask_B1TS, causal
-    y_BTHK: Tensor = _ChunkedAttention.apply(*arguments)  # type: ignore[no-untyped-call]
-    return y_BTHK
+    heads, groups = q_BTHK.shape[2], k_BSGK.shape[2]
+    q, k, v = _stack(q_BTHK, groups), _stack(k_BSGK, groups), _stack(v_BSGK, groups)
+    return _unstack(_attend(q * (1.0 / math.sqrt(q.shape[-1])), k, v, mask_B1TS, causal)[0], heads)
 
 
-class _ChunkedAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, q_BTHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, mask_B1TS: Tensor | None, causal: bool
-    ) -> Tensor:
-        heads, groups = q_BTHK.shape[2], k_BSGK.shape[2]
-        q, k, v = _stack(q_BTHK, groups), _stack(k_BSGK, groups), _stack(v_BSGK, groups)
-        q = q * (1.0 / math.sqrt(q.shape[-1]))
-        y = torch.empty_like(q)
-        probabilities = []
-        for start, end in _chunks(q.shape[2]):
-            seen = end if causal else k.shape[2]
-            scores = q[:, :, start:end].flatten(1, 2) @ k[:, 0, :seen].transpose(1, 2)
-            if mask_B1TS is not None:
-                _hide(scores, mask_B1TS[:, 0, start:end, :seen], groups)
-            elif causal:
-                _hide_later(scores, end - start)
-            p = scores.softmax(dim=-1)
-            y[:, :, start:end] = (p @ v[:, 0, :seen]).view(y[:, :, start:end].shape)
-            probabilities.append(p)
-        ctx.save_for_backward(q, k, v, *probabilities)
-        return _unstack(y, heads)
+# One operation for torch, so that selective recomputation can keep what it gives, as it does with fused kernels. All
+# are stacked: q (B * G, R, T, K), k and v (B * G, 1, S, K).
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        q, k, v, *probabilities = ctx.saved_tensors
-        heads, groups = gradients[0].shape[2], gradients[0].shape[2] // q.shape[1]
-        dy = _stack(gradients[0], groups)
-        dq = torch.empty_like(q)
-        dk, dv = torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
-        for (start, end), p in zip(_chunks(q.shape[2]), probabilities, strict=True):
-            seen = p.shape[-1]
-            q_chunk, dy_chunk = (x[:, :, start:end].flatten(1, 2) for x in (q, dy))
-            dv[:, 0, :seen] += p.transpose(1, 2) @ dy_chunk
-            dp = dy_chunk @ v[:, 0, :seen].transpose(1, 2)
-            ds = torch.ops.aten._softmax_backward_data(dp, p, -1, p.dtype)
-            dq[:, :, start:end] = (ds @ k[:, 0, :seen]).view(dq[:, :, start:end].shape)
-            dk[:, 0, :seen] += ds.transpose(1, 2) @ q_chunk
-        dq *= 1.0 / math.sqrt(q.shape[-1])
-        return _unstack(dq, heads), _unstack(dk.to(q.dtype), groups), _unstack(dv.to(q.dtype), groups), None, None
+
+@torch.library.custom_op("llmsys::chunked_attention", mutates_args=())
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask_B1TS: Tensor | None, causal: bool) -> list[Tensor]:
+    """The weighted sums, shaped as q, and the probabilities of each chunk, (B * G, R * C, S)."""
+    results = [torch.empty_like(q)]
+    for start, end in _chunks(q.shape[2]):
+        seen = end if causal else k.shape[2]
+        scores = q[:, :, start:end].flatten(1, 2) @ k[:, 0, :seen].transpose(1, 2)
+        if mask_B1TS is not None:
+            _hide(scores, mask_B1TS[:, 0, start:end, :seen], len(q) // len(mask_B1TS))
+        elif causal:
+            _hide_later(scores, end - start)
+        p = scores.softmax(dim=-1)
+        results[0][:, :, start:end] = (p @ v[:, 0, :seen]).view(results[0][:, :, start:end].shape)
+        results.append(p)
+    return results
+
+
+@_attend.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, mask_B1TS: Tensor | None, causal: bool) -> list[Tensor]:
+    chunks = _chunks(q.shape[2])
+    shapes = [(len(q), q.shape[1] * (end - start), end if causal else k.shape[2]) for start, end in chunks]
+    return [torch.empty_like(q), *(q.new_empty(shape) for shape in shapes)]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # nobody asks for gradients of the probabilities
+    ctx.save_for_backward(*inputs[:3], *output[1:])
+
+
+def _gradients(ctx: Any, gradients: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    q, k, v, *probabilities = ctx.saved_tensors
+    dy, dq = gradients[0].contiguous(), torch.empty_like(q)
+    dk, dv = torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
+    for (start, end), p in zip(_chunks(q.shape[2]), probabilities, strict=True):
+        seen = p.shape[-1]
+        q_chunk, dy_chunk = (x[:, :, start:end].flatten(1, 2) for x in (q, dy))
+        dv[:, 0, :seen] += p.transpose(1, 2) @ dy_chunk
+        dp = dy_chunk @ v[:, 0, :seen].transpose(1, 2)
+        ds = torch.ops.aten._softmax_backward_data(dp, p, -1, p.dtype)
+        dq[:, :, start:end] = (ds @ k[:, 0, :seen]).view(dq[:, :, start:end].shape)
+        dk[:, 0, :seen] += ds.transpose(1, 2) @ q_chunk
+    return dq, dk.to(q.dtype), dv.to(q.dtype), None, None
+
+
+_attend.register_autograd(_gradients, setup_context=_keep)
+OPERATION = torch.ops.llmsys.chunked_attention.default
 
 
 def _chunks(length: int) -> Iterator[tuple[int, int]]:

@@ -20,7 +20,7 @@ The last product of a block is not computed again where nothing behind it needs 
 every saved tensor is there.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -28,7 +28,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from llmsys.model import cpu_attention
 from llmsys.model.block import Block
+from llmsys.model.transformer import Transformer
 
 Recompute = Literal["none", "selective", "block"]
 
@@ -42,17 +44,24 @@ KEPT = {
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
+    cpu_attention.OPERATION,
     collectives.all_to_all_single.default,
     collectives.reduce_scatter_tensor.default,
 }
 """The operations whose outputs `selective` keeps."""
 
 
-def recompute_blocks(blocks: Iterable[Block], what: Recompute) -> None:
-    """Wrap the forward of every block. The wrapper is a function, so names of parameters and modules stay."""
-    for block in blocks:
-        if what != "none":
-            block.forward = _recomputed(block.forward, what)  # type: ignore[method-assign]
+def recompute_blocks(model: Transformer, what: Recompute) -> None:
+    """Wrap the forward of every block. The wrapper is a function, so names of parameters and modules stay.
+
+    Before `compile_blocks`: torch.compile then sees what is to be computed again, and decides with it. (Around a
+    compiled block `selective` would see one opaque operation, and breaks in its graph would fall differently in the
+    second pass.)
+    """
+    if what == "none":
+        return
+    for block in (module for module in model.modules() if isinstance(module, Block)):
+        block.forward = _recomputed(block.forward, what)  # type: ignore[method-assign]
 
 
 def _recomputed(forward: Callable[..., Tensor], what: Recompute) -> Callable[..., Tensor]:

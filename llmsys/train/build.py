@@ -6,6 +6,7 @@ The only place that knows every part. Each rank calls `run`; afterwards the run 
 import contextlib
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,11 +23,13 @@ from llmsys.model.transformer import Transformer
 from llmsys.parallel.apply import compile_blocks
 from llmsys.parallel.group import TIMEOUT_SECONDS, device_of_this_rank, joined, on_rank_zero, rank, world_size
 from llmsys.parallel.mesh import Meshes, make_meshes
+from llmsys.parallel.recompute import recompute_blocks
 from llmsys.tokenizer import Tokenizer
 from llmsys.train import checkpoint, folder
 from llmsys.train.agree import agree, differences
 from llmsys.train.average import average_last
 from llmsys.train.bitwise import announcement, check_loaded, without_mode
+from llmsys.train.blame import contents
 from llmsys.train.dataset import Dataset, open_dataset
 from llmsys.train.faults import StepJudge
 from llmsys.train.head_loss import training_loss
@@ -112,7 +115,8 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_promp
 
     saver = Saver(config.run.folder / "checkpoints", config.checkpoint)
     stack.callback(saver.close)
-    parts = (engine, loader, evaluator, record, identity, sample, saver, judge, wish, watchdog)
+    inside = partial(contents, steps, dataset.sources)
+    parts = (engine, loader, evaluator, record, identity, sample, saver, judge, wish, watchdog, inside)
     return Trainer(config, *parts, steps_done=resumed or 0)
 
 
@@ -138,6 +142,7 @@ def build_engine(config: RunConfig, meshes: Meshes, micro_batches: int, device: 
         "device": device,
     }
     model = build_model(config)
+    recompute_blocks(model, config.train.recompute)
     if config.train.compile == "block":
         compile_blocks(model)
     if config.engine.kind == "accelerate":

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,6 +51,6 @@ class Batch:
 
 def make_batch(rows: Rows, *, separate_documents: bool) -> Batch:
     """Windows of T + 1 tokens as a batch; with `separate_documents` a token must not see a document but its own."""
-    tokens_BT = torch.from_numpy(rows.tokens)
-    documents_BT = torch.from_numpy(rows.documents)[:, :-1].contiguous() if separate_documents else None
-    return Batch(tokens_BT[:, :-1].contiguous(), tokens_BT[:, 1:].contiguous(), documents_BT)
+    # Copied by numpy: torch would start threads, beside those that train.
+    parts = [rows.tokens[:, :-1], rows.tokens[:, 1:]] + ([rows.documents[:, :-1]] if separate_documents else [])
+    return Batch(*(torch.from_numpy(np.ascontiguousarray(part)) for part in parts))

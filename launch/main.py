@@ -56,12 +56,21 @@ VERBS = {
         "llmsys translate train/multi30k --input sentences.txt generation.beams=5",
     ),
     "estimate": Verb(
-        "count parameters, operations and memory before anything starts",
+        "count parameters, operations, memory and, on a device, time and money before anything starts",
         "llmsys estimate train/demo batch.sequence_length=1024 --json",
+    ),
+    "plan": Verb(
+        "find the fastest layout that fits a cluster, and say what binds the others",
+        "llmsys plan model/llama3.1-8b gpus=64 device=h100-sxm batch.sequence_length=8192 batch.sequences=256",
     ),
     "scale": Verb(
         "ask a family of scaling laws what a budget is best spent on, or fit a law to your own runs",
         "llmsys scale budget=1e21 unique_tokens=2e9",
+        takes_config=False,
+    ),
+    "calibrate": Verb(
+        "measure this machine into a device profile for estimates",
+        "llmsys calibrate --output mine.yaml --processes 2",
         takes_config=False,
     ),
     "report": Verb(

@@ -19,6 +19,7 @@ class Cluster(Section):
 
     device: str = Field("h100-sxm", description="Name or file of the device profile.")
     devices: int = Field(8, ge=1, description="How many of them there are.")
+    host_memory_bytes: float = Field(2e12, gt=0, description="Host memory of one machine, where offloaded state lives.")
     currency: str = Field("USD", description="What prices are in.")
     price_per_hour: float = Field(
         2.5, ge=0, description="Of one accelerator for an hour, everything around it included."

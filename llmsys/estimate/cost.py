@@ -9,6 +9,7 @@ from math import log
 from typing import Any
 
 from llmsys.config.run import RunConfig
+from llmsys.errors import ConfigError
 from llmsys.estimate.cluster import Cluster
 from llmsys.estimate.device import Device
 from llmsys.estimate.goodput import Goodput, goodput
@@ -19,12 +20,12 @@ from llmsys.estimate.time import StepTime
 
 @dataclass(frozen=True)
 class RunCost:
-    """One whole run. `assumptions` are the cluster's numbers that went into it."""
+    """One whole run. `assumptions` are the cluster's numbers that went into it; without watts there is no energy."""
 
     hours: Interval
     accelerator_hours: Interval
     money: Interval
-    energy_kwh: Interval
+    energy_kwh: Interval | None
     goodput: Goodput
     whole_run_utilisation: float
     assumptions: dict[str, Any]
@@ -35,9 +36,12 @@ def run_cost(config: RunConfig, step: StepTime, device: Device, cluster: Cluster
     good = goodput(cluster, step.ranks)
     hours = run_interval(step.seconds, config.steps / good.fraction).times(1 / 3600)
     accelerator_hours = hours.times(step.ranks)
-    board_kw, paid_kwh = mean_watts(device, cluster) / 1000, cluster.price_per_kwh
-    energy = residuals().energy.around(accelerator_hours.p50 * board_kw * cluster.pue)
-    price = cluster.price_per_hour + paid_kwh * board_kw * cluster.pue
+    watts, price, energy = mean_watts(device, cluster), cluster.price_per_hour, None
+    if watts is not None:
+        energy = residuals().energy.around(accelerator_hours.p50 * watts / 1000 * cluster.pue)
+        price += cluster.price_per_kwh * watts / 1000 * cluster.pue
+    elif cluster.price_per_kwh:
+        raise ConfigError(f"price_per_kwh needs the power of {device.name}. Give watts: in its profile.")
     used = step.model_utilisation * step.seconds.p50 * config.steps / (hours.p50 * 3600)
     return RunCost(hours, accelerator_hours, accelerator_hours.times(price), energy, good, used, _assumed(cluster))
 
@@ -50,10 +54,10 @@ def run_interval(step_seconds: Interval, steps: float) -> Interval:
     return log_normal(step_seconds.p50 * steps * whole.factor, max(one, whole.spread))
 
 
-def mean_watts(device: Device, cluster: Cluster) -> float:
-    """Power of one accelerator and its share of the machine, in training."""
-    return device.watts * cluster.power_share + cluster.host_watts
+def mean_watts(device: Device, cluster: Cluster) -> float | None:
+    """Power of one accelerator and its share of the machine, in training; None when nobody said its limit."""
+    return None if device.watts is None else device.watts * cluster.power_share + cluster.host_watts
 
 
 def _assumed(cluster: Cluster) -> dict[str, Any]:
-    return cluster.model_dump(exclude={"device", "devices"})
+    return cluster.model_dump(exclude={"device", "devices", "host_memory_bytes"})

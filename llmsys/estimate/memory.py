@@ -63,9 +63,17 @@ def compute_bytes(config: RunConfig) -> int:
 
 
 def _moments(config: RunConfig, row: TensorRow) -> int:
-    """Moments of each element: Adam has two, Muon one for the matrices inside blocks."""
-    muon = getattr(config.optimizer, "kind", "adamw") == "muon"
-    return 1 if muon and row.layers and len(row.shape) >= 2 else 2
+    """Moments of each element: Adam has two, Muon one for projections (llmsys/optim/groups.py has the rule)."""
+    projection = any(part.endswith("_proj") for part in row.name.split("."))
+    return 1 if config.optimizer.kind == "muon" and projection and len(row.shape) >= 2 else 2
+
+
+def offloaded_bytes(config: RunConfig, layout: Layout) -> int:
+    """What a rank keeps in host memory: with offload, its masters and moments, under FSDP its gradients too."""
+    if getattr(config.engine, "offload", "none") == "none":
+        return 0
+    state = state_bytes(config, layout)
+    return state.masters + state.moments + (state.gradients if config.engine.kind == "torch" else 0)
 
 
 def tensor_parts(row: TensorRow, layout: Layout, model: ModelConfig) -> int:

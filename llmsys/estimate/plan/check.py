@@ -1,0 +1,129 @@
+"""Whether a layout that somebody names is legal, and what is wrong with it: ours, or a published one with a pipeline.
+
+Published layouts are written as tp=8,cp=16,pp=16,dp=8 (tensor, context, pipeline, data; ep for experts). Our trainer
+has no pipeline: its stages are checked and priced, and cannot be launched.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llmsys.config.axes import split_problems
+from llmsys.config.layout import Layout, expert_problems
+from llmsys.config.model import ModelConfig
+from llmsys.config.rule import divisors, listed
+from llmsys.config.run import RunConfig
+from llmsys.errors import ConfigError
+
+NAMES = {
+    "tp": "tensor",
+    "tensor": "tensor",
+    "cp": "context",
+    "context": "context",
+    "pp": "pipeline",
+    "pipeline": "pipeline",
+    "dp": "data",
+    "data": "data",
+    "ep": "expert",
+    "expert": "expert",
+    "replicate": "replicate",
+    "shard": "shard",
+    "fsdp": "shard",
+}
+KNOWN = "tp, cp, pp, dp, ep, replicate, shard (or tensor, context, pipeline, data, expert)"
+
+
+@dataclass(frozen=True)
+class Named:
+    """A layout as somebody wrote it; `data` ranks are replicate · shard."""
+
+    tensor: int = 1
+    context: int = 1
+    pipeline: int = 1
+    expert: int = 1
+    replicate: int = 1
+    shard: int = 1
+
+    @property
+    def devices(self) -> int:
+        """The product of its axes; experts are dealt inside of them."""
+        return self.tensor * self.context * self.pipeline * self.replicate * self.shard
+
+    @property
+    def layout(self) -> Layout:
+        """The axes of one stage."""
+        return Layout(
+            replicate=self.replicate, shard=self.shard, context=self.context, tensor=self.tensor, expert=self.expert
+        )
+
+
+def read_layout(text: str) -> Named:
+    """`tp=8,pp=16,dp=64` and the like. Raises ConfigError for a name or a number that means nothing here."""
+    axes: dict[str, int] = {}
+    for word in re.split(r"[,\\s×x*]+", text.strip()):
+        name, _, size = word.partition("=")
+        axis = NAMES.get(name.strip().lower())
+        if axis is None or not size.isdigit() or int(size) < 1:
+            raise ConfigError(f"{word!r} is no axis of a layout. Write tp=8,pp=16,dp=64; known are {KNOWN}.")
+        if axis in axes:
+            raise ConfigError(f"{text!r} says {axis} twice. Say it once.")
+        axes[axis] = int(size)
+    if "data" in axes:
+        if axes.keys() & {"replicate", "shard"}:
+            raise ConfigError(
+                f"{text!r} says dp beside replicate or shard, which multiply to it. Say one or the other."
+            )
+        axes["shard"] = axes.pop("data")
+    return Named(**axes)
+
+
+def layout_problems(config: RunConfig, named: Named, devices: int | None, *, with_batch: bool) -> Iterator[str]:
+    """Everything wrong with a layout on so many devices (None: as many as it multiplies to)."""
+    if devices is not None and named.devices != devices:
+        yield _product(named, devices)
+    yield from _pipeline_problems(config.model, named)
+    yield from (broken.message for broken in split_problems(named.tensor, named.context, config.model))
+    yield from expert_problems(named.expert, config.model)
+    copy = named.shard * named.context * named.tensor
+    if config.model.moe is not None and (copy * named.replicate) % named.expert:
+        yield f"expert={named.expert} does not divide the {copy * named.replicate} ranks of a stage."
+    length, parts = config.batch.sequence_length, named.context * named.tensor
+    if with_batch and length % parts:
+        yield (
+            f"batch.sequence_length={length} positions cannot be divided over context={named.context} × "
+            f"tensor={named.tensor} ranks."
+        )
+    sequences, ranks = config.batch.sequences_per_step, named.replicate * named.shard
+    if with_batch and sequences % ranks:
+        near = max(1, round(sequences / ranks)) * ranks
+        yield f"{sequences} sequences of a step cannot be dealt evenly to {ranks} data ranks. Use {near}."
+
+
+def _product(named: Named, devices: int) -> str:
+    axes = {"tensor": named.tensor, "context": named.context, "pipeline": named.pipeline}
+    axes |= {"replicate": named.replicate, "data": named.shard} if named.replicate > 1 else {"data": named.shard}
+    product = " × ".join(f"{name}={size}" for name, size in axes.items() if size > 1 or name == "data")
+    others = named.devices // named.shard
+    remedy = (
+        f"With the other axes as they are, data={devices // others} uses all of them."
+        if devices % others == 0
+        else f"The other axes multiply to {others}, which does not divide {devices}."
+    )
+    return f"{product} is {named.devices} devices, and there are {devices}. {remedy}"
+
+
+def _pipeline_problems(model: ModelConfig, named: Named) -> Iterator[str]:
+    if named.pipeline > model.num_hidden_layers:
+        legal = [n for n in divisors(model.num_hidden_layers) if n <= named.pipeline]
+        yield (
+            f"{model.num_hidden_layers} blocks cannot fill pipeline={named.pipeline} stages. "
+            f"Use pipeline={listed(legal[-4:])}."
+        )
+
+
+def remarks(config: RunConfig, named: Named) -> Iterator[str]:
+    """What is legal and worth knowing."""
+    if named.pipeline > 1:
+        yield f"pipeline={named.pipeline} is priced here; llmsys train has no pipeline and cannot launch it"
+        if config.model.num_hidden_layers % named.pipeline:
+            yield f"{config.model.num_hidden_layers} blocks make stages of unequal length"

@@ -34,6 +34,7 @@ from llmsys.train.dataset import Dataset, open_dataset
 from llmsys.train.faults import StepJudge
 from llmsys.train.head_loss import training_loss
 from llmsys.train.measure import Result
+from llmsys.train.micro import settle_micro
 from llmsys.train.objective import evaluator_of, steps_of
 from llmsys.train.record import Record
 from llmsys.train.saver import Saver
@@ -60,6 +61,7 @@ def run(config: RunConfig, continue_prompts: Continue) -> Result:
     with joined(collective_timeout(config)), contextlib.ExitStack() as stack:
         agree(config)
         on_rank_zero(lambda: check(config, world_size()))
+        config = settle_micro(config, device_of_this_rank())
         on_rank_zero(lambda: str(stack.enter_context(folder_lock(config.run.folder, LOCK_SECONDS))))
         use_threads(config)
         trainer = build_trainer(config, stack, continue_prompts)

@@ -1,18 +1,21 @@
 """Starting the ranks of one machine: `llmsys train` builds the launcher's command, runs it, and says what became of it.
 
-torch runs under torchrun, DeepSpeed under its own launcher; both start launch/train.py. One process needs no launcher.
+torch runs under torchrun, DeepSpeed and accelerate under their own launchers; all start launch/train.py. One process
+needs none, but for DeepSpeed's.
 """
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from launch.forward import forwarding
 from launch.orphan import child_environment
-from launch.train import LOST_PEER, MENDABLE
+from launch.train import HUNG, LOST_PEER, MENDABLE, STOPPED
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
 
@@ -29,16 +32,26 @@ def run_local(config: RunConfig, words: Sequence[str]) -> None:
     processes = config.launch.processes or _accelerators()
     port = _check_port(config.launch.port) or free_port()
     command = local_command(config.engine.kind, processes, port, words)
-    done = subprocess.run(command, env=_environment(config, processes), check=False)
-    status = done.returncode
+    status = _run(command, _environment(config, processes))
     if status == 0:
         return
-    if status in (MENDABLE, 128 + MENDABLE):
-        raise SystemExit(MENDABLE)
+    if status in (MENDABLE, STOPPED, 128 + MENDABLE):
+        raise SystemExit(STOPPED if status == STOPPED else MENDABLE)
     raise LaunchError(
         f"training stopped: a process {_ending(status)}. Nothing that was saved is lost: "
         f"run the same command again and it continues from the newest checkpoint in {config.run.folder}."
     )
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> int:
+    """Run to the end; a wish to stop goes to the ranks. Launchers that know no SIGUSR1 must not die of it."""
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # inherited by what is started
+    try:
+        process = subprocess.Popen(command, env=environment)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    with forwarding(process.pid):
+        return process.wait()
 
 
 def local_command(engine: str, processes: int, port: int, words: Sequence[str]) -> list[str]:
@@ -54,6 +67,9 @@ def local_command(engine: str, processes: int, port: int, words: Sequence[str]) 
         return [sys.executable, launcher, *here, "--num_accelerators", str(processes), "--quiet", *script]
     if processes == 1:
         return [sys.executable, *script]
+    if engine == "accelerate":
+        here = ["--num_processes", str(processes), "--main_process_port", str(port)]
+        return [sys.executable, "-m", "launch.accelerate", *here, *script]
     here = ["--nnodes=1", f"--nproc-per-node={processes}", f"--master-addr={HOST}", f"--master-port={port}"]
     return [sys.executable, "-m", "launch.torchrun", *here, *script]
 
@@ -105,4 +121,5 @@ def _ending(status: int) -> str:
         return f"was killed by signal {-status}"
     if status > 128:  # shells say 128 + signal, DeepSpeed's launcher 256 - signal
         return f"was killed by signal {status - 128 if status < 192 else 256 - status}"
-    return "lost its peers" if status == LOST_PEER else f"ended with status {status}"
+    endings = {LOST_PEER: "lost its peers", HUNG: "hung, and was named"}
+    return endings.get(status, f"ended with status {status}")

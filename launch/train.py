@@ -1,8 +1,8 @@
 """What `deepspeed`, `torchrun`, `srun` and `accelerate launch` start on every rank: `launch/train.py CONFIG
 [key=value …]`.
 
-Prints one message for what a person can mend and leaves with status 2; a lost peer is status 3; a bug keeps its
-traceback.
+Prints one message for what a person can mend and leaves with status 2; a lost peer is status 3, a hung one 4. A run
+that was asked to stop has saved, and leaves with 75 (EX_TEMPFAIL: start it again). A bug keeps its traceback.
 """
 
 import os
@@ -17,10 +17,10 @@ if __package__ in (None, ""):  # started as a file, as launchers do: the checkou
 from launch.environment import adopt_slurm, without_local_rank
 from launch.orphan import die_with_parent
 from llmsys.config.load import load_run
-from llmsys.errors import LlmsysError, disk_problem
+from llmsys.errors import LlmsysError, Stopped, disk_problem
 from llmsys.log import configure_logging, logger
 
-MENDABLE, LOST_PEER = 2, 3
+MENDABLE, LOST_PEER, HUNG, STOPPED = 2, 3, 4, 75
 LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "Gloo")
 CAUSE_FIRST_SECONDS = 2.0
 """A rank that lost its peer speaks and ends later than the peer, so that the launcher sees the cause first."""
@@ -44,6 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from llmsys.train.build import run
 
         run(config, continue_prompts)
+    except Stopped as stopped:
+        if _rank() == "0":
+            print(f"llmsys: stopped: {stopped}", file=sys.stderr, flush=True)
+        return STOPPED
     except LlmsysError as error:
         return _complain(error)
     except OSError as error:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from llmsys.errors import CheckpointError
 from llmsys.log import logger
-from llmsys.train.checkpoint import load_tensors, run_state_of, stored_tensors, whole_names
+from llmsys.train.checkpoint import READ_FAILURES, READS, load_tensors, run_state_of, stored_tensors, whole_names
 from llmsys.train.checkpoint_record import problem_of, read_record
 from llmsys.train.checkpoint_write import publish_weights, save_tensors
 
@@ -24,14 +24,34 @@ AVERAGED = "averaged"
 def average_last(run_folder: Path, count: int) -> Path:
     """The checkpoint that is the mean of the last `count` of a run; made unless it is there. For one process.
 
-    Raises CheckpointError when the run has fewer, or one of them is damaged.
+    Raises CheckpointError when the run has fewer, or one of them is damaged. A run that still trains may remove one
+    while it is read: then the last ones there are now are taken.
     """
-    names = whole_names(run_folder / "checkpoints")[-count:]
+    for _ in range(READS):
+        names = _last(run_folder / "checkpoints", count)
+        try:
+            return _mean_of(names, run_folder)
+        except READ_FAILURES:
+            if all(name.exists() for name in names):
+                raise
+            log.info("a checkpoint was removed by its run while it was averaged; taking the newest there are now")
+    raise CheckpointError(
+        f"{READS} times a checkpoint was removed by its run while it was averaged. Raise checkpoint.keep_last or "
+        f"checkpoint.every_steps of that run, wait for its end, or set checkpoint.average_last=0."
+    )
+
+
+def _last(folder: Path, count: int) -> list[Path]:
+    names = whole_names(folder)[-count:]
     if len(names) < count:
         raise CheckpointError(
-            f"{run_folder / 'checkpoints'} has {len(names)} checkpoints, and checkpoint.average_last={count} of them "
+            f"{folder} has {len(names)} checkpoints, and checkpoint.average_last={count} of them "
             f"are to be averaged. Train on, save more often (checkpoint.every_steps, keep_last), or set it to 0."
         )
+    return names
+
+
+def _mean_of(names: list[Path], run_folder: Path) -> Path:
     facts = {"averaged": [_identity(name) for name in names]}
     target = run_folder / AVERAGED / names[-1].name
     if target.exists() and problem_of(target) is None and _facts(target) == facts:
@@ -43,7 +63,7 @@ def average_last(run_folder: Path, count: int) -> Path:
     steps = int(read_record(names[-1])["steps"])
     run_state = {**run_state_of(names[-1]), **facts}
     made = publish_weights(target.parent, lambda folder: save_tensors(tensors, folder), steps, run_state)
-    log.info("%s is the mean of the last %d checkpoints", made, count)
+    log.info("%s is the mean of the last %d checkpoints", made, len(names))
     return made
 
 

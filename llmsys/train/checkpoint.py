@@ -27,6 +27,8 @@ from llmsys.train.saver import Saver
 READS = 5
 """How often a reader takes another checkpoint because the one it was reading was removed."""
 
+READ_FAILURES = (CheckpointException, CheckpointError, OSError)
+
 Result = TypeVar("Result")
 
 log = logger(__name__)
@@ -48,15 +50,21 @@ def whole_names(folder: Path) -> list[Path]:
 
 def newest_whole(folder: Path) -> Path | None:
     """The newest checkpoint that passes verification; each rank verifies its share of the files. Collective."""
-    names = on_rank_zero(lambda: "\n".join(str(path) for path in whole_names(folder))).splitlines()
-    for checkpoint in map(Path, reversed(names)):
-        problems = gathered(problem_of(checkpoint, rank(), world_size()))
-        problem = next((one for one in problems if one is not None), None)
-        if problem is None:
-            return checkpoint
-        if rank() == 0:
-            log.warning("skipping checkpoint %s: %s", checkpoint, problem)
+    seen: list[str] | None = None
+    while (names := _listed(folder)) != seen:  # a run that trains on may have replaced them all meanwhile
+        for checkpoint in map(Path, reversed(names)):
+            problem = next((one for one in gathered(problem_of(checkpoint, rank(), world_size())) if one), None)
+            if problem is None:
+                return checkpoint
+            if rank() == 0 and checkpoint.exists():
+                log.warning("skipping checkpoint %s: %s", checkpoint, problem)
+        seen = names
     return None
+
+
+def _listed(folder: Path) -> list[str]:
+    """Published checkpoints as rank 0 sees them, oldest first. Collective."""
+    return on_rank_zero(lambda: "\n".join(str(path) for path in whole_names(folder))).splitlines()
 
 
 def read_newest(find: Callable[[], Path | None], read: Callable[[Path], Result]) -> Result | None:
@@ -71,7 +79,7 @@ def read_newest(find: Callable[[], Path | None], read: Callable[[Path], Result])
             return None
         try:
             return read(found)
-        except (CheckpointException, CheckpointError, OSError):
+        except READ_FAILURES:
             if found.exists():
                 raise
             log.info("%s was removed by its run while it was read; taking the newest there is now", found)

@@ -13,7 +13,7 @@ from llmsys.model.transformer import Transformer
 from llmsys.parallel.group import device_of_this_rank
 from llmsys.train.average import average_last
 from llmsys.train.build import DTYPES, build_model
-from llmsys.train.checkpoint import load_tensors, newest_whole
+from llmsys.train.checkpoint import load_tensors, newest_whole, read_newest
 from llmsys.train.measure import Logits
 
 
@@ -24,12 +24,18 @@ def load_trained(config: RunConfig) -> tuple[Transformer, Path]:
     Raises CheckpointError when the run folder holds none.
     """
     folder = config.run.folder / "checkpoints"
-    if config.checkpoint.average_last > 1:
-        found: Path | None = average_last(config.run.folder, config.checkpoint.average_last)
-    else:
-        found = newest_whole(folder)
-    if found is None:
+    average = config.checkpoint.average_last
+
+    def find() -> Path | None:
+        return average_last(config.run.folder, average) if average > 1 else newest_whole(folder)
+
+    read = read_newest(find, lambda found: (_filled(config, found), found))
+    if read is None:
         raise CheckpointError(f"{folder} holds no whole checkpoint. Run `llmsys train` with this config first.")
+    return read
+
+
+def _filled(config: RunConfig, found: Path) -> Transformer:
     model = build_model(config).to_empty(device=device_of_this_rank())
     model.reset_buffers()
     tensors: dict[str, Tensor] = {f"parameter/{name}": value.detach() for name, value in model.named_parameters()}
@@ -37,7 +43,7 @@ def load_trained(config: RunConfig) -> tuple[Transformer, Path]:
     load_tensors(tensors, found)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(DTYPES[config.train.precision])
-    return model.eval(), found
+    return model.eval()
 
 
 def logits_of(model: Transformer) -> Logits:

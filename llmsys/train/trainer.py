@@ -54,6 +54,7 @@ class Trainer:
     judge: StepJudge
     wish: StopWish
     watchdog: Watchdog
+    contents: Callable[[int], dict[str, Any]]
     steps_done: int = 0
 
     def train(self) -> Result:
@@ -186,6 +187,7 @@ class Trainer:
             gradient_norm=result.gradient_norm,
             problem=problem,
             policy=policy,
+            **self.contents(number - 1),
         )
         log.warning("step %d was refused (%s): %s", number, policy, problem)
         self.judge.refused(number)

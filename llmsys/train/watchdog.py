@@ -12,11 +12,14 @@ import faulthandler
 import json
 import os
 import platform
+import signal
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TextIO
+
+import psutil
 
 from llmsys.log import EventWriter, logger
 from llmsys.parallel.group import rank, world_size
@@ -29,6 +32,8 @@ BEATS_PER_TIMEOUT = 10
 LONGEST_PAUSE_SECONDS = 5.0
 SILENT_BEATS = 4
 """Heartbeats that are missed before a rank counts as silent: its process is stopped, or gone, or its host is."""
+
+LAST_SECONDS = 1.0
 
 log = logger(__name__)
 
@@ -43,7 +48,19 @@ class Heartbeat:
     step: int
     phase: str
     beats: int
+    created: float = 0.0
     age_seconds: float = 0.0
+
+
+def state_of(beat: Heartbeat) -> str:
+    """What the system says of a rank's process: running, stopped, disk-sleep, …, gone; unknown on another host."""
+    if beat.host != platform.node():
+        return "unknown, on another host"
+    try:
+        process = psutil.Process(beat.process)
+        return str(process.status()) if process.create_time() == beat.created else "gone"
+    except psutil.NoSuchProcess:
+        return "gone"
 
 
 def culprits(heartbeats: list[Heartbeat], ranks: int, silent_after_seconds: float) -> list[str]:
@@ -52,7 +69,7 @@ def culprits(heartbeats: list[Heartbeat], ranks: int, silent_after_seconds: floa
     unheard = [f"rank {number} was never heard of" for number in range(ranks) if number not in known]
     silent = [
         f"rank {beat.rank} on {beat.host} (process {beat.process}) has been silent for {beat.age_seconds:.0f} s, "
-        f"since {beat.phase} of step {beat.step}: its process is stopped or gone, or its host is"
+        f"since {beat.phase} of step {beat.step}; its process is {state_of(beat)}"
         for beat in heartbeats
         if beat.age_seconds > silent_after_seconds
     ]
@@ -72,25 +89,31 @@ class Watchdog:
 
     def __init__(self, run_folder: Path, timeout_seconds: float) -> None:
         self._folder, self._events = run_folder / FOLDER, run_folder / "events.jsonl"
+        self._named = self._folder / "named"
         self._timeout = timeout_seconds
         self._pause = min(timeout_seconds / BEATS_PER_TIMEOUT, LONGEST_PAUSE_SECONDS)
-        self._beat = Heartbeat(rank(), platform.node(), os.getpid(), 0, "start", 0)
-        self._heard = time.monotonic()
+        created = psutil.Process().create_time()
+        self._beat = Heartbeat(rank(), platform.node(), os.getpid(), 0, "start", 0, created)
+        self._heard, self._armed = time.monotonic(), float("-inf")
         self._closed = threading.Event()
         self._stacks: TextIO | None = None
         if timeout_seconds:
             self._folder.mkdir(parents=True, exist_ok=True)
+            self._named.unlink(missing_ok=True)
             self._stacks = (self._folder / f"rank-{rank():05d}.stacks").open("w")
             self.beat(0, "start")
+            self._write()
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def beat(self, step: int, phase: str) -> None:
         """Say that this rank has come to `phase` of step `step`, counted from 1."""
         if self._stacks is None or self._closed.is_set():
             return
-        self._beat = Heartbeat(rank(), self._beat.host, self._beat.process, step, phase, self._beat.beats + 1)
+        self._beat = replace(self._beat, step=step, phase=phase, beats=self._beat.beats + 1)
         self._heard = time.monotonic()
-        faulthandler.dump_traceback_later(self._timeout, file=self._stacks)
+        if self._heard - self._armed >= self._pause:  # arming starts a thread: a tenth of a millisecond
+            self._armed = self._heard
+            faulthandler.dump_traceback_later(self._timeout + self._pause, file=self._stacks)
 
     def close(self) -> None:
         """Watch no longer."""
@@ -103,7 +126,7 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._closed.wait(self._pause):
             self._write()
-            if time.monotonic() - self._heard > self._timeout + self._pause:
+            if time.monotonic() - self._heard > self._timeout + 2 * self._pause:
                 self._end()
 
     def _write(self) -> None:
@@ -121,11 +144,23 @@ class Watchdog:
         heartbeats = self._read()
         silent_after = SILENT_BEATS * self._pause
         speaker = min((beat.rank for beat in heartbeats if beat.age_seconds <= silent_after), default=rank())
-        if speaker == rank():
+        if speaker == rank() and self._first_to_speak():
             self._speak(culprits(heartbeats, world_size(), silent_after))
-        else:
-            time.sleep(2 * self._pause)  # the cause is said before the launcher sees the first rank leave
+            for beat in heartbeats:
+                if state_of(beat) == psutil.STATUS_STOPPED:
+                    os.kill(beat.process, signal.SIGCONT)
+        time.sleep(LAST_SECONDS)  # the cause is said, and a woken rank has written, before a launcher sees us leave
         os._exit(HUNG)
+
+    def _first_to_speak(self) -> bool:
+        """Whether nobody has named anyone yet: a woken rank, for one, comes too late to know better."""
+        try:
+            os.close(os.open(self._named, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        except OSError:
+            return True
+        return True
 
     def _speak(self, named: list[str]) -> None:
         own = self._beat
@@ -157,4 +192,4 @@ class Watchdog:
             except (OSError, ValueError, TypeError):
                 continue
         now = times.get(rank(), max(times.values(), default=0.0))
-        return [Heartbeat(**(asdict(beat) | {"age_seconds": now - times[beat.rank]})) for beat in found]
+        return [replace(beat, age_seconds=now - times[beat.rank]) for beat in found]

@@ -1,0 +1,57 @@
+"""A signal that asks a run to stop reaches its ranks, whatever launcher is in between.
+
+torchrun's and DeepSpeed's own launchers end their ranks half a minute after a SIGTERM, saved or not. Here SIGTERM and
+SIGUSR1 go straight to the ranks, which finish their step, save and leave with status 75; the launcher only sees them
+leave. A second SIGTERM ends everything at once.
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+import psutil
+
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
+SCRIPT_NAME = "train.py"
+
+
+def ranks_below(pid: int) -> list[psutil.Process]:
+    """The ranks among a process and its descendants; those that cannot be looked at are left out."""
+    try:
+        process = psutil.Process(pid)
+        return [one for one in (process, *process.children(recursive=True)) if _is_rank(one)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+@contextlib.contextmanager
+def forwarding(top: int = 0) -> Iterator[None]:
+    """Forward signals of this process to the ranks below process `top` (0: this one) while the block runs."""
+    asked: list[int] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        ranks = ranks_below(top or os.getpid())
+        if not ranks or (number == signal.SIGTERM and number in asked):
+            raise SystemExit(128 + number)  # what was started ends with us, see orphan.py
+        asked.append(number)
+        for rank in ranks:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                rank.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    """Whether it runs the script itself: launchers name it too, but after a module or a script of their own."""
+    try:
+        words = [word for word in process.cmdline()[1:] if not word.startswith("-")]
+    except psutil.Error:
+        return False
+    return bool(words) and os.path.basename(words[0]) == SCRIPT_NAME

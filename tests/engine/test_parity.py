@@ -69,7 +69,7 @@ def plain_run(clip: float, steps: int = STEPS, **changes: object) -> tuple[list[
 
 
 def build(kind: str, layout: Layout, clip: float, micro_batches: int, **changes: object) -> Engine:
-    """An engine as the trainer would build it, in fp32."""
+    """An engine as the trainer would build it: "torch", "accelerate", "zero3", "zero1 offload", all with " bf16"."""
     device = torch.device("cpu")
     config = tiny_config(**changes)
     with torch.device("meta"):
@@ -78,18 +78,22 @@ def build(kind: str, layout: Layout, clip: float, micro_batches: int, **changes:
         "meshes": make_meshes(layout.fit(torch.distributed.get_world_size(), config), device),
         "optimizer": OPTIMIZER.model_copy(update={"gradient_clip": clip}),
         "loss": training_loss(LossConfig()),
-        "compute_dtype": torch.float32,
+        "compute_dtype": torch.bfloat16 if "bf16" in kind else torch.float32,
         "seed": 7,
         "device": device,
     }
-    if kind == "torch":
+    if kind.startswith("torch"):
         from llmsys.engine.torch_engine import TorchEngine
 
         return TorchEngine(model, **common)
+    if kind.startswith("accelerate"):
+        from llmsys.engine.accelerate_engine import AccelerateEngine
+
+        return AccelerateEngine(model, **common)
     from llmsys.engine.deepspeed_engine import DeepSpeedEngine
 
-    stage = int(kind.removeprefix("zero"))
-    return DeepSpeedEngine(model, zero_stage=stage, **common)
+    stage, offload = int(kind.removeprefix("zero")[0]), "optimizer" if "offload" in kind else "none"
+    return DeepSpeedEngine(model, zero_stage=stage, offload=offload, **common)
 
 
 def share_of(step: int, rank: int, world_size: int, micro_batches: int) -> list[Batch]:
@@ -133,12 +137,21 @@ CASES = {
         "fsdp expert=2": ("torch", Layout(expert=2), 0.0, 1, MOE),
         "fsdp expert=2 clipped": ("torch", Layout(expert=2), 0.5, 2, MOE),
         "fsdp dense tied": ("torch", Layout(), 0.5, 1, DENSE_TIED),
+        "accelerate two micro-batches, clipped": ("accelerate", Layout(), 0.5, 2, MOE),
+        "zero0": ("zero0", Layout(), 0.0, 2, MOE),
+        "zero0 expert=2 clipped": ("zero0", Layout(expert=2), 0.5, 2, MOE),
         "zero1": ("zero1", Layout(), 0.0, 1, MOE),
         "zero1 expert=2": ("zero1", Layout(expert=2), 0.5, 2, MOE),
         "zero2": ("zero2", Layout(), 0.5, 2, MOE),
         "zero2 expert=2": ("zero2", Layout(expert=2), 0.0, 1, MOE),
         "zero2 expert=2 clipped": ("zero2", Layout(expert=2), 0.5, 2, MOE),
         "zero2 dense tied": ("zero2", Layout(), 0.5, 1, DENSE_TIED),
+        "zero3": ("zero3", Layout(), 0.0, 1, MOE),
+        "zero3 two micro-batches, clipped": ("zero3", Layout(), 0.5, 2, MOE),
+        "zero3 dense tied": ("zero3", Layout(), 0.5, 1, DENSE_TIED),
+        "zero1 offload": ("zero1 offload", Layout(), 0.5, 2, MOE),
+        "zero2 offload expert=2": ("zero2 offload", Layout(expert=2), 0.5, 2, MOE),
+        "zero3 offload": ("zero3 offload", Layout(), 0.5, 2, MOE),
     },
     4: {
         "hsdp 2x2": ("torch", Layout(replicate=2), 0.5, 1, MOE),
@@ -146,6 +159,8 @@ CASES = {
         "hsdp 2x2 expert=2": ("torch", Layout(replicate=2, expert=2), 0.5, 1, MOE),
         "fsdp expert=4": ("torch", Layout(expert=4), 0.0, 1, MOE),
         "zero2 expert=2 of 4": ("zero2", Layout(expert=2), 0.5, 1, MOE),
+        "zero0 expert=2 of 4": ("zero0", Layout(expert=2), 0.5, 1, MOE),
+        "zero3 of 4": ("zero3", Layout(), 0.5, 1, MOE),
     },
 }
 

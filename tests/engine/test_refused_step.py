@@ -12,8 +12,14 @@ from tests.helpers.ranks import run_ranks
 CASES = {
     "torch": ("torch", Layout(), 1),
     "torch expert=2": ("torch", Layout(expert=2), 2),
+    "accelerate": ("accelerate", Layout(), 2),
+    "zero0 expert=2": ("zero0", Layout(expert=2), 2),
     "zero1 two micro-batches": ("zero1", Layout(), 2),
+    "zero1 bf16 expert=2": ("zero1 bf16", Layout(expert=2), 2),
     "zero2 expert=2": ("zero2", Layout(expert=2), 2),
+    "zero2 offload": ("zero2 offload", Layout(), 2),
+    "zero3": ("zero3", Layout(), 2),
+    "zero3 offload": ("zero3 offload", Layout(), 2),
 }
 
 

@@ -5,7 +5,7 @@ the forward. Look-ups, norms, biases, activations and rotations count nothing; r
 PyTorch's FlopCounterMode over eager attention counts the same as `full`, to the last operation.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal, get_args
@@ -13,7 +13,8 @@ from typing import Literal, get_args
 from llmsys.config.model import ModelConfig
 from llmsys.config.moe import MoeConfig
 from llmsys.estimate.pairs import document_lengths, visible_pairs
-from llmsys.estimate.rows import Input
+from llmsys.estimate.repeated import Recompute, repeated_attention, repeated_rows
+from llmsys.estimate.rows import Input, TensorRow
 from llmsys.estimate.tensors import has_logits, head_is_tied, model_tensors
 
 Convention = Literal["causal", "full", "hardware"]
@@ -76,6 +77,7 @@ def count_flops(
     *,
     target_length: int | None = None,
     documents: Sequence[int] = (),
+    recompute: Recompute = "none",
 ) -> Flops:
     """Operations for `sequences` windows of `sequence_length` tokens.
 
@@ -85,22 +87,34 @@ def count_flops(
     given lengths, which repeat until a window is full (none given: a window is one document, an upper bound).
     Bidirectional attention sees its whole document, cross attention the whole source.
     `full` counts s² everywhere (PaLM, Chowdhery 2022, appendix B), and in Transformer-XL all 2s − 1 distances.
-    `hardware` is `full` and whatever is computed again in the backward pass; nothing is recomputed today, so both are
-    equal. Experts count as many visits as the router asks for; capacity may drop some. Modules for multi-token
-    prediction count as in training: over the whole window, and through the head again where they have a target.
+    `hardware` is `full` and, in `forward_backward`, what `recompute` makes the backward pass compute again.
+    Experts count as many visits as the router asks for; capacity may drop some. Modules for multi-token prediction
+    count as in training: over the whole window, and through the head again where they have a target.
     """
     decodes = model.family == "encoder_decoder"
     length = target_length if decodes and target_length is not None else sequence_length
     source, target = (_Window(one, documents, convention == "causal") for one in (sequence_length, length))
     attention = sequences * sum(_attention(model, source, target))
-    forward = 2 * _products(model, source, target, sequences) + attention
-    return Flops(convention, sequences * length, forward, 3 * forward, attention)
+    vectors = _vectors(model, source, target, sequences)
+    logits = sequences * sum(_logits(model, target.length)) * model.vocab_size * model.hidden_size
+    rows = model_tensors(model)
+    forward = 2 * (_products(rows, vectors) + logits) + attention
+    repeated = 0
+    if convention == "hardware":
+        repeated = 2 * _products(repeated_rows(model, rows, recompute), vectors)
+        repeated += sequences * _repeated_attention(model, source, target, recompute)
+    return Flops(convention, sequences * length, forward, 3 * forward + repeated, attention)
 
 
-def _products(model: ModelConfig, source: _Window, target: _Window, sequences: int) -> int:
+def _products(rows: Iterable[TensorRow], vectors: dict[Input, int]) -> int:
     """Multiplications in the products with weights."""
+    return sum(row.met * vectors[row.input] for row in rows if row.input is not None)
+
+
+def _vectors(model: ModelConfig, source: _Window, target: _Window, sequences: int) -> dict[Input, int]:
+    """How many vectors meet a matrix, by what it reads."""
     tokens = sequences * target.length
-    vectors: dict[Input, int] = {
+    return {
         "token": tokens,
         "source": sequences * source.length,
         "sequence": sequences,
@@ -108,8 +122,6 @@ def _products(model: ModelConfig, source: _Window, target: _Window, sequences: i
         "encoder_distance": source.distances(causal=False),
         "visit": 0 if model.moe is None else sequences * _visits(model.moe, target.length),
     }
-    inside = sum(row.met * vectors[row.input] for row in model_tensors(model) if row.input is not None)
-    return inside + sequences * sum(_logits(model, target.length)) * model.vocab_size * model.hidden_size
 
 
 def _logits(model: ModelConfig, length: int) -> Iterator[int]:
@@ -140,18 +152,35 @@ def _attention(model: ModelConfig, source: _Window, target: _Window) -> Iterator
         yield model.num_hidden_layers * 4 * width * target.length * source.length
 
 
+def _repeated_attention(model: ModelConfig, source: _Window, target: _Window, recompute: Recompute) -> int:
+    """Operations of scores and weighted sums for one sequence that the backward pass repeats."""
+    which = repeated_attention(model, recompute)
+    if which in ("none", "all"):
+        return sum(_attention(model, source, target)) if which == "all" else 0
+    count = _self_attention if which == "self" else _distances
+    both = model.family == "encoder_decoder"
+    return sum(count(model, target)) + (sum(count(model.encoder_shape, source)) if both else 0)
+
+
 def _self_attention(model: ModelConfig, one: _Window) -> Iterator[int]:
     """A product of query and key and one of weight and value for each pair; in Transformer-XL scores of distances."""
+    yield from _distances(model, one)
     causal, heads, attention = model.family != "encoder", model.num_attention_heads, model.attention
     width = 2 * model.head_dim
     if attention.kind == "latent":
         width = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
     for layer in _attention_layers(model):
-        window = model.window(layer)
-        yield 2 * heads * width * one.pairs(window, causal=causal)
-        if model.position.kind == "transformer_xl":
-            others = one.distance_pairs(window, causal=causal) + model.position.segments * one.length
-            yield 2 * heads * model.head_dim * others
+        yield 2 * heads * width * one.pairs(model.window(layer), causal=causal)
+
+
+def _distances(model: ModelConfig, one: _Window) -> Iterator[int]:
+    """Transformer-XL's products of queries with distances and segments."""
+    if model.position.kind != "transformer_xl":
+        return
+    for layer in _attention_layers(model):
+        others = one.distance_pairs(model.window(layer), causal=model.family != "encoder")
+        others += model.position.segments * one.length
+        yield 2 * model.num_attention_heads * model.head_dim * others
 
 
 def _attention_layers(model: ModelConfig) -> Iterator[int]:

@@ -67,7 +67,10 @@ def _batch(config: RunConfig, documents: Sequence[int]) -> dict[str, Any]:
 def _step_flops(config: RunConfig, convention: Convention, documents: Sequence[int]) -> Flops:
     source, length = batch_lengths(config)
     sequences = config.batch.sequences_per_step
-    return count_flops(config.model, source, sequences, convention, target_length=length, documents=documents)
+    again = config.train.recompute
+    return count_flops(
+        config.model, source, sequences, convention, target_length=length, documents=documents, recompute=again
+    )
 
 
 def _flops(config: RunConfig, documents: Sequence[int]) -> dict[str, Any]:

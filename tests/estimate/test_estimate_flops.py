@@ -18,6 +18,7 @@ from llmsys.model import attention, latent_attention
 from llmsys.model.attend import plain_attention
 from llmsys.model.experts import Experts
 from llmsys.model.transformer import Transformer
+from llmsys.parallel.recompute import recompute_blocks
 from tests.helpers.model_sections import DECODERS, ENCODERS, MIXTURES, MOE, PAIRS, SHAPE, VARIANTS
 from tests.reference import flops as reference
 
@@ -80,6 +81,57 @@ def test_every_architecture_equals_the_counter_on_our_own_module(
 ) -> None:
     config = ModelConfig.model_validate(SHAPE | changes)
     assert count_flops(config, SOURCE, SEQUENCES, "full", target_length=TARGET).forward == counted(config)
+
+
+RECOMPUTED = ["dense", "sinks", "sandwich, capped, windows", "multi-query, parallel", "parallel with two norms", "post",
+    "transformer-xl", "latent with biases", "norm over heads, output norms", "gated shared expert of its own width",
+    "experts without a gate", "predicts further with experts and latents", "masked language model",
+    "grouped, norm of each head", "experts in the decoder"]  # fmt: skip
+
+
+def trained(config: ModelConfig, recompute: Any) -> int:
+    """What PyTorch counts in forward and backward."""
+    model = Transformer(config).train()
+    recompute_blocks(model, recompute)
+    for module in model.modules():
+        if isinstance(module, Experts):
+            module.grouped = False
+    tokens_BT = torch.ones(SEQUENCES, TARGET if config.family == "encoder_decoder" else SOURCE, dtype=torch.long)
+    source = {"source_BS": torch.ones(SEQUENCES, SOURCE, dtype=torch.long)}
+    with FlopCounterMode(display=False) as counter:
+        output = model(tokens_BT, **(source if config.family == "encoder_decoder" else {}))
+        torch.stack([one.sum() for one in (output, *model.predicted)]).sum().backward()
+    return counter.get_total_flops()
+
+
+def repeated(config: ModelConfig, recompute: Any) -> int:
+    counts = (
+        count_flops(config, SOURCE, SEQUENCES, "hardware", target_length=TARGET, recompute=what)
+        for what in ("none", recompute)
+    )
+    once, more = (count.forward_backward for count in counts)
+    return more - once
+
+
+@pytest.mark.parametrize("dropout", [{}, {"dropout": {"residual": 0.1}}], ids=["", "dropout"])
+@pytest.mark.parametrize("name", RECOMPUTED)
+@pytest.mark.usefixtures("counted")
+def test_the_counter_sees_what_blocks_recompute(name: str, dropout: dict[str, Any]) -> None:
+    config = ModelConfig.model_validate(SHAPE | VARIANTS[name] | dropout)
+    assert trained(config, "block") - trained(config, "none") == repeated(config, "block") > 0
+
+
+@pytest.mark.parametrize("name", ["dense", "sinks", "sandwich, capped, windows", "experts without a gate", "original"])
+def test_the_counter_sees_what_is_recomputed_selectively(name: str) -> None:
+    config = ModelConfig.model_validate(SHAPE | VARIANTS[name])
+    assert trained(config, "selective") - trained(config, "none") == repeated(config, "selective")
+    assert (repeated(config, "selective") > 0) is (name in ("sinks", "sandwich, capped, windows"))
+
+
+def test_distances_are_repeated_where_no_kernel_knows_them() -> None:
+    config = ModelConfig.model_validate(SHAPE | VARIANTS["transformer-xl"])
+    heads, distances = 4 * 6, 2 * SOURCE - 1
+    assert repeated(config, "selective") == 3 * SEQUENCES * 2 * heads * SOURCE * distances
 
 
 def test_experts_that_choose_are_counted_by_their_room(counted: Callable[[ModelConfig], int]) -> None:

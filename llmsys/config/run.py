@@ -18,6 +18,7 @@ from llmsys.config.engine import EngineConfig, Torch
 from llmsys.config.engine_rules import engine_problems
 from llmsys.config.layout import Layout, expert_problems
 from llmsys.config.model import ModelConfig
+from llmsys.config.noise import noise_problems
 from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, natural_objective
 from llmsys.config.optimizer import AdamW, OptimizerConfig
 from llmsys.config.rule import Broken, listed, refuse
@@ -107,11 +108,30 @@ class RunConfig(Section):
             windows = self.objective.kind in ("next_token", "masked")
             sections = self.train, self.engine, self.layout, self.batch
             yield from bitwise_problems(*sections, optimizer=self.optimizer.kind, windows=windows)
+        windows = self.objective.kind in ("next_token", "masked")
+        yield from noise_problems(self.train, self.engine, self.layout, self.batch, windows=windows)
+        yield from self._average_problems()
         if self.optimizer.kind == "muon" and self.engine.kind != "torch":
             yield Broken(
                 "optimizer.kind",
                 f"muon works on whole matrices, and engine.kind={self.engine.kind} keeps flat parts of them. "
                 "Use engine.kind=torch, or optimizer.kind=adamw.",
+            )
+
+    def _average_problems(self) -> Iterator[Broken]:
+        if not self.train.average_half_life_tokens:
+            return
+        if self.engine.kind == "deepspeed":
+            yield Broken(
+                "train.average_half_life_tokens",
+                f"{self.train.average_half_life_tokens} needs weights that can be read in place, and DeepSpeed keeps "
+                "flat parts of them. Use engine.kind=torch, or checkpoint.average_last, or 0.",
+            )
+        if self.checkpoint.average_last:
+            yield Broken(
+                "train.average_half_life_tokens",
+                f"{self.train.average_half_life_tokens} and checkpoint.average_last={self.checkpoint.average_last} are "
+                "two ways to average. Set one of them to 0.",
             )
 
     def _axis_problems(self) -> Iterator[Broken]:
@@ -179,6 +199,8 @@ class RunConfig(Section):
         batch = self.batch.model_dump(mode="json", include={"sequence_length", "length_groups", "attend"})
         train = self.train.model_dump(mode="json", include={"tokens", "precision", "start_from"})
         batch["tokens"] = self.batch.tokens_per_step
+        if self.train.average_half_life_tokens:
+            train["average_half_life_tokens"] = self.train.average_half_life_tokens
         if self.batch.ramp is not None:
             batch["ramp"] = self.batch.ramp.model_dump(mode="json")
         if self.train.reproducibility == "bitwise":  # what bits depend on, and nothing else

@@ -62,6 +62,18 @@ class TrainConfig(Section):
     time_limit_minutes: float = Field(
         0.0, ge=0, description="The run saves and ends after so long, to be continued; 0: no limit but Slurm's."
     )
+    average_half_life_tokens: int = Field(
+        0,
+        ge=0,
+        description="Keep an exponential mean of the weights in which a step counts half after so many tokens; it is "
+        "what is evaluated and used. 0 keeps none.",
+    )
+    noise_scale_every_steps: int = Field(
+        0,
+        ge=0,
+        description="Steps between two measurements of the gradient noise scale, the batch size in tokens beyond "
+        "which more of them stop helping; 0 measures none.",
+    )
     log_every_steps: int = Field(10, ge=1, description="Steps between two logged steps.")
     threads_per_process: int = Field(
         0, ge=0, description="CPU threads of each process; 0 shares the cores out over the processes."

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from llmsys.convert.plan import Part
+from llmsys.train.checkpoint import weights_name
 
 FILE_BYTES = 1 << 30
 """Largest file of a checkpoint that is written here."""
@@ -137,12 +138,15 @@ class CheckpointReader:
         self._last: tuple[str, Tensor] | None = None
 
     def read(self, part: Part) -> Tensor:
-        """The values of one part, on the CPU, in the dtype they were saved in."""
+        """The values of one part, on the CPU, in the dtype they were saved in; of weights the mean, if one is kept."""
         if self._last is None or self._last[0] != part.name:
             self._last = None
-            tensor = torch.empty(self.shapes[part.name], dtype=self.dtypes[part.name])
+            name = part.name
+            if name.startswith("parameter/"):
+                name = weights_name(name.removeprefix("parameter/"), self.shapes)
+            tensor = torch.empty(self.shapes[name], dtype=self.dtypes[name])
             with _alone():
-                dcp.load({part.name: tensor}, storage_reader=self._reader, no_dist=True)
+                dcp.load({name: tensor}, storage_reader=self._reader, no_dist=True)
             self._last = (part.name, tensor)
         return self._last[1] if part.expert is None else self._last[1][part.expert]
 

@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 
+from llmsys.config.layout import Layout
+from llmsys.config.noise import require_micro_batches
 from llmsys.config.run import RunConfig
 from llmsys.data.loader import StepLoader
 from llmsys.data.steps import Steps
+from llmsys.engine.averaged_engine import AveragedEngine
 from llmsys.engine.engine import Engine
 from llmsys.errors import CheckpointError, ConfigError
 from llmsys.estimate.parameters import count_parameters
@@ -35,6 +38,7 @@ from llmsys.train.faults import StepJudge
 from llmsys.train.head_loss import training_loss
 from llmsys.train.measure import Result
 from llmsys.train.micro import settle_micro
+from llmsys.train.noise import NoiseMeter
 from llmsys.train.objective import evaluator_of, steps_of
 from llmsys.train.record import Record
 from llmsys.train.saver import Saver
@@ -102,7 +106,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_promp
     steps = steps_of(config, layout.data_ranks, layout.data_rank(rank()))
     meshes = make_meshes(layout, device)
     engine = build_engine(config, meshes, steps.micro_batches(0), device)
-    loader = StepLoader(steps)
+    loader = StepLoader(steps, pinned=device.type == "cuda")
     evaluator = evaluator_of(config, layout.sequence_ranks)
     identity = config.trajectory | dataset.identity()
     judge = StepJudge(config.train)
@@ -119,7 +123,18 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_promp
     stack.callback(saver.close)
     inside = partial(contents, steps, dataset.sources)
     parts = (engine, loader, evaluator, record, identity, sample, saver, judge, wish, watchdog, inside)
-    return Trainer(config, *parts, steps_done=resumed or 0)
+    return Trainer(config, *parts, noise=_noise_meter(config, engine, steps, layout), steps_done=resumed or 0)
+
+
+def _noise_meter(config: RunConfig, engine: Any, steps: Steps, layout: Layout) -> NoiseMeter | None:
+    """What measures the gradient noise scale, hung into the engine; None where nobody asks for it."""
+    if not config.train.noise_scale_every_steps:
+        return None
+    on_rank_zero(lambda: require_micro_batches(steps.micro_batches(config.steps - 1), config.batch))
+    every, seed = config.train.noise_scale_every_steps, config.run.seed
+    meter = NoiseMeter(every, engine.module.parameters(), layout.sequence_ranks, seed)
+    engine.after_micro_batch = meter.see
+    return meter
 
 
 def build_model(config: RunConfig) -> Transformer:
@@ -135,6 +150,12 @@ def build_model(config: RunConfig) -> Transformer:
 
 def build_engine(config: RunConfig, meshes: Meshes, micro_batches: int, device: torch.device) -> Engine:
     """The engine that the config names, with starting values, for steps of `micro_batches` on each rank."""
+    engine = _named_engine(config, meshes, micro_batches, device)
+    half_life = config.train.average_half_life_tokens
+    return AveragedEngine(engine, half_life) if half_life else engine
+
+
+def _named_engine(config: RunConfig, meshes: Meshes, micro_batches: int, device: torch.device) -> Engine:
     common: dict[str, Any] = {
         "meshes": meshes,
         "optimizer": config.optimizer,

@@ -6,7 +6,7 @@ share the files out between them. Nothing here depends on the engine or layout t
 """
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -121,6 +121,12 @@ def stored_tensors(checkpoint: Path) -> dict[str, Tensor]:
         for name, entry in stored.items()
         if isinstance(entry, TensorStorageMetadata)
     }
+
+
+def weights_name(parameter: str, stored: Collection[str]) -> str:
+    """What a checkpoint calls the weights of a parameter that are to be used: their running mean, if it keeps one."""
+    mean = f"average/{parameter}"
+    return mean if mean in stored else f"parameter/{parameter}"
 
 
 def load_tensors(tensors: dict[str, Tensor], checkpoint: Path) -> None:

@@ -13,7 +13,7 @@ from llmsys.model.transformer import Transformer
 from llmsys.parallel.group import device_of_this_rank
 from llmsys.train.average import average_last
 from llmsys.train.build import DTYPES, build_model
-from llmsys.train.checkpoint import load_tensors, newest_whole, read_newest
+from llmsys.train.checkpoint import load_tensors, newest_whole, read_newest, stored_tensors, weights_name
 from llmsys.train.measure import Logits
 
 
@@ -38,7 +38,10 @@ def load_trained(config: RunConfig) -> tuple[Transformer, Path]:
 def _filled(config: RunConfig, found: Path) -> Transformer:
     model = build_model(config).to_empty(device=device_of_this_rank())
     model.reset_buffers()
-    tensors: dict[str, Tensor] = {f"parameter/{name}": value.detach() for name, value in model.named_parameters()}
+    stored = stored_tensors(found).keys()
+    tensors: dict[str, Tensor] = {
+        weights_name(name, stored): value.detach() for name, value in model.named_parameters()
+    }
     tensors |= {f"buffer/{name}": buffer for name, buffer in saved_buffers(model)}
     load_tensors(tensors, found)
     for parameter in model.parameters():

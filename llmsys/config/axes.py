@@ -45,7 +45,8 @@ def run_problems(
     if compiled:
         yield Broken(
             axis,
-            "train.compile=block does not compile exchanges between ranks. Use train.compile=none, or tensor=1 and context=1.",
+            "train.compile=block does not compile exchanges between ranks. "
+            "Use train.compile=none, or tensor=1 and context=1.",
         )
     if sequence_length % parts:
         near = max(1, round(sequence_length / parts)) * parts

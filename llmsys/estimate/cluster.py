@@ -28,7 +28,10 @@ class Cluster(Section):
         0.0, ge=0, description="Of electricity, where it is paid beside the hours; rented hours include it."
     )
     power_share: float = Field(
-        0.85, gt=0, le=1, description="Mean power of an accelerator in training over its limit (Luccioni 2022, 3.2)."
+        0.85,
+        gt=0,
+        le=1,
+        description="Mean power of an accelerator in training over its limit; measured ones lie between 0.7 and 1.",
     )
     host_watts: float = Field(
         180,

@@ -5,6 +5,7 @@ share a machine. Ring algorithms: Thakur 2005; the bus bandwidths are those of n
 """
 
 from dataclasses import dataclass
+from math import inf
 
 from llmsys.estimate.device import Device
 
@@ -33,9 +34,8 @@ def gather_seconds(group: Group, whole_bytes: float, device: Device) -> float:
     if group.size == 1 or whole_bytes == 0:
         return 0.0
     local, nodes = group.per_node(device), group.nodes(device)
-    bandwidth = device.node.bandwidth
-    if nodes > 1:
-        bandwidth = min(bandwidth, device.network.bandwidth * local) if local > 1 else device.network.bandwidth
+    inside = device.link("node").bandwidth if local > 1 else inf
+    bandwidth = inside if nodes == 1 else min(inside, device.link("network").bandwidth * local)
     volume = whole_bytes * (group.size - 1) / group.size
     return volume / (bandwidth * device.efficiency.links) + _ring_latency(group, device)
 
@@ -53,18 +53,20 @@ def exchange_seconds(group: Group, sent_bytes: float, device: Device) -> float:
     if group.size == 1 or sent_bytes == 0:
         return 0.0
     local = group.per_node(device)
-    inside = sent_bytes * (local - 1) / group.size / device.node.bandwidth
-    outside = sent_bytes * (group.size - local) / group.size / device.network.bandwidth
-    hop = device.network if group.nodes(device) > 1 else device.node
-    return max(inside, outside) / device.efficiency.links + hop.latency_seconds
+    inside = sent_bytes * (local - 1) / group.size / device.link("node").bandwidth if local > 1 else 0.0
+    if group.nodes(device) == 1:
+        return inside / device.efficiency.links + device.link("node").latency_seconds
+    outside = sent_bytes * (group.size - local) / group.size / device.link("network").bandwidth
+    return max(inside, outside) / device.efficiency.links + device.link("network").latency_seconds
 
 
 def send_seconds(sent_bytes: float, device: Device, *, between_nodes: bool) -> float:
     """One rank to one other."""
-    link = device.network if between_nodes else device.node
+    link = device.link("network" if between_nodes else "node")
     return sent_bytes / (link.bandwidth * device.efficiency.links) + link.latency_seconds
 
 
 def _ring_latency(group: Group, device: Device) -> float:
     local, nodes = group.per_node(device), group.nodes(device)
-    return (local - 1) * device.node.latency_seconds + (nodes - 1) * device.network.latency_seconds
+    inside = (local - 1) * device.link("node").latency_seconds if local > 1 else 0.0
+    return inside + ((nodes - 1) * device.link("network").latency_seconds if nodes > 1 else 0.0)

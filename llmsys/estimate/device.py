@@ -57,12 +57,23 @@ class Device(Section):
     memory_bytes: float = Field(gt=0, description="Memory a program can allocate, in bytes.")
     memory_bandwidth: float = Field(gt=0, description="Bytes per second, reads and writes together.")
     node_devices: int = Field(8, ge=1, description="Devices that reach each other over `node`.")
-    node: Link = Field(description="Between devices of one machine.")
-    network: Link = Field(description="Between machines, for one device.")
+    node: Link | None = Field(None, description="Between devices of one machine; null: never measured.")
+    network: Link | None = Field(None, description="Between machines, for one device; null: never measured.")
     host_bandwidth: float = Field(25e9, gt=0, description="Bytes per second between a device and host memory.")
-    watts: float = Field(gt=0, description="Power limit of one device.")
+    watts: float | None = Field(None, gt=0, description="Power limit of one device; null: nobody said.")
     efficiency: Efficiency = Field(description="What kernels reach.")
     sources: dict[str, str] = Field(description="Where the numbers are from, by field.")
+
+    def link(self, kind: Literal["node", "network"]) -> Link:
+        """One of the links; ConfigError when the profile has none."""
+        found = self.node if kind == "node" else self.network
+        if found is None:
+            between = "devices of one machine" if kind == "node" else "machines"
+            raise ConfigError(
+                f"the profile of {self.name} has no {kind} link, and this layout sends between {between}. "
+                f"Give {kind}: {{bandwidth: …, latency_seconds: …}} in it, or calibrate with --processes."
+            )
+        return found
 
     def peak(self, number: Number) -> float:
         """Operations per second in `number`; ConfigError when this device has no such products."""

@@ -5,7 +5,7 @@ seconds, each time for δ seconds, and needs R seconds to be back after a failur
 
     E(τ) = M · exp(R / M) · (exp((τ + δ) / M) − 1)
 
-seconds (Daly 2006, equation 13). The best τ is about √(2·δ·M) (Young 1974) or, to higher order, Daly's equation 37.
+seconds (Daly 2006). The best τ is about √(2·δ·M) (Young 1974) or, to higher order, Daly's equation 37.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ def goodput(cluster: Cluster, ranks: int, checkpoint_seconds: float | None = Non
 
 
 def expected_seconds(interval: float, save: float, restart: float, failure: float) -> float:
-    """Seconds that `interval` seconds of progress take on average (Daly 2006, equation 13)."""
+    """Seconds that `interval` seconds of progress take on average (Daly 2006)."""
     return failure * exp(restart / failure) * expm1((interval + save) / failure)
 
 

@@ -12,6 +12,7 @@ from llmsys.config.run import RunConfig
 from llmsys.estimate.cluster import Cluster
 from llmsys.estimate.cost import RunCost, mean_watts, run_cost
 from llmsys.estimate.device import Device
+from llmsys.estimate.interval import Interval
 from llmsys.estimate.memory import planned_layout
 from llmsys.estimate.time import StepTime, step_time
 
@@ -41,8 +42,10 @@ def priced(result: dict[str, Any], config: RunConfig, question: Question, *, mod
         unknown = dict.fromkeys(("money", "energy"), "a bare model has no run; give a config with train.tokens")
         return result | {"time": _time(step, question, None), "unknown": unknown}
     cost = run_cost(config, step, question.device, question.cluster)
-    parts = {"time": _time(step, question, cost), "money": _money(cost), "energy": _energy(cost, question)}
-    return result | parts | {"unknown": {}}
+    parts = {"time": _time(step, question, cost), "money": _money(cost)}
+    if cost.energy_kwh is None:
+        return result | parts | {"unknown": {"energy": f"the profile of {question.device.name} has no watts"}}
+    return result | parts | {"energy": _energy(cost.energy_kwh, cost, question), "unknown": {}}
 
 
 def _time(step: StepTime, question: Question, cost: RunCost | None) -> dict[str, Any]:
@@ -75,9 +78,9 @@ def _money(cost: RunCost) -> dict[str, Any]:
     }
 
 
-def _energy(cost: RunCost, question: Question) -> dict[str, Any]:
+def _energy(kwh: Interval, cost: RunCost, question: Question) -> dict[str, Any]:
     return {
-        "kwh": cost.energy_kwh.as_data(),
+        "kwh": kwh.as_data(),
         "watts_per_device": mean_watts(question.device, question.cluster),
         "assumptions": {name: cost.assumptions[name] for name in ("power_share", "host_watts", "pue")},
     }

@@ -21,10 +21,10 @@ def priced_lines(result: dict[str, Any]) -> Iterator[str]:
     yield _row("", f"{used['model_full']:.1%}", "attention over all of s²")
     yield _row("", f"{used['hardware']:.1%}", "with recomputation")
     if time["run"] is not None:
-        yield from _run_lines(time["run"], result["money"], result["energy"])
+        yield from _run_lines(time["run"], result["money"], result.get("energy"))
 
 
-def _run_lines(run: dict[str, Any], money: dict[str, Any], energy: dict[str, Any]) -> Iterator[str]:
+def _run_lines(run: dict[str, Any], money: dict[str, Any], energy: dict[str, Any] | None) -> Iterator[str]:
     minutes, failures = run["checkpoint_every_seconds"] / 60, run["failures_per_day"]
     yield _row(
         "goodput", f"{run['goodput']:.1%}", f"{failures:.2g} failures a day, a checkpoint every {minutes:.3g} minutes"
@@ -35,8 +35,9 @@ def _run_lines(run: dict[str, Any], money: dict[str, Any], energy: dict[str, Any
     yield _row("hours", _three(run["hours"]), "")
     yield _row("accelerator-hours", _three(money["accelerator_hours"]), "")
     yield _row(money["currency"], _three(money["amount"]), _assumed(money["assumptions"]))
-    watts = f"{energy['watts_per_device']:.0f} W each"
-    yield _row("kWh", _three(energy["kwh"]), f"{watts}, {_assumed(energy['assumptions'])}")
+    if energy is not None:
+        watts = f"{energy['watts_per_device']:.0f} W each"
+        yield _row("kWh", _three(energy["kwh"]), f"{watts}, {_assumed(energy['assumptions'])}")
 
 
 def _assumed(values: dict[str, Any]) -> str:

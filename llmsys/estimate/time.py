@@ -14,10 +14,10 @@ from llmsys.estimate.activation import batch_lengths
 from llmsys.estimate.device import Device
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.interval import Interval
-from llmsys.estimate.kernels import Bench, Kernels, Shape, kernels
+from llmsys.estimate.kernels import Kernels, kernels
+from llmsys.estimate.overhead import host_seconds, offload_seconds, optimizer_seconds
 from llmsys.estimate.residual import residual
 from llmsys.estimate.software import Software, software_of
-from llmsys.estimate.tensors import model_tensors
 from llmsys.estimate.traffic import (
     Passes,
     context_seconds,
@@ -27,8 +27,7 @@ from llmsys.estimate.traffic import (
     stage_seconds,
     tensor_seconds,
 )
-
-OPTIMIZER_BYTES = 36  # per parameter: weight, gradient and both moments read, three written, and the norm's reading
+from llmsys.estimate.workbench import Bench, Shape
 
 
 @dataclass(frozen=True)
@@ -136,10 +135,10 @@ def _parts(
         "stages": stages * micro_batches,
         "bubble": one * (pipeline - 1) / interleave,
         "data": data_seconds(bench, sharding_of(config), passes, max(1, round(micro_batches)), pipeline),
-        "optimizer": _optimizer_seconds(config, bench, pipeline),
-        "offload": _offload_seconds(bench, pipeline) * micro_batches,
+        "optimizer": optimizer_seconds(config, bench, pipeline),
+        "offload": offload_seconds(bench, pipeline) * micro_batches,
     }
-    return times | {"host": _host_seconds(bench, work, passes, micro_batches, pipeline)}
+    return times | {"host": host_seconds(bench, work, passes, micro_batches, pipeline)}
 
 
 def _repeated(config: RunConfig, bench: Bench, work: Kernels) -> float:
@@ -150,42 +149,6 @@ def _repeated(config: RunConfig, bench: Bench, work: Kernels) -> float:
         return work.blocks_forward
     cheap = work.elementwise + bench.software.repeated_products * (work.products + work.grouped)
     return cheap + (work.attention if bench.software.attention == "unfused" else 0.0)
-
-
-def _host_seconds(bench: Bench, work: Kernels, passes: Passes, micro_batches: float, pipeline: int) -> float:
-    """What the device waits for the host in eager mode: starting kernels takes longer than running them."""
-    if bench.software.launch != "eager":
-        return 0.0
-    host = 3 * work.launches / pipeline * bench.device.efficiency.host_seconds
-    return micro_batches * max(0.0, host - passes.forward - passes.backward)
-
-
-def _offload_seconds(bench: Bench, pipeline: int) -> float:
-    """What enters each block, sent to host memory and back."""
-    if bench.software.activations == "device":
-        return 0.0
-    tokens = bench.shape.tokens / (bench.layout.context * bench.layout.tensor)
-    sent = tokens * bench.model.hidden_size * bench.shape.value_bytes * bench.model.num_hidden_layers / pipeline
-    return 2 * sent / bench.device.host_bandwidth
-
-
-def _optimizer_seconds(config: RunConfig, bench: Bench, pipeline: int) -> float:
-    """Adam's bytes through memory, or through the host where state lives there."""
-    layout, rows = bench.layout, model_tensors(bench.model)
-    spread = layout.shard * layout.context if _state_is_split(config) else 1
-    dense = sum(row.count for row in rows if not row.routed) / (layout.tensor * pipeline * spread)
-    sparse = sum(row.count for row in rows if row.routed) / (pipeline * max(layout.expert, spread * layout.tensor))
-    moved = (dense + sparse) * OPTIMIZER_BYTES
-    if getattr(config.engine, "offload", "none") != "none":
-        return moved / bench.device.host_bandwidth
-    return bench.memory_seconds(moved)
-
-
-def _state_is_split(config: RunConfig) -> bool:
-    engine = config.engine
-    if engine.kind == "torch":
-        return engine.data_parallel == "fsdp"
-    return engine.kind == "deepspeed" and engine.zero_stage >= 1
 
 
 def _result(

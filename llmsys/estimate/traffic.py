@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from llmsys.config.run import RunConfig
 from llmsys.estimate.collective import Group, exchange_seconds, gather_seconds, reduce_seconds, send_seconds
-from llmsys.estimate.kernels import Bench
 from llmsys.estimate.parameters import visits_of
 from llmsys.estimate.tensors import model_tensors
+from llmsys.estimate.workbench import Bench
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def _energy(row: dict[str, Any], run: Residual, *, calibrates: bool) -> EnergyRo
     setup = next(full_runs("energy", whole))
     hours = run.factor * TimeRow(setup, False).modelled
     boards_only = "gpu_energy_mwh" in row
-    boards = mean_watts(read_device(setup.device), Cluster(host_watts=0))
+    boards = mean_watts(read_device(setup.device), Cluster(host_watts=0)) or 0.0
     watts = boards if boards_only else row.get("w", boards) * row["pue"]
     note = "accelerators only" if boards_only else f"with PUE {row['pue']} and its {row.get('w')} W"
     measured = float(row["gpu_energy_mwh"] if boards_only else row["mwh"])

@@ -1,0 +1,162 @@
+"""From measurements to a device profile.
+
+Gives a Device whose every number was measured here, or was given by the person who asked: the power limit, and with
+`base` the board's own figures (peak, memory, wires) of a profile of the very same device. What is neither stays empty,
+and the estimate refuses by name what would need it.
+"""
+
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from statistics import median
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from llmsys.calibrate.kernels import (
+    Measured,
+    Sizes,
+    attention_rates,
+    bandwidths,
+    grouped_rate,
+    host_bandwidth,
+    product_seconds,
+    starts,
+)
+from llmsys.calibrate.links import link_of, link_seconds
+from llmsys.estimate.device import Device, Efficiency, Link, Number
+from llmsys.log import Progress
+
+HERE = "measured here by llmsys calibrate"
+
+
+def calibrate(sizes: Sizes, device: torch.device, *, watts: float | None = None, base: Device | None = None) -> Device:
+    """Measure this process' device, and the links between processes where there are several."""
+    with Progress("calibrate", len(sizes.numbers) + 5, "measurement") as progress:
+        measured = _measure(sizes, device, progress)
+        link = _link(sizes, device)
+        progress.advance()
+    return profile(measured, link, device, watts=watts, base=base)
+
+
+def profile(
+    measured: Measured,
+    link: Link | None,
+    device: torch.device,
+    *,
+    watts: float | None = None,
+    base: Device | None = None,
+) -> Device:
+    """The profile of what was measured."""
+    bandwidth = max(measured.copy_bandwidth, measured.elementwise_bandwidth)
+    if base is not None:
+        bandwidth = base.memory_bandwidth
+    rates = {number: _rates(rows, bandwidth, measured.launch_seconds) for number, rows in measured.products.items()}
+    main: Number = "bf16" if "bf16" in rates else "fp32"
+    best = max(operations / seconds for operations, _, seconds in measured.products[main])
+    products = _share(median(rates[main]), best)
+    # One efficiency serves all number types: their peaks are such that it gives the rate that was seen.
+    peaks = {number: median(found) / products for number, found in rates.items()} | {main: best}
+    if base is not None:
+        peaks |= base.peak_flops
+        products = _share(median(rates[main]), peaks[main])
+    elementwise = max(measured.elementwise_bandwidth, measured.copy_bandwidth)
+    return Device(
+        name=name_of(device),
+        peak_flops=peaks,
+        memory_bytes=float(base.memory_bytes if base else memory_of(device)),
+        memory_bandwidth=bandwidth,
+        node_devices=base.node_devices if base else _ranks(),
+        node=link or (base.node if base else None),
+        network=base.network if base else None,
+        host_bandwidth=measured.host_bandwidth,
+        watts=watts or power_limit(device) or (base.watts if base else None),
+        efficiency=Efficiency(
+            products=products,
+            products_fp8=base.efficiency.products_fp8 if base else 1.0,
+            grouped=_share(measured.grouped_rate, peaks[main]),
+            attention=_share(measured.attention_rate, peaks[main]),
+            attention_backward=_share(measured.attention_backward_rate, peaks[main]),
+            memory=_share(elementwise if base else measured.elementwise_bandwidth, bandwidth),
+            links=1.0 if link or base is None else base.efficiency.links,
+            launch_seconds=measured.launch_seconds,
+            host_seconds=measured.host_seconds,
+        ),
+        sources=dict(_sources(link, watts, base)),
+    )
+
+
+def _measure(sizes: Sizes, device: torch.device, progress: Progress) -> Measured:
+    products: dict[Number, list[tuple[float, float, float]]] = {}
+    for number in sizes.numbers:
+        products[number] = list(product_seconds(sizes, number, device))
+        progress.advance(products=number)
+    main: Number = "bf16" if "bf16" in products else "fp32"
+    grouped = grouped_rate(sizes, main, device)
+    progress.advance(done="experts")
+    forward, backward = attention_rates(sizes, main, device)
+    progress.advance(done="attention")
+    copied, summed = bandwidths(sizes, device)
+    host_bytes = host_bandwidth(sizes, device)
+    progress.advance(done="memory")
+    launch, host = starts(device)
+    progress.advance(done="starts")
+    return Measured(products, grouped, forward, backward, copied, summed, host_bytes, launch, host)
+
+
+def _rates(rows: list[tuple[float, float, float]], bandwidth: float, launch: float) -> list[float]:
+    """Operations per second of each product once its bytes and its start are taken off.
+
+    At most three tenths: what stays in caches never went through memory.
+    """
+    return [
+        operations / max(seconds - moved / bandwidth - launch, 0.7 * seconds) for operations, moved, seconds in rows
+    ]
+
+
+def _share(rate: float, peak: float) -> float:
+    return min(1.0, rate / peak)
+
+
+def _link(sizes: Sizes, device: torch.device) -> Link | None:
+    if _ranks() == 1:
+        return None
+    return link_of(link_seconds(sizes.gathered_bytes, device))
+
+
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def name_of(device: torch.device) -> str:
+    """What the machine calls it."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"{torch.get_num_threads()} threads of {platform.processor() or platform.machine()}"
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes that a program can allocate."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return int(psutil.virtual_memory().total)
+
+
+def power_limit(device: torch.device) -> float | None:
+    """The board's limit in watts, as its driver says; None when nobody says."""
+    tool = shutil.which("nvidia-smi")
+    if device.type != "cuda" or tool is None:
+        return None
+    asked = [tool, f"--id={device.index or 0}", "--query-gpu=power.limit", "--format=csv,noheader,nounits"]
+    said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    return float(said) if said.replace(".", "", 1).isdigit() else None
+
+
+def _sources(link: Link | None, watts: float | None, base: Device | None) -> Iterator[tuple[str, str]]:
+    yield "efficiency", HERE
+    board = HERE if base is None else f"the board's own figures, from the profile {base.name}"
+    yield from ((name, board) for name in ("peak_flops", "memory_bandwidth", "memory_bytes"))
+    yield "node", HERE if link else "not measured: one process" if base is None else board
+    yield "watts", "given by hand" if watts else "the driver's power limit, if it said one"

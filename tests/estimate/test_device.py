@@ -1,0 +1,79 @@
+"""Devices: every number has a source, and one that nobody described is refused by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launch.main import main
+from llmsys.errors import ConfigError
+from llmsys.estimate.device import device_names, read_device
+
+CONFIG = "model/gpt2-small"
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_a_profile_names_a_source_for_each_of_its_numbers(name: str) -> None:
+    device = read_device(name)
+    said = set(device.sources)
+    assert {"peak_flops", "memory_bandwidth", "memory_bytes", "node", "network", "watts"} <= said
+    assert {"products", "attention", "memory", "links", "launch"} <= said
+    assert all(len(text) > 10 for text in device.sources.values())
+
+
+def test_an_unknown_device_is_refused_with_the_known_ones_and_the_way_to_measure() -> None:
+    with pytest.raises(ConfigError) as error:
+        read_device("h100-smx")
+    text = str(error.value)
+    assert "'h100-smx' is not a device with a profile, and no other's numbers are taken for it." in text
+    assert "Did you mean h100-sxm?" in text
+    assert all(name in text for name in device_names())
+    assert "llmsys calibrate --output h100-smx.yaml" in text
+
+
+def test_a_profile_with_a_wrong_number_is_refused_with_file_line_and_key(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: mine\npeak_flops: {bf16: 1e12}\nmemory_bytes: -1\nmemory_bandwidth: 1e9\nsources: {}\n")
+    with pytest.raises(ConfigError, match=r"mine.yaml:3: memory_bytes: -1"):
+        read_device(str(path))
+
+
+def test_a_number_type_without_a_peak_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"V100 SXM2 32GB has no peak for bf16 products. Use fp16 or fp32"):
+        read_device("v100").peak("bf16")
+
+
+def test_the_command_prices_a_bare_models_step_and_says_why_the_rest_is_unknown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["estimate", CONFIG, "--device", "a100-80gb", "--gpus", "8", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["time"]["ranks"] == 8
+    assert result["time"]["run"] is None
+    assert set(result["unknown"]) == {"money", "energy"}
+    assert main(["estimate", CONFIG, "--gpus", "8"]) == 2
+    assert "need a device. Add --device NAME, such as --device h100-sxm." in capsys.readouterr().err
+
+
+def test_the_command_prices_a_run_and_prints_every_assumption(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    room = tmp_path / "room.yaml"
+    room.write_text("device: h200\ndevices: 16\nprice_per_hour: 2\ncurrency: EUR\n")
+    assert main(["estimate", "train/demo", "--cluster", str(room), "batch.sequences=16", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["unknown"] == {}
+    assert result["time"]["ranks"] == 16
+    hours, amount = result["money"]["accelerator_hours"], result["money"]["amount"]
+    assert amount["p50"] == pytest.approx(2 * hours["p50"])
+    assert hours["p10"] < hours["p50"] < hours["p90"]
+    assert main(["estimate", "train/demo", "--cluster", str(room), "batch.sequences=16"]) == 0
+    text = capsys.readouterr().out
+    assert all(words in text for words in ("on 16 × H200", "EUR", "price_per_hour 2", "pue 1.1", "goodput"))
+
+
+def test_a_cluster_with_an_unknown_key_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    room = tmp_path / "room.yaml"
+    room.write_text("price_per_hours: 2\n")
+    assert main(["estimate", "train/demo", "--cluster", str(room)]) == 2
+    assert "room.yaml:1: price_per_hours: unknown key. Did you mean price_per_hour?" in capsys.readouterr().err

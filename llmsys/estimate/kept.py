@@ -34,7 +34,8 @@ class Extent:
 
     `sequences` of `length` positions with `source` positions behind cross-attention; `parts` ranks share a sequence
     (context), `tensor` ranks the channels inside a layer and the positions between layers. `value` are the bytes of
-    one number. `masked`: attention gets a table of what is visible.
+    one number. `table` is what attention gets to know what is visible beyond "all" and "causal": yes and no for windows
+    or documents, or numbers by distance. `dealt`: experts are on other ranks too.
     """
 
     sequences: int
@@ -43,7 +44,8 @@ class Extent:
     parts: int
     tensor: int
     value: int
-    masked: bool
+    table: Literal["none", "windows", "documents", "numbers"]
+    dealt: bool
     system: System
 
     @property

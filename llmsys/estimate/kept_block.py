@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from llmsys.config.model import ModelConfig
 from llmsys.estimate.kept import Extent, Maker, Tensor
-from llmsys.estimate.kept_attention import attention_tensors, cross_attention_tensors
+from llmsys.estimate.kept_attention import attention_tensors, cross_attention_tensors, statistics_bytes
 from llmsys.estimate.kept_feed_forward import feed_forward_tensors
 
 
@@ -28,7 +28,8 @@ def _branch(model: ModelConfig, layer: int, name: str, extent: Extent, *, first:
     if kind in ("pre", "sandwich") or (kind == "parallel" and (first or getattr(model.residual, "norms", 1) == 2)):
         yield from norm_tensors_kept(model, f"{name} norm", extent)
         maker: Maker = "gather" if extent.tensor > 1 else "pointwise"
-        yield Tensor(f"normed input of {name}", extent.read(model.hidden_size), maker)
+        saved = name != "feed_forward" or _reads_input(model, layer, extent)
+        yield Tensor(f"normed input of {name}", extent.read(model.hidden_size), maker, saved)
     elif extent.tensor > 1 and extent.system.gathered == "kept":
         yield Tensor(f"gathered input of {name}", extent.gathered(model.hidden_size), "gather")
     if name == "attention":
@@ -55,7 +56,7 @@ def _branch(model: ModelConfig, layer: int, name: str, extent: Extent, *, first:
 def norm_tensors_kept(model: ModelConfig, name: str, extent: Extent) -> Iterator[Tensor]:
     """What a norm keeps beside its input: statistics, and where it is made of several operations an unscaled copy."""
     norm, hidden = model.norm, model.hidden_size
-    yield Tensor(f"statistics of {name}", extent.stream(1, 8 if norm.kind == "layernorm" else 4), "pointwise")
+    yield Tensor(f"statistics of {name}", extent.stream(1, statistics_bytes(model, extent)), "pointwise")
     if norm.kind == "layernorm":
         return
     if norm.unit_offset and extent.value != 4:
@@ -66,3 +67,9 @@ def norm_tensors_kept(model: ModelConfig, name: str, extent: Extent) -> Iterator
 
 def _stream(model: ModelConfig, extent: Extent) -> int:
     return extent.stream(model.hidden_size)
+
+
+def _reads_input(model: ModelConfig, layer: int, extent: Extent) -> bool:
+    """Whether a feed-forward keeps its input: experts keep sorted copies, and their router one in float32."""
+    moe = model.moe if model.is_moe_layer(layer) else None
+    return moe is None or extent.value == 4 or bool(moe.shared_width)

@@ -34,8 +34,8 @@ def _inside(config: FeedForwardConfig, of: str, size: int, dropped: bool = False
         return
     yield Tensor(f"gate{of}", size, "product")
     yield Tensor(f"up{of}", size, "product")
-    if config.kind == "clamped_swiglu":  # clamped gate and up, the sigmoid and its input, their product, up + 1
-        yield Tensor(f"clamped gate and up{of}", 4 * size, "fused")
+    if config.kind == "clamped_swiglu":  # clamped gate, its sigmoid, up + 1
+        yield Tensor(f"clamped gate and up{of}", 3 * size, "fused")
     yield Tensor(f"activated gate{of}", size, "fused")
     yield Tensor(f"gate times up{of}", size, "pointwise", saved=not dropped)
 
@@ -43,11 +43,8 @@ def _inside(config: FeedForwardConfig, of: str, size: int, dropped: bool = False
 def _mixture(model: ModelConfig, moe: MoeConfig, extent: Extent, output_saved: bool) -> Iterator[Tensor]:
     """Router, sorted visits, experts, and the weighted sum. Visits are taken to be even over the ranks."""
     visits, hidden, width = visits_of(moe), model.hidden_size, moe.moe_intermediate_size
-    if extent.value != 4:
-        yield Tensor("float32 input of the router", extent.stream(hidden, 4), "fused")
-    yield Tensor("router scores", extent.stream(moe.num_experts, 4), "pointwise")
-    yield Tensor("chosen experts and weights", extent.stream(visits, 36), "pointwise")
-    yield Tensor("sorted visits", extent.stream(visits * hidden), "collective")
+    yield from _router(moe, visits, hidden, extent)
+    yield Tensor("sorted visits", extent.stream(visits * hidden), "collective" if extent.dealt else "pointwise")
     yield from _inside(moe.expert, " of experts", extent.stream(visits * width))
     yield Tensor("expert outputs", extent.stream(visits * hidden), "product")
     if moe.shared_width:
@@ -55,3 +52,15 @@ def _mixture(model: ModelConfig, moe: MoeConfig, extent: Extent, output_saved: b
         saved = moe.shared_gate
         yield Tensor("shared expert output", extent.stream(hidden), "product", saved=saved, needed=saved)
     yield Tensor("sum of experts", extent.stream(hidden), "pointwise", saved=output_saved)
+
+
+def _router(moe: MoeConfig, visits: float, hidden: int, extent: Extent) -> Iterator[Tensor]:
+    """Everything about the choice is in float32; a visit has its expert, weight and place."""
+    if extent.value != 4:
+        yield Tensor("float32 input of the router", extent.stream(hidden, 4), "fused")
+        yield Tensor("float32 weight of the router", 4 * hidden * moe.num_experts, "fused")
+    yield Tensor("router logits", extent.stream(moe.num_experts, 4), "product", saved=False)
+    balanced = moe.balance.kind == "auxiliary_loss"
+    yield Tensor("router scores", extent.stream(moe.num_experts * (4 if balanced else 1), 4), "pointwise")
+    yield Tensor("chosen experts and weights", extent.stream(visits, 28), "pointwise")
+    yield Tensor("visits of each expert", 4 * moe.num_experts, "pointwise")

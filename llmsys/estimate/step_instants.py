@@ -145,7 +145,7 @@ class StepInstants:
         total = micro_batches * sum(self._count(kind) * self._kept(kind) for kind in self._kinds)
         if self.system.activations == "host":
             total = min(total, 2 * max(self._kept(kind) for kind in self._kinds))
-        table = self._extent.sequences * self._extent.length**2 if self._extent.masked else 0
+        table = self._extent.sequences * self._extent.length**2 if self._extent.table == "documents" else 0
         given = micro_batches * self._extent.stream(self.config.model.hidden_size) if several else 0
         return [
             Item("activations kept by blocks", int(total)),

@@ -26,8 +26,9 @@ PEAKS = ("peak_mem_gib", "peak_gib", "peak_gb")
 TITAN = System(masks="none", selective="alternate", head="columns", loss="fused")
 # Its report of December 2024 (tables T1 to T6) compiled blocks and not the loss.
 TITAN_2024 = replace(TITAN, loss="whole")
-# Its notes on traced graphs: a loss by chunks, and no fusion. The three rows on several GPUs only agree with weights that stay gathered from the forward
-# on and block inputs that wait on the host, which the notes do not say; so they count as calibrated.
+# Its notes on traced graphs: a loss by chunks, and no fusion. The three rows on several GPUs only agree with weights that
+# stay gathered from the forward on and block inputs that wait on the host, which the notes do not say; so they count as
+# calibrated.
 GRAPH = replace(TITAN, loss="chunked")
 GRAPH_SHARDED = replace(GRAPH, weights="whole", activations="host")
 CALIBRATED = (
@@ -75,9 +76,8 @@ def titan(row: Row) -> MemoryRow:
     shard = max(1, row["gpus"] // (tensor * context * pipeline))
     parts = 2 if "interleaved" in options.lower() else 1
     micro = local if pipeline == 1 else max(1, local // (pipeline * parts))  # as many micro-batches as stages
-    config = config_of(
-        published_model(row["model"], row), row["seq"], local * shard, micro, recompute=policy_of(row["ac"]), engine="fsdp"
-    )  # fmt: skip
+    model, policy = published_model(row["model"], row), policy_of(row["ac"])
+    config = config_of(model, row["seq"], local * shard, micro, recompute=policy, engine="fsdp")
     system = TITAN_2024 if re.fullmatch(r"T\d", row["table"]) else TITAN
     if pipeline > 1:
         system = replace(system, pipeline=pipeline, chunks=parts, weights="whole", gradients="whole")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -26,7 +27,7 @@ MEGATRON = System(
 )  # fmt: skip
 # Sequences of a micro-batch, stages, chunks of a stage (the paper's table 3); 8 tensor ranks each.
 SETTINGS = {"22B": (4, 1, 1), "175B": (1, 8, 3), "530B": (1, 35, 3), "1T": (1, 64, 1)}
-POLICIES = {
+POLICIES: dict[str, tuple[str, Literal["divided", "whole"]]] = {
     "none": ("none", "whole"),
     "seq": ("none", "divided"),
     "sel": ("selective", "whole"),

@@ -69,7 +69,7 @@ def fold(x_RK: Tensor) -> Tensor:
 
 def row_squares(gradient: Tensor) -> Tensor:
     """The sum of squares of each row (index of the first dim), float64; whatever other rows there are."""
-    x_RK = gradient.reshape(len(gradient), -1)
+    x_RK = gradient[:, None].flatten(1)
     num_rows = max(1, BLOCK // max(1, x_RK.shape[1]))
     found = gradient.new_empty(len(x_RK), dtype=torch.float64)
     for start in range(0, len(x_RK), num_rows):
@@ -88,7 +88,7 @@ def gradient_norm(parameters: Sequence[Tensor], gradients: Sequence[Tensor], *, 
     squares = torch.zeros(1, sum(map(len, parameters)), dtype=torch.float64, device=gradients[0].device)
     first = 0
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        if counts and gradient.numel():
+        if counts:
             start = first + first_row(parameter)
             squares[0, start : start + len(gradient)] = row_squares(gradient)
         first += len(parameter)

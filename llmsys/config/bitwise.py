@@ -66,8 +66,8 @@ def _micro_problems(batch: BatchConfig) -> Iterator[Broken]:
         yield Broken(
             "batch.micro_sequences",
             f"{batch.micro_sequences} lets the number of ranks decide what a micro-batch holds, and its sums with it. "
-            f"Use {listed(legal)}; a step of {batch.sequences_per_step} sequences then has {batch.sequences_per_step} "
-            f"over that many micro-batches, which the number of processes must divide.",
+            f"Use {listed(legal)}: a step then has {listed([batch.sequences_per_step // size for size in legal])} "
+            f"micro-batches, which the number of processes must divide.",
         )
     elif batch.micro_sequences not in legal:
         yield Broken(

@@ -86,6 +86,10 @@ def build(kind: str, layout: Layout, clip: float, micro_batches: int, **changes:
         from llmsys.engine.torch_engine import TorchEngine
 
         return TorchEngine(model, **common)
+    if kind == "bitwise":
+        from llmsys.engine.bitwise_engine import BitwiseEngine
+
+        return BitwiseEngine(model, **common)
     if kind.startswith("accelerate"):
         from llmsys.engine.accelerate_engine import AccelerateEngine
 
@@ -136,6 +140,8 @@ CASES = {
         "fsdp two micro-batches, clipped": ("torch", Layout(), 0.5, 2, MOE),
         "fsdp expert=2": ("torch", Layout(expert=2), 0.0, 1, MOE),
         "fsdp expert=2 clipped": ("torch", Layout(expert=2), 0.5, 2, MOE),
+        "bitwise": ("bitwise", Layout(), 0.0, 1, MOE),
+        "bitwise expert=2 clipped": ("bitwise", Layout(expert=2), 0.5, 2, MOE),
         "fsdp dense tied": ("torch", Layout(), 0.5, 1, DENSE_TIED),
         "accelerate two micro-batches, clipped": ("accelerate", Layout(), 0.5, 2, MOE),
         "zero0": ("zero0", Layout(), 0.0, 2, MOE),
@@ -157,6 +163,7 @@ CASES = {
         "hsdp 2x2": ("torch", Layout(replicate=2), 0.5, 1, MOE),
         "fsdp expert=2 of 4": ("torch", Layout(expert=2), 0.5, 1, MOE),
         "hsdp 2x2 expert=2": ("torch", Layout(replicate=2, expert=2), 0.5, 1, MOE),
+        "bitwise 2x2 expert=2": ("bitwise", Layout(replicate=2, expert=2), 0.5, 1, MOE),
         "fsdp expert=4": ("torch", Layout(expert=4), 0.0, 1, MOE),
         "zero2 expert=2 of 4": ("zero2", Layout(expert=2), 0.5, 1, MOE),
         "zero0 expert=2 of 4": ("zero0", Layout(expert=2), 0.5, 1, MOE),

@@ -1,5 +1,6 @@
 """Batch: what one process handles in one forward pass: token ids, targets, document numbers, and a source if any."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Self
 
@@ -43,10 +44,17 @@ class Batch:
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in named.items() if name != "targets_BT" and value is not None}
 
+    def pin_memory(self) -> Self:
+        """The same batch in pinned memory; needs an accelerator."""
+        return self._each(lambda tensor: tensor.pin_memory())
+
     def to(self, device: torch.device) -> Self:
         """The same batch on `device`."""
-        moved = {name: value.to(device, non_blocking=True) for name, value in self.inputs().items()}
-        return type(self)(targets_BT=self.targets_BT.to(device, non_blocking=True), **moved)
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        changed = {name: change(value) for name, value in self.inputs().items()}
+        return type(self)(targets_BT=change(self.targets_BT), **changed)
 
 
 def make_batch(rows: Rows, *, separate_documents: bool) -> Batch:

@@ -17,9 +17,11 @@ from llmsys.data.steps import Steps
 class StepLoader:
     """(step, micro-batches) in order, `ahead` steps read in advance; `wait_seconds` is the wait for the last one."""
 
-    def __init__(self, source: Steps, ahead: int = 2) -> None:
+    def __init__(self, source: Steps, ahead: int = 2, *, pinned: bool = False) -> None:
+        """With `pinned` the batches lie in pinned memory, from which an accelerator copies while it computes."""
         self.source = source
         self.ahead = ahead
+        self.pinned = pinned
         self.wait_seconds = 0.0
 
     def describe(self, step: int) -> dict[str, Any]:
@@ -49,7 +51,8 @@ class StepLoader:
         for step in range(start, stop):
             item: list[Batch] | BaseException
             try:
-                item = self.source.step(step)
+                batches = self.source.step(step)
+                item = [batch.pin_memory() for batch in batches] if self.pinned else batches
             except Exception as error:
                 item = error
             while not closed.is_set():

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from llmsys.config.layout import Layout
-from llmsys.config.noise import require_micro_batches
 from llmsys.config.run import RunConfig
 from llmsys.data.loader import StepLoader
 from llmsys.data.steps import Steps
@@ -38,7 +36,7 @@ from llmsys.train.faults import StepJudge
 from llmsys.train.head_loss import training_loss
 from llmsys.train.measure import Result
 from llmsys.train.micro import settle_micro
-from llmsys.train.noise import NoiseMeter
+from llmsys.train.noise import NoiseMeter, noise_meter
 from llmsys.train.objective import evaluator_of, steps_of
 from llmsys.train.record import Record
 from llmsys.train.saver import Saver
@@ -105,7 +103,8 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_promp
     layout = config.layout.fit(world_size(), config.model)
     steps = steps_of(config, layout.data_ranks, layout.data_rank(rank()))
     meshes = make_meshes(layout, device)
-    engine = build_engine(config, meshes, steps.micro_batches(0), device)
+    noise = noise_meter(config, steps, layout)
+    engine = build_engine(config, meshes, device, noise)
     loader = StepLoader(steps, pinned=device.type == "cuda")
     evaluator = evaluator_of(config, layout.sequence_ranks)
     identity = config.trajectory | dataset.identity()
@@ -123,18 +122,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_promp
     stack.callback(saver.close)
     inside = partial(contents, steps, dataset.sources)
     parts = (engine, loader, evaluator, record, identity, sample, saver, judge, wish, watchdog, inside)
-    return Trainer(config, *parts, noise=_noise_meter(config, engine, steps, layout), steps_done=resumed or 0)
-
-
-def _noise_meter(config: RunConfig, engine: Any, steps: Steps, layout: Layout) -> NoiseMeter | None:
-    """What measures the gradient noise scale, hung into the engine; None where nobody asks for it."""
-    if not config.train.noise_scale_every_steps:
-        return None
-    on_rank_zero(lambda: require_micro_batches(steps.micro_batches(config.steps - 1), config.batch))
-    every, seed = config.train.noise_scale_every_steps, config.run.seed
-    meter = NoiseMeter(every, engine.module.parameters(), layout.sequence_ranks, seed)
-    engine.after_micro_batch = meter.see
-    return meter
+    return Trainer(config, *parts, noise=noise, steps_done=resumed or 0)
 
 
 def build_model(config: RunConfig) -> Transformer:
@@ -148,14 +136,14 @@ def build_model(config: RunConfig) -> Transformer:
     return model
 
 
-def build_engine(config: RunConfig, meshes: Meshes, micro_batches: int, device: torch.device) -> Engine:
-    """The engine that the config names, with starting values, for steps of `micro_batches` on each rank."""
-    engine = _named_engine(config, meshes, micro_batches, device)
+def build_engine(config: RunConfig, meshes: Meshes, device: torch.device, noise: NoiseMeter | None = None) -> Engine:
+    """The engine that the config names, with starting values; `noise` looks at its gradients."""
+    engine: Engine = _named_engine(config, meshes, device, noise)
     half_life = config.train.average_half_life_tokens
     return AveragedEngine(engine, half_life) if half_life else engine
 
 
-def _named_engine(config: RunConfig, meshes: Meshes, micro_batches: int, device: torch.device) -> Engine:
+def _named_engine(config: RunConfig, meshes: Meshes, device: torch.device, noise: NoiseMeter | None) -> Engine:
     common: dict[str, Any] = {
         "meshes": meshes,
         "optimizer": config.optimizer,
@@ -182,7 +170,10 @@ def _named_engine(config: RunConfig, meshes: Meshes, micro_batches: int, device:
         return BitwiseEngine(model, **common)
     from llmsys.engine.torch_engine import TorchEngine
 
-    return TorchEngine(model, **common)
+    engine = TorchEngine(model, **common)
+    if noise is not None:
+        noise.engine = engine
+    return engine
 
 
 def _resume(engine: Engine, config: RunConfig, identity: dict[str, Any], judge: StepJudge) -> int | None:

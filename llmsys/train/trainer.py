@@ -13,19 +13,21 @@ from torch import Tensor
 
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
+from llmsys.data.digest import as_text, digest_of
 from llmsys.data.loader import StepLoader
 from llmsys.data.order import order_key
 from llmsys.engine.engine import Engine, StepResult
 from llmsys.errors import CheckpointError, Stopped
 from llmsys.log import Progress, logger
 from llmsys.optim.schedule import learning_rate
-from llmsys.parallel.group import gathered, rank
+from llmsys.parallel.group import gathered, rank, sum_over_ranks, world_size
 from llmsys.train import checkpoint
 from llmsys.train.balance import ExpertReport, settle_experts
 from llmsys.train.bitwise import hashed
 from llmsys.train.checkpoint_record import read_record
 from llmsys.train.faults import StepJudge
 from llmsys.train.measure import Evaluator, Result
+from llmsys.train.noise import NoiseMeter
 from llmsys.train.record import Record
 from llmsys.train.saver import Saver
 from llmsys.train.signals import StopWish
@@ -55,6 +57,7 @@ class Trainer:
     wish: StopWish
     watchdog: Watchdog
     contents: Callable[[int], dict[str, Any]]
+    noise: NoiseMeter | None = None
     steps_done: int = 0
 
     def train(self) -> Result:
@@ -103,13 +106,17 @@ class Trainer:
         began = time.perf_counter()
         rate = learning_rate(config, number)
         seed_dropout(config.run.seed, step)
+        if self.noise is not None:
+            batches = self.noise.begin(step, batches)
         result = self.engine.train_step(batches, rate, self.judge.accept, (self.wish.raised(),))
+        if self.noise is not None:
+            self.noise.end(result)
         experts = settle_experts(self.engine.module, result.applied)
         self.steps_done = number
         seconds = time.perf_counter() - began + self.loader.wait_seconds
         progress.advance(config.batch.tokens_at(step), step=number, loss=f"{result.loss:.3f}")
         if number % config.train.log_every_steps == 0 or number in (1, config.steps):
-            self._log(result, rate, seconds, experts)
+            self._log(batches, result, rate, seconds, experts)
         if result.applied:
             self.judge.took(number, result)
         else:
@@ -132,7 +139,10 @@ class Trainer:
     def _due(self, every_steps: int) -> bool:
         return every_steps > 0 and self.steps_done % every_steps == 0
 
-    def _log(self, result: StepResult, rate: float, seconds: float, experts: ExpertReport) -> None:
+    def _log(
+        self, batches: list[Batch], result: StepResult, rate: float, seconds: float, experts: ExpertReport
+    ) -> None:
+        digest = self._digest(batches)
         batch_tokens = self.config.batch.tokens_at(self.steps_done - 1)
         self.record.write(
             "step",
@@ -145,10 +155,19 @@ class Trainer:
             tokens_per_second=batch_tokens / seconds,
             seconds=seconds,
             data_wait_seconds=self.loader.wait_seconds,
+            batch_digest=digest,
             **self.loader.describe(self.steps_done - 1),
+            **({} if self.noise is None else self.noise.scale.fields()),
         )
         if experts:
             self.record.write("experts", self.steps_done, tokens=self.tokens, **experts.fields())
+
+    def _digest(self, batches: list[Batch]) -> str:
+        """What the step trained on, over all ranks; those that share sequences count them once. Collective."""
+        layout = self.config.layout.fit(world_size(), self.config.model)
+        own = digest_of(batches) if rank() % layout.sequence_ranks == 0 else 0
+        total = sum_over_ranks(torch.tensor(own, dtype=torch.int64, device=self.engine.device))  # modulo 2^64
+        return as_text(int(total))
 
     def _evaluate(self) -> Result:
         def logits(batch: Batch) -> Tensor:

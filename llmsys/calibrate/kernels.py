@@ -77,18 +77,22 @@ def product_seconds(sizes: Sizes, number: Number, device: torch.device) -> Itera
 
 
 def grouped_rate(sizes: Sizes, number: Number, device: torch.device) -> float:
-    """Operations per second of the products of many experts at once, as the model runs them in that number type."""
+    """Operations per second of the products of many experts at once, forward and backward, as the model runs them."""
     experts, rows, inner, columns = sizes.experts
-    x_MD = _random((experts * rows, inner), DTYPES[number], device)
-    weight_EDF = _random((experts, inner, columns), DTYPES[number], device)
+    x_MD = _random((experts * rows, inner), DTYPES[number], device).requires_grad_()
+    weight_EDF = _random((experts, inner, columns), DTYPES[number], device).requires_grad_()
+    gradient_MF = _random((experts * rows, columns), DTYPES[number], device)
     offsets_E = torch.arange(1, experts + 1, dtype=torch.int32, device=device) * rows
 
-    def work() -> Tensor:
+    def forward() -> Tensor:
         if number == "bf16":
             return F.grouped_mm(x_MD, weight_EDF, offs=offsets_E)
         return torch.cat([part @ weight for part, weight in zip(x_MD.split(rows), weight_EDF, strict=True)])
 
-    return 2.0 * experts * rows * inner * columns / seconds_of(work, device, sizes.budget_seconds)
+    def both() -> object:
+        return torch.autograd.grad(forward(), (x_MD, weight_EDF), gradient_MF)
+
+    return 3 * 2.0 * experts * rows * inner * columns / seconds_of(both, device, sizes.budget_seconds)
 
 
 def attention_rates(sizes: Sizes, number: Number, device: torch.device) -> tuple[float, float]:

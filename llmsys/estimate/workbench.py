@@ -1,4 +1,4 @@
-"""What the seconds of a kernel depend on: model, layout, device, software and the micro-batch; and how products take them.
+"""What the seconds of a kernel depend on (model, layout, device, software, micro-batch), and how products take them.
 
 A product's time is the sum of its operations at the device's best rate and of its bytes, so that thin matrices are slow
 (a roofline without its corner: Williams 2009).

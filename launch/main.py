@@ -77,6 +77,14 @@ VERBS = {
         "write one HTML page about a dataset and a run",
         "llmsys report train/demo --output demo/report.html",
     ),
+    "trace": Verb(
+        "say which documents were in a step, or which steps and checkpoints saw a document",
+        "llmsys trace train/demo step=100",
+    ),
+    "replay": Verb(
+        "make one step again from the nearest checkpoint and hold it to what was recorded",
+        "llmsys replay train/demo step=100",
+    ),
     "convert": Verb(
         "turn a Hugging Face folder into a run folder, or a run folder into a Hugging Face folder",
         "llmsys convert downloads/Qwen3-0.6B runs/qwen3",

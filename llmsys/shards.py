@@ -7,8 +7,11 @@ checked against the manifest the first time it is touched, and an error names th
 
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from llmsys.errors import DataError
 from llmsys.manifest import (
@@ -63,6 +66,10 @@ __all__ = [
     "verify",
     "write_manifest",
 ]
+
+
+SideColumn = Literal["id", "file", "url_hash"]
+"""Columns that documents can be found by."""
 
 
 class TokenShards:
@@ -134,6 +141,15 @@ class TokenShards:
         """Return where a document came from: its id, crawl file, record offset and the xxh64 of its URL."""
         file, index, row = self._place(document)
         return file.lineage(index, row)
+
+    def documents_with(self, column: SideColumn, value: str | int) -> list[int]:
+        """The documents with this value in a side column, by number. Reads that column of every file."""
+        found: list[int] = []
+        for (file, index), start in zip(self._places, self._starts[:-1].tolist(), strict=True):
+            cells = file.batches[index].column(column)
+            same = pc.equal(cells, pa.scalar(value, cells.type)).to_numpy(zero_copy_only=False)
+            found += (np.flatnonzero(same) + start).tolist()
+        return found
 
     def require_tokenizer(self, fingerprint: str) -> None:
         """Raise DataError unless the tokens were made by the tokenizer with this fingerprint."""

@@ -113,6 +113,10 @@ class BatchConfig(Section):
         """The number of the first sequence of step `step`, counted from 0."""
         return step * self.sequences_per_step if self.ramp is None else self._rungs.before(step)
 
+    def step_of(self, sequence: int) -> int:
+        """The step that sequence `sequence` is in; both counted from 0."""
+        return sequence // self.sequences_per_step if self.ramp is None else self._rungs.step_of(sequence)
+
     def tokens_at(self, step: int) -> int:
         """Tokens of step `step`, counted from 0, over all ranks; of pairs and texts, about."""
         return self.tokens_per_step if self.ramp is None else self._rungs.size(step) * self.sequence_length

@@ -76,6 +76,11 @@ class Rungs:
         rung = bisect_right(self.first_steps, step) - 1
         return self.first_sequences[rung] + (step - self.first_steps[rung]) * self.sizes[rung]
 
+    def step_of(self, sequence: int) -> int:
+        """The step that a sequence is in."""
+        rung = bisect_right(self.first_sequences, sequence) - 1
+        return self.first_steps[rung] + (sequence - self.first_sequences[rung]) // self.sizes[rung]
+
     def steps_for(self, sequences: int) -> int:
         """The least number of steps that have so many sequences."""
         rung = max(0, bisect_left(self.first_sequences, sequences) - 1)

@@ -69,6 +69,17 @@ class SourceOrder:
             local[here] = self._bases[stage][found] + rounds * self.parts[stage][found] + self._ranks[stage][places]
         return sources, local
 
+    def numbers(self, source: int, local: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The sequences that are number `local` of a source: the inverse of `locate`, (N,)."""
+        bases = np.array([base[source] for base in self._bases])
+        stages = np.searchsorted(bases, local, side="right") - 1
+        found = np.empty_like(local)
+        for stage in np.unique(stages).tolist():
+            here, places = stages == stage, np.flatnonzero(self._orders[stage] == source)
+            rounds, ranks = np.divmod(local[here] - bases[stage], len(places))
+            found[here] = self.starts[stage] + rounds * len(self._orders[stage]) + places[ranks]
+        return found
+
     def counts(self, count: int) -> NDArray[np.int64]:
         """How many of the first `count` sequences come from each source, (K,)."""
         stage = int(np.searchsorted(self.starts, count, side="right")) - 1

@@ -92,6 +92,20 @@ class PackedDocuments:
         [(order, _, starts)] = self._by_epoch(np.array([number]))
         return [(0, int(order.documents[place])) for place in spans(order.ends, starts, self.length + 1).places]
 
+    def numbers_with(self, document: int, count: int) -> NDArray[np.int64]:
+        """The sequences among the first `count` of a run that have tokens of a document, in order."""
+        found = [np.empty(0, np.int64)]
+        for epoch in range(-(-count // self.windows_per_epoch)):
+            order = self._epoch(epoch)
+            place = int(np.flatnonzero(order.documents == document)[0])
+            begin, end = (int(order.ends[place - 1]) if place else 0), int(order.ends[place])
+            # Window w has the tokens [w · length, w · length + length].
+            first, last = max(0, -(-(begin - self.length) // self.length)), (end - 1) // self.length
+            chosen = np.flatnonzero((order.windows >= first) & (order.windows <= last))
+            found.append(chosen + epoch * self.windows_per_epoch)
+        numbers = np.concatenate(found)
+        return numbers[numbers < count]
+
     def packing(self) -> dict[str, Any]:
         """See Windows: windows are full, so nothing is padding, and the end of an epoch's stream fills no window."""
         return {

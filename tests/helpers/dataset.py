@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import sentencepiece
+import xxhash
 
 from llmsys import shards
 from llmsys.manifest import Histogram, Manifest, ReadSummary
@@ -19,6 +20,11 @@ def texts(count: int, seed: int) -> list[str]:
     """Sentences of a toy language, the same for the same seed."""
     choose = random.Random(seed)
     return [" ".join(choose.choices(WORDS.split(), k=choose.randrange(10, 60))) + "." for _ in range(count)]
+
+
+def toy_url(split: str, number: int) -> str:
+    """Where document `number` of a split came from."""
+    return f"http://toy.example/{split}/{number}"
 
 
 def make_dataset(folder: Path, documents: int = 120, heldout: int = 12, symbols: tuple[str, ...] = ()) -> Path:
@@ -57,7 +63,7 @@ def _write(folder: Path, split: str, documents: list[str], tokenizer: object) ->
             "id": [f"{number:032x}" for number in range(len(documents))],
             "file": ["toy.warc.gz"] * len(documents),
             "offset": list(range(len(documents))),
-            "url_hash": list(range(len(documents))),
+            "url_hash": [xxhash.xxh64_intdigest(toy_url(split, number).encode()) for number in range(len(documents))],
             "text_bytes": [len(text.encode()) for text in documents],
         }
         writer.write(pa.record_batch(columns, schema=schema))

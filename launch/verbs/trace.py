@@ -1,0 +1,66 @@
+"""`llmsys trace`: the documents of a step, or the steps and checkpoints that saw a document."""
+
+import argparse
+import json
+from typing import Any
+
+from llmsys.config.load import load_run
+from llmsys.errors import ConfigError
+
+MINE = ("step", "url", "document")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """step=, url= or document= stands among the overrides."""
+    parser.epilog = f"step=N lists documents; url=URL or document=ID lists steps and checkpoints.\n{parser.epilog}"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the answer; with --json, as one object."""
+    asked = {word.partition("=")[0]: word.partition("=")[2] for word in arguments.overrides if _is_mine(word)}
+    if len(asked) != 1:
+        raise ConfigError("Ask for one thing: step=N, url=URL or document=ID.")
+    config = load_run(arguments.config, [word for word in arguments.overrides if not _is_mine(word)])
+    if "step" in asked and not asked["step"].isdigit():
+        raise ConfigError(f"step={asked['step']} is not a step. Use a number, counted from 1.")
+    from llmsys.doctor.trace import Tracer, checkpoints_after, progress_of
+
+    tracer = Tracer(config)
+    if "step" in asked:
+        return _documents(tracer, int(asked["step"]), arguments.json)
+    places = tracer.find(**asked)
+    done, refused = progress_of(config.run.folder)
+    steps = sorted({step for place in places for step in tracer.steps_that_saw(place, done)})
+    learnt = [step for step in steps if step not in refused]
+    checkpoints = checkpoints_after(config.run.folder, learnt)
+    answer: dict[str, Any] = {
+        **asked,
+        "steps": learnt,
+        "refused_steps": [step for step in steps if step in refused],
+        "steps_done": done,
+        "checkpoints": checkpoints,
+    }
+    if arguments.json:
+        print(json.dumps(answer))
+        return 0
+    print(f"{len(learnt)} of {done} steps trained on it: {', '.join(map(str, learnt)) or 'none yet'}")
+    if answer["refused_steps"]:
+        print(f"refused steps, which changed no weight: {', '.join(map(str, answer['refused_steps']))}")
+    print(f"checkpoints that saw it: {', '.join(checkpoints) or 'none'}")
+    return 0
+
+
+def _is_mine(word: str) -> bool:
+    return word.partition("=")[0] in MINE
+
+
+def _documents(tracer: Any, step: int, as_json: bool) -> int:
+    documents = tracer.documents_of(step)
+    if as_json:
+        print(json.dumps({"step": step, "documents": documents}, ensure_ascii=False))
+        return 0
+    print(f"step {step}: {len(documents)} documents")
+    for one in documents:
+        source = f"{one['source']}: " if one["source"] else ""
+        print(f"{one['id']}  {source}{one['file']} at {one['offset']}  {one['url'] or '(its text is gone)'}")
+    return 0

@@ -16,6 +16,7 @@ from llmsys.config.checkpoint import CheckpointConfig, retention_problems
 from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, Torch
 from llmsys.config.engine_rules import engine_problems
+from llmsys.config.factors import FactorsConfig
 from llmsys.config.layout import Layout, expert_problems
 from llmsys.config.model import ModelConfig
 from llmsys.config.noise import noise_problems
@@ -59,6 +60,7 @@ class RunConfig(Section):
     batch: BatchConfig = Field(BatchConfig(), description="Tokens of one optimizer step.")
     optimizer: OptimizerConfig = Field(AdamW(), description="How gradients become updates.")
     schedule: ScheduleConfig = Field(Cosine(), description="The learning rate over the run.")
+    factors: FactorsConfig = Field(FactorsConfig(), description="Weight decay and balance over the run.")
     engine: EngineConfig = Field(Torch(), description="The library that owns the step.")
     layout: Layout = Field(Layout(), description="How ranks share the model.")
     launch: LaunchConfig = Field(LaunchConfig(), description="Processes on this machine.")
@@ -209,6 +211,8 @@ class RunConfig(Section):
                 "micro_sequences": self.batch.micro_sequences,
                 "deal": self.batch.deal,
             }
+        if self.factors.changed:
+            sections["factors"] = self.factors.model_dump(mode="json")
         if self.data.kind == "mixture":
             sections["mixture"] = {str(start): list(parts) for start, parts in self.data.parts}
         return sections | {"batch": batch, "train": train, "seed": self.run.seed}

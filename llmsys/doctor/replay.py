@@ -17,11 +17,11 @@ from llmsys.engine.engine import Engine
 from llmsys.engine.state_hash import state_hash
 from llmsys.errors import CheckpointError, DataError
 from llmsys.log import latest_events, logger
-from llmsys.optim.schedule import learning_rate
+from llmsys.optim.schedule import balance_factor, learning_rate
 from llmsys.parallel.group import device_of_this_rank, joined
 from llmsys.parallel.mesh import make_meshes
 from llmsys.train import checkpoint
-from llmsys.train.balance import settle_experts
+from llmsys.train.balance import set_balance, settle_experts
 from llmsys.train.build import build_engine, check, use_threads
 from llmsys.train.checkpoint_record import problem_of, read_record
 from llmsys.train.objective import steps_of
@@ -106,6 +106,7 @@ def _start(engine: Engine, config: RunConfig, step: int) -> tuple[int, set[int]]
 
 def _one(engine: Engine, config: RunConfig, batches: list[Any], number: int, recorded: dict[str, Any]) -> list[Check]:
     seed_dropout(config.run.seed, number - 1)
+    set_balance(engine.module, balance_factor(config, number))
     result = engine.train_step(batches, learning_rate(config, number))
     settle_experts(engine.module, result.applied)
     checks = []

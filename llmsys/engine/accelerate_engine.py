@@ -33,6 +33,7 @@ from llmsys.errors import ConfigError, LaunchError
 from llmsys.model.init import initial_value
 from llmsys.model.transformer import Transformer
 from llmsys.optim.build import MOMENTS, make_optimizer
+from llmsys.optim.rate import set_rates
 from llmsys.parallel.apply import materialize
 from llmsys.parallel.cast import compute_in
 from llmsys.parallel.group import world_size
@@ -91,8 +92,7 @@ class AccelerateEngine:
         loss, sums = sums_of(total, counts[0], extras)
         applied = accept(loss, float(norm))
         if applied:
-            for group in self._optimizer.param_groups:
-                group["lr"] = learning_rate * group["rate_scale"]
+            set_rates(self._optimizer.param_groups, learning_rate)
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return StepResult(loss, float(norm), int(counts[0]), applied, sums)

@@ -33,6 +33,7 @@ from llmsys.errors import ConfigError
 from llmsys.model.init import initial_value
 from llmsys.model.transformer import Transformer
 from llmsys.optim.groups import role_of
+from llmsys.optim.rate import set_rates
 from llmsys.parallel.cast import compute_in
 from llmsys.parallel.group import world_size
 from llmsys.parallel.mesh import Meshes
@@ -95,8 +96,7 @@ class DeepSpeedEngine:
         """See Engine."""
         self._engine.train()
         counts = counts_of(batches, self.device)
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = learning_rate * group["rate_scale"]
+        set_rates(self._engine.optimizer.param_groups, learning_rate)
         total = torch.zeros((), device=self.device)
         for place, batch in enumerate(batches, start=1):
             self._engine.set_gradient_accumulation_boundary(place == len(batches))

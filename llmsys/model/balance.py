@@ -16,7 +16,7 @@ from llmsys.model.router import Scores, histogram
 def auxiliary_losses(
     config: MoeConfig, scores: Scores, asked_BE: Tensor, share_E: Tensor | None, real_BT: Tensor
 ) -> Tensor | None:
-    """The weighted auxiliary losses that `config` asks for, summed over real tokens; None when it asks for none.
+    """The weighted losses of balance and of the router's z, (2,), summed over real tokens; None when none is asked for.
 
     Args:
         config: says which losses, and their weights.
@@ -26,15 +26,18 @@ def auxiliary_losses(
         real_BT: False where a token is padding.
     """
     balance = config.balance
-    losses: list[Tensor] = []
+    even = z_loss = None
     if balance.kind == "bias" and balance.sequence_weight:
-        losses.append(balance.sequence_weight * evenness(scores, _shares(asked_BE), real_BT))
+        even = balance.sequence_weight * evenness(scores, _shares(asked_BE), real_BT)
     elif balance.kind == "auxiliary_loss":
         shares_BE = _shares(asked_BE) if share_E is None else share_E.expand_as(asked_BE)
-        losses.append(balance.weight * evenness(scores, shares_BE, real_BT))
+        even = balance.weight * evenness(scores, shares_BE, real_BT)
     if config.z_loss_weight:
-        losses.append(config.z_loss_weight * router_z(scores, real_BT))
-    return torch.stack(losses).sum() if losses else None
+        z_loss = config.z_loss_weight * router_z(scores, real_BT)
+    if even is None and z_loss is None:
+        return None
+    nothing = scores.logits_NE.new_zeros(())
+    return torch.stack([nothing if even is None else even, nothing if z_loss is None else z_loss])
 
 
 def evenness(scores: Scores, shares_BE: Tensor, real_BT: Tensor) -> Tensor:

@@ -50,6 +50,8 @@ class MoE(Float32Buffers):
         self.dispatcher: Dispatcher = LocalDispatcher()
         self.whole_rows: Callable[[Tensor], Tensor] = _as_they_are
         self._auxiliary: tuple[Tensor, Tensor] | None = None
+        self.balance_factor = 1.0
+        """On the balance loss and the rate of the bias; set from outside where it changes over a run."""
         balance = config.balance
         remembers = isinstance(balance, AuxiliaryLossBalance) and balance.scope == "batch"
         self.register_buffer("balance_bias_E", torch.zeros(config.num_experts))
@@ -102,8 +104,8 @@ class MoE(Float32Buffers):
         """
         if self._auxiliary is None:
             return torch.zeros((), device=self.balance_bias_E.device)
-        total, num_tokens = self._auxiliary
-        return total / num_tokens.clamp(min=1)
+        (balance, z_loss), num_tokens = self._auxiliary
+        return (balance * self.balance_factor + z_loss) / num_tokens.clamp(min=1)
 
     def _route(self, scores: Scores, real_BT: Tensor) -> Routing:
         how, balance = self.config.routing, self.config.balance

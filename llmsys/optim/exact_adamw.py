@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.optim.groups import parameter_groups
+from llmsys.optim.rate import decay_share
 
 PIECE = 1 << 16
 """Elements that are updated at a time, so that they stay in cache: 256 KiB of each of five tensors."""
@@ -39,7 +40,7 @@ class ExactAdamW:
             pieces = zip(*(tensor.view(-1).split(PIECE) for tensor in whole), strict=True)
             for piece, parameter, first, second in pieces:
                 update = self._update(piece * gradient_scale, first, second, learning_rate * rate_scale)
-                parameter.mul_(1 - learning_rate * rate_scale * weight_decay).sub_(update)
+                parameter.mul_(1 - learning_rate * rate_scale * weight_decay * decay_share(learning_rate)).sub_(update)
 
     def _update(self, gradient: Tensor, first: Tensor, second: Tensor, rate: float) -> Tensor:
         """Moves the moments and gives what to subtract. No operation here multiplies and adds in one."""

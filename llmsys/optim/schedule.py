@@ -1,4 +1,4 @@
-"""Learning rate as a function of the tokens trained so far.
+"""Learning rate, weight decay and balance as functions of the tokens trained so far.
 
 Everything is counted in tokens, so that a change of batch size does not move the schedule. The original's formula alone
 counts steps and knows the width of the model.
@@ -6,16 +6,28 @@ counts steps and knows the width of the model.
 
 import math
 
+from llmsys.config.factors import factor_at
 from llmsys.config.run import RunConfig
 from llmsys.config.schedule import Original, ScheduleConfig
+from llmsys.optim.rate import Rate
 
 
-def learning_rate(config: RunConfig, steps: int) -> float:
-    """The rate of step `steps`, counted from 1; the last step of a run brings it to its budget of tokens."""
-    rate = config.optimizer.learning_rate
+def learning_rate(config: RunConfig, steps: int) -> Rate:
+    """The rate of step `steps`, counted from 1, and the share of weight decay that goes with it.
+
+    The last step of a run brings it to its budget of tokens.
+    """
+    peak, tokens = config.optimizer.learning_rate, config.batch.tokens_before(steps)
     if isinstance(config.schedule, Original):
-        return rate * original_rate(steps, config.schedule.warmup_steps, config.model.hidden_size)
-    return rate * rate_share(config.schedule, config.batch.tokens_before(steps), config.train.tokens)
+        share = original_rate(steps, config.schedule.warmup_steps, config.model.hidden_size)
+    else:
+        share = rate_share(config.schedule, tokens, config.train.tokens)
+    return Rate(peak * share, factor_at(config.factors.weight_decay, tokens))
+
+
+def balance_factor(config: RunConfig, steps: int) -> float:
+    """The factor on the experts' balance in step `steps`, counted from 1."""
+    return factor_at(config.factors.balance, config.batch.tokens_before(steps))
 
 
 def original_rate(step: int, warmup_steps: int, hidden_size: int) -> float:

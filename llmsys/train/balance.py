@@ -46,6 +46,12 @@ class ExpertReport:
         return bool(self.load)
 
 
+def set_balance(model: Transformer, factor: float) -> None:
+    """Let the balance of the next step count `factor` times, its losses and the rate of its bias."""
+    for layer in model.moe_layers():
+        layer.balance_factor = factor
+
+
 @torch.no_grad()
 def settle_experts(model: Transformer, applied: bool = True) -> ExpertReport:
     """Apply the balance rules to the sums of the step, reset them, and report them. Collective.
@@ -86,6 +92,7 @@ def _sums(layer: MoE) -> Tensor:
 def _settle(layer: MoE, tokens_E: Tensor, share_E: Tensor) -> None:
     balance = layer.config.balance
     if isinstance(balance, BiasBalance):
-        layer.balance_bias_E.copy_(updated_bias(layer.balance_bias_E, tokens_E, balance.rate))
+        rate = balance.rate * layer.balance_factor
+        layer.balance_bias_E.copy_(updated_bias(layer.balance_bias_E, tokens_E, rate))
     if layer.expert_share_E is not None and tokens_E.any():
         layer.expert_share_E.copy_(share_E)

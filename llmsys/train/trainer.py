@@ -19,10 +19,10 @@ from llmsys.data.order import order_key
 from llmsys.engine.engine import Engine, StepResult
 from llmsys.errors import CheckpointError, Stopped
 from llmsys.log import Progress, logger
-from llmsys.optim.schedule import learning_rate
+from llmsys.optim.schedule import balance_factor, learning_rate
 from llmsys.parallel.group import gathered, rank, sum_over_ranks, world_size
 from llmsys.train import checkpoint
-from llmsys.train.balance import ExpertReport, settle_experts
+from llmsys.train.balance import ExpertReport, set_balance, settle_experts
 from llmsys.train.bitwise import hashed
 from llmsys.train.checkpoint_record import read_record
 from llmsys.train.faults import StepJudge
@@ -106,6 +106,7 @@ class Trainer:
         began = time.perf_counter()
         rate = learning_rate(config, number)
         seed_dropout(config.run.seed, step)
+        set_balance(self.engine.module, balance_factor(config, number))
         if self.noise is not None:
             batches = self.noise.begin(step, batches)
         result = self.engine.train_step(batches, rate, self.judge.accept, (self.wish.raised(),))

@@ -106,7 +106,8 @@ class Trainer:
         began = time.perf_counter()
         rate = learning_rate(config, number)
         seed_dropout(config.run.seed, step)
-        set_balance(self.engine.module, balance_factor(config, number))
+        if config.factors.balance:
+            set_balance(self.engine.module, balance_factor(config, number))
         if self.noise is not None:
             batches = self.noise.begin(step, batches)
         result = self.engine.train_step(batches, rate, self.judge.accept, (self.wish.raised(),))

@@ -4,11 +4,12 @@ One class per place: whole tensors (stage 0), flat groups that all ranks split (
 parameter (stage 3). A parameter's master or moment is given and taken whole, one at a time.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from llmsys.engine.deepspeed_gate import StepGate
 from llmsys.engine.engine import Accept
@@ -155,6 +156,7 @@ class PartitionedState:
         for shard in self._zero.fp32_partitioned_groups_flat:
             self._zero.optimizer.state[shard] = empty_moments(shard)
         self._gate = StepGate(self._zero)
+        _gather_unseen(self._zero.parameter_offload)
 
     def get(self, parameter: nn.Parameter, key: str | None) -> Tensor:
         """See Place."""
@@ -184,6 +186,23 @@ class PartitionedState:
     def step(self, loss: float, accept: Accept) -> tuple[float, bool]:
         """See Place."""
         return self._gate.step(self._engine, loss, accept)
+
+
+def _gather_unseen(hooks: Any) -> None:
+    """Weights come and go behind the back of selective recomputation, which must find the same operations twice.
+
+    The second time a layer's weights may be there already.
+    """
+    for name in ("pre_sub_module_forward_function", "post_sub_module_forward_function"):
+        setattr(hooks, name, _unseen(getattr(hooks, name)))
+
+
+def _unseen(hook: Callable[[nn.Module], None]) -> Callable[[nn.Module], None]:
+    def run(module: nn.Module) -> None:
+        with _disable_current_modes():
+            hook(module)
+
+    return run
 
 
 def empty_moments(shard: Tensor) -> dict[str, Tensor]:

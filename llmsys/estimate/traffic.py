@@ -75,7 +75,11 @@ def expert_seconds(bench: Bench, passes: Passes, pipeline: int) -> float:
     if layout.expert == 1 or model.moe is None:
         return 0.0
     tokens = bench.shape.tokens / (layout.context * layout.tensor)
-    sent = tokens * visits_of(model.moe) * model.hidden_size * bench.shape.value_bytes
+    visits = visits_of(model.moe)
+    if model.moe.groups is not None and Group(layout.expert).nodes(bench.device) > 1:
+        # A vector travels once to each machine that it visits (DeepSeek-V3, section 3.2.2).
+        visits = min(visits, model.moe.groups.groups_per_token)
+    sent = tokens * visits * model.hidden_size * bench.shape.value_bytes
     one = exchange_seconds(Group(layout.expert), sent, bench.device)
     times = 2 * (2 + passes.repeated) * model.num_moe_layers / pipeline
     return times * one * (1 - bench.software.expert_overlap)

@@ -84,15 +84,15 @@ def fit_one(rows: Sequence[TimeRow], covered: float = COVERED) -> Residual:
     """The mean of the logarithm of measured over modelled, and the spread with which the next row is predicted.
 
     P10 to P90 of that spread hold the next row with probability `covered`, by Student's t for as few rows as there are.
-    Rows outside Tukey's outer fences (three quartile distances) take no part: they are reported, not bent to.
+    What lies outside Tukey's outer fences (three quartile distances) counts as if it lay on them: rows out of line are
+    reported, and neither bent to nor forgotten.
     """
     errors = [-row.log_error(row.modelled) for row in rows]
     low, _, high = quantiles(errors, n=4, method="inclusive")
     reach = 3 * (high - low)
-    inside = [low - reach <= error <= high + reach for error in errors]
-    kept = [error for error, ok in zip(errors, inside, strict=True) if ok]
+    kept = [min(max(error, low - reach), high + reach) for error in errors]
     spread = stdev(kept) * sqrt(1 + 1 / len(kept)) * student((1 + covered) / 2, len(kept) - 1) / Z90
-    names = tuple(row.setup.name for row, ok in zip(rows, inside, strict=True) if ok)
+    names = tuple(row.setup.name for row in rows)
     return Residual(factor=round(exp(mean(kept)), 3), spread=round(spread, 3), rows=names)
 
 

@@ -1,10 +1,18 @@
-"""Whole published runs: accelerator-hours for a number of tokens, with whatever else the report says."""
+"""Whole published runs: accelerator-hours for a number of tokens, with whatever else the report says.
+
+Few reports name a layout. Where one does not, the run is taken to have used the fastest one that fits, as its makers
+will have looked for: sizes of the tensor and pipeline axes, of the micro-batch, and what is recomputed.
+"""
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import product
 
+from llmsys.config.model import ModelConfig
+from llmsys.estimate.device import read_device
 from llmsys.estimate.software import Software
+from llmsys.estimate.time import step_time
 from tools.bench.published_setup import (
     MEGATRON,
     MEGATRON_2021,
@@ -17,13 +25,23 @@ from tools.bench.published_setup import (
     published_model,
 )
 
+OLD = ("A100", "V100", "TPUv3", "TPUv4", "P100fp32")  # of the years before fused attention and large batches
+MEMORY_USED = 0.85  # of a device, by state and activations
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to lay a run out."""
+
+    tensor: int
+    pipeline: int
+    expert: int
+    micro: int
+    recompute: str
+
 
 def full_runs(table: str, row: Row) -> Iterator[Setup]:
-    """Whole runs. What a row does not say is filled in by size and age of the device.
-
-    Layout: FSDP below 13 billion parameters, then eight ranks of tensor parallelism, above 100 billion a pipeline too.
-    Devices: 256, 1,024 or 2,048. A step: 2 or 4 million tokens, 16 for what is larger than 100 billion on an H100.
-    """
+    """The hours of a run, and the seconds of a step where the row has them."""
     if row.get("tokens") and row.get("accel_hours"):
         run = _full_run(table, row)
         yield run
@@ -32,45 +50,98 @@ def full_runs(table: str, row: Row) -> Iterator[Setup]:
 
 
 def _full_run(table: str, row: Row) -> Setup:
-    total, length = row["params_total"], row.get("seq") or (2048 if row["hardware"] in OLD else 4096)
+    model = published_model(row.get("truth_model") or row["id"], row)
     device = "a100-40gb" if "40GB" in row.get("gpu", "") else published_device(row["hardware"])
-    ranks = row.get("n_accelerators") or (256 if total < 13e9 else 1024 if total < 100e9 else 2048)
-    tensor, pipeline, expert = run_axes(row, total)
-    shard = max(1, ranks // (tensor * pipeline))
-    usual = 2**21 if total < 13e9 else 2**22 if total < 100e9 or row["hardware"] in OLD else 2**24
-    wanted = row.get("global_batch_tokens") or usual
-    sequences = max(1, round(wanted / length / shard)) * shard
-    micro = 1 if pipeline > 1 else min(4, sequences // shard)
-    whole = total > 60e9 or (device in ("a100-40gb", "v100") and total > 5e9)
+    setups = [_setup(table, row, model, device, choice) for choice in _choices(row)]
+    fitting = [one for one in setups if _bytes(row, one) <= MEMORY_USED * read_device(device).memory_bytes]
+    return min(fitting or setups[-1:], key=_seconds)
+
+
+def _setup(table: str, row: Row, model: ModelConfig, device: str, choice: Choice) -> Setup:
+    """The run in one layout: 256, 1,024 or 2,048 devices and 2 to 32 million tokens a step where it does not say."""
+    total, length = row["params_total"], row.get("seq") or (2048 if row["hardware"] in OLD else 4096)
+    ranks = row.get("n_accelerators") or (256 if total < 10e9 else 1024 if total < 50e9 else 2048)
+    shard = max(1, ranks // (choice.tensor * choice.pipeline))
+    sequences = max(1, round(_batch_tokens(row) / length / shard)) * shard
+    split = choice.tensor * choice.pipeline > 1
     config = config_of(
-        published_model(row.get("truth_model") or row["id"], row), length, sequences, micro,
-        recompute="block" if whole and row["hardware"] in OLD else "selective",
-        precision="fp16" if row["hardware"] == "V100" else "bf16",
-        engine="fsdp" if pipeline * tensor == 1 else "zero1", tokens=row["tokens"],
+        model, length, sequences, min(choice.micro, sequences // shard), recompute=choice.recompute,
+        precision="fp16" if row["hardware"] == "V100" else "bf16", engine="zero1" if split else "fsdp",
+        tokens=row["tokens"],
     )  # fmt: skip
     return Setup(
-        f"{table} {row['id']}", table, config, axes(shard, tensor, 1, expert), device, run_software(row),
-        float(row["accel_hours"]), "run", pipeline, 2 if pipeline > 1 else 1,
+        f"{table} {row['id']}", table, config, axes(shard, choice.tensor, 1, choice.expert), device,
+        run_software(row), float(row["accel_hours"]), "run", choice.pipeline, 2 if choice.pipeline > 1 else 1,
     )  # fmt: skip
 
 
-OLD = ("A100", "V100", "TPUv3", "TPUv4", "P100fp32")
+def _batch_tokens(row: Row) -> float:
+    if row.get("global_batch_tokens"):
+        return float(row["global_batch_tokens"])
+    if row["params_total"] < 10e9:
+        return float(2**21)
+    if row["hardware"] in OLD or row["params_total"] < 100e9:
+        return float(2**22)
+    return float(2**24 if row["params_active"] == row["params_total"] else 2**25)
 
 
 def run_software(row: Row) -> Software:
-    """Pipelines on A100s and all runs on TPUs and V100s are of before fused attention."""
+    """Pipelines on A100s and all runs on TPUs and V100s are of before fused attention.
+
+    Mixtures of experts hide most of their exchange behind compute (DeepSeek-V3, section 3.2.1).
+    """
     if row["hardware"] == "A100":
         return MEGATRON_2021 if row.get("layout") else PYTORCH_2022
-    return MEGATRON_2021 if row["hardware"] in OLD else MEGATRON
+    if row["hardware"].startswith("TPU"):
+        return XLA
+    mixture = row["params_active"] < row["params_total"]
+    return MEGATRON_2021 if row["hardware"] in OLD else HIDDEN_EXPERTS if mixture else MEGATRON
 
 
-def run_axes(row: Row, total: float) -> tuple[int, int, int]:
-    """Ranks of tensor, pipeline and expert axis, as the row's layout says, or else by size."""
+# XLA splits collectives and hides them behind the products that need them (Wang 2023).
+XLA = Software(name="XLA 2021", attention="unfused", loss_bytes=20, data_overlap=0.8, tensor_overlap=0.5)
+HIDDEN_EXPERTS = MEGATRON.model_copy(update={"name": "Megatron with hidden exchanges", "expert_overlap": 0.8})
+
+
+def _choices(row: Row) -> list[Choice]:
+    """The row's own layout, or everything that its size lets one think of; the last one needs least memory."""
+    tensors, pipelines = _axes_by_size(row)
+    expert = 8 if row["params_active"] < row["params_total"] else 1
     if layout := row.get("layout"):
         found = {key: int(size) for key, size in re.findall(r"(TP|PP|EP)(\d+)", layout)}
-        return found.get("TP", 1), found.get("PP", 1), found.get("EP", 1)
+        tensors, pipelines, expert = [found.get("TP", 1)], [found.get("PP", 1)], found.get("EP", 1)
+    kept = ["block"] if _recomputes_all(row) else ["selective", "block"]
+    return [Choice(one, two, expert, micro, how) for one, two, micro, how in product(tensors, pipelines, (2, 1), kept)]
+
+
+def _axes_by_size(row: Row) -> tuple[list[int], list[int]]:
+    """Sizes of the tensor and the pipeline axis that are worth a thought."""
     if row["hardware"].startswith("TPU"):
-        return (1 if total < 13e9 else 8), 1, 1
-    if row["params_active"] < total:
-        return 1, 1 if total < 60e9 else 16, 8
-    return (1 if total < 13e9 else 8), (1 if total < 100e9 else 8 if total < 300e9 else 16), 1
+        return [1, 2, 4, 8, 16], [1]
+    if row["params_total"] < 15e9:
+        return [1, 2], [1]
+    return [1, 2, 4, 8], [1, 2, 4, 8, 16]
+
+
+def _recomputes_all(row: Row) -> bool:
+    """Before fused attention there was nothing else, and on 40 GB there is no room for anything but small models."""
+    small = row["params_total"] < 5e9
+    return run_software(row).attention == "unfused" or ("40GB" in row.get("gpu", "") and not small)
+
+
+def _bytes(row: Row, setup: Setup) -> float:
+    """State and activations, roughly: Rajbhandari 2019, section 3.1; Korthikanti 2022, table 2 (34·s·b·h)."""
+    parameters, model, split = float(row["params_total"]), setup.config.model, setup.layout.tensor * setup.pipeline
+    whole = max(setup.layout.tensor, setup.layout.expert) * setup.pipeline
+    state = 12 * parameters / setup.ranks + (4 * parameters / setup.ranks if split == 1 else 6 * parameters / whole)
+    sequences = float(setup.config.batch.micro_of(10**9))
+    one = 34 if setup.config.train.recompute == "selective" else 4
+    tokens = sequences * setup.config.batch.sequence_length
+    return state + one * tokens * model.hidden_size * model.num_hidden_layers / setup.layout.tensor
+
+
+def _seconds(setup: Setup) -> float:
+    return step_time(
+        setup.config, setup.layout, read_device(setup.device),
+        pipeline=setup.pipeline, interleave=setup.interleave, software=setup.software,
+    ).seconds.p50  # fmt: skip

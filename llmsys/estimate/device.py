@@ -5,6 +5,7 @@ device nobody described is refused by name; numbers of another device never stan
 """
 
 import difflib
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -95,11 +96,19 @@ def read_device(name: str) -> Device:
 
     Raises ConfigError for an unknown name, with the known ones, and for whatever is wrong in a file.
     """
-    path = FOLDER / f"{name}.yaml"
-    if name not in device_names():
-        path = Path(name)
-        if not path.is_file():
-            raise ConfigError(_unknown(name))
+    if (FOLDER / f"{name}.yaml").is_file():
+        return _packaged(name)
+    if not Path(name).is_file():
+        raise ConfigError(_unknown(name))
+    return _read(Path(name))
+
+
+@cache
+def _packaged(name: str) -> Device:
+    return _read(FOLDER / f"{name}.yaml")
+
+
+def _read(path: Path) -> Device:
     values, lines = parse(path.read_text(encoding="utf-8"), path.name)
     if not isinstance(values, dict):
         raise ConfigError(f"{path.name} is no device profile. Write one with `llmsys calibrate --output {path}`.")

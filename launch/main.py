@@ -77,6 +77,11 @@ VERBS = {
         "write one HTML page about a dataset and a run",
         "llmsys report train/demo --output demo/report.html",
     ),
+    "doctor": Verb(
+        "check on this machine that engines and layouts agree (parity) and that crashes lose nothing (crash)",
+        "llmsys doctor parity --processes 1,2",
+        takes_config=False,
+    ),
     "trace": Verb(
         "say which documents were in a step, or which steps and checkpoints saw a document",
         "llmsys trace train/demo step=100",

@@ -1,0 +1,91 @@
+"""`llmsys doctor parity` and `llmsys doctor crash`: the promises of a run, checked on this machine."""
+
+import argparse
+import json
+import os
+from typing import Any
+
+from llmsys.errors import ConfigError
+
+FAILED = 1
+MOST_RANKS = 4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to check, on how many processes, and in which number types."""
+    parser.add_argument("check", choices=("parity", "crash"), help="parity of engines and layouts, or crash drills")
+    parser.add_argument(
+        "--processes", type=_numbers, metavar="N,N,…", help="parity: ranks to try (default: 1,2,4, or the accelerators)"
+    )
+    parser.add_argument("--precision", metavar="P,P,…", help="parity: fp32,bf16 (default), and fp16 on accelerators")
+    parser.add_argument("--engine", metavar="E,E,…", help="parity: only these rows, such as fsdp,zero-3,bitwise")
+    parser.add_argument("--drills", metavar="D,D,…", help="crash: only these drills; --drills list names them")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table; status 0 when everything passed, 1 when something failed."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    return _parity(arguments) if arguments.check == "parity" else _crash(arguments)
+
+
+def _parity(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from llmsys.doctor.cells import ENGINES, matrix
+    from llmsys.doctor.parity_table import failures, run_parity, table
+    from llmsys.log import Progress
+
+    engines = tuple(arguments.engine.split(",")) if arguments.engine else tuple(ENGINES)
+    if unknown := set(engines) - ENGINES.keys():
+        raise ConfigError(f"--engine {', '.join(sorted(unknown))} is not a row. Use {', '.join(ENGINES)}.")
+    precisions = tuple(arguments.precision.split(",")) if arguments.precision else ("fp32", "bf16")
+    if unknown := set(precisions) - {"fp32", "bf16", "fp16"}:
+        raise ConfigError(f"--precision {', '.join(sorted(unknown))} is unknown. Use fp32, bf16 or fp16.")
+    ranks = arguments.processes or _possible(torch.cuda.device_count())
+    cells = [cell for count in ranks for cell in matrix(count, precisions, engines)]
+    with Progress("parity", len(cells), "cell") as progress:
+        outcomes = run_parity(cells, lambda outcome: progress.advance(1, at=outcome.cell.where))
+    passed = all(outcome.passed for outcome in outcomes)
+    if arguments.json:
+        print(json.dumps({"passed": passed, "cells": [outcome.as_data() for outcome in outcomes]}))
+        return 0 if passed else FAILED
+    print(table(outcomes))
+    print(*failures(outcomes), sep="\n", end="" if passed else "\n")
+    good = sum(outcome.passed for outcome in outcomes)
+    print(f"{good} of {len(outcomes)} cells agree with one process in fp32; entries are relative errors of gradients")
+    return 0 if passed else FAILED
+
+
+def _crash(arguments: argparse.Namespace) -> int:
+    from llmsys.doctor.crash import DRILLS, run_drills
+    from llmsys.log import Progress
+
+    if arguments.drills == "list":
+        print("\n".join(f"{drill.name:<28}{drill.promise}" for drill in DRILLS))
+        return 0
+    wanted = arguments.drills.split(",") if arguments.drills else [drill.name for drill in DRILLS]
+    known = {drill.name: drill for drill in DRILLS}
+    if unknown := set(wanted) - known.keys():
+        raise ConfigError(f"--drills {', '.join(sorted(unknown))}: no such drill. Use {', '.join(known)}.")
+    with Progress("crash drills", len(wanted), "drill") as progress:
+        outcomes: list[Any] = run_drills(
+            [known[name] for name in wanted], lambda outcome: progress.advance(1, at=outcome.name)
+        )
+    passed = all(outcome.passed for outcome in outcomes)
+    if arguments.json:
+        print(json.dumps({"passed": passed, "drills": [outcome.as_data() for outcome in outcomes]}))
+    else:
+        for one in outcomes:
+            print(f"{'ok' if one.passed else 'FAIL':<6}{one.name:<28}{one.text}")
+    return 0 if passed else FAILED
+
+
+def _possible(accelerators: int) -> list[int]:
+    most = accelerators or MOST_RANKS
+    return [count for count in (1, 2, 4, 8) if count <= most]
+
+
+def _numbers(text: str) -> list[int]:
+    if not all(word.isdigit() and int(word) > 0 for word in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers of processes. Use 1,2,4.")
+    return [int(word) for word in text.split(",")]

@@ -1,0 +1,100 @@
+"""The whole matrix on this machine, and the table that a person reads."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from llmsys.doctor.cells import RECOMPUTE, Cell
+from llmsys.doctor.oracle import Trajectory, oracle
+from llmsys.doctor.parity import Distance, measure
+from llmsys.doctor.ranks import Failed, run_tasks
+
+TIMEOUT_SECONDS = 120.0
+"""How long one cell may take: a hundred times what it does."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A cell with its distance, or with why there is none."""
+
+    cell: Cell
+    distance: Distance | None
+    failure: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether every number is within its limit."""
+        return self.distance is not None and self.distance.passed
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "cell": self.cell.title,
+            "passed": self.passed,
+            "distance": None if self.distance is None else self.distance.as_data(),
+            "failure": self.failure,
+        }
+
+
+def run_parity(cells: Sequence[Cell], told: Callable[[Outcome], None]) -> list[Outcome]:
+    """Every cell on its number of ranks, in order of ranks; `told` hears of each as it is done."""
+    expected = {cell.subject.name: oracle(cell.subject) for cell in {one.subject.name: one for one in cells}.values()}
+    outcomes = []
+    for ranks in sorted({cell.ranks for cell in cells}):
+        chosen = [cell for cell in cells if cell.ranks == ranks]
+        for outcome in _on(ranks, chosen, expected):
+            outcomes.append(outcome)
+            told(outcome)
+    return outcomes
+
+
+def _on(ranks: int, cells: Sequence[Cell], expected: dict[str, Trajectory]) -> Iterator[Outcome]:
+    task = partial(_measured, list(cells), expected)
+    for number, result in run_tasks(task, range(len(cells)), ranks, TIMEOUT_SECONDS):
+        if isinstance(result, Failed):
+            yield Outcome(cells[number], None, str(result))
+        else:
+            yield Outcome(cells[number], result)
+
+
+def _measured(cells: list[Cell], expected: dict[str, Trajectory], number: int) -> Distance:
+    cell = cells[number]
+    return measure(cell, expected[cell.subject.name])
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """A row per ranks, engine and layout; in each column the largest difference of a gradient, or FAIL."""
+    rows: dict[str, dict[tuple[str, str], list[Outcome]]] = defaultdict(lambda: defaultdict(list))
+    for one in outcomes:
+        rows[one.cell.where][one.cell.precision, one.cell.recompute].append(one)
+    precisions = list(dict.fromkeys(one.cell.precision for one in outcomes))
+    columns = [(precision, recompute) for precision in precisions for recompute in RECOMPUTE]
+    width = max(len(where) for where in rows) + 2
+    head = "".join(f"{f'{precision} {recompute}':>16}" for precision, recompute in columns)
+    lines = [f"{'ranks engine layout':<{width}}{head}"]
+    for where, cells in rows.items():
+        lines.append(f"{where:<{width}}" + "".join(f"{_entry(cells.get(column, [])):>16}" for column in columns))
+    return "\n".join(lines)
+
+
+def _entry(outcomes: list[Outcome]) -> str:
+    if not outcomes:
+        return "–"
+    if not all(one.passed for one in outcomes):
+        return "FAIL"
+    return f"{max(one.distance.gradient for one in outcomes if one.distance is not None):.0e}"
+
+
+def failures(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """What is wrong with each cell that failed."""
+    for one in outcomes:
+        if one.distance is None:
+            yield f"{one.cell.title}: {one.failure}"
+        elif not one.passed:
+            found = one.distance
+            yield (
+                f"{one.cell.title}: {found.worst} is off (loss {found.loss:.1e}, norm {found.norm:.1e}, "
+                f"gradient {found.gradient:.1e}, weights {found.weights:.1e}, moments {found.moments:.1e})"
+            )

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import yaml
 
+from launch.train import STOPPED
 from llmsys.log import latest_events, read_events
 from tests.helpers.dataset import VOCABULARY, make_dataset
 
@@ -77,27 +78,33 @@ def wait_for_step(config: Path, step: int, process: subprocess.Popen[str]) -> No
 
 @pytest.mark.parametrize("engine", ["torch", "deepspeed"])
 def test_a_killed_run_ends_with_the_loss_of_an_undisturbed_one(config: Path, tmp_path: Path, engine: str) -> None:
-    choice = f"engine.kind={engine}"
-    llmsys("train", config, choice, f"run.folder={tmp_path / 'calm'}")
+    choices = (f"engine.kind={engine}", f"checkpoint.mode={'async' if engine == 'torch' else 'sync'}")
+    llmsys("train", config, *choices, f"run.folder={tmp_path / 'calm'}")
     calm = [event for event in latest_events(tmp_path / "calm" / "events.jsonl") if event["event"] == "evaluation"]
-    for step, victim in ((3, "rank"), (7, "launcher")):
+    for step, victim in ((3, "rank"), (5, "stopped"), (8, "launcher")):
         process = subprocess.Popen(
-            [sys.executable, "-m", "launch.main", "train", str(config), choice],
+            [sys.executable, "-m", "launch.main", "train", str(config), *choices],
             cwd=ROOT, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         wait_for_step(config, step, process)
         ranks = [p for p in psutil.Process(process.pid).children(recursive=True) if "train.py" in " ".join(p.cmdline())]
-        (max(ranks, key=lambda rank: rank.pid) if victim == "rank" else process).send_signal(signal.SIGKILL)
+        sent = signal.SIGTERM if victim == "stopped" else signal.SIGKILL
+        (max(ranks, key=lambda rank: rank.pid) if victim == "rank" else process).send_signal(sent)
         message = process.communicate(timeout=60)[1]
         if victim == "rank":
             assert "run the same command again and it continues" in message
+        if victim == "stopped":
+            assert process.returncode == STOPPED
+            assert re.search(r"llmsys: stopped: SIGTERM came: saved after step \d+ of 12 into", message)
         psutil.wait_procs(ranks, timeout=20)
         assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
-    llmsys("train", config, choice)
+    llmsys("train", config, *choices)
     assert final_loss(config) == calm[-1]["loss"]
-    starts = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["event"] == "start"]
-    assert starts[0]["resumed_from"] is None
-    assert starts[-1]["resumed_from"] >= 4
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    starts = [event["resumed_from"] for event in events if event["event"] == "start"]
+    assert starts[0] is None
+    assert starts[2] in [event["step"] for event in events if event["event"] == "stopped"]
+    assert starts[-1] >= 6
 
 
 def test_a_finished_run_is_left_alone_and_can_be_used(config: Path) -> None:

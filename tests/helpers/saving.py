@@ -1,0 +1,91 @@
+"""Processes that save a small state and die, or meet a full disk, in a phase of the save; light to start by fork."""
+
+import os
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llmsys.config.checkpoint import CheckpointConfig
+from llmsys.engine.engine import LogicalState
+from llmsys.errors import CheckpointError
+from llmsys.train import checkpoint_write, saver
+from llmsys.train.saver import Saver
+
+PHASES = {
+    "copying": "copy",
+    "making the folder": "folder",
+    "writing tensors": "tensors",
+    "digesting": "digest",
+    "writing the record": "record",
+    "between the renames": "replaced",
+    "renamed, not flushed": "renamed",
+    "removing an older one": "removal",
+}
+
+
+def state_of(step: int) -> LogicalState:
+    """A state that says which step it is of."""
+    return LogicalState({"parameter/w": torch.full((64, 64), float(step)), "first_moment/w": torch.ones(64)}, step)
+
+
+def save(folder: Path, step: int, mode: str = "async") -> Saver:
+    """Save the state of a step with the run's own saver, and wait for it."""
+    made = Saver(folder, CheckpointConfig.model_validate({"keep_last": 2, "mode": mode}))
+    made.save(state_of(step), step, {"seed": 1})
+    made.finish()
+    return made
+
+
+def die_in(folder: Path, step: int, phase: str) -> None:
+    """Save in the background, and be killed in the given phase."""
+    torch.set_num_threads(1)
+    place, name, before = {
+        "copy": (saver.HostCopy, "take", True),
+        "folder": (checkpoint_write, "_empty", False),
+        "tensors": (checkpoint_write, "_write_tensors", False),
+        "digest": (checkpoint_write, "digests_of", False),
+        "record": (checkpoint_write, "write_record", False),
+        "replaced": (Path, "rename", False),
+        "renamed": (checkpoint_write, "sync_folder", True),
+        "removal": (checkpoint_write.shutil, "rmtree", True),
+    }[phase]
+    real = getattr(place, name)
+    setattr(place, name, _dying(real, before, _when(phase)))
+    save(folder, step)
+
+
+def _dying(real: Callable[..., Any], before: bool, when: Callable[..., bool]) -> Callable[..., Any]:
+    def dying(*arguments: Any, **named: Any) -> Any:
+        if before and when(*arguments):
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = real(*arguments, **named)
+        if when(*arguments):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    return dying
+
+
+def _when(phase: str) -> Callable[..., bool]:
+    if phase == "removal":
+        return lambda path, *_, **__: str(path).endswith(".removed") and path.exists()
+    if phase == "replaced":
+        return lambda path, target: str(target).endswith(".replaced")
+    return lambda *_: True
+
+
+def save_with_little_room(folder: Path, step: int, answer: Any) -> None:
+    """Save where no file may grow beyond a few kilobytes; sends what the save said."""
+    torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    said = ""
+    for mode in ("sync", "async"):
+        try:
+            save(folder, step, mode)
+        except CheckpointError as error:
+            said += f"{error}\n"
+    answer.send(said)

@@ -1,0 +1,223 @@
+"""Bad steps: refused on their numbers alone, left out of the trajectory, and remembered across resumes."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llmsys.config.load import load_run
+from llmsys.config.run import RunConfig
+from llmsys.config.train import TrainConfig
+from llmsys.data.batch import Batch
+from llmsys.engine.engine import Accept, LogicalState, StepResult, always
+from llmsys.errors import LlmsysError, Stopped
+from llmsys.log import EventWriter, latest_events
+from llmsys.train.checkpoint import load, newest_whole, resumable_record
+from llmsys.train.faults import StepJudge
+from llmsys.train.measure import Measurement
+from llmsys.train.record import Record
+from llmsys.train.saver import Saver
+from llmsys.train.signals import StopWish
+from llmsys.train.trainer import Trainer
+from llmsys.train.watchdog import Watchdog
+
+STEPS = 12
+
+
+def judge(**settings: Any) -> StepJudge:
+    return StepJudge(TrainConfig.model_validate(settings))
+
+
+def take(one: StepJudge, step: int, loss: float, norm: float) -> bool:
+    accepted = one.accept(loss, norm)
+    result = StepResult(loss, norm, 1, accepted)
+    one.took(step, result) if accepted else one.refused(step)
+    return accepted
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (2.0, math.inf), (math.inf, math.nan)])
+def test_a_step_that_is_not_finite_is_bad(loss: float, norm: float) -> None:
+    one = judge()
+    assert not one.accept(loss, norm)
+    assert "A step must be finite" in one.problem
+
+
+def test_a_spike_is_judged_by_the_median_of_the_steps_that_were_taken() -> None:
+    one = judge(spike={"gradient_norm": 4, "loss": 1.5, "window": 3})
+    assert all(take(one, step, 2.0, norm) for step, norm in ((1, 1.0), (2, 900.0), (3, 1.2)))  # no window yet
+    assert not take(one, 4, 2.0, 4.9)
+    assert one.problem.startswith("gradient norm 4.9, and the median of the last 3 steps is 1.2.")
+    assert take(one, 5, 2.0, 4.7)  # the refused step did not count: the median is still 1.2
+    assert not take(one, 6, 3.1, 1.0)
+    assert "train.spike.loss allows 1.5 times that" in one.problem
+    assert one.left_out == {4, 6}
+
+
+def test_a_run_of_bad_steps_ends_and_so_does_the_first_one_under_stop() -> None:
+    one = judge(bad_steps_in_a_row=2)
+    assert [take(one, step, math.nan, 1.0) for step in (1, 2)] == [False, False]
+    assert take(one, 3, 1.0, 1.0)
+    assert [take(one, step, math.nan, 1.0) for step in (4, 5)] == [False, False]
+    with pytest.raises(LlmsysError, match=r"step 6: loss nan.*bad step number 3 in a row, train.bad_steps_in_a_row=2"):
+        take(one, 6, math.nan, 1.0)
+    with pytest.raises(LlmsysError, match=r"step 1: .*leave such steps out with train.bad_step=skip"):
+        take(judge(bad_step="stop"), 1, math.nan, 1.0)
+
+
+class NoExperts(torch.nn.Module):
+    def moe_layers(self) -> list[Any]:
+        return []
+
+
+class CountingEngine:
+    """A step adds its number to a weight, and to a hash of the order; some steps have numbers out of order."""
+
+    device = torch.device("cpu")
+    module = NoExperts()
+
+    def __init__(self, bad: Callable[[int], bool]) -> None:
+        self.weights = {"parameter/sum": torch.zeros(1), "parameter/order": torch.zeros(1, dtype=torch.float64)}
+        self.updates, self.tried, self.bad = 0, [], bad  # type: ignore[var-annotated]
+
+    def train_step(
+        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = always, extras: Sequence[float] = ()
+    ) -> StepResult:
+        step = int(batches[0].tokens_BT[0, 0])
+        self.tried.append(step)
+        norm = math.nan if self.bad(step) else 1.0
+        if applied := accept(2.0, norm):
+            self.updates += 1
+            self.weights["parameter/sum"] += step
+            self.weights["parameter/order"].mul_(1.1).add_(step)
+        return StepResult(2.0, norm, 1, applied, tuple(extras))
+
+    def logits(self, batch: Batch) -> torch.Tensor:
+        return torch.zeros(1)
+
+    def state(self) -> LogicalState:
+        return LogicalState(dict(self.weights), self.updates)
+
+    def load(self, state: LogicalState) -> None:
+        self.updates = state.steps
+
+
+class Numbers:
+    """A loader whose batch of a step is the step's number."""
+
+    wait_seconds = 0.0
+
+    def steps(self, start: int, stop: int) -> Iterator[tuple[int, list[Batch]]]:
+        for step in range(start, stop):
+            yield step, [Batch(torch.tensor([[step + 1]]), torch.tensor([[0]]), None)]
+
+    def describe(self, step: int) -> dict[str, Any]:
+        return {}
+
+
+class NoEvaluation:
+    def evaluate(self, logits: Any, device: Any) -> Measurement:
+        return Measurement(2.0, 7.4, 0.5, 1)
+
+
+def config(folder: Path, **settings: str) -> RunConfig:
+    words = {"run.folder": str(folder), "train.tokens": str(STEPS * 64), "batch.sequence_length": "64",
+             "batch.sequences": "1", "checkpoint.every_steps": "4", "train.log_every_steps": "1",
+             "schedule": "{kind: constant}", "train.hang_timeout_seconds": "0", "layout.expert": "1"}  # fmt: skip
+    return load_run("train/demo", [f"{key}={value}" for key, value in (words | settings).items()])
+
+
+def trainer(one: RunConfig, bad: Callable[[int], bool], wish: StopWish | None = None) -> Trainer:
+    """A trainer around the counting engine, resumed if its folder holds a checkpoint."""
+    engine, judged, folder = CountingEngine(bad), StepJudge(one.train), one.run.folder / "checkpoints"
+    steps, newest = 0, newest_whole(folder)
+    if newest is not None:
+        record = resumable_record(newest)
+        load(engine, newest)  # type: ignore[arg-type]
+        judged.load(record["judge"])
+        steps = record["steps"]
+    record = Record(EventWriter(one.run.folder / "events.jsonl"), None)  # type: ignore[assignment]
+    parts: Any = (engine, Numbers(), NoEvaluation(), record, {}, list, Saver(folder, one.checkpoint), judged)
+    more = (wish or StopWish(environment={}), Watchdog(one.run.folder, 0), lambda step: {})
+    return Trainer(one, *parts, *more, steps_done=steps)
+
+
+def weights(one: Trainer) -> dict[str, float]:
+    engine: Any = one.engine
+    return {name: value.item() for name, value in engine.weights.items()}
+
+
+def without(*left_out: int) -> dict[str, float]:
+    total, order = 0, 0.0
+    for step in range(1, STEPS + 1):
+        if step not in left_out:
+            total, order = total + step, order * 1.1 + step
+    return {"parameter/sum": float(total), "parameter/order": order}
+
+
+@pytest.mark.parametrize("policy", ["skip", "rewind"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_trajectory_is_the_one_without_the_bad_steps(tmp_path: Path, policy: str, mode: str) -> None:
+    one = trainer(
+        config(tmp_path, **{"train.bad_step": policy, "checkpoint.mode": mode}), bad=lambda step: step in (6, 7, 11)
+    )
+    one.train()
+    assert weights(one) == pytest.approx(without(6, 7, 11))
+    assert one.engine.state().steps == STEPS - 3
+    events = latest_events(tmp_path / "events.jsonl")
+    assert [event["step"] for event in events if event["event"] == "bad_step"] == [6, 7, 11]
+    assert all(event["policy"] == policy for event in events if event["event"] == "bad_step")
+    tried: list[int] = one.engine.tried  # type: ignore[attr-defined]
+    assert tried.count(5) == (3 if policy == "rewind" else 1)
+    assert tried.count(6) == tried.count(11) == 1
+
+
+def test_a_rewind_heals_weights_that_were_damaged_in_memory(tmp_path: Path) -> None:
+    damaged = []
+
+    def bad(step: int) -> bool:
+        total: torch.Tensor = one.engine.weights["parameter/sum"]  # type: ignore[attr-defined]
+        if step == 6 and not damaged:
+            damaged.append(total.fill_(math.nan))
+        return bool(total.isnan())
+
+    one = trainer(config(tmp_path, **{"train.bad_step": "rewind"}), bad)
+    one.train()
+    assert weights(one) == pytest.approx(without(6))
+    damaged.clear()
+    one = trainer(config(tmp_path / "skip", **{"train.bad_steps_in_a_row": "2"}), bad)
+    with pytest.raises(LlmsysError, match="bad step number 3 in a row"):  # nothing that is skipped would help
+        one.train()
+
+
+def test_a_bad_first_step_finds_something_to_go_back_to(tmp_path: Path) -> None:
+    one = trainer(config(tmp_path, **{"train.bad_step": "rewind"}), lambda step: step == 1)
+    one.train()
+    assert weights(one) == pytest.approx(without(1))
+
+
+def test_a_stopped_run_saves_after_the_step_and_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+    one, wish = config(tmp_path, **{"checkpoint.mode": "async"}), StopWish(environment={})
+
+    def stop_in_step_six(step: int) -> bool:
+        if step == 6:
+            wish.reason = "SIGTERM came"
+        return step == 3
+
+    with pytest.raises(Stopped, match=r"SIGTERM came: saved after step 7 of 12 into .* Run the same command again"):
+        trainer(one, stop_in_step_six, wish).train()
+    again = trainer(one, lambda step: False)
+    assert again.steps_done == 7
+    assert again.judge.left_out == {3}
+    again.train()
+    assert weights(again) == pytest.approx(without(3))
+    [stopped] = [event for event in latest_events(tmp_path / "events.jsonl") if event["event"] == "stopped"]
+    assert (stopped["step"], stopped["reason"]) == (7, "SIGTERM came")
+
+
+def test_the_count_of_bad_steps_in_a_row_survives_a_rewind(tmp_path: Path) -> None:
+    one = trainer(config(tmp_path, **{"train.bad_step": "rewind", "train.bad_steps_in_a_row": "3"}), lambda s: s > 5)
+    with pytest.raises(LlmsysError, match=r"step 9: .*bad step number 4 in a row"):
+        one.train()

@@ -27,8 +27,8 @@ from tests.helpers.tiny_model import tiny_config, tiny_moe_config, tiny_tokens
 
 SEED, RATE, LENGTH = 3, 1e-3, 7
 OPTIMIZER = AdamW(learning_rate=RATE, gradient_clip=0.0)
-FAMILIES = ["original", "t5", "bart", "two vocabularies, deepnorm", "sandwich, xl", "bert", "alibi", "latent",
-            "scaled embedding, capped head", "relative bias, windows", "sinks, windows"]  # fmt: skip
+FAMILIES = ["t5", "bart", "two vocabularies, deepnorm", "sandwich, xl", "bert", "latent",
+            "scaled embedding, capped head", "sinks, windows"]  # fmt: skip
 AUXILIARY = {"kind": "auxiliary_loss", "weight": 0.5, "scope": "sequence"}
 DEEPSEEK = tiny_moe_config(
     {"first_dense_layers": 1, "num_shared_experts": 1, "balance": AUXILIARY, "z_loss_weight": 0.1},

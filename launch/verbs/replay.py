@@ -8,6 +8,7 @@ from llmsys.config.load import load_run
 from llmsys.errors import ConfigError
 
 DIFFERS = 1
+MINE = ("step",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

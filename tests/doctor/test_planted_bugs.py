@@ -1,0 +1,124 @@
+"""Bugs that have shipped elsewhere, planted one by one: each must be caught by the parity that users run."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from llmsys.doctor.cells import Cell
+from llmsys.doctor.oracle import Trajectory, oracle
+from llmsys.doctor.parity import Distance, measure
+from llmsys.doctor.subjects import DENSE, EXPERTS
+from llmsys.engine import deepspeed_engine, torch_engine
+from llmsys.optim import build
+from llmsys.parallel import apply, clip, tensor
+from tests.helpers.ranks import run_ranks
+
+SHARDED = Cell(2, "fsdp", (), "fp32", "none", DENSE, 2)
+DEALT = Cell(2, "fsdp", (("expert", 2),), "fp32", "none", EXPERTS, 2)
+SPLIT = Cell(2, "fsdp", (("tensor", 2),), "fp32", "none", DENSE, 2)
+ZERO = Cell(2, "zero-2", (("expert", 2),), "fp32", "none", EXPERTS, 2)
+
+
+@contextmanager
+def scaled_by_expert_degree() -> Iterator[None]:
+    """Gradients of dealt experts summed over the ranks that deal them, as if those had copies."""
+
+    def clip_scaled(parameters: Iterable[Tensor], *rest: Any) -> Tensor:
+        listed = list(parameters)
+        for parameter in listed:
+            if parameter.ndim == 3 and parameter.grad is not None:
+                parameter.grad *= 2
+        return clip.clip_gradients(listed, *rest)
+
+    with patch.object(torch_engine, "clip_gradients", clip_scaled):
+        yield
+
+
+def dropped_reduction_of_the_norm() -> Any:
+    return patch.object(clip, "sum_over_ranks", lambda value: value)
+
+
+def dropped_reduction_of_partial_gradients() -> Any:
+    return patch.object(tensor.PartialGradients, "sum", lambda self: None)
+
+
+def stale_bias() -> Any:
+    import llmsys.train.balance as settled
+
+    return patch.object(settled, "updated_bias", lambda bias, *rest: bias)
+
+
+def swapped_shards() -> Any:
+    """Each rank keeps the slice of its neighbour."""
+
+    def of_the_other(whole: Tensor, like: Tensor) -> Tensor:
+        found = local_slice(whole, like)
+        return found.flip(0) if found.ndim > 1 else found
+
+    local_slice = apply.local_slice
+    return patch.object(apply, "local_slice", of_the_other)
+
+
+@contextmanager
+def doubled_adam_step() -> Iterator[None]:
+    """The counter of steps advances twice, as where two groups share one tensor for it."""
+    step = build.Optimizers.step
+
+    def twice(self: build.Optimizers) -> None:
+        step(self)
+        for state in self.state.values():
+            state["step"] += 1
+
+    with patch.object(build.Optimizers, "step", twice):
+        yield
+
+
+def divided_twice_by_the_ranks() -> Any:
+    """DeepSpeed's averaging is not undone."""
+    return patch.object(deepspeed_engine, "world_size", lambda: 1)
+
+
+def targets_of_this_rank_only() -> Any:
+    """The loss divided by the targets of the rank instead of those of the step."""
+
+    def own_counts(batches: Any, device: torch.device) -> Tensor:
+        return counts_of(batches, device) / 2
+
+    counts_of = torch_engine.counts_of
+    return patch.object(torch_engine, "counts_of", own_counts)
+
+
+BUGS: dict[str, tuple[Callable[[], Any], Cell]] = {
+    "a gradient scaled by the expert degree": (scaled_by_expert_degree, DEALT),
+    "a dropped reduction of the norm": (dropped_reduction_of_the_norm, SHARDED),
+    "a dropped reduction over the tensor axis": (dropped_reduction_of_partial_gradients, SPLIT),
+    "a stale bias": (stale_bias, DEALT),
+    "swapped shards": (swapped_shards, SHARDED),
+    "a doubled Adam step": (doubled_adam_step, SHARDED),
+    "averaging that is not undone": (divided_twice_by_the_ranks, ZERO),
+    "a count of targets that is not the step's": (targets_of_this_rank_only, SHARDED),
+}
+
+
+def infected(rank: int, expected: dict[str, Trajectory]) -> dict[str, Distance]:
+    found = {"healthy": measure(DEALT, expected[EXPERTS.name])}
+    for name, (bug, cell) in BUGS.items():
+        with bug():
+            found[name] = measure(cell, expected[cell.subject.name])
+    found["healthy again"] = measure(SHARDED, expected[DENSE.name])
+    return found
+
+
+@pytest.mark.distributed
+def test_every_planted_bug_is_caught_and_nothing_else() -> None:
+    expected = {subject.name: oracle(subject) for subject in (DENSE, EXPERTS)}
+    found = run_ranks(infected, 2, expected)[0]
+    missed = [name for name in BUGS if found[name].passed]
+    assert not missed, f"not caught: {missed}"
+    assert found["healthy"].passed, found["healthy"]
+    assert found["healthy again"].passed, found["healthy again"]

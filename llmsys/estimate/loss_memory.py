@@ -50,7 +50,8 @@ def _chunked(config: RunConfig, extent: Extent, head_elements: int, passes: int)
     blocks = -(-tokens // rows)
     summed = FP32 if blocks > 1 else size
     return [
-        Item("last hidden states and their gradient", (2 * passes + 1) * extent.stream(model.hidden_size)),
+        # What enters the final norm, what it gives, and of each pass the targets' rows and their gradients.
+        Item("last hidden states and their gradient", (2 * passes + 2) * extent.stream(model.hidden_size)),
         Item("one block of logits", rows * vocabulary * size),
         Item("a piece of it in float32", in_float * vocabulary * FP32),
         Item("gradient of the head", head_elements * (passes * summed + (size if blocks > 1 else 0))),

@@ -22,7 +22,7 @@ def changes(config: RunConfig, layout: Layout, system: System) -> Iterator[Chang
     if sequences > 1:
         half = sequences // 2
         yield f"batch.micro_sequences={half}", _with(config, "batch", micro_sequences=half), layout, system
-    if layout.replicate > 1:
+    if layout.replicate > 1 and config.engine.kind == "torch" and config.engine.data_parallel == "fsdp":
         more = layout.model_copy(update={"replicate": 1, "shard": layout.shard * layout.replicate})
         yield f"layout.replicate=1 with layout.shard={more.shard}", config, more, system
     yield from _of_engine(config, layout, system)
@@ -37,7 +37,9 @@ def _of_engine(config: RunConfig, layout: Layout, system: System) -> Iterator[Ch
             yield "engine.offload=optimizer", _with(config, "engine", offload="optimizer"), layout, system
     elif engine.kind == "torch":
         if engine.data_parallel == "ddp":
-            yield "engine.data_parallel=fsdp", _with(config, "engine", data_parallel="fsdp"), layout, system
+            shards = layout.model_copy(update={"replicate": 1, "shard": layout.data_ranks})
+            text = f"engine.data_parallel=fsdp with layout.replicate=1 and layout.shard={shards.shard}"
+            yield text, _with(config, "engine", data_parallel="fsdp"), shards, system
         elif engine.offload == "none":
             yield "engine.offload=state", _with(config, "engine", offload="state"), layout, system
 

@@ -14,11 +14,17 @@ from llmsys.estimate.memory import FP32, StateBytes, state_bytes
 from llmsys.estimate.rows import TensorRow
 from llmsys.estimate.stages import Stage
 from llmsys.estimate.system import System
-from llmsys.estimate.weights import WholeWeights, gradients_in_flight, weights_in_use, whole_weights
+from llmsys.estimate.weights import WholeWeights, buckets, gradients_in_flight, weights_in_use, whole_weights
 
 # Of what tensors hold, the room beside it that nothing asked for fits into: with one micro-batch at a time, and where
 # those of a pipeline come and go in another order. Calibrated, see README.md.
 ALLOCATOR_SLACK, PIPELINE_SLACK = 0.04, 0.12
+REDUCED = "float32 gradients to be summed over ranks"
+
+
+def _less(items: list[Item], name: str, free: int) -> list[Item]:
+    """The items, with one of them in a place that was `free` before."""
+    return [Item(one.name, max(0, one.bytes - free)) if one.name == name else one for one in items]
 
 
 @dataclass(frozen=True)
@@ -36,13 +42,12 @@ class StepInstants:
         yield self._instant("between steps", [])
         yield self._instant("at the end of the forward", [*self._early, *self._kept_by_all, self._forward_work])
         yield self._instant("in the loss", [*self._early, *self._kept_by_all, *self._loss, *self._forward_rest])
-        yield self._instant(
-            "in the backward of the last block", [*self._early, *self._kept_by_all, *self._backward(last)]
-        )
+        backward = _less(self._backward(last), REDUCED, self._kept(last))  # by then the last block's tensors are free
+        yield self._instant("in the backward of the last block", [*self._early, *self._kept_by_all, *backward])
         kept = Item("activations kept by a block", self._kept(first))
         yield self._instant("in the backward of the first block", [*self._late, kept, *self._backward(first)])
         yield self._instant("at the end of the backward", [*self._late, *self._in_flight(self._whole.root)])
-        yield self._instant("in the optimizer step", [self._gradients])
+        yield self._instant("in the optimizer step", [self._gradients, self._orthogonal])
         yield self._instant("while a checkpoint is written", [])
 
     def _instant(self, name: str, items: list[Item]) -> Instant:
@@ -89,7 +94,9 @@ class StepInstants:
         items = [Item("weights", sizes.weights)]
         if self._offload == "none":
             items += [Item("masters", sizes.masters), Item("moments", sizes.moments)]
-        return items
+        if self.config.train.average_half_life_tokens:
+            items.append(Item("mean of the weights", sizes.masters))
+        return [*items, buckets(self.config, self._whole)]
 
     @cached_property
     def _gradients(self) -> Item:
@@ -99,6 +106,14 @@ class StepInstants:
         if self.system.gradients == "whole" and self._micro_batches > 1:
             return Item("whole gradients in float32", FP32 * self._whole.matrices)
         return Item("gradients", self._sizes.gradients)
+
+    @cached_property
+    def _orthogonal(self) -> Item:
+        """Muon's updates, and a whole matrix with its products on the way to being orthogonal."""
+        if self.config.optimizer.kind != "muon" or self._offload != "none":
+            return Item("updates of matrices", 0)
+        matrix = max(row.each // (row.shape[0] if row.routed else 1) for row in self._rows)
+        return Item("updates of matrices", self._sizes.masters + 4 * FP32 * matrix)
 
     @cached_property
     def _micro_batches(self) -> int:

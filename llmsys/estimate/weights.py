@@ -15,6 +15,7 @@ from llmsys.estimate.rows import TensorRow
 from llmsys.estimate.system import System
 
 BUCKET = 1 << 28  # elements of one bucket of ZeRO's reductions, llmsys/engine/deepspeed_setup.py
+LIVE = 10**9  # elements that ZeRO-3 leaves gathered when they are soon used again (stage3_max_live_parameters)
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,21 @@ def weights_in_use(config: RunConfig, whole: WholeWeights, system: System, *, ca
         root = Item("gathered weights outside of blocks", size * whole.root)
         return [root, Item("gathered weights of two blocks", 2 * stored * whole.block)]
     if engine.kind == "deepspeed" and engine.zero_stage == 3:
-        root = Item("gathered weights outside of blocks", size * whole.root)
-        return [root, Item("gathered weights of two blocks", 2 * size * whole.block)]
+        return [Item("gathered weights", size * min(whole.matrices, max(LIVE, whole.root + 2 * whole.block)))]
     if engine.kind == "deepspeed" and engine.zero_stage:
         return []  # weights in the compute dtype are part of the state
     if size == FP32:
         return []
     return [Item("weights cast for products", size * (whole.root + (whole.blocks if casts_kept else whole.block)))]
+
+
+def buckets(config: RunConfig, whole: WholeWeights) -> Item:
+    """Copies of gradients that DDP sums over the ranks, or ZeRO-0 a bucket at a time; they stay for the whole run."""
+    engine = config.engine
+    copied = engine.kind == "accelerate" or (engine.kind == "torch" and engine.data_parallel == "ddp")
+    of_zero = engine.kind == "deepspeed" and engine.zero_stage == 0
+    elements = whole.matrices if copied else min(BUCKET, whole.matrices) if of_zero else 0
+    return Item("buckets of gradients", FP32 * elements)
 
 
 def gradients_in_flight(config: RunConfig, whole: WholeWeights, elements: int) -> list[Item]:

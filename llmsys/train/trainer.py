@@ -116,7 +116,8 @@ class Trainer:
         experts = settle_experts(self.engine.module, result.applied)
         self.steps_done = number
         seconds = time.perf_counter() - began + self.loader.wait_seconds
-        progress.advance(config.batch.tokens_at(step), step=number, loss=f"{result.loss:.3f}")
+        noise = {} if self.noise is None else self.noise.words(config.batch.tokens_at(step))
+        progress.advance(config.batch.tokens_at(step), step=number, loss=f"{result.loss:.3f}", **noise)
         if number % config.train.log_every_steps == 0 or number in (1, config.steps):
             self._log(batches, result, rate, seconds, experts)
         if result.applied:
@@ -166,7 +167,7 @@ class Trainer:
 
     def _digest(self, batches: list[Batch]) -> str:
         """What the step trained on, over all ranks; those that share sequences count them once. Collective."""
-        layout = self.config.layout.fit(world_size(), self.config.model)
+        layout = self.config.fitted_layout(world_size())
         own = digest_of(batches) if rank() % layout.sequence_ranks == 0 else 0
         total = sum_over_ranks(torch.tensor(own, dtype=torch.int64, device=self.engine.device))  # modulo 2^64
         return as_text(int(total))

@@ -89,7 +89,8 @@ class _Sum(torch.autograd.Function):
 
 def _gathered(x: Tensor, group: Group, dim: int) -> Tensor:
     pieces = _arrived(collectives.all_gather_into_tensor(x.contiguous(), group.size(), group.group_name))
-    return pieces.unflatten(0, (group.size(), -1)).movedim(0, dim).flatten(dim, dim + 1)
+    by_rank: Tensor = pieces.unflatten(0, (group.size(), -1))
+    return by_rank.movedim(0, dim).flatten(dim, dim + 1)
 
 
 def _scattered(x: Tensor, group: Group, dim: int) -> Tensor:

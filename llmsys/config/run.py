@@ -16,6 +16,7 @@ from llmsys.config.checkpoint import CheckpointConfig, retention_problems
 from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, Torch
 from llmsys.config.engine_rules import engine_problems
+from llmsys.config.evaluation import EvaluationConfig, set_problems
 from llmsys.config.factors import FactorsConfig
 from llmsys.config.layout import Layout, expert_problems
 from llmsys.config.model import ModelConfig
@@ -26,7 +27,6 @@ from llmsys.config.rule import Broken, listed, refuse
 from llmsys.config.schedule import Cosine, ScheduleConfig
 from llmsys.config.tokenizer import SentencePieceConfig, TokenizerConfig
 from llmsys.config.train import (
-    EvaluationConfig,
     FlopsConfig,
     GenerationConfig,
     LaunchConfig,
@@ -66,7 +66,7 @@ class RunConfig(Section):
     launch: LaunchConfig = Field(LaunchConfig(), description="Processes on this machine.")
     train: TrainConfig = Field(TrainConfig(), description="Budget, precision and log.")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When to save and what to keep.")
-    evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Loss on held-out documents.")
+    evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Held-out documents, and questions.")
     generation: GenerationConfig = Field(GenerationConfig(), description="Prompts to continue.")
     tracking: TrackingConfig = Field(TrackingConfig(), description="Services beside events.jsonl.")
     flops: FlopsConfig = Field(FlopsConfig(), description="How operations are counted.")
@@ -89,7 +89,8 @@ class RunConfig(Section):
         yield from self._vocabulary_problems()
         yield from self._budget_problems()
         yield from retention_problems(self.checkpoint, self.evaluation.every_steps)
-        if self.train.compile == "block" and self.train.precision == "fp32" and self.model.moe is not None:
+        yield from set_problems(self.evaluation, self.objective.kind)
+        if self.train.compile == "block" and self.train.precision != "bf16" and self.model.moe is not None:
             yield Broken(
                 "train.compile",
                 "block with experts needs train.precision=bf16: compiled, torch multiplies groups in bf16 only. "

@@ -1,4 +1,4 @@
-"""Sections about the run itself: its name, processes, budget, faults, evaluation, samples and tracking."""
+"""Sections about the run itself: its name, processes, budget, faults, samples, tracking and how operations count."""
 
 from pathlib import Path
 from typing import Literal
@@ -80,13 +80,6 @@ class TrainConfig(Section):
     )
 
 
-class EvaluationConfig(Section):
-    """`evaluation:` — loss on held-out documents."""
-
-    every_steps: int = Field(0, ge=0, description="Steps between two evaluations; 0 evaluates only at the end.")
-    max_tokens: int = Field(0, ge=0, description="Held-out tokens to read; 0 reads all of them.")
-
-
 class GenerationConfig(Section):
     """`generation:` — prompts that are continued at the end of a run and by `llmsys generate`."""
 
@@ -124,4 +117,9 @@ class FlopsConfig(Section):
         "causal",
         description="causal: attention over the positions a token may see; full: over all of them (PaLM); "
         "hardware: full, and what recomputation repeats.",
+    )
+    device: str | None = Field(
+        None,
+        description="Device profile whose peak utilisation is a share of: its name, or the file that llmsys calibrate "
+        "wrote. Left out: the profile of this very accelerator; without one, utilisation is unknown.",
     )

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from llmsys.config.run import RunConfig
 from llmsys.config.train import GenerationConfig
-from llmsys.errors import ConfigError
 from llmsys.generate.choose import Choice
 from llmsys.generate.sample import Beams, generate
 from llmsys.model.transformer import Transformer
 from llmsys.tokenizer import Tokenizer
+from llmsys.train.dataset import opening_of
 
 Hear = Callable[[int, str], None]
 """Hears (prompt number, piece of text) as soon as the text is certain."""
@@ -48,20 +48,6 @@ def how_of(settings: GenerationConfig) -> Choice | Beams:
         min_p=settings.min_p,
         repetition_penalty=settings.repetition_penalty,
     )
-
-
-def opening_of(settings: GenerationConfig, tokenizer: Tokenizer) -> list[int]:
-    """The ids that open every prompt; ConfigError when the tokenizer has no such piece."""
-    if settings.opening is None:
-        return [tokenizer.eos_id]
-    ids = {piece: tokenizer.piece_id(piece) for piece in settings.opening}
-    for piece, token in ids.items():
-        if token is None:
-            raise ConfigError(
-                f"generation.opening names {piece}, which is no piece of the tokenizer. Correct it, or leave it out to "
-                f"open texts as in training."
-            )
-    return [token for piece in settings.opening if (token := ids[piece]) is not None]
 
 
 class Stream:

@@ -9,6 +9,7 @@ from typing import Any
 
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
+from llmsys.config.train import GenerationConfig
 from llmsys.errors import ConfigError, DataError
 from llmsys.manifest import joint_fingerprint, load_manifest
 from llmsys.shards import TokenShards, open_tokens
@@ -95,3 +96,17 @@ def tokenizer_path(config: RunConfig) -> Path:
     if config.tokenizer.kind == "file":
         return model_file(config.tokenizer.path)
     return config.data.folder / "tokenizer" / "tokenizer.model"
+
+
+def opening_of(settings: GenerationConfig, tokenizer: Tokenizer) -> list[int]:
+    """The ids that open every text that is continued or scored; ConfigError when the tokenizer has no such piece."""
+    if settings.opening is None:
+        return [tokenizer.eos_id]
+    ids = {piece: tokenizer.piece_id(piece) for piece in settings.opening}
+    for piece, token in ids.items():
+        if token is None:
+            raise ConfigError(
+                f"generation.opening names {piece}, which is no piece of the tokenizer. Correct it, or leave it out to "
+                f"open texts as in training."
+            )
+    return [token for piece in settings.opening if (token := ids[piece]) is not None]

@@ -89,7 +89,13 @@ class TargetEvaluator:
 
 
 def measure(heldout: Heldout, logits: Logits, device: torch.device, together: int = 1) -> Sums:
-    """Ask for every row once, over all ranks. Collective.
+    """The sums over all rows, see `row_numbers`. Collective."""
+    nats, correct, targets = row_numbers(heldout, logits, device, together).sum(0).tolist()
+    return Sums(nats, correct, targets)
+
+
+def row_numbers(heldout: Heldout, logits: Logits, device: torch.device, together: int = 1) -> Tensor:
+    """Loss, hits and targets of each row, float64 (rows, 3). Every row is asked for once, over all ranks. Collective.
 
     `together` neighbouring ranks compute the logits of a batch together: they get the same rows, and the first counts.
     """
@@ -101,8 +107,7 @@ def measure(heldout: Heldout, logits: Logits, device: torch.device, together: in
         sums_B3 = row_sums(logits(batch), batch.targets_BT.to(device)).double().cpu()
         count = max(0, min(BATCH_ROWS, heldout.rows - first)) if rank() % together == 0 else 0
         found[first : first + count] = sums_B3[:count]
-    nats, correct, targets = sum_over_ranks(found.to(device)).sum(0).tolist()
-    return Sums(nats, correct, targets)
+    return sum_over_ranks(found.to(device)).cpu()
 
 
 def row_sums(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from llmsys.data.windows import Windows
 from llmsys.errors import ConfigError
 from llmsys.shards import TokenShards
 from llmsys.tokenizer import Tokenizer
+from llmsys.train.answers import with_answers
 from llmsys.train.dataset import Dataset, open_data, open_dataset
 from llmsys.train.evaluate import HeldoutEvaluator, heldout_windows
 from llmsys.train.evaluate_mixture import MixtureEvaluator
@@ -73,7 +74,8 @@ def evaluator_of(config: RunConfig, together: int = 1) -> Evaluator:
         name: _evaluator(config, shards, dataset.tokenizer, together)
         for name, shards in zip(dataset.names, dataset.sources, strict=True)
     }
-    return MixtureEvaluator(found) if config.data.kind == "mixture" else next(iter(found.values()))
+    heldout = MixtureEvaluator(found) if config.data.kind == "mixture" else next(iter(found.values()))
+    return with_answers(heldout, config, dataset.tokenizer, together)
 
 
 def _evaluator(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer, together: int) -> Evaluator:

@@ -1,0 +1,79 @@
+"""`evaluation:` — what a model is measured on while it trains and by `llmsys evaluate`: held-out documents, and sets of
+questions scored by likelihood.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from llmsys.config.base import Section
+from llmsys.config.rule import Broken, refuse
+
+SUFFIXES = (".gz", ".jsonl", ".json")
+
+
+class _Questions(Section):
+    path: Path = Field(description="A .jsonl or .jsonl.gz file, or a folder of them that are read in their order.")
+    name: str = Field("", description="Name in logs and events; left out: the file's.")
+    max_questions: int = Field(0, ge=0, description="Questions to ask, from the first on; 0 asks all.")
+
+    @property
+    def title(self) -> str:
+        """What the set is called."""
+        title = self.path.name
+        for suffix in SUFFIXES:
+            title = title.removesuffix(suffix)
+        return self.name or title
+
+
+class ChoicesConfig(_Questions):
+    """Multiple choice: the choice that is likeliest behind the question is the model's answer.
+
+    One JSON object a line: `question` (or `context`), a text; `choices`, a list of texts; `answer`, the number of the
+    right one, counted from 0.
+    """
+
+    kind: Literal["choices"] = "choices"
+    separator: str = Field(" ", description="Stands between the question and each choice.")
+
+
+class PairsSetConfig(_Questions):
+    """Minimal pairs as in BLiMP (Warstadt 2020, arXiv:1912.00582): the good sentence should be likelier than the bad.
+
+    One JSON object a line: `good` and `bad`, or `sentence_good` and `sentence_bad` as in BLiMP's own files.
+    """
+
+    kind: Literal["pairs"] = "pairs"
+
+
+SetConfig = Annotated[ChoicesConfig | PairsSetConfig, Field(discriminator="kind")]
+
+
+class EvaluationConfig(Section):
+    """`evaluation:` — loss on held-out documents, and answers to questions."""
+
+    every_steps: int = Field(0, ge=0, description="Steps between two evaluations; 0 evaluates only at the end.")
+    max_tokens: int = Field(0, ge=0, description="Held-out tokens to read; 0 reads all of them.")
+    sets: tuple[SetConfig, ...] = Field((), description="Questions that a model of text answers by likelihood.")
+
+    @model_validator(mode="after")
+    def _each_name_once(self) -> Self:
+        titles = [one.title for one in self.sets]
+        refuse(
+            Broken(f"sets.{number}.name", f"two sets are called {title}. Give one of them another name.")
+            for number, title in enumerate(titles)
+            if title in titles[:number]
+        )
+        return self
+
+
+def set_problems(evaluation: EvaluationConfig, objective: str) -> Iterator[Broken]:
+    """What keeps questions from being asked."""
+    if evaluation.sets and objective != "next_token":
+        yield Broken(
+            "evaluation.sets",
+            f"{len(evaluation.sets)} sets are scored by the likelihood of a text, which objective.kind={objective} "
+            "does not learn. Use evaluation.sets=[], or a model with family=decoder.",
+        )

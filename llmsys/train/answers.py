@@ -1,0 +1,101 @@
+"""What a model answers by likelihood: multiple choice and minimal pairs, beside the loss on held-back data.
+
+A choice's likelihood is the sum of its tokens' log-probabilities behind the context. Texts differ in length, so there
+are three accuracies: by the sum (`acc` in lm-evaluation-harness), by the sum over the choice's bytes (its `acc_norm`,
+which counts characters), and by the sum over its tokens. A tie is no right answer: a model that knows nothing has none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from llmsys.config.run import RunConfig
+from llmsys.data.questions import ChoiceRows, Question, read_questions
+from llmsys.tokenizer import Tokenizer
+from llmsys.train.dataset import opening_of
+from llmsys.train.measure import Evaluator, Logits, Result, row_numbers
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Shares of a set's questions that were answered right, and how many there are."""
+
+    accuracy: float
+    accuracy_per_byte: float
+    accuracy_per_token: float
+    questions: int
+
+    def fields(self) -> dict[str, Any]:
+        """The same as a dictionary, for events and JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class AnswersEvaluator:
+    """Asks the questions of one set; `together` neighbouring ranks get the same rows, see `row_numbers`."""
+
+    rows: ChoiceRows
+    together: int = 1
+
+    def evaluate(self, logits: Logits, device: torch.device) -> Answers:
+        """See Evaluator."""
+        found = row_numbers(self.rows, logits, device, self.together)
+        nats = {
+            (row.question, row.choice): (float(numbers[0]), float(numbers[2]))
+            for row, numbers in zip(self.rows.sorted, found, strict=True)
+        }
+        right = [_right(question, [nats[number, choice] for choice in range(len(question.choices))])
+                 for number, question in enumerate(self.rows.questions)]  # fmt: skip
+        shares = [sum(one) / len(right) for one in zip(*right, strict=True)]
+        return Answers(shares[0], shares[1], shares[2], questions=len(right))
+
+
+def _right(question: Question, found: Sequence[tuple[float, float]]) -> list[bool]:
+    """Whether the answer is the likeliest, by (nats, tokens) of each choice: in sum, per byte and per token."""
+    nats = [one for one, _ in found]
+    per_byte = [one / len(text.encode()) for one, text in zip(nats, question.choices, strict=True)]
+    per_token = [one / tokens for one, tokens in found]
+    return [_least(costs, question.answer) for costs in (nats, per_byte, per_token)]
+
+
+def _least(costs: Sequence[float], answer: int) -> bool:
+    return all(costs[answer] < cost for choice, cost in enumerate(costs) if choice != answer)
+
+
+@dataclass(frozen=True)
+class ResultWithAnswers:
+    """What held-back data say, and each set of questions by its name."""
+
+    heldout: Result
+    answers: dict[str, Answers]
+
+    def fields(self) -> dict[str, Any]:
+        """The numbers of the held-back data, and under `sets` those of each set by name."""
+        return self.heldout.fields() | {"sets": {name: one.fields() for name, one in self.answers.items()}}
+
+
+@dataclass(frozen=True)
+class EvaluatorWithAnswers:
+    """Measures on held-back data first, then asks every set."""
+
+    heldout: Evaluator
+    sets: dict[str, AnswersEvaluator]
+
+    def evaluate(self, logits: Logits, device: torch.device) -> Result:
+        """See Evaluator."""
+        measured = self.heldout.evaluate(logits, device)
+        return ResultWithAnswers(measured, {name: one.evaluate(logits, device) for name, one in self.sets.items()})
+
+
+def with_answers(heldout: Evaluator, config: RunConfig, tokenizer: Tokenizer, together: int) -> Evaluator:
+    """The evaluator that also asks evaluation.sets; DataError names the file and line of a bad question."""
+    longest, opening = config.model.max_position_embeddings, opening_of(config.generation, tokenizer)
+    sets = {
+        one.title: AnswersEvaluator(
+            ChoiceRows(read_questions(one), tokenizer, opening or [tokenizer.eos_id], longest), together
+        )
+        for one in config.evaluation.sets
+    }
+    return EvaluatorWithAnswers(heldout, sets) if sets else heldout

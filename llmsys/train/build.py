@@ -22,6 +22,7 @@ from llmsys.lock import folder_lock
 from llmsys.log import EventWriter, logger
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.apply import compile_blocks
+from llmsys.parallel.fp8 import multiply_in_fp8, require_fp8
 from llmsys.parallel.group import TIMEOUT_SECONDS, device_of_this_rank, joined, on_rank_zero, rank, world_size
 from llmsys.parallel.mesh import Meshes, make_meshes
 from llmsys.parallel.recompute import recompute_blocks
@@ -80,7 +81,9 @@ def collective_timeout(config: RunConfig) -> int:
 
 def check(config: RunConfig, ranks: int) -> str:
     """Refuse what cannot work before anything is built, on one rank, so that it is said once."""
-    layout = config.layout.fit(ranks, config.model)
+    layout = config.fitted_layout(ranks)
+    if config.train.products == "fp8":
+        require_fp8(device_of_this_rank())
     steps_of(config, layout.data_ranks, 0)
     evaluator_of(config)
     return "checked"
@@ -100,7 +103,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_promp
     stack.callback(watchdog.close)
     device = device_of_this_rank()
     dataset = open_dataset(config, "train")
-    layout = config.layout.fit(world_size(), config.model)
+    layout = config.fitted_layout(world_size())
     steps = steps_of(config, layout.data_ranks, layout.data_rank(rank()))
     meshes = make_meshes(layout, device)
     noise = noise_meter(config, steps, layout)
@@ -120,6 +123,8 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_promp
 
     saver = Saver(config.run.folder / "checkpoints", config.checkpoint)
     stack.callback(saver.close)
+    if config.checkpoint.mode == "async":
+        saver.prepare(engine.state())
     inside = partial(contents, steps, dataset.sources)
     parts = (engine, loader, evaluator, record, identity, sample, saver, judge, wish, watchdog, inside)
     return Trainer(config, *parts, noise=noise, steps_done=resumed or 0)
@@ -153,7 +158,9 @@ def _named_engine(config: RunConfig, meshes: Meshes, device: torch.device, noise
         "device": device,
     }
     model = build_model(config)
-    recompute_blocks(model, config.train.recompute)
+    if config.train.products == "fp8":
+        multiply_in_fp8(model)
+    recompute_blocks(model, config.train.recompute, compiled=config.train.compile == "block")
     if config.train.compile == "block":
         compile_blocks(model)
     if config.engine.kind == "accelerate":
@@ -170,7 +177,8 @@ def _named_engine(config: RunConfig, meshes: Meshes, device: torch.device, noise
         return BitwiseEngine(model, **common)
     from llmsys.engine.torch_engine import TorchEngine
 
-    engine = TorchEngine(model, **common)
+    ways: dict[str, Any] = {"data_parallel": config.engine.data_parallel, "offload": config.engine.offload}
+    engine = TorchEngine(model, **common, **ways)
     if noise is not None:
         noise.engine = engine
     return engine

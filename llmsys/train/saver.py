@@ -56,6 +56,11 @@ class Saver:
         if rank() == 0:
             sweep(folder)
 
+    def prepare(self, state: LogicalState) -> None:
+        """Make room for copies of a state before the first step: touching fresh memory takes longer than a copy."""
+        if self._rule.mode == "async":
+            self._copy.take(state.tensors)
+
     def save(self, state: LogicalState, steps: int, run_state: dict[str, Any], **more: Any) -> None:
         """Save the state after `steps` steps; `more` goes into the record. Returns when training may go on.
 

@@ -9,8 +9,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
@@ -20,6 +18,7 @@ from llmsys.config.yaml_text import dump
 from llmsys.estimate.residual import FILE, Residual, residuals
 from tools.bench.estimates_count import count_lines
 from tools.bench.estimates_energy import energy_rows, fit_energy
+from tools.bench.estimates_memory import memory_lines
 from tools.bench.estimates_time import TimeRow, fit, interval, shipped, time_rows, utilisation
 from tools.bench.published import RUNS, Skipped, read_all
 from tools.bench.published_setup import Setup
@@ -44,7 +43,7 @@ def main() -> int:
     skipped = [one for one in everything if isinstance(one, Skipped)]
     lines = [
         *count_lines(),
-        *memory_lines(),
+        *memory_lines(arguments.truth),
         *tables(rows, constants, skipped, foreign),
         *energy_lines(arguments.truth, foreign),
     ]
@@ -131,14 +130,6 @@ def energy_lines(path: Path, foreign: bool) -> Iterator[str]:
         covered = "yes" if one.covers(row.measured) else "no"
         yield f"| {row.name}{mark} | {numbers} | {one.p50 / row.measured - 1:+.1%} | {covered} | {row.note} |"
     yield ""
-
-
-def memory_lines() -> list[str]:
-    """Memory's table, from the bench of its own."""
-    if find_spec("tools.bench.estimates_memory") is None:
-        return []
-    lines = getattr(import_module("tools.bench.estimates_memory"), "memory_lines", list)
-    return [str(line) for line in lines()]
 
 
 def write_readme(lines: Sequence[str]) -> None:

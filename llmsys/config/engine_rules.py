@@ -9,12 +9,15 @@ from llmsys.config.engine import Deepspeed, EngineConfig
 from llmsys.config.rule import Broken
 
 
-def engine_problems(engine: EngineConfig, *, replicate: int, expert: int, precision: str) -> Iterator[Broken]:
-    """What forbids this engine with these axes of the layout and this precision."""
+def engine_problems(engine: EngineConfig, *, replicate: int, expert: int) -> Iterator[Broken]:
+    """What forbids this engine with these axes of the layout."""
     if engine.kind == "deepspeed":
         yield from _deepspeed_problems(engine, replicate, expert)
-    if engine.kind == "accelerate":
-        yield from _accelerate_problems(expert, precision)
+    if engine.kind == "accelerate" and expert > 1:
+        yield Broken(
+            "layout.expert",
+            f"{expert} needs an expert axis, and accelerate has none. Use engine.kind=torch, or layout.expert=1.",
+        )
 
 
 def _deepspeed_problems(engine: Deepspeed, replicate: int, expert: int) -> Iterator[Broken]:
@@ -35,17 +38,4 @@ def _deepspeed_problems(engine: Deepspeed, replicate: int, expert: int) -> Itera
             "layout.replicate",
             f"{replicate} copies cannot be kept by DeepSpeed: zero_stage={engine.zero_stage} splits over all ranks. "
             f"Use layout.replicate=1, or engine.kind=torch.",
-        )
-
-
-def _accelerate_problems(expert: int, precision: str) -> Iterator[Broken]:
-    if expert > 1:
-        yield Broken(
-            "layout.expert",
-            f"{expert} needs an expert axis, and accelerate has none. Use engine.kind=torch, or layout.expert=1.",
-        )
-    if precision == "fp16":
-        yield Broken(
-            "train.precision",
-            "fp16 is not scaled under engine.kind=accelerate. Use train.precision=bf16, or engine.kind=torch.",
         )

@@ -106,7 +106,7 @@ class RunConfig(Section):
             yield Broken("layout.expert", problem)
         yield from self._axis_problems()
         axes = {"replicate": self.layout.replicate, "expert": self.layout.expert}
-        yield from engine_problems(self.engine, **axes, precision=self.train.precision)
+        yield from engine_problems(self.engine, **axes)
         if self.train.reproducibility == "bitwise":
             windows = self.objective.kind in ("next_token", "masked")
             sections = self.train, self.engine, self.layout, self.batch
@@ -114,7 +114,7 @@ class RunConfig(Section):
         windows = self.objective.kind in ("next_token", "masked")
         yield from noise_problems(self.train, self.engine, self.layout, self.batch, windows=windows)
         yield from self._average_problems()
-        if self.optimizer.kind == "muon" and self.engine.kind != "torch":
+        if self.optimizer.kind == "muon" and self.engine.kind == "deepspeed":
             yield Broken(
                 "optimizer.kind",
                 f"muon works on whole matrices, and engine.kind={self.engine.kind} keeps flat parts of them. "

@@ -4,7 +4,9 @@ What DeepSpeed does differently from the protocol, and how it is undone here: it
 (the loss is multiplied by it), rounds the starting weights to the compute dtype before it makes masters (masters are
 set again from fp32), casts buffers (put back), and owns its shards (`state` gathers one parameter at a time and keeps
 a slice). In stage 0 it would add gradients of micro-batches up in bf16; there it gets fp32 parameters that the forward
-reads as bf16. Its files: deepspeed_setup (what it is given), deepspeed_state (where it keeps things), deepspeed_gate.
+reads as bf16. Its files:
+deepspeed_setup says what it is given, deepspeed_place, _state and _partitions where it keeps things, deepspeed_gate how
+a step is refused.
 """
 
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.data.batch import Batch
 from llmsys.engine.deepspeed_setup import adamw, materialize_partitioned, materialize_whole, settings_of, wrap
-from llmsys.engine.deepspeed_state import MOMENTS, place_of
+from llmsys.engine.deepspeed_state import place_of
 from llmsys.engine.engine import (
     Accept,
     LogicalState,
@@ -28,10 +30,11 @@ from llmsys.engine.engine import (
     saved_buffers,
     sums_of,
 )
+from llmsys.engine.loss_scale import LossScale
 from llmsys.engine.objective import shares_of
-from llmsys.errors import ConfigError
 from llmsys.model.init import initial_value
 from llmsys.model.transformer import Transformer
+from llmsys.optim.build import MOMENTS
 from llmsys.optim.groups import role_of
 from llmsys.optim.rate import set_rates
 from llmsys.parallel.cast import compute_in
@@ -56,15 +59,11 @@ class DeepSpeedEngine:
         device: torch.device,
         offload: Literal["none", "optimizer"] = "none",
     ) -> None:
-        if compute_dtype == torch.float16 and device.type == "cpu":
-            raise ConfigError(
-                "train.precision=fp16 under engine.kind=deepspeed needs a GPU: DeepSpeed has no fp16 on CPUs. "
-                "Use train.precision=bf16, or engine.kind=torch."
-            )
         self.device = device
         self.module = model
         self._meshes = meshes
         self._loss = loss
+        self._scale = LossScale() if compute_dtype == torch.float16 else None
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         clip = optimizer.gradient_clip
         offloads = offload == "optimizer"
@@ -97,19 +96,25 @@ class DeepSpeedEngine:
         self._engine.train()
         counts = counts_of(batches, self.device)
         set_rates(self._engine.optimizer.param_groups, learning_rate)
+        # DeepSpeed divides by the world size, for experts too; the product undoes it exactly for powers of two.
+        factor = world_size() * (1.0 if self._scale is None else self._place.scale_by(self._scale.value))
         total = torch.zeros((), device=self.device)
         for place, batch in enumerate(batches, start=1):
             self._engine.set_gradient_accumulation_boundary(place == len(batches))
-            total += self._backward(batch.to(self.device), counts)
+            total += self._backward(batch.to(self.device), counts, factor)
         loss, sums = sums_of(total, counts[0], extras)
-        norm, applied = self._place.step(loss, accept)
+        norm, applied = self._place.step(loss, self._judged(accept))
         return StepResult(loss, norm, int(counts[0]), applied, sums)
 
-    def _backward(self, batch: Batch, counts: Tensor) -> Tensor:
+    def _backward(self, batch: Batch, counts: Tensor, factor: float) -> Tensor:
         share, nats = shares_of(self.module, self._engine, batch, self._loss, counts)
-        # DeepSpeed divides by the world size, for experts too; the product undoes it exactly for powers of two.
-        self._engine.backward(share * world_size(), scale_wrt_gas=False)
+        self._engine.backward(share * factor, scale_wrt_gas=False)
         return nats
+
+    def _judged(self, accept: Accept) -> Accept:
+        """`accept`, asked only about steps that fit fp16 where that is the precision."""
+        scale = self._scale
+        return accept if scale is None else lambda loss, norm: scale.fits(loss, norm) and accept(loss, norm)
 
     @torch.no_grad()
     def logits(self, batch: Batch) -> Tensor:
@@ -126,6 +131,7 @@ class DeepSpeedEngine:
             for ours, theirs in MOMENTS.items():
                 tensors[f"{ours}/{name}"] = self._share(name, self._place.get(parameter, theirs))
         tensors |= {f"buffer/{name}": buffer for name, buffer in saved_buffers(self.module)}
+        tensors |= {} if self._scale is None else self._scale.state()
         return LogicalState(tensors, int(self._place.counters()[0]))
 
     def load(self, state: LogicalState) -> None:
@@ -136,6 +142,8 @@ class DeepSpeedEngine:
                 self._place.set(parameter, self._whole(name, state.tensors[f"{ours}/{name}"]), theirs)
         for name, buffer in saved_buffers(self.module):
             buffer.copy_(state.tensors[f"buffer/{name}"])
+        for name, tensor in {} if self._scale is None else self._scale.state().items():
+            tensor.copy_(state.tensors.get(name, tensor))
         for steps in self._place.counters():
             steps.fill_(state.steps)
         self._place.publish()

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from llmsys.config.optimizer import OptimizerConfig
+from llmsys.errors import ConfigError
 from llmsys.model.init import initial_value
 from llmsys.model.latent_attention import LatentAttention
 from llmsys.model.moe import MoE
@@ -23,6 +24,7 @@ from llmsys.parallel.mesh import Meshes
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import deepspeed
+from deepspeed.accelerator import get_accelerator
 from deepspeed.moe.layer import MoE as DeepSpeedMoE
 from deepspeed.utils import groups
 
@@ -61,7 +63,15 @@ class ExpertAxis(DeepSpeedMoE):  # type: ignore[misc]
 def settings_of(
     model: Transformer, *, zero_stage: int, offload: bool, clip: float, compute_dtype: torch.dtype
 ) -> dict[str, Any]:
-    """DeepSpeed's configuration. Stage 0 gets fp32 parameters and clips for itself: see WholeState."""
+    """DeepSpeed's configuration. Stage 0 gets fp32 parameters and clips for itself: see WholeState.
+
+    Raises ConfigError for fp16 on a device for which DeepSpeed has none.
+    """
+    if compute_dtype == torch.float16 and not get_accelerator().is_fp16_supported():
+        raise ConfigError(
+            "train.precision=fp16 under engine.kind=deepspeed needs a GPU: DeepSpeed has no fp16 on CPUs. "
+            "Use train.precision=bf16, or engine.kind=torch."
+        )
     sizes = [parameter.numel() for parameter in model.parameters()]
     zero: dict[str, Any] = {
         "stage": zero_stage,
@@ -79,7 +89,7 @@ def settings_of(
         "gradient_clipping": clip if mixed else 0.0,
         "zero_optimization": zero,
         "bf16": {"enabled": mixed and compute_dtype == torch.bfloat16, "check_grad_overflow": True},
-        "fp16": {"enabled": mixed and compute_dtype == torch.float16, "loss_scale": 0, "hysteresis": 1},
+        "fp16": {"enabled": mixed and compute_dtype == torch.float16, "loss_scale": 1.0},
         "communication_data_type": "fp32",
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_allow_untested_optimizer": True,

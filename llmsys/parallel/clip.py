@@ -22,17 +22,20 @@ def local_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Scale all gradients so that their joint norm is at most `max_norm` (0: no limit). Gives the norm before."""
+def clip_gradients(parameters: Iterable[Tensor], max_norm: float, scale: float = 1.0) -> Tensor:
+    """Divide all gradients by `scale`, and make their joint norm at most `max_norm` (0: no limit).
+
+    Gives the norm in between, which is not finite where a gradient is not.
+    """
     alike: dict[int, list[Tensor]] = defaultdict(list)
     for parameter in parameters:
         if parameter.grad is not None:
             alike[_holders(parameter.grad)] += [grad for grad in local_gradients([parameter]) if grad.numel()]
     squares = [_squares(gradients) / holders for holders, gradients in alike.items() if gradients]
-    norm = sum_over_ranks(torch.stack(squares).sum()).sqrt()
-    if max_norm > 0:
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_([grad for gradients in alike.values() for grad in gradients], factor)
+    norm = sum_over_ranks(torch.stack(squares).sum()).sqrt() / scale
+    if max_norm > 0 or scale != 1:
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0) if max_norm > 0 else torch.ones_like(norm)
+        torch._foreach_mul_([grad for gradients in alike.values() for grad in gradients], factor / scale)
     return norm
 
 

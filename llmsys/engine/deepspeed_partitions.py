@@ -1,0 +1,74 @@
+"""Masters and moments under ZeRO-3, where weights come before the forward of a layer and go after it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from llmsys.engine.deepspeed_gate import StepGate
+from llmsys.engine.deepspeed_place import empty_moments
+from llmsys.engine.engine import Accept
+from llmsys.parallel.group import rank
+
+
+class PartitionedState:
+    """Stage 3: every rank has an equal slice of each parameter, and of its master and moments; the last is padded."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine, self._zero = engine, engine.optimizer
+        for shard in self._zero.fp32_partitioned_groups_flat:
+            self._zero.optimizer.state[shard] = empty_moments(shard)
+        self._gate = StepGate(self._zero)
+        _gather_unseen(self._zero.parameter_offload)
+
+    def get(self, parameter: nn.Parameter, key: str | None) -> Tensor:
+        """See Place."""
+        whole: Tensor = self._zero.get_full_hp_param(parameter, key)
+        return whole
+
+    def set(self, parameter: nn.Parameter, value: Tensor, key: str | None) -> None:
+        """See Place."""
+        # DeepSpeed's own way of setting it takes no value whose size the ranks do not divide.
+        mine, _ = self._zero._get_fp32_opt_state_partition(parameter, True, key)
+        part = value.flatten()[rank() * len(mine) : (rank() + 1) * len(mine)]
+        mine.data.zero_()[: len(part)].copy_(part)
+
+    def publish(self) -> None:
+        """See Place."""
+        zero = self._zero
+        zero._partition_all_parameters()
+        for group in range(len(zero.fp16_groups)):
+            zero._reassign_or_swap_out_partitioned_parameters(group)
+        if zero.persistent_parameters:  # small ones are whole on every rank, also between steps
+            zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
+
+    def counters(self) -> list[Tensor]:
+        """See Place."""
+        return [self._zero.optimizer.state[shard]["step"] for shard in self._zero.fp32_partitioned_groups_flat]
+
+    def scale_by(self, scale: float) -> float:
+        """See Place."""
+        self._zero.custom_loss_scaler, self._zero.external_loss_scale = True, scale
+        return 1.0
+
+    def step(self, loss: float, accept: Accept) -> tuple[float, bool]:
+        """See Place."""
+        return self._gate.step(self._engine, loss, accept)
+
+
+def _gather_unseen(hooks: Any) -> None:
+    """Weights come and go behind the back of selective recomputation, which must find the same operations twice.
+
+    The second time a layer's weights may be there already.
+    """
+    for name in ("pre_sub_module_forward_function", "post_sub_module_forward_function"):
+        setattr(hooks, name, _unseen(getattr(hooks, name)))
+
+
+def _unseen(hook: Callable[[nn.Module], None]) -> Callable[[nn.Module], None]:
+    def run(module: nn.Module) -> None:
+        with _disable_current_modes():
+            hook(module)
+
+    return run

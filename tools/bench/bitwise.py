@@ -1,0 +1,128 @@
+"""What bitwise mode costs: tokens per second and bytes sent, beside fast mode, on 1, 2 and 4 processes of this machine.
+
+    python tools/bench/bitwise.py [--processes 1 2 4] [--steps 12]
+
+The demo's model and batch, one thread per process. Modes take turns step by step within the same processes, so that
+whatever else the machine does meets all of them; the time of a step is the median over steps of the slowest rank.
+Bytes are what a rank writes to its peers (the kernel's count of the process), so replicas and headers are in them.
+"""
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from llmsys.config.load import load_run
+from llmsys.config.run import RunConfig
+from llmsys.data.batch import Batch
+from llmsys.engine.engine import Engine
+from llmsys.parallel.mesh import make_meshes
+from llmsys.train.balance import settle_experts
+from llmsys.train.build import build_engine
+
+COMMON = ("train.threads_per_process=1", "batch.sequences=4")
+MODES = {
+    "fast": (),
+    "fast, a sequence at a time": ("batch.micro_sequences=1",),
+    "bitwise": ("batch.micro_sequences=1", "train.reproducibility=bitwise"),
+}
+
+
+def main(words: Sequence[str]) -> None:
+    """Print one table row for each number of processes, expert degree and mode."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--steps", type=int, default=12, help="Measured steps of each mode.")
+    parser.add_argument("--config", default="train/demo")
+    asked = parser.parse_args(words)
+    print("| processes | expert | mode | tokens/s | of fast | MB sent per rank and step |\n|---|---|---|---|---|---|")
+    for processes in asked.processes:
+        for expert in sorted({1, processes}):
+            rows = run_ranks(processes, (asked.config, asked.steps, expert))
+            fast = rows["fast"][0]
+            for mode, (speed, megabytes) in rows.items():
+                print(f"| {processes} | {expert} | {mode} | {speed:,.0f} | {speed / fast:.2f} | {megabytes:.1f} |")
+                sys.stdout.flush()
+
+
+def run_ranks(processes: int, arguments: tuple[Any, ...]) -> dict[str, tuple[float, float]]:
+    """Measure on fresh processes; what rank 0 found."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        answers = context.SimpleQueue()
+        ranks = [
+            context.Process(target=rank_main, args=(answers, folder, rank, processes, *arguments), daemon=True)
+            for rank in range(processes)
+        ]
+        for one in ranks:
+            one.start()
+        for one in ranks:
+            one.join()
+        if any(one.exitcode for one in ranks):
+            raise SystemExit("a rank failed; see above")
+        found: dict[str, tuple[float, float]] = answers.get()
+        return found
+
+
+def rank_main(answers: Any, folder: str, rank: int, processes: int, name: str, steps: int, expert: int) -> None:
+    """One process: all modes in turns; rank 0 answers with (tokens per second, megabytes) of each."""
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(Path(folder) / "store"), processes)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
+    configs = {mode: load_run(name, (*COMMON, f"layout.expert={expert}", *more)) for mode, more in MODES.items()}
+    engines = {mode: engine_of(config) for mode, config in configs.items()}
+    seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
+    megabytes: dict[str, list[float]] = {mode: [] for mode in MODES}
+    for step in range(steps + 2):  # the first two warm up
+        for mode, engine in engines.items():
+            sent, took = one_step(engine, batches_of(configs[mode], step, rank, processes))
+            seconds[mode].append(took)
+            megabytes[mode].append(sent)
+    if rank == 0:
+        tokens = configs["fast"].batch.tokens_per_step
+        medians = {mode: statistics.median(times[2:]) for mode, times in seconds.items()}
+        answers.put({mode: (tokens / medians[mode], statistics.median(megabytes[mode][2:])) for mode in MODES})
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def engine_of(config: RunConfig) -> Engine:
+    """The engine of one mode, as a run would build it."""
+    layout = config.layout.fit(dist.get_world_size(), config.model)
+    return build_engine(config, make_meshes(layout, torch.device("cpu")), torch.device("cpu"))
+
+
+def batches_of(config: RunConfig, step: int, rank: int, processes: int) -> list[Batch]:
+    """Random tokens: a step's sequences dealt to ranks, in micro-batches of the config's size."""
+    length, total = config.batch.sequence_length, config.batch.sequences_per_step
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(0, config.model.vocab_size, (total, length + 1), generator=generator)[rank::processes]
+    size = config.batch.micro_of(total // processes)
+    return [Batch(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()) for rows in tokens.split(size)]
+
+
+def one_step(engine: Engine, batches: list[Batch]) -> tuple[float, float]:
+    """(megabytes that this rank wrote, seconds until the last rank was through)."""
+    process = psutil.Process()
+    dist.barrier()
+    written, began = process.io_counters().write_chars, time.perf_counter()
+    engine.train_step(batches, 1e-4)
+    settle_experts(engine.module)
+    sent = (process.io_counters().write_chars - written) / 1e6
+    dist.barrier()
+    return sent, time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

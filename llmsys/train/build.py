@@ -16,7 +16,7 @@ from llmsys.data.loader import StepLoader
 from llmsys.data.steps import Steps
 from llmsys.engine.averaged_engine import AveragedEngine
 from llmsys.engine.engine import Engine
-from llmsys.errors import CheckpointError, ConfigError
+from llmsys.errors import ConfigError
 from llmsys.estimate.parameters import count_parameters
 from llmsys.lock import folder_lock
 from llmsys.log import EventWriter, logger
@@ -27,19 +27,22 @@ from llmsys.parallel.group import TIMEOUT_SECONDS, device_of_this_rank, joined, 
 from llmsys.parallel.mesh import Meshes, make_meshes
 from llmsys.parallel.recompute import recompute_blocks
 from llmsys.tokenizer import Tokenizer
-from llmsys.train import checkpoint, folder
-from llmsys.train.agree import agree, differences
+from llmsys.train import folder
+from llmsys.train.agree import agree
 from llmsys.train.average import average_last
-from llmsys.train.bitwise import announcement, check_loaded, without_mode
+from llmsys.train.bitwise import announcement
 from llmsys.train.blame import contents
 from llmsys.train.dataset import Dataset, open_dataset
 from llmsys.train.faults import StepJudge
+from llmsys.train.forecast import write_forecast
 from llmsys.train.head_loss import training_loss
 from llmsys.train.measure import Result
+from llmsys.train.metrics import meter_of, profile_of
 from llmsys.train.micro import settle_micro
 from llmsys.train.noise import NoiseMeter, noise_meter
 from llmsys.train.objective import evaluator_of, steps_of
 from llmsys.train.record import Record
+from llmsys.train.resume import resume
 from llmsys.train.saver import Saver
 from llmsys.train.signals import StopWish
 from llmsys.train.start import take_weights
@@ -86,6 +89,7 @@ def check(config: RunConfig, ranks: int) -> str:
         require_fp8(device_of_this_rank())
     steps_of(config, layout.data_ranks, 0)
     evaluator_of(config)
+    profile_of(config, device_of_this_rank())
     return "checked"
 
 
@@ -105,6 +109,8 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_promp
     dataset = open_dataset(config, "train")
     layout = config.fitted_layout(world_size())
     steps = steps_of(config, layout.data_ranks, layout.data_rank(rank()))
+    profile = profile_of(config, device)
+    meter = meter_of(config, device, profile)
     meshes = make_meshes(layout, device)
     noise = noise_meter(config, steps, layout)
     engine = build_engine(config, meshes, device, noise)
@@ -112,10 +118,11 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_promp
     evaluator = evaluator_of(config, layout.sequence_ranks)
     identity = config.trajectory | dataset.identity()
     judge = StepJudge(config.train)
-    resumed = _resume(engine, config, identity, judge)
+    resumed = resume(engine, config, identity, judge)
     if resumed is None and config.train.start_from is not None:
         take_weights(engine, config.train.start_from, identity)
     record = _start_record(config, stack, dataset, steps, device, resumed)
+    write_forecast(record, resumed or 0, config, device, profile)
 
     def sample() -> list[dict[str, str]]:
         """All ranks continue the prompts in step, since they share the weights. Only a decoder continues."""
@@ -126,7 +133,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_promp
     if config.checkpoint.mode == "async":
         saver.prepare(engine.state())
     inside = partial(contents, steps, dataset.sources)
-    parts = (engine, loader, evaluator, record, identity, sample, saver, judge, wish, watchdog, inside)
+    parts = (engine, loader, evaluator, record, identity, sample, saver, judge, wish, watchdog, inside, meter)
     return Trainer(config, *parts, noise=noise, steps_done=resumed or 0)
 
 
@@ -182,26 +189,6 @@ def _named_engine(config: RunConfig, meshes: Meshes, device: torch.device, noise
     if noise is not None:
         noise.engine = engine
     return engine
-
-
-def _resume(engine: Engine, config: RunConfig, identity: dict[str, Any], judge: StepJudge) -> int | None:
-    """Load the newest whole checkpoint, if there is one, and return its step."""
-    newest = checkpoint.newest_whole(config.run.folder / "checkpoints")
-    if newest is None:
-        return None
-    record = checkpoint.resumable_record(newest)
-    changes = differences(*without_mode(record["run"], identity))
-    if changes:
-        raise CheckpointError(
-            f"{newest} was trained with other settings: {'; '.join(changes)}. A run follows one trajectory. "
-            f"Put the settings back, or set run.folder to a new folder."
-        )
-    checkpoint.load(engine, newest)
-    check_loaded(engine, newest, record)
-    judge.load(record.get("judge", {}))
-    steps: int = record["steps"]
-    log.info("resuming from %s: %d of %d steps are done", newest, steps, config.steps)
-    return steps
 
 
 def _start_record(

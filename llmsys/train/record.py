@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from llmsys.log import EventWriter
+from llmsys.log import EventWriter, logger
 from llmsys.train.saver import Save
 from llmsys.train.tracking import Trackers
+
+log = logger(__name__)
 
 
 @dataclass
@@ -31,5 +33,6 @@ class Record:
         times = {"seconds": save.seconds, "stalled_seconds": save.stalled_seconds}
         if save.failure is None:
             self.write("checkpoint", save.steps, folder=str(save.folder), **times)
-        else:
+        elif self.events is not None:
+            log.warning("%s The run goes on; if the next save fails too, it ends.", save.failure)
             self.write("save_failed", save.steps, reason=str(save.failure), **times)

@@ -16,14 +16,11 @@ from torch import Tensor
 from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.engine.engine import LogicalState
 from llmsys.errors import CheckpointError
-from llmsys.log import logger
 from llmsys.parallel.crew import Crew
 from llmsys.parallel.group import rank
 from llmsys.train.checkpoint_copy import HostCopy
 from llmsys.train.checkpoint_write import sweep, target_of, write_sharded
 from llmsys.train.retention import retire
-
-log = logger(__name__)
 
 CLOSE_SECONDS = 120
 """How long the end of a run that failed waits for a save in the background."""
@@ -123,4 +120,3 @@ class Saver:
         self._failures += 1
         if self._failures > 1 or not isinstance(save.failure, CheckpointError):
             raise save.failure
-        log.warning("%s The run goes on; if the next save fails too, it ends.", save.failure)

@@ -27,6 +27,7 @@ from llmsys.train.bitwise import hashed
 from llmsys.train.checkpoint_record import read_record
 from llmsys.train.faults import StepJudge
 from llmsys.train.measure import Evaluator, Result
+from llmsys.train.metrics import Meter
 from llmsys.train.noise import NoiseMeter
 from llmsys.train.record import Record
 from llmsys.train.saver import Saver
@@ -57,6 +58,7 @@ class Trainer:
     wish: StopWish
     watchdog: Watchdog
     contents: Callable[[int], dict[str, Any]]
+    meter: Meter
     noise: NoiseMeter | None = None
     steps_done: int = 0
 
@@ -72,7 +74,9 @@ class Trainer:
             while self.steps_done < self.config.steps:
                 self._train_on(progress)
         self._finish_saves()
+        self._measured()
         final = self._evaluate()
+        self.watchdog.close()  # what follows is not done in step
         samples = self.sample()
         self.record.write("samples", self.steps_done, samples=samples)
         self.record.write("finish", self.steps_done, tokens=self.tokens, seconds=time.perf_counter() - began)
@@ -115,9 +119,12 @@ class Trainer:
             self.noise.end(result)
         experts = settle_experts(self.engine.module, result.applied)
         self.steps_done = number
-        seconds = time.perf_counter() - began + self.loader.wait_seconds
+        seconds = time.perf_counter() - began
+        self.meter.step(number, seconds)
         noise = {} if self.noise is None else self.noise.words(config.batch.tokens_at(step))
-        progress.advance(config.batch.tokens_at(step), step=number, loss=f"{result.loss:.3f}", **noise)
+        progress.advance(
+            config.batch.tokens_at(step), step=number, loss=f"{result.loss:.3f}", **self.meter.details, **noise
+        )
         if number % config.train.log_every_steps == 0 or number in (1, config.steps):
             self._log(batches, result, rate, seconds, experts)
         if result.applied:
@@ -155,9 +162,7 @@ class Trainer:
             learning_rate=rate,
             gradient_norm=result.gradient_norm,
             batch_tokens=batch_tokens,
-            tokens_per_second=batch_tokens / seconds,
-            seconds=seconds,
-            data_wait_seconds=self.loader.wait_seconds,
+            **self.meter.fields(batch_tokens, seconds + self.loader.wait_seconds, self.loader.wait_seconds),
             batch_digest=digest,
             **self.loader.describe(self.steps_done - 1),
             **({} if self.noise is None else self.noise.scale.fields()),
@@ -172,7 +177,14 @@ class Trainer:
         total = sum_over_ranks(torch.tensor(own, dtype=torch.int64, device=self.engine.device))  # modulo 2^64
         return as_text(int(total))
 
+    def _measured(self) -> None:
+        """What steps took, to be held to the prediction. Collective."""
+        if found := self.meter.measured():
+            self.record.write("measured", self.steps_done, **found)
+
     def _evaluate(self) -> Result:
+        self.meter.other_work()
+
         def logits(batch: Batch) -> Tensor:
             self.watchdog.beat(self.steps_done, "evaluation")
             return self.engine.logits(batch)
@@ -183,6 +195,7 @@ class Trainer:
 
     def _save(self, evaluated: Result | None = None) -> None:
         self.watchdog.beat(self.steps_done, "saving")
+        self.meter.other_work()
         more = {"evaluation": None if evaluated is None else evaluated.fields(), "judge": self.judge.state()}
         state = self.engine.state()
         if found := hashed(self.config, state):
@@ -231,6 +244,7 @@ class Trainer:
 
     def _stop(self) -> None:
         self._finish_saves()
+        self._measured()
         reason = next((one for one in gathered(self.wish.reason) if one), "")
         self.record.write("stopped", self.steps_done, reason=reason)
         raise Stopped(

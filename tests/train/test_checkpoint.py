@@ -14,6 +14,7 @@ from llmsys.train import checkpoint
 from llmsys.train.balance import settle_experts
 from llmsys.train.checkpoint_record import digests_of, problem_of
 from llmsys.train.checkpoint_write import not_saved, publish
+from llmsys.train.resume import refuse_changes
 from tests.engine.test_parity import LEARNING_RATE, build, plain_run, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 
@@ -124,3 +125,19 @@ def test_the_record_names_every_file(saved: dict[str, Path]) -> None:
     newest = checkpoint.whole_names(saved["torch"])[-1]
     record = json.loads((newest / "state.json").read_text())
     assert sorted(record["files"]) == sorted(file.name for file in newest.iterdir() if file.name != "state.json")
+
+
+def test_changed_data_tokenizer_and_model_are_readable_differences() -> None:
+    saved = {"data": {"documents": 120, "tokens": 9000}, "data_fingerprint": "5f", "tokenizer_fingerprint": "7a",
+             "model": {"hidden_size": 32}}  # fmt: skip
+    now = {"data": {"documents": 121, "tokens": 9000}, "data_fingerprint": "60", "tokenizer_fingerprint": "7a",
+           "model": {"hidden_size": 64}}  # fmt: skip
+    refuse_changes(Path("x/step-00000100"), saved, saved)
+    with pytest.raises(CheckpointError) as caught:
+        refuse_changes(Path("x/step-00000100"), saved, now)
+    assert str(caught.value).startswith(
+        "x/step-00000100 was trained with other settings: data.documents was 120, now 121; data_fingerprint was 5f, "
+        "now 60; model.hidden_size was 32, now 64. A run follows one trajectory. The data are not those"
+    )
+    assert "It belongs to another model: put the model section back." in str(caught.value)
+    assert "tokenizer" not in str(caught.value)

@@ -1,0 +1,54 @@
+"""Going on from the newest whole checkpoint: only when it belongs to this model, these data and these settings.
+
+Everything is compared before a tensor is read, so that a refusal leaves nothing half done.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from llmsys.config.run import RunConfig
+from llmsys.engine.engine import Engine
+from llmsys.errors import CheckpointError
+from llmsys.log import logger
+from llmsys.train import checkpoint
+from llmsys.train.agree import differences
+from llmsys.train.bitwise import check_loaded, without_mode
+from llmsys.train.faults import StepJudge
+
+log = logger(__name__)
+
+ADVICE = {
+    "data": "The data are not those that it was trained on: set data.folder to those, or prepare them as they were.",
+    "tokenizer_fingerprint": "The tokenizer is another one, so ids mean other pieces: take the one of the run.",
+    "model": "It belongs to another model: put the model section back.",
+}
+"""What to do about a difference, by how its key begins."""
+
+
+def resume(engine: Engine, config: RunConfig, identity: dict[str, Any], judge: StepJudge) -> int | None:
+    """Load the newest whole checkpoint, if there is one, and return how many steps are done. Collective."""
+    newest = checkpoint.newest_whole(config.run.folder / "checkpoints")
+    if newest is None:
+        return None
+    record = checkpoint.resumable_record(newest)
+    saved, now = without_mode(record["run"], identity)
+    refuse_changes(newest, saved, now)
+    checkpoint.load(engine, newest)
+    check_loaded(engine, newest, record)
+    judge.load(record.get("judge", {}))
+    steps: int = record["steps"]
+    log.info("resuming from %s: %d of %d steps are done", newest, steps, config.steps)
+    return steps
+
+
+def refuse_changes(newest: Path, saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """CheckpointError with every difference between what a checkpoint was trained with and what is wanted now."""
+    changes = differences(saved, now)
+    if not changes:
+        return
+    advice = [text for key, text in ADVICE.items() if any(change.startswith(key) for change in changes)]
+    raise CheckpointError(
+        f"{newest} was trained with other settings: {'; '.join(changes)}. A run follows one trajectory. "
+        f"{''.join(f'{text} ' for text in advice)}"
+        f"Put the settings back, or set run.folder to a new folder."
+    )

@@ -20,6 +20,7 @@ from llmsys.errors import ConfigError
 
 FOLDER = Path(__file__).with_name("devices")
 Number = Literal["fp32", "bf16", "fp16", "fp8"]
+ModelClass = Literal["dense", "moe"]
 
 
 class Link(Section):
@@ -50,6 +51,14 @@ class Efficiency(Section):
     host_seconds: float = Field(ge=0, description="Seconds the host needs to start one kernel in eager mode.")
 
 
+class MeasuredRuns(Section):
+    """What runs on the device took over what the model of time says: `llmsys reconcile --update` writes it."""
+
+    factor: float = Field(gt=0, description="Measured over modelled, the median of the runs.")
+    spread: float = Field(ge=0, description="Standard deviation of its logarithm.")
+    runs: dict[str, float] = Field(description="Measured over modelled of each run, by its folder.")
+
+
 class Device(Section):
     """A profile. Peaks are dense (no sparsity), per device; `sources` says where the numbers of each field are from."""
 
@@ -62,6 +71,10 @@ class Device(Section):
     network: Link | None = Field(None, description="Between machines, for one device; null: never measured.")
     host_bandwidth: float = Field(25e9, gt=0, description="Bytes per second between a device and host memory.")
     watts: float | None = Field(None, gt=0, description="Power limit of one device; null: nobody said.")
+    driver_names: tuple[str, ...] = Field((), description="What its driver calls it, so that a run finds its profile.")
+    residual: dict[ModelClass, MeasuredRuns] = Field(
+        {}, description="Of steps measured on it, by class of model; a class without takes that of published rows."
+    )
     efficiency: Efficiency = Field(description="What kernels reach.")
     sources: dict[str, str] = Field(description="Where the numbers are from, by field.")
 
@@ -89,6 +102,11 @@ class Device(Section):
 def device_names() -> list[str]:
     """The profiles that came with llmsys."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def device_called(driver_name: str) -> Device | None:
+    """The profile of the accelerator that its driver calls so; None when nobody described it."""
+    return next((one for one in map(_packaged, device_names()) if driver_name in one.driver_names), None)
 
 
 def read_device(name: str) -> Device:

@@ -5,7 +5,9 @@ measured = modelled · factor · exp(spread · z) with z standard normal.
 """
 
 from functools import cache
+from math import exp, log, sqrt
 from pathlib import Path
+from statistics import fmean, median
 from typing import Literal
 
 from pydantic import Field
@@ -13,8 +15,8 @@ from pydantic import Field
 from llmsys.config.base import Section
 from llmsys.config.model import ModelConfig
 from llmsys.config.yaml_text import parse
+from llmsys.estimate.device import Device, MeasuredRuns, ModelClass
 from llmsys.estimate.interval import Interval, log_normal
-from llmsys.estimate.software import Software
 
 FILE = Path(__file__).with_name("residual.yaml")
 Kind = Literal["step", "run"]
@@ -49,8 +51,26 @@ def residuals() -> Residuals:
     return Residuals.model_validate(values)
 
 
-def residual(kind: Kind, model: ModelConfig, software: Software) -> Residual:
-    """The class of a measurement."""
+def class_of(model: ModelConfig) -> ModelClass:
+    """Which residual the steps of a model have."""
+    return "dense" if model.moe is None else "moe"
+
+
+def residual(kind: Kind, model: ModelConfig, device: Device | None = None) -> Residual:
+    """The class of a measurement: of published rows, or of what was measured on the device where its profile says."""
     if kind == "run":
         return residuals().run
+    if device is not None and (own := device.residual.get(class_of(model))):
+        return Residual(factor=own.factor, spread=own.spread, rows=tuple(own.runs))
     return residuals().moe if model.moe is not None else residuals().dense
+
+
+def of_runs(ratios: dict[str, float], published: Residual) -> MeasuredRuns:
+    """The residual of runs on one device, from measured over modelled of each.
+
+    The published spread counts as one run more: a single run keeps it, and many runs replace it by their own.
+    """
+    logarithms = [log(one) for one in ratios.values()]
+    middle = fmean(logarithms)
+    squares = published.spread**2 + sum((one - middle) ** 2 for one in logarithms)
+    return MeasuredRuns(factor=exp(median(logarithms)), spread=sqrt(squares / len(ratios)), runs=ratios)

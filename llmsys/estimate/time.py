@@ -88,7 +88,7 @@ def step_time(
     micro_batches = max(1.0, config.batch.sequences_per_step / (layout.data_ranks * bench.shape.sequences))
     parts = _parts(config, bench, work, micro_batches, pipeline, interleave)
     ranks = layout.world_size * pipeline
-    factor = residual("step", config.model, software)
+    factor = residual("step", config.model, device)
     seconds = factor.around(sum(parts.values()))
     parts = {name: value * factor.factor for name, value in parts.items()}
     return _result(config, device, bench, work, seconds, parts, ranks, factor.factor)

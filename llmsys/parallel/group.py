@@ -74,6 +74,13 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def largest_over_ranks(tensor: Tensor) -> Tensor:
+    """The largest of each number over all ranks, in place, and returned."""
+    if world_size() > 1:
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return tensor
+
+
 def gather_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """`tensor` of every rank of a group (None: of all), stacked in the order of the ranks."""
     ranks = world_size() if group is None else group.size()

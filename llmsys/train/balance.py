@@ -4,6 +4,7 @@ Sums over tokens are taken in the forward pass, summed over ranks once per step,
 same for every layout and accumulation. The bias moves by the sign rule of DeepSeek-V3 (arXiv:2412.19437, 2.1.2).
 """
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ class ExpertReport:
 
     Attributes:
         load: share of the layer's assignments that asked for each expert, before drops; they sum to 1.
+        entropy: of the load, over that of an even one: 1 is even, 0 all on one expert.
+        dead: experts that no token asked for.
         imbalance: the busiest expert's load over the mean load; 1 is even.
         balance: E * sum_e f_e P_e, what a balance loss pulls down; 1 is even.
         router_z: mean over tokens of logsumexp(router logits)².
@@ -32,14 +35,16 @@ class ExpertReport:
     """
 
     load: list[list[float]]
+    entropy: list[float]
+    dead: list[int]
     imbalance: list[float]
     balance: list[float]
     router_z: list[float]
     dropped: list[float]
 
     def fields(self) -> dict[str, Any]:
-        """For an event: a list per number, one entry per layer, and `busiest`, the worst imbalance of all layers."""
-        return asdict(self) | {"busiest": max(self.imbalance, default=0.0)}
+        """For an event: a list per number, one per layer; `busiest`, the worst imbalance, and all `dead_experts`."""
+        return asdict(self) | {"busiest": max(self.imbalance, default=0.0), "dead_experts": sum(self.dead)}
 
     def __bool__(self) -> bool:
         """Whether the model has experts."""
@@ -60,7 +65,7 @@ def settle_experts(model: Transformer, applied: bool = True) -> ExpertReport:
     """
     layers = model.moe_layers()
     if not layers:
-        return ExpertReport([], [], [], [], [])
+        return ExpertReport([], [], [], [], [], [], [])
     # float64 holds every count that float32 parts can add up to.
     sums = sum_over_ranks(torch.stack([_sums(layer) for layer in layers]).double())
     num_experts = layers[0].config.num_experts
@@ -77,6 +82,8 @@ def settle_experts(model: Transformer, applied: bool = True) -> ExpertReport:
         layer.reset_counts()
     return ExpertReport(
         load=share_LE.tolist(),
+        entropy=(torch.special.entr(share_LE).sum(1) / math.log(max(num_experts, 2))).tolist(),
+        dead=(tokens_LE == 0).sum(1).tolist(),
         imbalance=(num_experts * share_LE.amax(1)).tolist(),
         balance=(num_experts * (share_LE * probability_LE / tokens_L[:, None]).sum(1)).tolist(),
         router_z=(z_L / tokens_L).tolist(),

@@ -1,5 +1,6 @@
 """What a layer counts, and the losses that pull towards even use: the same with accumulation and recomputation."""
 
+import math
 from typing import Any
 
 import pytest
@@ -122,6 +123,21 @@ def test_reentrant_recomputation_would_lose_the_loss_and_is_refused() -> None:
     model = recompute(tiny_model(tiny_moe_config(LOSSES["batch"])), use_reentrant=True)
     with pytest.raises(ConfigError, match=r"pull at nothing\. Use use_reentrant=False"):
         step(model, [tiny_tokens()])
+
+
+def test_entropy_is_that_of_the_load_and_dead_experts_are_counted() -> None:
+    model = tiny_model(tiny_moe_config({"num_experts_per_tok": 1, "router_bias": True}))
+    even = settle_experts(model)  # no step at all: nobody was asked
+    assert even.dead == [layer.config.num_experts for layer in model.moe_layers()]
+    for layer in model.moe_layers():
+        torch.nn.init.zeros_(layer.router.weight)
+        layer.router.bias.data[0] = 1.0
+    one, _ = step(model, [tiny_tokens()])
+    assert one.entropy == [0.0] * len(one.load)
+    assert one.fields()["dead_experts"] == sum(len(load) - 1 for load in one.load)
+    mixed, _ = step(tiny_model(tiny_moe_config({"num_experts_per_tok": 2})), [tiny_tokens()])
+    for load, entropy in zip(mixed.load, mixed.entropy, strict=True):
+        assert entropy == pytest.approx(-sum(p * math.log(p) for p in load if p) / math.log(len(load)))
 
 
 def test_report_says_how_even_the_experts_worked() -> None:

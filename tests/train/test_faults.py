@@ -18,6 +18,7 @@ from llmsys.log import EventWriter, latest_events
 from llmsys.train.checkpoint import load, newest_whole, resumable_record
 from llmsys.train.faults import StepJudge
 from llmsys.train.measure import Measurement
+from llmsys.train.metrics import meter_of
 from llmsys.train.record import Record
 from llmsys.train.saver import Saver
 from llmsys.train.signals import StopWish
@@ -140,7 +141,12 @@ def trainer(one: RunConfig, bad: Callable[[int], bool], wish: StopWish | None = 
         steps = record["steps"]
     record = Record(EventWriter(one.run.folder / "events.jsonl"), None)  # type: ignore[assignment]
     parts: Any = (engine, Numbers(), NoEvaluation(), record, {}, list, Saver(folder, one.checkpoint), judged)
-    more = (wish or StopWish(environment={}), Watchdog(one.run.folder, 0), lambda step: {})
+    more = (
+        wish or StopWish(environment={}),
+        Watchdog(one.run.folder, 0),
+        lambda step: {},
+        meter_of(one, torch.device("cpu"), None),
+    )
     return Trainer(one, *parts, *more, steps_done=steps)
 
 

@@ -1,0 +1,71 @@
+"""What the estimate says of a run before its first step, written down so that it can be held to what is measured."""
+
+from typing import Any
+
+import torch
+
+from llmsys.config.run import RunConfig
+from llmsys.errors import ConfigError
+from llmsys.estimate.device import Device
+from llmsys.estimate.instants import GIB
+from llmsys.estimate.memory_peak import peak_memory
+from llmsys.estimate.parameters import count_parameters
+from llmsys.estimate.system import System
+from llmsys.estimate.time import step_time
+from llmsys.log import logger
+from llmsys.parallel.group import world_size
+from llmsys.train.record import Record
+
+log = logger(__name__)
+
+
+def forecast(config: RunConfig, device: torch.device, profile: Device | None) -> dict[str, Any]:
+    """The fields of a `prediction` event, which `llmsys reconcile` reads.
+
+    Keys: parameters; memory.{peak_bytes, instant, kind}; device, the profile's name or "unknown"; world_size;
+    step_seconds {p10, p50, p90} with modelled_seconds (without the residual), or null and why_no_time.
+    """
+    layout = config.fitted_layout(world_size())
+    on_gpu = device.type == "cuda"
+    ledger = peak_memory(config, layout, system=System(device="cuda" if on_gpu else "cpu"))
+    return {
+        "parameters": count_parameters(config.model).total,
+        "memory": {
+            "peak_bytes": ledger.peak_bytes,
+            "instant": ledger.peak_instant,
+            "kind": "reserved by the allocator" if on_gpu else "resident above the start",
+        },
+        "device": "unknown" if profile is None else profile.name,
+        "profile": config.flops.device,
+        "world_size": world_size(),
+        **_time(config, profile),
+    }
+
+
+def _time(config: RunConfig, profile: Device | None) -> dict[str, Any]:
+    if profile is None:
+        return {
+            "step_seconds": None,
+            "why_no_time": "the device is unknown, and no other's numbers are taken for it. Measure this machine with "
+            "`llmsys calibrate --output mine.yaml` and set flops.device=mine.yaml.",
+        }
+    try:
+        time = step_time(config, config.fitted_layout(world_size()), profile)
+    except ConfigError as error:  # such as a profile without links: the run goes on without a prediction
+        return {"step_seconds": None, "why_no_time": str(error)}
+    return {"step_seconds": time.seconds.as_data(), "modelled_seconds": time.seconds.p50 / time.factor}
+
+
+def write_forecast(record: Record, step: int, config: RunConfig, device: torch.device, profile: Device | None) -> None:
+    """The `prediction` event, and a line of it for people. Rank 0 alone writes."""
+    if record.events is None:
+        return
+    found = forecast(config, device, profile)
+    record.write("prediction", step, **found)
+    memory, seconds = found["memory"], found["step_seconds"]
+    log.info("predicted: %.2f GiB on the fullest rank, %s", memory["peak_bytes"] / GIB, memory["instant"])
+    if seconds is None:
+        log.info("predicted: no time of a step, since %s", found["why_no_time"])
+    else:
+        interval = seconds["p50"], seconds["p10"], seconds["p90"], found["device"]
+        log.info("predicted: a step takes %.3g s (%.3g to %.3g) on %s", *interval)

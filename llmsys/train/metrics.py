@@ -1,0 +1,163 @@
+"""What a run costs as it goes: tokens per second, utilisation, memory, waiting; and what its steps took in the end.
+
+Numbers are of the slowest or fullest rank, in one small reduction on logged steps and none on others. Utilisation is
+a share of a described device's peak; of a device that nobody described it is unknown, and no other's peak stands in.
+"""
+
+import resource
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from llmsys.config.run import RunConfig
+from llmsys.estimate.activation import batch_lengths
+from llmsys.estimate.device import Device, device_called, read_device
+from llmsys.estimate.flops import count_flops
+from llmsys.estimate.instants import GIB
+from llmsys.parallel.group import largest_over_ranks, world_size
+
+UNKNOWN = "unknown device"
+
+
+def profile_of(config: RunConfig, device: torch.device) -> Device | None:
+    """The profile that flops.device names, else that of this very accelerator; None when nobody described it.
+
+    Raises ConfigError when flops.device names none.
+    """
+    if config.flops.device is not None:
+        return read_device(config.flops.device)
+    return device_called(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What utilisation is measured with: operations per token by a named convention, of the peak of all ranks.
+
+    A window counts as one document, so packed short documents make `causal` an upper bound.
+    """
+
+    convention: str
+    device: str
+    precision: str
+    flops_per_token: float
+    peak_flops: float | None
+
+    def utilisation(self, tokens_per_second: float) -> float | None:
+        """Share of the peak that the model's operations are; None where the peak is unknown."""
+        return None if self.peak_flops is None else tokens_per_second * self.flops_per_token / self.peak_flops
+
+    def __str__(self) -> str:
+        """Convention, device and number type."""
+        return f"{self.convention}, {self.device}, {self.precision}"
+
+
+def yardstick(config: RunConfig, profile: Device | None, ranks: int) -> Yardstick:
+    """Of a run; without a peak where its device is unknown, or groups of pairs have other lengths in every step."""
+    convention, precision = config.flops.convention, config.train.precision
+    source, target = batch_lengths(config)
+    recompute = config.train.recompute
+    counted = count_flops(config.model, source, 1, convention, target_length=target, recompute=recompute)
+    whole_windows = config.objective.kind in ("next_token", "masked")
+    peak = profile.peak_flops.get(precision) if profile is not None and whole_windows else None
+    name = UNKNOWN if profile is None else profile.name
+    return Yardstick(convention, name, precision, counted.per_token, None if peak is None else peak * ranks)
+
+
+def peak_memory_bytes(device: torch.device) -> tuple[int, int]:
+    """(bytes of this process at its fullest so far, those that tensors filled).
+
+    On accelerators what the allocator reserved and what it gave out; on CPUs the resident set, and 0.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device), torch.cuda.max_memory_allocated(device)
+    return resident_bytes("VmHWM"), 0
+
+
+def resident_bytes(field_name: str) -> int:
+    """VmRSS (now) or VmHWM (at most so far) of this process; where the system has no /proc, the most so far."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field_name))
+
+
+@dataclass
+class Meter:
+    """Seconds and memory of a run's steps on this rank. Made before the model, to know what was there before it."""
+
+    config: RunConfig
+    device: torch.device
+    yardstick: Yardstick
+    seconds: "array[float]" = field(default_factory=lambda: array("d"))
+    details: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._before = 0 if self.device.type == "cuda" else resident_bytes("VmRSS")
+        self._peak = (0, 0)
+        self._only_steps = True
+
+    def step(self, number: int, seconds: float) -> None:
+        """Remember one step, without the wait for its data. Steps of a growing batch have no place in the median."""
+        if self.config.batch.tokens_at(number - 1) == self.config.batch.tokens_per_step:
+            self.seconds.append(seconds)
+        if self._only_steps:
+            self._peak = peak_memory_bytes(self.device)
+
+    def other_work(self) -> None:
+        """From here on peaks may be those of evaluation or of saving, and are no longer taken for a step's."""
+        self._only_steps = False
+
+    def fields(self, tokens: int, seconds: float, wait: float) -> dict[str, Any]:
+        """For a logged step of `tokens` that took `seconds` with the wait for data: numbers over all ranks. Collective.
+
+        Keys: seconds, data_wait_seconds, tokens_per_second, utilisation (null: unknown), utilisation_of,
+        memory_bytes, and on accelerators memory_allocated_bytes.
+        """
+        memory, allocated = peak_memory_bytes(self.device)
+        if self.device.type != "cuda":
+            memory = resident_bytes("VmRSS")
+        seconds, wait, memory, allocated = self._largest(seconds, wait, memory, allocated)
+        speed = tokens / seconds
+        share = self.yardstick.utilisation(speed)
+        self.details = {} if share is None else {"utilisation": f"{share:.1%}"}
+        self.details["memory"] = f"{memory / GIB:.2f} GiB"
+        return {
+            "seconds": seconds,
+            "data_wait_seconds": wait,
+            "tokens_per_second": speed,
+            "utilisation": share,
+            "utilisation_of": str(self.yardstick),
+            "memory_bytes": int(memory),
+            **({"memory_allocated_bytes": int(allocated)} if allocated else {}),
+        }
+
+    def measured(self) -> dict[str, Any]:
+        """Of all steps so far: their median, and the fullest rank's memory above what was there before. Collective.
+
+        Nothing where no whole step was made. The first step is left out when there are more: it warms up.
+        """
+        if not self.seconds:
+            return {}
+        middle = median(self.seconds[1:] or self.seconds)
+        peak, allocated = self._peak
+        middle, peak, allocated = self._largest(middle, max(0, peak - self._before), allocated)
+        return {
+            "step_seconds": middle,
+            "steps": len(self.seconds),
+            "peak_bytes": int(peak),
+            **({"peak_allocated_bytes": int(allocated)} if allocated else {}),
+        }
+
+    def _largest(self, *numbers: float) -> list[float]:
+        found: list[float] = largest_over_ranks(torch.tensor(numbers, dtype=torch.float64, device=self.device)).tolist()
+        return found
+
+
+def meter_of(config: RunConfig, device: torch.device, profile: Device | None) -> Meter:
+    """The meter of this rank."""
+    return Meter(config, device, yardstick(config, profile, world_size()))

@@ -26,6 +26,7 @@ from llmsys.config.optimizer import AdamW, OptimizerConfig
 from llmsys.config.rule import Broken, listed, refuse
 from llmsys.config.schedule import Cosine, ScheduleConfig
 from llmsys.config.tokenizer import SentencePieceConfig, TokenizerConfig
+from llmsys.config.torch_rules import fitted_layout, torch_problems
 from llmsys.config.train import (
     FlopsConfig,
     GenerationConfig,
@@ -96,12 +97,7 @@ class RunConfig(Section):
                 "block with experts needs train.precision=bf16: compiled, torch multiplies groups in bf16 only. "
                 "Use train.compile=none or train.precision=bf16.",
             )
-        if self.train.compile == "block" and self.train.recompute != "none" and self.model.moe is not None:
-            yield Broken(
-                "train.recompute",
-                f"{self.train.recompute} with experts cannot be compiled: torch.compile gives such blocks up whole. "
-                "Use train.compile=none or train.recompute=none.",
-            )
+        yield from torch_problems(self.engine, self.layout, self.train, self.model)
         for problem in expert_problems(self.layout.expert, self.model):
             yield Broken("layout.expert", problem)
         yield from self._axis_problems()
@@ -202,6 +198,8 @@ class RunConfig(Section):
         batch = self.batch.model_dump(mode="json", include={"sequence_length", "length_groups", "attend"})
         train = self.train.model_dump(mode="json", include={"tokens", "precision", "start_from"})
         batch["tokens"] = self.batch.tokens_per_step
+        if self.train.products != "compute":
+            train["products"] = self.train.products
         if self.train.average_half_life_tokens:
             train["average_half_life_tokens"] = self.train.average_half_life_tokens
         if self.batch.ramp is not None:
@@ -217,6 +215,10 @@ class RunConfig(Section):
         if self.data.kind == "mixture":
             sections["mixture"] = {str(start): list(parts) for start, parts in self.data.parts}
         return sections | {"batch": batch, "train": train, "seed": self.run.seed}
+
+    def fitted_layout(self, ranks: int) -> Layout:
+        """The layout with every axis resolved for a number of ranks. LayoutError where it cannot be."""
+        return fitted_layout(self.layout, self.engine, self.model, ranks)
 
     @property
     def steps(self) -> int:

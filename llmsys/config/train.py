@@ -33,6 +33,11 @@ class TrainConfig(Section):
         description="Type of weights and activations in products; masters and moments are always fp32. "
         "fp16 scales the loss so that small gradients survive.",
     )
+    products: Literal["compute", "fp8"] = Field(
+        "compute",
+        description="Type that enters the linear maps of blocks: compute is that of `precision`; fp8 rounds rows to 8 "
+        "bits with a scale each, and needs torchao and a GPU that multiplies them.",
+    )
     reproducibility: Literal["fast", "bitwise"] = Field(
         "fast",
         description="fast sums as the libraries do, and every layout rounds in its own way. bitwise gives the same "

@@ -57,7 +57,7 @@ def replay(config: RunConfig, step: int) -> list[Check]:
         use_threads(alone)
         device = device_of_this_rank()
         steps = steps_of(alone, 1, 0)
-        engine = build_engine(alone, make_meshes(alone.layout.fit(1, alone.model), device), device)
+        engine = build_engine(alone, make_meshes(alone.fitted_layout(1), device), device)
         first, left_out = _start(engine, config, step)
         checks: list[Check] = []
         for number in range(first + 1, step + 1):

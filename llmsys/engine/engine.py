@@ -55,8 +55,9 @@ class StepResult:
 class LogicalState:
     """Everything an engine must give to continue elsewhere: tensors by name, and the number of steps taken.
 
-    Names: `parameter/NAME` (fp32 master), `first_moment/NAME`, `second_moment/NAME`, `buffer/NAME`. Sharded ones are
-    DTensors, so that they can be saved from one layout and loaded into another.
+    Names: `parameter/NAME` (fp32 master), `first_moment/NAME`, `second_moment/NAME`, `buffer/NAME`, and in fp16
+    `loss_scale`, which may be missing. Sharded ones are DTensors, so that they can be saved from one layout and loaded
+    into another.
     """
 
     tensors: dict[str, Tensor]

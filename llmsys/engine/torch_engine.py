@@ -1,13 +1,13 @@
-"""The torch engine: FSDP2 over one or many ranks, experts split where the layout says so.
+"""The torch engine: FSDP2 or DDP over one or many ranks, with all that a layout can split.
 
-fp32 masters live in shards; the forward computes in the given dtype; gradients are summed in fp32.
+fp32 masters live in shards or copies; the forward computes in the given dtype; gradients are summed in fp32.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.data.batch import Batch
@@ -21,20 +21,25 @@ from llmsys.engine.engine import (
     saved_buffers,
     sums_of,
 )
+from llmsys.engine.loss_scale import LossScale
 from llmsys.engine.objective import shares_of
 from llmsys.model.init import initial_value
 from llmsys.model.transformer import Transformer
 from llmsys.optim.build import MOMENTS, make_optimizer
-from llmsys.parallel.apply import divide_sequences, materialize, shard_parameters, split_experts
+from llmsys.optim.rate import set_rates
 from llmsys.parallel.clip import clip_gradients
+from llmsys.parallel.copies import Copies
 from llmsys.parallel.mesh import Meshes
+from llmsys.parallel.shards import DataParallel, Offload, Shards
 from llmsys.parallel.slices import by_mesh
-from llmsys.parallel.tensor import PartialGradients
 from llmsys.parallel.whole_matrices import on_whole_matrices
 
 
 class TorchEngine:
-    """FSDP2 around AdamW or Muon. `model` is built on the meta device and gets its starting values here, by `seed`."""
+    """AdamW or Muon around FSDP2 or DDP.
+
+    `model` is built on the meta device and gets its starting values here, by `seed`. In fp16 the loss is scaled.
+    """
 
     def __init__(
         self,
@@ -46,17 +51,27 @@ class TorchEngine:
         compute_dtype: torch.dtype,
         seed: int,
         device: torch.device,
+        data_parallel: Literal["fsdp", "ddp"] = "fsdp",
+        offload: Offload = "none",
     ) -> None:
         self.device = device
         self.module = model
-        self._meshes = meshes
         self._loss = loss
         self._clip = optimizer.gradient_clip
-        split_experts(model, meshes)
-        self._parts = divide_sequences(model, meshes)
-        self._partial = PartialGradients(model, meshes.tensor)
-        shard_parameters(model, meshes, compute_dtype)
-        materialize(model, device, lambda name, shape: initial_value(model.config, name, shape, seed))
+        self._scale = LossScale() if compute_dtype == torch.float16 else None
+        self.after_micro_batch: Callable[[int], None] | None = None
+        """Called with the number of each micro-batch, when its gradients have been added to those of the step."""
+
+        def initial(name: str, shape: torch.Size) -> Tensor:
+            return initial_value(model.config, name, shape, seed)
+
+        self._ranks: DataParallel
+        if data_parallel == "ddp":
+            self._ranks = Copies(model, meshes, compute_dtype=compute_dtype, device=device, initial=initial)
+        else:
+            self._ranks = Shards(
+                model, meshes, compute_dtype=compute_dtype, device=device, offload=offload, initial=initial
+            )
         self._optimizer = make_optimizer(
             dict(model.named_parameters()),
             optimizer,
@@ -70,25 +85,33 @@ class TorchEngine:
     ) -> StepResult:
         """See Engine. The loss is divided by the targets of all ranks before backward, so gradients need no factor."""
         self.module.train()
-        counts = counts_of(batches if self._parts.first else (), self.device)
+        counts = counts_of(batches if self._ranks.parts.first else (), self.device)
+        scale = 1.0 if self._scale is None else self._scale.value
         total = torch.zeros((), device=self.device)
-        for batch in batches:
-            total += self._backward(batch.to(self.device), counts)
-        self._partial.sum()
-        norm = clip_gradients(self.module.parameters(), self._clip)
+        for number, batch in enumerate(batches):
+            whole = number == len(batches) - 1 or self.after_micro_batch is not None
+            with self._ranks.micro_batch(last=whole):
+                total += self._backward(batch.to(self.device), counts, scale)
+            if self.after_micro_batch is not None:
+                self.after_micro_batch(number)
+        self._ranks.finish()
+        norm = float(clip_gradients(self.module.parameters(), self._clip, scale))
         loss, sums = sums_of(total, counts[0], extras)
-        applied = accept(loss, float(norm))
+        fits = self._scale is None or self._scale.fits(loss, norm)
+        applied = fits and accept(loss, norm)
         if applied:
-            for group in self._optimizer.param_groups:
-                group["lr"] = learning_rate * group["rate_scale"]
-            self._optimizer.step()
+            self._update(learning_rate)
         self._optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss, float(norm), int(counts[0]), applied, sums)
+        return StepResult(loss, norm, int(counts[0]), applied, sums)
 
-    def _backward(self, batch: Batch, counts: Tensor) -> Tensor:
-        share, nats = shares_of(self.module, self.module, batch, self._loss, counts, self._parts)
-        share.backward()
+    def _backward(self, batch: Batch, counts: Tensor, scale: float) -> Tensor:
+        share, nats = shares_of(self.module, self._ranks.forward, batch, self._loss, counts, self._ranks.parts)
+        (share * scale).backward()
         return nats
+
+    def _update(self, learning_rate: float) -> None:
+        set_rates(self._optimizer.param_groups, learning_rate)
+        self._optimizer.step()
 
     @torch.no_grad()
     def logits(self, batch: Batch) -> Tensor:
@@ -99,10 +122,7 @@ class TorchEngine:
 
     def state(self) -> LogicalState:
         """See Engine. The tensors are the living ones: loading into them in place is loading into the engine."""
-        # After a forward without backward, such as an evaluation or a generation, the root's weights are still whole.
-        for module in self.module.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        self._ranks.settle()
         tensors: dict[str, Tensor] = {}
         steps, optimizer_state = 0, self._optimizer.state
         for name, parameter in self.module.named_parameters():
@@ -111,7 +131,7 @@ class TorchEngine:
             tensors |= {f"{ours}/{name}": moments[theirs] for ours, theirs in MOMENTS.items() if theirs in moments}
             steps = int(moments["step"])
         tensors |= {f"buffer/{name}": buffer for name, buffer in saved_buffers(self.module)}
-        return LogicalState(tensors, steps)
+        return LogicalState(tensors | ({} if self._scale is None else self._scale.state()), steps)
 
     def load(self, state: LogicalState) -> None:
         """See Engine."""

@@ -11,6 +11,7 @@ from math import ceil, prod
 from llmsys.config.layout import Layout
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
+from llmsys.config.torch_rules import copies_everything
 from llmsys.estimate.rows import TensorRow
 from llmsys.estimate.tensors import model_tensors
 
@@ -51,10 +52,13 @@ def state_bytes(config: RunConfig, layout: Layout, rows: list[TensorRow] | None 
 
 
 def planned_layout(config: RunConfig) -> Layout:
-    """The layout for the processes that the config starts; a fixed `shard` says how many ranks there are."""
-    fixed = config.layout.shard != -1
-    world_size = config.layout.world_size if fixed else max(1, config.launch.processes)
-    return config.layout.fit(world_size, config.model)
+    """The layout for the processes that the config starts; a fixed `shard`, or copies, say how many ranks there are."""
+    layout, fixed = config.layout, 0
+    if copies_everything(config.engine):
+        fixed = layout.replicate if layout.replicate > 1 else 0
+    elif layout.shard != -1:
+        fixed = layout.world_size
+    return config.fitted_layout(fixed or max(1, config.launch.processes))
 
 
 def compute_bytes(config: RunConfig) -> int:

@@ -27,7 +27,7 @@ class Question:
 
     def layout(self, config: RunConfig) -> Layout:
         """The config's layout on those devices; LayoutError when they cannot be split so."""
-        return planned_layout(config) if self.gpus is None else config.layout.fit(self.gpus, config.model)
+        return planned_layout(config) if self.gpus is None else config.fitted_layout(self.gpus)
 
 
 def priced(result: dict[str, Any], config: RunConfig, question: Question, *, model_only: bool) -> dict[str, Any]:

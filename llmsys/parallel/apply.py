@@ -5,10 +5,11 @@ starting values, each rank only its own slices.
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from llmsys.model.block import Block
@@ -54,19 +55,24 @@ def divide_sequences(model: Transformer, meshes: Meshes) -> Parts:
     return parts
 
 
-def shard_parameters(model: Transformer, meshes: Meshes, compute_dtype: torch.dtype) -> None:
+def shard_parameters(
+    model: Transformer, meshes: Meshes, compute_dtype: torch.dtype, offload: Literal["none", "state"] = "none"
+) -> None:
     """FSDP2 over the model: fp32 masters in shards, `compute_dtype` in the forward, gradients summed in fp32.
 
     FSDP divides by the world size; we divide by the global number of targets instead, once and in the loss, so the
-    factor is set to 1. gloo then needs plain sums (`set_force_sum_reduction_for_comms`).
+    factor is set to 1. gloo then needs plain sums (`set_force_sum_reduction_for_comms`). With `offload` of the state
+    shards live in host memory, and weights cross over as they are gathered; where the host computes nothing moves.
     """
+    pinned = torch.cuda.is_available()
+    storage = OffloadPolicy() if offload == "none" else CPUOffloadPolicy(pin_memory=pinned)
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     if meshes.expert_shard is not None:
         for layer in model.moe_layers():
-            fully_shard(layer.experts, mesh=meshes.expert_shard, mp_policy=policy)
+            fully_shard(layer.experts, mesh=meshes.expert_shard, mp_policy=policy, offload_policy=storage)
     for block in _blocks(model):
-        fully_shard(block, mesh=meshes.dense, mp_policy=policy)
-    fully_shard(model, mesh=meshes.whole, mp_policy=policy)
+        fully_shard(block, mesh=meshes.dense, mp_policy=policy, offload_policy=storage)
+    fully_shard(model, mesh=meshes.whole, mp_policy=policy, offload_policy=storage)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -77,9 +83,21 @@ def _blocks(model: Transformer) -> list[Block]:
     return [module for module in model.modules() if isinstance(module, Block)]
 
 
-def materialize(model: Transformer, device: torch.device, initial: Callable[[str, torch.Size], Tensor]) -> None:
-    """Storage on `device` and the starting value of every parameter; a rank keeps only its slice of each."""
-    model.to_empty(device=device)
+def materialize(
+    model: Transformer,
+    device: torch.device,
+    initial: Callable[[str, torch.Size], Tensor],
+    *,
+    on_host: bool = False,
+) -> None:
+    """Storage on `device` and the starting value of every parameter; a rank keeps only its slice of each.
+
+    `on_host`: parameters are in host memory, and only buffers on `device`.
+    """
+    model.to_empty(device=torch.device("cpu") if on_host else device)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
     model.reset_buffers()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -26,11 +26,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 from llmsys.model import cpu_attention
 from llmsys.model.block import Block
 from llmsys.model.transformer import Transformer
+from llmsys.parallel.keep import compiled_contexts, eager_contexts
 
 Recompute = Literal["none", "selective", "block"]
 
@@ -51,34 +52,25 @@ KEPT = {
 """The operations whose outputs `selective` keeps."""
 
 
-def recompute_blocks(model: Transformer, what: Recompute) -> None:
+def recompute_blocks(model: Transformer, what: Recompute, *, compiled: bool = False) -> None:
     """Wrap the forward of every block. The wrapper is a function, so names of parameters and modules stay.
 
-    Before `compile_blocks`: torch.compile then sees what is to be computed again, and decides with it. (Around a
-    compiled block `selective` would see one opaque operation, and breaks in its graph would fall differently in the
-    second pass.)
+    With `compiled`, before `compile_blocks`: torch.compile then sees what is to be computed again, and decides with it.
+    (Around a compiled block `selective` would see one opaque operation.)
     """
     if what == "none":
         return
+    contexts = compiled_contexts if compiled else eager_contexts
+    options: dict[str, Any] = {"context_fn": contexts(KEPT)} if what == "selective" else {}
     for block in (module for module in model.modules() if isinstance(module, Block)):
-        block.forward = _recomputed(block.forward, what)  # type: ignore[method-assign]
+        again = partial(checkpoint, block.forward, use_reentrant=False, **options)
+        block.forward = _where_gradients(again, block.forward)  # type: ignore[method-assign]
 
 
-def _recomputed(forward: Callable[..., Tensor], what: Recompute) -> Callable[..., Tensor]:
-    options: dict[str, Any] = {"context_fn": _selective_contexts} if what == "selective" else {}
-    again = partial(checkpoint, forward, use_reentrant=False, **options)
+def _where_gradients(again: Callable[..., Tensor], forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Without a backward there is nothing to keep, and a cache of keys must see its tokens once."""
 
     def run(*inputs: Any) -> Tensor:
-        # Without a backward there is nothing to keep, and a cache of keys must see its tokens once.
-        y_BTD: Tensor = again(*inputs) if torch.is_grad_enabled() else forward(*inputs)
-        return y_BTD
+        return again(*inputs) if torch.is_grad_enabled() else forward(*inputs)
 
     return run
-
-
-def _selective_contexts() -> Any:
-    return create_selective_checkpoint_contexts(_policy)
-
-
-def _policy(context: Any, operation: Any, *inputs: Any, **named: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in KEPT else CheckpointPolicy.PREFER_RECOMPUTE

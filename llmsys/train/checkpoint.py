@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.engine.engine import Engine
+from llmsys.engine.loss_scale import LOSS_SCALE
 from llmsys.errors import CheckpointError
 from llmsys.log import logger
 from llmsys.parallel.group import gathered, on_rank_zero, rank, world_size
@@ -105,7 +106,9 @@ def load(engine: Engine, checkpoint: Path) -> dict[str, Any]:
     record = resumable_record(checkpoint)
     state = engine.state()
     reader = FileSystemReader(checkpoint)
-    _check_names(checkpoint, state.tensors, reader.read_metadata().state_dict_metadata)
+    stored = reader.read_metadata().state_dict_metadata
+    _check_names(checkpoint, _needed(state.tensors), _needed(stored))
+    state.tensors = {name: tensor for name, tensor in state.tensors.items() if name in stored}
     dcp.load(state.tensors, storage_reader=reader)
     state.steps = record.get("updates", record["steps"])
     engine.load(state)
@@ -152,6 +155,11 @@ def run_state_of(checkpoint: Path) -> dict[str, Any]:
     """The `run_state` that was saved with a checkpoint that has no problem."""
     run_state: dict[str, Any] = read_record(checkpoint)["run"]
     return run_state
+
+
+def _needed(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Without what only some engines and precisions have, and start from anew where a checkpoint lacks it."""
+    return {name: tensor for name, tensor in tensors.items() if name != LOSS_SCALE}
 
 
 def _check_names(checkpoint: Path, wanted: dict[str, Any], stored: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ def settle_micro(config: RunConfig, device: torch.device) -> RunConfig:
     system = System(device="cuda" if device.type == "cuda" else "cpu")
 
     def chosen() -> str:
-        layout = config.layout.fit(world_size(), config.model)
+        layout = config.fitted_layout(world_size())
         choice = largest_micro(config, layout, memory, system)
         log.info("%s", choice)
         return str(choice.sequences)

@@ -19,6 +19,7 @@ from llmsys.model.init import initialize
 from llmsys.model.transformer import Transformer
 from llmsys.optim.groups import parameter_groups
 from llmsys.parallel.mesh import make_meshes
+from llmsys.parallel.recompute import recompute_blocks
 from llmsys.train.balance import settle_experts
 from llmsys.train.head_loss import training_loss
 from tests.helpers.ranks import run_ranks
@@ -27,6 +28,7 @@ from tests.helpers.tiny import LENGTH, SEQUENCES, sequences, tiny_config
 STEPS = 3
 LEARNING_RATE = 1e-2
 OPTIMIZER = AdamW(learning_rate=LEARNING_RATE, embedding_rate_scale=2.0)
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Moments = dict[str, Any]
 
 
@@ -69,24 +71,31 @@ def plain_run(clip: float, steps: int = STEPS, **changes: object) -> tuple[list[
 
 
 def build(kind: str, layout: Layout, clip: float, micro_batches: int, **changes: object) -> Engine:
-    """An engine as the trainer would build it: "torch", "accelerate", "zero3", "zero1 offload", all with " bf16"."""
+    """An engine as the trainer would build it: "torch", "accelerate", "zero3" or "bitwise", and what more words say.
+
+    "bf16", "fp16", "offload", "ddp" (of torch), "block" and "selective" (recomputation).
+    """
     device = torch.device("cpu")
     config = tiny_config(**changes)
     with torch.device("meta"):
         model = Transformer(config)
+    words = kind.split()
+    for what in {"block", "selective"} & set(words):
+        recompute_blocks(model, what)  # type: ignore[arg-type]
     common: dict[str, Any] = {
         "meshes": make_meshes(layout.fit(torch.distributed.get_world_size(), config), device),
         "optimizer": OPTIMIZER.model_copy(update={"gradient_clip": clip}),
         "loss": training_loss(LossConfig()),
-        "compute_dtype": torch.bfloat16 if "bf16" in kind else torch.float32,
+        "compute_dtype": next((dtype for word, dtype in DTYPES.items() if word in words), torch.float32),
         "seed": 7,
         "device": device,
     }
     if kind.startswith("torch"):
         from llmsys.engine.torch_engine import TorchEngine
 
-        return TorchEngine(model, **common)
-    if kind == "bitwise":
+        ways: dict[str, Any] = {"data_parallel": "ddp" if "ddp" in words else "fsdp"}
+        return TorchEngine(model, **common, **ways, offload="state" if "offload" in words else "none")
+    if words[0] == "bitwise":
         from llmsys.engine.bitwise_engine import BitwiseEngine
 
         return BitwiseEngine(model, **common)
@@ -143,6 +152,15 @@ CASES = {
         "bitwise": ("bitwise", Layout(), 0.0, 1, MOE),
         "bitwise expert=2 clipped": ("bitwise", Layout(expert=2), 0.5, 2, MOE),
         "fsdp dense tied": ("torch", Layout(), 0.5, 1, DENSE_TIED),
+        "fsdp expert=2, offload, blocks recomputed": ("torch offload block", Layout(expert=2), 0.5, 2, MOE),
+        "fsdp expert=2, selective": ("torch selective", Layout(expert=2), 0.5, 2, MOE),
+        "bitwise expert=2, selective": ("bitwise selective", Layout(expert=2), 0.5, 2, MOE),
+        "hsdp two micro-batches": ("torch", Layout(replicate=2), 0.5, 2, MOE),
+        "ddp two micro-batches, clipped": ("torch ddp", Layout(replicate=2), 0.5, 2, MOE),
+        "ddp dense tied, blocks recomputed": ("torch ddp block", Layout(replicate=2), 0.5, 1, DENSE_TIED),
+        "zero2 expert=2, blocks recomputed": ("zero2 block", Layout(expert=2), 0.5, 2, MOE),
+        "zero3, blocks recomputed": ("zero3 block", Layout(), 0.5, 2, MOE),
+        "zero3, selective": ("zero3 selective", Layout(), 0.5, 2, MOE),
         "accelerate two micro-batches, clipped": ("accelerate", Layout(), 0.5, 2, MOE),
         "zero0": ("zero0", Layout(), 0.0, 2, MOE),
         "zero0 expert=2 clipped": ("zero0", Layout(expert=2), 0.5, 2, MOE),
@@ -160,9 +178,15 @@ CASES = {
         "zero3 offload": ("zero3 offload", Layout(), 0.5, 2, MOE),
     },
     4: {
-        "hsdp 2x2": ("torch", Layout(replicate=2), 0.5, 1, MOE),
+        "hsdp 2x2": ("torch", Layout(replicate=2), 0.5, 2, MOE),
         "fsdp expert=2 of 4": ("torch", Layout(expert=2), 0.5, 1, MOE),
-        "hsdp 2x2 expert=2": ("torch", Layout(replicate=2, expert=2), 0.5, 1, MOE),
+        "hsdp 2x2 expert=2, offload, selective": (
+            "torch offload selective",
+            Layout(replicate=2, expert=2),
+            0.5,
+            2,
+            MOE,
+        ),
         "bitwise 2x2 expert=2": ("bitwise", Layout(replicate=2, expert=2), 0.5, 1, MOE),
         "fsdp expert=4": ("torch", Layout(expert=4), 0.0, 1, MOE),
         "zero2 expert=2 of 4": ("zero2", Layout(expert=2), 0.5, 1, MOE),

@@ -51,7 +51,7 @@ def step(model: Transformer) -> dict[str, Tensor]:
 
 def prepared(config: ModelConfig, what: What, dtype: torch.dtype, compiled: bool = False) -> Transformer:
     model = tiny_model(config).to(dtype)
-    recompute_blocks(model, what)
+    recompute_blocks(model, what, compiled=compiled)
     if compiled:
         torch._dynamo.reset()
         compile_blocks(model, backend="aot_eager")

@@ -124,7 +124,7 @@ def configured(config: RunConfig, choice: Choice) -> RunConfig:
     }
     try:
         made = RunConfig.model_validate(given | changes)
-        made.layout.fit(choice.layout.world_size, config.model)
+        made.fitted_layout(choice.layout.world_size)
     except LayoutError as error:
         raise IllegalError(str(error)) from None
     except ValidationError as error:

@@ -1,0 +1,86 @@
+"""What the torch engine cannot do with the rest of a config, and what DDP makes of a layout.
+
+Each problem says value, rule and remedy. What the axes forbid is in axes.py.
+"""
+
+from collections.abc import Iterator
+
+from llmsys.config.engine import EngineConfig
+from llmsys.config.layout import Layout
+from llmsys.config.model import ModelConfig
+from llmsys.config.rule import Broken
+from llmsys.config.train import TrainConfig
+from llmsys.errors import LayoutError
+
+FSDP = "engine.data_parallel=fsdp"
+
+
+def torch_problems(engine: EngineConfig, layout: Layout, train: TrainConfig, model: ModelConfig) -> Iterator[Broken]:
+    """What forbids these choices together, whatever the number of ranks."""
+    if copies_everything(engine):
+        yield from _copy_problems(engine, layout)
+    if train.compile == "block" and train.recompute != "none" and model.moe is not None:
+        yield Broken(
+            "train.recompute",
+            f"{train.recompute} with experts cannot be compiled: torch.compile gives such blocks up whole. "
+            "Use train.compile=none or train.recompute=none.",
+        )
+    if train.products == "fp8":
+        yield from _fp8_problems(engine, layout, train)
+
+
+def copies_everything(engine: EngineConfig) -> bool:
+    """Whether every rank keeps everything: DDP."""
+    return engine.kind == "torch" and engine.data_parallel == "ddp"
+
+
+def fitted_layout(layout: Layout, engine: EngineConfig, model: ModelConfig, ranks: int) -> Layout:
+    """`layout` resolved for a number of ranks. Under DDP those that no axis asks for hold copies, not shards.
+
+    Raises LayoutError with the value, the rule and the values that would do.
+    """
+    if not copies_everything(engine):
+        return layout.fit(ranks, model)
+    if layout.replicate not in (1, ranks):
+        raise LayoutError(
+            f"replicate={layout.replicate} copies cannot be kept by {ranks} ranks: with engine.data_parallel=ddp every "
+            f"rank has one. Leave layout.replicate out, start {layout.replicate} processes, or use {FSDP}."
+        )
+    return layout.model_copy(update={"replicate": ranks, "shard": 1}).fit(ranks, model)
+
+
+def _copy_problems(engine: EngineConfig, layout: Layout) -> Iterator[Broken]:
+    if layout.shard not in (-1, 1):
+        yield Broken(
+            "layout.shard",
+            f"{layout.shard} ranks cannot split a copy that engine.data_parallel=ddp keeps whole on each of them. "
+            f"Use layout.shard=1, or {FSDP}.",
+        )
+    if layout.expert > 1:
+        yield Broken(
+            "layout.expert",
+            f"{layout.expert} ranks cannot share the experts of a copy that engine.data_parallel=ddp keeps whole on "
+            f"each of them. Use layout.expert=1, or {FSDP}.",
+        )
+    if engine.kind == "torch" and engine.offload != "none":
+        yield Broken(
+            "engine.offload",
+            f"{engine.offload} is what FSDP can keep in host memory, and engine.data_parallel=ddp needs masters and "
+            f"gradients where it computes. Use engine.offload=none, or {FSDP}.",
+        )
+
+
+def _fp8_problems(engine: EngineConfig, layout: Layout, train: TrainConfig) -> Iterator[Broken]:
+    why = None
+    if engine.kind != "torch":
+        why = f"engine.kind={engine.kind} does not know its layers. Use engine.kind=torch"
+    elif copies_everything(engine):
+        why = f"engine.data_parallel=ddp casts every weight by itself. Use {FSDP}"
+    elif train.precision != "bf16":
+        why = f"train.precision={train.precision} is not what its products come in. Use train.precision=bf16"
+    elif train.reproducibility == "bitwise":
+        why = "train.reproducibility=bitwise needs sums that are rounded in one way. Use fast"
+    elif layout.tensor > 1:
+        why = f"layout.tensor={layout.tensor} splits the matrices that it scales as wholes. Use layout.tensor=1"
+    if why is not None:
+        yield Broken("train.products", f"fp8 cannot be had: {why}, or train.products=compute.")

@@ -1,0 +1,73 @@
+"""DistributedDataParallel as one way to train on many ranks: every rank keeps everything, gradients are summed.
+
+Masters and gradients are fp32; a forward sees each parameter in the compute dtype (see cast.py). Ranks meet in the last
+backward of a step only: before it, gradients of earlier micro-batches add up in fp32 where they are.
+"""
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from llmsys.model.transformer import Transformer
+from llmsys.parallel.apply import materialize
+from llmsys.parallel.cast import compute_in
+from llmsys.parallel.mesh import Meshes
+from llmsys.parallel.parts import Parts
+from llmsys.parallel.shards import Initial
+
+
+class Copies:
+    """DDP. `model` comes from the meta device and gets its starting values, the same on all ranks, from `initial`."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        meshes: Meshes,
+        *,
+        compute_dtype: torch.dtype,
+        device: torch.device,
+        initial: Initial,
+    ) -> None:
+        materialize(model, device, initial)
+        compute_in(model, compute_dtype)
+        self.parts = Parts(model, meshes)
+        ignored = unlearnt(model)
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+        self._ddp = DistributedDataParallel(model, forward_sync_buffers=False, init_sync=False)
+        self._ddp.register_comm_hook(None, _sum)
+        self.forward: Callable[..., Tensor] = self._ddp
+
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+        """See DataParallel."""
+        return contextlib.nullcontext() if last else self._ddp.no_sync()
+
+    def finish(self) -> None:
+        """See DataParallel: the last backward has summed them."""
+
+    def settle(self) -> None:
+        """See DataParallel: masters are always in their place."""
+
+
+def unlearnt(model: Transformer) -> list[str]:
+    """Parameters that no loss looks at: BERT's pooler and its second task, where masks alone are learnt.
+
+    DDP would wait for their gradients for ever.
+    """
+    if model.config.head.kind != "mlm":
+        return []
+    return [name for name, _ in model.named_parameters() if name.startswith(("pooler.", "next_sentence."))]
+
+
+def _sum(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+    """The sum over ranks, where DDP would take the mean: the loss is divided by the targets of all ranks already."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    assert work is not None
+    summed: Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return summed

@@ -34,13 +34,15 @@ class ExactAdamW:
     def step(self, gradients: Sequence[Tensor], learning_rate: float, gradient_scale: float) -> None:
         """One step with this rank's part of each gradient, in the order of `named`, times `gradient_scale`."""
         self.steps += 1
+        decay = decay_share(learning_rate)
         for name, gradient in zip(self.named, gradients, strict=True):
             rate_scale, weight_decay = self._rules[name]
+            rate = learning_rate * rate_scale
             whole = (gradient, *map(_local, (self.named[name], self.first[name], self.second[name])))
             pieces = zip(*(tensor.view(-1).split(PIECE) for tensor in whole), strict=True)
             for piece, parameter, first, second in pieces:
-                update = self._update(piece * gradient_scale, first, second, learning_rate * rate_scale)
-                parameter.mul_(1 - learning_rate * rate_scale * weight_decay * decay_share(learning_rate)).sub_(update)
+                update = self._update(piece * gradient_scale, first, second, rate)
+                parameter.mul_(1 - rate * (weight_decay * decay)).sub_(update)
 
     def _update(self, gradient: Tensor, first: Tensor, second: Tensor, rate: float) -> Tensor:
         """Moves the moments and gives what to subtract. No operation here multiplies and adds in one."""

@@ -21,6 +21,7 @@ from llmsys.parallel.canonical import tree_sum
 from llmsys.parallel.canonical_expert import split_experts_canonically
 from llmsys.parallel.group import gather_ranks
 from llmsys.parallel.mesh import Meshes
+from llmsys.parallel.shards import prefetch
 
 
 class TreeReduceScatter:
@@ -56,6 +57,8 @@ def shard_canonically(model: Transformer, meshes: Meshes, compute_dtype: torch.d
         if isinstance(block, Block):
             _shard(block, meshes.dense, policy(param_dtype=compute_dtype))
     _shard(model, meshes.dense, policy(param_dtype=compute_dtype))
+    if meshes.expert is not None:
+        prefetch(model)
 
 
 def _shard(module: Any, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:

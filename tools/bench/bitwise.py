@@ -3,8 +3,9 @@
     python tools/bench/bitwise.py [--processes 1 2 4] [--steps 12]
 
 The demo's model and batch, one thread per process. Modes take turns step by step within the same processes, so that
-whatever else the machine does meets all of them; the time of a step is the median over steps of the slowest rank.
-Bytes are what a rank writes to its peers (the kernel's count of the process), so replicas and headers are in them.
+whatever else the machine does meets all of them. Everything is a median over steps: the time of the slowest rank, the
+CPU time of rank 0 (which a busy machine disturbs less), and the bytes that rank 0 writes to its peers, by the kernel's
+count.
 """
 
 import argparse
@@ -45,17 +46,18 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--steps", type=int, default=12, help="Measured steps of each mode.")
     parser.add_argument("--config", default="train/demo")
     asked = parser.parse_args(words)
-    print("| processes | expert | mode | tokens/s | of fast | MB sent per rank and step |\n|---|---|---|---|---|---|")
+    print("| processes | expert | mode | tokens/s | CPU seconds of a rank | of fast | MB that a rank sends |")
+    print("|---|---|---|---|---|---|---|")
     for processes in asked.processes:
         for expert in sorted({1, processes}):
             rows = run_ranks(processes, (asked.config, asked.steps, expert))
-            fast = rows["fast"][0]
-            for mode, (speed, megabytes) in rows.items():
-                print(f"| {processes} | {expert} | {mode} | {speed:,.0f} | {speed / fast:.2f} | {megabytes:.1f} |")
+            for mode, (speed, cpu, sent) in rows.items():
+                share = cpu / rows["fast"][1]
+                print(f"| {processes} | {expert} | {mode} | {speed:,.0f} | {cpu:.2f} | {share:.2f} | {sent:.0f} |")
                 sys.stdout.flush()
 
 
-def run_ranks(processes: int, arguments: tuple[Any, ...]) -> dict[str, tuple[float, float]]:
+def run_ranks(processes: int, arguments: tuple[Any, ...]) -> dict[str, list[float]]:
     """Measure on fresh processes; what rank 0 found."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -70,29 +72,26 @@ def run_ranks(processes: int, arguments: tuple[Any, ...]) -> dict[str, tuple[flo
             one.join()
         if any(one.exitcode for one in ranks):
             raise SystemExit("a rank failed; see above")
-        found: dict[str, tuple[float, float]] = answers.get()
+        found: dict[str, list[float]] = answers.get()
         return found
 
 
 def rank_main(answers: Any, folder: str, rank: int, processes: int, name: str, steps: int, expert: int) -> None:
-    """One process: all modes in turns; rank 0 answers with (tokens per second, megabytes) of each."""
+    """One process: all modes in turns; rank 0 answers with (tokens per second, CPU seconds, megabytes) of each."""
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), processes)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
     configs = {mode: load_run(name, (*COMMON, f"layout.expert={expert}", *more)) for mode, more in MODES.items()}
     engines = {mode: engine_of(config) for mode, config in configs.items()}
-    seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
-    megabytes: dict[str, list[float]] = {mode: [] for mode in MODES}
+    told: dict[str, list[tuple[float, ...]]] = {mode: [] for mode in MODES}
     for step in range(steps + 2):  # the first two warm up
         for mode, engine in engines.items():
-            sent, took = one_step(engine, batches_of(configs[mode], step, rank, processes))
-            seconds[mode].append(took)
-            megabytes[mode].append(sent)
+            told[mode].append(one_step(engine, batches_of(configs[mode], step, rank, processes)))
     if rank == 0:
         tokens = configs["fast"].batch.tokens_per_step
-        medians = {mode: statistics.median(times[2:]) for mode, times in seconds.items()}
-        answers.put({mode: (tokens / medians[mode], statistics.median(megabytes[mode][2:])) for mode in MODES})
+        medians = {mode: [statistics.median(column) for column in zip(*told[mode][2:], strict=True)] for mode in MODES}
+        answers.put({mode: [tokens / wall, cpu, sent] for mode, (wall, cpu, sent) in medians.items()})
     dist.barrier()
     dist.destroy_process_group()
 
@@ -112,16 +111,16 @@ def batches_of(config: RunConfig, step: int, rank: int, processes: int) -> list[
     return [Batch(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()) for rows in tokens.split(size)]
 
 
-def one_step(engine: Engine, batches: list[Batch]) -> tuple[float, float]:
-    """(megabytes that this rank wrote, seconds until the last rank was through)."""
+def one_step(engine: Engine, batches: list[Batch]) -> tuple[float, ...]:
+    """(seconds until the last rank was through, CPU seconds of this rank, megabytes that it wrote)."""
     process = psutil.Process()
     dist.barrier()
-    written, began = process.io_counters().write_chars, time.perf_counter()
+    written, busy, began = process.io_counters().write_chars, time.process_time(), time.perf_counter()
     engine.train_step(batches, 1e-4)
     settle_experts(engine.module)
-    sent = (process.io_counters().write_chars - written) / 1e6
+    busy, written = time.process_time() - busy, process.io_counters().write_chars - written
     dist.barrier()
-    return sent, time.perf_counter() - began
+    return time.perf_counter() - began, busy, written / 1e6
 
 
 if __name__ == "__main__":

@@ -67,7 +67,10 @@ class LogicalState:
 class Engine(Protocol):
     """Trains and evaluates one model on the ranks that have joined."""
 
-    device: torch.device
+    @property
+    def device(self) -> torch.device:
+        """Where batches go."""
+        ...
 
     @property
     def module(self) -> Transformer:

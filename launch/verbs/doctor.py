@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--precision", metavar="P,P,…", help="parity: fp32,bf16 (default), and fp16 on accelerators")
     parser.add_argument("--engine", metavar="E,E,…", help="parity: only these rows, such as fsdp,zero-3,bitwise")
+    parser.add_argument("--kills", type=int, default=8, metavar="N", help="crash: random kills in a row (default: 8)")
     parser.add_argument("--drills", metavar="D,D,…", help="crash: only these drills; --drills list names them")
 
 
@@ -57,26 +58,27 @@ def _parity(arguments: argparse.Namespace) -> int:
 
 
 def _crash(arguments: argparse.Namespace) -> int:
-    from llmsys.doctor.crash import DRILLS, run_drills
+    # Killed processes cannot give their semaphores back; that is the drill, and no news to anyone.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
+    from llmsys.doctor.crash import DRILLS, run_drills, with_kills
     from llmsys.log import Progress
 
     if arguments.drills == "list":
-        print("\n".join(f"{drill.name:<28}{drill.promise}" for drill in DRILLS))
+        print("\n".join(f"{drill.name:<36}{drill.promise}" for drill in DRILLS))
         return 0
     wanted = arguments.drills.split(",") if arguments.drills else [drill.name for drill in DRILLS]
     known = {drill.name: drill for drill in DRILLS}
     if unknown := set(wanted) - known.keys():
         raise ConfigError(f"--drills {', '.join(sorted(unknown))}: no such drill. Use {', '.join(known)}.")
-    with Progress("crash drills", len(wanted), "drill") as progress:
-        outcomes: list[Any] = run_drills(
-            [known[name] for name in wanted], lambda outcome: progress.advance(1, at=outcome.name)
-        )
+    drills = with_kills([known[name] for name in wanted], max(1, arguments.kills))
+    with Progress("crash drills", len(drills), "drill") as progress:
+        outcomes: list[Any] = run_drills(drills, lambda outcome: progress.advance(1, at=outcome.name))
     passed = all(outcome.passed for outcome in outcomes)
     if arguments.json:
         print(json.dumps({"passed": passed, "drills": [outcome.as_data() for outcome in outcomes]}))
     else:
         for one in outcomes:
-            print(f"{'ok' if one.passed else 'FAIL':<6}{one.name:<28}{one.text}")
+            print(f"{'ok' if one.passed else 'FAIL':<6}{one.name:<36}{one.text}")
     return 0 if passed else FAILED
 
 

@@ -80,6 +80,8 @@ class Cell:
             }
         )
         layout = planned_layout(config)
+        if layout.world_size != self.ranks:
+            raise LayoutError(f"{self.where} takes {layout.world_size} ranks")
         share = SEQUENCES // layout.data_ranks
         if SEQUENCES % layout.data_ranks or share % self.micro:
             raise LayoutError(f"{self.micro} sequences do not divide the {share} of a rank")

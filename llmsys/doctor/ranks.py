@@ -15,6 +15,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from typing import Any
 
+START_SECONDS = 300.0
+"""How long ranks may take to import what they need and to meet, on a machine that has other work."""
+
 Task = Callable[[int], Any]
 """(number of the task) → what rank 0 tells of it. Must be importable: it is sent to new processes by name."""
 
@@ -39,7 +42,7 @@ def run_tasks(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: f
 def _group(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: float) -> Iterator[tuple[int, Any]]:
     """Results until the first failure, which is the last."""
     context = multiprocessing.get_context("spawn")
-    port = _free_port()
+    port = free_port()
     pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
     processes = [
         context.Process(target=_rank_main, args=(sender, task, list(numbers), rank, ranks, port), daemon=True)
@@ -50,8 +53,9 @@ def _group(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: floa
         sender.close()  # so that the end of a process is the end of its pipe
     receivers = [receiver for receiver, _ in pipes]
     try:
+        started = _answer(receivers, START_SECONDS)
         for number in numbers:
-            result = _answer(receivers, timeout_seconds)
+            result = started if isinstance(started, Failed) else _answer(receivers, timeout_seconds)
             yield number, result
             if isinstance(result, Failed):
                 return
@@ -101,6 +105,7 @@ def _rank_main(sender: Connection, task: Task, numbers: list[int], rank: int, ra
     if not torch.cuda.is_available():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with joined():
+        sender.send(("result", "started"))
         for number in numbers:
             try:
                 sender.send(("result", task(number)))
@@ -110,7 +115,8 @@ def _rank_main(sender: Connection, task: Task, numbers: list[int], rank: int, ra
                 return
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

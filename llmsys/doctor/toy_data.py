@@ -1,0 +1,115 @@
+"""A small prepared dataset of a toy language and a run over it, made in a second: what crash drills train on."""
+
+import io
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import sentencepiece
+import xxhash
+
+from llmsys import shards
+from llmsys.config.run import RunConfig
+from llmsys.manifest import Histogram, Manifest, ReadSummary
+from llmsys.tokenizer import Tokenizer, load_tokenizer
+
+WORDS = "the cat dog tree house runs sees green old river and of to with it was small bright stone walks"
+VOCABULARY, LENGTH, SEQUENCES, STEPS = 384, 32, 8, 12
+
+
+def toy_config(folder: Path, **changes: Any) -> RunConfig:
+    """A run of twelve steps in bitwise mode, with experts, so that every number of processes has one trajectory."""
+    settings: dict[str, Any] = {
+        "run": {"name": "drill", "folder": folder / "run"},
+        "data": {"kind": "crawl", "folder": folder / "data"},
+        "tokenizer": {"kind": "sentencepiece", "vocab_size": VOCABULARY},
+        "model": {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": LENGTH,
+            "moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_shared_experts": 1},
+        },
+        "batch": {"sequence_length": LENGTH, "sequences": SEQUENCES, "micro_sequences": 2},
+        "train": {
+            "tokens": STEPS * SEQUENCES * LENGTH,
+            "precision": "fp32",
+            "log_every_steps": 1,
+            "reproducibility": "bitwise",
+            "threads_per_process": 1,
+            "hang_timeout_seconds": 8,
+        },
+        "checkpoint": {"every_steps": 2, "keep_last": 3},
+        "evaluation": {"every_steps": 4, "max_tokens": 64},
+    }
+    merged = {name: settings.get(name, {}) | changes.get(name, {}) for name in settings.keys() | changes.keys()}
+    return RunConfig.model_validate(merged)
+
+
+def make_toy_data(folder: Path, documents: int = 120, heldout: int = 6) -> None:
+    """Write tokenizer, token shards and manifest as `llmsys prepare` would."""
+    (folder / "tokenizer").mkdir(parents=True)
+    (folder / "tokens").mkdir()
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(_texts(200, seed=1)),
+        model_writer=model,
+        vocab_size=VOCABULARY,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    (folder / "tokenizer" / "tokenizer.model").write_bytes(model.getvalue())
+    tokenizer = load_tokenizer(folder / "tokenizer" / "tokenizer.model")
+    splits = {
+        "train": _write(folder, "train", _texts(documents, seed=2), tokenizer),
+        "heldout": _write(folder, "heldout", _texts(heldout, seed=3), tokenizer),
+    }
+    digests = [file.digest for split in splits.values() for file in split.files]
+    manifest = Manifest(
+        name="toy",
+        fingerprint=shards.dataset_fingerprint(tokenizer.fingerprint, digests),
+        config={},
+        config_digest="",
+        vocab_size=tokenizer.vocab_size,
+        token_dtype="uint16",
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        splits=splits,
+        documents=shards.DocumentFiles(),
+        dropped=shards.DocumentFiles(),
+        funnel=(),
+        languages={},
+        lengths=Histogram(edges=(0, 1), counts=(0,)),
+        read=ReadSummary(files=0, records=0, html_bytes=0),
+    )
+    shards.write_manifest(folder, manifest)
+
+
+def _texts(count: int, seed: int) -> list[str]:
+    choose = random.Random(seed)
+    return [" ".join(choose.choices(WORDS.split(), k=choose.randrange(10, 60))) + "." for _ in range(count)]
+
+
+def _write(folder: Path, split: str, documents: list[str], tokenizer: Tokenizer) -> shards.Split:
+    path = folder / "tokens" / f"{split}-00000.arrow"
+    schema = shards.token_schema("uint16")
+    urls = [f"http://toy.example/{split}/{number}" for number in range(len(documents))]
+    with shards.ShardWriter(path, schema) as writer:
+        columns = {
+            "tokens": [[*tokenizer.encode(text), tokenizer.eos_id] for text in documents],
+            "id": [f"{number:032x}" for number in range(len(documents))],
+            "file": ["toy.warc.gz"] * len(documents),
+            "offset": list(range(len(documents))),
+            "url_hash": [xxhash.xxh64_intdigest(url.encode()) for url in urls],
+            "text_bytes": [len(text.encode()) for text in documents],
+        }
+        writer.write(pa.record_batch(columns, schema=schema))
+    file = shards.describe_token_file(path)
+    return shards.Split(documents=file.rows, tokens=file.tokens, bytes=file.text_bytes, files=(file,))

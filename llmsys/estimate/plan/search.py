@@ -6,7 +6,7 @@ Gives the best few, those that nothing beats in both time and memory, and for ea
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from llmsys.config.engine import EngineConfig
+from llmsys.config.engine import EngineConfig, Torch
 from llmsys.config.rule import divisors
 from llmsys.config.run import RunConfig
 from llmsys.errors import LayoutError
@@ -161,7 +161,17 @@ def _changes(
             yield f"recompute={policy}", replace(best, recompute=policy)
     for engine in engines:
         if engine != best.engine:
-            yield engine_name(engine), replace(best, engine=engine)
+            yield engine_name(engine), _under(engine, best)
+
+
+def _under(engine: EngineConfig, best: Choice) -> Choice:
+    """The same ranks under another engine: DDP has copies where the others have shards."""
+    data = best.replicate * best.shard
+    if isinstance(engine, Torch) and engine.data_parallel == "ddp":
+        return replace(best, engine=engine, replicate=data, shard=1)
+    if best.shard == 1:
+        return replace(best, engine=engine, replicate=1, shard=data)
+    return replace(best, engine=engine)
 
 
 def _beside(size: int, of: int) -> list[int]:

@@ -102,15 +102,17 @@ def build(kind: str, objective: str) -> Engine:
     device, config = torch.device("cpu"), ModelConfig.model_validate(MODELS[objective])
     with torch.device("meta"):
         model = Transformer(config)
+    ranks = torch.distributed.get_world_size()
+    layout = Layout(replicate=ranks if kind == "ddp" else 1)
     common: dict[str, Any] = {
-        "meshes": make_meshes(Layout().fit(torch.distributed.get_world_size(), config), device),
+        "meshes": make_meshes(layout.fit(ranks, config), device),
         "optimizer": OPTIMIZER, "loss": training_loss(LossConfig(label_smoothing=SMOOTHING)),
         "compute_dtype": torch.float32, "seed": 7, "device": device,
     }  # fmt: skip
-    if kind == "torch":
+    if kind in ("torch", "ddp"):
         from llmsys.engine.torch_engine import TorchEngine
 
-        return TorchEngine(model, **common)
+        return TorchEngine(model, **common, data_parallel="ddp" if kind == "ddp" else "fsdp")
     from llmsys.engine.deepspeed_engine import DeepSpeedEngine
 
     return DeepSpeedEngine(model, zero_stage=2, **common)
@@ -132,7 +134,7 @@ def engine_run(rank: int, cases: list[tuple[str, str]]) -> list[Any]:
     return results
 
 
-CASES = [(kind, objective) for objective in MODELS for kind in ("torch", "zero2")]
+CASES = [(kind, objective) for objective in MODELS for kind in ("torch", "ddp", "zero2")]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -73,6 +73,11 @@ VERBS = {
         "llmsys calibrate --output mine.yaml --processes 2",
         takes_config=False,
     ),
+    "reconcile": Verb(
+        "hold what runs were predicted to take to what they took, and teach a device profile",
+        "llmsys reconcile runs/a runs/b --update mine.yaml",
+        takes_config=False,
+    ),
     "report": Verb(
         "write one HTML page about a dataset and a run",
         "llmsys report train/demo --output demo/report.html",

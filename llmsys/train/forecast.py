@@ -7,9 +7,9 @@ import torch
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.device import Device
-from llmsys.estimate.instants import GIB
 from llmsys.estimate.memory_peak import peak_memory
 from llmsys.estimate.parameters import count_parameters
+from llmsys.estimate.reconcile_text import size
 from llmsys.estimate.system import System
 from llmsys.estimate.time import step_time
 from llmsys.log import logger
@@ -63,7 +63,7 @@ def write_forecast(record: Record, step: int, config: RunConfig, device: torch.d
     found = forecast(config, device, profile)
     record.write("prediction", step, **found)
     memory, seconds = found["memory"], found["step_seconds"]
-    log.info("predicted: %.2f GiB on the fullest rank, %s", memory["peak_bytes"] / GIB, memory["instant"])
+    log.info("predicted: %s on the fullest rank, %s", size(memory["peak_bytes"]), memory["instant"])
     if seconds is None:
         log.info("predicted: no time of a step, since %s", found["why_no_time"])
     else:

@@ -17,7 +17,7 @@ from llmsys.config.run import RunConfig
 from llmsys.estimate.activation import batch_lengths
 from llmsys.estimate.device import Device, device_called, read_device
 from llmsys.estimate.flops import count_flops
-from llmsys.estimate.instants import GIB
+from llmsys.estimate.reconcile_text import size
 from llmsys.parallel.group import largest_over_ranks, world_size
 
 UNKNOWN = "unknown device"
@@ -125,7 +125,7 @@ class Meter:
         speed = tokens / seconds
         share = self.yardstick.utilisation(speed)
         self.details = {} if share is None else {"utilisation": f"{share:.1%}"}
-        self.details["memory"] = f"{memory / GIB:.2f} GiB"
+        self.details["memory"] = size(memory)
         return {
             "seconds": seconds,
             "data_wait_seconds": wait,

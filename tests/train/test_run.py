@@ -18,6 +18,7 @@ import yaml
 from launch.train import STOPPED
 from llmsys.log import latest_events, read_events
 from tests.helpers.dataset import VOCABULARY, make_dataset
+from tests.helpers.device_profile import write_abacus
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 12
@@ -49,6 +50,10 @@ def config(tmp_path: Path, dataset: Path) -> Path:
         "evaluation": {"every_steps": 2},  # an evaluation right before a save
         "generation": {"prompts": ["the cat"], "max_new_tokens": 8},
     }  # fmt: skip
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"good": "the cat", "bad": "cat the cat"}\n{"good": "the dog runs", "bad": "xq zy xq zy xq"}\n')
+    settings["evaluation"]["sets"] = [{"kind": "pairs", "path": str(pairs)}]
+    settings["flops"] = {"device": str(write_abacus(tmp_path / "abacus.yaml"))}
     path = tmp_path / "toy.yaml"
     path.write_text(yaml.safe_dump(settings))
     return path
@@ -118,6 +123,15 @@ def test_a_finished_run_is_left_alone_and_can_be_used(config: Path) -> None:
     evaluated = json.loads(llmsys("evaluate", config, "--json").stdout)
     assert evaluated["loss"] == pytest.approx(final_loss(config), abs=2e-3)
     assert evaluated["gzip_bits_per_byte"] > 0
+    events = latest_events(config.parent / "run" / "events.jsonl")
+    last = [event for event in events if event["event"] == "evaluation"][-1]
+    assert evaluated["sets"] == last["sets"]
+    assert evaluated["sets"]["pairs"]["accuracy"] == 1.0
+    assert all(0 < event["utilisation"] < 1 for event in events if event["event"] == "step")
+    reconciled = json.loads(llmsys("reconcile", config.parent / "run", "--json").stdout)["runs"][0]
+    assert (reconciled["device"], reconciled["ranks"]) == ("abacus", 2)
+    assert reconciled["parameters"]["predicted"] == reconciled["parameters"]["built"]
+    assert reconciled["step_seconds"]["residual"] > -1
     samples = json.loads(llmsys("generate", config, "--json", "--prompt", "the dog").stdout)
     assert samples[0]["prompt"] == "the dog"
     damaged = sorted((config.parent / "run" / "checkpoints").glob("*/__0_0.distcp"))[-1]

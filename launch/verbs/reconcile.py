@@ -1,0 +1,44 @@
+"""`llmsys reconcile`: what runs were predicted to take against what they took, and a profile that learns from it."""
+
+import argparse
+import json
+from pathlib import Path
+
+from llmsys.errors import ConfigError, DataError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Run folders; --update is the device profile to write."""
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folders")
+    parser.add_argument(
+        "--update", metavar="FILE", type=Path, help="device profile that gets the residual of the runs; made if missing"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a table for each run, then what keeps others from having one; with --json, as one object."""
+    from llmsys.config.yaml_text import dump
+    from llmsys.estimate.reconcile import profile_to_update, read_all, updated
+    from llmsys.estimate.reconcile_text import as_text
+    from llmsys.manifest import publish_bytes
+
+    runs, problems = read_all(arguments.runs)
+    if not runs:
+        raise DataError(" ".join(problems))
+    result = [one.as_data() for one in runs]
+    profile = None
+    if arguments.update is not None:
+        if not arguments.update.absolute().parent.is_dir():
+            raise ConfigError(f"{arguments.update.parent} is not a folder. Make it, or choose another --update.")
+        profile = updated(profile_to_update(arguments.update, runs), runs)
+        publish_bytes(arguments.update, dump(profile.model_dump(mode="json")).encode())
+    if arguments.json:
+        learnt = None if profile is None else profile.model_dump(mode="json")["residual"]
+        print(json.dumps({"runs": result, "problems": problems, "residual": learnt}))
+        return 0
+    print("\n\n".join([*map(as_text, result), *problems]))
+    if profile is not None:
+        for kind, one in profile.residual.items():
+            said = f"a factor of {one.factor:.3f} and a spread of {one.spread:.3f} from {len(one.runs)} runs"
+            print(f"\n{arguments.update}: {said}, for {kind} models on {profile.name}")
+    return 0

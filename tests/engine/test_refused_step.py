@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from llmsys.config.layout import Layout
+from llmsys.train.balance import settle_experts
 from tests.engine.test_parity import LEARNING_RATE, build, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 
@@ -40,8 +41,9 @@ def refuse_second(rank: int, cases: list[Any]) -> list[Any]:
                 batches = share_of(step, rank, torch.distributed.get_world_size(), micro_batches)
                 if step == 1 and with_refused:
                     refused = engine.train_step(batches, LEARNING_RATE, refuse, extras=(rank + 1.0, 5.0))
+                    settle_experts(engine.module, refused.applied)
                 elif step != 1:
-                    engine.train_step(batches, LEARNING_RATE)
+                    settle_experts(engine.module, engine.train_step(batches, LEARNING_RATE).applied)
             ends.append((whole_state(engine), engine.state().steps))
         results.append((refused, asked, *ends))
     return results

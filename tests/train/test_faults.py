@@ -204,6 +204,13 @@ def test_a_bad_first_step_finds_something_to_go_back_to(tmp_path: Path) -> None:
     assert weights(one) == pytest.approx(without(1))
 
 
+def test_experts_are_not_balanced_by_a_step_that_was_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    applied: list[bool] = []
+    monkeypatch.setattr("llmsys.train.trainer.settle_experts", lambda module, one: applied.append(one))
+    trainer(config(tmp_path), lambda step: step == 3).train()
+    assert applied == [step != 3 for step in range(1, STEPS + 1)]
+
+
 def test_a_stopped_run_saves_after_the_step_and_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     one, wish = config(tmp_path, **{"checkpoint.mode": "async"}), StopWish(environment={})
 

@@ -2,9 +2,9 @@
 
 Every rank holds everything: fp32 parameters that the forward reads as the compute dtype, and their moments.
 What accelerate does differently from the protocol, and how it is undone here: it averages gradients over ranks and
-over accumulation steps (the loss is multiplied by both), would copy rank 0's buffers to all ranks, expert counts among
-them (switched off), trains unconnected ranks without a word (refused), and brings plugins whose sharding knows nothing
-of our state (refused by name).
+over accumulation steps (the loss is multiplied by both), would copy rank 0's buffers to all ranks before each step
+(switched off), trains unconnected ranks without a word (refused), and brings plugins whose sharding knows nothing of
+our state (refused by name).
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.data.batch import Batch
@@ -28,6 +29,7 @@ from llmsys.engine.engine import (
     saved_buffers,
     sums_of,
 )
+from llmsys.engine.loss_scale import LossScale
 from llmsys.engine.objective import shares_of
 from llmsys.errors import ConfigError, LaunchError
 from llmsys.model.init import initial_value
@@ -36,9 +38,10 @@ from llmsys.optim.build import MOMENTS, make_optimizer
 from llmsys.optim.rate import set_rates
 from llmsys.parallel.apply import materialize
 from llmsys.parallel.cast import compute_in
+from llmsys.parallel.clip import clip_gradients
+from llmsys.parallel.copies import unlearnt
 from llmsys.parallel.group import world_size
 from llmsys.parallel.mesh import Meshes
-from llmsys.parallel.slices import as_shard
 
 PLUGINS = {
     "ACCELERATE_USE_FSDP": ("FSDP", "engine.kind=torch, which shards by layout.shard"),
@@ -65,14 +68,15 @@ class AccelerateEngine:
     ) -> None:
         self.device = device
         self.module = model
-        self._meshes = meshes
         self._loss = loss
         self._clip = optimizer.gradient_clip
-        self._accelerator = connected(compute_dtype, device, idle_parts(model))
+        self._scale = LossScale() if compute_dtype == torch.float16 else None
+        self._accelerator = connected(compute_dtype, device)
         materialize(model, device, lambda name, shape: initial_value(model.config, name, shape, seed))
         named = dict(model.named_parameters())
         compute_in(model, compute_dtype)
         self._optimizer = make_optimizer(named, optimizer, compute_dtype=compute_dtype)
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, unlearnt(model))
         with warnings.catch_warnings():  # torch has a newer name for a setting that accelerate passes on
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
             self._wrapped = self._accelerator.prepare_model(model)
@@ -83,23 +87,27 @@ class AccelerateEngine:
         """See Engine."""
         self._wrapped.train()
         counts = counts_of(batches, self.device)
+        scale = 1.0 if self._scale is None else self._scale.value
+        # accelerate divides by the accumulation steps that its config says, DDP by the ranks.
+        factor = scale * world_size() * self._accelerator.gradient_accumulation_steps
         total = torch.zeros((), device=self.device)
         for place, batch in enumerate(batches, start=1):
             last = place == len(batches)
             with contextlib.nullcontext() if last else self._accelerator.no_sync(self._wrapped):
-                total += self._backward(batch.to(self.device), counts)
-        norm = self._accelerator.clip_grad_norm_(self.module.parameters(), self._clip or float("inf"))
+                total += self._backward(batch.to(self.device), counts, factor)
+        norm = float(clip_gradients(self.module.parameters(), self._clip, scale))
         loss, sums = sums_of(total, counts[0], extras)
-        applied = accept(loss, float(norm))
+        fits = self._scale is None or self._scale.fits(loss, norm)
+        applied = fits and accept(loss, norm)
         if applied:
             set_rates(self._optimizer.param_groups, learning_rate)
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss, float(norm), int(counts[0]), applied, sums)
+        return StepResult(loss, norm, int(counts[0]), applied, sums)
 
-    def _backward(self, batch: Batch, counts: Tensor) -> Tensor:
+    def _backward(self, batch: Batch, counts: Tensor, factor: float) -> Tensor:
         share, nats = shares_of(self.module, self._wrapped, batch, self._loss, counts)
-        self._accelerator.backward(share * (world_size() * self._accelerator.gradient_accumulation_steps))
+        self._accelerator.backward(share * factor)
         return nats
 
     @torch.no_grad()
@@ -110,41 +118,38 @@ class AccelerateEngine:
         return logits_BTV
 
     def state(self) -> LogicalState:
-        """See Engine. All ranks have the same; each keeps its share of the first dimension."""
-        shares = {name: as_shard(whole, self._meshes.world) for name, whole in self._living().items()}
-        buffers = {f"buffer/{name}": buffer for name, buffer in saved_buffers(self.module)}
-        return LogicalState(shares | buffers, int(self._counters()[0]))
-
-    def load(self, state: LogicalState) -> None:
-        """See Engine."""
-        living = self._living() | {f"buffer/{name}": buffer for name, buffer in saved_buffers(self.module)}
-        for name, tensor in state.tensors.items():
-            living[name].copy_(tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor)
-        for steps in self._counters():
-            steps.fill_(state.steps)
-
-    def _living(self) -> dict[str, Tensor]:
-        """Masters and moments by their logical names."""
+        """See Engine. The tensors are the living ones, the same on all ranks."""
         tensors: dict[str, Tensor] = {}
         states = self._optimizer.state
         for name, parameter in self.module.named_parameters():
             tensors[f"parameter/{name}"] = parameter.detach()
             moments = states[parameter]
-            tensors |= {f"{ours}/{name}": moments[theirs] for ours, theirs in MOMENTS.items()}
-        return tensors
+            tensors |= {f"{ours}/{name}": moments[theirs] for ours, theirs in MOMENTS.items() if theirs in moments}
+        tensors |= {f"buffer/{name}": buffer for name, buffer in saved_buffers(self.module)}
+        tensors |= {} if self._scale is None else self._scale.state()
+        return LogicalState(tensors, int(self._counters()[0]))
+
+    def load(self, state: LogicalState) -> None:
+        """See Engine."""
+        own = self.state().tensors
+        for name, tensor in state.tensors.items():
+            if own[name] is not tensor:
+                own[name].copy_(tensor)
+        for steps in self._counters():
+            steps.fill_(state.steps)
 
     def _counters(self) -> list[Tensor]:
         return [moments["step"] for moments in self._optimizer.state.values()]
 
 
-def connected(compute_dtype: torch.dtype, device: torch.device, idle: bool) -> Accelerator:
+def connected(compute_dtype: torch.dtype, device: torch.device) -> Accelerator:
     """An Accelerator in which the ranks of this run are one group.
 
     Raises ConfigError for what its config asks and this engine cannot keep, LaunchError for ranks that are not joined.
     """
     for problem in config_problems(os.environ, PRECISIONS[compute_dtype]):
         raise ConfigError(problem)
-    handler = DistributedDataParallelKwargs(broadcast_buffers=False, find_unused_parameters=idle)
+    handler = DistributedDataParallelKwargs(broadcast_buffers=False)
     accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=[handler])
     kind = accelerator.distributed_type.value
     if world_size() > 1 and (kind == "NO" or accelerator.num_processes != world_size()):
@@ -181,9 +186,3 @@ def config_problems(environment: Mapping[str, str], precision: str) -> list[str]
             f"Set dynamo_backend: 'no', and train.compile=block to compile it block by block."
         )
     return problems
-
-
-def idle_parts(model: Transformer) -> bool:
-    """Whether parameters stay out of the loss, as BERT's pooler does when only masks are learnt."""
-    head = model.config.head
-    return head.kind == "mlm" and (head.pooler or head.next_sentence)

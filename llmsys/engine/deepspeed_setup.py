@@ -149,8 +149,8 @@ def materialize_partitioned(
 def _gather_from_outside(model: Transformer) -> None:
     """Tell ZeRO-3 which parameters are read outside the forward of the module that owns them.
 
-    A layer of experts is gathered as a whole: its router is asked for scores without a forward of its own, and a rank
-    without tokens for an expert must reduce that expert's gradient all the same.
+    A layer of experts is gathered and reduced as a whole: its router is asked for scores without a forward of its own.
+    That an expert gets no tokens on some rank holds nobody up, since the experts of a layer are one parameter.
     """
     if model.moe_layers():
         deepspeed.utils.set_z3_leaf_modules(model, [MoE])

@@ -11,18 +11,27 @@ from typing import Any
 
 TIMEOUT_SECONDS = 240
 
+# Processes are forked from a server that has imported these and done nothing with them: importing torch once for each
+# process of each group would cost more than what most tests do.
+PRELOADED = ["torch", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint"]
+
 
 def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
     """`function(rank, *arguments)` on `world_size` fresh processes; the results by rank.
 
     An exception on any rank fails the test with that rank's number and traceback; a rank that hangs is named.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
         processes = [
-            context.Process(target=_rank_main, args=(sender, store, rank, world_size, function, arguments), daemon=True)
+            context.Process(
+                target=_rank_main,
+                args=(sender, store, rank, world_size, dict(os.environ), function, arguments),
+                daemon=True,
+            )
             for rank, (_, sender) in enumerate(pipes)
         ]
         for process in processes:
@@ -45,8 +54,16 @@ def _answer(rank: int, receiver: Connection) -> Any:
 
 
 def _rank_main(
-    sender: Connection, store: str, rank: int, world_size: int, function: Callable[..., Any], arguments: tuple[Any, ...]
+    sender: Connection,
+    store: str,
+    rank: int,
+    world_size: int,
+    environment: dict[str, str],
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
+    os.environ.clear()  # the server's is that of its first use
+    os.environ |= environment
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "1"}
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     import torch

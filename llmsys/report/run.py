@@ -15,7 +15,17 @@ import yaml
 
 from llmsys.log import Event, iterate_events
 
-CURVES = ("tokens", "loss", "learning_rate", "gradient_norm", "tokens_per_second", "seconds", "data_wait_seconds")
+CURVES = (
+    "tokens",
+    "loss",
+    "learning_rate",
+    "gradient_norm",
+    "tokens_per_second",
+    "seconds",
+    "data_wait_seconds",
+    "utilisation",
+    "memory_bytes",
+)
 MISSING = float("nan")
 
 MAX_LOAD_NUMBERS = 200_000
@@ -107,6 +117,9 @@ class RunRecord:
     samples: dict[int, Event] = field(default_factory=dict)
     checkpoints: dict[int, Event] = field(default_factory=dict)
     finish: Event | None = None
+    last_step: Event | None = None
+    prediction: Event | None = None
+    measured: Event | None = None
     last_time: float = 0.0
     notes: list[str] = field(default_factory=list)
 
@@ -132,20 +145,35 @@ class RunRecord:
             self._start(event)
         elif kind == "finish":
             self.finish = event
+        elif kind == "prediction":
+            self._predicted(event)
+        elif kind == "measured":
+            self.measured = event if float(event["peak_bytes"]) >= 0 and float(event["step_seconds"]) > 0 else None
         elif not isinstance(event.get("step"), int):
             return
         elif kind == "step":
             self.curves.append(event)
+            self.last_step = event
         elif kind == "experts":
             self.experts.append(event)
         elif kind in ("evaluation", "samples", "checkpoint"):
             table = {"evaluation": self.evaluations, "samples": self.samples, "checkpoint": self.checkpoints}[kind]
             table[event["step"]] = event
 
+    def _predicted(self, event: Event) -> None:
+        """Raises KeyError or TypeError where a field is not what it should be."""
+        seconds = event["step_seconds"]
+        numbers = [
+            event["memory"]["peak_bytes"],
+            *([] if seconds is None else [seconds[p] for p in ("p10", "p50", "p90")]),
+        ]
+        if min(numbers) > 0 and isinstance(event["memory"]["instant"], str) and isinstance(event["device"], str):
+            self.prediction = event
+
     def _start(self, event: Event) -> None:
         """A start from step s takes back what was recorded of later steps: that part of the trajectory was lost."""
         self.starts.append(event)
-        self.finish = None
+        self.finish = self.prediction = self.measured = None
         step = event.get("resumed_from") or 0
         self.curves.cut_after(step)
         self.experts.cut_after(step)

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 
 from llmsys.log import duration
 from llmsys.report import plots
+from llmsys.report.cost_sections import answers, cost_numbers, prediction
 from llmsys.report.markup import Html, amount, definitions, fold, number, percent, section, table, tag, user_text
 from llmsys.report.plots import Figure
 from llmsys.report.run import RunRecord
@@ -43,7 +44,10 @@ def run_parts(record: RunRecord, tokens_per_byte: float | None) -> list[Part]:
         record: what the run's folder held.
         tokens_per_byte: of the training text, to show the training loss in bits per byte; None when unknown.
     """
-    parts = [_yardstick(record), _training(record, tokens_per_byte), _experts(record), _samples(record)]
+    tables = (("answers", "Answers", answers(record)), ("prediction", "Prediction", prediction(record)))
+    asked, predicted = (None if html is None else Part(anchor, title, html) for anchor, title, html in tables)
+    training = _training(record, tokens_per_byte)
+    parts = [_yardstick(record), asked, training, predicted, _experts(record), _samples(record)]
     return [one for one in parts if one is not None]
 
 
@@ -70,7 +74,7 @@ def run_numbers(record: RunRecord) -> Numbers:
         numbers.append(("tokens trained", amount(tokens) if tokens == tokens else "–", remark))
         if speed == speed:
             numbers.append(("tokens per second", amount(speed), _machine(record)))
-    return numbers
+    return numbers + cost_numbers(record)
 
 
 def state(record: RunRecord) -> tuple[str, str]:
@@ -132,6 +136,7 @@ def _training(record: RunRecord, tokens_per_byte: float | None) -> Part | None:
         ("learning_rate", "Learning rate", "learning rate", plots.BLUE, "power"),
         ("gradient_norm", "Gradient norm", "norm before clipping", plots.ORANGE, ""),
         ("tokens_per_second", "Speed", "tokens per second", plots.GREEN, ""),
+        ("utilisation", "Utilisation", "share of the peak", plots.BLUE, ""),
     ]
     for name, title, unit, colour, exponents in small:
         if any(value == value for value in columns[name]):

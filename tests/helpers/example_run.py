@@ -50,6 +50,9 @@ def run_events(steps: int = 400, layers: int = 4, experts: int = 8, every: int =
     start = {"engine": "torch", "world_size": 2, "parameters": 10_240_000, "parameters_active": 4_120_000,
              "device": "cpu", "tokens_per_step": TOKENS_PER_STEP, "steps": steps, "resumed_from": None}  # fmt: skip
     events: list[dict[str, Any]] = [{"time": BEGAN, "event": "start", **start}]
+    events.append({"time": BEGAN, "event": "prediction", "step": 0, "device": "abacus",
+                   "memory": {"peak_bytes": 2**31, "instant": "in the loss", "kind": "reserved"},
+                   "step_seconds": {"p10": 0.7, "p50": 0.8, "p90": 0.95}})  # fmt: skip
     for step in range(every, steps + 1, every):
         now = {"time": round(BEGAN + step * 0.9, 3), "step": step, "tokens": step * TOKENS_PER_STEP}
         loss = 3.1 + 5.9 * math.exp(-step / 60) + chance.gauss(0, 0.06)
@@ -62,18 +65,22 @@ def run_events(steps: int = 400, layers: int = 4, experts: int = 8, every: int =
         rate = 3e-3 * min(1, step / 20) * min(1, max(0.1, (steps - step) / (0.2 * steps)))
         events.append({**now, "event": "step", "loss": loss, "learning_rate": rate, "gradient_norm": norm,
                        "tokens_per_second": 18_200 + chance.gauss(0, 350), "seconds": 0.9,
-                       "data_wait_seconds": abs(chance.gauss(0.004, 0.003))})  # fmt: skip
+                       "data_wait_seconds": abs(chance.gauss(0.004, 0.003)), "utilisation": 0.31,
+                       "utilisation_of": "causal, abacus, bf16", "memory_bytes": 3 * 2**30})  # fmt: skip
         if layers and step % (4 * every) == 0:
             events.append({**now, "event": "experts", "load": _load(chance, layers, experts, step / steps)})
         if step % (steps // 4 // every * every) == 0:
             nats = 3.2 + 5.9 * math.exp(-step / 60)
             bits = nats / math.log(2) / 3.9
             measured = {"loss": nats, "bits_per_byte": bits, "perplexity": math.exp(nats)}
-            events.append({**now, "event": "evaluation", **measured, **HELD_BACK})
+            answers = {"accuracy": 0.61, "accuracy_per_byte": 0.6, "accuracy_per_token": 0.58, "questions": 1_000}
+            sets = {"sets": {HOSTILE[:40]: answers}}
+            events.append({**now, "event": "evaluation", **measured, **HELD_BACK, **sets})
             events.append({**now, "event": "checkpoint", "folder": f"checkpoints/step-{step:08d}", "seconds": 0.8})
     samples = [{"prompt": "The town", "text": "The town was built on the river in the early years of the century."},
                {"prompt": "<b>Once</b>", "text": HOSTILE}]  # fmt: skip
     final = {"time": BEGAN + steps, "step": steps}
+    events.append({**final, "event": "measured", "step_seconds": 0.9, "steps": steps, "peak_bytes": 3 * 2**30})
     events.append({**final, "event": "samples", "samples": samples})
     events.append({**final, "event": "finish", "tokens": steps * TOKENS_PER_STEP, "seconds": steps * 0.9})
     return events

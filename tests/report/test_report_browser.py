@@ -17,6 +17,7 @@ MARKS = {
     "plot-learning-rate": 1,
     "plot-gradient-norm": 1,
     "plot-tokens-per-second": 1,
+    "plot-utilisation": 1,
     "plot-data-wait": 1,
     "plot-experts": 1,
     "plot-balance": 3,
@@ -55,7 +56,14 @@ def test_the_page_takes_the_colours_of_a_dark_desktop(folders, tmp_path):
         (["start"], set()),
         (
             ["start", "step"],
-            {"plot-loss", "plot-learning-rate", "plot-gradient-norm", "plot-tokens-per-second", "plot-data-wait"},
+            {
+                "plot-loss",
+                "plot-learning-rate",
+                "plot-gradient-norm",
+                "plot-tokens-per-second",
+                "plot-utilisation",
+                "plot-data-wait",
+            },
         ),
     ],
 )

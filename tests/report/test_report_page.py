@@ -58,7 +58,23 @@ def test_every_section_can_be_jumped_to(folders):
     page = _without_scripts(write_report(*folders))
     anchors = re.findall(r'<a href="#([a-z]+)">', page)
     assert anchors == re.findall(r'<section id="([a-z]+)">', page)
-    assert anchors == ["yardstick", "training", "experts", "samples", "funnel", "distributions", "reading", "origin"]
+    assert anchors == [
+        "yardstick", "answers", "training", "prediction", "experts", "samples",
+        "funnel", "distributions", "reading", "origin",
+    ]  # fmt: skip
+
+
+def test_costs_stand_beside_what_was_predicted(folders):
+    page = _without_scripts(write_report(*folders))
+    for text in ("61.0%", "31.0%", "causal, abacus, bf16", "3.00 GiB", "+50.0%", "0.8 s (0.7 to 0.95)", "+12.5%"):
+        assert text in page
+    broken = [
+        {"event": "prediction", "memory": {}},
+        {"event": "measured"},
+        {"event": "evaluation", "step": 400, "sets": {"x": {}}},
+    ]
+    write_run(folders[0], [*run_events(), *broken])
+    assert "2 events in" in _without_scripts(write_report(*folders))
 
 
 def test_every_drop_shows_its_value_and_threshold(folders):

@@ -1,0 +1,70 @@
+"""What the page says about answers to questions, about utilisation and memory, and about predicted and measured.
+
+Reads a `RunRecord`; gives sections and key numbers that run_sections.py puts in their places. A part with nothing to
+show is None.
+"""
+
+import math
+from typing import Any
+
+from llmsys.estimate.reconcile_text import size
+from llmsys.report.markup import Html, section, table, tag
+from llmsys.report.run import RunRecord
+
+Numbers = list[tuple[str, str, str]]
+
+
+def cost_numbers(record: RunRecord) -> Numbers:
+    """Utilisation with what it is a share of, memory of the fullest rank, and experts that got no token."""
+    share, memory = record.curves.last("utilisation"), record.curves.last("memory_bytes")
+    numbers: Numbers = []
+    if not math.isnan(share):
+        numbers.append(("utilisation", f"{share:.1%}", str((record.last_step or {}).get("utilisation_of", ""))))
+    if not math.isnan(memory):
+        numbers.append(("memory", size(memory), "of the fullest rank"))
+    if record.experts.whole:
+        loads = record.experts.whole[max(record.experts.whole)]
+        dead = sum(share == 0 for layer in loads for share in layer)
+        numbers.append(("experts without a token", str(dead), f"of {sum(map(len, loads))} in all layers, last record"))
+    return numbers
+
+
+def answers(record: RunRecord) -> Html | None:
+    """A table of the sets of questions, as the last evaluation that asked them found."""
+    asked = [event for _, event in sorted(record.evaluations.items()) if isinstance(event.get("sets"), dict)]
+    if not asked:
+        return None
+    keys = ("accuracy", "accuracy_per_byte", "accuracy_per_token")
+    rows = [
+        [name, *(f"{one[key]:.1%}" for key in keys), f"{one['questions']:,}"]
+        for name, one in asked[-1]["sets"].items()
+        if all(isinstance(one.get(key), float | int) for key in (*keys, "questions"))
+    ]
+    head = ("set", "by likelihood", "per byte", "per token", "questions")
+    lead = tag("p", f"Share of questions whose right answer was the likeliest, after step {asked[-1]['step']:,}.")
+    return section("answers", "Answers", lead, table(head, rows, numeric=[1, 2, 3, 4]))
+
+
+def prediction(record: RunRecord) -> Html | None:
+    """A table of what the estimate said before the first step, and what the steps took."""
+    said, took = record.prediction, record.measured
+    if said is None:
+        return None
+    memory, seconds = said["memory"], said["step_seconds"]
+    rows = [
+        [f"memory, {memory['instant']}", size(memory["peak_bytes"]), *_beside(took, "peak_bytes", memory["peak_bytes"])]
+    ]
+    if seconds is not None:
+        interval = f"{seconds['p50']:.3g} s ({seconds['p10']:.3g} to {seconds['p90']:.3g})"
+        rows.append([f"step on {said['device']}", interval, *_beside(took, "step_seconds", seconds["p50"])])
+    note = None if seconds is not None else tag("p", f"No time of a step: {said.get('why_no_time')}", class_="muted")
+    return section(
+        "prediction", "Prediction", table(("", "predicted", "measured", "residual"), rows, numeric=[1, 2, 3]), note
+    )
+
+
+def _beside(took: dict[str, Any] | None, key: str, predicted: float) -> list[str]:
+    if took is None:
+        return ["–", "–"]
+    measured = size(took[key]) if key == "peak_bytes" else f"{took[key]:.3g} s"
+    return [measured, f"{took[key] / predicted - 1:+.1%}"]

@@ -55,6 +55,8 @@ def _bought(config: ScaleConfig) -> Any:
 
     assert config.device is not None, "the config refuses hours without a device"
     device = read_device(config.device)
+    if device.watts is None:
+        raise ConfigError(f"{device.name} has no watts in its profile, and energy needs them. Add watts: to the file.")
     return operations(config, Accelerator(device.name, device.peak("bf16"), device.watts))
 
 

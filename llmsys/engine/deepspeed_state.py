@@ -3,7 +3,7 @@
 A parameter's master or moment is given and taken whole, one at a time.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -84,12 +84,12 @@ class FlatState:
 
     def get(self, parameter: nn.Parameter, key: str | None) -> Tensor:
         """See Place."""
-        whole: Tensor = parameter.get_full_hp_param(key)  # type: ignore[operator]
+        whole: Tensor = cast(Any, parameter).get_full_hp_param(key)  # DeepSpeed gives parameters methods
         return whole
 
     def set(self, parameter: nn.Parameter, value: Tensor, key: str | None) -> None:
         """See Place."""
-        parameter.set_full_hp_param(value, key)  # type: ignore[operator]
+        cast(Any, parameter).set_full_hp_param(value, key)
 
     def publish(self) -> None:
         """See Place."""

@@ -105,7 +105,8 @@ class MoE(Float32Buffers):
         if self._auxiliary is None:
             return torch.zeros((), device=self.balance_bias_E.device)
         (balance, z_loss), num_tokens = self._auxiliary
-        return (balance * self.balance_factor + z_loss) / num_tokens.clamp(min=1)
+        weighted: Tensor = (balance * self.balance_factor + z_loss) / num_tokens.clamp(min=1)
+        return weighted
 
     def _route(self, scores: Scores, real_BT: Tensor) -> Routing:
         how, balance = self.config.routing, self.config.balance

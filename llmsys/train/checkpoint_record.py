@@ -11,17 +11,23 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from llmsys.errors import CheckpointError
 from llmsys.manifest import publish_bytes
 
 FORMAT = 1
 RECORD = "state.json"
+BLAKE2B_DIGITS = 128
 
 
-def digest_of(file: Path) -> str:
-    """The blake2b of a file's bytes, in hex."""
+def digest_of(file: Path, like: str = "") -> str:
+    """The xxh3_128 of a file's bytes, in hex: ten times as fast as blake2b, and enough against damage.
+
+    The blake2b, which checkpoints had before, where `like` is one.
+    """
     with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "blake2b").hexdigest()
+        return hashlib.file_digest(opened, "blake2b" if len(like) == BLAKE2B_DIGITS else xxhash.xxh3_128).hexdigest()
 
 
 def digests_of(files: Iterable[Path]) -> dict[str, str]:
@@ -76,7 +82,7 @@ def problem_of(checkpoint: Path, share: int = 0, shares: int = 1) -> str | None:
             if not (checkpoint / name).exists():
                 return f"{name} is missing"
         for name in sorted(digests)[share::shares]:
-            if digest_of(checkpoint / name) != digests[name]:
+            if digest_of(checkpoint / name, digests[name]) != digests[name]:
                 return f"{name} is damaged (its digest differs from the recorded one)"
     except CheckpointError as error:
         return str(error)

@@ -1,5 +1,6 @@
 """Saving: in the background as at once, on several ranks, killed or refused in any phase; the last good one stays."""
 
+import hashlib
 import multiprocessing
 import signal
 import time
@@ -105,6 +106,17 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: str, name: str) -> None
     DAMAGES[damage](tmp_path / "step-00000010" / name)
     said = "missing" if damage == "missing" else "damaged (its digest differs from the recorded one)"
     assert problem_of(tmp_path / "step-00000010") == f"{name} is {said}"
+
+
+def test_digests_of_older_checkpoints_are_still_verified(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    checkpoint = tmp_path / "step-00000010"
+    record = read_record(checkpoint)
+    files = {name: hashlib.blake2b((checkpoint / name).read_bytes()).hexdigest() for name in record["files"]}
+    checkpoint_write.write_record(checkpoint, record | {"files": files})
+    assert problem_of(checkpoint) is None
+    DAMAGES["flipped"](checkpoint / ".metadata")
+    assert ".metadata is damaged" in str(problem_of(checkpoint))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,11 @@ class Torch(Section):
     offload: Literal["none", "state"] = Field(
         "none", description="state: masters, gradients and moments live in host memory, and the step runs there."
     )
+    gradients: Literal["sharded", "whole"] = Field(
+        "sharded",
+        description="Where gradients of several micro-batches add up under fsdp: sharded sums over ranks after each; "
+        "whole keeps them in fp32 on every rank and sums over ranks once a step.",
+    )
 
 
 class Deepspeed(Section):

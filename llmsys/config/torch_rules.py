@@ -25,6 +25,12 @@ def torch_problems(engine: EngineConfig, layout: Layout, train: TrainConfig, mod
             f"{train.recompute} with experts cannot be compiled: torch.compile gives such blocks up whole. "
             "Use train.compile=none or train.recompute=none.",
         )
+    if engine.kind == "torch" and engine.gradients == "whole" and train.reproducibility == "bitwise":
+        yield Broken(
+            "engine.gradients",
+            "whole sums micro-batches before ranks, and train.reproducibility=bitwise has an order of its own. "
+            "Use engine.gradients=sharded, or train.reproducibility=fast.",
+        )
     if train.products == "fp8":
         yield from _fp8_problems(engine, layout, train)
 

@@ -4,7 +4,7 @@ fp32 masters live in shards or copies; the forward computes in the given dtype; 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from llmsys.optim.rate import set_rates
 from llmsys.parallel.clip import clip_gradients
 from llmsys.parallel.copies import Copies
 from llmsys.parallel.mesh import Meshes
-from llmsys.parallel.shards import DataParallel, Offload, Shards
+from llmsys.parallel.shards import DataParallel, Gradients, Offload, Shards
 from llmsys.parallel.slices import by_mesh
 from llmsys.parallel.whole_matrices import on_whole_matrices
 
@@ -53,6 +53,7 @@ class TorchEngine:
         device: torch.device,
         data_parallel: Literal["fsdp", "ddp"] = "fsdp",
         offload: Offload = "none",
+        gradients: Gradients = "sharded",
     ) -> None:
         self.device = device
         self.module = model
@@ -69,9 +70,8 @@ class TorchEngine:
         if data_parallel == "ddp":
             self._ranks = Copies(model, meshes, compute_dtype=compute_dtype, device=device, initial=initial)
         else:
-            self._ranks = Shards(
-                model, meshes, compute_dtype=compute_dtype, device=device, offload=offload, initial=initial
-            )
+            where: dict[str, Any] = {"device": device, "offload": offload, "gradients": gradients}
+            self._ranks = Shards(model, meshes, compute_dtype=compute_dtype, initial=initial, **where)
         self._optimizer = make_optimizer(
             dict(model.named_parameters()),
             optimizer,

@@ -103,7 +103,8 @@ class StepInstants:
         """Gradients once they are summed over the ranks."""
         if self._offload != "none":
             return Item("gradients", 0)
-        if self.system.gradients == "whole" and self._micro_batches > 1:
+        ours = getattr(self.config.engine, "gradients", "sharded")
+        if "whole" in (ours, self.system.gradients) and self._micro_batches > 1:
             return Item("whole gradients in float32", FP32 * self._whole.matrices)
         return Item("gradients", self._sizes.gradients)
 

@@ -28,7 +28,7 @@ def sharding_of(config: RunConfig) -> Sharding:
     engine = config.engine
     if engine.kind == "torch":
         split = engine.data_parallel == "fsdp"
-        return Sharding(split, split)
+        return Sharding(split, split and engine.gradients == "sharded")
     if engine.kind == "deepspeed":
         return Sharding(engine.zero_stage == 3, engine.zero_stage >= 2)
     return Sharding(False, False)
@@ -101,8 +101,11 @@ def data_seconds(bench: Bench, sharding: Sharding, passes: Passes, micro_batches
     hide = bench.software.data_overlap
     if sharding.weights_split:
         forward = _exposed(gather, hide, passes.forward)
-        backward = _exposed(gather + scatter + copies / micro_batches, hide, passes.backward)
-        return micro_batches * (forward + backward)
+        if sharding.reduce_each_pass:
+            backward = _exposed(gather + scatter + copies / micro_batches, hide, passes.backward)
+            return micro_batches * (forward + backward)
+        last = _exposed(gather + scatter + copies, hide, passes.backward)
+        return micro_batches * forward + (micro_batches - 1) * _exposed(gather, hide, passes.backward) + last
     # Whole weights: gradients travel behind the backward of the last micro-batch, or of each, and a step's new weights
     # behind the next forward. An all-reduce is the same two.
     times = micro_batches if sharding.reduce_each_pass else 1

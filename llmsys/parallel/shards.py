@@ -22,6 +22,7 @@ from llmsys.parallel.parts import Parts
 from llmsys.parallel.tensor import PartialGradients
 
 Offload = Literal["none", "state"]
+Gradients = Literal["sharded", "whole"]
 Initial = Callable[[str, torch.Size], Tensor]
 
 
@@ -59,6 +60,7 @@ class Shards:
         compute_dtype: torch.dtype,
         device: torch.device,
         offload: Offload,
+        gradients: Gradients,
         initial: Initial,
     ) -> None:
         self.forward: Callable[..., Tensor] = model
@@ -67,15 +69,21 @@ class Shards:
         self._partial = PartialGradients(model, meshes.tensor)
         shard_parameters(model, meshes, compute_dtype, offload)
         self._units = [module for module in model.modules() if isinstance(module, FSDPModule)]
-        self._replicated = meshes.layout.replicate > 1
+        self._replicated, self._whole = meshes.layout.replicate > 1, gradients == "whole"
         if meshes.expert is not None:
             prefetch(model)
         materialize(model, device, initial, on_host=offload == "state")
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """See DataParallel. Shards are summed after every backward, in fp32; between replicas once per step."""
-        if self._replicated:
-            for unit in self._units:
+        """See DataParallel. All in fp32: sums over shards after every backward, between replicas once per step.
+
+        Whole gradients add up where they are instead, four bytes for each parameter of this rank's experts and of all
+        else, and are summed over ranks once per step.
+        """
+        for unit in self._units:
+            if self._whole:
+                unit.set_requires_gradient_sync(last, recurse=False)
+            elif self._replicated:
                 unit.set_requires_all_reduce(last, recurse=False)
         return contextlib.nullcontext()
 

@@ -184,7 +184,7 @@ def _named_engine(config: RunConfig, meshes: Meshes, device: torch.device, noise
         return BitwiseEngine(model, **common)
     from llmsys.engine.torch_engine import TorchEngine
 
-    ways: dict[str, Any] = {"data_parallel": config.engine.data_parallel, "offload": config.engine.offload}
+    ways = config.engine.model_dump(include={"data_parallel", "offload", "gradients"})
     engine = TorchEngine(model, **common, **ways)
     if noise is not None:
         noise.engine = engine

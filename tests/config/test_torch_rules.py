@@ -29,6 +29,8 @@ MOE: dict[str, Any] = {
         ({"train": {"compile": "block", "recompute": "block"}, "model": MOE}, "train.recompute: block with experts "
          "cannot be compiled: torch.compile gives such blocks up whole. Use train.compile=none or"),
         ({"train": {"compile": "block", "precision": "fp16"}, "model": MOE}, "needs train.precision=bf16: compiled"),
+        ({"train": {"reproducibility": "bitwise"}, "engine": {"kind": "torch", "gradients": "whole"}},
+         "engine.gradients: whole sums micro-batches before ranks, and train.reproducibility=bitwise has an order of"),
         ({"train": {"products": "fp8"}, "engine": {"kind": "deepspeed"}}, "train.products: fp8 cannot be had: "
          "engine.kind=deepspeed does not know its layers. Use engine.kind=torch, or train.products=compute."),
         ({"train": {"products": "fp8"}, "engine": DDP}, "ddp casts every weight by itself. Use engine.data_parallel="),

@@ -73,7 +73,7 @@ def plain_run(clip: float, steps: int = STEPS, **changes: object) -> tuple[list[
 def build(kind: str, layout: Layout, clip: float, micro_batches: int, **changes: object) -> Engine:
     """An engine as the trainer would build it: "torch", "accelerate", "zero3" or "bitwise", and what more words say.
 
-    "bf16", "fp16", "offload", "ddp" (of torch), "block" and "selective" (recomputation).
+    "bf16", "fp16", "offload", "ddp" and "whole" gradients (of torch), "block" and "selective" (recomputation).
     """
     device = torch.device("cpu")
     config = tiny_config(**changes)
@@ -94,6 +94,7 @@ def build(kind: str, layout: Layout, clip: float, micro_batches: int, **changes:
         from llmsys.engine.torch_engine import TorchEngine
 
         ways: dict[str, Any] = {"data_parallel": "ddp" if "ddp" in words else "fsdp"}
+        ways |= {"gradients": "whole" if "whole" in words else "sharded"}
         return TorchEngine(model, **common, **ways, offload="state" if "offload" in words else "none")
     if words[0] == "bitwise":
         from llmsys.engine.bitwise_engine import BitwiseEngine
@@ -155,6 +156,7 @@ CASES = {
         "fsdp expert=2, offload, blocks recomputed": ("torch offload block", Layout(expert=2), 0.5, 2, MOE),
         "fsdp expert=2, selective": ("torch selective", Layout(expert=2), 0.5, 2, MOE),
         "bitwise expert=2, selective": ("bitwise selective", Layout(expert=2), 0.5, 2, MOE),
+        "fsdp expert=2, whole gradients": ("torch whole", Layout(expert=2), 0.5, 2, MOE),
         "hsdp two micro-batches": ("torch", Layout(replicate=2), 0.5, 2, MOE),
         "ddp two micro-batches, clipped": ("torch ddp", Layout(replicate=2), 0.5, 2, MOE),
         "ddp dense tied, blocks recomputed": ("torch ddp block", Layout(replicate=2), 0.5, 1, DENSE_TIED),
@@ -189,6 +191,7 @@ CASES = {
         ),
         "bitwise 2x2 expert=2": ("bitwise", Layout(replicate=2, expert=2), 0.5, 1, MOE),
         "fsdp expert=4": ("torch", Layout(expert=4), 0.0, 1, MOE),
+        "hsdp 2x2 expert=2, whole gradients": ("torch whole", Layout(replicate=2, expert=2), 0.5, 2, MOE),
         "zero2 expert=2 of 4": ("zero2", Layout(expert=2), 0.5, 1, MOE),
         "zero0 expert=2 of 4": ("zero0", Layout(expert=2), 0.5, 1, MOE),
         "zero3 of 4": ("zero3", Layout(), 0.5, 1, MOE),

@@ -1,10 +1,8 @@
-"""Masters and moments under ZeRO-3, where weights come before the forward of a layer and go after it."""
+"""Masters and moments under ZeRO-3, where the weights of a block come before it is used and go after it."""
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from llmsys.engine.deepspeed_gate import StepGate
 from llmsys.engine.deepspeed_place import empty_moments
@@ -20,7 +18,6 @@ class PartitionedState:
         for shard in self._zero.fp32_partitioned_groups_flat:
             self._zero.optimizer.state[shard] = empty_moments(shard)
         self._gate = StepGate(self._zero)
-        _gather_unseen(self._zero.parameter_offload)
 
     def get(self, parameter: nn.Parameter, key: str | None) -> Tensor:
         """See Place."""
@@ -55,20 +52,3 @@ class PartitionedState:
     def step(self, loss: float, accept: Accept) -> tuple[float, bool]:
         """See Place."""
         return self._gate.step(self._engine, loss, accept)
-
-
-def _gather_unseen(hooks: Any) -> None:
-    """Weights come and go behind the back of selective recomputation, which must find the same operations twice.
-
-    The second time a layer's weights may be there already.
-    """
-    for name in ("pre_sub_module_forward_function", "post_sub_module_forward_function"):
-        setattr(hooks, name, _unseen(getattr(hooks, name)))
-
-
-def _unseen(hook: Callable[[nn.Module], None]) -> Callable[[nn.Module], None]:
-    def run(module: nn.Module) -> None:
-        with _disable_current_modes():
-            hook(module)
-
-    return run

@@ -13,9 +13,8 @@ from torch import nn
 
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.errors import ConfigError
+from llmsys.model.block import Block
 from llmsys.model.init import initial_value
-from llmsys.model.latent_attention import LatentAttention
-from llmsys.model.moe import MoE
 from llmsys.model.transformer import Transformer
 from llmsys.optim.groups import parameter_groups
 from llmsys.parallel.expert import AllToAllDispatcher
@@ -25,7 +24,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import deepspeed
 from deepspeed.accelerator import get_accelerator
-from deepspeed.moe.layer import MoE as DeepSpeedMoE
+from deepspeed.moe.layer import MoE
 from deepspeed.utils import groups
 
 # Its use of torch's older names is not our users' concern.
@@ -39,7 +38,7 @@ BUCKET = 1 << 28
 """Largest bucket of gradients that is reduced at once, in elements."""
 
 
-class ExpertAxis(DeepSpeedMoE):  # type: ignore[misc]
+class ExpertAxis(MoE):  # type: ignore[misc]
     """Tells DeepSpeed that the model has an expert axis. No parameters and no forward: our own layers do the work.
 
     DeepSpeed looks for an instance of its MoE among the modules and lets it create the process groups.
@@ -143,23 +142,9 @@ def materialize_partitioned(
                 deal._convert_to_zero_parameters([module._parameters[name]])
         model._tie()
     model.reset_buffers()
-    _gather_from_outside(model)
-
-
-def _gather_from_outside(model: Transformer) -> None:
-    """Tell ZeRO-3 which parameters are read outside the forward of the module that owns them.
-
-    A layer of experts is gathered and reduced as a whole: its router is asked for scores without a forward of its own.
-    That an expert gets no tokens on some rank holds nobody up, since the experts of a layer are one parameter.
-    """
-    if model.moe_layers():
-        deepspeed.utils.set_z3_leaf_modules(model, [MoE])
-    if model.head is not None:  # the loss is taken where the head is, see llmsys/train/head_loss.py
-        for parameter in model.head.parameters(recurse=False):
-            deepspeed.zero.register_external_parameter(model, parameter)
-    for module in model.modules():
-        if isinstance(module, LatentAttention):  # behind a cache the keys stay latent, and the weight is split
-            deepspeed.zero.register_external_parameter(module, module.kv_b_proj.weight)
+    # Gathered and reduced at once is a block, as FSDP2 does it. By itself ZeRO-3 would do so inside of blocks, layer by
+    # layer, where compilation and recomputation want no hooks. What is read outside of blocks it finds by itself.
+    deepspeed.utils.set_z3_leaf_modules(model, [Block])
 
 
 def adamw(

@@ -1,5 +1,5 @@
-"""ZeRO-3 gathers a layer's weights when its forward is called: families that read them elsewhere, experts nobody asks,
-recomputation and a cache all give the numbers of one process.
+"""ZeRO-3 gathers a block's weights when its forward is called: families that read them elsewhere, experts nobody asks,
+recomputation, compilation and a cache all give the numbers of one process.
 """
 
 from typing import Any
@@ -18,6 +18,7 @@ from llmsys.engine.objective import shares_of
 from llmsys.model.cache import KeyValueCache
 from llmsys.model.init import initialize
 from llmsys.model.transformer import Transformer
+from llmsys.parallel.apply import compile_blocks
 from llmsys.parallel.mesh import make_meshes
 from llmsys.parallel.recompute import recompute_blocks
 from llmsys.train.head_loss import training_loss
@@ -44,6 +45,7 @@ CASES: dict[str, tuple[ModelConfig, str, tuple[float, ...]]] = {
     "deepseek, blocks again": (DEEPSEEK, "block", ()),
     "deepseek, some again": (DEEPSEEK, "selective", ()),
     "original, blocks again": (config_of("original"), "block", ()),
+    "tied, compiled": (tiny_config(tie_word_embeddings=True), "compiled", ()),
     "two experts without a token": (BIASED, "none", (9.0, -9.0, 0.0, -9.0)),
     "all tokens on one": (tiny_moe_config({"num_experts_per_tok": 1}), "none", (0.0, 0.0, 9.0, 0.0)),
 }  # fmt: skip
@@ -78,13 +80,17 @@ def plain_step(config: ModelConfig, bias: tuple[float, ...]) -> tuple[float, dic
     return float(nats / counts[0]), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def engine_of(config: ModelConfig, recompute: Any) -> Any:
+def engine_of(config: ModelConfig, how: Any) -> Any:
     from llmsys.engine.deepspeed_engine import DeepSpeedEngine
 
     device = torch.device("cpu")
     with torch.device("meta"):
         model = Transformer(config)
-    recompute_blocks(model, recompute)
+    if how == "compiled":
+        torch._dynamo.reset()
+        compile_blocks(model, backend="aot_eager")
+    else:
+        recompute_blocks(model, how)
     meshes = make_meshes(Layout().fit(torch.distributed.get_world_size(), config), device)
     return DeepSpeedEngine(
         model, zero_stage=3, meshes=meshes, optimizer=OPTIMIZER, loss=training_loss(LossConfig()),
@@ -104,8 +110,8 @@ def continued(model: Transformer, config: ModelConfig) -> Tensor:
 
 def run(rank: int, cases: list[Any]) -> list[Any]:
     results = []
-    for config, recompute, bias in cases:
-        engine = engine_of(config, recompute)
+    for config, how, bias in cases:
+        engine = engine_of(config, how)
         bend(engine.module, bias)
         batches = [rows_of(config, 2 * rank, 1), rows_of(config, 2 * rank + 1, 1)]
         step = engine.train_step(batches, RATE)
@@ -114,6 +120,7 @@ def run(rank: int, cases: list[Any]) -> list[Any]:
             for name, tensor in engine.state().tensors.items()
             if name.startswith("first_moment/")
         }
+        assert how != "compiled" or not torch._dynamo.utils.counters["graph_break"], "ZeRO-3 has cut a compiled block"
         texts = continued(engine.module, config).numpy() if config.family == "decoder" else None
         whole = engine.logits(rows_of(config, 0, 2)).numpy()
         results.append((step.loss, moments, texts, whole))

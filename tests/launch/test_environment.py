@@ -63,6 +63,10 @@ def test_the_command_names_the_script_the_processes_and_the_port() -> None:
     deepspeed_words = local_command("deepspeed", 2, 1234, words)
     assert Path(deepspeed_words[1]).name == "deepspeed"
     assert deepspeed_words[deepspeed_words.index("--num_accelerators") + 1] == "2"
+    accelerate_words = local_command("accelerate", 2, 1234, words)
+    assert accelerate_words[1:] == [
+        "-m", "launch.accelerate", "--num_processes", "2", "--main_process_port", "1234", *torch_words[-3:],
+    ]  # fmt: skip
     for command in (torch_words, deepspeed_words, local_command("torch", 1, 1234, words)):
         assert command[-3:][0].endswith("train.py")
         assert command[-2:] == words

@@ -14,8 +14,8 @@ from llmsys.config.batch import BatchConfig
 from llmsys.config.bitwise import bitwise_problems
 from llmsys.config.checkpoint import CheckpointConfig, retention_problems
 from llmsys.config.data import CrawlConfig, DataConfig
+from llmsys.config.deepspeed_rules import deepspeed_problems
 from llmsys.config.engine import EngineConfig, Torch
-from llmsys.config.engine_rules import engine_problems
 from llmsys.config.evaluation import EvaluationConfig, set_problems
 from llmsys.config.factors import FactorsConfig
 from llmsys.config.layout import Layout, expert_problems
@@ -102,7 +102,7 @@ class RunConfig(Section):
             yield Broken("layout.expert", problem)
         yield from self._axis_problems()
         axes = {"replicate": self.layout.replicate, "expert": self.layout.expert}
-        yield from engine_problems(self.engine, **axes)
+        yield from deepspeed_problems(self.engine, **axes)
         if self.train.reproducibility == "bitwise":
             windows = self.objective.kind in ("next_token", "masked")
             sections = self.train, self.engine, self.layout, self.batch

@@ -36,8 +36,15 @@ def torch_problems(engine: EngineConfig, layout: Layout, train: TrainConfig, mod
 
 
 def copies_everything(engine: EngineConfig) -> bool:
-    """Whether every rank keeps everything: DDP."""
-    return engine.kind == "torch" and engine.data_parallel == "ddp"
+    """Whether every rank keeps everything: DDP, which is accelerate's way too."""
+    return engine.kind == "accelerate" or (engine.kind == "torch" and engine.data_parallel == "ddp")
+
+
+def _choice(engine: EngineConfig) -> tuple[str, str]:
+    """What in the config asks for copies, and what asks for shards instead."""
+    if engine.kind == "accelerate":
+        return "engine.kind=accelerate", "engine.kind=torch"
+    return "engine.data_parallel=ddp", FSDP
 
 
 def fitted_layout(layout: Layout, engine: EngineConfig, model: ModelConfig, ranks: int) -> Layout:
@@ -48,25 +55,27 @@ def fitted_layout(layout: Layout, engine: EngineConfig, model: ModelConfig, rank
     if not copies_everything(engine):
         return layout.fit(ranks, model)
     if layout.replicate not in (1, ranks):
+        copies, shards = _choice(engine)
         raise LayoutError(
-            f"replicate={layout.replicate} copies cannot be kept by {ranks} ranks: with engine.data_parallel=ddp every "
-            f"rank has one. Leave layout.replicate out, start {layout.replicate} processes, or use {FSDP}."
+            f"replicate={layout.replicate} copies cannot be kept by {ranks} ranks: with {copies} every rank has one. "
+            f"Leave layout.replicate out, start {layout.replicate} processes, or use {shards}."
         )
     return layout.model_copy(update={"replicate": ranks, "shard": 1}).fit(ranks, model)
 
 
 def _copy_problems(engine: EngineConfig, layout: Layout) -> Iterator[Broken]:
+    copies, shards = _choice(engine)
     if layout.shard not in (-1, 1):
         yield Broken(
             "layout.shard",
-            f"{layout.shard} ranks cannot split a copy that engine.data_parallel=ddp keeps whole on each of them. "
-            f"Use layout.shard=1, or {FSDP}.",
+            f"{layout.shard} ranks cannot split a copy that {copies} keeps whole on each of them. "
+            f"Use layout.shard=1, or {shards}.",
         )
     if layout.expert > 1:
         yield Broken(
             "layout.expert",
-            f"{layout.expert} ranks cannot share the experts of a copy that engine.data_parallel=ddp keeps whole on "
-            f"each of them. Use layout.expert=1, or {FSDP}.",
+            f"{layout.expert} ranks cannot share the experts of a copy that {copies} keeps whole on each of them. "
+            f"Use layout.expert=1, or {shards}.",
         )
     if engine.kind == "torch" and engine.offload != "none":
         yield Broken(

@@ -22,7 +22,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"engine": {"kind": "deepspeed", "zero_stage": 1}, "layout": {"replicate": 2}},
      r"layout\.replicate.*2 copies.*splits over all ranks.*Use layout\.replicate=1, or engine\.kind=torch"),
     ({"engine": {"kind": "accelerate"}, "layout": {"expert": 2}},
-     r"layout\.expert.*accelerate has none.*Use engine\.kind=torch, or layout\.expert=1"),
+     r"layout\.expert.*a copy that engine\.kind=accelerate keeps whole.*Use layout\.expert=1, or engine\.kind=torch"),
+    ({"engine": {"kind": "accelerate"}, "layout": {"shard": 2}},
+     r"layout\.shard.*engine\.kind=accelerate keeps whole.*Use layout\.shard=1, or engine\.kind=torch"),
     ({"engine": {"kind": "accelerate"}, "layout": {"tensor": 2}},
      r"engine\.kind=accelerate has whole matrices.*Use engine\.kind=torch"),
 ]  # fmt: skip

@@ -1,26 +1,18 @@
-"""What DeepSpeed and accelerate cannot do with the rest of a config. Each problem says value, rule and remedy.
+"""What DeepSpeed cannot do with the rest of a config. Each problem says value, rule and remedy.
 
 Axes that only the torch engine has, `tensor` and `context`, are refused in axes.py.
 """
 
 from collections.abc import Iterator
 
-from llmsys.config.engine import Deepspeed, EngineConfig
+from llmsys.config.engine import EngineConfig
 from llmsys.config.rule import Broken
 
 
-def engine_problems(engine: EngineConfig, *, replicate: int, expert: int) -> Iterator[Broken]:
-    """What forbids this engine with these axes of the layout."""
-    if engine.kind == "deepspeed":
-        yield from _deepspeed_problems(engine, replicate, expert)
-    if engine.kind == "accelerate" and expert > 1:
-        yield Broken(
-            "layout.expert",
-            f"{expert} needs an expert axis, and accelerate has none. Use engine.kind=torch, or layout.expert=1.",
-        )
-
-
-def _deepspeed_problems(engine: Deepspeed, replicate: int, expert: int) -> Iterator[Broken]:
+def deepspeed_problems(engine: EngineConfig, *, replicate: int, expert: int) -> Iterator[Broken]:
+    """What forbids this engine, if it is DeepSpeed, with these axes of the layout."""
+    if engine.kind != "deepspeed":
+        return
     if engine.zero_stage == 3 and expert > 1:
         yield Broken(
             "engine.zero_stage",

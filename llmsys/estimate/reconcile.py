@@ -13,10 +13,10 @@ from typing import Any
 from llmsys.config.load import load_run
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, DataError, LlmsysError
-from llmsys.estimate.device import Device, device_names, read_device
+from llmsys.estimate.device import Device, ModelClass, device_names, read_device
 from llmsys.estimate.interval import Interval
 from llmsys.estimate.parameters import count_parameters
-from llmsys.estimate.residual import class_of, of_runs, residuals
+from llmsys.estimate.residual import Residual, class_of, of_runs, residuals
 from llmsys.estimate.time import step_time
 from llmsys.log import Event, iterate_events
 
@@ -136,7 +136,8 @@ def profile_to_update(file: Path, runs: Sequence[Reconciled]) -> Device:
 def updated(profile: Device, runs: Sequence[Reconciled]) -> Device:
     """The profile with the residual of these runs and of those that it remembers, by class of model."""
     found = dict(profile.residual)
-    for kind, published in (("dense", residuals().dense), ("moe", residuals().moe)):
+    classes: dict[ModelClass, Residual] = {"dense": residuals().dense, "moe": residuals().moe}
+    for kind, published in classes.items():
         mine = [run for run in runs if class_of(run.config.model) == kind]
         ratios = {run.title: run.measured["step_seconds"] / run.modelled_seconds(profile) for run in mine}
         if ratios:

@@ -121,19 +121,19 @@ class Meter:
         memory, allocated = peak_memory_bytes(self.device)
         if self.device.type != "cuda":
             memory = resident_bytes("VmRSS")
-        seconds, wait, memory, allocated = self._largest(seconds, wait, memory, allocated)
-        speed = tokens / seconds
+        slowest, longest_wait, fullest, most_allocated = self._largest(seconds, wait, memory, allocated)
+        speed = tokens / slowest
         share = self.yardstick.utilisation(speed)
         self.details = {} if share is None else {"utilisation": f"{share:.1%}"}
-        self.details["memory"] = size(memory)
+        self.details["memory"] = size(fullest)
         return {
-            "seconds": seconds,
-            "data_wait_seconds": wait,
+            "seconds": slowest,
+            "data_wait_seconds": longest_wait,
             "tokens_per_second": speed,
             "utilisation": share,
             "utilisation_of": str(self.yardstick),
-            "memory_bytes": int(memory),
-            **({"memory_allocated_bytes": int(allocated)} if allocated else {}),
+            "memory_bytes": int(fullest),
+            **({"memory_allocated_bytes": int(most_allocated)} if most_allocated else {}),
         }
 
     def measured(self) -> dict[str, Any]:
@@ -143,9 +143,9 @@ class Meter:
         """
         if not self.seconds:
             return {}
-        middle = median(self.seconds[1:] or self.seconds)
-        peak, allocated = self._peak
-        middle, peak, allocated = self._largest(middle, max(0, peak - self._before), allocated)
+        most, given_out = self._peak
+        own = median(self.seconds[1:] or self.seconds), max(0, most - self._before), given_out
+        middle, peak, allocated = self._largest(*own)
         return {
             "step_seconds": middle,
             "steps": len(self.seconds),

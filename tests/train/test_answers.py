@@ -12,7 +12,7 @@ from llmsys.config.evaluation import ChoicesConfig, EvaluationConfig, set_proble
 from llmsys.data.batch import Batch
 from llmsys.data.questions import ChoiceRows, Question
 from llmsys.train.answers import Answers, AnswersEvaluator, EvaluatorWithAnswers
-from llmsys.train.measure import Measurement
+from llmsys.train.measure import Measurement, row_numbers
 from tests.data_room.test_questions import Letters
 from tests.helpers.ranks import run_ranks
 
@@ -79,8 +79,13 @@ def by_hand(question: Question) -> list[float]:
     return found
 
 
-def on_ranks(rank: int) -> list[Answers]:
-    return [evaluator(*many(), together=together).evaluate(table(), CPU) for together in (1, 2, 4)]
+def numbers(together: int) -> list[list[float]]:
+    return row_numbers(evaluator(*many()).rows, table(), CPU, together).tolist()
+
+
+def on_ranks(rank: int) -> list[tuple[Answers, list[list[float]]]]:
+    asked = [(evaluator(*many(), together=together), together) for together in (1, 2, 4)]
+    return [(one.evaluate(table(), CPU), numbers(together)) for one, together in asked]
 
 
 @pytest.mark.distributed
@@ -90,7 +95,7 @@ def test_any_number_of_ranks_gives_the_answers_that_a_hand_would() -> None:
     right = sum(found[one.answer] == min(found) for one, found in zip(many(), costs, strict=True))
     assert alone.accuracy == right / 23
     assert 0 < right < 23
-    assert all(found == [alone] * 3 for found in run_ranks(on_ranks, 4))
+    assert all(found == [(alone, numbers(1))] * 3 for found in run_ranks(on_ranks, 4))
 
 
 class Heldout:

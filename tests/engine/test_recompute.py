@@ -5,7 +5,6 @@ from typing import Any, Literal
 import pytest
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmsys.config.model import ModelConfig
@@ -13,6 +12,7 @@ from llmsys.model.transformer import Transformer
 from llmsys.parallel import recompute
 from llmsys.parallel.apply import compile_blocks
 from llmsys.parallel.recompute import recompute_blocks
+from tests.helpers.live_memory import kept_after
 from tests.helpers.model_sections import EVERY_HEAD, LATENT, MOE, SHAPE, VARIANTS
 from tests.helpers.tiny_model import tiny_model, tiny_tokens
 
@@ -80,38 +80,13 @@ def test_compiled_blocks_recompute_the_same_bits() -> None:
     assert_same_bits(config, torch.bfloat16, compiled=True)
 
 
-class Alive(TorchDispatchMode):
-    """How many bytes of what was computed are still referred to; views of weights are not."""
-
-    def __init__(self, model: Transformer) -> None:
-        super().__init__()
-        self.weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
-
-    @property
-    def bytes(self) -> int:
-        return sum(size for reference, size in self.storages.values() if not reference.expired())
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for tensor in found if isinstance(found, tuple | list) else [found]:
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self.weights:
-                    self.storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        return found
-
-
 WIDE = SHAPE | {"hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 4}
 
 
 def kept_bytes(config: ModelConfig, what: What, dtype: torch.dtype) -> int:
     model = prepared(config, what, dtype).train()
-    with Alive(model) as alive:
-        hidden = model(tiny_tokens(4, 48), finish=lambda head, x_BTD, places: x_BTD)
-        found = alive.bytes
-    assert hidden.requires_grad
-    return found
+    tokens = tiny_tokens(4, 48)
+    return kept_after(lambda: model(tokens, finish=lambda head, x_BTD, places: x_BTD), *model.parameters())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

@@ -10,6 +10,7 @@ ALLOWED = (
     "llmsys/engine/",
     "llmsys/train/metrics.py",
     "llmsys/train/checkpoint",
+    "llmsys/doctor/",
     "launch/",
     "llmsys/convert/streamed.py",
 )

@@ -26,6 +26,8 @@ def bitwise_problems(
             yield _sums_itself("engine.data_parallel", engine.data_parallel, "fsdp")
         if engine.offload != "none":
             yield Broken("engine.offload", f"{engine.offload} steps by other kernels. Use none, {OTHERWISE}.")
+        if engine.gradients != "sharded":
+            yield _sums_itself("engine.gradients", engine.gradients, "sharded")
     for axis in ("context", "tensor"):
         if (size := getattr(layout, axis)) > 1:
             yield Broken(

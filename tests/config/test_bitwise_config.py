@@ -34,6 +34,7 @@ def test_a_config_that_says_what_bits_depend_on_is_taken_and_remembers_it() -> N
             "engine={kind: torch, data_parallel: ddp}",
             "data_parallel: ddp adds up gradients in an order of its own. Use fsdp",
         ),
+        ("engine={kind: torch, gradients: whole}", "engine.gradients: whole adds up gradients in an order of its own."),
         ("engine={kind: torch, offload: state}", "engine.offload: state steps by other kernels. Use none, or set"),
         (
             "train.precision=fp16",

@@ -7,6 +7,7 @@ from torch import nn
 
 from llmsys.config.optimizer import AdamW
 from llmsys.optim.exact_adamw import ExactAdamW
+from llmsys.optim.rate import Rate
 
 CONFIG = AdamW(learning_rate=1e-2, weight_decay=0.1, embedding_rate_scale=3.0)
 SHAPES = {"embed.weight": (11, 7), "blocks.0.norm.weight": (13,), "blocks.0.up_proj.weight": (9, 5)}
@@ -28,7 +29,9 @@ def test_steps_are_those_of_torchs_own() -> None:
     ]
     ours, theirs = ExactAdamW(named, CONFIG), torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
     for step in range(5):
-        ours.step(gradients(step), 1e-2, 0.5)
+        ours.step(gradients(step), Rate(1e-2, 0.5 if step == 4 else 1.0), 0.5)
+        for group, whole in zip(groups, (0.1, 0.0, 0.1), strict=True):
+            group["weight_decay"] = whole * (0.5 if step == 4 else 1.0)
         for twin, gradient in zip(twins.values(), gradients(step), strict=True):
             twin.grad = gradient * 0.5
         theirs.step()

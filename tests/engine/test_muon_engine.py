@@ -1,4 +1,4 @@
-"""Muon under FSDP2, replicas and dealt experts against one process with whole matrices, in fp32."""
+"""Muon under FSDP2, replicas, dealt experts and accelerate against one process with whole matrices, in fp32."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from llmsys.config.layout import Layout
 from llmsys.config.objective import LossConfig
 from llmsys.config.optimizer import Muon
+from llmsys.engine.accelerate_engine import AccelerateEngine
 from llmsys.engine.torch_engine import TorchEngine
 from llmsys.model.init import initialize
 from llmsys.model.transformer import Transformer
@@ -27,6 +28,7 @@ LAYOUTS = {
     "expert=2": Layout(expert=2),
     "expert=4": Layout(expert=4),
     "tensor=2": Layout(tensor=2),
+    "accelerate": Layout(replicate=4),
 }
 
 
@@ -55,7 +57,7 @@ def split(rank: int) -> dict[str, dict[str, Any]]:
         fitted = layout.fit(4, tiny_config())
         with torch.device("meta"):
             model = Transformer(tiny_config())
-        engine = TorchEngine(
+        engine = (AccelerateEngine if label == "accelerate" else TorchEngine)(
             model, meshes=make_meshes(fitted, torch.device("cpu")), optimizer=MUON, loss=training_loss(LossConfig()),
             compute_dtype=torch.float32, seed=7, device=torch.device("cpu"),
         )  # fmt: skip

@@ -113,9 +113,13 @@ def build(kind: str, objective: str) -> Engine:
         from llmsys.engine.torch_engine import TorchEngine
 
         return TorchEngine(model, **common, data_parallel="ddp" if kind == "ddp" else "fsdp")
+    if kind == "accelerate":
+        from llmsys.engine.accelerate_engine import AccelerateEngine
+
+        return AccelerateEngine(model, **common)
     from llmsys.engine.deepspeed_engine import DeepSpeedEngine
 
-    return DeepSpeedEngine(model, zero_stage=2, **common)
+    return DeepSpeedEngine(model, zero_stage=int(kind.removeprefix("zero")), **common)
 
 
 def engine_run(rank: int, cases: list[tuple[str, str]]) -> list[Any]:
@@ -134,7 +138,7 @@ def engine_run(rank: int, cases: list[tuple[str, str]]) -> list[Any]:
     return results
 
 
-CASES = [(kind, objective) for objective in MODELS for kind in ("torch", "ddp", "zero2")]
+CASES = [(kind, objective) for objective in MODELS for kind in ("torch", "ddp", "zero2", "zero3", "accelerate")]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -15,15 +15,19 @@ from llmsys.data.batch import Batch
 from llmsys.engine.engine import Accept, LogicalState, StepResult, always
 from llmsys.errors import LlmsysError, Stopped
 from llmsys.log import EventWriter, latest_events
+from llmsys.train.blame import contents
 from llmsys.train.checkpoint import load, newest_whole, resumable_record
+from llmsys.train.dataset import open_data
 from llmsys.train.faults import StepJudge
 from llmsys.train.measure import Measurement
 from llmsys.train.metrics import meter_of
+from llmsys.train.objective import steps_of
 from llmsys.train.record import Record
 from llmsys.train.saver import Saver
 from llmsys.train.signals import StopWish
 from llmsys.train.trainer import Trainer
 from llmsys.train.watchdog import Watchdog
+from tests.helpers.dataset import VOCABULARY, make_dataset
 
 STEPS = 12
 
@@ -234,3 +238,44 @@ def test_the_count_of_bad_steps_in_a_row_survives_a_rewind(tmp_path: Path) -> No
     one = trainer(config(tmp_path, **{"train.bad_step": "rewind", "train.bad_steps_in_a_row": "3"}), lambda s: s > 5)
     with pytest.raises(LlmsysError, match=r"step 9: .*bad step number 4 in a row"):
         one.train()
+
+
+class FallingThenRising:
+    """Evaluations whose third is the best."""
+
+    asked = 0
+
+    def evaluate(self, logits: Any, device: Any) -> Measurement:
+        self.asked += 1
+        return Measurement(2.0 + abs(self.asked - 3), 7.4, 0.5, 1)
+
+
+def test_the_best_evaluation_of_the_loop_stays_with_the_last(tmp_path: Path) -> None:
+    settings = {"checkpoint.every_steps": "2", "evaluation.every_steps": "2", "checkpoint.keep_best": "1",
+                "checkpoint.keep_last": "1"}  # fmt: skip
+    one = trainer(config(tmp_path, **settings), lambda step: False)
+    one.evaluator = FallingThenRising()
+    one.train()
+    left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert left == ["step-00000006", f"step-{STEPS:08d}"]
+
+
+def test_the_record_of_a_bad_step_names_its_documents(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "data")
+    settings = {"data.folder": str(tmp_path / "data"), "tokenizer.vocab_size": str(VOCABULARY), "batch.sequences": "4",
+                "model.vocab_size": str(VOCABULARY), "train.tokens": str(256 * 40)}  # fmt: skip
+    one = config(tmp_path, **settings)
+    shards, tokenizer = open_data(one, "train")
+    by_rank = [steps_of(one, 2, rank) for rank in range(2)]
+    found = contents(by_rank[0], [shards], 5)
+    assert found == contents(by_rank[1], [shards], 5)
+    assert found["sequences"] == [20, 23]
+    rows = [row.tolist() for steps in by_rank for batch in steps.step(5) for row in batch.tokens_BT]
+    end = f" {tokenizer.eos_id} "
+    lines = [f" {' '.join(map(str, row))} ".replace(end, " | ") for row in rows]
+    pieces = [f" {piece.strip()} " for line in lines for piece in line.split("|") if piece.strip()]
+    texts = [f" {' '.join(map(str, shards.tokens(int(one, 16)).tolist()))} " for one in found["documents"]]
+    assert all(any(piece in text for text in texts) for piece in pieces)
+    strangers = [text for text in texts if not any(piece in text for piece in pieces)]
+    assert len(strangers) <= len(rows)  # of a row's last document perhaps only its first token is in, as a target
+    assert found["num_documents"] == len(set(texts))

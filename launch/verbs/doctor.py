@@ -64,7 +64,7 @@ def _crash(arguments: argparse.Namespace) -> int:
     from llmsys.log import Progress
 
     if arguments.drills == "list":
-        print("\n".join(f"{drill.name:<36}{drill.promise}" for drill in DRILLS))
+        print("\n".join(f"{drill.name:<52}{drill.promise}" for drill in DRILLS))
         return 0
     wanted = arguments.drills.split(",") if arguments.drills else [drill.name for drill in DRILLS]
     known = {drill.name: drill for drill in DRILLS}
@@ -78,7 +78,7 @@ def _crash(arguments: argparse.Namespace) -> int:
         print(json.dumps({"passed": passed, "drills": [outcome.as_data() for outcome in outcomes]}))
     else:
         for one in outcomes:
-            print(f"{'ok' if one.passed else 'FAIL':<6}{one.name:<36}{one.text}")
+            print(f"{'ok' if one.passed else 'FAIL':<6}{one.name:<52}{one.text}")
     return 0 if passed else FAILED
 
 

@@ -22,6 +22,8 @@ from llmsys.parallel.mesh import Meshes
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
+if "RANK" not in os.environ:
+    os.environ.setdefault("LOCAL_RANK", "0")  # one process without a launcher
 import deepspeed
 from deepspeed.accelerator import get_accelerator
 from deepspeed.moe.layer import MoE

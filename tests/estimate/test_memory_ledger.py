@@ -96,8 +96,7 @@ def test_offload_leaves_no_moments_on_the_device(engine: dict[str, str]) -> None
 
 @pytest.mark.parametrize("engine", [{"kind": "torch", "data_parallel": "ddp"}, {"kind": "accelerate"}])
 def test_copies_are_whole_on_every_rank(engine: dict[str, str]) -> None:
-    layout = {"shard": 8} if engine["kind"] == "accelerate" else {"replicate": 8, "shard": 1}
-    config = run_of(engine=engine, layout=layout)
+    config = run_of(engine=engine, layout={"replicate": 8, "shard": 1})
     parameters = estimate(config)["parameters"]["total"]
     optimizer = next(one for one in peak_memory(config, config.layout).instants if one.name == "in the optimizer step")
     sizes = {item.name: item.bytes / parameters for item in optimizer.items}

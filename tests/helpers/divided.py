@@ -96,7 +96,7 @@ def plain_gradients(name: str) -> dict[str, Tensor]:
 def reported(model: Transformer) -> dict[str, Tensor]:
     """What the step found out about experts."""
     report = settle_experts(model)
-    return {key: torch.tensor(value) for key, value in report.fields().items()} if report else {}
+    return {key: torch.tensor(value, dtype=torch.float32) for key, value in report.fields().items()} if report else {}
 
 
 def engine_with(name: str, layout: Layout, recompute: Recompute = "none") -> Engine:

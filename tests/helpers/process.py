@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-PATIENCE_SECONDS = 60.0  # only a broken test waits this long
+PATIENCE_SECONDS = 180.0  # only a broken test waits this long
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

@@ -45,7 +45,7 @@ class LaunchError(LlmsysError):
     """A run that cannot be started or lost one of its processes."""
 
 
-class Stopped(LlmsysError):
+class Stopped(LlmsysError):  # noqa: N818  # being asked to stop is no error
     """A run that was asked to end before its last step, and has saved: the same command continues it. Status 75."""
 
 

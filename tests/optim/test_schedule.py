@@ -73,8 +73,8 @@ def test_the_rate_of_a_step_is_the_share_of_the_tokens_after_it() -> None:
 def test_the_original_schedule_has_its_known_points() -> None:
     # The base model of the paper: 512 wide, 4000 steps of warm-up, and no factor.
     config = run_with(
-        Original(warmup_steps=4000), model=tiny_config(hidden_size=512), optimizer={"kind": "adamw", "learning_rate": 1.0},
-        train={"tokens": 1_000_000},
+        Original(warmup_steps=4000), model=tiny_config(hidden_size=512), train={"tokens": 1_000_000},
+        optimizer={"kind": "adamw", "learning_rate": 1.0},
     )  # fmt: skip
     assert learning_rate(config, 1) == pytest.approx(512**-0.5 * 4000**-1.5) == pytest.approx(1.7469e-7, rel=1e-4)
     assert learning_rate(config, 4000) == pytest.approx((512 * 4000) ** -0.5) == pytest.approx(6.9877e-4, rel=1e-4)

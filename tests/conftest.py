@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,17 @@ def repository() -> Path:
 def sample_crawl() -> Path:
     """The folder with the two WARC shards that `make demo` reads."""
     return ROOT / "tests" / "data" / "sample_crawl"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left_behind() -> Iterator[None]:
+    """What a run inside the test process sets for its process (threads, LOCAL_RANK, …) ends with the module."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(int(before["OMP_NUM_THREADS"]))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,6 +8,7 @@ still can compares all heartbeats, names those that are silent or behind, and ev
 Files and not the store of the process group: that one lives in rank 0, which may be the rank that hangs.
 """
 
+import atexit
 import faulthandler
 import json
 import os
@@ -96,6 +97,7 @@ class Watchdog:
         self._beat = Heartbeat(rank(), platform.node(), os.getpid(), 0, "start", 0, created)
         self._heard, self._armed = time.monotonic(), float("-inf")
         self._closed = threading.Event()
+        self._ending = threading.Event()
         self._stacks: TextIO | None = None
         if timeout_seconds:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -103,6 +105,7 @@ class Watchdog:
             self._stacks = (self._folder / f"rank-{rank():05d}.stacks").open("w")
             self.beat(0, "start")
             self._write()
+            atexit.register(self._leave_together)
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def beat(self, step: int, phase: str) -> None:
@@ -120,6 +123,7 @@ class Watchdog:
         self._closed.set()
         if self._stacks is not None:
             faulthandler.cancel_dump_traceback_later()
+            atexit.unregister(self._leave_together)
             self._stacks.close()
             self._stacks = None
 
@@ -141,6 +145,7 @@ class Watchdog:
 
     def _end(self) -> None:
         """Say who it is, from the first rank that is not silent, and leave."""
+        self._ending.set()
         heartbeats = self._read()
         silent_after = SILENT_BEATS * self._pause
         speaker = min((beat.rank for beat in heartbeats if beat.age_seconds <= silent_after), default=rank())
@@ -151,6 +156,11 @@ class Watchdog:
                     os.kill(beat.process, signal.SIGCONT)
         time.sleep(LAST_SECONDS)  # the cause is said, and a woken rank has written, before a launcher sees us leave
         os._exit(HUNG)
+
+    def _leave_together(self) -> None:
+        """At the exit of a rank whose partner left a moment before: the status is still HUNG, from `_end`."""
+        if self._ending.is_set():
+            time.sleep(2 * LAST_SECONDS)
 
     def _first_to_speak(self) -> bool:
         """Whether nobody has named anyone yet: a woken rank, for one, comes too late to know better."""

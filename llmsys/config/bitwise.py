@@ -8,13 +8,9 @@ from collections.abc import Iterator
 from llmsys.config.batch import BatchConfig
 from llmsys.config.engine import EngineConfig
 from llmsys.config.layout import Layout
-from llmsys.config.model import ModelConfig
-from llmsys.config.rule import Broken, divisors, listed, nearest_multiples
+from llmsys.config.rule import Broken, divisors, listed
 from llmsys.config.train import TrainConfig
 from llmsys.errors import ConfigError
-
-VECTOR = 16
-"""Values of a vector of 64 bytes in fp32: rows of multiples of it begin where a vector may."""
 
 OTHERWISE = "or set train.reproducibility=fast"
 
@@ -44,25 +40,6 @@ def bitwise_problems(
     yield from _train_problems(train)
     if windows:
         yield from _micro_problems(batch)
-
-
-def width_problems(model: ModelConfig) -> Iterator[Broken]:
-    """Widths whose rows do not begin where vector instructions do.
-
-    The groups of experts are cut out of one tensor, row by row. Products of small matrices take another way through
-    their sums where a group begins in the middle of a vector (measured: inner width 10 on AVX-512, fp32).
-    """
-    if model.moe is None:
-        return
-    widths = {"hidden_size": model.hidden_size, "moe.moe_intermediate_size": model.moe.moe_intermediate_size}
-    for key, width in widths.items():
-        if width % VECTOR:
-            legal = listed(nearest_multiples(width, VECTOR))
-            yield Broken(
-                f"model.{key}",
-                f"{width} is no multiple of {VECTOR}, and where a group of rows begins would show in the bits. "
-                f"Use {legal}, {OTHERWISE}.",
-            )
 
 
 def _sums_itself(key: str, value: str, other: str) -> Broken:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from llmsys.config.axes import run_problems, split_problems
 from llmsys.config.base import Section
 from llmsys.config.batch import BatchConfig
-from llmsys.config.bitwise import bitwise_problems, width_problems
+from llmsys.config.bitwise import bitwise_problems
 from llmsys.config.checkpoint import CheckpointConfig, retention_problems
 from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.deepspeed_rules import deepspeed_problems
@@ -107,7 +107,6 @@ class RunConfig(Section):
             windows = self.objective.kind in ("next_token", "masked")
             sections = self.train, self.engine, self.layout, self.batch
             yield from bitwise_problems(*sections, optimizer=self.optimizer.kind, windows=windows)
-            yield from width_problems(self.model)
         windows = self.objective.kind in ("next_token", "masked")
         yield from noise_problems(self.train, self.engine, self.layout, self.batch, windows=windows)
         yield from self._average_problems()

@@ -67,11 +67,6 @@ def test_a_config_that_says_what_bits_depend_on_is_taken_and_remembers_it() -> N
             "layout.tensor: 2 ranks would add up parts of one product, and their number would show in "
             "the bits. Use tensor=1 with shard, replicate and expert, or set train.reproducibility=fast.",
         ),
-        (
-            "model.moe.moe_intermediate_size=250",
-            "model.moe.moe_intermediate_size: 250 is no multiple of 16, and where a group of rows begins would show "
-            "in the bits. Use 240 or 256, or set train.reproducibility=fast.",
-        ),
         ("layout={context: 2}", "layout.context: 2 ranks would add up parts of one product"),
     ],
 )

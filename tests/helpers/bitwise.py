@@ -35,11 +35,11 @@ class Case(NamedTuple):
 
 DROPOUT = {"residual": 0.1, "attention": 0.1, "embedding": 0.1}
 ODD_EXPERTS = {
-    "num_experts": 8, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "shared_intermediate_size": 12,
+    "num_experts": 8, "num_experts_per_tok": 1, "moe_intermediate_size": 10, "shared_intermediate_size": 12,
     "routing": {"kind": "capacity", "factor": 0.9}, "balance": {"kind": "auxiliary_loss", "weight": 0.5},
     "router_bias": True, "expert": {"kind": "clamped_swiglu", "bias": True},
 }  # fmt: skip
-"""Of 32 tokens in a micro-batch some experts get none; a shared width that no vector divides; biases and drops."""
+"""Of 32 tokens in a micro-batch some experts get none; widths that no vector divides; biases and drops."""
 
 CASES = {
     "dense, tied, dropout, fp32": Case(
@@ -57,7 +57,7 @@ CASES = {
             8: (Layout(replicate=2, expert=2), "none"),
         },
     ),
-    "few tokens on experts with biases and drops, fp32": Case(
+    "few tokens on experts of odd widths, fp32": Case(
         torch.float32,
         {"moe": ODD_EXPERTS},
         {

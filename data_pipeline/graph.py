@@ -2,20 +2,22 @@
 
 Reads tasks, gives their journal records in the order of the tasks. Promises: a task is recorded only after its files
 are published; the manifest is withdrawn before the first file changes; a failed task stops neither the others nor the
-next run, which does only what is missing.
+next run, which does only what is missing; an input that fails every try is quarantined, the rest goes on without it.
 """
 
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.executors.choose import choose_executor
 from data_pipeline.executors.event import Advanced, Done, Failed, Job
-from data_pipeline.executors.inline import Inline
-from data_pipeline.executors.local import LocalPool
+from data_pipeline.executors.tries import Again, run_with_tries
 from data_pipeline.journal import Journal, Record, digest_of
-from llmsys.config.executor import InlineExecutor, LocalExecutor
+from data_pipeline.quarantine import Quarantine, quarantine_reason
+from llmsys.config.executor import ExecutorConfig, InlineExecutor
 from llmsys.errors import DataError
 from llmsys.log import EventWriter, Progress, logger
 from llmsys.manifest import MANIFEST_NAME
@@ -33,6 +35,7 @@ class Task:
         outputs: the files it publishes, relative to the dataset folder.
         job: what makes them; picklable.
         amount: its share of the stage's progress, in the stage's unit.
+        without: gives, from the reason, the result that stands for a quarantined input; None: the stage needs the task.
     """
 
     name: str
@@ -40,23 +43,22 @@ class Task:
     outputs: Sequence[str]
     job: Job
     amount: float
+    without: Callable[[str], dict[str, Any]] | None = None
 
 
 class Workshop:
     """Does the stages of one dataset folder with one executor."""
 
-    def __init__(self, folder: Path, executor: LocalExecutor | InlineExecutor, lock: int) -> None:
+    def __init__(self, folder: Path, executor: ExecutorConfig, lock: int) -> None:
         """Work in a folder whose lock is held under the file descriptor `lock`."""
         self.folder = folder
         self.journal = Journal(folder)
         self.made = self.found = 0
+        self._config = executor
+        self._quarantine = Quarantine(folder)
         self._outputs: set[Path] = set()
         self._events = EventWriter(folder / "events.jsonl")
-        match executor:
-            case LocalExecutor():
-                self._executor: LocalPool | Inline = LocalPool(executor.workers, executor.tries, lock)
-            case InlineExecutor():
-                self._executor = Inline()
+        self._executor = choose_executor(executor, folder, lock)
 
     def stage(self, name: str, tasks: Sequence[Task], *, unit: str, code: str) -> list[Record]:
         """Do what is missing of a stage and return the records of all its tasks; DataError when some failed."""
@@ -67,7 +69,9 @@ class Workshop:
         self.found += len(tasks) - len(missing)
         if missing:
             self.withdraw_manifest()
-            self._make(name, tasks, keys, records, missing, unit)
+            self._make(_Stage(name, tasks, keys, records, unit), missing)
+        given_up = [task.name for task, record in zip(tasks, records, strict=True) if record and not record.key]
+        self._quarantine.keep_only(name, given_up)
         self.journal.forget_others(name, [task.name for task in tasks])
         return [record for record in records if record is not None]
 
@@ -80,42 +84,91 @@ class Workshop:
         rooms = sorted({output.parent for output in self._outputs})
         return [path for room in rooms for path in sorted(room.iterdir()) if path not in self._outputs]
 
-    def _make(
-        self,
-        name: str,
-        tasks: Sequence[Task],
-        keys: Sequence[str],
-        records: list[Record | None],
-        missing: Sequence[int],
-        unit: str,
-    ) -> None:
+    def _make(self, stage: "_Stage", missing: Sequence[int]) -> None:
         began = time.monotonic()
-        total = sum(task.amount for task in tasks)
-        done = total - sum(tasks[index].amount for index in missing)
+        total = sum(task.amount for task in stage.tasks)
+        done = total - sum(stage.tasks[index].amount for index in missing)
         failures: list[tuple[Task, Failed]] = []
-        dropped = 0
-        with Progress(name, total, unit, done=done) as progress:
-            for event in self._executor.run([tasks[index].job for index in missing]):
+        jobs = [stage.tasks[index].job for index in missing]
+        with Progress(stage.name, total, stage.unit, done=done) as progress:
+            meter = _Meter(progress)
+            for event in run_with_tries(self._executor, jobs, self._config, self._patience(stage)):
+                task = stage.tasks[missing[event.index]]
+                meter.show(event)
                 match event:
-                    case Advanced():
-                        dropped += event.dropped
-                        progress.advance(event.amount, **({"dropped": dropped} if dropped else {}))
                     case Done():
-                        index = missing[event.index]
-                        task = tasks[index]
-                        records[index] = self.journal.save(task.name, keys[index], task.outputs, event.result)
-                        self.made += 1
+                        self._keep(stage, missing[event.index], event.result)
+                    case Again():
+                        _log.warning("task %s will be tried again: %s", task.name, event.failed.message)
+                    case Failed() if task.without and event.cause != "mend":
+                        stage.records[missing[event.index]] = self._give_up(task, event)
                     case Failed():
-                        failures.append((tasks[missing[event.index]], event))
-        seconds = time.monotonic() - began
-        self._events.write("stage", stage=name, tasks=len(missing), failed=len(failures), seconds=round(seconds, 3))
+                        failures.append((task, event))
+        seconds = round(time.monotonic() - began, 3)
+        counts = {"tasks": len(missing), "failed": len(failures), "again": meter.again, "seconds": seconds}
+        self._events.write("stage", stage=stage.name, **counts)
         if failures:
-            raise _failure(name, len(tasks), failures)
+            raise _failure(stage.name, len(stage.tasks), failures)
+
+    def _keep(self, stage: "_Stage", index: int, result: dict[str, Any]) -> None:
+        task = stage.tasks[index]
+        stage.records[index] = self.journal.save(task.name, stage.keys[index], task.outputs, result)
+        self.made += 1
+
+    def _give_up(self, task: Task, failed: Failed) -> Record:
+        """Note a quarantined input, and return a record without key or files, which is never saved."""
+        assert task.without is not None
+        self._quarantine.put(task.name, failed, self._config.tries)
+        reason = quarantine_reason(failed, self._config.tries)
+        _log.error("task %s is %s", task.name, reason)
+        return Record(key="", outputs=[], result=task.without(reason))
+
+    def _patience(self, stage: "_Stage") -> float:
+        """Wall clock of a try: only where the dataset can do without the input."""
+        if isinstance(self._config, InlineExecutor) or not all(task.without for task in stage.tasks):
+            return 0
+        return self._config.task_seconds
 
     def close(self) -> None:
         """End the workers."""
         self._executor.close()
         self._events.close()
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """The tasks of one stage, with their keys and, once there, their records."""
+
+    name: str
+    tasks: Sequence[Task]
+    keys: Sequence[str]
+    records: list[Record | None]
+    unit: str
+
+
+class _Meter:
+    """What the progress of a stage shows; what a failed try had done is taken back."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self.again = progress, 0
+        self._dropped = 0
+        self._amounts: defaultdict[int, float] = defaultdict(float)
+        self._drops: defaultdict[int, int] = defaultdict(int)
+
+    def show(self, event: Advanced | Done | Failed | Again) -> None:
+        """Draw an event."""
+        if isinstance(event, Advanced):
+            self._amounts[event.index] += event.amount
+            self._drops[event.index] += event.dropped
+            self._advance(event.amount, event.dropped)
+        elif isinstance(event, Again):
+            self.again += 1
+            self._advance(-self._amounts.pop(event.index, 0), -self._drops.pop(event.index, 0))
+
+    def _advance(self, amount: float, dropped: int) -> None:
+        self._dropped += dropped
+        details = {"dropped": self._dropped, "tried_again": self.again}
+        self.progress.advance(amount, **{name: value for name, value in details.items() if value})
 
 
 def _sentence(message: str) -> str:

@@ -1,20 +1,24 @@
-"""What an executor tells while it works: progress inside a task, a task that is done, a task that failed.
+"""What an executor tells while it works: progress inside a task, a task that is done, a try that failed.
 
 Reads nothing; the types here are the border between the task graph and whoever does the work.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
 Report = Callable[[float, int], None]  # amount done since the last call (in the stage's unit), documents dropped
 Job = Callable[[Report], dict[str, Any]]  # what a task does; picklable, so that another process can do it
+
+Cause = Literal["mend", "error", "lost", "slow"]
+"""A person must mend something first; an exception; its process ended; it took longer than a try may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
     """Part of a task is done."""
 
+    index: int
     amount: float
     dropped: int
 
@@ -29,11 +33,22 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A job is given up; `message` says why, for a person; `traceback` for whoever mends it ("" when it is no bug)."""
+    """A try failed; `message` says why, for a person; `traceback` for whoever mends it ("" when it is no bug)."""
 
     index: int
     message: str
     traceback: str
+    cause: Cause = "error"
 
 
 Event = Advanced | Done | Failed
+
+
+class Executor(Protocol):
+    """Who does the work. Every job is tried once: what a failure costs is decided in one place, see tries.py."""
+
+    def run(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
+        """Yield what happens until every job is done or failed; a job may take so many seconds, 0: for ever."""
+
+    def close(self) -> None:
+        """End what works."""

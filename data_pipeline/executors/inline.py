@@ -1,25 +1,29 @@
-"""Tasks in this very process, one after the other: for debugging, for tests, and the plain twin of the local executor.
+"""Tasks in this very process, one after the other: for debugging, for tests, and the plain twin of other executors.
 
 Reads jobs, gives events. A job's own error fails the job, and the others go on.
 """
 
+import errno
 import traceback
 from collections.abc import Iterator, Sequence
 
 from data_pipeline.executors.event import Advanced, Done, Event, Failed, Job, Report
-from llmsys.errors import LlmsysError
+from llmsys.errors import LlmsysError, disk_problem
+
+# What another try cannot mend, and what no input is to blame for.
+_PLACE_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS))
 
 
 class Inline:
-    """Does each job when its event is asked for."""
+    """Does each job when its event is asked for; nothing here can end a job that takes too long."""
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[Event]:
+    def run(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
         """Yield what happens, job by job."""
         for index, job in enumerate(jobs):
             progress: list[Advanced] = []
 
-            def report(amount: float, dropped: int, progress: list[Advanced] = progress) -> None:
-                progress.append(Advanced(amount, dropped))
+            def report(amount: float, dropped: int, index: int = index, progress: list[Advanced] = progress) -> None:
+                progress.append(Advanced(index, amount, dropped))
 
             outcome = attempt(index, job, report)
             yield from progress
@@ -30,10 +34,12 @@ class Inline:
 
 
 def attempt(index: int, job: Job, report: Report) -> Done | Failed:
-    """Do one job; an error that a person can mend is its message, any other comes with its traceback."""
+    """Try one job; an error that a person can mend is its message, any other comes with its traceback."""
     try:
         return Done(index, job(report))
     except LlmsysError as error:
-        return Failed(index, str(error), "")
+        return Failed(index, str(error), "", "mend")
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _PLACE_ERRORS and (problem := disk_problem(error)):
+            return Failed(index, str(problem), "", "mend")
         return Failed(index, f"{type(error).__name__}: {error}", traceback.format_exc())

@@ -1,8 +1,8 @@
-"""Tasks in worker processes on this machine; a worker that dies costs its task one try and nothing else.
+"""Tasks in worker processes on this machine; a worker that dies fails its task's try and nothing else.
 
-Reads jobs, gives events as they happen. Promises: results do not depend on the number of workers; a task that loses its
-process is tried again in another, `tries` times in all; workers end with the process that started them, even when it is
-killed, and hold its lock until they have.
+Reads jobs, gives events as they happen. Promises: results do not depend on the number of workers; one that dies or
+takes too long is replaced; workers end with the process that started them, even when it is killed, and hold its lock
+until they have.
 """
 
 import multiprocessing
@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -17,7 +18,7 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-from data_pipeline.executors.event import Advanced, Event, Failed, Job
+from data_pipeline.executors.event import Advanced, Event, Failed, Job, Report
 from data_pipeline.executors.inline import attempt
 
 _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
@@ -42,6 +43,7 @@ class _Worker:
         theirs.close()
         lifeline.close()
         self.index: int | None = None
+        self.since = 0.0
 
     def end(self) -> None:
         """Kill the process: whatever it writes is published by rename, so there is nothing to wait for."""
@@ -54,30 +56,23 @@ class _Worker:
 class LocalPool:
     """Worker processes that live through all stages of a run."""
 
-    def __init__(self, workers: int, tries: int = 3, lock: int | None = None) -> None:
+    def __init__(self, workers: int, lock: int | None = None) -> None:
         """Start nothing yet. `workers` 0 means one per core; `lock` is a file descriptor that workers hold open."""
         self.limit = workers or available_cores()
-        self.tries = tries
         self.lock = lock
         self._workers: list[_Worker] = []
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[Event]:
-        """Yield what happens until every job is done or given up."""
+    def run(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
+        """Yield what happens until every job is done or has failed."""
         waiting = deque(range(len(jobs)))
-        losses = [0] * len(jobs)
-        while waiting or any(worker.index is not None for worker in self._workers):
+        while waiting or self._busy():
             self._hand_out(jobs, waiting)
-            for worker in self._ready():
+            for worker in self._ready(seconds):
                 event = self._receive(worker)
-                if event is not None:
-                    yield event
-                    continue
-                lost = self._replace(worker)
-                losses[lost] += 1
-                if losses[lost] < self.tries:
-                    waiting.appendleft(lost)
-                else:
-                    yield Failed(lost, _loss(losses[lost], worker.process.exitcode), "")
+                yield event if event is not None else self._lost(worker)
+            for worker in self._busy():
+                if seconds and time.monotonic() - worker.since > seconds:
+                    yield Failed(self._replace(worker), too_slow(seconds), "", "slow")
 
     def close(self) -> None:
         """End all workers."""
@@ -94,16 +89,21 @@ class LocalPool:
                 self._workers.append(worker)
             if worker is None:
                 return
-            worker.index = waiting.popleft()
+            worker.index, worker.since = waiting.popleft(), time.monotonic()
             try:
                 worker.connection.send((worker.index, jobs[worker.index]))
             except (BrokenPipeError, ConnectionResetError):
                 return  # it died while idle; _ready finds it, and its job counts as lost
 
-    def _ready(self) -> list[_Worker]:
-        """Wait until a busy worker says something or ends."""
-        busy = [worker for worker in self._workers if worker.index is not None]
-        ready = wait([*(worker.connection for worker in busy), *(worker.process.sentinel for worker in busy)])
+    def _busy(self) -> list[_Worker]:
+        return [worker for worker in self._workers if worker.index is not None]
+
+    def _ready(self, seconds: float) -> list[_Worker]:
+        """Wait until a busy worker says something, ends, or has worked on its job for longer than `seconds`."""
+        busy = self._busy()
+        until = min((worker.since for worker in busy), default=0.0) + seconds + 0.01
+        patience = max(0.0, until - time.monotonic()) if seconds else None
+        ready = wait([*(worker.connection for worker in busy), *(worker.process.sentinel for worker in busy)], patience)
         return [worker for worker in busy if worker.connection in ready or worker.process.sentinel in ready]
 
     def _receive(self, worker: _Worker) -> Event | None:
@@ -116,23 +116,36 @@ class LocalPool:
             worker.index = None
         return event
 
+    def _lost(self, worker: _Worker) -> Failed:
+        """Take a worker out that has died on its own."""
+        index = self._replace(worker)
+        return Failed(index, loss(_ending(worker.process.exitcode)), "", "lost")
+
     def _replace(self, worker: _Worker) -> int:
-        """Take a dead worker out and return the index of the job it had."""
+        """Take a worker out and return the index of the job it had."""
         self._workers.remove(worker)
         worker.end()
         assert worker.index is not None
         return worker.index
 
 
-def _loss(times: int, status: int | None) -> str:
+def _ending(status: int | None) -> str:
     if status is not None and status < 0:
-        ending = f"killed by signal {-status} ({signal.Signals(-status).name})"
-    else:
-        ending = f"ended with status {status}"
+        return f"was killed by signal {-status} ({signal.Signals(-status).name})"
+    return f"ended with status {status}"
+
+
+def loss(ending: str) -> str:
+    """Say that a process was lost and what a person can do about it."""
     return (
-        f"lost its worker process {times} times, the last was {ending}. When the machine ran out of memory, "
-        f"use fewer workers (data.executor.workers=1) or smaller batches (data.documents.batch_bytes)."
+        f"its process {ending}. When the machine ran out of memory, use fewer workers (data.executor.workers=1) "
+        f"or smaller portions (data.executor.block_bytes, data.documents.batch_bytes)."
     )
+
+
+def too_slow(seconds: float) -> str:
+    """Say that the wall clock ended a try."""
+    return f"took longer than {seconds:g} s, so that its process was ended (data.executor.task_seconds)."
 
 
 class _single_threaded:  # noqa: N801 (a context manager, used as a function)
@@ -161,10 +174,14 @@ def _work(connection: Connection, lifeline: Connection, lock: Any) -> None:
     try:
         while True:
             index, job = connection.recv()
-            connection.send(attempt(index, job, lambda amount, dropped: connection.send(Advanced(amount, dropped))))
+            connection.send(attempt(index, job, _reporter(connection, index)))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         if held is not None:
             os.close(held)
+
+
+def _reporter(connection: Connection, index: int) -> Report:
+    return lambda amount, dropped: connection.send(Advanced(index, amount, dropped))
 
 
 def _die_with_parent(lifeline: Connection) -> None:

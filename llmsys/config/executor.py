@@ -1,4 +1,4 @@
-"""Who does the work of preparing a dataset; never changes its bytes."""
+"""Who does the work of preparing a dataset, in which portions, and how often it is tried; never changes its bytes."""
 
 from typing import Annotated, Literal
 
@@ -7,18 +7,62 @@ from pydantic import Field
 from llmsys.config.base import Section
 
 
-class LocalExecutor(Section):
+class _Portions(Section):
+    """What every executor has: the size of a task, and what happens when one fails."""
+
+    block_bytes: int = Field(
+        4_000_000,
+        ge=1,
+        description="Bytes of a crawl file per task, about; of a long file a 64th. A crash loses no more than that.",
+    )
+    tries: int = Field(3, ge=1, description="How often a task is tried before its input is quarantined.")
+    backoff_seconds: float = Field(
+        1.0, ge=0, le=3_600, description="Wait before the second try; doubled before each further one, to a minute."
+    )
+
+
+class _Guarded(_Portions):
+    """Those whose tasks are processes of their own, and can be ended from outside."""
+
+    task_seconds: float = Field(
+        3_600,
+        ge=0,
+        description="Wall clock of a try on one input, then its process is ended; 0: for ever. It decides nothing but "
+        "quarantine, which is named.",
+    )
+
+
+class LocalExecutor(_Guarded):
     """Worker processes on this machine."""
 
     kind: Literal["local"] = "local"
     workers: int = Field(0, ge=0, description="Number of processes; 0: one per core this process may use.")
-    tries: int = Field(3, ge=1, description="How often a task may lose its process before the run gives up on it.")
 
 
-class InlineExecutor(Section):
+class InlineExecutor(_Portions):
     """This very process, one task after the other: for debugging and for tests."""
 
     kind: Literal["inline"] = "inline"
 
 
-ExecutorConfig = Annotated[LocalExecutor | InlineExecutor, Field(discriminator="kind")]
+class RayExecutor(_Guarded):
+    """Tasks on a Ray cluster whose nodes see the inputs and the dataset folder under the same paths."""
+
+    kind: Literal["ray"] = "ray"
+    address: str = Field(
+        "", description="Address of the cluster, such as 10.0.0.1:6379 or auto; empty: one of this machine's own."
+    )
+    workers: int = Field(0, ge=0, description="Tasks at a time; 0: one per core of the cluster.")
+
+
+class SlurmExecutor(_Guarded):
+    """Tasks as job arrays of Slurm, on nodes that see the inputs and the dataset folder under the same paths."""
+
+    kind: Literal["slurm"] = "slurm"
+    workers: int = Field(0, ge=0, description="Tasks at a time; 0: as many as Slurm gives.")
+    options: tuple[str, ...] = Field((), description="Options of sbatch, such as --partition=cpu or --mem=4G.")
+    array_tasks: int = Field(1_000, ge=1, description="Tasks per array; Slurm's own limit (MaxArraySize) is 1000.")
+    poll_seconds: float = Field(5.0, gt=0, description="How often results and the queue are looked at.")
+
+
+ExecutorConfig = Annotated[LocalExecutor | InlineExecutor | RayExecutor | SlurmExecutor, Field(discriminator="kind")]

@@ -20,7 +20,7 @@ from data_pipeline.pipeline import prepare
 from llmsys.config.executor import InlineExecutor
 from llmsys.errors import DataError
 from llmsys.lock import folder_lock
-from tests.helpers.dying import die_until, fail
+from tests.helpers.dying import count, die_until, fail, sleep_for_ever
 from tests.helpers.process import has_ended, wait_for_pid, wait_until
 from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
 
@@ -95,26 +95,21 @@ def test_a_busy_worker_dies_with_its_parent(tmp_path: Path) -> None:
     wait_until(lambda: has_ended(worker), "the worker outlived its parent")
 
 
-def test_a_task_that_loses_its_worker_is_tried_three_times_and_the_rest_goes_on(tmp_path: Path) -> None:
-    lives = [1, 3, 99, 1, 2]
-    jobs = [partial(die_until, tmp_path / str(number), count) for number, count in enumerate(lives)]
+def test_a_worker_that_dies_or_hangs_fails_its_own_job_only(tmp_path: Path) -> None:
+    jobs = [partial(die_until, tmp_path / "a", 9), partial(sleep_for_ever, tmp_path / "b"), fail, partial(count, 3)]
     pool = LocalPool(workers=2)
     try:
-        events = [event for event in pool.run([*jobs, fail]) if not isinstance(event, Advanced)]
+        events = {event.index: event for event in pool.run(jobs, seconds=1.0) if not isinstance(event, Advanced)}
     finally:
         pool.close()
-    assert {event.index: event.result["tries"] for event in events if isinstance(event, Done)} == {
-        0: 1,
-        1: 3,
-        3: 1,
-        4: 2,
-    }
-    failed = {event.index: event for event in events if isinstance(event, Failed)}
-    assert sorted(failed) == [2, 5]
-    assert failed[2].message.startswith("lost its worker process 3 times, the last was killed by signal 9 (SIGKILL).")
-    assert "data.executor.workers=1" in failed[2].message
-    assert failed[5].message == "ValueError: a bug"
-    assert "in fail" in failed[5].traceback
+    assert events.pop(3) == Done(3, {"counted": 3})
+    failed = [event for _, event in sorted(events.items()) if isinstance(event, Failed)]
+    assert [event.cause for event in failed] == ["lost", "slow", "error"]
+    assert failed[0].message.startswith("its process was killed by signal 9 (SIGKILL). When the machine ran out of")
+    assert failed[1].message == "took longer than 1 s, so that its process was ended (data.executor.task_seconds)."
+    assert failed[2].message == "ValueError: a bug"
+    assert "in fail" in failed[2].traceback
+    assert has_ended(wait_for_pid(tmp_path / "b"))
 
 
 def make_file(path: Path, report: Report) -> dict[str, Any]:

@@ -22,6 +22,12 @@ def die_until(path: Path, lives: int, report: Report) -> dict[str, Any]:
     return {"tries": len(path.read_text())}
 
 
+def count(amount: int, report: Report) -> dict[str, Any]:
+    """A job that is well."""
+    report(amount, 1)
+    return {"counted": amount}
+
+
 def fail(report: Report) -> dict[str, Any]:
     """A bug in a task."""
     raise ValueError("a bug")

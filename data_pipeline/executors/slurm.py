@@ -1,0 +1,169 @@
+"""Tasks as job arrays of Slurm: one array per portion of a stage, one array task per job.
+
+Writes slurm/ of the dataset folder: NUMBER.job for every task, and what sbatch is given; each task reads its job there
+and publishes NUMBER.result. Promises: a task counts as lost only when Slurm no longer knows it and no result came; an
+array that a killed driver left behind is cancelled and gone before anything new is submitted.
+"""
+
+import hashlib
+import json
+import os
+import pickle
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from data_pipeline.executors.event import Advanced, Done, Event, Failed, Job
+from data_pipeline.executors.local import loss, too_slow
+from llmsys.config.executor import SlurmExecutor
+from llmsys.errors import DataError
+from llmsys.log import logger
+from llmsys.manifest import publish_bytes
+
+_log = logger(__name__)
+_GRACE_POLLS = 3  # a result may take a moment to show on another node's file system
+_ENDED_BY_TIME = ("TIMEOUT", "DEADLINE")
+
+
+class SlurmArrays:
+    """Arrays submitted with sbatch, watched through their result files and squeue."""
+
+    def __init__(self, config: SlurmExecutor, folder: Path) -> None:
+        """Use `folder` for jobs and results; DataError when there is no sbatch, or an old array cannot be ended."""
+        self.config, self.folder = config, folder.absolute()
+        self.name = f"llmsys-{hashlib.blake2b(str(self.folder).encode(), digest_size=6).hexdigest()}"
+        for command in ("sbatch", "squeue", "scancel"):
+            if shutil.which(command) is None:
+                raise DataError(
+                    f"data.executor.kind=slurm needs {command}, which is not on the PATH of this machine. "
+                    f"Start llmsys where jobs are submitted, or use data.executor.kind=local."
+                )
+        self._end_left_behind()
+
+    def run(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
+        """Yield what happens until every job is done or has failed."""
+        for first in range(0, len(jobs), self.config.array_tasks):
+            portion = jobs[first : first + self.config.array_tasks]
+            self._write(portion)
+            array = self._submit(len(portion), seconds)
+            for event in self._watch(array, len(portion), seconds):
+                yield _shifted(event, first)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Cancel what still runs."""
+        self._end_left_behind()
+
+    def _write(self, jobs: Sequence[Job]) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        for number, job in enumerate(jobs):
+            (self.folder / f"{number}.job").write_bytes(pickle.dumps(job))
+        command = shlex.join([sys.executable, "-m", "data_pipeline.executors.slurm_task", str(self.folder)])
+        root = Path(__file__).resolve().parents[2]
+        publish_bytes(
+            self.folder / "script.sh",
+            f"#!/bin/sh\nexport PYTHONPATH={shlex.quote(str(root))}${{PYTHONPATH:+:$PYTHONPATH}} OMP_NUM_THREADS=1\n"
+            f'exec {command} "$SLURM_ARRAY_TASK_ID"\n'.encode(),
+        )
+
+    def _submit(self, tasks: int, seconds: float) -> str:
+        """Submit one array and return its number; its name is what a later run finds it by."""
+        at_a_time = f"%{self.config.workers}" if self.config.workers else ""
+        limit = [f"--time={int(seconds // 60) + 1}"] if seconds else []  # Slurm counts minutes
+        words = [
+            "sbatch", "--parsable", "--no-requeue", f"--job-name={self.name}", f"--chdir={os.getcwd()}",
+            f"--array=0-{tasks - 1}{at_a_time}", f"--output={self.folder}/%a.log", *limit, *self.config.options,
+            str(self.folder / "script.sh"),
+        ]  # fmt: skip
+        array = _ask(words).strip().split(";")[0]
+        _log.info("submitted array %s of %d tasks to Slurm", array, tasks)
+        return array
+
+    def _watch(self, array: str, tasks: int, seconds: float) -> Iterator[Event]:
+        """Yield results as they come, and losses once Slurm has forgotten a task for some polls."""
+        left, absent = set(range(tasks)), dict.fromkeys(range(tasks), 0)
+        while left:
+            known = self._queued(array)
+            for number in sorted(left):
+                result = self.folder / f"{number}.result"
+                if result.exists():
+                    left.discard(number)
+                    yield from _events(number, json.loads(result.read_bytes()))
+                elif number in known or None in known:
+                    absent[number] = 0
+                else:
+                    absent[number] += 1
+                    if absent[number] > _GRACE_POLLS:
+                        left.discard(number)
+                        yield self._lost(array, number, seconds)
+            if left:
+                time.sleep(self.config.poll_seconds)
+
+    def _queued(self, array: str) -> set[int | None]:
+        """The tasks of an array that Slurm still has; {None} when it does not answer, which says nothing."""
+        asked = subprocess.run(
+            ["squeue", "--noheader", "--array", f"--jobs={array}", "--format=%K %t"], capture_output=True, text=True
+        )
+        if asked.returncode != 0:
+            return set() if "Invalid job id" in asked.stderr else {None}
+        rows = [line.split() for line in asked.stdout.splitlines()]
+        return {int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit()}
+
+    def _lost(self, array: str, number: int, seconds: float) -> Failed:
+        state = _state(array, number)
+        if state in _ENDED_BY_TIME:
+            return Failed(number, too_slow(seconds), "", "slow")
+        log = self.folder / f"{number}.log"
+        tail = log.read_text(errors="replace")[-2_000:] if log.exists() else ""
+        return Failed(number, loss(f"ended without a result (Slurm says: {state or 'nothing'})"), tail, "lost")
+
+    def _end_left_behind(self) -> None:
+        """Cancel what an earlier run of this folder left and wait until it is gone: two must not write one folder."""
+        deadline = time.monotonic() + 120
+        while found := self._ours():
+            subprocess.run(["scancel", f"--name={self.name}"], capture_output=True)
+            if time.monotonic() > deadline:
+                raise DataError(
+                    f"Slurm still has tasks {', '.join(found[:3])}, which an earlier run of this folder submitted. "
+                    f"End them with `scancel --name={self.name}`, then run the same command again."
+                )
+            time.sleep(min(self.config.poll_seconds, 1.0))
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _ours(self) -> list[str]:
+        words = ["squeue", "--noheader", f"--name={self.name}", "--format=%i"]
+        return subprocess.run(words, capture_output=True, text=True).stdout.split()
+
+
+def _ask(words: Sequence[str]) -> str:
+    asked = subprocess.run(words, capture_output=True, text=True)
+    if asked.returncode:
+        raise DataError(
+            f"{words[0]} refused: {(asked.stderr or asked.stdout).strip()}. Correct data.executor.options; "
+            f"what was made is kept."
+        )
+    return asked.stdout
+
+
+def _state(array: str, number: int) -> str:
+    """What the accounting says about a task that is gone; "" where there is no accounting."""
+    if shutil.which("sacct") is None:
+        return ""
+    words = ["sacct", "--noheader", "--parsable2", "--format=State", f"--jobs={array}_{number}"]
+    told = subprocess.run(words, capture_output=True, text=True).stdout.split()
+    return told[0] if told else ""
+
+
+def _events(number: int, result: dict[str, object]) -> list[Event]:
+    outcome = {name: value for name, value in result.items() if name not in ("amount", "dropped")}
+    ended = Done(number, **outcome) if "result" in outcome else Failed(number, **outcome)  # type: ignore[arg-type]
+    return [Advanced(number, result["amount"], result["dropped"]), ended]  # type: ignore[arg-type]
+
+
+def _shifted(event: Event, first: int) -> Event:
+    return type(event)(event.index + first, *(getattr(event, name) for name in event.__slots__[1:]))

@@ -1,0 +1,34 @@
+"""One task of an array: reads its job from the folder it is given, publishes its result there.
+
+    python -m data_pipeline.executors.slurm_task FOLDER NUMBER
+
+The job files are written by the driver of the same dataset folder and by nobody else: they are pickles.
+"""
+
+import json
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.executors.event import Done
+from data_pipeline.executors.inline import attempt
+from llmsys.manifest import publish_bytes
+
+
+def main(folder: Path, number: int) -> int:
+    """Do one job; the status is 0 when its result was published, whatever it says."""
+    job = pickle.loads((folder / f"{number}.job").read_bytes())
+    told: list[tuple[float, int]] = []
+    outcome = attempt(number, job, lambda amount, dropped: told.append((amount, dropped)))
+    result: dict[str, Any] = {"amount": sum(one for one, _ in told), "dropped": sum(one for _, one in told)}
+    if isinstance(outcome, Done):
+        result["result"] = outcome.result
+    else:
+        result |= {"message": outcome.message, "traceback": outcome.traceback, "cause": outcome.cause}
+    publish_bytes(folder / f"{number}.result", json.dumps(result).encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,49 @@
+"""What was given up after every try: one file per task that names it, how often it was tried, and the traceback.
+
+Writes quarantine/ of a dataset folder; gives what stands there. Promises: a task that succeeds later takes its file
+away; whatever stands there is missing from the dataset, is counted in its manifest, and is tried again by the next run.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.executors.event import Failed
+from llmsys.manifest import publish_bytes
+
+QUARANTINE = "quarantine"
+
+
+class Quarantine:
+    """The given-up tasks of one dataset folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / QUARANTINE
+
+    def put(self, task: str, failed: Failed, tries: int) -> None:
+        """Note a task that was given up."""
+        entry = {"task": task, "tries": tries, "cause": failed.cause, "message": failed.message}
+        text = json.dumps({**entry, "traceback": failed.traceback}, indent=1, ensure_ascii=False)
+        publish_bytes(self._path(task), (text + "\n").encode("utf-8", "replace"))
+
+    def keep_only(self, stage: str, tasks: Iterable[str]) -> None:
+        """Forget the tasks of a stage that are not among these."""
+        kept = {self._path(task) for task in tasks}
+        for path in self.folder.glob(f"{stage}.*.json"):
+            if path not in kept:
+                path.unlink()
+
+    def _path(self, task: str) -> Path:
+        return self.folder / f"{task.replace('/', '.')}.json"
+
+
+def quarantined(folder: Path) -> list[dict[str, Any]]:
+    """Return what was given up in a dataset folder, in the order of the tasks."""
+    return [json.loads(path.read_bytes()) for path in sorted((folder / QUARANTINE).glob("*.json"))]
+
+
+def quarantine_reason(failed: Failed, tries: int) -> str:
+    """Say in one line why an input is not in the dataset: the same words whoever tried."""
+    first = failed.message.splitlines()[0] if failed.message else "no message"
+    return f"quarantined after {tries} {'tries' if tries > 1 else 'try'}: {first}"

@@ -1,7 +1,7 @@
-"""MinHash signatures and the pairs of documents that share a bucket (Broder 1997; FineWeb's 14 buckets of 8 hashes).
+"""MinHash signatures and bucket keys of texts (Broder 1997; FineWeb's 14 buckets of 8 hashes).
 
 Reads texts, gives one 64-bit key per document and bucket; equal keys link two documents. With `hash: sha1` the
-signatures have datatrove's bits; the default combines the hashes of words that the vocabulary already knows, for all
+signatures have datatrove's bits; the default combines the hashes of words that the memo already knows, for all
 documents of a batch at once.
 """
 
@@ -12,61 +12,38 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.dedup.exact import Indices
-from data_pipeline.dedup.simplify import simplify
-from data_pipeline.rules.words import WordColumns, WordSplitter
+from data_pipeline.dedup.permute import Keys, Permutations
+from data_pipeline.dedup.words import SimplifiedWords, SimplifyingSplitter
 from llmsys.config.data import MinhashDuplicates
 
 # D documents, W words of all of them, S shingles of one document, K = buckets * hashes_per_bucket permutations
-Keys = np.ndarray[Any, np.dtype[np.uint64]]
-
-PRIME = np.uint64((1 << 61) - 1)
-LARGEST = np.uint64(0xFFFFFFFFFFFFFFFF)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
 _HALF = np.uint64(32)
-SHINGLES_AT_ONCE = 512  # bounds the (S, K) work table at half a megabyte
 
 
 class Signer:
     """Turns texts into signatures; holds the permutations of one configuration and the words seen so far."""
 
-    def __init__(self, config: MinhashDuplicates, splitter: WordSplitter) -> None:
-        """Draw the permutations (a * x + b) mod (2^61 - 1), a before b, from numpy's legacy generator as datatrove."""
+    def __init__(self, config: MinhashDuplicates) -> None:
         self.config = config
-        self.splitter = splitter
-        count = config.buckets * config.hashes_per_bucket
-        generator = np.random.RandomState(config.seed)
-        self.a_K = generator.randint(1, PRIME, dtype=np.uint64, size=count)
-        self.b_K = generator.randint(0, PRIME, dtype=np.uint64, size=count)
+        self.splitter = SimplifyingSplitter(spelling=config.hash == "sha1")
+        self.permutations = Permutations.drawn(config.buckets * config.hashes_per_bucket, config.seed)
 
     def signatures(self, texts: Sequence[str]) -> list[Keys | None]:
         """Return the (K,) minima over the shingles of each text; None where there are fewer words than one shingle."""
-        words = self.splitter.split([simplify(text) for text in texts])
+        words = self.splitter.split(texts)
         shingle = _sha1_shingles if self.config.hash == "sha1" else _combined_shingles
         shingles = shingle(words, self.config.ngram_words)
-        return [self._minima(shingles_S) if len(shingles_S) else None for shingles_S in shingles]
-
-    def _minima(self, shingles_S: Keys) -> Keys:
-        minima_K = np.full(len(self.a_K), LARGEST, np.uint64)
-        for start in range(0, len(shingles_S), SHINGLES_AT_ONCE):
-            block_SK = shingles_S[start : start + SHINGLES_AT_ONCE, None] * self.a_K + self.b_K
-            np.minimum(minima_K, _modulo_prime(block_SK).min(axis=0), out=minima_K)
-        return minima_K
+        return [self.permutations.minima(shingles_S) if len(shingles_S) else None for shingles_S in shingles]
 
     def bucket_keys(self, texts: Sequence[str]) -> tuple[Keys, np.ndarray[Any, np.dtype[np.bool_]]]:
         """Return (D, buckets) keys and a (D,) mask of the documents that have them."""
         signatures = self.signatures(texts)
         present_D = np.array([signature is not None for signature in signatures], np.bool_)
-        empty_K = np.zeros(len(self.a_K), np.uint64)
+        empty_K = np.zeros(len(self.permutations.a_K), np.uint64)
         table_DK = np.array([empty_K if row is None else row for row in signatures], np.uint64)
         table = table_DK.reshape(len(signatures), self.config.buckets, self.config.hashes_per_bucket)
         return combine(np.moveaxis(table, 2, 0)), present_D
-
-
-def _modulo_prime(x: Keys) -> Keys:
-    """Return x mod (2^61 - 1) exactly, without dividing: 2^61 is 1 modulo the prime."""
-    folded = (x & PRIME) + (x >> np.uint64(61))
-    reduced: Keys = np.minimum(folded, folded - PRIME)  # the difference wraps to a huge number when folded < PRIME
-    return reduced
 
 
 def combine(parts: Keys | Sequence[Keys]) -> Keys:
@@ -79,24 +56,35 @@ def combine(parts: Keys | Sequence[Keys]) -> Keys:
     return combined ^ (combined >> _HALF)
 
 
-def _combined_shingles(words: WordColumns, n: int) -> list[Keys]:
+def _combined_shingles(words: SimplifiedWords, n: int) -> list[Keys]:
     """Return per document the distinct hashes of all runs of n words, each combined from the hashes of its words."""
-    hashes_W = words.vocabulary.hashes[words.ids_W]
+    hashes_W = words.hashes_W
     last = max(0, len(hashes_W) - n + 1)
     runs = combine([hashes_W[start : start + last] for start in range(n)])
     # A document of w words begins w - n + 1 runs; the runs that would reach into its neighbour are never taken.
-    begins, ends = words.offsets[:-1], words.offsets[1:] - n + 1
-    return [np.unique(runs[begin : max(begin, end)]) for begin, end in zip(begins, ends, strict=True)]
+    begins, ends = words.offsets[:-1].tolist(), (words.offsets[1:] - n + 1).tolist()
+    return [_distinct(runs[begin : max(begin, end)]) for begin, end in zip(begins, ends, strict=True)]
 
 
-def _sha1_shingles(words: WordColumns, n: int) -> list[Keys]:
+def _distinct(values: Keys) -> Keys:
+    """Return the distinct values in order."""
+    ordered = np.sort(values)
+    fresh = np.empty(len(ordered), np.bool_)
+    fresh[:1] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=fresh[1:])
+    return ordered[fresh]
+
+
+def _sha1_shingles(words: SimplifiedWords, n: int) -> list[Keys]:
     """Return per document the first 8 bytes, little-endian, of the SHA-1 of its runs of n words joined by spaces."""
-    spelling = list(words.vocabulary.index)
+    edges = words.offsets.tolist()
     shingles = []
-    for begin, end in zip(words.offsets[:-1], words.offsets[1:], strict=True):
-        spelled = [spelling[word] for word in words.ids_W[begin:end].tolist()]
-        runs = {" ".join(run) for run in zip(*(spelled[start:] for start in range(n)), strict=False)}
-        digests = b"".join(hashlib.sha1(run.encode()).digest()[:8] for run in runs)
+    for begin, end, spelled in zip(edges[:-1], edges[1:], words.spelled, strict=True):
+        ends = np.cumsum(words.bytes_W[begin:end])
+        starts = (ends - words.bytes_W[begin:end]).tolist()
+        stops = (ends[n - 1 :] - 1).tolist()
+        runs = {spelled[start:stop] for start, stop in zip(starts, stops, strict=False)}
+        digests = b"".join([hashlib.sha1(run).digest()[:8] for run in runs])
         shingles.append(np.frombuffer(digests, "<u8").astype(np.uint64))
     return shingles
 

@@ -1,27 +1,71 @@
 """Text made simpler before it is compared, so that case, numbers, punctuation and accents hide no duplicate.
 
 Reads text, gives text; equal to datatrove's `simplify_text` with its defaults (lower case, numbers, punctuation, white
-space, diacritics, in this order).
+space, diacritics, in this order). Characters are looked up in tables as columns of code points, not one by one.
 """
 
 import re
+import sys
 import unicodedata
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
 
 from data_pipeline.rules.characters import PUNCTUATION, TERMINAL_MARKS
 
-NUMBER = re.compile(r"\d+(?:[.,،٫⎖⎗⎘]\d+)?")
+Codes = np.ndarray[Any, np.dtype[np.uint32]]
+
+_NUMBER = re.compile(r"\d+(?:[.,،٫⎖⎗⎘]\d+)?")
+_ASCII_NUMBER = re.compile(r"[0-9][0-9]*(?:[.,][0-9]+)?")  # three times as fast, for its set of first characters
 WHITE_SPACE = re.compile(r"\s+")
 
 # The marks that end sentences in other scripts stay here, although the rules count them as punctuation.
 _REMOVED = (PUNCTUATION - TERMINAL_MARKS) | set(".?!。．？！")
-_TO_SPACE = str.maketrans(dict.fromkeys(_REMOVED, " "))
+
+
+@lru_cache(maxsize=1)
+def _spaced() -> Codes:
+    """By code point: itself, or a space for punctuation."""
+    table = np.arange(sys.maxunicode + 1, dtype=np.uint32)
+    table[[ord(character) for character in _REMOVED]] = ord(" ")
+    return table
+
+
+@lru_cache(maxsize=1)
+def _no_accent() -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """By code point: whether it is no accent (category Mn). Takes a tenth of a second, once."""
+    return np.fromiter((unicodedata.category(chr(point)) != "Mn" for point in range(sys.maxunicode + 1)), np.bool_)
+
+
+def code_points(text: str) -> Codes:
+    """Return the characters of a text as numbers; a lone surrogate is a number like any other."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def text_of(codes: Codes) -> str:
+    """Return the text of code points."""
+    return codes.tobytes().decode("utf-32-le", "surrogatepass")
+
+
+def fold(text: str) -> str:
+    """Return the text in lower case, numbers as 0, punctuation as spaces, without accents; white space stays."""
+    return without_accents(_plain(text))
+
+
+def _plain(text: str) -> str:
+    number = _ASCII_NUMBER if text.isascii() else _NUMBER
+    return text_of(_spaced()[code_points(number.sub("0", text.lower()))])
+
+
+def without_accents(text: str) -> str:
+    """Return the canonical decomposition of the text without characters of category Mn."""
+    if text.isascii():
+        return text
+    codes = code_points(unicodedata.normalize("NFD", text))
+    return text_of(codes[_no_accent()[codes]])
 
 
 def simplify(text: str) -> str:
     """Return the text in lower case, numbers as 0, punctuation as spaces, white space folded, without accents."""
-    text = NUMBER.sub("0", text.lower()).translate(_TO_SPACE)
-    text = WHITE_SPACE.sub(" ", text.strip())
-    if text.isascii():
-        return text.strip()
-    decomposed = unicodedata.normalize("NFD", text)
-    return "".join(character for character in decomposed if unicodedata.category(character) != "Mn").strip()
+    return without_accents(WHITE_SPACE.sub(" ", _plain(text).strip())).strip()

@@ -25,6 +25,8 @@ _PLAIN = re.compile(r"""([("\[])?([A-Za-z]+)(?:([,;:!?)\]"])|(?<=[a-z][a-z])(\.)
 class EnglishChunks:
     """Splits chunks with spaCy's blank English pipeline, which is loaded when the first chunk is split."""
 
+    cut = staticmethod(str.split)
+
     def split(self, chunks: Sequence[str]) -> list[list[str]]:
         """The words of each chunk; a chunk must not be empty or contain white space."""
         words = [self._plain(chunk) for chunk in chunks]
@@ -39,6 +41,11 @@ class EnglishChunks:
     def sentence_marks(self) -> frozenset[str]:
         """Words that end a sentence."""
         return _language()[1]
+
+    @property
+    def exceptions(self) -> frozenset[str]:
+        """Chunks with a split of their own, such as `cannot`."""
+        return self._special
 
     def _plain(self, chunk: str) -> list[str] | None:
         """The words of a plain chunk, None where spaCy has to be asked."""

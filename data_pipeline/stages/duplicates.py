@@ -17,7 +17,6 @@ from data_pipeline.dedup.cluster import clusters, kept_of
 from data_pipeline.dedup.exact import Indices, same_text, text_hashes
 from data_pipeline.dedup.minhash import Signer, same_bucket
 from data_pipeline.executors.event import Report
-from data_pipeline.rules.words import WordSplitter
 from llmsys.config.data import DeduplicateConfig, MinhashDuplicates
 from llmsys.shards import ShardWriter, read_batches
 
@@ -34,7 +33,7 @@ def _signature_schema(buckets: int) -> pa.Schema:
 @lru_cache(maxsize=1)
 def _signer(config: MinhashDuplicates) -> Signer:
     """One signer per process: it remembers how words are split."""
-    return Signer(config, WordSplitter())
+    return Signer(config)
 
 
 def sign_file(report: Report, *, source: Path, output: Path, config: DeduplicateConfig) -> dict[str, Any]:

@@ -10,10 +10,12 @@ import pytest
 
 from data_pipeline.dedup.cluster import clusters
 from data_pipeline.dedup.exact import same_text, text_hashes
-from data_pipeline.dedup.minhash import PRIME, Signer, _modulo_prime
+from data_pipeline.dedup.minhash import Signer
+from data_pipeline.dedup.permute import PRIME, Permutations, modulo_prime
 from data_pipeline.dedup.simplify import simplify
+from data_pipeline.dedup.words import SimplifyingSplitter
 from data_pipeline.document import document_schema
-from data_pipeline.rules.words import WordSplitter
+from data_pipeline.rules.chunk import EnglishChunks
 from data_pipeline.stages.duplicates import find_duplicates, sign_file
 from llmsys.config.data import DeduplicateConfig, MinhashDuplicates
 from llmsys.shards import ShardWriter, read_batches
@@ -69,7 +71,7 @@ def test_simplified_text_equals_datatrove() -> None:
 
 
 def test_sha1_signatures_equal_datatrove() -> None:
-    signer = Signer(MinhashDuplicates(hash="sha1"), WordSplitter())
+    signer = Signer(MinhashDuplicates(hash="sha1"))
     fox, cafe = signer.signatures([FOX, CAFE])
     assert fox is not None
     assert cafe is not None
@@ -79,9 +81,33 @@ def test_sha1_signatures_equal_datatrove() -> None:
     assert int(cafe.sum(dtype=np.uint64)) == 1655919155476848199
 
 
+ODD = [
+    "We dont, can't; cannot! I'd've id 5km 12,345.67 0x0f 3rd v2 10am 8pm 7kg²  ①② ½ x²",
+    "ΟΔΟΣ. ΣΑΣ ΟΔΟΣ, İstanbul Straße ﬁne — K≠L a;b;c ῾x ´y",
+    "हिन्दी में लिखा गया। ภาษาไทย 中文，测试。한국어 العربية ١٢٣٫٤ ٥",
+    "\x1cfile\x85sep\u2028line\u00a0nbsp \u0301 a\u0301\u0301 ☃☃ 5☃ $5 5$ €20 C# c++ 👍🏽",
+    " leading and trailing \n",
+    "",
+]
+
+
+def test_words_by_chunk_equal_the_words_of_the_simplified_text() -> None:
+    """Each text first from nothing, then from a memo that knows its chunks, then from one that was emptied."""
+    for spelling in (True, False):
+        splitter = SimplifyingSplitter(spelling, memo_chunks=20)
+        for texts in (ODD, ODD, [FOX], [ODD[0], CAFE]):
+            found = splitter.split(texts)
+            expected = [[w for c in simplify(t).split() for w in EnglishChunks().split([c])[0]] for t in texts]
+            assert np.diff(found.offsets).tolist() == list(map(len, expected))
+            words = [word for text in expected for word in text]
+            assert found.hashes_W.tolist() == list(map(plain.word_hash, words))
+            assert found.bytes_W.tolist() == [len(word.encode()) + 1 for word in words]
+            assert list(found.spelled) == ([" ".join(text).encode() for text in expected] if spelling else [])
+
+
 def test_signatures_equal_the_plain_twin() -> None:
-    signer = Signer(LOOSE, WordSplitter())
-    a, b = signer.a_K.tolist(), signer.b_K.tolist()
+    signer = Signer(LOOSE)
+    a, b = signer.permutations.a_K.tolist(), signer.permutations.b_K.tolist()
     texts = [FOX, "one two", "", *(text for _, text in near_copies(3))]
     for text, found in zip(texts, signer.signatures(texts), strict=True):
         expected = plain.signature(simplify(text).split(), 3, a, b)
@@ -91,14 +117,36 @@ def test_signatures_equal_the_plain_twin() -> None:
 def test_the_remainder_is_exact_at_its_edges() -> None:
     prime = int(PRIME)
     edges = [0, 1, prime - 1, prime, prime + 1, 2 * prime, 7 * prime + 6, 8 * prime, 8 * prime + 7, (1 << 64) - 1]
-    assert _modulo_prime(np.array(edges, np.uint64)).tolist() == [value % prime for value in edges]
+    assert modulo_prime(np.array(edges, np.uint64)).tolist() == [value % prime for value in edges]
+
+
+def test_minima_are_exact_where_values_lie_side_by_side_or_wrap() -> None:
+    """With a = 1 the shingles are the values: these differ only in the bits that the fast search does not see."""
+    prime, top = int(PRIME), 1 << 61
+    rows = [
+        [10 + 7 * top, 12, 900],  # r = 10 comes first, but 10 + 7 > 12 + 0
+        [top - 1, 500, 600],  # r + q = prime: the value is 0
+        [5 * top + top - 3, 700],  # r + q = prime + 2
+        [3, 3 + 2 * top],
+        [77],
+    ]
+    choose = random.Random(0)
+    rows += [[choose.getrandbits(64) for _ in range(1500)] + [choose.randrange(8) * top + 5] for _ in range(3)]
+    for a, b in ((1, 0), (3, 17), (prime - 1, prime - 1)):
+        permutations = Permutations(np.array([a], np.uint64), np.array([b], np.uint64))
+        for row in rows:
+            expected = min((value * a + b) % (1 << 64) % prime for value in row)
+            assert permutations.minima(np.array(row, np.uint64)).tolist() == [expected]
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_clusters_and_survivors_equal_the_plain_twin_in_any_order(tmp_path: Path, seed: int) -> None:
     documents = near_copies(seed)
-    signer = Signer(LOOSE, WordSplitter())
-    signatures = [plain.signature(text.split(), 3, signer.a_K.tolist(), signer.b_K.tolist()) for _, text in documents]
+    signer = Signer(LOOSE)
+    signatures = [
+        plain.signature(text.split(), 3, signer.permutations.a_K.tolist(), signer.permutations.b_K.tolist())
+        for _, text in documents
+    ]
     expected = plain.kept(documents, signatures, LOOSE.hashes_per_bucket)
     # Texts too short for a shingle have no signature; of equal ones the twin must keep the smallest id as well.
     short: dict[str, str] = {}

@@ -1,0 +1,68 @@
+"""The smallest value of each hash permutation over the shingles of a document: (h a + b mod 2^64) mod (2^61 - 1).
+
+Reads 64-bit hashes, gives one minimum per permutation, bit for bit what the formula says (datatrove's, whose wrap at
+2^64 is part of the definition). How it saves work: write x = h a + b mod 2^64 = q 2^61 + r. The value is r + q, less
+the prime when it is that large. So the smallest value is at the smallest r unless a second r lies within 7 of it or an
+r lies within 8 of 2^61; and 8 x mod 2^64 is 8 r, which one multiplication, one addition and one search give for a block
+of shingles that fits the cache. The two rare cases are noticed and computed by the formula.
+"""
+
+from typing import Any
+
+import numpy as np
+
+# S shingles, K permutations
+Keys = np.ndarray[Any, np.dtype[np.uint64]]
+
+PRIME = np.uint64((1 << 61) - 1)
+LARGEST = np.uint64(0xFFFFFFFFFFFFFFFF)
+_EIGHT, _FOLD = np.uint64(8), np.uint64(61)
+_NEAR = np.uint64(64)  # eight times 8
+SHINGLES_AT_ONCE = 1024  # a table of 1024 x 112 numbers takes 900 kB
+
+
+def modulo_prime(x: Keys) -> Keys:
+    """Return x mod (2^61 - 1) exactly, without dividing: 2^61 is 1 modulo the prime."""
+    folded = (x & PRIME) + (x >> _FOLD)
+    reduced: Keys = np.minimum(folded, folded - PRIME)  # the difference wraps to a huge number when folded < PRIME
+    return reduced
+
+
+class Permutations:
+    """The permutations of one configuration, and room to work in."""
+
+    def __init__(self, a_K: Keys, b_K: Keys) -> None:
+        """Take multipliers and addends below 2^64."""
+        self.a_K, self.b_K = a_K, b_K
+        self._a_K1 = (a_K * _EIGHT)[:, None]
+        self._b_K1 = (b_K * _EIGHT + _NEAR)[:, None]  # shifted, so that an r within 8 of 2^61 becomes the smallest
+        self._rows = np.arange(len(a_K))
+        self._room = np.empty(len(a_K) * SHINGLES_AT_ONCE, np.uint64)
+
+    @classmethod
+    def drawn(cls, count: int, seed: int) -> "Permutations":
+        """Draw a in [1, p), then b in [0, p), from numpy's legacy generator, as datatrove does."""
+        generator = np.random.RandomState(seed)
+        a_K = generator.randint(1, PRIME, dtype=np.uint64, size=count)
+        return cls(a_K, generator.randint(0, PRIME, dtype=np.uint64, size=count))
+
+    def minima(self, shingles_S: Keys) -> Keys:
+        """Return the (K,) minima over distinct shingles; all ones when there is no shingle."""
+        minima_K = np.full(len(self.a_K), LARGEST, np.uint64)
+        for start in range(0, len(shingles_S), SHINGLES_AT_ONCE):
+            np.minimum(minima_K, self._block(shingles_S[start : start + SHINGLES_AT_ONCE]), out=minima_K)
+        return minima_K
+
+    def _block(self, shingles_S: Keys) -> Keys:
+        table_KS = self._room[: len(self._rows) * len(shingles_S)].reshape(len(self._rows), len(shingles_S))
+        np.multiply(self._a_K1, shingles_S, out=table_KS)
+        np.add(table_KS, self._b_K1, out=table_KS)
+        place_K = table_KS.argmin(axis=1)
+        first_K = table_KS[self._rows, place_K]
+        table_KS[self._rows, place_K] = LARGEST
+        second_K = table_KS[self._rows, table_KS.argmin(axis=1)]
+        minima_K = modulo_prime(shingles_S[place_K] * self.a_K + self.b_K)
+        unsure_K = (first_K < _NEAR) | (second_K - first_K < _NEAR)
+        for rare in np.flatnonzero(unsure_K) if unsure_K.any() else ():
+            minima_K[rare] = modulo_prime(shingles_S * self.a_K[rare] + self.b_K[rare]).min()
+        return minima_K

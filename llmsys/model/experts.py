@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmsys.config.feed_forward import GATED, FeedForwardConfig, Swiglu, maps_of
+from llmsys.model import cpu_experts
 from llmsys.model.feed_forward import activate
 
 # M rows grouped by expert, E experts (of this process), D width, F width inside an expert
@@ -69,7 +70,10 @@ class _GroupedMaps:
 
     def __call__(self, name: str, x_MD: Tensor) -> Tensor:
         weight_EDF, bias_EF = self.experts.weight(name), self.experts.bias(name)
-        y_MF = F.grouped_mm(x_MD, weight_EDF, offs=self.offsets_E)
+        if cpu_experts.suits(x_MD):
+            y_MF: Tensor = cpu_experts.grouped_product(x_MD, weight_EDF, self.offsets_E)
+        else:
+            y_MF = F.grouped_mm(x_MD, weight_EDF, offs=self.offsets_E)
         if y_MF.requires_grad:
             y_MF.register_hook(_with_plain_strides)
         if bias_EF is None:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from llmsys.model import cpu_attention
+from llmsys.model import cpu_attention, cpu_experts
 from llmsys.model.block import Block
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.keep import compiled_contexts, eager_contexts
@@ -46,6 +46,7 @@ KEPT = {
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
     cpu_attention.OPERATION,
+    cpu_experts.OPERATION,
     collectives.all_to_all_single.default,
     collectives.reduce_scatter_tensor.default,
 }

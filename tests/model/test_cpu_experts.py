@@ -1,0 +1,45 @@
+"""Grouped products with rounded numbers of rows are those of each expert alone, in values and gradients."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from llmsys.model import cpu_experts
+
+D, F = 24, 40
+
+
+def one_by_one(x_MD: Tensor, weight_EDF: Tensor, counts: list[int]) -> Tensor:
+    parts = x_MD.split(counts)
+    return torch.cat([part @ weight for part, weight in zip(parts, weight_EDF, strict=True)])
+
+
+@pytest.mark.parametrize(
+    "counts", [[5, 40, 0, 70, 1], [0, 0, 0], [0, 3], [64, 32], [1, 1, 1, 1], [200, 0], [33, 31, 95]]
+)
+def test_values_and_gradients_are_those_of_each_expert_alone(counts: list[int]) -> None:
+    generator = torch.Generator().manual_seed(sum(counts))
+    x = torch.randn(sum(counts), D, generator=generator)
+    weight = torch.randn(len(counts), D, F, generator=generator)
+    upstream = torch.randn(sum(counts), F, generator=generator)
+    found = []
+    for dtype in (torch.float64, torch.bfloat16):
+        rows = x.bfloat16().to(dtype).requires_grad_()
+        weights = weight.bfloat16().to(dtype).requires_grad_()
+        if dtype == torch.float64:
+            y = one_by_one(rows, weights, counts)
+        else:
+            y = cpu_experts.grouped_product(rows, weights, torch.tensor(counts).cumsum(0).to(torch.int32))
+        y.backward(upstream.bfloat16().to(dtype))
+        found.append((y, rows.grad, weights.grad))
+    for exact, fast in zip(*found, strict=True):
+        assert exact is not None
+        assert fast is not None
+        torch.testing.assert_close(fast.double(), exact, rtol=1e-2, atol=5e-2)
+
+
+def test_the_operation_is_one_that_torch_can_trace() -> None:
+    x, weight = (torch.randn(shape).bfloat16().requires_grad_() for shape in ((40, 16), (3, 16, 8)))
+    arguments = (x, weight, torch.tensor([7, 7, 40], dtype=torch.int32))
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(cpu_experts.grouped_product, arguments, test_utils=tests)

@@ -26,6 +26,7 @@ except ImportError:
     ) from None
 
 _POLL_SECONDS = 1.0
+_ENDING_SECONDS = 60.0
 
 
 class RayCluster:
@@ -65,6 +66,7 @@ class RayCluster:
             for reference, (index, since) in list(running.items()):
                 if seconds and time.monotonic() - since > seconds:
                     ray.cancel(reference, force=True)
+                    ray.wait([reference], timeout=_ENDING_SECONDS)  # the next try must not meet this one
                     del running[reference]
                     yield Failed(index, too_slow(seconds), "", "slow")
 

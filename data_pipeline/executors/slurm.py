@@ -1,6 +1,6 @@
-"""Tasks as job arrays of Slurm: one array per portion of a stage, one array task per job.
+"""Tasks as job arrays of Slurm: one array per portion of a stage, a few jobs per task of the array.
 
-Writes slurm/ of the dataset folder: NUMBER.job for every task, and what sbatch is given; each task reads its job there
+Writes slurm/ of the dataset folder: NUMBER.job for every job, and what sbatch is given; each task reads its jobs there
 and publishes NUMBER.result. Promises: a task counts as lost only when Slurm no longer knows it and no result came; an
 array that a killed driver left behind is cancelled and gone before anything new is submitted.
 """
@@ -46,10 +46,11 @@ class SlurmArrays:
 
     def run(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
         """Yield what happens until every job is done or has failed."""
-        for first in range(0, len(jobs), self.config.array_tasks):
-            portion = jobs[first : first + self.config.array_tasks]
+        size = self.config.array_tasks * self.config.jobs_per_task
+        for first in range(0, len(jobs), size):
+            portion = jobs[first : first + size]
             self._write(portion)
-            array = self._submit(len(portion), seconds)
+            array = self._submit(-(-len(portion) // self.config.jobs_per_task), seconds)
             for event in self._watch(array, len(portion), seconds):
                 yield _shifted(event, first)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -63,7 +64,8 @@ class SlurmArrays:
         self.folder.mkdir(parents=True)
         for number, job in enumerate(jobs):
             (self.folder / f"{number}.job").write_bytes(pickle.dumps(job))
-        command = shlex.join([sys.executable, "-m", "data_pipeline.executors.slurm_task", str(self.folder)])
+        each = str(self.config.jobs_per_task)
+        command = shlex.join([sys.executable, "-m", "data_pipeline.executors.slurm_task", str(self.folder), each])
         root = Path(__file__).resolve().parents[2]
         publish_bytes(
             self.folder / "script.sh",
@@ -74,7 +76,8 @@ class SlurmArrays:
     def _submit(self, tasks: int, seconds: float) -> str:
         """Submit one array and return its number; its name is what a later run finds it by."""
         at_a_time = f"%{self.config.workers}" if self.config.workers else ""
-        limit = [f"--time={int(seconds // 60) + 1}"] if seconds else []  # Slurm counts minutes
+        minutes = int(seconds * self.config.jobs_per_task // 60) + 1  # Slurm counts minutes
+        limit = [f"--time={minutes}"] if seconds else []
         words = [
             "sbatch", "--parsable", "--no-requeue", f"--job-name={self.name}", f"--chdir={os.getcwd()}",
             f"--array=0-{tasks - 1}{at_a_time}", f"--output={self.folder}/%a.log", *limit, *self.config.options,
@@ -84,17 +87,18 @@ class SlurmArrays:
         _log.info("submitted array %s of %d tasks to Slurm", array, tasks)
         return array
 
-    def _watch(self, array: str, tasks: int, seconds: float) -> Iterator[Event]:
+    def _watch(self, array: str, jobs: int, seconds: float) -> Iterator[Event]:
         """Yield results as they come, and losses once Slurm has forgotten a task for some polls."""
-        left, absent = set(range(tasks)), dict.fromkeys(range(tasks), 0)
+        left, absent = set(range(jobs)), dict.fromkeys(range(jobs), 0)
         while left:
             known = self._queued(array)
             for number in sorted(left):
+                task = number // self.config.jobs_per_task
                 result = self.folder / f"{number}.result"
                 if result.exists():
                     left.discard(number)
                     yield from _events(number, json.loads(result.read_bytes()))
-                elif number in known or None in known:
+                elif task in known or None in known:
                     absent[number] = 0
                 else:
                     absent[number] += 1
@@ -115,10 +119,11 @@ class SlurmArrays:
         return {int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit()}
 
     def _lost(self, array: str, number: int, seconds: float) -> Failed:
-        state = _state(array, number)
+        task = number // self.config.jobs_per_task
+        state = _state(array, task)
         if state in _ENDED_BY_TIME:
             return Failed(number, too_slow(seconds), "", "slow")
-        log = self.folder / f"{number}.log"
+        log = self.folder / f"{task}.log"
         tail = log.read_text(errors="replace")[-2_000:] if log.exists() else ""
         return Failed(number, loss(f"ended without a result (Slurm says: {state or 'nothing'})"), tail, "lost")
 
@@ -150,11 +155,11 @@ def _ask(words: Sequence[str]) -> str:
     return asked.stdout
 
 
-def _state(array: str, number: int) -> str:
+def _state(array: str, task: int) -> str:
     """What the accounting says about a task that is gone; "" where there is no accounting."""
     if shutil.which("sacct") is None:
         return ""
-    words = ["sacct", "--noheader", "--parsable2", "--format=State", f"--jobs={array}_{number}"]
+    words = ["sacct", "--noheader", "--parsable2", "--format=State", f"--jobs={array}_{task}"]
     told = subprocess.run(words, capture_output=True, text=True).stdout.split()
     return told[0] if told else ""
 

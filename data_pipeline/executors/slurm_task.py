@@ -1,6 +1,6 @@
-"""One task of an array: reads its job from the folder it is given, publishes its result there.
+"""One task of an array: reads its jobs from the folder it is given, publishes their results there.
 
-    python -m data_pipeline.executors.slurm_task FOLDER NUMBER
+    python -m data_pipeline.executors.slurm_task FOLDER JOBS_PER_TASK NUMBER
 
 The job files are written by the driver of the same dataset folder and by nobody else: they are pickles.
 """
@@ -16,8 +16,15 @@ from data_pipeline.executors.inline import attempt
 from llmsys.manifest import publish_bytes
 
 
-def main(folder: Path, number: int) -> int:
-    """Do one job; the status is 0 when its result was published, whatever it says."""
+def main(folder: Path, jobs: int, task: int) -> int:
+    """Do the jobs of one task; the status is 0 when every result was published, whatever it says."""
+    for number in range(task * jobs, (task + 1) * jobs):
+        if (folder / f"{number}.job").exists():  # the last task has fewer
+            _do(folder, number)
+    return 0
+
+
+def _do(folder: Path, number: int) -> None:
     job = pickle.loads((folder / f"{number}.job").read_bytes())
     told: list[tuple[float, int]] = []
     outcome = attempt(number, job, lambda amount, dropped: told.append((amount, dropped)))
@@ -27,8 +34,7 @@ def main(folder: Path, number: int) -> int:
     else:
         result |= {"message": outcome.message, "traceback": outcome.traceback, "cause": outcome.cause}
     publish_bytes(folder / f"{number}.result", json.dumps(result).encode())
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

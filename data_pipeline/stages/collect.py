@@ -126,7 +126,7 @@ def _verdict(rule: str, kept: str, size: int) -> tuple[str, float | None, float 
 
 
 class _Rebatcher:
-    """Writes batches of about the same bytes of text, whatever the sizes they come in."""
+    """Writes batches that each end with the row that fills them, whatever the sizes they come in."""
 
     def __init__(self, writer: ShardWriter, limit_bytes: int) -> None:
         self.writer, self.limit = writer, limit_bytes
@@ -136,11 +136,16 @@ class _Rebatcher:
     def write(self, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
             return
-        self.waiting.append(batch)
         self.rows += batch.num_rows
-        self.bytes += int(text_bytes(batch.column("text")).sum())
-        if self.bytes >= self.limit:
+        ends = np.cumsum(text_bytes(batch.column("text")))
+        start = used = 0
+        while (full := int(np.searchsorted(ends, used + self.limit - self.bytes))) < batch.num_rows:
+            self.waiting.append(batch.slice(start, full + 1 - start))
             self.flush()
+            start, used = full + 1, int(ends[full])
+        if start < batch.num_rows:
+            self.waiting.append(batch.slice(start))
+            self.bytes += int(ends[-1]) - used
 
     def flush(self) -> None:
         if self.waiting:

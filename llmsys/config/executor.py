@@ -62,6 +62,9 @@ class SlurmExecutor(_Guarded):
     workers: int = Field(0, ge=0, description="Tasks at a time; 0: as many as Slurm gives.")
     options: tuple[str, ...] = Field((), description="Options of sbatch, such as --partition=cpu or --mem=4G.")
     array_tasks: int = Field(1_000, ge=1, description="Tasks per array; Slurm's own limit (MaxArraySize) is 1000.")
+    jobs_per_task: int = Field(
+        8, ge=1, description="Blocks that one task of an array does one after the other: starting takes seconds."
+    )
     poll_seconds: float = Field(5.0, gt=0, description="How often results and the queue are looked at.")
 
 

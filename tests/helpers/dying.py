@@ -28,6 +28,15 @@ def count(amount: int, report: Report) -> dict[str, Any]:
     return {"counted": amount}
 
 
+def meet(folder: Path, name: str, others: int, report: Report) -> dict[str, Any]:
+    """Wait until as many jobs work at the same time."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).touch()
+    while len(list(folder.iterdir())) < others:
+        time.sleep(0.02)
+    return {"counted": 1}
+
+
 def fail(report: Report) -> dict[str, Any]:
     """A bug in a task."""
     raise ValueError("a bug")

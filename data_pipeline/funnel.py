@@ -21,6 +21,9 @@ class Tally:
     def __init__(self, plain: Mapping[str, Any] | None = None) -> None:
         """Begin with nothing, or with what `plain()` once gave."""
         plain = plain or {"stages": {}, "drops": []}
+        self.changes: dict[str, dict[str, int]] = {
+            stage: dict(counts) for stage, counts in plain.get("changes", {}).items()
+        }
         self.stages: dict[str, dict[str, int]] = {stage: dict(counts) for stage, counts in plain["stages"].items()}
         self.drops: dict[tuple[str, str, str], dict[str, Any]] = {
             (drop["stage"], drop["rule"], drop["test"]): dict(drop) for drop in plain["drops"]
@@ -41,10 +44,18 @@ class Tally:
         """Count what was dropped before it had an id or a size, such as unreadable records."""
         self._add(stage, stage, test, documents, 0, [])
 
+    def change(self, stage: str, amounts: Mapping[str, int]) -> None:
+        """Count what a stage changed in documents that stay, by what it did: lines taken out, addresses replaced."""
+        counts = self.changes.setdefault(stage, {})
+        for name, amount in amounts.items():
+            counts[name] = counts.get(name, 0) + amount
+
     def add(self, other: "Tally") -> None:
         """Add the counts of another task."""
         for stage, counts in other.stages.items():
             self.count(stage, **counts)
+        for stage, amounts in other.changes.items():
+            self.change(stage, amounts)
         for drop in other.drops.values():
             self._add(drop["stage"], drop["rule"], drop["test"], drop["documents"], drop["bytes"], drop["examples"])
 
@@ -60,7 +71,7 @@ class Tally:
 
     def plain(self) -> dict[str, Any]:
         """Return the counts as JSON can hold them."""
-        return {"stages": self.stages, "drops": list(self.drops.values())}
+        return {"stages": self.stages, "drops": list(self.drops.values()), "changes": self.changes}
 
     def funnel(self, order: Sequence[str]) -> tuple[FunnelStage, ...]:
         """Return the stages in this order, the tests of each in the order of what they dropped."""
@@ -70,7 +81,9 @@ class Tally:
         self.count(stage)
         drops = [drop for drop in self.drops.values() if drop["stage"] == stage]
         drops.sort(key=lambda drop: (-drop["documents"], drop["rule"], drop["test"]))
-        return FunnelStage(stage=stage, **self.stages[stage], dropped=tuple(_drop(drop) for drop in drops))
+        changed = {name: amount for name, amount in sorted(self.changes.get(stage, {}).items()) if amount}
+        dropped = tuple(_drop(drop) for drop in drops)
+        return FunnelStage(stage=stage, **self.stages[stage], dropped=dropped, changed=changed)
 
 
 def _example(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,7 +104,10 @@ class Drop(Record):
 
 
 class FunnelStage(Record):
-    """One stage of the funnel. Bytes are HTML before extraction and UTF-8 text after it."""
+    """One stage of the funnel. Bytes are HTML before extraction and UTF-8 text after it.
+
+    `changed` counts what was done to documents that stay: lines taken out, addresses replaced.
+    """
 
     stage: str
     documents_in: int
@@ -112,6 +115,7 @@ class FunnelStage(Record):
     documents_out: int
     bytes_out: int
     dropped: tuple[Drop, ...] = ()
+    changed: dict[str, int] = {}
 
 
 class LanguageCount(Record):
@@ -119,6 +123,30 @@ class LanguageCount(Record):
 
     documents: int
     bytes: int
+
+
+class LanguageUsage(Record):
+    """The documents of one language as tokens; a word is what stands between white space of ASCII."""
+
+    documents: int
+    bytes: int
+    words: int
+    tokens: int
+    unknown_tokens: int
+    byte_tokens: int
+
+
+class TokenizerUsage(Record):
+    """How well the tokenizer fits the documents; dead pieces stand for text that is in none of them.
+
+    `checked_documents` were encoded a second time by the tokenizer's library, and had the same ids.
+    """
+
+    languages: dict[str, LanguageUsage]
+    pieces: int
+    dead_pieces: int
+    dead_examples: tuple[str, ...]
+    checked_documents: int
 
 
 class Histogram(Record):
@@ -144,6 +172,7 @@ class ReadSummary(Record):
     records: int
     html_bytes: int
     skipped: tuple[Skip, ...] = ()
+    noted: tuple[Skip, ...] = ()  # pages that were kept although something is wrong with them
 
 
 class Manifest(Record):
@@ -164,6 +193,7 @@ class Manifest(Record):
     languages: dict[str, LanguageCount]
     lengths: Histogram
     read: ReadSummary
+    usage: TokenizerUsage | None = None  # of the tokenizer, when there are tokens
     labels: tuple[str, ...] = ()  # of labelled texts: a target of one token n means label n
 
 

@@ -114,6 +114,7 @@ class Trainer:
             set_balance(self.engine.module, balance_factor(config, number))
         if self.noise is not None:
             batches = self.noise.begin(step, batches)
+        self.judge.problem = ""  # of the step before: gradients that overflow are not judged
         result = self.engine.train_step(batches, rate, self.judge.accept, (self.wish.raised(),))
         if self.noise is not None:
             self.noise.end(result)

@@ -240,6 +240,21 @@ def test_the_count_of_bad_steps_in_a_row_survives_a_rewind(tmp_path: Path) -> No
         one.train()
 
 
+def test_an_overflow_behind_a_bad_step_is_still_an_overflow(tmp_path: Path) -> None:
+    class Overflowing(CountingEngine):
+        def train_step(self, batches: Sequence[Batch], *rest: Any) -> StepResult:
+            if int(batches[0].tokens_BT[0, 0]) != 4:
+                return super().train_step(batches, *rest)
+            return StepResult(2.0, math.inf, 1, False, (0.0,))  # as under fp16: nobody was asked
+
+    one = trainer(config(tmp_path), lambda step: False)
+    one.engine = Overflowing(lambda step: step == 3)
+    one.train()
+    events = latest_events(tmp_path / "events.jsonl")
+    found = [(event["event"], event["step"]) for event in events if event["event"] in ("bad_step", "overflow")]
+    assert found == [("bad_step", 3), ("overflow", 4)]
+
+
 class FallingThenRising:
     """Evaluations whose third is the best."""
 

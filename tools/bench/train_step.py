@@ -1,13 +1,14 @@
 """Whole optimizer steps of the demo model under the torch engine beside what a user would otherwise run, in turn.
 
-    python tools/bench/train_step.py [--model demo-moe] [--steps 12] [--rounds 3] [--json]
+    python tools/bench/train_step.py [--model demo-moe] [--sequences 4 16] [--steps 12] [--rounds 3] [--json]
 
 Each contender is a process with one thread on a core of its own (two for two processes), so that the figures do not
-depend on how threads share caches. All see the same random tokens, 4 windows of 512, in bf16 with fp32 masters:
+depend on how threads share caches. All see the same random tokens, windows of 512, in bf16 with fp32 masters; what a
+step costs whatever its tokens (gathering weights, summing gradients, AdamW) shows in how the sizes of a step compare:
 
 * bare loop: our model, fp32 weights under torch.autocast, torch's AdamW and clip, whole logits;
 * Trainer: transformers' Trainer on its own class of the same shapes (Qwen2Moe or Llama), bf16;
-* ours: what `llmsys train` runs in a step, on one process, and on two with experts dealt or sharded.
+* ours: what `llmsys train` runs in a step, on one process, and on two with FSDP2, with experts dealt, and with DDP.
 """
 
 import argparse
@@ -25,15 +26,25 @@ from typing import Any
 
 from llmsys.doctor.ranks import Failed, run_tasks
 
-SEQUENCES, LENGTH, WARM = 4, 512, 2
+LENGTH, WARM = 512, 2
 ALONE = ("bare loop", "Trainer")
-RANKS = {"bare loop": 1, "Trainer": 1, "ours, 1 process": 1, "ours, 2 processes": 2, "ours, 2, experts dealt": 2}
+RANKS = {
+    "bare loop": 1,
+    "Trainer": 1,
+    "ours, 1 process": 1,
+    "ours, 2 processes": 2,
+    "ours, 2, experts dealt": 2,
+    "ours, 2, DDP": 2,
+}
 
 
 def main() -> int:
     """Measure every contender in turn and print tokens per second and ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo-moe", help="a name below configs/model (default: %(default)s)")
+    parser.add_argument(
+        "--sequences", type=int, nargs="+", default=[4, 16], help="windows of a step (default: %(default)s)"
+    )
     parser.add_argument("--steps", type=int, default=12, help="timed steps of each turn (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contender (default: %(default)s)")
     parser.add_argument("--only", nargs="+", choices=RANKS, default=list(RANKS), help="contenders to run")
@@ -41,58 +52,68 @@ def main() -> int:
     parser.add_argument("--alone", choices=ALONE, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.alone:
-        print(_alone(arguments.alone, arguments.model, arguments.steps))
+        print(_alone(arguments.alone, arguments.model, arguments.sequences[0], arguments.steps))
         return 0
-    speeds: dict[str, list[float]] = {name: [] for name in arguments.only}
-    for _ in range(arguments.rounds):
-        for name in arguments.only:
-            speeds[name].append(_turn(name, arguments.model, arguments.steps))
-    found = {name: statistics.median(turns) for name, turns in speeds.items()}
+    found = {size: _measured(arguments, size) for size in arguments.sequences}
     if arguments.json:
-        print(
-            json.dumps({"machine": _machine(), "model": arguments.model, "tokens_per_second": found, "turns": speeds})
-        )
+        print(json.dumps({"machine": _machine(), "model": arguments.model, "tokens_per_second": found}))
     else:
         print(table(found, arguments.model))
     return 0
 
 
-def table(found: dict[str, float], model: str) -> str:
-    """Tokens per second, beside ours on one process."""
-    base = found.get("ours, 1 process", max(found.values()))
-    lines = [f"{_machine()}; {model}, {SEQUENCES} × {LENGTH} tokens a step, bf16, one thread and core for each process"]
-    lines += [f"{'':<26}{'tokens/s':>9}{'ours, 1 process = 1':>22}"]
-    lines += [f"{name:<26}{speed:>9,.0f}{speed / base:>22.2f}" for name, speed in found.items()]
+def _measured(arguments: argparse.Namespace, sequences: int) -> dict[str, float]:
+    """Tokens per second of each contender, the median of its turns; no two of a contender follow each other."""
+    speeds: dict[str, list[float]] = {name: [] for name in arguments.only}
+    for _ in range(arguments.rounds):
+        for name in arguments.only:
+            speeds[name].append(_turn(name, arguments.model, sequences, arguments.steps))
+    return {name: statistics.median(turns) for name, turns in speeds.items()}
+
+
+def table(found: dict[int, dict[str, float]], model: str) -> str:
+    """Tokens per second, and beside ours on one process, for each size of a step."""
+    lines = [f"{_machine()}; {model}, bf16, one thread and core for each process", f"{'tokens a step':<24}"]
+    lines[-1] += "".join(f"{size * LENGTH:>18,}" for size in found)
+    for name in next(iter(found.values())):
+        cells = [
+            f"{by[name]:,.0f} {by[name] / by.get('ours, 1 process', max(by.values())):.2f}" for by in found.values()
+        ]
+        lines.append(f"{name:<24}" + "".join(f"{cell:>18}" for cell in cells))
     return "\n".join(lines)
 
 
-def _turn(name: str, model: str, steps: int) -> float:
+def _turn(name: str, model: str, sequences: int, steps: int) -> float:
     if name in ALONE:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "tools.bench.train_step", "--alone", name, "--model", model]
-        done = subprocess.run([*command, "--steps", str(steps)], env=environment, capture_output=True, text=True)
+        command += ["--steps", str(steps), "--sequences", str(sequences)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{name}: {done.stderr[-2000:]}")
         return float(done.stdout.split()[-1])
-    [(_, result)] = run_tasks(partial(_together, name, model, steps), [0], RANKS[name], timeout_seconds=600)
+    job = partial(_together, name, model, sequences, steps)
+    [(_, result)] = run_tasks(job, [0], RANKS[name], timeout_seconds=900)
     if isinstance(result, Failed):
         raise SystemExit(f"{name}: {result}")
     return float(result)
 
 
-def _together(name: str, model: str, steps: int, _: int) -> float:
+def _together(name: str, model: str, sequences: int, steps: int, _: int) -> float:
     """Tokens per second of all ranks; runs in a process of each."""
     _pin(int(os.environ["RANK"]))
-    return _timed(_ours(name, model), steps)
+    return _timed(_ours(name, model, sequences), sequences, steps)
 
 
-def _alone(name: str, model: str, steps: int) -> float:
+def _alone(name: str, model: str, sequences: int, steps: int) -> float:
     """Tokens per second of a contender that knows no ranks."""
     import torch
 
     _pin(0)
     torch.set_num_threads(1)
-    return _timed(_bare(model), steps) if name == "bare loop" else _trainer(model, steps)
+    if name == "bare loop":
+        return _timed(_bare(model, sequences), sequences, steps)
+    return _trainer(model, sequences, steps)
 
 
 def _pin(number: int) -> None:
@@ -100,23 +121,23 @@ def _pin(number: int) -> None:
     os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
-def _timed(step: Callable[[int], None], steps: int) -> float:
+def _timed(step: Callable[[int], None], sequences: int, steps: int) -> float:
     for number in range(WARM):
         step(number)
     began = time.perf_counter()
     for number in range(WARM, WARM + steps):
         step(number)
-    return steps * SEQUENCES * LENGTH / (time.perf_counter() - began)
+    return steps * sequences * LENGTH / (time.perf_counter() - began)
 
 
-def _tokens(vocabulary: int, number: int) -> Any:
+def _tokens(vocabulary: int, sequences: int, number: int) -> Any:
     import torch
 
     generator = torch.Generator().manual_seed(number)
-    return torch.randint(0, vocabulary, (SEQUENCES, LENGTH + 1), generator=generator)
+    return torch.randint(0, vocabulary, (sequences, LENGTH + 1), generator=generator)
 
 
-def _bare(model: str) -> Callable[[int], None]:
+def _bare(model: str, sequences: int) -> Callable[[int], None]:
     import torch
 
     from llmsys.model.init import initialize
@@ -129,7 +150,7 @@ def _bare(model: str) -> Callable[[int], None]:
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
 
     def step(number: int) -> None:
-        tokens = _tokens(config.vocab_size, number)
+        tokens = _tokens(config.vocab_size, sequences, number)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = module(tokens[:, :-1].contiguous())
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
@@ -142,7 +163,7 @@ def _bare(model: str) -> Callable[[int], None]:
     return step
 
 
-def _trainer(model: str, steps: int) -> float:
+def _trainer(model: str, sequences: int, steps: int) -> float:
     """transformers' Trainer as users run it; the clock starts after the steps that warm up."""
     import tempfile
 
@@ -154,15 +175,15 @@ def _trainer(model: str, steps: int) -> float:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             times.append(time.perf_counter())
 
-    rows = [row for number in range(WARM + steps) for row in _tokens(config.vocab_size, number)[:, :-1]]
+    rows = [row for number in range(WARM + steps) for row in _tokens(config.vocab_size, sequences, number)[:, :-1]]
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder, use_cpu=True, bf16=True, report_to=[], learning_rate=3e-4, weight_decay=0.1,
-            per_device_train_batch_size=SEQUENCES, max_steps=WARM + steps, disable_tqdm=True, save_strategy="no",
+            per_device_train_batch_size=sequences, max_steps=WARM + steps, disable_tqdm=True, save_strategy="no",
         )  # fmt: skip
         data = [{"input_ids": row, "labels": row} for row in rows]
         Trainer(model=_theirs(config), args=arguments, train_dataset=data, callbacks=[Clock()]).train()
-    return steps * SEQUENCES * LENGTH / (times[-1] - times[WARM - 1])
+    return steps * sequences * LENGTH / (times[-1] - times[WARM - 1])
 
 
 def _theirs(config: Any) -> Any:
@@ -183,7 +204,7 @@ def _theirs(config: Any) -> Any:
     return transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**fields))
 
 
-def _ours(name: str, model: str) -> Callable[[int], None]:
+def _ours(name: str, model: str, sequences: int) -> Callable[[int], None]:
     from llmsys.config.run import RunConfig
     from llmsys.data.batch import Batch
     from llmsys.parallel.group import device_of_this_rank, rank
@@ -194,18 +215,19 @@ def _ours(name: str, model: str) -> Callable[[int], None]:
     config = RunConfig.model_validate(
         {
             "model": _config(model),
-            "batch": {"sequence_length": LENGTH, "sequences": SEQUENCES},
+            "batch": {"sequence_length": LENGTH, "sequences": sequences},
             "layout": {"expert": 2 if "dealt" in name else 1},
+            "engine": {"kind": "torch", "data_parallel": "ddp" if "DDP" in name else "fsdp"},
         }
     )
     layout = config.layout.fit(RANKS[name], config.model)
     device = device_of_this_rank()
     engine = build_engine(config, make_meshes(layout, device), device)
-    share = SEQUENCES // layout.data_ranks
+    share = sequences // layout.data_ranks
     rows = slice(rank() * share, (rank() + 1) * share)
 
     def step(number: int) -> None:
-        tokens = _tokens(config.model.vocab_size, number)[rows]
+        tokens = _tokens(config.model.vocab_size, sequences, number)[rows]
         batch = Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
         engine.train_step([batch], 3e-4)
         settle_experts(engine.module)

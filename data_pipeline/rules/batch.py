@@ -2,20 +2,43 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from data_pipeline.rules.whitespace_words import UnicodeChunks, WhitespaceChunks
 from data_pipeline.rules.words import Integers, WordColumns, WordSplitter
+
+
+class Splitters:
+    """Where words come from. Keep one per process: each kind of words that is asked for has a memory of its own.
+
+    Args:
+        language: splits the words of `TextBatch.words`; datatrove's English by default.
+    """
+
+    def __init__(self, language: WordSplitter | None = None) -> None:
+        self.language = language or WordSplitter()
+
+    @cached_property
+    def whitespace(self) -> WordSplitter:
+        """Words between white space."""
+        return WordSplitter(WhitespaceChunks())
+
+    @cached_property
+    def unicode(self) -> WordSplitter:
+        """Segments of UAX 29."""
+        return WordSplitter(UnicodeChunks())
 
 
 class TextBatch:
     """Texts and their shared columns. D documents."""
 
-    def __init__(self, texts: Sequence[str], splitter: WordSplitter) -> None:
+    def __init__(self, texts: Sequence[str], splitters: Splitters) -> None:
         self.texts = texts
-        self.splitter = splitter
+        self.splitters = splitters
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -27,8 +50,31 @@ class TextBatch:
 
     @cached_property
     def words(self) -> WordColumns:
-        """The words of all documents."""
-        return self.splitter.split(self.texts)
+        """The words of all documents, in the sense of their language."""
+        return self.splitters.language.split(self.texts)
+
+    @cached_property
+    def whitespace_words(self) -> WordColumns:
+        """What stands between white space."""
+        return self.splitters.whitespace.split(self.texts)
+
+    @cached_property
+    def unicode_words(self) -> WordColumns:
+        """Unicode's word segments that start with a letter or a digit."""
+        return self.splitters.unicode.split(self.texts)
+
+    @cached_property
+    def bytes_without_space(self) -> bytes:
+        """All texts one after another in UTF-8, without any character that Python takes for white space."""
+        joined = "".join(self.texts).encode().translate(None, _ASCII_SPACES)
+        for space in _WIDE_SPACES:
+            if space in joined:
+                joined = joined.replace(space, b"")
+        return joined
+
+    def occurrences(self, *parts: str) -> Integers:
+        """How often the parts occur in each document, together."""
+        return self.count(sum(map(text.count, parts)) for text in self.texts)
 
     def count(self, numbers: Any) -> Integers:
         """One integer per document, from an iterable of as many."""
@@ -38,10 +84,17 @@ class TextBatch:
         """The documents that stay, with the columns that are already there."""
         if keep.all():
             return self
-        batch = TextBatch([text for text, kept in zip(self.texts, keep.tolist(), strict=True) if kept], self.splitter)
-        if "words" in self.__dict__:
-            batch.__dict__["words"] = self.words.take(keep)
+        batch = TextBatch(list(compress(self.texts, keep.tolist())), self.splitters)
+        for name in _WORDS:
+            if name in self.__dict__:
+                batch.__dict__[name] = self.__dict__[name].take(keep)
         return batch
+
+
+_SPACES = [chr(point) for point in range(0x3001) if chr(point).isspace()]
+_ASCII_SPACES = "".join(space for space in _SPACES if space.isascii()).encode()
+_WIDE_SPACES = tuple(space.encode() for space in _SPACES if not space.isascii())
+_WORDS = ("words", "whitespace_words", "unicode_words")
 
 
 def share(part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""C4's rule on lines and pages (Raffel et al. 2020), with the original's or datatrove's constants.
+"""C4's rule on lines and pages (Raffel et al. 2020), as the original's published code or datatrove reads it.
 
 Reads texts, takes out lines that are not sentences or are about cookies and scripts, and drops pages with code, with
 filler text, or with too few sentences left. The text that stays is made of the lines that stay. A page test sees only
@@ -9,14 +9,14 @@ Both count sentences with spaCy's sentencizer; the original's code does so with 
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from data_pipeline.rules.batch import TextBatch
 from data_pipeline.rules.verdict import Limit, Verdicts, first_broken
 from data_pipeline.rules.words import Integers, stretches
-from llmsys.config.text import C4Config, C4DatatroveConfig
+from llmsys.config.line_rules import C4Config, C4DatatroveConfig
 
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 _ELLIPSIS = "..."
@@ -26,6 +26,7 @@ _BRACE = "{"
 _POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 
 _TAKEN_OUT = ("word too long", "no end mark", "too few words", "javascript", "policy")
+_WITHOUT_CITATIONS = "line without its citations"
 _PAGE_TESTS = ("lorem ipsum", "curly bracket")
 
 
@@ -50,29 +51,22 @@ class C4:
         self._counts_before = config.kind == "c4_datatrove"
         self._brace = _BRACE if config.curly_brackets == "drop_page" else None
         self._limits = [Limit("sentences", "sentences", "below", config.min_sentences)]
+        if isinstance(config, C4Config) and config.max_page_characters:
+            self._limits.insert(0, Limit("characters", "characters", "above", config.max_page_characters))
 
     def judge(self, batch: TextBatch) -> Verdicts:
         """Verdicts and the rewritten texts."""
         pages = [self._clean(text) for text in batch.texts]
+        changes = _changes(batch, pages)
         statistics = {
+            "characters": batch.characters.astype(np.float64),
             "sentences": self._sentences(batch, pages).astype(np.float64),
             "kept_lines": batch.count(len(page.lines) for page in pages).astype(np.float64),
+            "lines_taken_out": batch.count(sum(page.taken_out.values()) for page in pages).astype(np.float64),
+            "lines_without_citations": changes[_WITHOUT_CITATIONS].astype(np.float64),
         }
-        verdicts = first_broken(self._limits, statistics, len(batch))
-        tests = (*verdicts.tests, *_PAGE_TESTS)
-        by_page = np.fromiter((tests.index(page.failed) if page.failed else -1 for page in pages), np.int8, len(pages))
-        fails = by_page >= 0
-        verdicts.values_D[fails] = np.nan
-        verdicts.thresholds_D[fails] = np.nan
-        return Verdicts(
-            tests,
-            np.where(fails, by_page, verdicts.failed_D),
-            verdicts.values_D,
-            verdicts.thresholds_D,
-            statistics,
-            ["\n".join(page.lines).strip() for page in pages],
-            _changes(batch, pages),
-        )
+        verdicts = _also_failed(first_broken(self._limits, statistics, len(batch)), pages)
+        return replace(verdicts, texts=["\n".join(page.lines).strip() for page in pages], changes=changes)
 
     def _clean(self, text: str) -> _Page:
         page = _Page()
@@ -110,9 +104,26 @@ class C4:
     @staticmethod
     def _sentences(batch: TextBatch, pages: Sequence[_Page]) -> Integers:
         """Sentences in the lines that stay, per page."""
-        per_line = batch.splitter.count_sentences([words for page in pages for words in page.words])
+        per_line = batch.splitters.language.count_sentences([words for page in pages for words in page.words])
         page_of_line = np.repeat(np.arange(len(pages)), batch.count(len(page.words) for page in pages))
         return np.bincount(page_of_line, weights=per_line, minlength=len(pages)).astype(np.int64)
+
+
+def _also_failed(verdicts: Verdicts, pages: Sequence[_Page]) -> Verdicts:
+    """The same verdicts with the tests on what a page says, which come before that on sentences."""
+    tests = (*verdicts.tests, *_PAGE_TESTS)
+    numbers = np.array([tests.index(page.failed) if page.failed else -1 for page in pages], np.int8)
+    too_long = np.zeros(len(pages), np.bool_)
+    if "characters" in verdicts.tests:
+        too_long = verdicts.failed_D == verdicts.tests.index("characters")
+    fails = (numbers >= 0) & ~too_long
+    return replace(
+        verdicts,
+        tests=tests,
+        failed_D=np.where(fails, numbers, verdicts.failed_D),
+        values_D=np.where(fails, np.nan, verdicts.values_D),
+        thresholds_D=np.where(fails, np.nan, verdicts.thresholds_D),
+    )
 
 
 def _suspicious(text: str, brace: str | None) -> bool:
@@ -144,4 +155,4 @@ def _changes(batch: TextBatch, pages: Sequence[_Page]) -> dict[str, Integers]:
         f"line taken out: {reason}": batch.count(page.taken_out.get(reason, 0) for page in pages)
         for reason in _TAKEN_OUT
     }
-    return changes | {"line without its citations": batch.count(page.citations for page in pages)}
+    return changes | {_WITHOUT_CITATIONS: batch.count(page.citations for page in pages)}

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.rules.batch import TextBatch
+from data_pipeline.rules.batch import Splitters, TextBatch
 from data_pipeline.rules.c4 import C4
+from data_pipeline.rules.c4_dolma import C4Dolma
 from data_pipeline.rules.fineweb_quality import FinewebQuality
 from data_pipeline.rules.gopher_quality import GopherQuality
 from data_pipeline.rules.gopher_repetition import GopherRepetition
+from data_pipeline.rules.line_corrections import LineCorrections
 from data_pipeline.rules.outcome import RuleOutcome
 from data_pipeline.rules.verdict import Rule, Verdicts
-from data_pipeline.rules.words import WordSplitter
+from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, LineCorrectionsConfig
 from llmsys.config.text import (
-    C4Config,
-    C4DatatroveConfig,
     FinewebQualityConfig,
     GopherQualityConfig,
     GopherRepetitionConfig,
@@ -38,22 +38,23 @@ class RuleChain:
 
     Args:
         rules: what to apply, in order; may be empty.
+        splitters: where words come from; English by default.
     """
 
-    def __init__(self, rules: Sequence[RuleConfig]) -> None:
+    def __init__(self, rules: Sequence[RuleConfig], splitters: Splitters | None = None) -> None:
         self._rules = [build(rule) for rule in rules]
-        self._splitter = WordSplitter() if rules else None
+        self._splitters = splitters or Splitters()
 
     def apply(self, texts: pa.Array) -> list[RuleOutcome]:
         """Judge texts (string or large_string without nulls); the first outcome is over all of them."""
         parts: list[list[RuleOutcome]] = [[] for _ in self._rules]
         for piece in _slices(texts):
-            batch = TextBatch(piece, self._splitter or WordSplitter())
+            batch = TextBatch(piece, self._splitters)
             for rule, outcomes in zip(self._rules, parts, strict=True):
                 verdicts = rule.judge(batch)
                 keep = verdicts.failed_D < 0
                 if verdicts.texts is not None:
-                    batch = TextBatch(verdicts.texts, batch.splitter)
+                    batch = TextBatch(verdicts.texts, self._splitters)
                 batch = batch.take(keep)
                 outcomes.append(_outcome(rule.kind, verdicts, batch.texts))
         return [_joined(outcomes) for outcomes in parts]
@@ -68,6 +69,10 @@ def build(config: RuleConfig) -> Rule:
             return GopherQuality(config)
         case C4Config() | C4DatatroveConfig():
             return C4(config)
+        case C4DolmaConfig():
+            return C4Dolma(config)
+        case LineCorrectionsConfig():
+            return LineCorrections(config)
         case FinewebQualityConfig():
             return FinewebQuality(config)
 

@@ -23,9 +23,16 @@ _PLAIN = re.compile(r"""([("\[])?([A-Za-z]+)(?:([,;:!?)\]"])|(?<=[a-z][a-z])(\.)
 
 
 class EnglishChunks:
-    """Splits chunks with spaCy's blank English pipeline, which is loaded when the first chunk is split."""
+    """Splits chunks with a blank spaCy pipeline, which is loaded when the first chunk is split.
+
+    Args:
+        rules: language of the tokenizer rules: English, that of another language with spaces, or `xx` for any.
+    """
 
     cut = staticmethod(str.split)
+
+    def __init__(self, rules: str = "en") -> None:
+        self._rules = rules
 
     def split(self, chunks: Sequence[str]) -> list[list[str]]:
         """The words of each chunk; a chunk must not be empty or contain white space."""
@@ -40,7 +47,7 @@ class EnglishChunks:
     @property
     def sentence_marks(self) -> frozenset[str]:
         """Words that end a sentence."""
-        return _language()[1]
+        return _language(self._rules)[1]
 
     @property
     def exceptions(self) -> frozenset[str]:
@@ -53,6 +60,8 @@ class EnglishChunks:
         if match is None:
             return None
         opening, letters, closing, stop = match.groups()
+        if stop and self._rules != "en":
+            return None  # Amharic, Arabic, Persian and Tigrinya keep it on a Latin word
         special = self._special
         if letters in special or chunk in special:
             return None
@@ -64,7 +73,7 @@ class EnglishChunks:
         """The words of each chunk by spaCy, all chunks in one call."""
         if not chunks:
             return []
-        nlp = _language()[0]
+        nlp = _language(self._rules)[0]
         groups: list[list[str]] = [[] for _ in chunks]
         with nlp.memory_zone():
             tokens = [(token.idx, token.text) for token in nlp.tokenizer(f" {_SEPARATOR} ".join(chunks))]
@@ -81,15 +90,15 @@ class EnglishChunks:
 
     @cached_property
     def _special(self) -> frozenset[str]:
-        return frozenset(_language()[0].tokenizer.rules)
+        return frozenset(_language(self._rules)[0].tokenizer.rules)
 
 
-@lru_cache(maxsize=1)
-def _language() -> tuple[Any, frozenset[str]]:
-    """spaCy's blank English pipeline, one per process, and its sentence marks."""
+@lru_cache(maxsize=None)
+def _language(rules: str) -> tuple[Any, frozenset[str]]:
+    """spaCy's blank pipeline for a language, one per process, and its sentence marks."""
     import spacy  # takes a second, and only the rules need it
 
-    nlp: Any = spacy.blank("en")
+    nlp: Any = spacy.blank(rules)
     for name in import_module("spacy.symbols").IDS:
         # spaCy numbers the names of its own symbols unlike other strings. When a memory zone closes, it keeps a dead
         # entry of a word such as IS_ALPHA that was first met inside, and later texts fail. Met before, it does no harm.

@@ -1,20 +1,41 @@
-"""Gopher's quality rule (Rae et al. 2021, A.1.1), as datatrove reads it.
+"""Gopher's quality rule (Rae et al. 2021, A.1.1) in four dialects: the same thresholds, other things measured.
 
 Reads texts and their words, measures word counts, word lengths, symbols, bullets, ellipses, letters and stop words, and
-drops what does not look like prose. `Words` in the first two tests leave out those made of punctuation alone;
-everywhere else all words count.
+drops what does not look like prose. The first test that fails, in the order of the dialect, names the reason.
+
+| | datatrove | paper | dolma (gopher_v2) | dclm |
+|---|---|---|---|---|
+| words are | spaCy's English | between white space | between white space | between white space |
+| words counted | not punctuation alone | all | all | those that begin with a letter or digit |
+| word length | mean of those counted | mean | median | mean of all |
+| symbols | `#`, then `...` and `…`, each per word | the same | words with `#` or `…` | `#` `...` `. . .` `…` together |
+| lines | `splitlines` | between newlines, not blank | between runs of newlines | stripped, not blank |
+| bullets | `•` `-` after white space | 14 marks after white space | `*` `-` at the very start | `●` `•` `*` `-` |
+| ellipses at ends | `...` `…` before white space | the same | `…` at the very end | `...` `. . .` `…` |
+| stop words | distinct, as written | distinct, as written | all, as written | all, in any case |
+
+The paper leaves words, marks and lines open; its column is our plainest reading of it.
 """
 
 import numpy as np
 
 from data_pipeline.rules.batch import TextBatch, share
+from data_pipeline.rules.gopher_lines import Marks, line_marks
+from data_pipeline.rules.gopher_words import ascii_words, distinct_words, medians, occurring_words, words_with
 from data_pipeline.rules.verdict import Floats, Limit, Verdicts, first_broken
 from data_pipeline.rules.vocabulary import ALPHABETIC, NOT_SYMBOL
-from data_pipeline.rules.words import Integers, WordColumns
+from data_pipeline.rules.words import WordColumns
 from llmsys.config.text import GopherQualityConfig
 
-_BULLETS = ("•", "-")
+# Bullets as typesetting and lists in plain text draw them.
+_PAPER_BULLETS = ("•", "‣", "⁃", "▪", "▫", "●", "○", "◦", "■", "□", "▶", "–", "*", "-")
 _ELLIPSES = ("...", "…")
+_SPACED_ELLIPSES = ("...", ". . .", "…")
+
+_DATATROVE = Marks(bullets=("•", "-"), ellipses=_ELLIPSES, lines="splitlines")
+_PAPER = Marks(bullets=_PAPER_BULLETS, ellipses=_ELLIPSES, lines="not blank")
+_DOLMA = Marks(bullets=("*", "-"), ellipses=("…",), lines="runs of newlines")
+_DCLM = Marks(bullets=("●", "•", "*", "-"), ellipses=_SPACED_ELLIPSES, lines="not blank")
 
 
 class GopherQuality:
@@ -23,80 +44,105 @@ class GopherQuality:
     kind = "gopher_quality"
 
     def __init__(self, config: GopherQualityConfig) -> None:
+        self._dialect = config.dialect
         self._stop_words = tuple(dict.fromkeys(config.stop_words))
-        self._limits = [
-            Limit("words", "words", "below", config.min_words),
-            Limit("words", "words", "above", config.max_words),
-            Limit("mean word length", "mean_word_length", "below", config.min_mean_word_length),
-            Limit("mean word length", "mean_word_length", "above", config.max_mean_word_length),
-            Limit("hash signs per word", "hash_ratio", "above", config.max_hash_ratio),
-            Limit("ellipses per word", "ellipsis_ratio", "above", config.max_ellipsis_ratio),
-            Limit(
-                "share of lines that start with a bullet", "bullet_line_share", "above", config.max_bullet_line_share
-            ),
-            Limit(
-                "share of lines that end with an ellipsis",
-                "ellipsis_line_share",
-                "above",
-                config.max_ellipsis_line_share,
-            ),
-            Limit("share of words with a letter", "alphabetic_word_share", "below", config.min_alphabetic_word_share),
-            Limit("stop words", "stop_words", "below", config.min_stop_words),
-        ]
+        self._limits = _limits(config)
 
     def judge(self, batch: TextBatch) -> Verdicts:
-        """Verdicts in the order of the paper."""
-        return first_broken(self._limits, _measure(batch, self._stop_words), len(batch))
+        """Verdicts in the order of the dialect."""
+        return first_broken(self._limits, self._measure(batch), len(batch))
+
+    def _measure(self, batch: TextBatch) -> dict[str, Floats]:
+        match self._dialect:
+            case "datatrove":
+                return _datatrove(batch, self._stop_words)
+            case "paper":
+                return _paper(batch, self._stop_words)
+            case "dolma":
+                return _dolma(batch, self._stop_words)
+            case "dclm":
+                return _dclm(batch, self._stop_words)
 
 
-def _measure(batch: TextBatch, stop_words: tuple[str, ...]) -> dict[str, Floats]:
+def _limits(config: GopherQualityConfig) -> list[Limit]:
+    """The tests in the order of the dialect."""
+    length = "median_word_length" if config.dialect == "dolma" else "mean_word_length"
+    words = [
+        Limit("words", "words", "below", config.min_words),
+        Limit("words", "words", "above", config.max_words),
+        Limit(length.replace("_", " "), length, "below", config.min_mean_word_length),
+        Limit(length.replace("_", " "), length, "above", config.max_mean_word_length),
+    ]
+    symbols = [Limit("symbols per word", "symbol_ratio", "above", config.max_symbol_ratio)]
+    if config.dialect in ("datatrove", "paper"):
+        symbols = [
+            Limit("hash signs per word", "hash_ratio", "above", config.max_hash_ratio),
+            Limit("ellipses per word", "ellipsis_ratio", "above", config.max_ellipsis_ratio),
+        ]
+    bullets, ellipses = config.max_bullet_line_share, config.max_ellipsis_line_share
+    lines = [
+        Limit("share of lines that start with a bullet", "bullet_line_share", "above", bullets),
+        Limit("share of lines that end with an ellipsis", "ellipsis_line_share", "above", ellipses),
+    ]
+    letters = [
+        Limit("share of words with a letter", "alphabetic_word_share", "below", config.min_alphabetic_word_share),
+        Limit("stop words", "stop_words", "below", config.min_stop_words),
+    ]
+    # The published mixing of dolma asks for letters and stop words before lines.
+    return [*words, *symbols, *(letters + lines if config.dialect == "dolma" else lines + letters)]
+
+
+def _datatrove(batch: TextBatch, stop_words: tuple[str, ...]) -> dict[str, Floats]:
     words = batch.words
-    no_symbols_W = (words.word_flags & NOT_SYMBOL) != 0
-    counted = _per_document(words, no_symbols_W)
-    letters = np.bincount(words.document_of_word, weights=words.word_lengths * no_symbols_W, minlength=len(batch))
-    ellipses = batch.count(sum(map(text.count, _ELLIPSES)) for text in batch.texts)
-    lines, bullets, ellipsis_lines = _lines(batch)
+    counted_W = (words.word_flags & NOT_SYMBOL) != 0
+    counts = words.count(counted_W)
     return {
-        "words": counted.astype(np.float64),
-        "mean_word_length": share(letters, counted),
-        "hash_ratio": share(batch.count(text.count("#") for text in batch.texts), words.counts),
-        "ellipsis_ratio": share(ellipses, words.counts),
-        "bullet_line_share": share(bullets, lines),
-        "ellipsis_line_share": share(ellipsis_lines, lines),
-        "alphabetic_word_share": share(_per_document(words, (words.word_flags & ALPHABETIC) != 0), words.counts),
-        "stop_words": _distinct(words, stop_words).astype(np.float64),
+        "words": counts.astype(np.float64),
+        "mean_word_length": share(words.total(words.word_lengths * counted_W), counts),
+        "hash_ratio": share(batch.occurrences("#"), words.counts),
+        "ellipsis_ratio": share(batch.occurrences(*_ELLIPSES), words.counts),
+        **line_marks(batch, _DATATROVE),
+        "alphabetic_word_share": _alphabetic(words),
+        "stop_words": distinct_words(words, stop_words),
     }
 
 
-def _per_document(words: WordColumns, chosen_W: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Integers:
-    """How many words are chosen per document."""
-    return np.bincount(words.document_of_word[chosen_W], minlength=len(words.counts))
+def _paper(batch: TextBatch, stop_words: tuple[str, ...]) -> dict[str, Floats]:
+    words = batch.whitespace_words
+    return {
+        "words": words.counts.astype(np.float64),
+        "mean_word_length": share(words.total(words.word_lengths), words.counts),
+        "hash_ratio": share(batch.occurrences("#"), words.counts),
+        "ellipsis_ratio": share(batch.occurrences(*_ELLIPSES), words.counts),
+        **line_marks(batch, _PAPER),
+        "alphabetic_word_share": _alphabetic(words),
+        "stop_words": distinct_words(words, stop_words),
+    }
 
 
-def _lines(batch: TextBatch) -> tuple[Integers, Integers, Integers]:
-    """Lines per document, those that start with a bullet, and those that end with an ellipsis."""
-    split = [text.splitlines() for text in batch.texts]
-    bullets = batch.count(_starting(lines) for lines in split)
-    ellipses = batch.count(
-        sum(line.rstrip().endswith(_ELLIPSES) for line in lines) if any(mark in text for mark in _ELLIPSES) else 0
-        for text, lines in zip(batch.texts, split, strict=True)
-    )
-    return batch.count(map(len, split)), bullets, ellipses
+def _dolma(batch: TextBatch, stop_words: tuple[str, ...]) -> dict[str, Floats]:
+    words = batch.whitespace_words
+    return {
+        "words": words.counts.astype(np.float64),
+        "median_word_length": medians(words),
+        "symbol_ratio": share(words.count(words_with(words, ("#", "…"))), words.counts),
+        "alphabetic_word_share": _alphabetic(words),
+        "stop_words": words.count(occurring_words(words, stop_words)).astype(np.float64),
+        **line_marks(batch, _DOLMA),
+    }
 
 
-def _starting(lines: list[str]) -> int:
-    """How many lines start with a bullet."""
-    firsts = [line[:1] for line in map(str.lstrip, lines)]
-    return sum(map(firsts.count, _BULLETS))
+def _dclm(batch: TextBatch, stop_words: tuple[str, ...]) -> dict[str, Floats]:
+    words = batch.whitespace_words
+    return {
+        "words": batch.count(map(ascii_words, batch.texts)).astype(np.float64),
+        "mean_word_length": share(words.total(words.word_lengths), words.counts),
+        "symbol_ratio": share(batch.occurrences("#", *_SPACED_ELLIPSES), words.counts),
+        **line_marks(batch, _DCLM),
+        "alphabetic_word_share": _alphabetic(words),
+        "stop_words": words.count(occurring_words(words, stop_words, ignore_case=True)).astype(np.float64),
+    }
 
 
-def _distinct(words: WordColumns, wanted: tuple[str, ...]) -> Integers:
-    """How many of the wanted words occur in each document."""
-    numbers = np.zeros(len(words.vocabulary), np.int64)
-    for number, word in enumerate(wanted, start=1):
-        if word in words.vocabulary.index:
-            numbers[words.vocabulary.index[word]] = number
-    found_W = numbers[words.ids_W]
-    hits = np.flatnonzero(found_W)
-    pairs = np.unique(words.document_of_word[hits] * (len(wanted) + 1) + found_W[hits])
-    return np.bincount(pairs // (len(wanted) + 1), minlength=len(words.counts))
+def _alphabetic(words: WordColumns) -> Floats:
+    return share(words.count((words.word_flags & ALPHABETIC) != 0), words.counts)

@@ -1,22 +1,49 @@
-"""Gopher's repetition rule (Rae et al. 2021, table A1), as datatrove reads it.
+"""Gopher's repetition rule (Rae et al. 2021, table A1) in four dialects: the same thresholds, other things measured.
 
 Reads texts, measures what of each is repeated paragraphs, lines and n-grams of words, and drops what repeats too much.
-Second and later occurrences count, the first is free. Lengths are code points, the denominator is the whole text.
+Lengths are code points.
+
+| | datatrove | paper | dolma (gopher_v2) | dclm |
+|---|---|---|---|---|
+| repeated lines | second and later | second and later | every occurrence | every occurrence |
+| lines | between runs of newlines | stripped, not blank | as datatrove | stripped, not blank |
+| paragraphs | between blank lines | stripped, not blank | no test | stripped, not blank |
+| their characters / | the whole text | the whole text | all words | all lines (paragraphs) |
+| words are | spaCy's English | between white space | between white space | Unicode's segments |
+| top n-gram | first, spaces count, once is enough | first, with spaces | first, once is enough | longest of equals |
+| repeated n-grams | left to right, jumping over what repeats | words in later ones | every occurrence | words in any |
+| n-gram characters / | the whole text | the whole text | all words (all n-grams) | all words |
+
+The paper leaves most of this open; its column is our plainest reading of it.
 """
 
-import re
-from collections.abc import Sequence
-
 import numpy as np
+import numpy.typing as npt
 
-from data_pipeline.rules.batch import TextBatch, share
-from data_pipeline.rules.ngram import duplicate_ngram_characters, top_ngram_characters
+from data_pipeline.rules.batch import TextBatch
+from data_pipeline.rules.datatrove_repeats import datatrove_lines, datatrove_ngrams
+from data_pipeline.rules.gopher_repeats import measure_dclm, measure_dolma, measure_paper
 from data_pipeline.rules.verdict import Floats, Limit, Verdicts, fail_first, first_broken
-from data_pipeline.rules.words import Integers
 from llmsys.config.text import GopherRepetitionConfig
 
-_PARAGRAPH_BREAK = re.compile(r"\n{2,}")
-_TOP, _SHORTEST, _LONGEST = 4, 5, 10
+_PARTS = {
+    "duplicate_paragraph_share": "share of duplicate paragraphs",
+    "duplicate_paragraph_character_share": "share of characters in duplicate paragraphs",
+    "duplicate_line_share": "share of duplicate lines",
+    "duplicate_line_character_share": "share of characters in duplicate lines",
+}
+_NGRAMS = {
+    **{f"top_{n}gram_share": f"share of characters in the most frequent {n}-gram" for n in range(2, 5)},
+    **{f"duplicate_{n}gram_share": f"share of characters in duplicate {n}-grams" for n in range(5, 11)},
+}
+# Table A1 has the shares before the characters, and lines before paragraphs.
+_TABLE_A1 = (
+    "duplicate_line_share",
+    "duplicate_paragraph_share",
+    "duplicate_line_character_share",
+    "duplicate_paragraph_character_share",
+)
+_ORDER = {"datatrove": tuple(_PARTS), "paper": _TABLE_A1, "dclm": _TABLE_A1, "dolma": tuple(_PARTS)[2:]}
 
 
 class GopherRepetition:
@@ -25,62 +52,34 @@ class GopherRepetition:
     kind = "gopher_repetition"
 
     def __init__(self, config: GopherRepetitionConfig) -> None:
-        self._limits = _limits(config)
+        self._dialect = config.dialect
+        names = (*_ORDER[config.dialect], *_NGRAMS)
+        tests = _PARTS | _NGRAMS
+        self._limits = [Limit(tests[name], name, "above", getattr(config, f"max_{name}")) for name in names]
 
     def judge(self, batch: TextBatch) -> Verdicts:
-        """Verdicts in the order paragraphs, lines, most frequent n-grams, repeated n-grams."""
-        verdicts = first_broken(self._limits, _measure(batch), len(batch))
-        return fail_first(verdicts, "empty text", batch.characters == 0)
+        """Verdicts in the order lines and paragraphs, most frequent n-grams, repeated n-grams."""
+        verdicts = first_broken(self._limits, self._measure(batch), len(batch))
+        return fail_first(verdicts, "empty text", self._empty(batch))
 
+    def _measure(self, batch: TextBatch) -> dict[str, Floats]:
+        match self._dialect:
+            case "datatrove":
+                return datatrove_lines(batch) | datatrove_ngrams(batch)
+            case "paper":
+                return measure_paper(batch)
+            case "dolma":
+                return measure_dolma(batch)
+            case "dclm":
+                return measure_dclm(batch)
 
-def _measure(batch: TextBatch) -> dict[str, Floats]:
-    paragraphs = _repeats([_PARAGRAPH_BREAK.split(text.strip()) for text in batch.texts])
-    lines = _repeats([_lines(text) for text in batch.texts])
-    statistics = {
-        "duplicate_paragraph_share": share(paragraphs[1], paragraphs[0]),
-        "duplicate_paragraph_character_share": share(paragraphs[2], batch.characters),
-        "duplicate_line_share": share(lines[1], lines[0]),
-        "duplicate_line_character_share": share(lines[2], batch.characters),
-    }
-    for n, characters in top_ngram_characters(batch.words, _TOP).items():
-        statistics[f"top_{n}gram_share"] = share(characters, batch.characters)
-    for n, characters in duplicate_ngram_characters(batch.words, _SHORTEST, _LONGEST).items():
-        statistics[f"duplicate_{n}gram_share"] = share(characters, batch.characters)
-    return statistics
-
-
-def _lines(text: str) -> list[str]:
-    """The text split at runs of newlines; a newline at an end of the text leaves an empty line there."""
-    lines = list(filter(None, text.split("\n")))
-    if text.startswith("\n"):
-        lines.append("")
-    if text.endswith("\n"):
-        lines.append("")
-    return lines or [""]
-
-
-def _repeats(documents: Sequence[list[str]]) -> tuple[Integers, Integers, Integers]:
-    """Per document: elements, elements that occurred before, and the characters of these."""
-    elements = np.fromiter(map(len, documents), np.int64, len(documents))
-    counts, characters = np.zeros_like(elements), np.zeros_like(elements)
-    for number, parts in enumerate(documents):
-        distinct = set(parts)
-        if len(distinct) < len(parts):
-            counts[number] = len(parts) - len(distinct)
-            characters[number] = sum(map(len, parts)) - sum(map(len, distinct))
-    return elements, counts, characters
-
-
-def _limits(config: GopherRepetitionConfig) -> list[Limit]:
-    """The tests in their order."""
-    named = {
-        "duplicate_paragraph_share": "share of duplicate paragraphs",
-        "duplicate_paragraph_character_share": "share of characters in duplicate paragraphs",
-        "duplicate_line_share": "share of duplicate lines",
-        "duplicate_line_character_share": "share of characters in duplicate lines",
-    }
-    for n in range(2, _TOP + 1):
-        named[f"top_{n}gram_share"] = f"share of characters in the most frequent {n}-gram"
-    for n in range(_SHORTEST, _LONGEST + 1):
-        named[f"duplicate_{n}gram_share"] = f"share of characters in duplicate {n}-grams"
-    return [Limit(test, name, "above", getattr(config, f"max_{name}")) for name, test in named.items()]
+    def _empty(self, batch: TextBatch) -> npt.NDArray[np.bool_]:
+        """Texts of which the dialect cannot measure anything; dolma lets them pass."""
+        match self._dialect:
+            case "datatrove":
+                empty = [not text for text in batch.texts]
+            case "paper" | "dclm":
+                empty = [not text or text.isspace() for text in batch.texts]
+            case "dolma":
+                empty = [False] * len(batch)
+        return np.array(empty, np.bool_)

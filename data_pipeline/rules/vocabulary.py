@@ -31,8 +31,10 @@ class Vocabulary:
 
     def __init__(self, sentence_marks: frozenset[str]) -> None:
         self.index: dict[str, int] = {}
+        self.words: list[str] = []  # by id
         self._sentence_marks = sentence_marks
         self._lengths = GrowingArray(np.int32)
+        self._sizes = GrowingArray(np.int32)
         self._hashes = GrowingArray(np.uint64)
         self._powers = GrowingArray(np.uint64)
         self._flags = GrowingArray(np.uint8)
@@ -46,6 +48,7 @@ class Vocabulary:
             return
         first = len(self.index)
         self.index.update(zip(words, itertools.count(first)))
+        self.words += words
         lengths = np.fromiter(map(len, words), np.int64, len(words))
         ends = np.cumsum(lengths)
         starts = ends - lengths
@@ -53,6 +56,7 @@ class Vocabulary:
         exponents = np.repeat(ends, lengths) - np.arange(len(codes)) - 1
         powers = _powers(int(lengths.max()))
         self._lengths.extend(lengths)
+        self._sizes.extend(np.add.reduceat(_utf8_sizes(codes), starts))
         self._hashes.extend(np.add.reduceat(codes * powers[exponents], starts))
         self._powers.extend(powers[lengths])
         self._flags.extend([self._describe(word) for word in words])
@@ -71,6 +75,11 @@ class Vocabulary:
         return self._lengths.view
 
     @property
+    def sizes(self) -> npt.NDArray[np.int32]:
+        """UTF-8 bytes by word id."""
+        return self._sizes.view
+
+    @property
     def hashes(self) -> npt.NDArray[np.uint64]:
         """Concatenable hash by word id."""
         return self._hashes.view
@@ -84,6 +93,11 @@ class Vocabulary:
     def flags(self) -> npt.NDArray[np.uint8]:
         """Sum of the constants of this module by word id."""
         return self._flags.view
+
+
+def _utf8_sizes(codes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
+    """UTF-8 bytes of each character, from its code point + 1."""
+    return np.searchsorted([0x80, 0x800, 0x10000], codes, side="left").astype(np.int32) + 1
 
 
 def _powers(highest: int) -> npt.NDArray[np.uint64]:

@@ -1,7 +1,8 @@
 """Texts in, columns of word ids out: the words of datatrove's English, found without splitting any chunk twice.
 
 spaCy splits every stretch between white space by itself, so a memo from stretch to words gives its words at the speed
-of a dictionary look-up. The memo is bounded, and what it holds never changes a result.
+of a dictionary look-up. The memo is bounded, and what it holds never changes a result. Other kinds of words come from
+other `ChunkSplitter`s.
 """
 
 import re
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -58,22 +59,47 @@ class WordColumns:
         """Flags of each word, see `vocabulary`."""
         return self.vocabulary.flags[self.ids_W]
 
+    def count(self, chosen_W: npt.NDArray[np.bool_]) -> Integers:
+        """How many words are chosen per document."""
+        return self.total(chosen_W)
+
+    def total(self, numbers_W: npt.NDArray[Any]) -> Integers:
+        """The sum of a small number of each word per document."""
+        return np.diff(offsets_of(numbers_W)[self.offsets])
+
     def take(self, keep: npt.NDArray[np.bool_]) -> "WordColumns":
         """The words of the documents that stay."""
         counts = self.counts
         return WordColumns(self.ids_W[np.repeat(keep, counts)], offsets_of(counts[keep]), self.vocabulary)
 
 
+class ChunkSplitter(Protocol):
+    """What makes words. The words of a chunk must not depend on the chunks beside it."""
+
+    @property
+    def sentence_marks(self) -> frozenset[str]:
+        """Words that end a sentence."""
+
+    def cut(self, text: str, /) -> list[str]:
+        """The chunks of a text."""
+
+    def split(self, chunks: Sequence[str]) -> list[list[str]]:
+        """The words of each chunk; a chunk is not empty."""
+
+
 class WordSplitter:
     """Splits texts into words and counts sentences, remembering every chunk it has seen.
 
     Args:
+        chunks: how a text is cut and what words its chunks hold; English by default.
         memo_chunks: chunks to remember at most; about 250 bytes each. Beyond it the memo starts again from nothing.
         memo_characters: characters of chunks to remember at most.
     """
 
-    def __init__(self, memo_chunks: int = 500_000, memo_characters: int = 8_000_000) -> None:
-        self._english = EnglishChunks()
+    def __init__(
+        self, chunks: ChunkSplitter | None = None, *, memo_chunks: int = 500_000, memo_characters: int = 8_000_000
+    ) -> None:
+        self._splitter = chunks or EnglishChunks()
         self._memo_chunks = memo_chunks
         self._memo_characters = memo_characters
         self._forget()
@@ -82,7 +108,7 @@ class WordSplitter:
         """The words of each text."""
         if len(self._memo) > self._memo_chunks or self._characters > self._memo_characters:
             self._forget()
-        split = [text.split() for text in texts]
+        split = list(map(self._splitter.cut, texts))
         words_W, words_per_chunk = self._words(list(chain.from_iterable(split)))
         word_offsets = offsets_of(words_per_chunk)
         chunk_offsets = offsets_of(np.fromiter(map(len, split), np.int64, len(split)))
@@ -119,7 +145,7 @@ class WordSplitter:
 
     def _learn(self, chunks: list[str]) -> None:
         """Split chunks that the memo does not hold, and remember them."""
-        split = self._english.split(chunks)
+        split = self._splitter.split(chunks)
         words = list(chain.from_iterable(split))
         index = self._vocabulary.index
         self._vocabulary.add([word for word in dict.fromkeys(words) if word not in index])
@@ -133,7 +159,7 @@ class WordSplitter:
 
     def _forget(self) -> None:
         """Start with a memo that knows only the run of white space. Columns already given keep their vocabulary."""
-        self._vocabulary = Vocabulary(self._english.sentence_marks)
+        self._vocabulary = Vocabulary(self._splitter.sentence_marks)
         self._vocabulary.add([_SPACE_WORD])
         self._memo: dict[str, int] = {_SPACE_WORD: 0}
         self._characters = 0

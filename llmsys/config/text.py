@@ -1,18 +1,20 @@
-"""What a YAML file can say about text: extraction, language and the rules that keep or drop documents.
+"""What a YAML file can say about text: extraction and the rules that keep or drop documents.
 
-Reads nothing, gives `ExtractConfig`, `LanguageConfig` and the tagged union `RuleConfig`. Every threshold is a field
+Reads nothing, gives `ExtractConfig` and the tagged union `RuleConfig`. Every threshold is a field
 whose default is the published one, so that a rule without fields is the published rule. A limit named `max_…` drops
 what lies above it, one named `min_…` drops what lies below it, and a value equal to its limit always stays.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
+from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, Count, LineCorrectionsConfig, Share
+from llmsys.config.rule import Broken, refuse
 
-Share = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=0)]
+# Tools that share the published thresholds measure different things; see data_pipeline/README.md.
+Dialect = Literal["datatrove", "paper", "dolma", "dclm"]
 
 
 class ExtractConfig(Section):
@@ -30,19 +32,11 @@ class ExtractConfig(Section):
     )
 
 
-class LanguageConfig(Section):
-    """Which languages stay, and how sure the identification must be."""
-
-    kind: Literal["py3langid"] = Field("py3langid", description="Identifier; its model ships inside the package.")
-    keep: tuple[str, ...] = Field(("en",), description="ISO 639-1 codes that stay; empty: every language stays.")
-    minimum_score: float = Field(0.65, ge=0, le=1, description="Probability the best language must exceed.")
-    sample_characters: int = Field(4_096, ge=1, description="Characters of the beginning of the text that are read.")
-
-
 class GopherRepetitionConfig(Section):
-    """Repeated paragraphs, lines and n-grams (Rae et al. 2021, table A1), as datatrove decides them."""
+    """Repeated paragraphs, lines and n-grams (Rae et al. 2021, table A1), as the tool of the dialect measures them."""
 
     kind: Literal["gopher_repetition"] = "gopher_repetition"
+    dialect: Dialect = Field("datatrove", description="Whose reading; dolma has no test on paragraphs.")
     max_duplicate_paragraph_share: Share = Field(0.30, description="Repeated paragraphs / paragraphs.")
     max_duplicate_paragraph_character_share: Share = Field(0.20, description="Their characters / characters.")
     max_duplicate_line_share: Share = Field(0.30, description="Repeated lines / lines.")
@@ -59,17 +53,23 @@ class GopherRepetitionConfig(Section):
 
 
 class GopherQualityConfig(Section):
-    """Word counts, word lengths, symbols, bullets and stop words (Rae et al. 2021, A.1.1), as datatrove decides
-    them.
+    """Word counts, word lengths, symbols, bullets and stop words (Rae et al. 2021, A.1.1), as the tool of the dialect
+    measures them.
     """
 
     kind: Literal["gopher_quality"] = "gopher_quality"
+    dialect: Dialect = Field("datatrove", description="Whose reading; descriptions below are datatrove's.")
     min_words: Count = Field(50, description="Words that are not punctuation alone.")
     max_words: Count = Field(100_000, description="Words that are not punctuation alone.")
-    min_mean_word_length: Share = Field(3.0, description="Characters per word that is not punctuation alone.")
-    max_mean_word_length: Share = Field(10.0, description="Characters per word that is not punctuation alone.")
-    max_hash_ratio: Share = Field(0.1, description="`#` signs per word.")
-    max_ellipsis_ratio: Share = Field(0.1, description="`...` and `…` per word.")
+    min_mean_word_length: Share = Field(
+        3.0, description="Characters per word that is not punctuation alone (dolma: the median)."
+    )
+    max_mean_word_length: Share = Field(
+        10.0, description="Characters per word that is not punctuation alone (dolma: the median)."
+    )
+    max_hash_ratio: Share = Field(0.1, description="`#` signs per word. Not for dolma and dclm.")
+    max_ellipsis_ratio: Share = Field(0.1, description="`...` and `…` per word. Not for dolma and dclm.")
+    max_symbol_ratio: Share = Field(0.1, description="Both together per word, for dolma and dclm alone.")
     max_bullet_line_share: Share = Field(0.9, description="Lines that start with `•` or `-` / lines.")
     max_ellipsis_line_share: Share = Field(0.3, description="Lines that end with `...` or `…` / lines.")
     min_alphabetic_word_share: Share = Field(0.8, description="Words with a letter / words.")
@@ -78,37 +78,17 @@ class GopherQualityConfig(Section):
         ("the", "be", "to", "of", "and", "that", "have", "with"), description="Words of which some must occur."
     )
 
-
-class _C4Lines(Section):
-    """What both readings of C4 have in common."""
-
-    max_word_length: Count = Field(1_000, description="Characters; a line with a longer word is taken out.")
-    curly_brackets: Literal["drop_page", "keep"] = Field(
-        "drop_page", description="What `{` in a line that stays does: C4 takes it for code and drops the page."
-    )
-
-
-class C4Config(_C4Lines):
-    """Lines and pages of C4 (Raffel et al. 2020) with the constants of its published code."""
-
-    kind: Literal["c4"] = "c4"
-    min_words_per_line: Count = Field(5, description="Words split at white space; lines with fewer are taken out.")
-    min_sentences: Count = Field(3, description="Sentences in the lines that stay.")
-    end_marks: tuple[str, ...] = Field(
-        (".", "?", "!", '"'), description="A line that ends with none of them, or with `...`, is taken out; empty: off."
-    )
-
-
-class C4DatatroveConfig(_C4Lines):
-    """Lines and pages of C4 with datatrove's constants; FineWeb uses it with `end_marks: []`."""
-
-    kind: Literal["c4_datatrove"] = "c4_datatrove"
-    min_words_per_line: Count = Field(3, description="Words split at white space; lines with fewer are taken out.")
-    min_sentences: Count = Field(5, description="Sentences in the lines that stay.")
-    end_marks: tuple[str, ...] = Field(
-        (".", "?", "!", '"', "'"),
-        description="A line that ends with none of them, or with `...`, is taken out; empty: off.",
-    )
+    @model_validator(mode="after")
+    def _limits_that_the_dialect_has(self) -> Self:
+        together = self.dialect in ("dolma", "dclm")
+        idle = ("max_hash_ratio", "max_ellipsis_ratio") if together else ("max_symbol_ratio",)
+        instead = "max_symbol_ratio" if together else "max_hash_ratio and max_ellipsis_ratio"
+        refuse(
+            Broken(name, f"{getattr(self, name):g} decides nothing in the dialect {self.dialect}. Set {instead}.")
+            for name in idle
+            if getattr(self, name) != type(self).model_fields[name].default
+        )
+        return self
 
 
 class FinewebQualityConfig(Section):
@@ -126,6 +106,12 @@ class FinewebQualityConfig(Section):
 
 
 RuleConfig = Annotated[
-    GopherRepetitionConfig | GopherQualityConfig | C4Config | C4DatatroveConfig | FinewebQualityConfig,
+    GopherRepetitionConfig
+    | GopherQualityConfig
+    | C4Config
+    | C4DatatroveConfig
+    | C4DolmaConfig
+    | LineCorrectionsConfig
+    | FinewebQualityConfig,
     Field(discriminator="kind"),
 ]

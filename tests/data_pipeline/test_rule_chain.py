@@ -7,12 +7,12 @@ import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from data_pipeline.rules.batch import Splitters
 from data_pipeline.rules.chain import RuleChain
 from data_pipeline.rules.outcome import RuleOutcome, reason
 from data_pipeline.rules.words import WordSplitter
+from llmsys.config.line_rules import C4Config, C4DatatroveConfig
 from llmsys.config.text import (
-    C4Config,
-    C4DatatroveConfig,
     FinewebQualityConfig,
     GopherQualityConfig,
     GopherRepetitionConfig,
@@ -102,9 +102,8 @@ def test_what_the_memo_holds_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
     column = pa.array(TEXTS, pa.large_string())
     chain.apply(column.take(pa.array(list(reversed(range(len(TEXTS)))))))
     assert columns(chain.apply(column)) == fresh
-    monkeypatch.setattr("data_pipeline.rules.chain.WordSplitter", lambda: WordSplitter(memo_chunks=1))
     monkeypatch.setattr("data_pipeline.rules.chain._SLICE_BYTES", 1_000)
-    assert columns(RuleChain(ALL).apply(column)) == fresh
+    assert columns(RuleChain(ALL, Splitters(WordSplitter(memo_chunks=1))).apply(column)) == fresh
 
 
 def test_no_documents_and_no_rules_are_fine() -> None:

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from data_pipeline.extract.html import extract_text
-from data_pipeline.readers.warc import read_pages
+from data_pipeline.readers.read import read_pages
 from data_pipeline.rules.chain import RuleChain
+from llmsys.config.line_rules import C4DatatroveConfig
 from llmsys.config.text import (
-    C4DatatroveConfig,
     ExtractConfig,
     FinewebQualityConfig,
     GopherQualityConfig,

@@ -8,12 +8,11 @@ import pyarrow as pa
 import pytest
 
 from data_pipeline.extract.html import extract_text
-from data_pipeline.readers.warc import read_pages
+from data_pipeline.readers.read import read_pages
 from data_pipeline.rules.chain import RuleChain
 from data_pipeline.rules.outcome import RuleOutcome
+from llmsys.config.line_rules import C4Config, C4DatatroveConfig
 from llmsys.config.text import (
-    C4Config,
-    C4DatatroveConfig,
     ExtractConfig,
     FinewebQualityConfig,
     GopherQualityConfig,

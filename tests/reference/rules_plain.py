@@ -11,9 +11,8 @@ from typing import Any
 import spacy
 
 from data_pipeline.rules.characters import PUNCTUATION, TERMINAL_MARKS
+from llmsys.config.line_rules import C4Config, C4DatatroveConfig
 from llmsys.config.text import (
-    C4Config,
-    C4DatatroveConfig,
     FinewebQualityConfig,
     GopherQualityConfig,
     GopherRepetitionConfig,

@@ -21,15 +21,15 @@ import pyarrow as pa
 
 from data_pipeline.extract.html import extract_text
 from data_pipeline.language.identify import identify, keep_mask
-from data_pipeline.readers.warc import read_pages
+from data_pipeline.readers.read import read_pages
 from data_pipeline.rules.chain import RuleChain
+from llmsys.config.language import LanguageConfig
+from llmsys.config.line_rules import C4DatatroveConfig
 from llmsys.config.text import (
-    C4DatatroveConfig,
     ExtractConfig,
     FinewebQualityConfig,
     GopherQualityConfig,
     GopherRepetitionConfig,
-    LanguageConfig,
 )
 
 RULES = (GopherRepetitionConfig(), GopherQualityConfig(), C4DatatroveConfig(end_marks=()), FinewebQualityConfig())

@@ -1,0 +1,64 @@
+"""C4's rule as dolma's tagger c4_v2 and its published mixing read it.
+
+Reads texts, drops pages that say `{`, `lorem ipsum` or `javascript` anywhere, and takes lines out of the others. What
+stays is not touched: a line keeps its white space, and its newline.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from data_pipeline.rules.batch import TextBatch
+from data_pipeline.rules.verdict import Verdicts, fail_first, first_broken
+from llmsys.config.line_rules import C4DolmaConfig
+
+_PAGE_TESTS = {"curly bracket": "{", "lorem ipsum": "lorem ipsum", "javascript": "javascript"}
+_NO_MARK, _FEW_WORDS = "line taken out: no end mark", "line taken out: too few words"
+
+
+class C4Dolma:
+    """Drops pages and takes out lines."""
+
+    kind = "c4_dolma"
+
+    def __init__(self, config: C4DolmaConfig) -> None:
+        self._config = config
+        self._tests = {
+            test: phrase
+            for test, phrase in _PAGE_TESTS.items()
+            if config.curly_brackets == "drop_page" or phrase != "{"
+        }
+
+    def judge(self, batch: TextBatch) -> Verdicts:
+        """Verdicts and the rewritten texts."""
+        pages = [self._clean(text) for text in batch.texts]
+        counts = np.array([page[1:] for page in pages], np.int64).reshape(len(pages), 4)
+        lines, no_mark, few_words, kept = counts.T
+        statistics = {
+            "kept_lines": kept.astype(np.float64),
+            "lines_taken_out": (lines - kept).astype(np.float64),
+        }
+        verdicts = first_broken([], statistics, len(batch))
+        lower = [text.lower() for text in batch.texts]
+        verdicts = fail_first(verdicts, "no line left", kept == 0)
+        for test, phrase in reversed(self._tests.items()):
+            verdicts = fail_first(verdicts, test, np.array([phrase in text for text in lower], np.bool_))
+        changes = {_NO_MARK: no_mark, _FEW_WORDS: few_words}
+        return replace(verdicts, texts=[page[0] for page in pages], changes=changes)
+
+    def _clean(self, text: str) -> tuple[str, int, int, int, int]:
+        """The text that stays, all lines, those without an end mark, others with too few words, and kept ones."""
+        config = self._config
+        lines = text.split("\n")
+        kept: list[int] = []
+        no_mark = few_words = 0
+        for number, line in enumerate(lines):
+            stripped = line.strip()
+            if config.end_marks and not stripped.endswith(config.end_marks):
+                no_mark += 1
+            elif len(stripped.split()) < config.min_words_per_line:
+                few_words += 1
+            else:
+                kept.append(number)
+        left = "".join(lines[number] + "\n" * (number < len(lines) - 1) for number in kept)
+        return left, len(lines), no_mark, few_words, len(kept)

@@ -1,0 +1,55 @@
+"""What datatrove's reading of Gopher's repetition rule measures.
+
+Second and later occurrences count, the first is free; the denominator is the whole text.
+"""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from data_pipeline.rules.batch import TextBatch, share
+from data_pipeline.rules.gopher_lines import runs_of_newlines
+from data_pipeline.rules.joined_ngram import duplicate_ngram_characters
+from data_pipeline.rules.ngram import repeated_ngrams, top_ngrams
+from data_pipeline.rules.verdict import Floats
+from data_pipeline.rules.words import Integers
+
+_PARAGRAPH_BREAK = re.compile(r"\n{2,}")
+_TOP, _SHORTEST, _LONGEST = 4, 5, 10
+
+
+def datatrove_lines(batch: TextBatch) -> dict[str, Floats]:
+    """Shares of repeated paragraphs and lines, and of their characters."""
+    paragraphs = _repeats([_PARAGRAPH_BREAK.split(text.strip()) for text in batch.texts])
+    lines = _repeats([runs_of_newlines(text) for text in batch.texts])
+    return {
+        "duplicate_paragraph_share": share(paragraphs[1], paragraphs[0]),
+        "duplicate_paragraph_character_share": share(paragraphs[2], batch.characters),
+        "duplicate_line_share": share(lines[1], lines[0]),
+        "duplicate_line_character_share": share(lines[2], batch.characters),
+    }
+
+
+def datatrove_ngrams(batch: TextBatch) -> dict[str, Floats]:
+    """Shares of the most frequent and of repeated n-grams, in characters."""
+    words = batch.words
+    statistics: dict[str, Floats] = {}
+    for n, groups in repeated_ngrams(words, _TOP):
+        top = top_ngrams(words, groups, once=True)
+        statistics[f"top_{n}gram_share"] = share((top.characters + n - 1) * top.counts, batch.characters)
+    for n, characters in duplicate_ngram_characters(batch, _SHORTEST, _LONGEST).items():
+        statistics[f"duplicate_{n}gram_share"] = share(characters, batch.characters)
+    return statistics
+
+
+def _repeats(documents: Sequence[list[str]]) -> tuple[Integers, Integers, Integers]:
+    """Per document: elements, elements that occurred before, and the characters of these."""
+    elements = np.fromiter(map(len, documents), np.int64, len(documents))
+    counts, characters = np.zeros_like(elements), np.zeros_like(elements)
+    for number, parts in enumerate(documents):
+        distinct = set(parts)
+        if len(distinct) < len(parts):
+            counts[number] = len(parts) - len(distinct)
+            characters[number] = sum(map(len, parts)) - sum(map(len, distinct))
+    return elements, counts, characters

@@ -1,0 +1,80 @@
+"""Which of many 64-bit hashes occur more than once, without sorting them.
+
+Hashes are first thrown into a table of counters: what lands there alone occurs once and is done with. What is left is
+thrown into a table of positions, where the first of each hash leaves its own.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Hashes = npt.NDArray[np.uint64]
+Indices = npt.NDArray[np.int64]
+
+# Odd multipliers for Fibonacci hashing; each round takes the next, so that what met by accident parts.
+_MULTIPLIERS = tuple(map(np.uint64, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)))
+_FEWEST_BITS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Hashes that occur more than once.
+
+    Attributes:
+        members: their indices, ascending.
+        leaders: for each of them the index of the first equal hash.
+        sizes: for each of them how often its hash occurs.
+    """
+
+    members: Indices
+    leaders: Indices
+    sizes: Indices
+
+
+def repeated(hashes: Hashes) -> Groups:
+    """Group equal hashes."""
+    suspects = crowded(hashes)
+    leaders = _leaders(hashes[suspects])
+    sizes = np.bincount(leaders, minlength=len(leaders))[leaders]
+    chosen = np.flatnonzero(sizes > 1)
+    return Groups(suspects[chosen], suspects[leaders[chosen]], sizes[chosen])
+
+
+def crowded(hashes: Hashes) -> Indices:
+    """Indices of hashes that may occur more than once, ascending; all others occur once."""
+    suspects = _sharing(hashes, 0)
+    return suspects[_sharing(hashes[suspects], 1)]
+
+
+def _sharing(hashes: Hashes, round_number: int) -> Indices:
+    """Indices of hashes that share a counter with another."""
+    slots, size = _slots(hashes, round_number)
+    counters = np.bincount(slots, minlength=size)
+    return np.flatnonzero(counters[slots] > 1)
+
+
+def _leaders(hashes: Hashes) -> Indices:
+    """For each hash the index of the first that is equal."""
+    leaders = np.empty(len(hashes), np.int64)
+    left = np.arange(len(hashes))
+    round_number = 2
+    while len(left):
+        own = hashes[left]
+        slots, size = _slots(own, round_number)
+        table = np.zeros(size, np.int64)
+        table[slots[::-1]] = left[::-1]  # the last to write is the first to occur
+        found = table[slots]
+        same = hashes[found] == own
+        leaders[left[same]] = found[same]
+        left = left[~same]
+        round_number += 1
+    return leaders
+
+
+def _slots(hashes: Hashes, round_number: int) -> tuple[Indices, int]:
+    """A slot for each hash, and how many slots there are: about four times as many."""
+    bits = max(_FEWEST_BITS, (2 * len(hashes)).bit_length())
+    multiplier = _MULTIPLIERS[round_number % len(_MULTIPLIERS)]
+    mixed = (hashes ^ (hashes >> np.uint64(29 + round_number % 5))) * multiplier
+    return (mixed >> np.uint64(64 - bits)).view(np.int64), 1 << bits

@@ -1,0 +1,88 @@
+"""What a YAML file can say about the rules that rewrite documents line by line: the readings of C4, and corrections.
+
+Reads nothing, gives the sections `C4Config`, `C4DatatroveConfig`, `C4DolmaConfig` and `LineCorrectionsConfig`. What
+such a rule takes out of lines is counted by reason, in the funnel and in the columns of each document.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from llmsys.config.base import Section
+
+Share = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class _C4Lines(Section):
+    """What all readings of C4 have in common."""
+
+    curly_brackets: Literal["drop_page", "keep"] = Field(
+        "drop_page", description="What `{` does: C4 takes it for code and drops the page."
+    )
+
+
+class C4Config(_C4Lines):
+    """Lines and pages of C4 (Raffel et al. 2020) with the constants and the order of its published code."""
+
+    kind: Literal["c4"] = "c4"
+    max_page_characters: Count = Field(190_000, description="Characters; a longer page is dropped. 0: no limit.")
+    max_word_length: Count = Field(1_000, description="Characters; a line with a longer word is taken out.")
+    min_words_per_line: Count = Field(5, description="Words split at white space; lines with fewer are taken out.")
+    min_sentences: Count = Field(3, description="Sentences in the lines that stay.")
+    end_marks: tuple[str, ...] = Field(
+        (".", "?", "!", '"'), description="A line that ends with none of them, or with `...`, is taken out; empty: off."
+    )
+
+
+class C4DatatroveConfig(_C4Lines):
+    """Lines and pages of C4 with datatrove's constants; FineWeb uses it with `end_marks: []`."""
+
+    kind: Literal["c4_datatrove"] = "c4_datatrove"
+    max_word_length: Count = Field(1_000, description="Characters; a line with a longer word is taken out.")
+    min_words_per_line: Count = Field(3, description="Words split at white space; lines with fewer are taken out.")
+    min_sentences: Count = Field(5, description="Sentences in the lines that stay.")
+    end_marks: tuple[str, ...] = Field(
+        (".", "?", "!", '"', "'"),
+        description="A line that ends with none of them, or with `...`, is taken out; empty: off.",
+    )
+
+
+class C4DolmaConfig(_C4Lines):
+    """Lines and pages of C4 as dolma's tagger c4_v2 and its published mixing read them: script and filler drop a page
+    wherever they stand, citations and policy lines stay, sentences are not counted.
+    """
+
+    kind: Literal["c4_dolma"] = "c4_dolma"
+    min_words_per_line: Count = Field(3, description="Words split at white space; lines with fewer are taken out.")
+    end_marks: tuple[str, ...] = Field(
+        (".", "?", "!", '"'), description="A line that ends with none of them is taken out; empty: off."
+    )
+
+
+class LineCorrectionsConfig(Section):
+    """Lines that are no prose are taken out or mended (RefinedWeb, Penedo et al. 2023, G.2), each counted by reason.
+
+    A page of which more than a small share of the words went is dropped: what is left of it is seldom prose either.
+    """
+
+    kind: Literal["line_corrections"] = "line_corrections"
+    max_upper_case_share: Share = Field(
+        0.5, description="Upper-case characters / characters of a line; a line above it is taken out."
+    )
+    numeric_lines: Literal["take_out", "keep"] = Field("take_out", description="Lines that are digits alone.")
+    counter_words: tuple[str, ...] = Field(
+        ("likes", "shares", "comments", "retweets", "reposts", "quotes", "bookmarks", "upvotes", "downvotes",
+         "downloads", "views", "followers"),
+        description="A line of a number and one of these words (`3 likes`) is taken out; empty: off.",
+    )  # fmt: skip
+    min_words_per_line: Count = Field(
+        2, description="Words split at white space; lines with fewer are taken out. Empty lines stay."
+    )
+    navigation_anywhere: tuple[str, ...] = Field(
+        ("items in cart",), description="Cut out of short lines wherever it stands; case does not matter."
+    )
+    navigation_end: tuple[str, ...] = Field(("read more...",), description="The same at the end of a line.")
+    navigation_start: tuple[str, ...] = Field(("sign-in",), description="The same at its start.")
+    max_navigation_words: Count = Field(10, description="Words of a line in which navigation is looked for.")
+    max_removed_word_share: Share = Field(0.05, description="Words taken out / words before; a page above it goes.")

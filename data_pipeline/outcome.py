@@ -5,7 +5,7 @@ the same configuration over the same input: no clock, no folder, no number of wo
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,12 @@ import numpy as np
 from data_pipeline.funnel import Tally
 from data_pipeline.graph import Workshop
 from data_pipeline.journal import Record, digest_of
+from data_pipeline.decontaminate.report import STAGE as DECONTAMINATE
+from data_pipeline.stages.clean import PII
 from data_pipeline.stages.collect import LENGTH_EDGES
 from data_pipeline.stages.duplicates import EXACT, NEAR
 from data_pipeline.stages.judge import stage_names
+from data_pipeline.tokenize.usage import collect_usage
 from llmsys.config.data import CrawlConfig
 from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.errors import DataError
@@ -32,11 +35,13 @@ from llmsys.manifest import (
     Skip,
     Split,
     TokenFile,
+    TokenizerUsage,
     dataset_fingerprint,
     load_manifest,
     write_manifest,
 )
 from llmsys.shards import token_dtype
+from llmsys.tokenizer import load_tokenizer
 
 _log = logger(__name__)
 
@@ -45,11 +50,12 @@ _log = logger(__name__)
 class Outcome:
     """The records of each stage; `tokenizer` and `tokens` are None when the preparation was to stop before them."""
 
-    inputs: list[Path]
+    inputs: Sequence[str]
     extracted: list[Record]
     judged: list[Record] = field(default_factory=list)
     collected: list[Record] = field(default_factory=list)
     tokenizer: Record | None = None
+    encoded: list[Record] = field(default_factory=list)
     tokens: list[Record] | None = None
 
     def tally(self) -> Tally:
@@ -106,6 +112,7 @@ def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: Outco
         languages=_languages(outcome.judged),
         lengths=_lengths(outcome.collected),
         read=_read(outcome),
+        usage=_usage(data.folder, outcome),
     )
 
 
@@ -130,7 +137,7 @@ def _covers(present: Manifest, manifest: Manifest) -> bool:
     """Whether the manifest that is there says all that the new one says: it may know tokens that were not asked for."""
     if present == manifest:
         return True
-    later = {"fingerprint", "vocab_size", "token_dtype", "tokenizer_fingerprint", "splits"}
+    later = {"fingerprint", "vocab_size", "token_dtype", "tokenizer_fingerprint", "splits", "usage"}
     same_documents = present.model_dump(exclude=later) == manifest.model_dump(exclude=later)
     asked_tokenizer = manifest.tokenizer_fingerprint in (None, present.tokenizer_fingerprint)
     return same_documents and asked_tokenizer and not manifest.splits
@@ -145,7 +152,16 @@ def _present(folder: Path) -> Manifest | None:
 
 def _stages(data: CrawlConfig) -> list[str]:
     kinds = {EXACT: data.deduplicate.exact.kind, NEAR: data.deduplicate.minhash.kind}
-    return [*stage_names(data.rules), *(stage for stage, kind in kinds.items() if kind != "none")]
+    late = {DECONTAMINATE: data.decontaminate.kind, PII: data.pii.kind}
+    return [*stage_names(data), *(stage for stage, kind in (kinds | late).items() if kind != "none")]
+
+
+def _usage(folder: Path, outcome: Outcome) -> TokenizerUsage | None:
+    if outcome.tokenizer is None or outcome.tokens is None:
+        return None
+    tokenizer = load_tokenizer(folder / outcome.tokenizer.outputs[0].name)
+    pieces = [folder / record.outputs[1].name for record in outcome.encoded]
+    return collect_usage(tokenizer, [record.result for record in outcome.encoded], pieces)
 
 
 def _splits(tokens: Sequence[Record]) -> dict[str, Split]:
@@ -193,5 +209,16 @@ def _read(outcome: Outcome) -> ReadSummary:
         files=len(outcome.inputs),
         records=sum(result["records"] for result in results),
         html_bytes=sum(result["html_bytes"] for result in results),
-        skipped=tuple(Skip(**skip) for result in results for skip in result["skipped"]),
+        skipped=_summed(skip for result in results for skip in result["skipped"]),
+        noted=_summed(note for result in results for note in result["noted"]),
     )
+
+
+def _summed(skips: Iterable[dict[str, Any]]) -> tuple[Skip, ...]:
+    """Count skips by file and reason, whatever blocks the files were read in; the first of each is named."""
+    summed: dict[tuple[str, str], dict[str, Any]] = {}
+    for skip in skips:
+        first = summed.setdefault((skip["file"], skip["reason"]), skip | {"count": 0})
+        first["count"] += skip["count"]
+        first["offset"] = min(first["offset"], skip["offset"])
+    return tuple(Skip(**skip) for skip in summed.values())

@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Literal, cast
 
 from data_pipeline.graph import Task, Workshop
-from data_pipeline.inputs import find_inputs
+from data_pipeline.inputs import find_inputs, input_identity, input_name, input_size, stamp
 from data_pipeline.journal import Record, code_version, digest_of, remove_asides
 from data_pipeline.outcome import Outcome, build_manifest, publish
 from data_pipeline.pairs.outcome import pairs_manifest
 from data_pipeline.pairs.pipeline import PairsPreparation
+from data_pipeline.quarantine import not_quarantined, without_block, without_pages
+from data_pipeline.readers.remote import is_remote
 from data_pipeline.stages.collect import Source, collect_shard
 from data_pipeline.stages.duplicates import find_duplicates, sign_file
 from data_pipeline.stages.extract import extract_file
 from data_pipeline.stages.judge import judge_file
+from data_pipeline.stages.survey import Block, blocks_of, survey_file
 from data_pipeline.tokenize.copy import copy_task
 from data_pipeline.tokenize.encode import encode_file
 from data_pipeline.tokenize.layout import SPLITS, plan_files, write_token_file
@@ -42,8 +45,10 @@ Until = Literal["documents", "tokenizer", "tokens"]
 # What each stage's outputs depend on besides configuration and inputs: our source, and the libraries that do the work.
 _COMMON = ("data_pipeline/document.py", "llmsys/shard_file.py")
 _TOKENIZER = ("tokenize/train.py", "tokenize/copy.py", "tokenize/publish.py")
+_ENCODE = tuple(f"tokenize/{name}.py" for name in ("encode", "columns", "cuts", "memo", "model", "usage", "check"))
 _CODE = {
-    "extract": (("readers", "extract", "stages/extract.py"), ("pyarrow", "fastwarc", "resiliparse")),
+    "survey": (("readers/survey.py", "stages/survey.py"), ("xxhash",)),
+    "extract": (("readers", "extract", "stages/extract.py"), ("pyarrow", "fastwarc", "resiliparse", "zstandard")),
     "judge": (
         ("language", "rules", "funnel.py", "stages/judge.py", "stages/partition.py"),
         ("pyarrow", "numpy", "py3langid", "spacy"),
@@ -52,7 +57,7 @@ _CODE = {
     "duplicates": (("dedup", "stages/duplicates.py"), ("pyarrow", "numpy")),
     "collect": (("funnel.py", "stages/collect.py"), ("pyarrow", "numpy")),
     "tokenizer": (_TOKENIZER, ("sentencepiece", "tokenizers")),
-    "encode": (("tokenize/encode.py",), ("pyarrow", "numpy", "sentencepiece", "tokenizers", "xxhash")),
+    "encode": ((*_ENCODE, "rules/growing.py"), ("pyarrow", "numpy", "sentencepiece", "tokenizers", "xxhash")),
     "tokens": (("tokenize/layout.py", "tokenize/encode.py"), ("pyarrow", "numpy", "xxhash")),
 }
 
@@ -85,7 +90,7 @@ def prepare(config: RunConfig, until: str = "tokens") -> Manifest:
         return publish(workshop, manifest)
 
 
-def _make(config: RunConfig, workshop: Workshop, inputs: list[Path], until: Until) -> Manifest:
+def _make(config: RunConfig, workshop: Workshop, inputs: list[str], until: Until) -> Manifest:
     """Do the stages that this kind of data has, and say what they made."""
     data, tokenizer = config.data, config.tokenizer
     if isinstance(data, CrawlConfig):
@@ -107,18 +112,21 @@ class _Preparation:
         self.data, self.tokenizer, self.workshop = data, tokenizer, workshop
         self.folder = data.folder
 
-    def run(self, inputs: list[Path], until: Until) -> Outcome:
-        names = [f"{path.name}-{digest_of(str(path))[:8]}" for path in inputs]
-        outcome = Outcome(inputs=inputs, extracted=self._extract(inputs, names))
-        outcome.judged = self._judge(outcome.extracted, names)
-        outcome.collected = self._collect(outcome.judged, names)
+    def run(self, inputs: list[str], until: Until) -> Outcome:
+        blocks = self._survey(inputs)
+        outcome = Outcome(inputs=inputs, extracted=self._extract(blocks))
+        extracted, names = not_quarantined(outcome.extracted, [block.name for block in blocks])
+        outcome.judged = self._judge(extracted, names)
+        judged, names = not_quarantined(outcome.judged, names)
+        outcome.collected = self._collect(judged, names)
         outcome.require_documents()
         if until == "documents":
             return outcome
         outcome.tokenizer = self._tokenizer(outcome.collected)
         if until == "tokenizer":
             return outcome
-        outcome.tokens = self._tokens(outcome.collected, outcome.tokenizer)
+        outcome.encoded = self._encode(outcome.collected, outcome.tokenizer)
+        outcome.tokens = self._tokens(outcome.encoded, outcome.tokenizer)
         return outcome
 
     def _stage(self, name: str, tasks: list[Task], unit: str) -> list[Record]:
@@ -126,15 +134,35 @@ class _Preparation:
         code = code_version([*_COMMON, *(f"data_pipeline/{room}" for room in rooms)], packages)
         return self.workshop.stage(name, tasks, unit=unit, code=code)
 
-    def _extract(self, inputs: list[Path], names: list[str]) -> list[Record]:
-        config = self.data.extract
+    def _survey(self, inputs: list[str]) -> list[Block]:
+        """Cut long files into blocks; a file elsewhere is one, known by its tag or time."""
+        names = [f"{input_name(path)}-{digest_of(path)[:8]}" for path in inputs]
+        here = [(path, name) for path, name in zip(inputs, names, strict=True) if not is_remote(path)]
+        size = self.data.executor.block_bytes
         tasks = []
+        for path, name in here:
+            job = partial(survey_file, source=path, block_bytes=size)
+            tasks.append(Task(f"survey/{name}", [path, stamp(path), size], [], job, input_size(path)))
+        records = self._stage("survey", tasks, "B") if tasks else []
+        found = {path: record.result for (path, _), record in zip(here, records, strict=True)}
+        blocks = []
         for path, name in zip(inputs, names, strict=True):
-            output = f"work/extracted/{name}.arrow"
-            job = partial(extract_file, source=str(path), output=self.folder / output, config=config)
-            decides = [str(path), self.workshop.journal.input_digest(path), config.model_dump(mode="json")]
-            size = path.stat().st_size if path.exists() else 0
-            tasks.append(Task(f"extract/{name}", decides, [output], job, size))
+            identity = "" if path in found else input_identity(self.workshop.journal, path)
+            result = found.get(path) or {"blocks": [[0, input_size(path), identity]]}
+            blocks += blocks_of(path, name, result)
+        return blocks
+
+    def _extract(self, blocks: list[Block]) -> list[Record]:
+        config, read = self.data.extract, self.data.read
+        part = [part.model_dump(mode="json") for part in (config, read)]
+        tasks = []
+        for block in blocks:
+            output = f"work/extracted/{block.name}.arrow"
+            part_of = {"source": block.source, "start": block.start, "stop": block.stop}
+            job = partial(extract_file, **part_of, output=self.folder / output, config=config, read=read)
+            decides = [block.source, block.digest, block.start, part]
+            without = partial(without_block, block)
+            tasks.append(Task(f"extract/{block.name}", decides, [output], job, block.size, without))
         return self._stage("extract", tasks, "B")
 
     def _judge(self, extracted: list[Record], names: list[str]) -> list[Record]:
@@ -149,7 +177,8 @@ class _Preparation:
                 dropped=self.folder / outputs[1],
                 config=self.data,
             )
-            tasks.append(Task(f"judge/{name}", [record.digests, part], outputs, job, record.result["pages"]))
+            without = partial(without_pages, record.result["pages"], record.result["html_bytes"])
+            tasks.append(Task(f"judge/{name}", [record.digests, part], outputs, job, record.result["pages"], without))
         return self._stage("judge", tasks, "page")
 
     def _duplicates(self, judged: list[Record], names: list[str]) -> Record | None:
@@ -223,23 +252,23 @@ class _Preparation:
         tasks = []
         for record in collected:
             source = self.folder / record.outputs[0].name
-            output = f"work/encoded/{source.name}"
+            outputs = [f"work/encoded/{source.name}", f"work/encoded/{source.stem}.pieces.arrow"]
             job = partial(
                 encode_file,
                 source=source,
-                output=self.folder / output,
+                output=self.folder / outputs[0],
+                pieces=self.folder / outputs[1],
                 model=self.folder / tokenizer.outputs[0].name,
                 fingerprint=means,
                 config=self.data,
             )
             decides = [record.digests[0], means, part]
-            tasks.append(Task(f"encode/{source.stem}", decides, [output], job, record.result["text_bytes"]))
+            tasks.append(Task(f"encode/{source.stem}", decides, outputs, job, record.result["text_bytes"]))
         return self._stage("encode", tasks, "B")
 
-    def _tokens(self, collected: list[Record], tokenizer: Record) -> list[Record]:
-        encoded = self._encode(collected, tokenizer)
+    def _tokens(self, encoded: list[Record], tokenizer: Record) -> list[Record]:
         sources = [self.folder / record.outputs[0].name for record in encoded]
-        digests = [record.digests for record in encoded]
+        digests = [record.digests[:1] for record in encoded]
         tasks = []
         for split in SPLITS:
             for plan in plan_files(sources, split, self.data.tokens.shard_tokens):

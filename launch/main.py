@@ -78,6 +78,11 @@ VERBS = {
         "llmsys reconcile runs/a runs/b --update mine.yaml",
         takes_config=False,
     ),
+    "inspect": Verb(
+        "recount and hash a prepared dataset, decode samples of it, and say where its tokens came from",
+        "llmsys inspect demo/data --samples 100",
+        takes_config=False,
+    ),
     "report": Verb(
         "write one HTML page about a dataset and a run",
         "llmsys report train/demo --output demo/report.html",

@@ -156,7 +156,7 @@ def batch_text_bytes(batch: pa.RecordBatch) -> Integers:
     return text_bytes
 
 
-def _describe_batch(data: pa.Buffer, batch: pa.RecordBatch) -> TokenBatch:
+def describe_batch(data: pa.Buffer, batch: pa.RecordBatch) -> TokenBatch:
     """Count and hash one batch as it lies in the file; buffers are hashed raw, before anything trusts them."""
     buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None and buffer.size]
     values = batch.column("tokens").values.to_numpy(zero_copy_only=True)
@@ -203,7 +203,7 @@ def describe_token_file(path: Path) -> TokenFile:
     batches, text_bytes = [], 0
     for index in range(arrow.num_record_batches):
         batch = get_batch(path, arrow, index)
-        batches.append(_describe_batch(data, batch))
+        batches.append(describe_batch(data, batch))
         text_bytes += int(batch_text_bytes(batch).sum())
     return TokenFile(
         name=path.name,

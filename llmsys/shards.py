@@ -142,12 +142,12 @@ class TokenShards:
         file, index, row = self._place(document)
         return file.lineage(index, row)
 
-    def documents_with(self, column: SideColumn, value: str | int) -> list[int]:
-        """The documents with this value in a side column, by number. Reads that column of every file."""
+    def documents_with(self, column: SideColumn, *values: str | int) -> list[int]:
+        """The documents with one of these values in a side column, by number. Reads that column of every file."""
         found: list[int] = []
         for (file, index), start in zip(self._places, self._starts[:-1].tolist(), strict=True):
             cells = file.batches[index].column(column)
-            same = pc.equal(cells, pa.scalar(value, cells.type)).to_numpy(zero_copy_only=False)
+            same = pc.is_in(cells, pa.array(values, cells.type)).to_numpy(zero_copy_only=False)
             found += (np.flatnonzero(same) + start).tolist()
         return found
 

@@ -1,8 +1,9 @@
 """Text to token ids and back, behind one small interface; behind it stands SentencePiece or a tokenizer.json.
 
 Reads tokenizer.model or tokenizer.json; gives `load_tokenizer` and the `Tokenizer` protocol that preparation, training
-and generation use. Promises: ids are the library's own, text survives encoding and decoding (with a tokenizer.json as
-far as its own rules let it), no text becomes a control token, the fingerprint changes with the file.
+and generation use. Promises: ids are the library's own, no text becomes a control token, the fingerprint changes with
+the file. Text survives encoding and decoding as far as the tokenizer's own rules let it: a SentencePiece model that
+takes text as it is gives all of it back but U+2581, the sign that it writes spaces with, which comes back as a space.
 """
 
 import hashlib
@@ -37,8 +38,15 @@ class Tokenizer(Protocol):
     def fingerprint(self) -> str:
         """32 hex digits over the bytes of the file."""
 
+    @property
+    def unknown_ids(self) -> frozenset[int]:
+        """The ids that stand for text which no piece holds; empty where every text has pieces."""
+
     def piece_id(self, piece: str) -> int | None:
         """Return the id of a piece such as <mask>; None when the vocabulary has none of that name."""
+
+    def text_pieces(self) -> dict[int, str]:
+        """Return {id: piece} of the pieces that stand for text: no control, unknown or byte pieces."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of one text, without begin or end ids."""
@@ -57,6 +65,7 @@ class SentencePieceTokenizer:
         """Take the serialized model; RuntimeError when it is not one."""
         self._processor = sentencepiece.SentencePieceProcessor()
         self._processor.LoadFromSerializedProto(model)
+        self.model = model
         self.fingerprint = hashlib.blake2b(model, digest_size=16).hexdigest()
         self.vocab_size: int = self._processor.vocab_size()
         self.bos_id: int = self._processor.bos_id()
@@ -76,6 +85,27 @@ class SentencePieceTokenizer:
         """Return the ids of many texts, on the calling thread alone: processes are the unit of parallel work."""
         ids: list[list[int]] = self._processor.encode(list(texts), num_threads=1)
         return ids
+
+    def normalize(self, texts: Sequence[str]) -> list[str]:
+        """Return texts as the model sees them, spaces written as U+2581."""
+        normal: list[str] = self._processor.normalize(list(texts))
+        return normal
+
+    def text_pieces(self) -> dict[int, str]:
+        """Return {id: piece} of the pieces that stand for text, spaces written as U+0020."""
+        library = self._processor
+        ids = [i for i in range(self.vocab_size) if not (library.is_control(i) or library.is_unknown(i))]
+        return {i: library.id_to_piece(i).replace("\u2581", " ") for i in ids if not library.is_byte(i)}
+
+    @property
+    def unknown_ids(self) -> frozenset[int]:
+        """The ids that stand for text which no piece holds."""
+        return frozenset([self._processor.unk_id()])
+
+    @property
+    def has_unused_pieces(self) -> bool:
+        """Whether some pieces are switched off, which only a restricted vocabulary has."""
+        return any(map(self._processor.is_unused, range(self.vocab_size)))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids; begin and end ids give nothing."""

@@ -21,7 +21,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
 from llmsys.errors import DataError
-from llmsys.special_tokens import CONFIG_NAME, read_values, special_tokens
+from llmsys.special_tokens import BYTE_PIECES, CONFIG_NAME, read_values, special_tokens
 
 JSON_NAME = "tokenizer.json"
 NOWHERE = "\uffff"  # a noncharacter: no vocabulary has a piece for it
@@ -59,6 +59,19 @@ class JsonTokenizer:
     def piece_id(self, piece: str) -> int | None:
         """Return the id of a piece such as [MASK]; None when the vocabulary has none of that name."""
         return self._library.token_to_id(piece)
+
+    @property
+    def unknown_ids(self) -> frozenset[int]:
+        """The ids that stand for text which no piece holds; empty where every text has pieces."""
+        found = {token.id for token in self._library.model.tokenize(NOWHERE)}
+        return frozenset(found - {self.piece_id(name) for name in BYTE_PIECES})
+
+    def text_pieces(self) -> dict[int, str]:
+        """Return {id: piece} of the pieces that stand for text, written as the file writes them."""
+        special = {number for number, token in self._library.get_added_tokens_decoder().items() if token.special}
+        left_out = special | self.unknown_ids | {self.piece_id(name) for name in BYTE_PIECES}
+        vocabulary = self._library.get_vocab(with_added_tokens=True)
+        return {number: piece for piece, number in vocabulary.items() if number not in left_out}
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of one text, without begin or end ids."""

@@ -1,11 +1,11 @@
 """Documents in, their tokens out, still in the order of the documents.
 
 Reads one document file, writes one Arrow file of token rows with two columns more: the place of the document in the
-global shuffle, and its split. Every document ends with the end-of-sequence id.
+global shuffle, and its split; and one that says how often each piece was used. Every document ends with the
+end-of-sequence id.
 """
 
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,27 @@ import xxhash
 
 from data_pipeline.document import is_heldout, positions, text_bytes
 from data_pipeline.executors.event import Report
+from data_pipeline.tokenize.check import check_sample
+from data_pipeline.tokenize.columns import Encoder, EncoderKind, column_encoder
+from data_pipeline.tokenize.memo import Ragged
+from data_pipeline.tokenize.usage import UsageCounter
 from llmsys.config.data import CrawlConfig
+from llmsys.errors import DataError
+from llmsys.log import logger
 from llmsys.shards import ShardWriter, read_batches, token_dtype, token_schema
 from llmsys.tokenizer import Tokenizer, load_tokenizer
 
+_log = logger(__name__)
+
 
 @lru_cache(maxsize=1)
-def _tokenizer(model: Path, fingerprint: str) -> Tokenizer:
+def _encoder(model: Path, fingerprint: str, kind: EncoderKind) -> tuple[Tokenizer, Encoder]:
     """One tokenizer per process and model; the fingerprint tells a new model, or another end, under the old name."""
-    return load_tokenizer(model)
+    tokenizer = load_tokenizer(model)
+    encoder = column_encoder(tokenizer, kind)
+    if encoder.reason is not None:
+        _log.info("every document is given to the tokenizer's library: %s", encoder.reason)
+    return tokenizer, encoder
 
 
 def encoded_schema(vocab_size: int) -> pa.Schema:
@@ -33,30 +45,50 @@ def encoded_schema(vocab_size: int) -> pa.Schema:
 
 
 def encode_file(
-    report: Report, *, source: Path, output: Path, model: Path, fingerprint: str, config: CrawlConfig
+    report: Report, *, source: Path, output: Path, pieces: Path, model: Path, fingerprint: str, config: CrawlConfig
 ) -> dict[str, Any]:
-    """Encode one document file; progress is in bytes of text."""
-    tokenizer = _tokenizer(model, fingerprint)
+    """Encode one document file; progress is in bytes of text. DataError when the library has other ids for a sample."""
+    tokenizer, encoder = _encoder(model, fingerprint, config.tokens.encoder)
+    usage, checked = UsageCounter(tokenizer), 0
     schema = encoded_schema(tokenizer.vocab_size)
     with ShardWriter(output, schema) as writer:
         for batch in read_batches(source):
-            writer.write(_encode(batch, tokenizer, schema, config))
+            tokens = _encode(encoder, batch, source)
+            checked += check_sample(batch, tokens, tokenizer)
+            usage.add(batch, tokens)
+            writer.write(_rows(batch, with_ends(tokens, tokenizer.eos_id), schema, config))
             report(int(text_bytes(batch.column("text")).sum()), 0)
-    return {}
+    usage.write(pieces)
+    return {"languages": usage.languages(), "checked": checked}
 
 
-def _encode(batch: pa.RecordBatch, tokenizer: Tokenizer, schema: pa.Schema, config: CrawlConfig) -> pa.RecordBatch:
+def _encode(encoder: Encoder, batch: pa.RecordBatch, source: Path) -> Ragged:
+    try:
+        return encoder.encode(batch.column("text"))
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{source} holds a text that is not UTF-8 ({error.reason} at byte {error.start:,} of a part of it). "
+            f"Whatever wrote it broke the format: delete the file, and run llmsys prepare CONFIG to make it again."
+        ) from None
+
+
+def with_ends(tokens: Ragged, end: int) -> Ragged:
+    """The same rows, each with this token more."""
+    lengths = tokens.lengths + 1
+    ends = np.cumsum(lengths) - 1
+    values = np.empty(len(tokens.values) + len(lengths), tokens.values.dtype)
+    inside = np.ones(len(values), np.bool_)
+    inside[ends] = False
+    values[inside] = tokens.values
+    values[ends] = end
+    return Ragged(values, lengths)
+
+
+def _rows(batch: pa.RecordBatch, tokens: Ragged, schema: pa.Schema, config: CrawlConfig) -> pa.RecordBatch:
     ids = batch.column("id").to_pylist()
-    encoded = tokenizer.encode_batch(batch.column("text").to_pylist())
-    lengths = np.fromiter((len(tokens) + 1 for tokens in encoded), np.int64, len(encoded))
-    values = np.fromiter(
-        chain.from_iterable(chain(tokens, (tokenizer.eos_id,)) for tokens in encoded),
-        schema.field("tokens").type.value_type.to_pandas_dtype(),
-        int(lengths.sum()),
-    )
     heldout = is_heldout(ids, config.split.heldout_fraction, config.split.seed)
     columns = [
-        token_lists(values, lengths, schema),
+        token_lists(tokens.values, tokens.lengths, schema),
         batch.column("id"),
         batch.column("file"),
         batch.column("offset"),

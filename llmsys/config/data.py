@@ -11,10 +11,16 @@ from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
 from llmsys.config.executor import ExecutorConfig, LocalExecutor
+from llmsys.config.decontaminate import DecontaminateConfig, KeepContamination
+from llmsys.config.language import LanguageConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.pairs import LabelledConfig, PairsConfig
+from llmsys.config.pii import KeepPii, PiiConfig
+from llmsys.config.read import ReadConfig
 from llmsys.config.rule import Broken, refuse
-from llmsys.config.text import ExtractConfig, LanguageConfig, RuleConfig
+from llmsys.config.text import ExtractConfig, RuleConfig
+from llmsys.config.unicode import KeepUnicode, UnicodeConfig
+from llmsys.config.url import KeepUrls, UrlConfig
 
 
 class KeepDuplicates(Section):
@@ -74,6 +80,10 @@ class TokensConfig(Section):
     shard_tokens: int = Field(100_000_000, ge=1, description="Tokens per file, about.")
     batch_tokens: int = Field(1_000_000, ge=1, description="Tokens per record batch, at least; each has a checksum.")
     seed: int = Field(0, ge=0, description="Another seed gives another order of the documents.")
+    encoder: Literal["columns", "library"] = Field(
+        "columns",
+        description="Encode distinct parts of texts once, or ask the tokenizer's library for each text: the same ids.",
+    )
 
 
 class DocumentsConfig(Section):
@@ -89,11 +99,21 @@ class CrawlConfig(Section):
     kind: Literal["crawl"] = "crawl"
     name: str = Field("data", min_length=1, description="Name of the dataset, for people.")
     folder: Path = Field(Path("runs/data"), description="Folder that `prepare` writes and `train` reads.")
-    inputs: tuple[str, ...] = Field((), description="Crawl files: paths or glob patterns (`**` enters folders).")
+    inputs: tuple[str, ...] = Field(
+        (),
+        description="Crawl files and files of documents: paths, URLs, patterns (`**` enters folders), or @ and a list.",
+    )
+    read: ReadConfig = Field(ReadConfig(), description="How files are read.")
+    url: UrlConfig = Field(KeepUrls(), description="Which pages are refused by their URL, before extraction.")
     extract: ExtractConfig = Field(ExtractConfig(), description="How pages become text.")
+    unicode: UnicodeConfig = Field(KeepUnicode(), description="Whether damaged characters of texts are repaired.")
     language: LanguageConfig = Field(LanguageConfig(), description="Which languages stay.")
     rules: tuple[RuleConfig, ...] = Field((), description="Rules in the order in which they are asked.")
     deduplicate: DeduplicateConfig = Field(DeduplicateConfig(), description="Which duplicates are dropped.")
+    decontaminate: DecontaminateConfig = Field(
+        KeepContamination(), description="Which evaluation sets must not be trained on."
+    )
+    pii: PiiConfig = Field(KeepPii(), description="Whether personal data are replaced.")
     split: SplitConfig = Field(SplitConfig(), description="What is held back for evaluation.")
     tokens: TokensConfig = Field(TokensConfig(), description="How token files are laid out.")
     documents: DocumentsConfig = Field(DocumentsConfig(), description="How document files are laid out.")

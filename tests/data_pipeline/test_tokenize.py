@@ -79,7 +79,9 @@ def make_tokens(folder: Path, parts: list[Rows], tokenizer: Tokenizer, model: Pa
         source = write_documents(folder / f"documents-{number}.arrow", part)
         encoded.append(folder / f"encoded-{number}.arrow")
         fingerprint = tokenizer.fingerprint
-        encode_file(silent, source=source, output=encoded[-1], model=model, fingerprint=fingerprint, config=DATA)
+        pieces = folder / f"pieces-{number}.arrow"
+        common = {"model": model, "fingerprint": fingerprint, "config": DATA}
+        encode_file(silent, source=source, output=encoded[-1], pieces=pieces, **common)
     files = []
     for split in SPLITS:
         for plan in plan_files(encoded, split, tokens["shard_tokens"]):

@@ -1,0 +1,1 @@
+"""What a dataset folder holds, held against what its manifest says."""

@@ -1,31 +1,126 @@
-"""Which crawl files a configuration names: patterns in, existing files out, each once, in the order of their paths."""
+"""Which files a configuration names: paths, URLs, patterns and lists in, existing files out, each once, in order.
+
+Reads `data.inputs`; gives paths and URLs as text, sorted, and for each an identity that changes when the file does.
+"""
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from data_pipeline.journal import Journal
+from data_pipeline.readers.remote import find_remote, is_remote, remote_digest, remote_identity, remote_size
+from data_pipeline.readers.source import open_source
 from llmsys.errors import DataError
 
+_DATA_FILE = (
+    ".warc",
+    ".wet",
+    ".arc",
+    ".gz",
+    ".zst",
+    ".lz4",
+    ".json",
+    ".jsonl",
+    ".ndjson",
+    ".parquet",
+    ".arrow",
+    ".feather",
+)
+_LISTS_IN_LISTS = 8
 
-def find_inputs(patterns: Sequence[str]) -> list[Path]:
-    """Return the files that the patterns match, sorted; DataError when a pattern matches none."""
+
+def find_inputs(patterns: Sequence[str]) -> list[str]:
+    """Return the files that the patterns match, sorted; DataError when a pattern matches none.
+
+    A pattern is a path or a URL, with `*`, `?`, `[…]` and `**`, or `@` and a file with one pattern a line.
+    """
     if not patterns:
         raise DataError("data.inputs is empty. Name crawl files, such as data.inputs='[crawl/*.warc.gz]'.")
     found: set[str] = set()
+    for pattern, where in _unlisted(patterns, "data.inputs", 0):
+        found.update(_remote(pattern, where) if is_remote(pattern) else _local(pattern, where))
+    return sorted(found)
+
+
+def input_name(path: str) -> str:
+    """Return the last part of a path or URL."""
+    return Path(path.split("?", 1)[0] if is_remote(path) else path).name
+
+
+def input_size(path: str) -> int:
+    """Bytes of an input; 0 when it cannot be known."""
+    if is_remote(path):
+        return remote_size(path)
+    return os.path.getsize(path) if os.path.exists(path) else 0
+
+
+def stamp(path: str) -> list[int]:
+    """Return size, time and number of a local file: what it must change to be looked at again; [] without a file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return []
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def input_identity(journal: Journal, path: str) -> str:
+    """Return what decides whether an input is read again: the digest of a local file, tag or time of a remote one."""
+    return remote_identity(path, remote_digest) if is_remote(path) else journal.input_digest(Path(path))
+
+
+def _unlisted(patterns: Sequence[str], where: str, depth: int) -> Iterator[tuple[str, str]]:
+    """Yield each pattern with the place that names it, those of lists in their place."""
     for pattern in patterns:
-        matches = [os.path.normpath(match) for match in glob.glob(pattern, recursive=True)]
-        files = [match for match in matches if not os.path.isdir(match)]
-        if not files:
-            raise DataError(_nothing(pattern, matches))
-        found.update(files)
-    return [Path(path) for path in sorted(found)]
+        if not pattern.startswith("@"):
+            yield pattern, where
+            continue
+        if depth == _LISTS_IN_LISTS:
+            raise DataError(f"{where}: '{pattern}' is a list in {depth} lists. Name the files in fewer.")
+        for number, line in enumerate(_lines(pattern[1:], where), 1):
+            if line.strip() and not line.lstrip().startswith("#"):
+                yield from _unlisted([line.strip()], f"{pattern[1:]}, line {number}", depth + 1)
 
 
-def _nothing(pattern: str, folders: Sequence[str]) -> str:
+def _lines(path: str, where: str) -> list[str]:
+    try:
+        with open_source(path) as source:
+            return source.read_at(0, source.size).decode().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{where}: the list '@{path}' cannot be read: {error}. Name a text file with a path a line."
+        ) from error
+
+
+def _local(pattern: str, where: str) -> list[str]:
+    matches = [os.path.normpath(match) for match in glob.glob(pattern, recursive=True)]
+    if not matches and os.path.exists(pattern):
+        matches = [os.path.normpath(pattern)]  # a name with brackets in it
+    files = [match for match in matches if not os.path.isdir(match) or _looks_like_data(match, pattern)]
+    if not files:
+        raise DataError(_nothing(pattern, matches, where))
+    return files
+
+
+def _looks_like_data(folder: str, pattern: str) -> bool:
+    """Whether a folder that a wildcard matches stands where a file should be: reading it will say so."""
+    return folder.endswith(_DATA_FILE) and os.path.normpath(pattern) != folder
+
+
+def _remote(pattern: str, where: str) -> list[str]:
+    files, is_folder = find_remote(pattern)
+    if not files:
+        raise DataError(_nothing(pattern, [pattern.rstrip("/")] if is_folder else [], where))
+    return files
+
+
+def _nothing(pattern: str, folders: Sequence[str], where: str) -> str:
     if folders:
-        return f"data.inputs: '{pattern}' is a folder, not a file. Name the files in it: '{folders[0]}/*.warc.gz'."
-    return (
-        f"data.inputs: no file matches '{pattern}' (in {Path.cwd()}). "
-        f"Correct the pattern; relative ones start in the working directory."
+        return f"{where}: '{pattern}' is a folder, not a file. Name the files in it: '{folders[0]}/*.warc.gz'."
+    place = "" if is_remote(pattern) else f" (in {Path.cwd()})"
+    mend = (
+        "Correct the address."
+        if is_remote(pattern)
+        else "Correct the pattern; relative ones start in the working directory."
     )
+    return f"{where}: no file matches '{pattern}'{place}. {mend}"

@@ -55,6 +55,8 @@ class Journal:
             record = Record.model_validate_json(self._path(name).read_bytes())
         except (OSError, ValidationError):
             return None
+        if record.result.get("again"):  # its input could not be read to the end: perhaps now
+            return None
         whole = record.key == key and all(self._is_whole(output) for output in record.outputs)
         return record if whole else None
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from data_pipeline.decontaminate.report import STAGE as DECONTAMINATE
 from data_pipeline.funnel import Tally
 from data_pipeline.graph import Workshop
 from data_pipeline.journal import Record, digest_of
-from data_pipeline.decontaminate.report import STAGE as DECONTAMINATE
 from data_pipeline.stages.clean import PII
 from data_pipeline.stages.collect import LENGTH_EDGES
 from data_pipeline.stages.duplicates import EXACT, NEAR

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, cast
 
+from data_pipeline.cleaning import clean_documents, collected_names
 from data_pipeline.graph import Task, Workshop
 from data_pipeline.inputs import find_inputs, input_identity, input_name, input_size, stamp
 from data_pipeline.journal import Record, code_version, digest_of, remove_asides
@@ -21,6 +22,7 @@ from data_pipeline.pairs.outcome import pairs_manifest
 from data_pipeline.pairs.pipeline import PairsPreparation
 from data_pipeline.quarantine import not_quarantined, without_block, without_pages
 from data_pipeline.readers.remote import is_remote
+from data_pipeline.side_files import digests_of, require_side_files, rule_files, url_files
 from data_pipeline.stages.collect import Source, collect_shard
 from data_pipeline.stages.duplicates import find_duplicates, sign_file
 from data_pipeline.stages.extract import extract_file
@@ -46,16 +48,25 @@ Until = Literal["documents", "tokenizer", "tokens"]
 _COMMON = ("data_pipeline/document.py", "llmsys/shard_file.py")
 _TOKENIZER = ("tokenize/train.py", "tokenize/copy.py", "tokenize/publish.py")
 _ENCODE = tuple(f"tokenize/{name}.py" for name in ("encode", "columns", "cuts", "memo", "model", "usage", "check"))
+_URL = ("rules/url.py", "rules/entry_list.py", "rules/word_pattern.py")
+_CONTAMINATION = ("decontaminate", "dedup/simplify.py", "rules/characters.py", "stages/decontaminate.py")
 _CODE = {
     "survey": (("readers/survey.py", "stages/survey.py"), ("xxhash",)),
-    "extract": (("readers", "extract", "stages/extract.py"), ("pyarrow", "fastwarc", "resiliparse", "zstandard")),
+    "extract": (
+        ("readers", "extract", "stages/extract.py", "stages/refuse.py", *_URL),
+        ("pyarrow", "fastwarc", "resiliparse", "zstandard", "tldextract"),
+    ),
     "judge": (
-        ("language", "rules", "funnel.py", "stages/judge.py", "stages/partition.py"),
-        ("pyarrow", "numpy", "py3langid", "spacy"),
+        ("language", "rules", "unicode", "funnel.py", "stages/judge.py", "stages/partition.py"),
+        ("pyarrow", "numpy", "py3langid", "spacy", "ftfy"),
     ),
     "sign": (("dedup", "rules", "stages/duplicates.py"), ("pyarrow", "numpy", "spacy", "xxhash")),
     "duplicates": (("dedup", "stages/duplicates.py"), ("pyarrow", "numpy")),
     "collect": (("funnel.py", "stages/collect.py"), ("pyarrow", "numpy")),
+    "index": (_CONTAMINATION, ("numpy", "pyarrow", "xxhash")),
+    "contamination": (_CONTAMINATION, ("numpy", "pyarrow", "xxhash")),
+    "matches": (("stages/decontaminate.py",), ("numpy", "pyarrow")),
+    "clean": (("decontaminate", "pii", "funnel.py", "stages/clean.py"), ("numpy", "pyarrow")),
     "tokenizer": (_TOKENIZER, ("sentencepiece", "tokenizers")),
     "encode": ((*_ENCODE, "rules/growing.py"), ("pyarrow", "numpy", "sentencepiece", "tokenizers", "xxhash")),
     "tokens": (("tokenize/layout.py", "tokenize/encode.py"), ("pyarrow", "numpy", "xxhash")),
@@ -76,6 +87,8 @@ def prepare(config: RunConfig, until: str = "tokens") -> Manifest:
             f"Run llmsys prepare with the config of each, all with the same tokenizer."
         )
     inputs = find_inputs(data.inputs) if isinstance(data, CrawlConfig) else []
+    if isinstance(data, CrawlConfig):
+        require_side_files(data)
     if until != "documents" and isinstance(config.tokenizer, FileTokenizerConfig):
         load_tokenizer(
             config.tokenizer.path, config.tokenizer.eos_token
@@ -119,6 +132,7 @@ class _Preparation:
         outcome.judged = self._judge(extracted, names)
         judged, names = not_quarantined(outcome.judged, names)
         outcome.collected = self._collect(judged, names)
+        outcome.collected = clean_documents(self.data, self.workshop, self._stage, outcome.collected)
         outcome.require_documents()
         if until == "documents":
             return outcome
@@ -154,19 +168,22 @@ class _Preparation:
 
     def _extract(self, blocks: list[Block]) -> list[Record]:
         config, read = self.data.extract, self.data.read
-        part = [part.model_dump(mode="json") for part in (config, read)]
+        part = [part.model_dump(mode="json") for part in (config, read, self.data.url)]
+        lists = digests_of(self.workshop.journal, url_files(self.data))
         tasks = []
         for block in blocks:
             output = f"work/extracted/{block.name}.arrow"
             part_of = {"source": block.source, "start": block.start, "stop": block.stop}
+            part_of |= {"urls": self.data.url, "lists": tuple(lists)}
             job = partial(extract_file, **part_of, output=self.folder / output, config=config, read=read)
-            decides = [block.source, block.digest, block.start, part]
+            decides = [block.source, block.digest, block.start, part, lists]
             without = partial(without_block, block)
             tasks.append(Task(f"extract/{block.name}", decides, [output], job, block.size, without))
         return self._stage("extract", tasks, "B")
 
     def _judge(self, extracted: list[Record], names: list[str]) -> list[Record]:
-        part = self.data.model_dump(mode="json", include={"language", "rules", "documents"})
+        part = self.data.model_dump(mode="json", include={"unicode", "language", "rules", "documents"})
+        part["files"] = digests_of(self.workshop.journal, rule_files(self.data))
         tasks = []
         for record, name in zip(extracted, names, strict=True):
             outputs = [f"work/judged/{name}.arrow", f"work/judged/{name}.dropped.arrow"]
@@ -219,7 +236,7 @@ class _Preparation:
         ]
         tasks = []
         for shard in range(self.data.documents.shards):
-            outputs = [f"documents/part-{shard:05d}.arrow", f"dropped/part-{shard:05d}.arrow"]
+            outputs = collected_names(self.data, shard)
             job = partial(
                 collect_shard,
                 shard=shard,
@@ -230,7 +247,7 @@ class _Preparation:
                 batch_bytes=self.data.documents.batch_bytes,
             )
             rows = sum(rows for source in sources for owner, rows in source.kept_batches if owner == shard)
-            tasks.append(Task(f"collect/part-{shard:05d}", [shard, decides], outputs, job, rows))
+            tasks.append(Task(f"collect/part-{shard:05d}", [shard, decides, outputs], outputs, job, rows))
         return self._stage("collect", tasks, "document")
 
     def _tokenizer(self, collected: list[Record]) -> Record:

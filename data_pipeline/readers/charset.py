@@ -104,3 +104,11 @@ def _wide(payload: bytes) -> str:
     if (even + odd) * 10 < len(start) or min(even, odd) * 10 > max(even, odd):
         return ""
     return "utf-16-be" if even > odd else "utf-16-le"
+
+
+def decode_text(content: bytes, charset: str) -> str:
+    """Text that is UTF-8 by its format, or in the charset that its header names, or in what it looks like."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return content.decode(detect_charset(content, charset), "replace")

@@ -11,6 +11,8 @@ from typing import Any
 
 from fastwarc.stream_io import BrotliReader, GzipReader, ZstdReader
 
+from data_pipeline.readers.http import Response
+
 _CHUNK_HEADER = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]{0,1024})?\r\n")
 _READERS: dict[str, Callable[[io.BytesIO], Any]] = {
     "gzip": GzipReader,
@@ -25,16 +27,14 @@ class TooLongError(Exception):
     """The decoded body is longer than the limit."""
 
 
-def decode_body(body: bytes, transfer_coding: str, content_coding: str, limit: int) -> bytes:
+def decode_body(response: Response, limit: int) -> bytes:
     """The body without its codings, at most `limit` bytes.
 
     Raises:
         TooLongError: if decoding gives more.
     """
-    if "chunked" in transfer_coding.lower():
-        joined = _joined(body)
-        body = body if joined is None else joined
-    reader = _READERS.get(content_coding.strip().lower())
+    body = without_chunks(response)
+    reader = _READERS.get(response.headers.get("content-encoding", "").strip().lower())
     if reader is None or not body:
         return body
     try:
@@ -42,6 +42,15 @@ def decode_body(body: bytes, transfer_coding: str, content_coding: str, limit: i
     except (OSError, EOFError, ValueError):
         return body
     return decoded or body
+
+
+def without_chunks(response: Response) -> bytes:
+    """The body without its transfer coding, as it is when it has none."""
+    body = bytes(response.body)
+    if "chunked" not in response.headers.get("transfer-encoding", "").lower():
+        return body
+    joined = _joined(body)
+    return body if joined is None else joined
 
 
 def _read(stream: Any, limit: int) -> bytes:

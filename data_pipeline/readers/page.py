@@ -1,32 +1,67 @@
 """What every reader gives: record batches of pages, and one line for each thing it had to skip.
 
-Reads nothing; the types here are the border between a crawl format and the rest of the pipeline.
+Reads nothing; the types here are the border between the formats of files and the rest of the pipeline. A page is HTML
+in `payload`, or a text that needs no extraction in `text`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 PAGE_SCHEMA = pa.schema(
     [
+        pa.field("id", pa.string()),  # as the file names it; null when it follows from url, date and content
         pa.field("url", pa.string(), nullable=False),
         pa.field("date", pa.string(), nullable=False),  # as in the crawl: 2024-05-01T12:00:00Z
         pa.field("file", pa.string(), nullable=False),  # path as given to the reader
-        pa.field("offset", pa.int64(), nullable=False),  # bytes of the (compressed) file before the record
+        # Bytes of the file before the record, or before the compressed member that it begins in; of jsonl, decoded
+        # bytes before the line; of parquet and Arrow, rows before the row.
+        pa.field("offset", pa.int64(), nullable=False),
         pa.field("content_type", pa.string(), nullable=False),  # of the HTTP header, lower case, "" when absent
         pa.field("charset", pa.string(), nullable=False),  # what decodes the payload
         pa.field("payload", pa.large_binary(), nullable=False),  # HTML bytes after transfer and content decoding
+        pa.field("text", pa.large_string()),  # text that needs no extraction; null for HTML
     ]
 )
+_BATCH_BYTES = 32 << 20  # pages are long at times; memory is bounded by bytes too
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """One record, or the rest of one file, that could not become a page, and why."""
+    """One record, or the rest of one file, that could not become a page, and why.
+
+    Attributes:
+        count: records that this stands for.
+        again: whether another attempt may read it, because the storage failed and not the file.
+    """
 
     file: str
     offset: int
     reason: str
+    count: int = 1
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page, as columns take it; see `PAGE_SCHEMA`."""
+
+    offset: int
+    url: str
+    date: str
+    payload: bytes = b""
+    charset: str = "utf-8"
+    content_type: str = ""
+    text: str | None = None
+    id: str | None = None
+    note: str = ""  # what is wrong with it although it is kept
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A record that is no page and need not be one, such as a request."""
+
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +71,7 @@ class PageBatch:
     Attributes:
         pages: record batch of `PAGE_SCHEMA`; may have no rows.
         skipped: records that did not become pages although they should have.
+        noted: what is wrong with pages that were kept.
         records: records of any type seen since the last batch.
         position: compressed bytes of the file read so far, for progress.
     """
@@ -44,3 +80,59 @@ class PageBatch:
     skipped: list[Skip]
     records: int
     position: int
+    noted: list[Skip] = field(default_factory=list)
+
+
+class Pages:
+    """Pages of one file being collected into batches."""
+
+    def __init__(self, file: str, batch_pages: int = 128) -> None:
+        self.file, self.batch_pages = file, batch_pages
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pages: list[Page] = []
+        self._skipped: list[Skip] = []
+        self._noted: list[Skip] = []
+        self._records = self._bytes = 0
+
+    def add(self, found: Page | Skip | Other) -> bool:
+        """Take in what a reader found, and say whether the batch is full."""
+        if isinstance(found, Skip):
+            self._skipped.append(found)
+            return False
+        self._records += 1
+        if isinstance(found, Page):
+            self._pages.append(found)
+            self._bytes += len(found.payload) + len(found.text or "")
+            if found.note:
+                self._noted.append(Skip(self.file, found.offset, found.note))
+        return len(self._pages) >= self.batch_pages or self._bytes >= _BATCH_BYTES
+
+    def take(self, position: int) -> PageBatch:
+        """Return what was collected and begin anew; `position` is how much of the file was read."""
+        pages = self._pages
+        columns = [
+            pa.array([page.id for page in pages], pa.string()),
+            *(pa.array([getattr(page, name) for page in pages], pa.string()) for name in ("url", "date")),
+            pa.array([self.file] * len(pages), pa.string()),
+            pa.array([page.offset for page in pages], pa.int64()),
+            *(pa.array([getattr(page, name) for page in pages], pa.string()) for name in ("content_type", "charset")),
+            pa.array([page.payload for page in pages], pa.large_binary()),
+            pa.array([page.text for page in pages], pa.large_string()),
+        ]
+        batch = pa.record_batch(columns, schema=PAGE_SCHEMA)
+        taken = PageBatch(batch, self._skipped, self._records, position, self._noted)
+        self._begin()
+        return taken
+
+
+def valid(text: str) -> str:
+    """The text without what UTF-8 cannot carry and without NULs."""
+    if "\0" in text:
+        text = text.replace("\0", "")
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate becomes a question mark
+        return text.encode("utf-8", "replace").decode("utf-8")
+    return text

@@ -1,125 +1,124 @@
-"""Walks the records of a WARC file, over damage: what is whole is delivered, what is not is named with its offset.
+"""Walks the records of a WARC file: with FastWARC as long as all is well, and carefully wherever it is not.
 
-FastWARC reads at the speed of zlib but stops at the first damaged byte, and ends without a word where a file was cut.
-This module checks how the file ends, and starts again at the next record that can be read.
+FastWARC reads at the speed of zlib but stops at the first damaged byte, says nothing of a cut end, and does not know
+where a record lies in a file that is compressed as a whole. So the last record of every file, and what FastWARC objects
+to, is read again by the careful reader, which hands back once the damage is behind it.
 """
 
-import mmap
-import os
-import re
-import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any
 
 from fastwarc.warc import ArchiveIterator, WarcRecord, any_type
 
-from data_pipeline.readers.page import Skip
+from data_pipeline.readers.careful import Dialect, Record, read_carefully
+from data_pipeline.readers.flow import Flow, PackedFlow, PlainFlow
+from data_pipeline.readers.frame import LZ4, read_dictionary
+from data_pipeline.readers.member import Members, compression
+from data_pipeline.readers.page import Other, Page, Skip
+from data_pipeline.readers.source import Source, UnreadableError
+from data_pipeline.readers.warc_record import WarcDialect
 
-Taken = TypeVar("Taken")
-Bytes = Any  # mmap.mmap, which the type checker knows as a buffer only since Python 3.12
+Found = Page | Skip | Other
+Take = Callable[[Record], Found]
 
-_GZIP = b"\x1f\x8b\x08"
-_GZIP_MEMBER = re.compile(rb"\x1f\x8b\x08[\x00-\x1f]")
-_PLAIN_RECORD = re.compile(rb"WARC/1\.[01]\r\n[A-Za-z\-]+:")
-_BLOCK = 1 << 16
-
-
-class ShortRecordError(Exception):
-    """A record holds fewer bytes than its header says."""
+KINDS = {"response", "resource", "conversion", "continuation"}  # what can be a page, or part of one
+_KIND_OF = {4: "response", 8: "resource", 128: "conversion", 256: "continuation"}  # FastWARC's numbers
+WARC = WarcDialect()
 
 
-def walk(path: str, take: Callable[[WarcRecord], Taken]) -> Iterator[Taken | Skip]:
-    """Apply `take` to each record of a file while its bytes are there, and yield what it gives.
+def walk(source: Source, take: Take, keep_bytes: int) -> Iterator[Found]:
+    """Apply `take` to each record of a WARC file that can be a page, and yield what it gives; `Skip` for damage.
 
-    Damage becomes a `Skip`, once per place: an unreadable file, a cut end, bytes that are no record, a damaged record.
+    Args:
+        source: the open file, plain or compressed in any way.
+        take: makes a page of a record.
+        keep_bytes: of longer records only the header is read.
     """
-    try:
-        if Path(path).is_dir():
-            raise IsADirectoryError(21, os.strerror(21))
-        with Path(path).open("rb") as stream:
-            yield from _walk_stream(path, stream, take)
-    except OSError as error:
-        yield Skip(path, 0, f"unreadable file: {error.strerror or error}")
-
-
-def _walk_stream(path: str, stream: BinaryIO, take: Callable[[WarcRecord], Taken]) -> Iterator[Taken | Skip]:
-    if os.fstat(stream.fileno()).st_size == 0:
-        yield Skip(path, 0, "empty file")
-        return
-    with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        start: int | None = 0
-        while start is not None:
-            last, damage = start, ""
-            held: Taken | Skip | None = None  # a record that a cut has broken is better named by the cut
-            stream.seek(start)
-            try:
-                for record in ArchiveIterator(stream, record_types=any_type, parse_http=False):
-                    if held is not None:
-                        yield held
-                    held, last = None, record.stream_pos
-                    held = take(record)
-            except ShortRecordError:
-                damage = "truncated"
-            except (OSError, ValueError, EOFError) as error:
-                damage = f"damaged record: {error}"
-            judge = _gzip_damage if _GZIP.startswith(data[start : start + 3]) else _plain_damage
-            skip, start = judge(path, data, start, last, damage)
-            if held is not None and not (skip and isinstance(held, Skip) and held.offset == skip.offset):
-                yield held
-            if skip:
-                yield skip
-
-
-def _gzip_damage(path: str, data: Bytes, start: int, last: int, damage: str) -> tuple[Skip | None, int | None]:
-    """What is wrong behind the last record that was read, and where to go on."""
-    position = last if data[last : last + 3] == _GZIP else start
-    end: int | None = position
-    while end is not None and end < len(data):
-        position = end
-        end, whole = _member_end(data, position)
-        if not whole:
-            break
+    magic = compression(source)
+    position: int | None = source.start
+    if _by_record(source, magic):
+        while position is not None:
+            anchor = yield from _fast(source, position, take, keep_bytes)
+            flow = open_flow(source, magic, anchor, WARC)
+            position = yield from _carefully(flow, source.path, WARC, take, keep_bytes, leave=True)
     else:
-        # All members are whole, so that what went wrong lies in a record, not in the file.
-        return (Skip(path, last, damage) if damage else None), None
-    cut = end is None and _GZIP.startswith(data[position : position + 3])
-    reason = "truncated" if cut else (damage or "damaged record: no gzip member")
-    return Skip(path, position, reason), _next_member(data, position + 1)
+        flow = open_flow(source, magic, 0, WARC)
+        yield from _carefully(flow, source.path, WARC, take, keep_bytes, leave=False)
 
 
-def _member_end(data: Bytes, position: int) -> tuple[int | None, bool]:
-    """Where the gzip member at `position` ends, None at the end of the file; and whether it is whole."""
-    inflate = zlib.decompressobj(31)
-    while position < len(data):
-        block = data[position : position + _BLOCK]
+def walk_carefully(source: Source, dialect: Dialect, take: Take, keep_bytes: int) -> Iterator[Found]:
+    """The same without FastWARC, for any dialect."""
+    flow = open_flow(source, compression(source), 0, dialect)
+    yield from _carefully(flow, source.path, dialect, take, keep_bytes, leave=False)
+
+
+def open_flow(source: Source, magic: bytes, start: int, dialect: Dialect) -> Flow:
+    """Open the decoded bytes of a file from a byte of it."""
+    if not magic:
+        return PlainFlow(source, start)
+    return PackedFlow(Members(source, magic, lambda head: bool(dialect.start.match(head))), start)
+
+
+def _carefully(
+    flow: Flow, path: str, dialect: Dialect, take: Take, keep_bytes: int, *, leave: bool
+) -> Any:  # a generator of Found that returns where to go on
+    records = read_carefully(flow, path, dialect, keep_bytes, leave=leave)
+    while True:
         try:
-            inflate.decompress(block)
-            while inflate.unconsumed_tail:
-                inflate.decompress(inflate.unconsumed_tail)
-        except zlib.error:
-            return position, False
-        position += len(block)
-        if inflate.eof:
-            return position - len(inflate.unused_data), True
-    return None, False
+            record = next(records)
+        except StopIteration as end:
+            return end.value
+        if isinstance(record, Skip):
+            yield record
+        else:
+            yield take(record) if record.kind in KINDS else Other(record.offset)
 
 
-def _next_member(data: Bytes, position: int) -> int | None:
-    """Start of the next gzip member that holds a record."""
-    for match in _GZIP_MEMBER.finditer(data, position):
-        try:
-            if zlib.decompressobj(31).decompress(data[match.start() : match.start() + 1024], 5) == b"WARC/":
-                return match.start()
-        except zlib.error:
-            continue
-    return None
+def _fast(source: Source, start: int, take: Take, keep_bytes: int) -> Any:  # as above
+    """Yield all records but the last one that FastWARC can read, and return where that one begins."""
+    held: Found | None = None
+    anchor = start
+    source.seek(start)
+    try:
+        for record in ArchiveIterator(source, record_types=any_type, parse_http=False):
+            if held is not None:
+                yield held
+            held, anchor = None, record.stream_pos
+            held = _taken(record, anchor, take, keep_bytes)
+            if held is None:  # fewer bytes than its header says
+                break
+    except UnreadableError:
+        raise
+    except (OSError, ValueError, EOFError):
+        pass  # the careful reader says what it is
+    return anchor
 
 
-def _plain_damage(path: str, data: Bytes, start: int, last: int, damage: str) -> tuple[Skip | None, int | None]:
-    """The same for files that are not compressed: a record starts with its version line."""
-    if not damage:
-        whole = data[-2:] in (b"\r\n", b"\n\n") or data[:5] != b"WARC/"  # other compressions end as they like
-        return (None if whole else Skip(path, last, "truncated")), None
-    match = _PLAIN_RECORD.search(data, last + 1)
-    return Skip(path, last, damage), match.start() if match else _next_member(data, last + 1)
+def _taken(record: WarcRecord, offset: int, take: Take, keep_bytes: int) -> Found | None:
+    kind = _KIND_OF.get(int(record.record_type))
+    if kind is None:
+        return Other(offset)
+    length = record.content_length
+    block = None
+    if length <= keep_bytes:
+        block = record.reader.read(length)
+        if len(block) < length:
+            return None
+    return take(Record(offset, kind, record.headers, length, block))  # type: ignore[arg-type]  # its get() is enough
+
+
+def _by_record(source: Source, magic: bytes) -> bool:
+    """Whether FastWARC's positions are the beginnings of records: each has its own member, or nothing is packed."""
+    if not magic:
+        return True
+    if magic == LZ4 or read_dictionary(source) is not None:
+        return False
+    source.seek(0)
+    try:
+        records = iter(ArchiveIterator(source, record_types=any_type, parse_http=False))
+        places = [record.stream_pos for record, _ in zip(records, range(2), strict=False)]
+    except UnreadableError:
+        raise
+    except (OSError, ValueError, EOFError):
+        return False
+    return len(places) == 2 and source.read_at(places[1], 3) == magic[:3]

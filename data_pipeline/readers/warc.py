@@ -1,143 +1,158 @@
-"""WARC files in, record batches of HTML pages out.
+"""Records of WARC and ARC files in, pages out: HTML of HTTP responses and resources, and the texts of WET files.
 
-Reads .warc and .warc.gz, gives each HTTP response that carries HTML, with its charset and without its codings, in file
-order. Everything that looks like a page and is not delivered is counted with file, offset and reason; nothing stops
-the rest.
+Reads one record at a time, gives it as a page with its charset and without its codings, or the reason why it is none.
+A record whose digest is another than its header says was changed after it was written: what becomes of it is a setting.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import pyarrow as pa
-from fastwarc.warc import WarcRecord, WarcRecordType
 from resiliparse.parse.encoding import detect_mime
 
-from data_pipeline.readers.charset import detect_charset
-from data_pipeline.readers.coding import TooLongError, decode_body
-from data_pipeline.readers.page import PAGE_SCHEMA, PageBatch, Skip
-from data_pipeline.readers.record import ShortRecordError, walk
+from data_pipeline.readers.careful import Record
+from data_pipeline.readers.charset import decode_text, detect_charset
+from data_pipeline.readers.coding import TooLongError, decode_body, without_chunks
+from data_pipeline.readers.digest import block_problem, payload_problem
+from data_pipeline.readers.http import Response, parse_response
+from data_pipeline.readers.page import Other, Page, Skip, valid
+from llmsys.config.read import ReadConfig
 
 _HTML = ("text/html", "application/xhtml+xml")
-_BATCH_BYTES = 32 << 20  # pages are long at times; memory is bounded by bytes too
 _TEXT_LIKE = ("text/", "application/octet-stream", "application/json", "application/javascript")
 _OK = range(200, 300)
+_HEADER_ROOM = 1 << 16  # an HTTP header counts for nothing in the length of a page
 
 
-def read_pages(path: str, *, max_page_bytes: int, batch_pages: int = 128) -> Iterator[PageBatch]:
-    """The HTML pages of one file.
+class PageTaker:
+    """Makes pages of the records of one file."""
 
-    Args:
-        path: a .warc or .warc.gz file; what it is shows in its bytes.
-        max_page_bytes: longer pages are skipped, before and after their codings are undone.
-        batch_pages: pages per batch; a batch also ends when its pages take 32 MiB.
+    def __init__(self, file: str, max_page_bytes: int, config: ReadConfig) -> None:
+        self.file, self.limit, self.config = file, max_page_bytes, config
+        self.keep_bytes = max_page_bytes + _HEADER_ROOM
 
-    Yields:
-        Batches in file order; the last may have no pages. At least one.
-    """
-    batch = _Batch()
-    for found in walk(path, lambda record: _take(record, path, max_page_bytes)):
-        batch.add(found)
-        if len(batch.rows) >= batch_pages or batch.bytes >= _BATCH_BYTES:
-            yield batch.finish()
-            batch = _Batch(position=batch.position)
-    yield batch.finish()
+    def take(self, record: Record) -> Page | Skip | Other:
+        """One record as a page, or why it is none."""
+        try:
+            made = _MAKERS[record.kind](self, record)
+        except TooLongError:
+            made = f"longer than {self.limit} bytes"
+        if isinstance(made, str):
+            return Skip(self.file, record.offset, made)
+        return made or Other(record.offset)
+
+    def response(self, record: Record) -> Page | str:
+        """The HTML of an HTTP response."""
+        get = record.headers.get
+        url = (get("warc-target-uri") or "").strip("<> ")
+        if not url:
+            return "no WARC-Target-URI"
+        if not (get("content-type") or "").lower().startswith("application/http"):
+            return "no HTTP response"
+        block = _kept(record)
+        response = parse_response(block)
+        if response is None:
+            return "no HTTP response" if "msgtype" not in (get("content-type") or "") else "unreadable HTTP header"
+        if response.status not in _OK:
+            return f"HTTP status {response.status}"
+        declared = (get("warc-identified-payload-type") or response.content_type).lower()
+        if declared and declared not in _HTML:
+            return f"not HTML: {declared[:80]}"
+        if len(response.body) > self.limit:
+            raise TooLongError
+        payload = decode_body(response, self.limit)
+        return self._page(record, url, payload, declared, response.charset, response.content_type, response)
+
+    def resource(self, record: Record) -> Page | str | None:
+        """A page that was stored without the answer of a server; what declares no HTML is no page."""
+        declared, _, parameters = (record.headers.get("content-type") or "").partition(";")
+        url = (record.headers.get("warc-target-uri") or "").strip("<> ")
+        if declared.strip().lower() not in _HTML or not url:
+            return None
+        payload = _kept(record)
+        charset = parameters.rpartition("charset=")[2].strip(" \"'")
+        return self._page(record, url, payload, declared.strip().lower(), charset, declared.strip().lower(), None)
+
+    def conversion(self, record: Record) -> Page | str | None:
+        """The text of a WET file, which is a document as it is."""
+        declared, _, parameters = (record.headers.get("content-type") or "text/plain").partition(";")
+        if declared.strip().lower() != "text/plain":
+            return f"not text: {declared[:80]}"
+        block = _kept(record)
+        problem = self._digests(record, block, lambda: [block])
+        if problem and self.config.digests == "drop":
+            return problem
+        text = decode_text(block, parameters.rpartition("charset=")[2].strip(" \"'"))
+        url = (record.headers.get("warc-target-uri") or "").strip("<> ")
+        date = record.headers.get("warc-date") or ""
+        return Page(record.offset, valid(url), valid(date), content_type="text/plain", text=valid(text), note=problem)
+
+    def continuation(self, record: Record) -> str:
+        """A later part of a long record."""
+        return "continuation of another record"
+
+    def _page(
+        self,
+        record: Record,
+        url: str,
+        payload: bytes,
+        declared: str,
+        charset: str,
+        content_type: str,
+        response: Response | None,
+    ) -> Page | str:
+        problem = _not_html(payload, declared)
+        if problem:
+            return problem
+        block = record.block or b""
+        problem = self._digests(record, block, lambda: _payload_forms(block, payload, response))
+        if problem and self.config.digests == "drop":
+            return problem
+        return Page(
+            offset=record.offset,
+            url=valid(url),
+            date=valid(record.headers.get("warc-date") or ""),
+            payload=payload,
+            charset=detect_charset(payload, charset),
+            content_type=valid(content_type),
+            note=problem,
+        )
+
+    def _digests(self, record: Record, block: bytes, forms: Callable[[], Iterator[bytes] | list[bytes]]) -> str:
+        """What differs from the digests in the header of a record, "" when nothing does."""
+        if self.config.digests == "ignore":
+            return ""
+        get = record.headers.get
+        said = get("warc-payload-digest")
+        return block_problem(get("warc-block-digest"), block) or (payload_problem(said, forms()) if said else "")
 
 
-@dataclass(frozen=True, slots=True)
-class _Other:
-    """A record that is no page and need not be one, such as a request."""
-
-    offset: int
-
-
-@dataclass
-class _Batch:
-    """Pages being collected."""
-
-    position: int = 0
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    skipped: list[Skip] = field(default_factory=list)
-    records: int = 0
-    bytes: int = 0
-
-    def add(self, found: "dict[str, Any] | Skip | _Other") -> None:
-        if isinstance(found, Skip):
-            self.skipped.append(found)
-            self.position = max(self.position, found.offset)
-            return
-        self.records += 1
-        if isinstance(found, _Other):
-            self.position = max(self.position, found.offset)
-            return
-        self.rows.append(found)
-        self.bytes += len(found["payload"])
-        self.position = max(self.position, found["offset"])
-
-    def finish(self) -> PageBatch:
-        return PageBatch(pa.RecordBatch.from_pylist(self.rows, PAGE_SCHEMA), self.skipped, self.records, self.position)
+_MAKERS: dict[str, Callable[[PageTaker, Record], Any]] = {
+    "response": PageTaker.response,
+    "resource": PageTaker.resource,
+    "conversion": PageTaker.conversion,
+    "continuation": PageTaker.continuation,
+}
 
 
-def _take(record: WarcRecord, path: str, max_page_bytes: int) -> dict[str, Any] | Skip | _Other:
-    """One record as a page, or why it is none."""
-    offset = record.stream_pos
-    if record.record_type != WarcRecordType.response:
-        return _Other(offset)
-    page = _page(record, max_page_bytes)
-    if isinstance(page, str):
-        return Skip(path, offset, page)
-    return {**page, "file": path, "offset": offset}
-
-
-def _page(record: WarcRecord, max_page_bytes: int) -> dict[str, Any] | str:
-    url = (record.headers.get("WARC-Target-URI") or "").strip("<> ")
-    if not url:
-        return "no WARC-Target-URI"
-    if not record.is_http:
-        return "no HTTP response"
-    try:
-        record.parse_http()
-    except (ValueError, OSError) as error:
-        return f"unreadable HTTP header: {error}"
-    headers = record.http_headers
-    status = headers.status_code
-    if status is None or status not in _OK:
-        return f"HTTP status {status}"
-    declared = (record.headers.get("WARC-Identified-Payload-Type") or record.http_content_type or "").lower()
-    if declared and declared not in _HTML:
-        return f"not HTML: {declared[:80]}"
-    try:
-        payload = _payload(record, max_page_bytes)
-    except TooLongError:
-        return f"longer than {max_page_bytes} bytes"
-    problem = _not_html(payload, declared)
-    if problem:
-        return problem
-    return {
-        "url": _valid(url),
-        "date": _valid(record.headers.get("WARC-Date") or ""),
-        "content_type": _valid((record.http_content_type or "").lower()),
-        "charset": detect_charset(payload, record.http_charset or ""),
-        "payload": payload,
-    }
-
-
-def _payload(record: WarcRecord, max_page_bytes: int) -> bytes:
-    length = record.content_length
-    if length > max_page_bytes:
+def _kept(record: Record) -> bytes:
+    if record.block is None:
         raise TooLongError
-    body = record.reader.read(length)
-    if len(body) < length:
-        raise ShortRecordError
-    headers = record.http_headers
-    return decode_body(
-        body, headers.get("Transfer-Encoding") or "", headers.get("Content-Encoding") or "", max_page_bytes
-    )
+    return record.block
+
+
+def _payload_forms(block: bytes, payload: bytes, response: Response | None) -> Iterator[bytes]:
+    """What writers take for the payload, the most usual first."""
+    if response is None:
+        yield block
+        return
+    yield bytes(response.body)
+    yield without_chunks(response)
+    yield payload
 
 
 def _not_html(payload: bytes, declared: str) -> str:
     """Why a body is no HTML whatever its header says, "" if it may be."""
-    if not payload.strip():
+    if not payload or payload.isspace():
         return "empty page"
     found = detect_mime(payload[:1024])
     if not found.startswith(_TEXT_LIKE) and "xml" not in found and "html" not in found:
@@ -145,8 +160,3 @@ def _not_html(payload: bytes, declared: str) -> str:
     if not declared and b"<" not in payload[:1024]:
         return "not HTML: no content type and no markup"
     return ""
-
-
-def _valid(text: str) -> str:
-    """The text without what UTF-8 cannot carry."""
-    return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "")

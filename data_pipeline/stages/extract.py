@@ -1,10 +1,11 @@
-"""One crawl file in, the texts of its pages out.
+"""One file in, the texts of its pages out.
 
-Reads a WARC file, writes one Arrow file of `TEXT_SCHEMA` with a row per page. What could not be read is counted with
-its reason and stops neither the file nor the others.
+Reads a crawl file or a file of documents, writes one Arrow file of `TEXT_SCHEMA` with a row per page. HTML is
+extracted, a text that came as text is taken as it is. What could not be read is counted with its reason and stops
+neither the file nor the others.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,59 +14,99 @@ import pyarrow as pa
 from data_pipeline.document import TEXT_SCHEMA, document_id
 from data_pipeline.executors.event import Report
 from data_pipeline.extract.html import extract_text
-from data_pipeline.readers.page import PAGE_SCHEMA, PageBatch, Skip
-from data_pipeline.readers.warc import read_pages
+from data_pipeline.readers.page import Skip
+from data_pipeline.readers.read import read_pages
+from data_pipeline.stages.refuse import Gate, text_schema
+from llmsys.config.read import ReadConfig
 from llmsys.config.text import ExtractConfig
+from llmsys.config.url import KeepUrls, UrlConfig
 from llmsys.shards import ShardWriter
 
+_REASONS = 1_000  # a hostile file may have a new one for every record
 
-def extract_file(report: Report, *, source: str, output: Path, config: ExtractConfig) -> dict[str, Any]:
-    """Extract one crawl file; progress is in its (compressed) bytes."""
+
+_EVERY_URL = KeepUrls()
+
+
+def extract_file(
+    report: Report,
+    *,
+    source: str,
+    output: Path,
+    config: ExtractConfig,
+    read: ReadConfig,
+    start: int = 0,
+    stop: int | None = None,
+    urls: UrlConfig = _EVERY_URL,
+    lists: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Extract one file, or the bytes from `start` to `stop` of it; progress is in its (compressed) bytes.
+
+    Pages that the lists of `urls` refuse are not extracted; `lists` are the digests of their files.
+    """
+    gate = Gate(urls, lists)
     records = pages = html_bytes = position = 0
-    skips: list[Skip] = []
-    with ShardWriter(output, TEXT_SCHEMA, "zstd") as writer:
-        for batch in _read(source, config.max_page_bytes):
-            texts = _texts(batch.pages, config)
-            if texts.num_rows:
-                writer.write(texts)
+    skipped, noted = _Sums(), _Sums()
+    with ShardWriter(output, text_schema(urls), "zstd") as writer:
+        for batch in read_pages(source, max_page_bytes=config.max_page_bytes, config=read, start=start, stop=stop):
+            allowed, refused = gate.split(batch.pages)
+            for texts in (gate.passed(_texts(allowed, config)), gate.refused(_texts(refused, None))):
+                if texts.num_rows:
+                    writer.write(texts)
+                pages += texts.num_rows
+                html_bytes += sum(texts.column("bytes_html").to_pylist())
             records += batch.records
-            pages += texts.num_rows
-            html_bytes += sum(texts.column("bytes_html").to_pylist())
-            skips += batch.skipped
-            report(max(0, batch.position - position), len(batch.skipped))
+            report(max(0, batch.position - position), skipped.add(batch.skipped))
+            noted.add(batch.noted)
             position = max(position, batch.position)
-    size = Path(source).stat().st_size if Path(source).exists() else 0
-    report(max(0, size - position), 0)
-    return {"records": records, "pages": pages, "html_bytes": html_bytes, "skipped": _summed(skips)}
+    counts = {"records": records, "pages": pages, "html_bytes": html_bytes}
+    return counts | {"skipped": skipped.plain(), "noted": noted.plain(), "again": skipped.again}
 
 
-def _read(source: str, max_page_bytes: int) -> Iterator[PageBatch]:
-    """Read the pages of a file; an error of the file system ends the file as a counted skip."""
-    position = 0
-    try:
-        for batch in read_pages(source, max_page_bytes=max_page_bytes):
-            position = batch.position
-            yield batch
-    except OSError as error:
-        skip = Skip(source, position, f"cannot be read: {error.strerror or error}")
-        yield PageBatch(PAGE_SCHEMA.empty_table().combine_chunks().to_batches()[0], [skip], 0, position)
-
-
-def _texts(pages: pa.RecordBatch, config: ExtractConfig) -> pa.RecordBatch:
-    """Extract a batch of pages and give each its id."""
+def _texts(pages: pa.RecordBatch, config: ExtractConfig | None) -> pa.RecordBatch:
+    """Give each page of a batch its id and its text; without a config none is extracted."""
     columns = {name: pages.column(name) for name in ("url", "date", "file", "offset")}
-    payloads = pages.column("payload").to_pylist()
-    urls, dates = columns["url"].to_pylist(), columns["date"].to_pylist()
-    columns["id"] = pa.array(map(document_id, urls, dates, payloads), pa.string())
-    columns["bytes_html"] = pa.array(map(len, payloads), pa.int64())
-    columns["text"] = extract_text(pages, config)
+    given = pages.column("text").to_pylist()
+    contents = [
+        payload if text is None else text.encode()
+        for text, payload in zip(given, pages.column("payload").to_pylist(), strict=True)
+    ]
+    named = zip(*(pages.column(name).to_pylist() for name in ("id", "url", "date")), contents, strict=True)
+    ids = [name or document_id(url, date, content) for name, url, date, content in named]
+    columns["id"] = pa.array(ids, pa.string())
+    columns["bytes_html"] = pa.array(map(len, contents), pa.int64())
+    nothing = pa.nulls(len(given), pa.large_string())
+    columns["text"] = _extracted(pages, given, config) if config else nothing
     return pa.record_batch([columns[name] for name in TEXT_SCHEMA.names], schema=TEXT_SCHEMA)
 
 
-def _summed(skips: list[Skip]) -> list[dict[str, Any]]:
-    """Count skips by file and reason, with the offset of the first."""
-    summed: dict[tuple[str, str], dict[str, Any]] = {}
-    for skip in skips:
-        first = {"file": skip.file, "offset": skip.offset, "reason": skip.reason, "count": 0}
-        summed.setdefault((skip.file, skip.reason), first)["count"] += 1
-    return list(summed.values())
+def _extracted(pages: pa.RecordBatch, given: list[str | None], config: ExtractConfig) -> pa.Array:
+    """The texts of a batch: those that came as text as they are, null where there is nothing; the others extracted."""
+    if not any(text is not None for text in given):
+        return extract_text(pages, config)
+    is_html = pa.array([text is None for text in given])
+    made = iter(extract_text(pages.filter(is_html), config).to_pylist())
+    texts = [next(made) if text is None else (text if text.strip() else None) for text in given]
+    return pa.array(texts, pa.large_string())
+
+
+class _Sums:
+    """Counts skips by file and reason, with the offset of the first."""
+
+    def __init__(self) -> None:
+        self._by_reason: dict[tuple[str, str], dict[str, Any]] = {}
+        self.again = False
+
+    def add(self, skips: Iterable[Skip]) -> int:
+        """Take in skips and return how many records they stand for."""
+        total = 0
+        for skip in skips:
+            reason = skip.reason if len(self._by_reason) < _REASONS else "for one of many other reasons"
+            first = {"file": skip.file, "offset": skip.offset, "reason": reason, "count": 0}
+            self._by_reason.setdefault((skip.file, reason), first)["count"] += skip.count
+            self.again = self.again or skip.again
+            total += skip.count
+        return total
+
+    def plain(self) -> list[dict[str, Any]]:
+        return list(self._by_reason.values())

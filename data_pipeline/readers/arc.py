@@ -1,0 +1,44 @@
+"""ARC files, which crawlers wrote before WARC: one line of header, and the response as the server sent it.
+
+Reads the first bytes of a record, gives its header in the words of WARC. Version 1 has five fields a line, version 2
+ten; the length is always the last (Internet Archive, "Arc File Format", 1996).
+"""
+
+import re
+
+from data_pipeline.readers.careful import Header
+
+_LINE_BYTES = 4_096
+_FIELDS = (5, 10)
+
+
+class ArcDialect:
+    """ARC versions 1 and 2."""
+
+    start = re.compile(rb"(?m)^[a-z][a-z0-9+.\-]{1,30}:[^\s]{1,2048} [^ \n]{1,64} \d{8,18} [^\n]{1,1024}\r?$")
+    separator = b"\n"
+
+    def opens(self, head: bytes) -> bool:
+        """Return whether a few bytes can be the beginning of a record."""
+        return re.match(rb"[a-z][a-z0-9+.\-]{1,30}(?::|$)", head) is not None
+
+    def parse(self, head: bytes) -> Header | str:
+        """Return the header at the beginning of `head`, or why there is none."""
+        line, end, _ = head[:_LINE_BYTES].partition(b"\n")
+        parts = line.decode("utf-8", "replace").split()
+        if not end or not self.opens(line):
+            return "damaged record: no ARC header"
+        if len(parts) not in _FIELDS or not parts[2].isdigit():
+            return f"damaged record: an ARC header of {len(parts)} fields"
+        if not (parts[-1].isascii() and parts[-1].isdigit()):
+            return "damaged record: its length is no number"
+        kind = "warcinfo" if parts[0].startswith("filedesc:") else "response"
+        headers = {"warc-target-uri": parts[0], "warc-date": _date(parts[2]), "content-type": "application/http"}
+        return Header(len(line) + 1, kind, headers, int(parts[-1]))
+
+
+def _date(digits: str) -> str:
+    """20140216050221 as WARC writes it; what is shorter stays as it is."""
+    if len(digits) < 14:
+        return digits
+    return f"{digits[:4]}-{digits[4:6]}-{digits[6:8]}T{digits[8:10]}:{digits[10:12]}:{digits[12:14]}Z"

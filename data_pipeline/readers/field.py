@@ -1,0 +1,51 @@
+"""The fields of a document in a file of documents: found by name, made text, held to the limit.
+
+Reads the values of one row, gives a page that needs no extraction, or why the row is no document.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from data_pipeline.readers.page import Page, valid
+
+_ID_CHARACTERS = 256  # a longer id is none: ids are kept with every document and in memory
+
+
+def field(row: Mapping[str, Any], name: str) -> Any:
+    """The value of a field; `a.b` is the field b of the mapping a, unless a field has that very name."""
+    if name in row:
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part)
+    return value
+
+
+def document(offset: int, values: Mapping[str, Any], limit: int, text_field: str) -> Page | str:
+    """A row as a page with its text; `limit` is in UTF-8 bytes of text."""
+    text = values["text"]
+    if not isinstance(text, str):
+        return f"no text in field '{text_field}'"
+    text = valid(text)
+    if len(text) > limit or len(text.encode()) > limit:
+        return f"longer than {limit} bytes"
+    name = _plain(values["id"])
+    return Page(
+        offset=offset,
+        url=_plain(values["url"]),
+        date=_plain(values["date"]),
+        content_type="text/plain",
+        text=text,
+        id=name if 0 < len(name) <= _ID_CHARACTERS else None,
+    )
+
+
+def _plain(value: Any) -> str:
+    """A value as text: times as ISO 8601, nothing for what is neither text, number nor time."""
+    if isinstance(value, str):
+        return valid(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    return str(value.isoformat()) if hasattr(value, "isoformat") else ""

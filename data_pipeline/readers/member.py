@@ -1,0 +1,167 @@
+"""A compressed file as its members: what each decodes to, and over damage on to the next that can be read.
+
+Reads gzip members, zstd and lz4 frames from a `Source`, gives `Piece`s of decoded bytes and a `Break` where something
+is damaged. Promises: memory is bounded whatever a member decodes to; everything between two members that were read is
+named by one `Break`; time is linear in the bytes of the file.
+"""
+
+import io
+import re
+import zlib
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import zstandard
+from fastwarc.stream_io import Lz4Reader
+
+from data_pipeline.readers.frame import ENDS, LZ4, ZSTD, FrameError, is_skippable, read_dictionary, skippable_end
+from data_pipeline.readers.source import Source, UnreadableError
+
+GZIP = b"\x1f\x8b\x08"
+_BLOCK = 1 << 14  # what is decoded in one call is lost when the call meets damage
+_PIECE = 1 << 17
+_HEAD = 1 << 10  # compressed bytes that must decode for a place to count as the beginning of a member
+_MAGIC = {
+    GZIP: re.compile(rb"\x1f\x8b\x08[\x00-\x1f]"),
+    ZSTD: re.compile(re.escape(ZSTD)),
+    LZ4: re.compile(re.escape(LZ4)),
+}
+
+Plausible = Callable[[bytes], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Decoded bytes; `begins` where they are the first of the member that lies at byte `offset` of the file."""
+
+    offset: int
+    data: bytes
+    begins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """The member at `offset` is damaged: its pieces so far are all there is, and the last of them cannot be trusted."""
+
+    offset: int
+    reason: str
+
+
+def compression(source: Source) -> bytes:
+    """The magic bytes of the compression of a file, b"" for a plain one."""
+    head = source.read_at(0, 4)
+    if is_skippable(head):
+        return ZSTD
+    return next((magic for magic in _MAGIC if head.startswith(magic) or (head and magic.startswith(head))), b"")
+
+
+class Members:
+    """The members of one compressed file."""
+
+    def __init__(self, source: Source, magic: bytes, plausible: Plausible) -> None:
+        """`plausible` judges the first decoded bytes of a place that might begin a member behind damage."""
+        self.source, self.magic, self.plausible = source, magic, plausible
+        self._zstd = zstandard.ZstdDecompressor(dict_data=_dictionary(source) if magic == ZSTD else None)
+
+    def read(self, start: int) -> Iterator[Piece | Break]:
+        """Decode from the member at `start` to the end of the file."""
+        position: int | None = start
+        while position is not None and position < self.source.size:
+            try:
+                position = yield from self._member(position)
+            except FrameError as error:
+                yield Break(position, str(error))
+                position = self.find(position + 1)
+
+    def find(self, position: int) -> int | None:
+        """Where the next plausible member begins, None when there is none."""
+        pattern = _MAGIC[self.magic]
+        while position < self.source.size:
+            block = self.source.read_at(position, _BLOCK + 8)
+            for match in pattern.finditer(block):
+                if match.start() < _BLOCK and self._begins(position + match.start()):
+                    return position + match.start()
+            position += _BLOCK
+        return None
+
+    def _begins(self, position: int) -> bool:
+        try:
+            if self.magic != GZIP:
+                ENDS[self.magic](self.source, position)
+                return self.plausible(next(self._frame(position)).data[:_HEAD])
+            return self.plausible(zlib.decompressobj(31).decompress(self.source.read_at(position, _HEAD), _HEAD))
+        except (FrameError, zlib.error, StopIteration):
+            return False
+
+    def _member(self, position: int) -> Generator[Piece, None, int]:
+        """Decode one member and return where it ends."""
+        head = self.source.read_at(position, 4)
+        if self.magic == ZSTD and is_skippable(head):
+            return skippable_end(self.source, position)
+        if not head.startswith(self.magic):
+            raise FrameError("truncated" if self.magic.startswith(head) else f"damaged: no {_NAMES[self.magic]} here")
+        if self.magic == GZIP:
+            return (yield from self._inflate(position))
+        try:
+            end = ENDS[self.magic](self.source, position)
+        except FrameError:
+            yield from self._frame(position)  # what is there of it
+            raise
+        yield from self._frame(position, end)
+        return end
+
+    def _inflate(self, start: int) -> Generator[Piece, None, int]:
+        inflate, position, begins = zlib.decompressobj(31), start, True
+        while not inflate.eof:
+            block = inflate.unconsumed_tail or self.source.read_at(position, _BLOCK)
+            if not inflate.unconsumed_tail:
+                position += len(block)
+            if not block:
+                raise FrameError("truncated")
+            try:
+                data = inflate.decompress(block, _PIECE)
+            except zlib.error as error:
+                raise FrameError(f"damaged gzip member: {str(error).rpartition(': ')[2]}") from error
+            if data:
+                yield Piece(start, data, begins)
+                begins = False
+        return position - len(inflate.unused_data)
+
+    def _frame(self, start: int, end: int | None = None) -> Iterator[Piece]:
+        part = _Part(self.source, start, self.source.size if end is None else end)
+        begins = True
+        try:
+            file: Any = part
+            stream: Any = self._zstd.stream_reader(file) if self.magic == ZSTD else Lz4Reader(file)
+            while data := stream.read(_PIECE):
+                yield Piece(start, data, begins)
+                begins = False
+        except UnreadableError:
+            raise
+        except (zstandard.ZstdError, OSError, ValueError) as error:
+            raise FrameError(f"damaged {_NAMES[self.magic]}: {error}") from error
+
+
+_NAMES = {GZIP: "gzip member", ZSTD: "zstd frame", LZ4: "lz4 frame"}
+
+
+def _dictionary(source: Source) -> zstandard.ZstdCompressionDict | None:
+    content = read_dictionary(source)
+    return zstandard.ZstdCompressionDict(content) if content else None
+
+
+class _Part(io.RawIOBase):
+    """Some bytes of a source as a file of their own."""
+
+    def __init__(self, source: Source, start: int, end: int) -> None:
+        self._source, self._position, self._end = source, start, end
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = self._end - self._position
+        data = self._source.read_at(self._position, left if size is None or size < 0 else min(size, left))
+        self._position += len(data)
+        return data

@@ -1,0 +1,114 @@
+"""One file in, its pages out, whatever it is: the door of this room.
+
+What a file is shows in its bytes, and in its name only where the bytes say nothing: WARC, WET, ARC, JSON lines,
+parquet or Arrow; gzip, zstd, lz4 or plain; here or behind a URL. Promises: no input raises; what cannot be read is a
+`Skip` with file, offset and reason, and what lies behind it is read.
+"""
+
+import os
+from collections.abc import Iterator
+
+from data_pipeline.readers.arc import ArcDialect
+from data_pipeline.readers.columns import read_arrow, read_parquet
+from data_pipeline.readers.lines import read_lines
+from data_pipeline.readers.member import Members, Piece, compression
+from data_pipeline.readers.page import Other, Page, PageBatch, Pages, Skip
+from data_pipeline.readers.record import walk, walk_carefully
+from data_pipeline.readers.source import Source, UnreadableError, open_source
+from data_pipeline.readers.warc import PageTaker
+from llmsys.config.read import ReadConfig
+
+_PACKED = (".gz", ".zst", ".zstd", ".lz4")
+_BY_NAME = {
+    ".jsonl": "lines",
+    ".ndjson": "lines",
+    ".json": "lines",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".arc": "arc",
+}
+_HEAD = 4_096
+
+
+def read_pages(
+    path: str,
+    *,
+    max_page_bytes: int,
+    batch_pages: int = 128,
+    config: ReadConfig | None = None,
+    start: int = 0,
+    stop: int | None = None,
+) -> Iterator[PageBatch]:
+    """The pages of one file.
+
+    Args:
+        path: a path or URL.
+        max_page_bytes: longer pages and texts are skipped, before and after their codings are undone.
+        batch_pages: pages per batch; a batch also ends when its pages take 32 MiB.
+        config: names of fields, what digests decide, how often a read is tried.
+        start: where to begin, in bytes; with `stop` a range that `survey` gave.
+        stop: where to end; None for the end of the file.
+
+    Yields:
+        Batches in file order; the last may have no pages. At least one.
+    """
+    config = config or ReadConfig()
+    pages, seen = Pages(path, batch_pages), False
+    try:
+        with open_source(path, config.tries, start, stop) as source:
+            for found in _found(source, max_page_bytes, config):
+                seen = True
+                if pages.add(found):
+                    yield pages.take(source.progress)
+            if not seen:
+                pages.add(Skip(path, 0, "empty file"))
+    except UnreadableError as error:
+        pages.add(Skip(path, error.position, str(error), again=True))
+    except OSError as error:
+        pages.add(Skip(path, 0, f"unreadable file: {error.strerror or error}"))
+    yield pages.take(source.progress if seen else 0)
+
+
+def _found(source: Source, limit: int, config: ReadConfig) -> Iterator[Page | Skip | Other]:
+    magic = compression(source)
+    kind = _kind(source, magic)
+    taker = PageTaker(source.path, limit, config)
+    if kind == "lines":
+        yield from read_lines(source, magic, limit, config)
+    elif kind in ("parquet", "arrow") and magic:
+        yield Skip(source.path, 0, f"a {kind} file inside another compression: decompress it first")
+    elif kind == "parquet":
+        yield from read_parquet(source, limit, config)
+    elif kind == "arrow":
+        yield from read_arrow(source, limit, config)
+    elif kind == "arc":
+        yield from walk_carefully(source, ArcDialect(), taker.take, taker.keep_bytes)
+    else:
+        yield from walk(source, taker.take, taker.keep_bytes)
+
+
+def _kind(source: Source, magic: bytes) -> str:
+    """What a file holds, by its first bytes or else by its name."""
+    head = _decoded(source, magic)
+    if head.startswith(b"WARC/"):
+        return "warc"
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
+        return "arrow"
+    if head.startswith(b"filedesc:"):
+        return "arc"
+    if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{"):
+        return "lines"
+    name = source.path.lower()
+    for end in _PACKED:
+        name = name.removesuffix(end)
+    return _BY_NAME.get(os.path.splitext(name)[1], "warc")
+
+
+def _decoded(source: Source, magic: bytes) -> bytes:
+    if not magic:
+        return source.read_at(0, _HEAD)
+    first = next(Members(source, magic, bool).read(0), None)
+    return first.data[:_HEAD] if isinstance(first, Piece) else b""

@@ -1,0 +1,93 @@
+"""Files that lie elsewhere: URLs of any protocol that fsspec knows, such as s3://, gs://, https:// and memory://.
+
+Reads URLs, gives file systems, matches of patterns, and an identity that changes when the file does. fsspec is imported
+only when an input is a URL; a protocol whose package is missing is refused with the command that installs it.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+from llmsys.errors import DataError
+
+_URL = re.compile(r"[a-z][a-z0-9+.\-]*(?:::[a-z][a-z0-9+.\-]*)*://", re.IGNORECASE)
+_PACKAGES = {"s3": "'llmsys[s3]'", "s3a": "'llmsys[s3]'", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
+_ENTITY_TAGS = ("ETag", "etag", "md5Hash", "content_md5", "checksum", "crc32c")
+_TIMES = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
+_BLOCK = 1 << 20
+
+
+def is_remote(path: str) -> bool:
+    """Whether an input is a URL and not a path."""
+    return _URL.match(path) is not None
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Return the fsspec file system of a URL and the path in it; DataError when the protocol cannot be used."""
+    from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+    protocol = url.split("://", 1)[0]
+    try:
+        return url_to_fs(url)  # type: ignore[no-any-return]
+    except ImportError as error:
+        package = _PACKAGES.get(
+            protocol, {"http": "aiohttp", "https": "aiohttp"}.get(protocol, "the package named above")
+        )
+        raise DataError(
+            f"data.inputs: {url} needs more than is installed: {error}. Run: pip install {package}"
+        ) from error
+    except ValueError as error:
+        raise DataError(f"data.inputs: {url} cannot be read: {error}. Use a protocol that fsspec knows.") from error
+
+
+def find_remote(pattern: str) -> tuple[list[str], bool]:
+    """Return the URLs of the files that a pattern matches, and whether it names a folder; DataError without access."""
+    files, path = file_system(pattern)
+    try:
+        if not any(sign in path for sign in "*?["):
+            return ([pattern], False) if files.isfile(path) else ([], bool(files.isdir(path)))
+        found = files.glob(path, detail=True)
+    except FileNotFoundError:
+        return [], False
+    except Exception as error:  # every storage has errors of its own
+        raise DataError(
+            f"data.inputs: {pattern} cannot be listed: {error}. Check address, keys and network."
+        ) from error
+    return [str(files.unstrip_protocol(name)) for name, about in found.items() if about["type"] == "file"], False
+
+
+def remote_size(url: str) -> int:
+    """Bytes of a file, 0 when nobody says."""
+    try:
+        files, path = file_system(url)
+        return int(files.info(path).get("size") or 0)
+    except Exception:  # every storage has errors of its own; reading will name it
+        return 0
+
+
+def remote_identity(url: str, content: Callable[[str], str]) -> str:
+    """Return what changes when the file does: entity tag or time, with the size, else `content` of the URL.
+
+    "" for a file that nobody can describe; reading it will say why.
+    """
+    try:
+        files, path = file_system(url)
+        about: dict[str, Any] = files.info(path)
+    except Exception:  # every storage has errors of its own; reading will name it
+        return ""
+    known = next((f"{key}={about[key]}" for key in (*_ENTITY_TAGS, *_TIMES) if about.get(key)), "")
+    return f"{about.get('size')} {known}" if known else content(url)
+
+
+def remote_digest(url: str) -> str:
+    """Return the blake2b (hex, 16 bytes) of the bytes of a file, "" when they cannot be read."""
+    state = hashlib.blake2b(digest_size=16)
+    try:
+        files, path = file_system(url)
+        with files.open(path, "rb") as stream:
+            while block := stream.read(_BLOCK):
+                state.update(block)
+    except Exception:  # every storage has errors of its own; reading will name it
+        return ""
+    return state.hexdigest()

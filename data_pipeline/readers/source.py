@@ -1,0 +1,178 @@
+"""The bytes of one file, here or elsewhere, at any position; a read that fails is tried again with back-off.
+
+Reads a path or URL, gives a `Source` that FastWARC, Arrow and our own readers take for a binary file. Promises: what is
+read is complete or an `UnreadableError`; a stream that ends before the size of the file is an error too, and is tried
+again like any other; waiting decides when, never what.
+"""
+
+import errno
+import io
+import os
+import stat
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from data_pipeline.readers.remote import file_system, is_remote
+
+_FIRST_WAIT_SECONDS = 0.5
+_LONGEST_WAIT_SECONDS = 60.0
+_READ_AHEAD = 8 << 20
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)  # trying again does not help
+
+Result = TypeVar("Result")
+sleep = time.sleep  # tests wait less
+
+
+class UnreadableError(OSError):
+    """A read failed as often as it may; `position` is where, in bytes."""
+
+    def __init__(self, position: int, tries: int, cause: Exception) -> None:
+        self.position = position
+        super().__init__(f"unreadable after {tries} tries: {cause}")
+
+
+class _Opened(Protocol):
+    """What a place must offer."""
+
+    size: int
+
+    def read_at(self, position: int, size: int) -> bytes: ...
+    def close(self) -> None: ...
+
+
+class _Local:
+    """A file on this machine; reading it holds no position, so that nothing can lose it."""
+
+    def __init__(self, path: str) -> None:
+        about = os.stat(path)
+        if stat.S_ISDIR(about.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(about.st_mode):
+            raise PermissionError(errno.EPERM, "Not a regular file")  # a pipe would wait for ever
+        self._handle = os.open(path, os.O_RDONLY)
+        self.size = about.st_size
+
+    def read_at(self, position: int, size: int) -> bytes:
+        return os.pread(self._handle, size, position)
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+
+class _Remote:
+    """A file that fsspec opens."""
+
+    def __init__(self, url: str) -> None:
+        files, path = file_system(url)
+        self.size = int(files.info(path)["size"])
+        self._stream: Any = files.open(path, "rb", block_size=_READ_AHEAD, cache_type="readahead")
+
+    def read_at(self, position: int, size: int) -> bytes:
+        self._stream.seek(position)
+        data: bytes = self._stream.read(size)
+        return data
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class Source(io.RawIOBase):
+    """One open file, or what a range of it shows: `start` is where to begin, `size` in bytes is where it ends."""
+
+    def __init__(self, path: str, tries: int, start: int = 0, stop: int | None = None) -> None:
+        self.path, self.tries = path, tries
+        self._place: Callable[[str], _Opened] = _Remote if is_remote(path) else _Local
+        self._position = self._bytes = 0
+        self._opened: _Opened | None = None
+        self._opened = self._retry(0, lambda: self._place(path))
+        self.size = self._opened.size if stop is None else min(stop, self._opened.size)
+        self.start = start
+
+    @property
+    def progress(self) -> int:
+        """Bytes that were read so far, at most the size of the file."""
+        return min(self._bytes, self.size)
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position in bytes."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move, and return the new position."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return up to `size` bytes from the position, all that are left when it is negative."""
+        wanted = self.size - self._position if size is None or size < 0 else size
+        data = self.read_at(self._position, wanted)
+        self._position += len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer from the position and return how many bytes it got."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def read_at(self, position: int, size: int) -> bytes:
+        """Return `size` bytes from a position, fewer only at the end of the file; the position of `read` stays."""
+        wanted = max(0, min(size, self.size - position))
+        data = self._retry(position, lambda: self._whole(position, wanted)) if wanted else b""
+        self._bytes += wanted
+        return data
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+        super().close()
+
+    def _whole(self, position: int, size: int) -> bytes:
+        if self._opened is None:
+            self._opened = self._place(self.path)
+        data = self._opened.read_at(position, size)
+        while len(data) < size:
+            more = self._opened.read_at(position + len(data), size - len(data))
+            if not more:
+                raise OSError(f"the file ends at byte {position + len(data)} of {self.size}")
+            data += more
+        return data
+
+    def _retry(self, position: int, attempt: Callable[[], Result]) -> Result:
+        for number in range(1, self.tries + 1):
+            try:
+                return attempt()
+            except _FINAL:
+                raise
+            except Exception as error:  # every storage has errors of its own
+                if number == self.tries:
+                    raise UnreadableError(position, self.tries, error) from error
+                sleep(min(_FIRST_WAIT_SECONDS * 2 ** (number - 1), _LONGEST_WAIT_SECONDS))
+                self._forget()
+        raise AssertionError("tries is at least 1")
+
+    def _forget(self) -> None:
+        """Close what failed, so that the next try opens it anew."""
+        opened, self._opened = self._opened, None
+        try:
+            if opened is not None:
+                opened.close()
+        except Exception:  # it is broken already
+            pass
+
+
+def open_source(path: str, tries: int = 5, start: int = 0, stop: int | None = None) -> Source:
+    """Open a path or URL, or a range of it that begins and ends with a whole record; OSError when it cannot be."""
+    return Source(path, tries, start, stop)

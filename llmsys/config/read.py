@@ -1,0 +1,31 @@
+"""What a YAML file can say about reading: how records of documents name their fields, and what damage costs.
+
+Reads nothing, gives `ReadConfig`. What a file is (WARC, WET, ARC, jsonl, parquet, Arrow; gzip, zstd, lz4 or plain)
+shows in its bytes and needs no setting. Keys and endpoints of remote storage come from the environment (AWS_*,
+FSSPEC_S3_*), never from a config, because the config is written into the dataset.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from llmsys.config.base import Section
+
+
+class ReadConfig(Section):
+    """How crawl files and files of documents are read."""
+
+    text: str = Field(
+        "text", min_length=1, description="Field of jsonl, parquet and Arrow that holds the text; a.b: b in a."
+    )
+    url: str = Field("url", description="Field with the address; a document without one has an empty address.")
+    id: str = Field("id", description="Field with the id; without one it follows from address, date and text.")
+    date: str = Field("date", description="Field with the time of capture.")
+    digests: Literal["drop", "count", "ignore"] = Field(
+        "drop",
+        description="A page whose WARC-Block-Digest or WARC-Payload-Digest is another: left out and counted, kept and "
+        "counted, or never looked at.",
+    )
+    tries: int = Field(
+        5, ge=1, le=100, description="How often a read of remote storage is tried, waiting 0.5, 1, 2, … s."
+    )

@@ -86,7 +86,20 @@ def _funnel(manifest: Manifest) -> Part | None:
     note = tag("p", "Bytes are HTML before extraction and UTF-8 text after it.", class_="muted")
     reasons = tag("h3", "Why documents were dropped") if drops else None
     examples = [_drop(stage, drop) for stage, drop in drops]
-    return part("funnel", "Funnel", figures, table(head, rows, numeric=range(1, 6)), note, reasons, *examples)
+    changes = _changes(stages)
+    return part("funnel", "Funnel", figures, table(head, rows, numeric=range(1, 6)), note, *changes, reasons, *examples)
+
+
+def _changes(stages: tuple[FunnelStage, ...]) -> list[Html]:
+    """What was changed in the documents that stay, counted by what was done."""
+    rows = [
+        (title(stage.stage), what, number(count))
+        for stage in stages
+        for what, count in sorted(stage.changed.items(), key=lambda one: (-one[1], one[0]))
+    ]
+    if not rows:
+        return []
+    return [tag("h3", "What was changed in documents that stay"), table(("stage", "what", "times"), rows, numeric=[2])]
 
 
 def _funnel_figure(stages: tuple[FunnelStage, ...]) -> Figure:

@@ -94,5 +94,5 @@ def text_bytes(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def rebatch(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Join record batches into one with buffers of its own."""
-    return pa.concat_batches(pieces) if len(pieces) > 1 else pieces[0]
+    """Join record batches into one with buffers of its own: the same bytes for the same rows, however they came."""
+    return pa.concat_batches([*pieces, pieces[0].slice(0, 0)])  # a single one would be passed on with its buffers

@@ -91,7 +91,7 @@ class Workshop:
         failures: list[tuple[Task, Failed]] = []
         jobs = [stage.tasks[index].job for index in missing]
         with Progress(stage.name, total, stage.unit, done=done) as progress:
-            meter = _Meter(progress)
+            meter = _Meter(progress, [stage.tasks[index].amount for index in missing])
             for event in run_with_tries(self._executor, jobs, self._config, self._patience(stage)):
                 task = stage.tasks[missing[event.index]]
                 meter.show(event)
@@ -147,10 +147,10 @@ class _Stage:
 
 
 class _Meter:
-    """What the progress of a stage shows; what a failed try had done is taken back."""
+    """What the progress of a stage shows: a failed try is taken back, and a task that is done counts as a whole one."""
 
-    def __init__(self, progress: Progress) -> None:
-        self.progress, self.again = progress, 0
+    def __init__(self, progress: Progress, wholes: Sequence[float]) -> None:
+        self.progress, self.wholes, self.again = progress, wholes, 0
         self._dropped = 0
         self._amounts: defaultdict[int, float] = defaultdict(float)
         self._drops: defaultdict[int, int] = defaultdict(int)
@@ -161,6 +161,8 @@ class _Meter:
             self._amounts[event.index] += event.amount
             self._drops[event.index] += event.dropped
             self._advance(event.amount, event.dropped)
+        elif isinstance(event, Done):
+            self._advance(self.wholes[event.index] - self._amounts.pop(event.index, 0), 0)
         elif isinstance(event, Again):
             self.again += 1
             self._advance(-self._amounts.pop(event.index, 0), -self._drops.pop(event.index, 0))

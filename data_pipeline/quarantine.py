@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.executors.event import Failed
+from data_pipeline.funnel import Tally
+from data_pipeline.journal import Record
+from data_pipeline.stages.survey import Block
+from llmsys.errors import DataError
 from llmsys.manifest import publish_bytes
 
 QUARANTINE = "quarantine"
@@ -47,3 +51,31 @@ def quarantine_reason(failed: Failed, tries: int) -> str:
     """Say in one line why an input is not in the dataset: the same words whoever tried."""
     first = failed.message.splitlines()[0] if failed.message else "no message"
     return f"quarantined after {tries} {'tries' if tries > 1 else 'try'}: {first}"
+
+
+# --- what stands in a dataset for an input that is not there ---
+
+
+def without_block(block: Block, reason: str) -> dict[str, Any]:
+    """Return the result of an extraction that was given up: one skip, at the beginning of the block."""
+    skip = {"file": block.source, "offset": block.start, "reason": reason, "count": 1}
+    return {"records": 0, "pages": 0, "html_bytes": 0, "skipped": [skip], "noted": []}
+
+
+def without_pages(pages: int, html_bytes: int, reason: str) -> dict[str, Any]:
+    """Return the result of judging pages that was given up: all of them dropped, for this reason."""
+    tally = Tally()
+    tally.count("extract", documents_in=pages, bytes_in=html_bytes)
+    tally.drop_counted("extract", reason, pages)
+    return {"tally": tally.plain(), "languages": {}, "kept_batches": [], "dropped_batches": []}
+
+
+def not_quarantined(records: list[Record], names: list[str]) -> tuple[list[Record], list[str]]:
+    """Return the records that have outputs, with their names; DataError when none has."""
+    whole = [(record, name) for record, name in zip(records, names, strict=True) if record.outputs]
+    if not whole:
+        raise DataError(
+            "every input was quarantined, so that nothing is left. Read what quarantine/ of the dataset folder says "
+            "about each, mend the cause, then run the same command again: it tries them again."
+        )
+    return [record for record, _ in whole], [name for _, name in whole]

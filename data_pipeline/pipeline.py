@@ -46,7 +46,7 @@ Until = Literal["documents", "tokenizer", "tokens"]
 
 # What each stage's outputs depend on besides configuration and inputs: our source, and the libraries that do the work.
 _COMMON = ("data_pipeline/document.py", "llmsys/shard_file.py")
-_TOKENIZER = ("tokenize/train.py", "tokenize/copy.py", "tokenize/publish.py")
+_TOKENIZER = ("tokenize/train.py", "tokenize/sample.py", "tokenize/copy.py", "tokenize/publish.py")
 _ENCODE = tuple(f"tokenize/{name}.py" for name in ("encode", "columns", "cuts", "memo", "model", "usage", "check"))
 _URL = ("rules/url.py", "rules/entry_list.py", "rules/word_pattern.py")
 _CONTAMINATION = ("decontaminate", "dedup/simplify.py", "rules/characters.py", "stages/decontaminate.py")
@@ -174,8 +174,8 @@ class _Preparation:
         for block in blocks:
             output = f"work/extracted/{block.name}.arrow"
             part_of = {"source": block.source, "start": block.start, "stop": block.stop}
-            part_of |= {"urls": self.data.url, "lists": tuple(lists)}
-            job = partial(extract_file, **part_of, output=self.folder / output, config=config, read=read)
+            urls = {"urls": self.data.url, "lists": tuple(lists)}
+            job = partial(extract_file, **part_of, **urls, output=self.folder / output, config=config, read=read)
             decides = [block.source, block.digest, block.start, part, lists]
             without = partial(without_block, block)
             tasks.append(Task(f"extract/{block.name}", decides, [output], job, block.size, without))

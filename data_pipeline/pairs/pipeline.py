@@ -25,7 +25,7 @@ from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
 from llmsys.errors import DataError
 from llmsys.log import logger
 
-_TOKENIZER = ("tokenize/train.py", "tokenize/copy.py", "tokenize/publish.py")
+_TOKENIZER = ("tokenize/train.py", "tokenize/sample.py", "tokenize/copy.py", "tokenize/publish.py")
 _CODE = {
     "read": (("pairs/read.py", "pairs/line.py"), ("pyarrow",)),
     "tokenizer": (("pairs/tokenizer.py", *_TOKENIZER), ("sentencepiece", "tokenizers")),

@@ -1,7 +1,7 @@
 """Training documents in, a SentencePiece model out: the same bytes for the same documents, whatever the workers.
 
-Reads document files, writes tokenizer.model, tokenizer.vocab (for people) and made.json (how it was made). The
-sample is the documents with the smallest hashes of their ids, so that it is reproducible and grows at its end.
+Reads document files, writes tokenizer.model, tokenizer.vocab (for people) and made.json (how it was made), which says
+what the sample was.
 """
 
 import io
@@ -9,12 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import sentencepiece
 
-from data_pipeline.document import is_heldout, positions, text_bytes
 from data_pipeline.executors.event import Report
 from data_pipeline.tokenize.publish import publish_sentencepiece
+from data_pipeline.tokenize.sample import Sample, draw
 from llmsys.config.data import SplitConfig
 from llmsys.config.tokenizer import SentencePieceConfig
 from llmsys.errors import DataError
@@ -22,23 +21,25 @@ from llmsys.shards import read_batches
 
 # The number of threads is written into the model, so it must not follow the machine.
 TRAINING_THREADS = 4
+WHITESPACE = ("\n", "\n\n", "\t")
 
 
 def train_sentencepiece(
     report: Report, *, sources: Sequence[Path], folder: Path, config: SentencePieceConfig, split: SplitConfig
 ) -> dict[str, Any]:
     """Train on the sample and publish the three files; progress is in documents."""
-    limit, sample = _sample(sources, config.sample_bytes, split)
-    if not sample["documents"]:
+    sample = draw(sources, config, split)
+    if not sample.limits:
+        languages = f" in {', '.join(config.language_weights)}" if config.language_weights else ""
         raise DataError(
-            "no document outside the held-back ones is left to train a tokenizer on. "
+            f"no document{languages} outside the held-back ones is left to train a tokenizer on. "
             "Set data.split.heldout_fraction lower, or give more input in data.inputs."
         )
-    return fit_sentencepiece(_lines(report, sources, limit, split), folder=folder, config=config, sample=sample)
+    return fit_sentencepiece(_lines(report, sources, sample), folder=folder, config=config, sample=sample.facts)
 
 
 def fit_sentencepiece(
-    lines: Iterator[str], *, folder: Path, config: SentencePieceConfig, sample: dict[str, int]
+    lines: Iterator[str], *, folder: Path, config: SentencePieceConfig, sample: dict[str, Any]
 ) -> dict[str, Any]:
     """Train on lines of text and publish the three files; `sample` says how many documents and bytes they are."""
     model = io.BytesIO()
@@ -51,7 +52,9 @@ def fit_sentencepiece(
 
 
 def _options(config: SentencePieceConfig) -> dict[str, Any]:
-    """Return SentencePiece's options: text is taken as it is, so that decoding gives it back."""
+    """Return SentencePiece's options; by default text is taken as it is, so that decoding gives it back."""
+    own = WHITESPACE if config.newlines_and_tabs == "pieces" else ()
+    symbols = [*config.user_defined_symbols, *(one for one in own if one not in config.user_defined_symbols)]
     return {
         "model_type": config.model_type,
         "vocab_size": config.vocab_size,
@@ -59,48 +62,27 @@ def _options(config: SentencePieceConfig) -> dict[str, Any]:
         "character_coverage": config.character_coverage,
         "split_digits": config.split_digits,
         **({"control_symbols": list(config.control_symbols)} if config.control_symbols else {}),
-        "normalization_rule_name": "identity",
-        "remove_extra_whitespaces": False,
-        "add_dummy_prefix": False,  # the first word of a line has no space before it, and none is invented
-        "allow_whitespace_only_pieces": True,
+        **({"user_defined_symbols": symbols} if symbols else {}),
+        "normalization_rule_name": config.normalization,
+        "remove_extra_whitespaces": config.remove_extra_whitespaces,
+        "add_dummy_prefix": config.add_dummy_prefix,
+        "allow_whitespace_only_pieces": config.allow_whitespace_only_pieces,
         "max_sentence_length": 1 << 30,  # a longer line would be left out in silence
         "num_threads": TRAINING_THREADS,
         "minloglevel": 2,
     }
 
 
-def _sample(sources: Sequence[Path], limit_bytes: int, split: SplitConfig) -> tuple[int, dict[str, int]]:
-    """Return the largest position that is in the sample, and the documents and bytes in it."""
-    places, sizes = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
+def _lines(report: Report, sources: Sequence[Path], sample: Sample) -> Iterator[str]:
+    """Yield the lines of the sampled documents: pieces with a newline are given, not learnt."""
     for source in sources:
         for batch in read_batches(source):
-            ids = batch.column("id").to_pylist()
-            train = ~is_heldout(ids, split.heldout_fraction, split.seed)
-            places.append(positions(ids, "tokenizer", 0)[train])
-            sizes.append(text_bytes(batch.column("text"))[train])
-    place, size = np.concatenate(places), np.concatenate(sizes)
-    order = np.argsort(place, kind="stable")
-    total = np.cumsum(size[order])
-    documents = min(len(order), int(np.searchsorted(total, limit_bytes)) + 1)
-    if not documents:
-        return 0, {"documents": 0, "bytes": 0}
-    return int(place[order[documents - 1]]), {"documents": documents, "bytes": int(total[documents - 1])}
-
-
-def _lines(report: Report, sources: Sequence[Path], limit: int, split: SplitConfig) -> Iterator[str]:
-    """Yield the lines of the sampled documents: no piece contains a newline, which is encoded as a byte."""
-    for source in sources:
-        for batch in read_batches(source):
-            ids = batch.column("id").to_pylist()
-            chosen = (positions(ids, "tokenizer", 0) <= np.uint64(limit)) & ~is_heldout(
-                ids, split.heldout_fraction, split.seed
-            )
-            for row in np.flatnonzero(chosen).tolist():
+            for row in sample.rows(batch):
                 yield from filter(None, batch.column("text")[row].as_py().split("\n"))
             report(batch.num_rows, 0)
 
 
-def _training_failure(error: RuntimeError, config: SentencePieceConfig, sample: dict[str, int]) -> str:
+def _training_failure(error: RuntimeError, config: SentencePieceConfig, sample: dict[str, Any]) -> str:
     """Say in our words what SentencePiece refuses, almost always the size of the vocabulary."""
     reason = str(error).rsplit("] ", 1)[-1].strip().rstrip(".")
     return (

@@ -25,7 +25,7 @@ from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, natural_
 from llmsys.config.optimizer import AdamW, OptimizerConfig
 from llmsys.config.rule import Broken, listed, refuse
 from llmsys.config.schedule import Cosine, ScheduleConfig
-from llmsys.config.tokenizer import SentencePieceConfig, TokenizerConfig
+from llmsys.config.tokenizer import SentencePieceConfig, TokenizerConfig, weight_problems
 from llmsys.config.torch_rules import fitted_layout, torch_problems
 from llmsys.config.train import (
     FlopsConfig,
@@ -88,6 +88,7 @@ class RunConfig(Section):
                 )
         yield from self._objective_problems()
         yield from self._vocabulary_problems()
+        yield from weight_problems(self.tokenizer, self.data.kind)
         yield from self._budget_problems()
         yield from retention_problems(self.checkpoint, self.evaluation.every_steps)
         yield from set_problems(self.evaluation, self.objective.kind)

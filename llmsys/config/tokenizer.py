@@ -3,12 +3,14 @@
 Reads nothing, gives the tagged union `TokenizerConfig`. Option names follow SentencePiece's where it has one.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
+from llmsys.config.rule import Broken, refuse
 
 
 class SentencePieceConfig(Section):
@@ -22,12 +24,49 @@ class SentencePieceConfig(Section):
         0.9995, gt=0.9, le=1, description="Share of the sample's characters that get a piece of their own."
     )
     split_digits: bool = Field(False, description="Every digit is a piece of its own.")
+    normalization: Literal["identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf"] = Field(
+        "identity",
+        description="What becomes of characters; identity alone gives texts back. nmt_ also makes newlines and tabs "
+        "spaces, _cf folds case.",
+    )
+    remove_extra_whitespaces: bool = Field(False, description="Spaces at both ends go, and runs of them become one.")
+    add_dummy_prefix: bool = Field(False, description="A space is put before a text: its first word is one as others.")
+    allow_whitespace_only_pieces: bool = Field(
+        True, description="Runs of spaces may be pieces: indented code is short."
+    )
+    newlines_and_tabs: Literal["bytes", "pieces"] = Field(
+        "bytes", description="Newline, two newlines and tab become bytes (or unknown without byte_fallback), or pieces."
+    )
     control_symbols: tuple[str, ...] = Field(
         (), description="Pieces that no text produces, such as <mask> for masked language models."
+    )
+    user_defined_symbols: tuple[str, ...] = Field(
+        (), description="Pieces that always stay whole where a text has them, such as <|user|>."
     )
     sample_bytes: int = Field(
         100_000_000, ge=1, description="UTF-8 bytes of text to train on; documents are drawn by the hash of their id."
     )
+    language_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        {},
+        description="Shares of the sample by language (ISO 639-1); no other language is drawn, and one that has less "
+        "than its share gives all it has. Left out: documents as they come.",
+    )
+
+    @model_validator(mode="after")
+    def _symbols_once(self) -> Self:
+        refuse(self._problems())
+        return self
+
+    def _problems(self) -> Iterator[Broken]:
+        symbols = [*((one, "control_symbols") for one in self.control_symbols)]
+        symbols += [(one, "user_defined_symbols") for one in self.user_defined_symbols]
+        for number, (symbol, field) in enumerate(symbols):
+            if symbol in ("<unk>", "<s>", "</s>"):
+                yield Broken(field, f"{symbol} is a piece of every model already. Leave it out.")
+            elif not symbol or "\u2581" in symbol:
+                yield Broken(field, f"{symbol!r} cannot be a piece: U+2581 is how spaces are written. Write a space.")
+            elif symbol in [one for one, _ in symbols[:number]]:
+                yield Broken(field, f"{symbol!r} is given twice, and a piece is one or the other. Give it once.")
 
 
 class FileTokenizerConfig(Section):
@@ -42,6 +81,13 @@ class FileTokenizerConfig(Section):
         min_length=1,
         description="Piece that ends documents. Left out: what tokenizer_config.json and others beside the file say.",
     )
+
+
+def weight_problems(tokenizer: "TokenizerConfig", data: str) -> Iterator[Broken]:
+    """What a tokenizer cannot be trained by on this kind of data."""
+    if isinstance(tokenizer, SentencePieceConfig) and tokenizer.language_weights and data in ("pairs", "labelled"):
+        message = f"the texts of data.kind={data} are not told apart by language. Leave the weights out."
+        yield Broken("tokenizer.language_weights", message)
 
 
 TokenizerConfig = Annotated[SentencePieceConfig | FileTokenizerConfig, Field(discriminator="kind")]

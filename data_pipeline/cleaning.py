@@ -1,0 +1,105 @@
+"""The stages between collected documents and final ones: evaluation items out, personal data out.
+
+    collect ─ index ─ contamination ─ matches ─ clean
+
+Reads the sections `decontaminate` and `pii`, gives the records of the final documents. Promises: what is not asked for
+adds no stage; then the collected documents are the final ones.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from data_pipeline.decontaminate.index import build_index
+from data_pipeline.graph import Task, Workshop
+from data_pipeline.journal import Record
+from data_pipeline.side_files import digests_of
+from data_pipeline.stages.clean import Contamination, clean_file
+from data_pipeline.stages.decontaminate import decide_matches, scan_file
+from llmsys.config.data import CrawlConfig
+from llmsys.config.decontaminate import KeepContamination, NgramDecontamination
+from llmsys.config.pii import KeepPii
+
+Stage = Callable[[str, list[Task], str], list[Record]]
+
+INDEX = ("work/decontamination/ngrams.arrow", "work/decontamination/items.arrow")
+MATCHES = "work/decontamination/matches.arrow"
+
+
+def cleans(data: CrawlConfig) -> bool:
+    """Whether something is taken out of collected documents."""
+    return not isinstance(data.decontaminate, KeepContamination) or not isinstance(data.pii, KeepPii)
+
+
+def collected_names(data: CrawlConfig, shard: int) -> list[str]:
+    """Return where the collected documents of a shard lie, and the dropped ones."""
+    name = f"part-{shard:05d}"
+    if cleans(data):
+        return [f"work/collected/{name}.arrow", f"work/collected/{name}.dropped.arrow"]
+    return [f"documents/{name}.arrow", f"dropped/{name}.arrow"]
+
+
+def clean_documents(data: CrawlConfig, workshop: Workshop, stage: Stage, collected: list[Record]) -> list[Record]:
+    """Return the records of the final documents: outputs are documents, dropped, and the report of decontamination."""
+    if not cleans(data):
+        return collected
+    contamination: Sequence[Contamination | None] = [None] * len(collected)
+    digests: list[str] = []
+    if isinstance(data.decontaminate, NgramDecontamination):
+        contamination, digests = _contamination(data.decontaminate, workshop, stage, collected)
+    part = data.model_dump(mode="json", include={"decontaminate", "pii"})
+    tasks = []
+    for record, found in zip(collected, contamination, strict=True):
+        documents, dropped = (workshop.folder / output.name for output in record.outputs[:2])
+        outputs = [f"{room}/{documents.stem}{end}" for room, end in _ROOMS]
+        job = partial(
+            clean_file,
+            source=(documents, dropped),
+            outputs=[workshop.folder / output for output in outputs],
+            made=record.result,
+            contamination=found,
+            config=data,
+        )
+        decides = [record.digests, digests, part]
+        tasks.append(Task(f"clean/{documents.stem}", decides, outputs, job, record.result["documents_rows"]))
+    return stage("clean", tasks, "document")
+
+
+_ROOMS = (("documents", ".arrow"), ("dropped", ".arrow"), ("decontamination", ".jsonl"))
+
+
+def _contamination(
+    config: NgramDecontamination, workshop: Workshop, stage: Stage, collected: list[Record]
+) -> tuple[list[Contamination | None], list[str]]:
+    """Find the matches of all documents; return where those of each file are, and what decided them."""
+    folder = workshop.folder
+    index = _index(config, workshop, stage)
+    ngrams, items = (folder / output.name for output in index.outputs)
+    tasks = []
+    for record in collected:
+        source = folder / record.outputs[0].name
+        output = f"work/contamination/{source.name}"
+        job = partial(scan_file, source=source, output=folder / output, index=ngrams, digest=index.digests[0])
+        decides = [record.digests[0], index.digests[0]]
+        tasks.append(Task(f"contamination/{source.stem}", decides, [output], job, record.result["documents_rows"]))
+    scanned = stage("contamination", tasks, "document")
+    sources = [folder / record.outputs[0].name for record in scanned]
+    job = partial(decide_matches, sources=sources, output=folder / MATCHES, max_documents=config.max_documents)
+    decided = [[record.digests for record in scanned], config.max_documents]
+    matches = stage("matches", [Task("matches/all", decided, [MATCHES], job, len(sources))], "file")[0]
+    places: list[Contamination | None] = [
+        Contamination(folder / MATCHES, number, ngrams, items, index.digests[0]) for number in range(len(collected))
+    ]
+    return places, [*index.digests, *matches.digests]
+
+
+def _index(config: NgramDecontamination, workshop: Workshop, stage: Stage) -> Record:
+    part = config.model_dump(mode="json", include={"sets", "ngram_words", "min_item_words", "parts"})
+    decides = [part, digests_of(workshop.journal, config.files)]
+    job = partial(build_index, grams=workshop.folder / INDEX[0], items=workshop.folder / INDEX[1], config=config)
+    return stage("index", [Task("index/all", decides, list(INDEX), job, len(config.sets))], "set")[0]
+
+
+def report_folder(folder: Path) -> Path:
+    """Return where the reports of decontamination of a dataset lie."""
+    return folder / _ROOMS[2][0]

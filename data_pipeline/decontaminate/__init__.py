@@ -1,0 +1,1 @@
+"""Items of evaluation sets, found in documents and taken out of them."""

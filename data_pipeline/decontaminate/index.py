@@ -1,0 +1,121 @@
+"""All n-grams of all evaluation sets, sorted by hash: which item a matching n-gram belongs to.
+
+`build_index` reads the sets and writes two Arrow files, n-grams and items; `GramIndex` reads them and finds matches in
+columns of words. Memory: about 20 bytes for each distinct n-gram, once per process.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from data_pipeline.decontaminate.items import Grams, item_grams, read_items
+from data_pipeline.decontaminate.words import Hashes, Integers, SimpleWords, Words, ngram_hashes
+from data_pipeline.executors.event import Report
+from llmsys.config.decontaminate import NgramDecontamination
+from llmsys.errors import DataError
+from llmsys.shards import ShardWriter, read_batches
+
+PARTS = ("query", "label", "overlap")
+GRAM_SCHEMA = pa.schema([("hash", pa.uint64()), ("item", pa.int32()), ("words", pa.uint8()), ("part", pa.uint8())])
+ITEM_SCHEMA = pa.schema([("set", pa.string()), ("item", pa.string())])
+
+_BITS_PER_GRAM = 16  # of the filter that most n-grams of a text do not pass
+
+
+def build_index(report: Report, *, grams: Path, items: Path, config: NgramDecontamination) -> dict[str, Any]:
+    """Write n-grams and items; progress is in sets. DataError when a set cannot be read or has nothing to look for."""
+    words = SimpleWords()
+    found: list[tuple[int, Grams]] = []
+    names: list[dict[str, str]] = []
+    counts: dict[str, dict[str, int]] = {}
+    for one in config.sets:
+        first, short, parts = len(names), 0, len(found)
+        for item in read_items(one):
+            own, too_short = item_grams(item, config, words)
+            short += too_short
+            found += [(len(names), part) for part in own]
+            names.append({"set": one.name, "item": item.name})
+        ngrams = sum(len(part.hashes) for _, part in found[parts:])
+        counts[one.name] = {"items": len(names) - first, "ngrams": ngrams, "too_short": short}
+        report(1, 0)
+    if not found:
+        raise DataError(
+            f"no item of {', '.join(counts)} has {config.min_item_words} words (data.decontaminate.min_item_words). "
+            f"Lower it, or name other fields in data.decontaminate.sets."
+        )
+    _write(grams, found)
+    with ShardWriter(items, ITEM_SCHEMA, "zstd") as writer:
+        writer.write(pa.RecordBatch.from_pylist(names, ITEM_SCHEMA))
+    return {"sets": counts}
+
+
+def _write(path: Path, found: Sequence[tuple[int, Grams]]) -> None:
+    """Write each n-gram once, with the first item that has it."""
+    sizes = [len(part.hashes) for _, part in found]
+    hashes, first = np.unique(np.concatenate([part.hashes for _, part in found]), return_index=True)
+    items = np.repeat(np.array([item for item, _ in found], np.int32), sizes)
+    words = np.repeat(np.array([part.words for _, part in found], np.uint8), sizes)
+    parts = np.repeat(np.array([PARTS.index(part.part) for _, part in found], np.uint8), sizes)
+    columns = [pa.array(hashes), *(pa.array(column[first]) for column in (items, words, parts))]
+    with ShardWriter(path, GRAM_SCHEMA, "zstd") as writer:
+        writer.write(pa.record_batch(columns, schema=GRAM_SCHEMA))
+
+
+class GramIndex:
+    """Finds the n-grams of evaluation items among words."""
+
+    def __init__(self, path: Path) -> None:
+        batch = next(read_batches(path))
+        self._hashes = batch.column("hash").to_numpy()
+        self.item = batch.column("item").to_numpy()
+        self.words = batch.column("words").to_numpy()
+        self.part = batch.column("part").to_numpy()
+        self._lengths = frozenset(np.unique(self.words).tolist())
+        bits = max(16, (len(self._hashes) * _BITS_PER_GRAM).bit_length())
+        self._shift = np.uint64(64 - bits)
+        slots = self._hashes >> self._shift
+        self._filter = np.zeros(1 << (bits - 3), np.uint8)
+        np.bitwise_or.at(self._filter, (slots >> np.uint64(3)).astype(np.int64), _bit(slots))
+
+    def find(self, words: Words) -> tuple[Integers, Integers]:
+        """Return (position, n-gram) of every match, in the order of positions, longer ones first."""
+        positions, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        ends = np.repeat(words.offsets[1:], np.diff(words.offsets))
+        for n, hashes in ngram_hashes(words.hashes, max(self._lengths)):
+            if n not in self._lengths:
+                continue
+            here = np.flatnonzero(self._may_hold(hashes))
+            here = here[here + n <= ends[here]]
+            places = np.minimum(np.searchsorted(self._hashes, hashes[here]), len(self._hashes) - 1)
+            hit = (self._hashes[places] == hashes[here]) & (self.words[places] == n)
+            positions.append(here[hit])
+            numbers.append(places[hit])
+        position, number = np.concatenate(positions), np.concatenate(numbers)
+        order = np.lexsort((-self.words[number].astype(np.int64), position))
+        return position[order], number[order]
+
+    def _may_hold(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+        slots = hashes >> self._shift
+        found: npt.NDArray[np.bool_] = (self._filter[(slots >> np.uint64(3)).view(np.int64)] & _bit(slots)) != 0
+        return found
+
+
+def _bit(slots: Hashes) -> npt.NDArray[np.uint8]:
+    return np.left_shift(np.uint8(1), (slots & np.uint64(7)).astype(np.uint8))
+
+
+@lru_cache(maxsize=1)
+def gram_index(path: Path, digest: str) -> GramIndex:
+    """One index per process; `digest` makes a changed file a new one."""
+    return GramIndex(path)
+
+
+def item_names(path: Path, numbers: Sequence[int]) -> list[tuple[str, str]]:
+    """Return (set, item) of items by their numbers."""
+    batch = next(read_batches(path)).take(pa.array(numbers, pa.int64()))
+    return list(zip(batch.column("set").to_pylist(), batch.column("item").to_pylist(), strict=True))

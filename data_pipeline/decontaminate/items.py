@@ -1,0 +1,119 @@
+"""Evaluation sets in, the n-grams of their items out.
+
+Reads files of JSON lines; an item has queries and labels. Gives, per n-gram, its hash and the first item that holds it.
+A part of at least n words gives its n-grams, a shorter one is an n-gram of its own length, one that is too short gives
+none and is counted.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import zstandard
+
+from data_pipeline.decontaminate.words import Hashes, SimpleWords, ngram_hashes
+from llmsys.config.decontaminate import EvaluationSet, NgramDecontamination, Part
+from llmsys.errors import DataError
+
+
+class Item(NamedTuple):
+    """One item of an evaluation set."""
+
+    name: str
+    queries: list[str]
+    labels: list[str]
+
+
+class Grams(NamedTuple):
+    """N-grams of one part of an item, all of `words` words."""
+
+    hashes: Hashes
+    words: int
+    part: Part
+
+
+def read_items(one: EvaluationSet) -> Iterator[Item]:
+    """Yield the items of a set; DataError names file and line of what cannot be used."""
+    for path in one.files:
+        for number, line in enumerate(_read(path).split(b"\n"), 1):
+            if not line.strip():
+                continue
+            where = f"evaluation set {one.name}, {path}, line {number}"
+            row = _parsed(line, where)
+            name = _texts(row, one.item, where)[0] if one.item else f"{path.name}:{number}"
+            queries, labels = ([text for key in keys for text in _texts(row, key, where)] for keys in _fields(one))
+            yield Item(name, queries, labels)
+
+
+def _fields(one: EvaluationSet) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return one.query, one.label
+
+
+def _read(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            return gzip.decompress(data)
+        if path.suffix == ".zst":
+            return zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True).read()
+        return data
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except (EOFError, zlib.error, zstandard.ZstdError) as error:
+        reason = f"it is damaged ({error})"
+    raise DataError(f"evaluation file {path} cannot be read: {reason}. Correct data.decontaminate.sets.")
+
+
+def _parsed(line: bytes, where: str) -> Any:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{where}: not JSON ({error}). Give a file with one JSON object a line.") from None
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: a {type(row).__name__}, not an object. Give a file with one JSON object a line.")
+    return row
+
+
+def _texts(row: Any, key: str, where: str) -> list[str]:
+    """The text or texts of a field; `a.b` is field b of the mapping a."""
+    value = row
+    for name in key.split("."):
+        if not isinstance(value, dict) or name not in value:
+            fields = ", ".join(sorted(map(str, row)))
+            raise DataError(f"{where}: no field {key!r}; its fields are {fields}. Correct data.decontaminate.sets.")
+        value = value[name]
+    values = value if isinstance(value, list) else [value]
+    return [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in values]
+
+
+def item_grams(item: Item, config: NgramDecontamination, words: SimpleWords) -> tuple[list[Grams], int]:
+    """Return the n-grams of an item, and the number of its parts that are too short to be looked for."""
+    split = words.split([*item.queries, *item.labels])
+    parts = np.split(split.hashes, split.offsets[1:-1])
+    queries, labels = parts[: len(item.queries)], parts[len(item.queries) :]
+    found: list[Grams] = []
+    if "query" in config.parts:
+        found += [_grams(query, config, "query") for query in queries]
+    if "label" in config.parts:
+        found += [_grams(label, config, "label") for label in labels]
+    short = sum(not len(grams.hashes) for grams in found)
+    if "overlap" in config.parts and queries:
+        found += [_overlap(queries[-1], label, config) for label in labels]
+    return [grams for grams in found if len(grams.hashes)], short
+
+
+def _grams(words: Hashes, config: NgramDecontamination, part: Part) -> Grams:
+    n = min(config.ngram_words, len(words))
+    if n < config.min_item_words:
+        return Grams(words[:0], n, part)
+    return Grams(dict(ngram_hashes(words, n))[n], n, part)
+
+
+def _overlap(query: Hashes, label: Hashes, config: NgramDecontamination) -> Grams:
+    """The n-grams that hold words of both."""
+    reach = min(config.ngram_words - 1, len(query) * len(label))  # nothing overlaps with nothing
+    return _grams(np.concatenate([query[len(query) - min(reach, len(query)) :], label[:reach]]), config, "overlap")

@@ -1,0 +1,102 @@
+"""Matches of one document in, what to do about them and what to say about them out.
+
+Gives a verdict per document, and for the report a row per document and item: which n-gram, where, how many.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from data_pipeline.decontaminate.cut import cut_spans
+from data_pipeline.decontaminate.index import PARTS, GramIndex, item_names
+from llmsys.config.decontaminate import NgramDecontamination
+from llmsys.manifest import publish_bytes
+
+STAGE = "decontaminate"
+_EXCERPT_CHARACTERS = 80  # of the text on each side of a match
+_MATCH_CHARACTERS = 400
+
+
+class Finding(NamedTuple):
+    """What becomes of a document: its new text, or the verdict that drops it; and its rows of the report."""
+
+    text: str | None
+    verdict: tuple[str, float | None, float | None, str] | None
+    rows: list[dict[str, Any]]
+
+
+class Findings:
+    """Turns matches into findings."""
+
+    def __init__(self, config: NgramDecontamination, index: GramIndex, items: Path) -> None:
+        self._config, self._index, self._items = config, index, items
+
+    def of(self, document: dict[str, Any], matches: pa.RecordBatch) -> Finding:
+        """Judge a document (its columns id, url, text) by its matches."""
+        rows = self._rows(document, matches)
+        first, others = rows[0], f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+        where = f"{first['set']} {first['item']}{others}"
+        count = float(matches.num_rows)
+        verdict: tuple[str, float | None, float | None, str] | None
+        text, verdict = None, ("matches", count, 0.0, f"{STAGE}: matches {count:g} > 0 ({where}: {first['ngram']!r})")
+        if self._config.action == "cut":
+            spans = zip(matches.column("begin").to_pylist(), matches.column("end").to_pylist(), strict=True)
+            cut = cut_spans(document["text"], spans, self._config)
+            text, verdict = (None, self._after_cut(cut.failed, cut.pieces, where)) if cut.failed else (cut.text, None)
+        action = "dropped" if verdict else "cut"
+        return Finding(text, verdict, [{**row, "action": action} for row in rows])
+
+    def _after_cut(self, test: str, pieces: int, where: str) -> tuple[str, float | None, float | None, str]:
+        if test == "pieces":
+            limit = self._config.max_pieces
+            return test, float(pieces), float(limit), f"{STAGE}: pieces {pieces} > {limit} ({where} cut out)"
+        return test, None, None, f"{STAGE}: {test} ({where} cut out)"
+
+    def _rows(self, document: dict[str, Any], matches: pa.RecordBatch) -> list[dict[str, Any]]:
+        """One row per item, in the order in which the text meets them."""
+        grams = matches.column("gram").to_numpy()
+        items, first, counts = np.unique(self._index.item[grams], return_index=True, return_counts=True)
+        order = np.argsort(first).tolist()
+        names = item_names(self._items, items.tolist())
+        return [self._row(document, matches, int(first[i]), names[i], int(counts[i])) for i in order]
+
+    def _row(
+        self, document: dict[str, Any], matches: pa.RecordBatch, row: int, name: tuple[str, str], count: int
+    ) -> dict[str, Any]:
+        begin, end = matches.column("begin")[row].as_py(), matches.column("end")[row].as_py()
+        gram = matches.column("gram")[row].as_py()
+        text = document["text"]
+        return {
+            "set": name[0],
+            "item": name[1],
+            "part": PARTS[self._index.part[gram]],
+            "words": int(self._index.words[gram]),
+            "matches": count,
+            "ngram": " ".join(text[begin:end].split())[:_MATCH_CHARACTERS],
+            "url": document["url"],
+            "id": document["id"],
+            "excerpt": text[max(0, begin - _EXCERPT_CHARACTERS) : end + _EXCERPT_CHARACTERS][:_MATCH_CHARACTERS],
+        }
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return per set how many documents were dropped and cut, and which items were found."""
+    sets: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        one = sets.setdefault(row["set"], {"dropped": set(), "cut": set(), "items": set()})
+        one[row["action"]].add(row["id"])
+        one["items"].add(row["item"])
+    return {
+        name: {"dropped": len(one["dropped"]), "cut": len(one["cut"]), "items": sorted(one["items"])}
+        for name, one in sorted(sets.items())
+    }
+
+
+def write_report(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write the rows as JSON lines."""
+    lines = (json.dumps(row, ensure_ascii=False, sort_keys=False) for row in rows)
+    publish_bytes(path, "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))

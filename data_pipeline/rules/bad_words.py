@@ -1,0 +1,95 @@
+"""Pages or lines with words from the user's lists, found as C4's code finds them (Raffel et al. 2020).
+
+Reads texts, drops pages whose share of listed words is too large, or takes lines out. A listed word counts in any
+letter case where no letter, digit or underscore touches it; in Japanese, Thai and Chinese, which put no space between
+words, it counts anywhere. An entry may be several words. The search takes time linear in the text.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from data_pipeline.rules.batch import TextBatch
+from data_pipeline.rules.entry_list import entries_of
+from data_pipeline.rules.verdict import Verdicts
+from data_pipeline.rules.word_pattern import any_of
+from llmsys.config.custom_rules import BadWordsConfig
+
+ANY_LANGUAGE = "any"
+_WITHOUT_SPACES = ("ja", "th", "zh")
+_TEST = "listed words"
+
+
+class BadWords:
+    """Drops pages or lines by lists.
+
+    Args:
+        config: lists and limits.
+        language: of the documents; lists of other languages are not asked.
+    """
+
+    kind = "bad_words"
+
+    def __init__(self, config: BadWordsConfig, language: str = ANY_LANGUAGE) -> None:
+        self._config = config
+        words = [
+            (entry.lower(), one.language if one.language != ANY_LANGUAGE else language)
+            for one in config.words
+            if one.language in (ANY_LANGUAGE, language)
+            for entry in entries_of(one)
+        ]
+        apart = [word for word, code in words if code not in _WITHOUT_SPACES]
+        anywhere = [word for word, code in words if code in _WITHOUT_SPACES]
+        sources = [rf"(?<!\w)(?:{any_of(sorted(apart))})(?!\w)"] if apart else []
+        sources += [any_of(sorted(anywhere))] if anywhere else []
+        self._pattern = re.compile("|".join(sources) if sources else r"(?!)")
+
+    def judge(self, batch: TextBatch) -> Verdicts:
+        """Verdicts; when lines go, also the texts without them."""
+        return self._lines(batch) if self._config.action == "drop_line" else self._pages(batch)
+
+    def _pages(self, batch: TextBatch) -> Verdicts:
+        found = [self._pattern.findall(text.lower()) for text in batch.texts]
+        hits = batch.count(map(len, found)).astype(np.float64)
+        words = batch.count(len(text.split()) if some else 1 for text, some in zip(batch.texts, found, strict=True))
+        shares = hits / np.maximum(words, 1)
+        fails = shares > self._config.max_share
+        for row in np.flatnonzero(fails).tolist() if self._config.keep_fraction else []:
+            fails[row] = not self._stays(batch.texts[row])
+        return Verdicts(
+            (_TEST,),
+            np.where(fails, 0, -1).astype(np.int8),
+            np.where(fails, shares, np.nan),
+            np.where(fails, self._config.max_share, np.nan),
+            {"share": shares, "count": hits},
+        )
+
+    def _stays(self, text: str) -> bool:
+        """Whether a page with listed words is among those that stay, by the hash of its text."""
+        key = str(self._config.seed).encode()
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, key=key).digest()
+        return int.from_bytes(digest, "big") / 2.0**64 < self._config.keep_fraction
+
+    def _lines(self, batch: TextBatch) -> Verdicts:
+        kept = [self._without(text) for text in batch.texts]
+        taken = batch.count(text.count("\n") + 1 - len(lines) for text, lines in zip(batch.texts, kept, strict=True))
+        texts = ["\n".join(lines) for lines in kept]
+        empty: npt.NDArray[np.bool_] = (taken > 0) & (batch.count(bool(text.strip()) for text in texts) == 0)
+        return Verdicts(
+            ("no line left",),
+            np.where(empty, 0, -1).astype(np.int8),
+            np.full(len(batch), np.nan),
+            np.full(len(batch), np.nan),
+            {"lines": taken.astype(np.float64)},
+            texts,
+            {f"line taken out: {_TEST}": taken},
+        )
+
+    def _without(self, text: str) -> Sequence[str]:
+        lines = text.split("\n")
+        if not self._pattern.search(text.lower()):
+            return lines
+        return [line for line in lines if not self._pattern.search(line.lower())]

@@ -1,0 +1,103 @@
+"""Lists of the user's, read once per process: a few words as strings, or a million hosts as columns.
+
+Reads `EntryList`s, gives their entries, or an `EntrySet` that answers membership. An `EntrySet` holds about 40 bytes an
+entry beside the bytes of the list, compares whole entries, and so never takes one for another.
+"""
+
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from llmsys.config.entries import EntryList
+from llmsys.errors import DataError
+
+Integers = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+
+_PORTION_BYTES = 8 << 20
+
+
+def entries_of(listed: EntryList) -> list[str]:
+    """Return every entry, stripped, without blank lines and comments."""
+    return [entry.decode("utf-8", "replace") for portion in _portions(listed) for entry in portion]
+
+
+def _portions(listed: EntryList) -> Iterator[list[bytes]]:
+    """Yield the entries of the files, and those written in the config, some megabytes at a time."""
+    for path in listed.files:
+        try:
+            with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+                while lines := file.readlines(_PORTION_BYTES):
+                    yield _stripped(lines)
+        except OSError as error:  # gzip's own error is one too
+            raise DataError(_unreadable(path, error.strerror or str(error))) from None
+        except (EOFError, zlib.error) as error:
+            raise DataError(_unreadable(path, f"its gzip is damaged ({error})")) from None
+    yield _stripped(entry.encode() for entry in listed.entries)
+
+
+def _unreadable(path: Path, reason: str) -> str:
+    return f"list {path} cannot be read: {reason}. Name a file that exists and is whole."
+
+
+def _stripped(lines: Iterable[bytes]) -> list[bytes]:
+    return [line for line in map(bytes.strip, lines) if line and not line.startswith(b"#")]
+
+
+class EntrySet:
+    """Membership of many strings.
+
+    Args:
+        listed: where the entries are.
+        lower: whether the letter case of ASCII letters does not matter.
+    """
+
+    def __init__(self, listed: EntryList, *, lower: bool = False) -> None:
+        self._lower = lower
+        blobs: list[bytes] = []
+        lengths, hashes = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
+        for portion in _portions(listed):
+            entries = [entry.lower() for entry in portion] if lower else portion
+            blobs.append(b"".join(entries))
+            lengths.append(np.fromiter(map(len, entries), np.int64, len(entries)))
+            hashes.append(_hashes(entries))
+        self._blob = b"".join(blobs)
+        self._index(np.concatenate(lengths), np.concatenate(hashes))
+
+    def _index(self, lengths: Integers, hashes: Hashes) -> None:
+        """Sort the entries by hash, each once."""
+        ends = np.cumsum(lengths)
+        self._hashes, first = np.unique(hashes, return_index=True)
+        self._starts, self._ends = (ends - lengths)[first], ends[first]
+        # Of two entries with one hash the second is kept aside: there are none in practice, and none is lost.
+        again = np.flatnonzero(first[np.searchsorted(self._hashes, hashes)] != np.arange(len(hashes)))
+        twins = (self._blob[ends[number] - lengths[number] : ends[number]] for number in again.tolist())
+        self._others = frozenset(twins)
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def holds(self, texts: Sequence[str]) -> list[bool]:
+        """Return which of the texts are entries; an empty text never is."""
+        if not len(self._hashes):
+            return [False] * len(texts)
+        keys = [text.encode("utf-8", "surrogatepass") for text in texts]
+        if self._lower:
+            keys = [key.lower() for key in keys]
+        hashes = _hashes(keys)
+        places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
+        found = (self._hashes[places] == hashes).tolist()
+        pairs = zip(found, places.tolist(), keys, strict=True)
+        return [hit and self._is(place, key) for hit, place, key in pairs]
+
+    def _is(self, place: int, key: bytes) -> bool:
+        return self._blob[self._starts[place] : self._ends[place]] == key or key in self._others
+
+
+def _hashes(entries: Sequence[bytes]) -> Hashes:
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, entries), np.uint64, len(entries))

@@ -1,0 +1,123 @@
+"""Which pages are refused by their URL alone, and by which entry of which list.
+
+Reads URLs, gives a verdict each. The tests and their order are datatrove's: registered domain, host, whole URL, hard
+words, soft words, substrings. Registered domains follow the public suffix list inside tldextract; nothing is fetched.
+Different on purpose: hosts are compared without letter case, and blank lines of word lists are no entries.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from data_pipeline.rules.entry_list import EntrySet, entries_of
+from data_pipeline.rules.word_pattern import any_of
+from llmsys.config.entries import EntryList
+from llmsys.config.url import UrlLists
+
+TESTS = ("domain", "subdomain", "url", "hard word", "soft words", "substring")
+_SYMBOLS = re.compile(r"[^a-zA-Z0-9]+")
+_HOSTS_REMEMBERED = 1 << 16
+
+
+class Refusal(NamedTuple):
+    """Why a URL is refused: the test, what matched, and of a count its value and limit."""
+
+    test: str
+    match: str
+    value: float | None = None
+    threshold: float | None = None
+
+    @property
+    def reason(self) -> str:
+        """One line such as `url: hard word (casino)`."""
+        if self.value is None:
+            return f"url: {self.test} ({self.match})"
+        return f"url: {self.test} {self.value:g} > {self.threshold:g} ({self.match})"
+
+
+class UrlRules:
+    """The lists of one config, loaded once."""
+
+    def __init__(self, config: UrlLists) -> None:
+        self._hosts = EntrySet(config.hosts, lower=True)
+        self._urls = EntrySet(config.urls)
+        self._allowed_hosts = EntrySet(config.allow, lower=True)
+        self._allowed_urls = EntrySet(config.allow)
+        self._hard, self._soft = _words(config.hard_words), _words(config.soft_words)
+        self._max_soft_words = config.max_soft_words
+        substrings = _words(config.substrings)
+        self._substring = re.compile(any_of(sorted(substrings))) if substrings else None
+
+    def judge(self, urls: Sequence[str]) -> list[Refusal | None]:
+        """Return why each URL is refused, None where it is not."""
+        names = [host_names(url) for url in urls]
+        domains, hosts = [name[0] for name in names], [name[1] for name in names]
+        listed = list(
+            zip(self._hosts.holds(domains), self._hosts.holds(hosts), self._urls.holds(urls), strict=True)
+        )  # fmt: skip
+        allowed = [self._allowed_hosts.holds(domains), self._allowed_hosts.holds(hosts), self._allowed_urls.holds(urls)]
+        return [
+            None if any(free) else self._one(url, matches, name)
+            for url, matches, name, free in zip(urls, listed, names, zip(*allowed, strict=True), strict=True)
+        ]
+
+    def _one(self, url: str, listed: tuple[bool, bool, bool], names: tuple[str, str]) -> Refusal | None:
+        for test, hit, match in zip(TESTS, listed, (*names, url), strict=False):
+            if hit:
+                return Refusal(test, match)
+        return self._by_words(url) or self._by_substring(url)
+
+    def _by_words(self, url: str) -> Refusal | None:
+        if not self._hard and not self._soft:
+            return None
+        words = list(dict.fromkeys(_SYMBOLS.split(url)))
+        hard = next((word for word in words if word in self._hard), None)
+        if hard is not None:
+            return Refusal("hard word", hard)
+        soft = [word for word in words if word in self._soft]
+        if len(soft) > self._max_soft_words:
+            return Refusal("soft words", ", ".join(soft), float(len(soft)), float(self._max_soft_words))
+        return None
+
+    def _by_substring(self, url: str) -> Refusal | None:
+        found = self._substring.search(_plain(url)) if self._substring else None
+        return Refusal("substring", found[0]) if found else None
+
+
+@lru_cache(maxsize=1)
+def url_rules(config: UrlLists, digests: tuple[str, ...]) -> UrlRules:
+    """One set of lists per process; `digests` of the list files make a changed file a new set."""
+    return UrlRules(config)
+
+
+def host_names(url: str) -> tuple[str, str]:
+    """Return the registered domain and the whole host of a URL, "" where it has none (an IP address, localhost)."""
+    parts = url.split("/", 3)
+    whole = len(parts) > 3 and not parts[1] and parts[0].endswith(":")
+    return _names("/".join(parts[:3]) if whole else url)
+
+
+@lru_cache(maxsize=_HOSTS_REMEMBERED)
+def _names(url: str) -> tuple[str, str]:
+    found = _suffixes()(url)
+    return found.top_domain_under_public_suffix.lower(), found.fqdn.lower()
+
+
+@lru_cache(maxsize=1)
+def _suffixes():  # type: ignore[no-untyped-def]  # its type would import it, and that takes a tenth of a second
+    import tldextract
+
+    return tldextract.TLDExtract(cache_dir=None, suffix_list_urls=())
+
+
+def _plain(text: str) -> str:
+    return _SYMBOLS.sub("", text).lower()
+
+
+def _words(listed: EntryList) -> frozenset[str]:
+    return frozenset(_nonempty(_plain(entry) for entry in entries_of(listed)))
+
+
+def _nonempty(words: Iterable[str]) -> Iterable[str]:
+    return (word for word in words if word)

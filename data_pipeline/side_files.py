@@ -1,0 +1,46 @@
+"""Files that a config names beside the crawl: lists, models, evaluation sets.
+
+Reads the sections of a config, gives the files and their digests, which decide what is done again. Promises: a file
+that is missing is named before the crawl is read, not hours later.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from data_pipeline.journal import Journal
+from llmsys.config.data import CrawlConfig
+from llmsys.errors import DataError
+
+
+def side_files(data: CrawlConfig) -> Iterator[tuple[str, Path]]:
+    """Yield (key of the section, file) for every file that the sections of a crawl name."""
+    sections = [("url", data.url), ("decontaminate", data.decontaminate)]
+    sections += [(f"rules.{number}", rule) for number, rule in enumerate(data.rules)]
+    for key, section in sections:
+        for path in getattr(section, "files", ()):
+            yield f"data.{key}", path
+
+
+def url_files(data: CrawlConfig) -> list[Path]:
+    """Return the list files of URLs."""
+    return [path for key, path in side_files(data) if key == "data.url"]
+
+
+def rule_files(data: CrawlConfig) -> list[Path]:
+    """Return the lists and models of rules."""
+    return [path for key, path in side_files(data) if key.startswith("data.rules")]
+
+
+def require_side_files(data: CrawlConfig) -> None:
+    """Raise DataError for the first file that is not there."""
+    for key, path in side_files(data):
+        if not path.is_file():
+            what = "is a folder" if path.is_dir() else "does not exist"
+            raise DataError(
+                f"{key}: {path} {what} (in {Path.cwd()}). Correct the path; relative ones start in the working folder."
+            )
+
+
+def digests_of(journal: Journal, files: Sequence[Path]) -> list[str]:
+    """Return the digests of files, each hashed again only when its size or time changed."""
+    return [journal.input_digest(path) for path in files]

@@ -1,0 +1,157 @@
+"""Documents that outlived the duplicates in, documents without evaluation items and personal data out.
+
+Reads one file of collected documents with its dropped ones; writes the final ones and a report of what was found of
+evaluation sets. Done only when the config asks for it: otherwise what was collected is final.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data_pipeline.decontaminate.index import gram_index
+from data_pipeline.decontaminate.report import STAGE as DECONTAMINATE
+from data_pipeline.decontaminate.report import Findings, summary, write_report
+from data_pipeline.document import DROPPED_SCHEMA, text_bytes
+from data_pipeline.executors.event import Report
+from data_pipeline.funnel import Tally, dropped_rows
+from data_pipeline.pii.replace import replace_pii, total
+from data_pipeline.stages.collect import LENGTH_EDGES
+from llmsys.config.data import CrawlConfig
+from llmsys.config.decontaminate import NgramDecontamination
+from llmsys.config.pii import ReplacePii
+from llmsys.shards import ShardWriter, read_batches, read_schema
+
+PII = "pii"
+
+
+@dataclass(frozen=True)
+class Contamination:
+    """Where the matches of one file of documents are: batch `number` of `matches`, by an index with this digest."""
+
+    matches: Path
+    number: int
+    index: Path
+    items: Path
+    digest: str
+
+
+def clean_file(
+    report: Report,
+    *,
+    source: tuple[Path, Path],
+    outputs: Sequence[Path],
+    made: Mapping[str, Any],
+    contamination: Contamination | None,
+    config: CrawlConfig,
+) -> dict[str, Any]:
+    """Write documents, dropped documents and report of one file; `made` is what collecting said about it."""
+    cleaner = _Cleaner(config, contamination)
+    documents, dropped, found = outputs
+    schema = cleaner.schema(read_schema(source[0]))
+    with ShardWriter(documents, schema, "zstd") as kept, ShardWriter(dropped, DROPPED_SCHEMA, "zstd") as gone:
+        for batch in read_batches(source[1]):
+            gone.write(batch)
+        for batch in read_batches(source[0]):
+            before = batch.num_rows
+            batch = cleaner.batch(batch)
+            if batch.num_rows:
+                kept.write(pa.record_batch(batch.columns, schema=schema))
+            report(before, before - batch.num_rows)
+        if cleaner.drops:
+            gone.write(pa.RecordBatch.from_pylist(cleaner.drops, DROPPED_SCHEMA))
+    write_report(found, cleaner.findings)
+    cleaner.tally.add(Tally(made["tally"]))
+    return {**made, **cleaner.result(), "dropped_rows": made["dropped_rows"] + len(cleaner.drops)}
+
+
+class _Cleaner:
+    """Takes batches through decontamination and replacement, and counts."""
+
+    def __init__(self, config: CrawlConfig, contamination: Contamination | None) -> None:
+        self.pii = config.pii if isinstance(config.pii, ReplacePii) else None
+        self.tally = Tally()
+        self.drops: list[dict[str, Any]] = []
+        self.findings: list[dict[str, Any]] = []
+        self._lengths = np.zeros(len(LENGTH_EDGES) - 1, np.int64)
+        self._text_bytes = self._rows = self._seen = 0
+        self._matches: pa.RecordBatch | None = None
+        if contamination is not None and isinstance(config.decontaminate, NgramDecontamination):
+            self._matches = next(read_batches(contamination.matches, [contamination.number]))
+            index = gram_index(contamination.index, contamination.digest)
+            self._findings = Findings(config.decontaminate, index, contamination.items)
+
+    def schema(self, schema: pa.Schema) -> pa.Schema:
+        """The columns of the documents: those they had, and how much of each kind was replaced."""
+        fields = [pa.field(f"{PII}.{kind}", pa.float32()) for kind in (self.pii.find if self.pii else ())]
+        return pa.schema([*schema, *fields])
+
+    def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the documents that stay, as they stay."""
+        if self._matches is not None:
+            batch = self._decontaminated(batch, self._matches)
+        if self.pii:
+            batch = self._replaced(batch, self.pii)
+        self._rows += batch.num_rows
+        self._text_bytes += int(text_bytes(batch.column("text")).sum())
+        self._lengths += np.histogram(pc.utf8_length(batch.column("text")).to_numpy(), LENGTH_EDGES)[0]
+        return batch
+
+    def _decontaminated(self, batch: pa.RecordBatch, matches: pa.RecordBatch) -> pa.RecordBatch:
+        self._count(DECONTAMINATE, batch, "in")
+        rows = matches.column("row").to_numpy() - self._seen
+        self._seen += batch.num_rows
+        stays = np.ones(batch.num_rows, np.bool_)
+        texts: dict[int, str] = {}
+        for row in np.unique(rows[(rows >= 0) & (rows < batch.num_rows)]).tolist():
+            document = batch.slice(row, 1).to_pylist()[0]
+            finding = self._findings.of(document, matches.filter(pa.array(rows == row)))
+            self.findings += finding.rows
+            if finding.verdict:
+                stays[row] = False
+                drops = dropped_rows([document], DECONTAMINATE, [finding.verdict])
+                self.tally.drop(drops)
+                self.drops += drops
+            elif finding.text is not None:
+                texts[row] = finding.text
+                gone = len(document["text"]) - len(finding.text)
+                self.tally.change(DECONTAMINATE, {"documents cut": 1, "characters cut": gone})
+        batch = _with_texts(batch, texts).filter(pa.array(stays))
+        self._count(DECONTAMINATE, batch, "out")
+        return batch
+
+    def _replaced(self, batch: pa.RecordBatch, config: ReplacePii) -> pa.RecordBatch:
+        self._count(PII, batch, "in")
+        texts, counts = replace_pii(batch.column("text"), batch.column("id").to_pylist(), config)
+        self.tally.change(PII, total(counts, config.find))
+        batch = batch.set_column(batch.schema.get_field_index("text"), "text", texts)
+        for kind in config.find:
+            batch = batch.append_column(f"{PII}.{kind}", pa.array(counts[kind], pa.float32()))
+        self._count(PII, batch, "out")
+        return batch
+
+    def _count(self, stage: str, batch: pa.RecordBatch, side: str) -> None:
+        size = int(text_bytes(batch.column("text")).sum())
+        self.tally.count(stage, **{f"documents_{side}": batch.num_rows, f"bytes_{side}": size})
+
+    def result(self) -> dict[str, Any]:
+        return {
+            "tally": self.tally.plain(),
+            "lengths": self._lengths.tolist(),
+            "text_bytes": self._text_bytes,
+            "documents_rows": self._rows,
+            "decontamination": summary(self.findings),
+        }
+
+
+def _with_texts(batch: pa.RecordBatch, texts: Mapping[int, str]) -> pa.RecordBatch:
+    """The batch with some of its texts replaced."""
+    if not texts:
+        return batch
+    column = batch.column("text")
+    changed = [texts.get(row, text) for row, text in enumerate(column.to_pylist())]
+    return batch.set_column(batch.schema.get_field_index("text"), "text", pa.array(changed, column.type))

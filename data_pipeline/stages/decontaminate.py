@@ -1,0 +1,99 @@
+"""Documents in, which of their words are evaluation items out: a map over files, then one exchange over all of them.
+
+`scan_file` finds the n-grams of items in one file of documents; `decide_matches` counts in how many documents each
+n-gram stands and leaves out those of too many. Memory holds the index of n-grams, then the matches: never texts.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_pipeline.decontaminate.index import gram_index
+from data_pipeline.decontaminate.words import SimpleWords
+from data_pipeline.executors.event import Report
+from llmsys.shards import ShardWriter, read_batches
+
+# Row of the document in its file, number of the n-gram in the index, and the characters of the text that match.
+MATCH_SCHEMA = pa.schema([("row", pa.int64()), ("gram", pa.int32()), ("begin", pa.int64()), ("end", pa.int64())])
+
+_SLICE_CHARACTERS = 2 << 20  # texts that are searched together
+
+
+@lru_cache(maxsize=1)
+def _words() -> SimpleWords:
+    """One memory of words per process."""
+    return SimpleWords()
+
+
+def scan_file(report: Report, *, source: Path, output: Path, index: Path, digest: str) -> dict[str, Any]:
+    """Write every match in one file of documents; progress is in documents."""
+    grams, words = gram_index(index, digest), _words()
+    rows = matches = 0
+    with ShardWriter(output, MATCH_SCHEMA, "zstd") as writer:
+        for batch in read_batches(source):
+            texts = batch.column("text").to_pylist()
+            for first, last in _slices(texts):
+                split = words.split(texts[first:last])
+                positions, numbers = grams.find(split)
+                if len(positions):
+                    documents = np.searchsorted(split.offsets, positions, side="right") - 1
+                    spans = _spans(words, texts[first:last], split.offsets, documents, positions, grams.words[numbers])
+                    columns = [rows + first + documents, numbers.astype(np.int32), *spans]
+                    writer.write(pa.record_batch([pa.array(column) for column in columns], schema=MATCH_SCHEMA))
+                    matches += len(positions)
+            rows += batch.num_rows
+            report(batch.num_rows, 0)
+    return {"rows": rows, "matches": matches}
+
+
+def _slices(texts: Sequence[str]) -> list[tuple[int, int]]:
+    """Ranges of texts of a bounded number of characters, or of one text that is longer."""
+    ranges, first, size = [], 0, 0
+    for number, text in enumerate(texts):
+        if number > first and size + len(text) > _SLICE_CHARACTERS:
+            ranges.append((first, number))
+            first, size = number, 0
+        size += len(text)
+    return [*ranges, (first, len(texts))] if texts else []
+
+
+def _spans(words: SimpleWords, texts: Sequence[str], offsets: Any, documents: Any, positions: Any, lengths: Any) -> Any:
+    """Where each match begins and ends in its text."""
+    begin, end = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
+    for document in np.unique(documents).tolist():
+        here = documents == document
+        begins, ends = words.spans(texts[document])
+        first = positions[here] - offsets[document]
+        begin[here], end[here] = begins[first], ends[first + lengths[here].astype(np.int64) - 1]
+    return begin, end
+
+
+def decide_matches(report: Report, *, sources: Sequence[Path], output: Path, max_documents: int) -> dict[str, Any]:
+    """Write a record batch per source: its matches without the n-grams of more than `max_documents` documents."""
+    tables = [_matches(source) for source in sources]
+    exempt = _exempt(tables, max_documents)
+    with ShardWriter(output, MATCH_SCHEMA, "zstd") as writer:
+        for table in tables:
+            stays = ~np.isin(table.column("gram").to_numpy(), exempt)
+            writer.write(table.filter(pa.array(stays)))
+            report(1, 0)
+    return {"exempt": len(exempt)}
+
+
+def _matches(source: Path) -> pa.RecordBatch:
+    batches = list(read_batches(source))
+    return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], MATCH_SCHEMA)
+
+
+def _exempt(tables: Sequence[pa.RecordBatch], max_documents: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The n-grams that too many documents hold, each document counted once."""
+    pairs = [np.zeros(0, np.int64)]
+    for table in tables:
+        row, gram = table.column("row").to_numpy(), table.column("gram").to_numpy().astype(np.int64)
+        pairs.append(np.unique((row << 32) | gram) & 0xFFFFFFFF)
+    grams, counts = np.unique(np.concatenate(pairs), return_counts=True)
+    return grams[counts > max_documents] if max_documents else grams[:0]

@@ -1,0 +1,1 @@
+"""Text that was decoded with the wrong encoding, mended."""

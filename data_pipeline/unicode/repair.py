@@ -1,0 +1,84 @@
+"""Texts in, texts with mended Unicode out, and how many documents and lines were changed.
+
+Equal to `ftfy.fix_text` under datatrove's settings, at the cost of a look at each line: ftfy is called only for lines
+that hold something it could change. What comes out depends on the text alone.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from llmsys.config.unicode import FtfyUnicode, NfcUnicode
+
+# What ftfy changes whatever stands around it: control characters of ASCII and Latin-1, lone surrogates, marks of
+# annotation, deprecated Arabic controls, byte order marks.
+_ALWAYS = re.compile(
+    "[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ud800-\udfff\u206a-\u206f\ufff9-\ufffc\ufeff]"
+)  # fmt: skip
+_LONGEST_LINE = 1_000_000  # characters; ftfy takes longer lines in pieces
+
+
+class Repaired(NamedTuple):
+    """Texts, and per text how many of its lines were changed."""
+
+    texts: pa.Array
+    lines: np.ndarray[tuple[int], np.dtype[np.int64]]
+
+    @property
+    def changes(self) -> dict[str, int]:
+        """What happened to all texts, for the funnel."""
+        return {"documents repaired": int(np.count_nonzero(self.lines)), "lines repaired": int(self.lines.sum())}
+
+
+def repair_texts(texts: pa.Array, config: FtfyUnicode | NfcUnicode) -> Repaired:
+    """Mend a column of texts."""
+    found = [repair(text, config) for text in texts.to_pylist()]
+    lines = np.fromiter((count for _, count in found), np.int64, len(found))
+    return Repaired(pa.array([text for text, _ in found], texts.type) if lines.any() else texts, lines)
+
+
+def repair(text: str, config: FtfyUnicode | NfcUnicode) -> tuple[str, int]:
+    """Return the mended text and the number of its lines that changed."""
+    entities = isinstance(config, FtfyUnicode) and config.html_entities == "auto" and "&" in text
+    mends = isinstance(config, FtfyUnicode) and not (text.isascii() and not entities and not _ALWAYS.search(text))
+    lines = text.split("\n")
+    mended = list(_mended(lines, entities)) if mends else lines
+    if (isinstance(config, NfcUnicode) or config.normalization == "NFC") and not text.isascii():
+        mended = unicodedata.normalize("NFC", "\n".join(mended)).split("\n")
+    if mended == lines:
+        return text, 0
+    return "\n".join(mended), sum(old != new for old, new in zip(lines, mended, strict=False))
+
+
+def _mended(lines: list[str], entities: bool) -> Iterator[str]:
+    """Mend each line; entities are decoded until a line has a `<`, because from there on the text may be HTML."""
+    from ftfy import fix_text
+    from ftfy.badness import is_bad
+
+    for line in lines:
+        entities = entities and "<" not in line
+        suspect = (
+            (entities and "&" in line) or _ALWAYS.search(line) or len(line) > _LONGEST_LINE
+            or (not line.isascii() and is_bad(line))
+        )  # fmt: skip
+        yield fix_text(line, _settings(entities)) if suspect else line
+
+
+@lru_cache(maxsize=2)
+def _settings(entities: bool) -> Any:
+    from ftfy import TextFixerConfig
+
+    return TextFixerConfig(
+        unescape_html="auto" if entities else False,
+        fix_latin_ligatures=False,
+        fix_character_width=False,
+        uncurl_quotes=False,
+        fix_line_breaks=False,
+        normalization=None,
+        explain=False,
+    )

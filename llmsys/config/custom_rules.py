@@ -1,0 +1,114 @@
+"""Rules that need something of the user's: lists of words, a classifier, a language model.
+
+Reads `llmsys.config.entries`, gives the sections that `llmsys.config.text` joins to its `RuleConfig`.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from llmsys.config.base import Section
+from llmsys.config.entries import EntryList
+from llmsys.config.rule import Broken, refuse
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class WordList(EntryList):
+    """Words to avoid in documents of one language."""
+
+    language: str = Field("any", min_length=2, description="ISO 639-1 code of the documents; any: all documents.")
+
+
+class BadWordsConfig(Section):
+    """Pages, or their lines, that hold listed words; found as C4 finds them.
+
+    A word counts when no letter, digit or underscore touches it, in any letter case; a list for `ja`, `th` or `zh`
+    counts anywhere.
+    """
+
+    kind: Literal["bad_words"] = "bad_words"
+    words: tuple[WordList, ...] = Field(min_length=1, description="Lists, each asked of documents in its language.")
+    action: Literal["drop_page", "drop_line"] = Field("drop_page", description="What goes; C4 drops the page.")
+    max_share: Fraction = Field(
+        0.0, description="drop_page: listed words / words split at white space. C4 drops at the first."
+    )
+    keep_fraction: Fraction = Field(
+        0.0, description="drop_page: share of the pages above it, chosen by the hash of their text, that stay."
+    )
+    seed: int = Field(0, ge=0, description="Another seed keeps other pages.")
+
+    @model_validator(mode="after")
+    def _some_list(self) -> Self:
+        if all(one.is_empty for one in self.words):
+            refuse([Broken("words", "no word is listed. Name a file, such as words: [{files: [words.txt]}].")])
+        return self
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The list files."""
+        return tuple(path for one in self.words for path in one.files)
+
+
+class _Classifier(Section):
+    """What classifiers have in common."""
+
+    model: Path = Field(description="Model file; a relative path starts in the working folder.")
+    label: str = Field(min_length=1, description="Label whose score decides, as the model names it.")
+    min_score: Fraction = Field(0.0, description="Documents whose score lies below are dropped.")
+    max_score: Fraction = Field(1.0, description="Documents whose score lies above are dropped.")
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The model file."""
+        return (self.model,)
+
+
+class FasttextClassifierConfig(_Classifier):
+    """A supervised fastText model (Joulin et al. 2016), .bin or .ftz, asked of the text as one line."""
+
+    kind: Literal["fasttext_classifier"] = "fasttext_classifier"
+
+
+class LinearClassifierConfig(_Classifier):
+    """A linear model over hashed words, word n-grams and character n-grams; `tools/train_classifier.py` makes one."""
+
+    kind: Literal["linear_classifier"] = "linear_classifier"
+
+
+Bucket = Literal["head", "middle", "tail"]
+
+
+class PerplexityConfig(Section):
+    """Perplexity under an n-gram language model (CCNet, Wenzek et al. 2020): line by line, ends of lines counted.
+
+    Documents below `head_below` are the head, those above `tail_above` the tail, the rest the middle.
+    """
+
+    kind: Literal["perplexity"] = "perplexity"
+    model: Path = Field(description="Language model: .arpa or .arpa.gz, or KenLM's binary with `reader: kenlm`.")
+    reader: Literal["kenlm", "arpa"] = Field(
+        "kenlm", description="kenlm: the library, which is an extra; arpa: our own reader of ARPA files, slower."
+    )
+    pieces: Path | None = Field(
+        None, description="SentencePiece model that splits lines; null: white space does."
+    )
+    normalize: Literal["ccnet", "none"] = Field(
+        "ccnet", description="ccnet: lower case, no accents, digits as 0, plain punctuation, no control characters."
+    )
+    head_below: float = Field(300.0, gt=0, description="Perplexity; the default is an example: take your own thirds.")
+    tail_above: float = Field(1_000.0, gt=0, description="Perplexity; the default is an example: take your own thirds.")
+    keep: tuple[Bucket, ...] = Field(("head", "middle"), description="Buckets that stay.")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.head_below > self.tail_above:
+            message = f"{self.head_below:g} lies above tail_above={self.tail_above:g}, so that no middle is left"
+            refuse([Broken("head_below", f"{message}. Lower head_below or raise tail_above.")])
+        return self
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The model files."""
+        return (self.model, *([self.pieces] if self.pieces else []))

@@ -1,0 +1,24 @@
+"""Lists that the user brings: words, hosts, URLs, from files and from the config itself.
+
+Reads nothing, gives `EntryList`. The project ships no list of its own.
+"""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from llmsys.config.base import Section
+
+
+class EntryList(Section):
+    """Entries of files and of the config together. A file has one entry a line, and comments that begin with `#`."""
+
+    files: tuple[Path, ...] = Field(
+        (), description="Files, plain or .gz, UTF-8; paths start in the working folder."
+    )
+    entries: tuple[str, ...] = Field((), description="Entries written here.")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is listed."""
+        return not self.files and not self.entries

@@ -1,0 +1,40 @@
+"""What a YAML file can say about personal data in kept documents: what is replaced, and by what.
+
+Reads nothing, gives the tagged union `PiiConfig`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from llmsys.config.base import Section
+
+PiiKind = Literal["email", "ip", "phone"]
+
+
+class KeepPii(Section):
+    """Nothing is replaced."""
+
+    kind: Literal["none"] = "none"
+
+
+class ReplacePii(Section):
+    """E-mail addresses, public IPv4 addresses and telephone numbers are replaced.
+
+    A replacement follows from the match and the seed (or from the document's id too), never from what was replaced
+    before it, so that neither workers nor the order of files change a text.
+    """
+
+    kind: Literal["replace"] = "replace"
+    find: tuple[PiiKind, ...] = Field(("email", "ip"), description="What is looked for; FineWeb: email and ip.")
+    replace_with: Literal["reserved", "token"] = Field(
+        "reserved",
+        description="reserved: an address or number that is reserved for examples; token: <EMAIL>, <IP>, <PHONE>.",
+    )
+    same: Literal["match", "document"] = Field(
+        "match", description="Equal matches get equal replacements: everywhere, or only within a document."
+    )
+    seed: int = Field(0, ge=0, description="Another seed chooses other replacements.")
+
+
+PiiConfig = Annotated[KeepPii | ReplacePii, Field(discriminator="kind")]

@@ -1,16 +1,23 @@
-"""Texts in, language codes and probabilities out, by a naive Bayes model over byte n-grams that ships in its package.
+"""Texts in, language codes and probabilities out, by models that ship inside their packages.
 
-py3langid (Lui and Baldwin 2012) normalises its scores by the square root of the length, so that they can be compared
-with a threshold. It reads the beginning of a text only, which costs little accuracy and makes long pages cheap.
+`py3langid` gives probabilities that can be compared with a threshold; `cld2` knows more languages; `combined` asks both
+and believes CLD2 only where py3langid cannot know better. Each reads the beginning of a text only, which costs little
+accuracy and makes long pages cheap.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-from llmsys.config.text import LanguageConfig
+from data_pipeline.language.bayes import bayes_model
+from data_pipeline.language.code import standard
+from data_pipeline.language.compact import UNKNOWN, compact_labels, detect
+from llmsys.config.language import LanguageConfig
+
+_Identified = tuple[list[str], npt.NDArray[np.float64]]
 
 
 def identify(texts: pa.Array, config: LanguageConfig) -> tuple[pa.Array, pa.Array]:
@@ -18,15 +25,20 @@ def identify(texts: pa.Array, config: LanguageConfig) -> tuple[pa.Array, pa.Arra
 
     Args:
         texts: string or large_string without nulls.
-        config: how much of each text to read.
+        config: which identifier to ask, and how much of each text to read.
 
     Returns:
-        ISO 639-1 codes (string) and probabilities (float32).
+        Codes as in `code.py` (string) and probabilities (float32).
     """
-    identifier = _identifier()
-    found = [identifier.classify(text[: config.sample_characters]) for text in texts.to_pylist()]
-    codes = pa.array([code for code, _ in found], pa.string())
-    return codes, pa.array([score for _, score in found], pa.float32())
+    beginnings = [text[: config.sample_characters] for text in texts.to_pylist()]
+    match config.kind:
+        case "py3langid":
+            codes, scores = _bayes(beginnings)
+        case "cld2":
+            codes, scores = _compact(beginnings)
+        case "combined":
+            codes, scores = _combined(beginnings)
+    return pa.array(codes, pa.string()), pa.array(scores, pa.float32())
 
 
 def keep_mask(codes: pa.Array, scores: pa.Array, config: LanguageConfig) -> pa.Array:
@@ -36,6 +48,31 @@ def keep_mask(codes: pa.Array, scores: pa.Array, config: LanguageConfig) -> pa.A
     return pa.array(sure & wanted)
 
 
-@lru_cache(maxsize=1)
-def _identifier() -> LanguageIdentifier:
-    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+@lru_cache(maxsize=3)
+def known_codes(kind: str) -> frozenset[str]:
+    """The codes that an identifier of this kind may give."""
+    bayes = frozenset(map(standard, bayes_model().labels)) if kind != "cld2" else frozenset()
+    compact = frozenset(map(standard, compact_labels())) if kind != "py3langid" else frozenset()
+    return bayes | compact
+
+
+def _bayes(texts: Sequence[str]) -> _Identified:
+    codes, scores = bayes_model().classify(texts)
+    return [standard(code) for code in codes], scores
+
+
+def _compact(texts: Sequence[str]) -> _Identified:
+    """CLD2's language, and the share of the text that is in it, halved when CLD2 is not sure."""
+    found = detect(texts)
+    scores = np.array([one.share * (1 if one.sure else 0.5) for one in found], np.float64)
+    return [standard(one.code) for one in found], scores
+
+
+def _combined(texts: Sequence[str]) -> _Identified:
+    """py3langid's language and probability; CLD2's where it names a language that py3langid does not know."""
+    codes, scores = _bayes(texts)
+    known = known_codes("py3langid") | {UNKNOWN}
+    for number, (code, score) in enumerate(zip(*_compact(texts), strict=True)):
+        if code not in known:
+            codes[number], scores[number] = code, score
+    return codes, scores

@@ -18,9 +18,11 @@ from data_pipeline.rules.fineweb_quality import FinewebQuality
 from data_pipeline.rules.gopher_quality import GopherQuality
 from data_pipeline.rules.gopher_repetition import GopherRepetition
 from data_pipeline.rules.line_corrections import LineCorrections
+from data_pipeline.rules.native_text import NativeText
 from data_pipeline.rules.outcome import RuleOutcome
 from data_pipeline.rules.verdict import Rule, Verdicts
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, LineCorrectionsConfig
+from llmsys.config.native_text import NativeTextConfig
 from llmsys.config.text import (
     FinewebQualityConfig,
     GopherQualityConfig,
@@ -75,6 +77,8 @@ def build(config: RuleConfig) -> Rule:
             return LineCorrections(config)
         case FinewebQualityConfig():
             return FinewebQuality(config)
+        case NativeTextConfig():
+            return NativeText(config)
 
 
 def _slices(texts: pa.Array) -> Iterator[list[str]]:

@@ -5,7 +5,6 @@ each in record batches that hold the documents of one document file only, so tha
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,17 @@ from data_pipeline.language.identify import identify, keep_mask
 from data_pipeline.rules.chain import RuleChain
 from data_pipeline.rules.outcome import RuleOutcome, reason
 from data_pipeline.stages.partition import PartitionWriter
+from data_pipeline.stages.refuse import STAGE as URL
+from data_pipeline.unicode.repair import repair_texts
 from llmsys.config.data import CrawlConfig
-from llmsys.config.text import LanguageConfig, RuleConfig
+from llmsys.config.language import LanguageConfig
+from llmsys.config.text import RuleConfig
+from llmsys.config.unicode import KeepUnicode, UnicodeConfig
+from llmsys.config.url import KeepUrls
 from llmsys.shards import read_batches
+
+UNICODE = "unicode"
+_VERDICT = ("test", "value", "threshold", "reason")
 
 
 @lru_cache(maxsize=1)
@@ -34,7 +41,7 @@ def _chain(rules: tuple[RuleConfig, ...]) -> RuleChain:
 def judge_file(report: Report, *, source: Path, kept: Path, dropped: Path, config: CrawlConfig) -> dict[str, Any]:
     """Judge the texts of one crawl file; progress is in pages."""
     chain = _chain(config.rules)
-    judge = _Judge(chain, config.language)
+    judge = _Judge(chain, config.language, config.unicode)
     outcomes = chain.apply(pa.array([], pa.large_string()))
     names = [f"{outcome.rule}.{name}" for outcome in outcomes for name in outcome.statistics]
     limit = config.documents.batch_bytes
@@ -57,11 +64,16 @@ def judge_file(report: Report, *, source: Path, kept: Path, dropped: Path, confi
     }
 
 
+def reaching_rules(texts: pa.RecordBatch, config: CrawlConfig) -> pa.RecordBatch:
+    """Return the documents of a batch of extracted texts as they reach the first rule."""
+    return _Judge(RuleChain(()), config.language, config.unicode).batch(texts)[0]
+
+
 class _Judge:
     """Takes batches through extraction failures, language and rules, and counts."""
 
-    def __init__(self, chain: RuleChain, language: LanguageConfig) -> None:
-        self.chain, self.language = chain, language
+    def __init__(self, chain: RuleChain, language: LanguageConfig, unicode: UnicodeConfig) -> None:
+        self.chain, self.language, self.unicode = chain, language, unicode
         self.tally = Tally()
         self.language_documents: Counter[str] = Counter()
         self.language_bytes: Counter[str] = Counter()
@@ -69,13 +81,28 @@ class _Judge:
     def batch(self, texts: pa.RecordBatch) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
         """Return the documents that stay and the rows of those that do not."""
         drops: list[dict[str, Any]] = []
-        batch = self._extracted(texts, drops)
+        batch = self._repaired(self._extracted(self._allowed(texts, drops), drops))
         batch = self._in_language(batch, drops)
         for outcome in self.chain.apply(batch.column("text")):
             batch = self._after(outcome, batch, drops)
         names = [name for name in batch.schema.names if "." in name]
         schema = document_schema(names)
         return pa.record_batch([batch.column(name) for name in schema.names], schema=schema), drops
+
+    def _allowed(self, texts: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
+        """Take out the pages that were refused by their URL."""
+        if "url_test" not in texts.schema.names:
+            return texts
+        sizes = np.asarray(texts.column("bytes_html"))
+        refused = texts.column("url_test").is_valid()
+        gone = texts.filter(refused).to_pylist()
+        rows = dropped_rows(gone, URL, [tuple(row[f"url_{name}"] for name in _VERDICT) for row in gone])
+        drops += [{**drop, "bytes": row["bytes_html"]} for drop, row in zip(rows, gone, strict=True)]
+        stays = _inverse(refused)
+        left = int(sizes[np.asarray(stays)].sum())
+        self.tally.count(URL, documents_in=len(sizes), bytes_in=int(sizes.sum()))
+        self.tally.count(URL, documents_out=len(sizes) - len(gone), bytes_out=left)
+        return texts.filter(stays)
 
     def _extracted(self, texts: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
         found = texts.column("text").is_valid()
@@ -86,6 +113,14 @@ class _Judge:
         for row, drop in zip(failed, drops[len(drops) - len(failed) :], strict=True):
             drop["bytes"] = row["bytes_html"]
         return self._left("extract", texts.filter(found))
+
+    def _repaired(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if isinstance(self.unicode, KeepUnicode):
+            return batch
+        self._enters(UNICODE, batch)
+        repaired = repair_texts(batch.column("text"), self.unicode)
+        self.tally.change(UNICODE, repaired.changes)
+        return self._left(UNICODE, batch.set_column(batch.schema.get_field_index("text"), "text", repaired.texts))
 
     def _in_language(self, batch: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
         self._enters("language", batch)
@@ -113,6 +148,7 @@ class _Judge:
     def _after(self, outcome: RuleOutcome, batch: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
         """Take out what a rule drops and take in what it measured and rewrote."""
         self._enters(outcome.rule, batch)
+        self.tally.change(outcome.rule, outcome.changes)
         gone = _inverse(outcome.keep)
         columns = (outcome.test.filter(gone), outcome.value.filter(gone), outcome.threshold.filter(gone))
         verdicts = [
@@ -140,6 +176,8 @@ def _inverse(mask: pa.BooleanArray) -> pa.BooleanArray:
     return pa.array(~np.asarray(mask.to_numpy(zero_copy_only=False), np.bool_))
 
 
-def stage_names(rules: Sequence[RuleConfig]) -> list[str]:
+def stage_names(data: CrawlConfig) -> list[str]:
     """Return the funnel stages of reading and judging, in order."""
-    return ["read", "extract", "language", *dict.fromkeys(rule.kind for rule in rules)]
+    urls = [] if isinstance(data.url, KeepUrls) else [URL]
+    repair = [] if isinstance(data.unicode, KeepUnicode) else [UNICODE]
+    return ["read", *urls, "extract", *repair, "language", *dict.fromkeys(rule.kind for rule in data.rules)]

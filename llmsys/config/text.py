@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, Count, LineCorrectionsConfig, Share
+from llmsys.config.native_text import NativeTextConfig
 from llmsys.config.rule import Broken, refuse
 
 # Tools that share the published thresholds measure different things; see data_pipeline/README.md.
@@ -112,6 +113,7 @@ RuleConfig = Annotated[
     | C4DatatroveConfig
     | C4DolmaConfig
     | LineCorrectionsConfig
-    | FinewebQualityConfig,
+    | FinewebQualityConfig
+    | NativeTextConfig,
     Field(discriminator="kind"),
 ]

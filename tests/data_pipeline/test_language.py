@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from data_pipeline.language.identify import identify, keep_mask
-from llmsys.config.text import LanguageConfig
+from llmsys.config.language import LanguageConfig
 
 SENTENCES = {
     "en": "The people of the town walked along the river in the evening and talked about the weather.",

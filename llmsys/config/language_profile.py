@@ -1,0 +1,66 @@
+"""What the rules need to know of a language: how its words are found, its stop words and end marks, its thresholds.
+
+Reads nothing, gives `LanguageProfile`, one YAML file of configs/data/languages each. What a person writes in a rule
+stands above the profile of the document's language, and that above the published default. English has the published
+rules, so its profile changes nothing.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, field_validator
+
+from llmsys.config.base import Section
+from llmsys.config.native_text import Script
+from llmsys.config.text import RuleConfig
+
+_RULE: TypeAdapter[RuleConfig] = TypeAdapter(RuleConfig)
+
+
+class SpacedWords(Section):
+    """Words stand between spaces; marks and contractions are taken off as spaCy's tokenizer does."""
+
+    kind: Literal["spaces"] = "spaces"
+    rules: str = Field("xx", description="Language of spaCy's tokenizer rules; xx: the rules for all languages.")
+
+
+class CharacterWords(Section):
+    """Every character of a script without spaces is a word; other scripts are split at spaces."""
+
+    kind: Literal["characters"] = "characters"
+
+
+Words = Annotated[SpacedWords | CharacterWords, Field(discriminator="kind")]
+
+
+class LanguageProfile(Section):
+    """One language, as the rules see it."""
+
+    name: str = Field(min_length=1, description="Name of the language, for people.")
+    scripts: tuple[Script, ...] = Field((), description="Scripts that the language is written in.")
+    words: Words = Field(SpacedWords(), description="How words are found, for rules and for near duplicates.")
+    end_marks: tuple[str, ...] = Field((), description="Marks that end a line of prose; empty: as each rule says.")
+    stop_words: tuple[str, ...] = Field((), description="Common words; empty: as each rule says.")
+    rules: dict[str, dict[str, Any]] = Field(
+        {}, description="Fields by kind of rule that differ from the published ones, such as gopher_quality: {…}."
+    )
+
+    @field_validator("rules")
+    @classmethod
+    def _rules_exist(cls, rules: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for kind, fields in rules.items():
+            _RULE.validate_python({**fields, "kind": kind})
+        return rules
+
+    def rule(self, published: RuleConfig) -> RuleConfig:
+        """The rule for documents in this language: what was written in it, else the profile, else the default.
+
+        Thresholds of a profile were met with the words of this profile; a dialect with words of its own takes the stop
+        words alone.
+        """
+        fields = type(published).model_fields
+        written = {name: getattr(published, name) for name in published.model_fields_set}
+        own = {name: getattr(self, name) for name in ("scripts", "stop_words", "end_marks") if name in fields}
+        values = {name: value for name, value in own.items() if value}
+        if getattr(published, "dialect", "datatrove") == "datatrove":
+            values |= self.rules.get(published.kind, {})
+        return _RULE.validate_python({**values, **written, "kind": published.kind})

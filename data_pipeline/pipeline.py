@@ -173,9 +173,17 @@ class _Preparation:
         tasks = []
         for block in blocks:
             output = f"work/extracted/{block.name}.arrow"
-            part_of = {"source": block.source, "start": block.start, "stop": block.stop}
-            urls = {"urls": self.data.url, "lists": tuple(lists)}
-            job = partial(extract_file, **part_of, **urls, output=self.folder / output, config=config, read=read)
+            job = partial(
+                extract_file,
+                source=block.source,
+                start=block.start,
+                stop=block.stop,
+                output=self.folder / output,
+                config=config,
+                read=read,
+                urls=self.data.url,
+                lists=tuple(lists),
+            )
             decides = [block.source, block.digest, block.start, part, lists]
             without = partial(without_block, block)
             tasks.append(Task(f"extract/{block.name}", decides, [output], job, block.size, without))

@@ -10,8 +10,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
-from llmsys.config.executor import ExecutorConfig, LocalExecutor
 from llmsys.config.decontaminate import DecontaminateConfig, KeepContamination
+from llmsys.config.executor import ExecutorConfig, LocalExecutor
 from llmsys.config.language import LanguageConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.pairs import LabelledConfig, PairsConfig

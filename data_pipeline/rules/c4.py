@@ -50,9 +50,9 @@ class C4:
         # The original counts the words of a line after citations are removed, datatrove before.
         self._counts_before = config.kind == "c4_datatrove"
         self._brace = _BRACE if config.curly_brackets == "drop_page" else None
-        self._limits = [Limit("sentences", "sentences", "below", config.min_sentences)]
+        self.limits = [Limit("sentences", "sentences", "below", config.min_sentences)]
         if isinstance(config, C4Config) and config.max_page_characters:
-            self._limits.insert(0, Limit("characters", "characters", "above", config.max_page_characters))
+            self.limits.insert(0, Limit("characters", "characters", "above", config.max_page_characters))
 
     def judge(self, batch: TextBatch) -> Verdicts:
         """Verdicts and the rewritten texts."""
@@ -65,7 +65,7 @@ class C4:
             "lines_taken_out": batch.count(sum(page.taken_out.values()) for page in pages).astype(np.float64),
             "lines_without_citations": changes[_WITHOUT_CITATIONS].astype(np.float64),
         }
-        verdicts = _also_failed(first_broken(self._limits, statistics, len(batch)), pages)
+        verdicts = _also_failed(first_broken(self.limits, statistics, len(batch)), pages)
         return replace(verdicts, texts=["\n".join(page.lines).strip() for page in pages], changes=changes)
 
     def _clean(self, text: str) -> _Page:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from data_pipeline.rules.batch import TextBatch
-from data_pipeline.rules.verdict import Verdicts, fail_first, first_broken
+from data_pipeline.rules.verdict import Limit, Verdicts, fail_first, first_broken
 from llmsys.config.line_rules import C4DolmaConfig
 
 _PAGE_TESTS = {"curly bracket": "{", "lorem ipsum": "lorem ipsum", "javascript": "javascript"}
@@ -20,6 +20,7 @@ class C4Dolma:
     """Drops pages and takes out lines."""
 
     kind = "c4_dolma"
+    limits: tuple[Limit, ...] = ()
 
     def __init__(self, config: C4DolmaConfig) -> None:
         self._config = config
@@ -38,7 +39,7 @@ class C4Dolma:
             "kept_lines": kept.astype(np.float64),
             "lines_taken_out": (lines - kept).astype(np.float64),
         }
-        verdicts = first_broken([], statistics, len(batch))
+        verdicts = first_broken(self.limits, statistics, len(batch))
         lower = [text.lower() for text in batch.texts]
         verdicts = fail_first(verdicts, "no line left", kept == 0)
         for test, phrase in reversed(self._tests.items()):

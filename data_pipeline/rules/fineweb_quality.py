@@ -17,7 +17,7 @@ class FinewebQuality:
 
     def __init__(self, config: FinewebQualityConfig) -> None:
         self._short = config.short_line_characters
-        self._limits = [
+        self.limits = [
             Limit("share of lines with an end mark", "end_mark_line_share", "below", config.min_end_mark_line_share),
             Limit("share of short lines", "short_line_share", "above", config.max_short_line_share),
             Limit(
@@ -33,7 +33,7 @@ class FinewebQuality:
         """Verdicts in the order of the code."""
         lines = [[line for line in text.split("\n") if line and not line.isspace()] for text in batch.texts]
         statistics = self._measure(batch, lines)
-        verdicts = first_broken(self._limits, statistics, len(batch))
+        verdicts = first_broken(self.limits, statistics, len(batch))
         return fail_first(verdicts, "empty text", batch.count(map(len, lines)) == 0)
 
     def _measure(self, batch: TextBatch, lines: list[list[str]]) -> dict[str, Floats]:

@@ -46,11 +46,11 @@ class GopherQuality:
     def __init__(self, config: GopherQualityConfig) -> None:
         self._dialect = config.dialect
         self._stop_words = tuple(dict.fromkeys(config.stop_words))
-        self._limits = _limits(config)
+        self.limits = _limits(config)
 
     def judge(self, batch: TextBatch) -> Verdicts:
         """Verdicts in the order of the dialect."""
-        return first_broken(self._limits, self._measure(batch), len(batch))
+        return first_broken(self.limits, self._measure(batch), len(batch))
 
     def _measure(self, batch: TextBatch) -> dict[str, Floats]:
         match self._dialect:

@@ -55,11 +55,11 @@ class GopherRepetition:
         self._dialect = config.dialect
         names = (*_ORDER[config.dialect], *_NGRAMS)
         tests = _PARTS | _NGRAMS
-        self._limits = [Limit(tests[name], name, "above", getattr(config, f"max_{name}")) for name in names]
+        self.limits = [Limit(tests[name], name, "above", getattr(config, f"max_{name}")) for name in names]
 
     def judge(self, batch: TextBatch) -> Verdicts:
         """Verdicts in the order lines and paragraphs, most frequent n-grams, repeated n-grams."""
-        verdicts = first_broken(self._limits, self._measure(batch), len(batch))
+        verdicts = first_broken(self.limits, self._measure(batch), len(batch))
         return fail_first(verdicts, "empty text", self._empty(batch))
 
     def _measure(self, batch: TextBatch) -> dict[str, Floats]:

@@ -38,7 +38,7 @@ class LineCorrections:
             _phrases(config.navigation_end, r"\s?{}$"),
             _phrases(config.navigation_start, r"^{}\s?"),
         ]
-        self._limits = [Limit("share of words taken out", "removed_word_share", "above", config.max_removed_word_share)]
+        self.limits = [Limit("share of words taken out", "removed_word_share", "above", config.max_removed_word_share)]
 
     def judge(self, batch: TextBatch) -> Verdicts:
         """Verdicts and the rewritten texts."""
@@ -55,7 +55,7 @@ class LineCorrections:
             "lines_taken_out": batch.count(counts.total() - counts[_CUT] for _, counts in corrected).astype(np.float64),
             "lines_cut": changes[_CUT].astype(np.float64),
         }
-        verdicts = first_broken(self._limits, statistics, len(batch))
+        verdicts = first_broken(self.limits, statistics, len(batch))
         return replace(fail_first(verdicts, "no line left", after == 0), texts=texts, changes=changes)
 
     def _correct(self, text: str) -> tuple[str, Counter[str]]:

@@ -56,6 +56,10 @@ class Rule(Protocol):
     def kind(self) -> str:
         """Name of the rule in configurations, reasons and statistics."""
 
+    @property
+    def limits(self) -> Sequence[Limit]:
+        """The tests that compare a statistic with a threshold."""
+
     def judge(self, batch: TextBatch) -> Verdicts:
         """The verdict on each document of the batch."""
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 
+from launch.verbs import compare_dialects
 from llmsys.config.data import CrawlConfig
 from llmsys.config.load import load_run
 from llmsys.log import logger
@@ -19,11 +20,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="tokens",
         help="the last part to make (default: %(default)s)",
     )
+    parser.add_argument(
+        "--compare-dialects",
+        action="store_true",
+        help="prepare nothing; print where readings of the Gopher rules and C4 differ on the config's documents",
+    )
+    parser.add_argument(
+        "--dialects",
+        default="datatrove,dolma",
+        metavar="A,B",
+        help="with --compare-dialects: two or more of datatrove, paper, dolma, dclm (default: %(default)s)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prepare what is not yet there, and say what the dataset holds."""
     config = load_run(arguments.config, arguments.overrides)
+    if arguments.compare_dialects:
+        return compare_dialects.run(config, arguments.dialects, arguments.json)
     from data_pipeline.pipeline import prepare
 
     manifest = prepare(config, until=arguments.until)

@@ -1,0 +1,175 @@
+"""Where two dialects of the same rules differ on the documents of a config.
+
+Reads the texts that an earlier preparation extracted, or extracts them from the inputs; takes them through URLs,
+Unicode and language as preparation does, and judges each document by each rule in each dialect. Gives counts and
+examples; promises that neither depends on the order of the inputs.
+"""
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from data_pipeline.inputs import find_inputs
+from data_pipeline.rules.batch import Splitters, TextBatch
+from data_pipeline.rules.chain import build
+from data_pipeline.rules.dialect import Family, readings
+from data_pipeline.rules.outcome import reason
+from data_pipeline.rules.verdict import Rule, Verdicts
+from data_pipeline.stages.extract import extract_file
+from data_pipeline.stages.judge import reaching_rules
+from llmsys.config.data import CrawlConfig
+from llmsys.errors import ConfigError
+from llmsys.shards import read_batches
+
+KEPT = "kept"
+ANY = "all together"
+EXAMPLES = 3
+
+
+@dataclass(frozen=True, order=True)
+class Example:
+    """One document on which two dialects differ, and what each says about it."""
+
+    id: str
+    url: str
+    sentences: tuple[str, str]
+
+
+@dataclass
+class Difference:
+    """What two dialects of one rule, or of all together, decide.
+
+    Attributes:
+        rule: name of the family of rules.
+        dialects: the two.
+        verdicts: documents by (kept by the first, kept by the second).
+        tests: documents on which they differ, by (test of the first, test of the second), `kept` where one keeps.
+        examples: a few for each pair of tests, those with the smallest ids.
+    """
+
+    rule: str
+    dialects: tuple[str, str]
+    verdicts: Counter[tuple[bool, bool]] = field(default_factory=Counter)
+    tests: Counter[tuple[str, str]] = field(default_factory=Counter)
+    examples: dict[tuple[str, str], list[Example]] = field(default_factory=dict)
+
+    @property
+    def documents(self) -> int:
+        """All documents that were judged."""
+        return self.verdicts.total()
+
+    @property
+    def differing(self) -> int:
+        """Documents that one keeps and the other drops."""
+        return self.verdicts[True, False] + self.verdicts[False, True]
+
+    def add(self, tests: tuple[str, str], example: Example) -> None:
+        """Count one document."""
+        kept = (tests[0] == KEPT, tests[1] == KEPT)
+        self.verdicts[kept] += 1
+        if kept[0] != kept[1]:
+            self.tests[tests] += 1
+            found = self.examples.setdefault(tests, [])
+            found.append(example)
+            found.sort()
+            del found[EXAMPLES:]
+
+
+def compare_dialects(data: CrawlConfig, dialects: Sequence[str]) -> list[Difference]:
+    """The first dialect beside each of the others, by family of rules and for all families together.
+
+    Raises:
+        ConfigError: a dialect does not exist, or there are not two.
+        DataError: there is no input.
+    """
+    if len(set(dialects)) < 2:
+        raise ConfigError(
+            f"{','.join(dialects)} names {len(set(dialects))} dialect. Name two, such as datatrove,dolma."
+        )
+    rules = {
+        dialect: {family: build(rule) for family, rule in readings(data.rules, dialect).items()} for dialect in dialects
+    }
+    families = list(rules[dialects[0]])
+    differences = {
+        (other, family): Difference(family, (dialects[0], other))
+        for other in dialects[1:]
+        for family in [*families, *([ANY] if len(families) > 1 else [])]
+    }
+    splitters = Splitters()
+    for documents in _documents(data):
+        batch = TextBatch(documents.column("text").to_pylist(), splitters)
+        said = {dialect: _sayings(own, batch) for dialect, own in rules.items()}
+        names = list(zip(documents.column("id").to_pylist(), documents.column("url").to_pylist(), strict=True))
+        for (other, family), difference in differences.items():
+            first, second = said[dialects[0]][family], said[other][family]
+            for row, (name, url) in enumerate(names):
+                tests = (first.tests[row], second.tests[row])
+                sentences = (first.sentence(row, tests[1]), second.sentence(row, tests[0]))
+                difference.add(tests, Example(name, url, sentences))
+    return list(differences.values())
+
+
+@dataclass(frozen=True)
+class _Saying:
+    """What one dialect of one family says about a batch."""
+
+    rules: Sequence[tuple[Rule, Verdicts]]
+    tests: list[str]
+
+    def sentence(self, row: int, asked: str) -> str:
+        """Why a document goes; for one that stays, what it measures where the other dialect drops it."""
+        for rule, verdicts in self.rules:
+            number = int(verdicts.failed_D[row])
+            if number >= 0:
+                value, threshold = (float(column[row]) for column in (verdicts.values_D, verdicts.thresholds_D))
+                return reason(rule.kind, verdicts.tests[number], *_known(value, threshold))
+        for rule, verdicts in self.rules:
+            for limit in rule.limits:
+                if limit.test == asked.removeprefix(f"{rule.kind}: "):
+                    value = float(verdicts.statistics[limit.statistic][row])
+                    return f"{KEPT}: {limit.test} {value:.4g}, drops {limit.drops} {limit.threshold:g}"
+        return KEPT if asked == KEPT else f"{KEPT}: has no value for it"
+
+
+def _known(value: float, threshold: float) -> tuple[float | None, float | None]:
+    return (None, None) if np.isnan(value) else (value, threshold)
+
+
+def _sayings(rules: Mapping[Family, Rule], batch: TextBatch) -> dict[str, _Saying]:
+    """What each rule says, and what all say together: the first that drops."""
+    judged = [(family, rule, rule.judge(batch)) for family, rule in rules.items()]
+    tests = {family: _tests(verdicts, "") for family, _, verdicts in judged}
+    named = [_tests(verdicts, f"{rule.kind}: ") for _, rule, verdicts in judged]
+    together = [next((test for test in row if test != KEPT), KEPT) for row in zip(*named, strict=True)]
+    alone = {family: _Saying([(rule, verdicts)], tests[family]) for family, rule, verdicts in judged}
+    return alone | {ANY: _Saying([(rule, verdicts) for _, rule, verdicts in judged], together)}
+
+
+def _tests(verdicts: Verdicts, prefix: str) -> list[str]:
+    return [KEPT if number < 0 else prefix + verdicts.tests[number] for number in verdicts.failed_D.tolist()]
+
+
+def _documents(data: CrawlConfig) -> Iterator[pa.RecordBatch]:
+    """The documents as they reach the rules, from stored texts where there are any."""
+    stored = sorted((data.folder / "work" / "extracted").glob("*.arrow"))
+    for path in stored:
+        yield from _reaching(path, data)
+    for source in find_inputs(data.inputs) if not stored else ():
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "texts.arrow")
+            extract_file(_silent, source=source, output=path, config=data.extract, read=data.read, urls=data.url)
+            yield from _reaching(path, data)
+
+
+def _reaching(path: Path, data: CrawlConfig) -> Iterator[pa.RecordBatch]:
+    for texts in read_batches(path):
+        yield reaching_rules(texts, data)
+
+
+def _silent(done: float, dropped: int) -> None:
+    """Progress is not shown."""

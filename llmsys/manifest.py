@@ -189,6 +189,7 @@ class Manifest(Record):
     splits: dict[SplitName, Split]
     documents: DocumentFiles
     dropped: DocumentFiles
+    copies: DocumentFiles = DocumentFiles()  # the same documents in other formats, in documents/ too
     funnel: tuple[FunnelStage, ...]
     languages: dict[str, LanguageCount]
     lengths: Histogram

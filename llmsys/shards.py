@@ -188,7 +188,8 @@ def verify(folder: Path | str) -> Manifest:
             if (found := describe_token_file(path)) != entry:
                 fields = [name for name in TokenFile.model_fields if getattr(entry, name) != getattr(found, name)]
                 raise DataError(f"{path} is not what its manifest says: {', '.join(fields)} differ. {NEXT_STEP}")
-    for place, listing in (("documents", manifest.documents), ("dropped", manifest.dropped)):
+    listings = (("documents", manifest.documents), ("dropped", manifest.dropped), ("documents", manifest.copies))
+    for place, listing in listings:
         for document in listing.files:
             _require_digest(folder / place / document.name, document)
     return manifest

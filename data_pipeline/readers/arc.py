@@ -6,7 +6,7 @@ ten; the length is always the last (Internet Archive, "Arc File Format", 1996).
 
 import re
 
-from data_pipeline.readers.careful import Header
+from data_pipeline.readers.careful import UNENDED, Header
 
 _LINE_BYTES = 4_096
 _FIELDS = (5, 10)
@@ -26,8 +26,10 @@ class ArcDialect:
         """Return the header at the beginning of `head`, or why there is none."""
         line, end, _ = head[:_LINE_BYTES].partition(b"\n")
         parts = line.decode("utf-8", "replace").split()
-        if not end or not self.opens(line):
+        if not self.opens(line):
             return "damaged record: no ARC header"
+        if not end:
+            return UNENDED
         if len(parts) not in _FIELDS or not parts[2].isdigit():
             return f"damaged record: an ARC header of {len(parts)} fields"
         if not (parts[-1].isascii() and parts[-1].isdigit()):

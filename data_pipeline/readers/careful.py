@@ -17,6 +17,7 @@ _HEADER_BYTES = 1 << 16
 _SEPARATORS = b"\r\n"
 _AHEAD = 16
 _TOO_LONG = "its header says more bytes than there are"
+UNENDED = "damaged record: its header does not end"
 _OTHER = "its header says another length than it has"
 _SEARCH = 1 << 20
 _START_BYTES = 4_096  # the beginning of a record lies within so many bytes: what two blocks of a search must share
@@ -113,7 +114,7 @@ class _Careful:
         if damaged and not inner:
             self.flow.advance(len(head))
             return self._across()
-        if cut and not inner and self.dialect.opens(head):
+        if cut and not inner and reason == UNENDED:
             reason = "truncated"
         self._search(1)
         return Skip(self.file, offset, reason)
@@ -206,9 +207,9 @@ class _Careful:
 
     def _search(self, begin: int) -> None:
         """Go to the next beginning of a record behind `begin` bytes, or up to damage or the end."""
-        self.flow.advance(begin)
+        self.flow.advance(begin - 1)  # a byte of what is before, because a record may have to begin a line
         while data := self.flow.peek(_SEARCH):
-            inner = self.dialect.start.search(data)
+            inner = self.dialect.start.search(data, 1)
             if inner:
                 self.flow.advance(inner.start())
                 return

@@ -62,7 +62,7 @@ class Members:
     def __init__(self, source: Source, magic: bytes, plausible: Plausible) -> None:
         """`plausible` judges the first decoded bytes of a place that might begin a member behind damage."""
         self.source, self.magic, self.plausible = source, magic, plausible
-        self._zstd = zstandard.ZstdDecompressor(dict_data=_dictionary(source) if magic == ZSTD else None)
+        self._zstd = _decompressor(source) if magic == ZSTD else None
 
     def read(self, start: int) -> Iterator[Piece | Break]:
         """Decode from the member at `start` to the end of the file."""
@@ -133,7 +133,7 @@ class Members:
         begins = True
         try:
             file: Any = part
-            stream: Any = self._zstd.stream_reader(file) if self.magic == ZSTD else Lz4Reader(file)
+            stream: Any = self._zstd.stream_reader(file) if self._zstd else Lz4Reader(file)
             while data := stream.read(_PIECE):
                 yield Piece(start, data, begins)
                 begins = False
@@ -146,19 +146,31 @@ class Members:
 _NAMES = {GZIP: "gzip member", ZSTD: "zstd frame", LZ4: "lz4 frame"}
 
 
-def _dictionary(source: Source) -> zstandard.ZstdCompressionDict | None:
+def _decompressor(source: Source) -> zstandard.ZstdDecompressor:
+    """With the dictionary of the file; a damaged one is as good as none, and each frame will say so."""
     content = read_dictionary(source)
-    return zstandard.ZstdCompressionDict(content) if content else None
+    try:
+        return zstandard.ZstdDecompressor(zstandard.ZstdCompressionDict(content) if content else None)
+    except zstandard.ZstdError:
+        return zstandard.ZstdDecompressor()
 
 
 class _Part(io.RawIOBase):
     """Some bytes of a source as a file of their own."""
 
     def __init__(self, source: Source, start: int, end: int) -> None:
-        self._source, self._position, self._end = source, start, end
+        self._source, self._start, self._position, self._end = source, start, start, end
 
     def readable(self) -> bool:
         return True
+
+    def tell(self) -> int:
+        return self._position - self._start
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: self._start, io.SEEK_CUR: self._position, io.SEEK_END: self._end}[whence]
+        self._position = max(self._start, min(base + offset, self._end))
+        return self.tell()
 
     def read(self, size: int | None = -1) -> bytes:
         left = self._end - self._position

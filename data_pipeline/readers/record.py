@@ -22,7 +22,10 @@ Found = Page | Skip | Other
 Take = Callable[[Record], Found]
 
 KINDS = {"response", "resource", "conversion", "continuation"}  # what can be a page, or part of one
+_NO_PAGES = {"warcinfo", "request", "metadata", "revisit"}
 _KIND_OF = {4: "response", 8: "resource", 128: "conversion", 256: "continuation"}  # FastWARC's numbers
+_OTHER_KINDS = {2, 16, 32, 64}  # warcinfo, request, metadata, revisit
+_UNKNOWN = "unknown WARC-Type"
 WARC = WarcDialect()
 
 
@@ -42,7 +45,7 @@ def walk(source: Source, take: Take, keep_bytes: int) -> Iterator[Found]:
             flow = open_flow(source, magic, anchor, WARC)
             position = yield from _carefully(flow, source.path, WARC, take, keep_bytes, leave=True)
     else:
-        flow = open_flow(source, magic, 0, WARC)
+        flow = open_flow(source, magic, source.start, WARC)
         yield from _carefully(flow, source.path, WARC, take, keep_bytes, leave=False)
 
 
@@ -71,7 +74,13 @@ def _carefully(
         if isinstance(record, Skip):
             yield record
         else:
-            yield take(record) if record.kind in KINDS else Other(record.offset)
+            yield _one(record, path, take)
+
+
+def _one(record: Record, path: str, take: Take) -> Found:
+    if record.kind in KINDS:
+        return take(record)
+    return Other(record.offset) if record.kind in _NO_PAGES else Skip(path, record.offset, _UNKNOWN)
 
 
 def _fast(source: Source, start: int, take: Take, keep_bytes: int) -> Any:  # as above
@@ -84,7 +93,7 @@ def _fast(source: Source, start: int, take: Take, keep_bytes: int) -> Any:  # as
             if held is not None:
                 yield held
             held, anchor = None, record.stream_pos
-            held = _taken(record, anchor, take, keep_bytes)
+            held = _taken(record, source.path, anchor, take, keep_bytes)
             if held is None:  # fewer bytes than its header says
                 break
     except UnreadableError:
@@ -94,10 +103,11 @@ def _fast(source: Source, start: int, take: Take, keep_bytes: int) -> Any:  # as
     return anchor
 
 
-def _taken(record: WarcRecord, offset: int, take: Take, keep_bytes: int) -> Found | None:
-    kind = _KIND_OF.get(int(record.record_type))
+def _taken(record: WarcRecord, path: str, offset: int, take: Take, keep_bytes: int) -> Found | None:
+    number = int(record.record_type)
+    kind = _KIND_OF.get(number)
     if kind is None:
-        return Other(offset)
+        return Other(offset) if number in _OTHER_KINDS else Skip(path, offset, _UNKNOWN)
     length = record.content_length
     block = None
     if length <= keep_bytes:

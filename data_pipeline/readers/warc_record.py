@@ -5,7 +5,7 @@ Reads the first bytes of a record, gives its header or what is wrong with it.
 
 import re
 
-from data_pipeline.readers.careful import Header
+from data_pipeline.readers.careful import UNENDED, Header
 
 _END = re.compile(rb"\r?\n\r?\n")
 _NO_HEADER = "damaged record: no WARC header"
@@ -27,7 +27,7 @@ class WarcDialect:
             return _NO_HEADER
         end = _END.search(head)
         if end is None:
-            return "damaged record: its header does not end"
+            return UNENDED
         fields = _fields(head[: end.start()])
         try:
             length = int(fields.get("content-length", "none"))

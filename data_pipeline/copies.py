@@ -1,0 +1,29 @@
+"""The stage behind final documents that writes them in other formats too, when `data.documents.copies` asks for it.
+
+Reads the records of final documents, gives one record per copied file; adds no stage when no copy is asked for.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from data_pipeline.graph import Task
+from data_pipeline.journal import Record
+from data_pipeline.stages.copy import copy_documents
+from llmsys.config.data import CrawlConfig
+
+Stage = Callable[[str, list[Task], str], list[Record]]
+
+
+def copy_final(data: CrawlConfig, stage: Stage, documents: list[Record]) -> list[Record]:
+    """Return the records of the copies, format by format."""
+    tasks = []
+    for format in data.documents.copies:
+        for record in documents:
+            source = data.folder / record.outputs[0].name
+            output = f"documents/{Path(source).stem}.{format}"
+            job = partial(copy_documents, source=source, output=data.folder / output, format=format)
+            decides = [record.digests[0], format]
+            name = f"copies/{Path(output).name}"
+            tasks.append(Task(name, decides, [output], job, record.result["documents_rows"]))
+    return stage("copies", tasks, "document") if tasks else []

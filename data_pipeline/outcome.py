@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.decontaminate.report import STAGE as DECONTAMINATE
+from data_pipeline.dedup.naming import asked_rules
 from data_pipeline.funnel import Tally
 from data_pipeline.graph import Workshop
 from data_pipeline.journal import Record, digest_of
 from data_pipeline.stages.clean import PII
 from data_pipeline.stages.collect import LENGTH_EDGES
-from data_pipeline.stages.duplicates import EXACT, NEAR
 from data_pipeline.stages.judge import stage_names
 from data_pipeline.tokenize.usage import collect_usage
 from llmsys.config.data import CrawlConfig
@@ -53,7 +53,9 @@ class Outcome:
     inputs: Sequence[str]
     extracted: list[Record]
     judged: list[Record] = field(default_factory=list)
+    thinned: Sequence[Record] = ()
     collected: list[Record] = field(default_factory=list)
+    copies: list[Record] = field(default_factory=list)
     tokenizer: Record | None = None
     encoded: list[Record] = field(default_factory=list)
     tokens: list[Record] | None = None
@@ -68,7 +70,7 @@ class Outcome:
             tally.count("read", documents_out=result["pages"], bytes_out=result["html_bytes"])
             for skip in result["skipped"]:
                 tally.drop_counted("read", skip["reason"], skip["count"])
-        for record in [*self.judged, *self.collected]:
+        for record in [*self.judged, *self.thinned, *self.collected]:
             tally.add(Tally(record.result["tally"]))
         return tally
 
@@ -108,6 +110,7 @@ def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: Outco
         splits=splits,
         documents=documents,
         dropped=_document_files(outcome.collected, 1, "dropped_rows"),
+        copies=_document_files(outcome.copies, 0, "documents_rows"),
         funnel=outcome.tally().funnel(_stages(data)),
         languages=_languages(outcome.judged),
         lengths=_lengths(outcome.collected),
@@ -151,9 +154,9 @@ def _present(folder: Path) -> Manifest | None:
 
 
 def _stages(data: CrawlConfig) -> list[str]:
-    kinds = {EXACT: data.deduplicate.exact.kind, NEAR: data.deduplicate.minhash.kind}
     late = {DECONTAMINATE: data.decontaminate.kind, PII: data.pii.kind}
-    return [*stage_names(data), *(stage for stage, kind in (kinds | late).items() if kind != "none")]
+    cleaned = [stage for stage, kind in late.items() if kind != "none"]
+    return [*stage_names(data), *asked_rules(data.deduplicate), *cleaned]
 
 
 def _usage(folder: Path, outcome: Outcome) -> TokenizerUsage | None:

@@ -1,8 +1,8 @@
 """The way from crawl files to token shards, as stages over files: maps, and exchanges between maps.
 
-    extract ─ judge ─ sign ┐                    ┌ encode ┐
-                           duplicates ─ collect ┤         tokens ─ manifest
-                                                └ tokenizer (before encode)
+    extract ─ judge ─ (deduplication) ─ collect ─ (cleaning) ┬ encode ┐
+                                                             │         tokens ─ manifest
+                                                             └ tokenizer (before encode)
 
 Reads the `data` and `tokenizer` sections of a run, writes the dataset folder; pairs have a pipeline of their own, see
 pairs/. Promises: the same bytes for any number of workers, any order of the inputs, and after any crash; a second run
@@ -14,17 +14,19 @@ from pathlib import Path
 from typing import Literal, cast
 
 from data_pipeline.cleaning import clean_documents, collected_names
+from data_pipeline.copies import copy_final
+from data_pipeline.deduplication import DEDUPLICATION_STAGES, Deduplication, Left
 from data_pipeline.graph import Task, Workshop
 from data_pipeline.inputs import find_inputs, input_identity, input_name, input_size, stamp
 from data_pipeline.journal import Record, code_version, digest_of, remove_asides
+from data_pipeline.language.profile import rules_by_language
 from data_pipeline.outcome import Outcome, build_manifest, publish
 from data_pipeline.pairs.outcome import pairs_manifest
 from data_pipeline.pairs.pipeline import PairsPreparation
 from data_pipeline.quarantine import not_quarantined, without_block, without_pages
 from data_pipeline.readers.remote import is_remote
 from data_pipeline.side_files import digests_of, require_side_files, rule_files, url_files
-from data_pipeline.stages.collect import Source, collect_shard
-from data_pipeline.stages.duplicates import find_duplicates, sign_file
+from data_pipeline.stages.collect import collect_shard
 from data_pipeline.stages.extract import extract_file
 from data_pipeline.stages.judge import judge_file
 from data_pipeline.stages.survey import Block, blocks_of, survey_file
@@ -33,7 +35,7 @@ from data_pipeline.tokenize.encode import encode_file
 from data_pipeline.tokenize.layout import SPLITS, plan_files, write_token_file
 from data_pipeline.tokenize.publish import SENTENCEPIECE_FILES
 from data_pipeline.tokenize.train import train_sentencepiece
-from llmsys.config.data import CrawlConfig, MinhashDuplicates
+from llmsys.config.data import CrawlConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
@@ -47,9 +49,16 @@ Until = Literal["documents", "tokenizer", "tokens"]
 # What each stage's outputs depend on besides configuration and inputs: our source, and the libraries that do the work.
 _COMMON = ("data_pipeline/document.py", "llmsys/shard_file.py")
 _TOKENIZER = ("tokenize/train.py", "tokenize/sample.py", "tokenize/copy.py", "tokenize/publish.py")
-_ENCODE = tuple(f"tokenize/{name}.py" for name in ("encode", "columns", "cuts", "memo", "model", "usage", "check"))
+_ENCODE = tuple(
+    f"tokenize/{name}.py" for name in ("encode", "columns", "cuts", "byte_level", "memo", "model", "usage", "check")
+)
 _URL = ("rules/url.py", "rules/entry_list.py", "rules/word_pattern.py")
+_SIMPLE = ("decontaminate/words.py", "dedup/simplify.py")
 _CONTAMINATION = ("decontaminate", "dedup/simplify.py", "rules/characters.py", "stages/decontaminate.py")
+_DEDUPLICATION = (
+    ("dedup", "rules", *(f"stages/{name}.py" for name in ("sign", "same", "link", "keep_index", "leave_out"))),
+    ("pyarrow", "numpy", "spacy", "xxhash", "scipy"),
+)
 _CODE = {
     "survey": (("readers/survey.py", "stages/survey.py"), ("xxhash",)),
     "extract": (
@@ -57,12 +66,12 @@ _CODE = {
         ("pyarrow", "fastwarc", "resiliparse", "zstandard", "tldextract"),
     ),
     "judge": (
-        ("language", "rules", "unicode", "funnel.py", "stages/judge.py", "stages/partition.py"),
-        ("pyarrow", "numpy", "py3langid", "spacy", "ftfy"),
+        ("language", "rules", "unicode", "classify", *_SIMPLE, "funnel.py", "stages/judge.py", "stages/partition.py"),
+        ("pyarrow", "numpy", "py3langid", "pycld2", "scipy", "regex", "spacy", "ftfy"),
     ),
-    "sign": (("dedup", "rules", "stages/duplicates.py"), ("pyarrow", "numpy", "spacy", "xxhash")),
-    "duplicates": (("dedup", "stages/duplicates.py"), ("pyarrow", "numpy")),
-    "collect": (("funnel.py", "stages/collect.py"), ("pyarrow", "numpy")),
+    **dict.fromkeys(DEDUPLICATION_STAGES, _DEDUPLICATION),
+    "collect": (("funnel.py", "stages/collect.py", "stages/leave_out.py", "dedup/naming.py"), ("pyarrow", "numpy")),
+    "copies": (("stages/copy.py",), ("pyarrow", "zstandard")),
     "index": (_CONTAMINATION, ("numpy", "pyarrow", "xxhash")),
     "contamination": (_CONTAMINATION, ("numpy", "pyarrow", "xxhash")),
     "matches": (("stages/decontaminate.py",), ("numpy", "pyarrow")),
@@ -131,9 +140,12 @@ class _Preparation:
         extracted, names = not_quarantined(outcome.extracted, [block.name for block in blocks])
         outcome.judged = self._judge(extracted, names)
         judged, names = not_quarantined(outcome.judged, names)
-        outcome.collected = self._collect(judged, names)
+        left = Deduplication(self.data, self.workshop, self._stage).run(judged, names)
+        outcome.thinned = left.changed
+        outcome.collected = self._collect(left)
         outcome.collected = clean_documents(self.data, self.workshop, self._stage, outcome.collected)
         outcome.require_documents()
+        outcome.copies = copy_final(self.data, self._stage, outcome.collected)
         if until == "documents":
             return outcome
         outcome.tokenizer = self._tokenizer(outcome.collected)
@@ -190,8 +202,11 @@ class _Preparation:
         return self._stage("extract", tasks, "B")
 
     def _judge(self, extracted: list[Record], names: list[str]) -> list[Record]:
-        part = self.data.model_dump(mode="json", include={"unicode", "language", "rules", "documents"})
-        part["files"] = digests_of(self.workshop.journal, rule_files(self.data))
+        rules = rules_by_language(self.data)
+        part = self.data.model_dump(mode="json", include={"unicode", "language", "documents"}) | {"rules": rules}
+        part["documents"].pop("copies")
+        files = digests_of(self.workshop.journal, rule_files(self.data))
+        part["files"] = files
         tasks = []
         for record, name in zip(extracted, names, strict=True):
             outputs = [f"work/judged/{name}.arrow", f"work/judged/{name}.dropped.arrow"]
@@ -201,47 +216,17 @@ class _Preparation:
                 kept=self.folder / outputs[0],
                 dropped=self.folder / outputs[1],
                 config=self.data,
+                rules=rules,
+                files=tuple(files),
             )
             without = partial(without_pages, record.result["pages"], record.result["html_bytes"])
             tasks.append(Task(f"judge/{name}", [record.digests, part], outputs, job, record.result["pages"], without))
         return self._stage("judge", tasks, "page")
 
-    def _duplicates(self, judged: list[Record], names: list[str]) -> Record | None:
-        config = self.data.deduplicate
-        if config.exact.kind == "none" and config.minhash.kind == "none":
-            return None
-        part = config.model_dump(mode="json")
-        tasks = []
-        for record, name in zip(judged, names, strict=True):
-            output = f"work/signatures/{name}.arrow"
-            source = self.folder / record.outputs[0].name
-            job = partial(sign_file, source=source, output=self.folder / output, config=config)
-            rows = sum(rows for _, rows in record.result["kept_batches"])
-            tasks.append(Task(f"sign/{name}", [record.digests[0], part], [output], job, rows))
-        signed = self._stage("sign", tasks, "document")
-        output = "work/duplicates/duplicates.arrow"
-        sources = [self.folder / record.outputs[0].name for record in signed]
-        job = partial(find_duplicates, sources=sources, output=self.folder / output, config=config)
-        buckets = config.minhash.buckets if isinstance(config.minhash, MinhashDuplicates) else 0
-        decides = [[record.digests for record in signed], part]
-        return self._stage("duplicates", [Task("duplicates/all", decides, [output], job, buckets)], "bucket")[0]
-
-    def _collect(self, judged: list[Record], names: list[str]) -> list[Record]:
-        duplicates = self._duplicates(judged, names)
-        sources = [
-            Source(
-                kept=self.folder / record.outputs[0].name,
-                dropped=self.folder / record.outputs[1].name,
-                kept_batches=record.result["kept_batches"],
-                dropped_batches=record.result["dropped_batches"],
-            )
-            for record in judged
-        ]
-        decides = [
-            [record.digests for record in judged],
-            duplicates and duplicates.digests,
-            self.data.documents.batch_bytes,
-        ]
+    def _collect(self, left: Left) -> list[Record]:
+        sources = left.sources(self.folder)
+        decisions = [self.folder / record.outputs[0].name for record in left.decisions]
+        decides = [left.digests, self.data.documents.batch_bytes]
         tasks = []
         for shard in range(self.data.documents.shards):
             outputs = collected_names(self.data, shard)
@@ -249,7 +234,8 @@ class _Preparation:
                 collect_shard,
                 shard=shard,
                 sources=sources,
-                duplicates=self.folder / duplicates.outputs[0].name if duplicates else None,
+                decisions=decisions,
+                rules=left.rules,
                 documents=self.folder / outputs[0],
                 dropped=self.folder / outputs[1],
                 batch_bytes=self.data.documents.batch_bytes,

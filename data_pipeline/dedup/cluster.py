@@ -1,42 +1,42 @@
-"""Pairs of equal documents made into clusters, and the one document of each cluster that stays.
+"""Pairs of documents made into clusters: connected components, which do not depend on the order of the pairs.
 
-Reads pairs of document indices, gives for every dropped document the one that stays in its place. Promises: clusters
-are connected components whatever the order of the pairs, and the keep rule looks at the documents alone (longest, then
-smallest id, then first in the crawl), so that the order of the input decides nothing.
+Reads pairs of document numbers, gives forests (the fewest pairs with the same components) and cluster numbers. Memory
+is about 60 bytes per linked document and pair at hand; forests of parts are joined one by one, so that never more than
+one part's pairs are at hand.
 """
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from data_pipeline.dedup.exact import Indices
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def components(pairs: Indices) -> tuple[Indices, Indices]:
+    """Return the documents of the pairs (P, 2), sorted, and the smallest document of each one's component."""
+    from scipy.sparse import coo_array  # takes a while to import, and only clusters need it
+    from scipy.sparse.csgraph import connected_components
+
+    documents, places = np.unique(pairs, return_inverse=True)
+    places = places.reshape(-1, 2)
+    size = len(documents)
+    links = coo_array((np.ones(len(places), np.int8), (places[:, 0], places[:, 1])), shape=(size, size))
+    _, labels = connected_components(links, directed=False)
+    first = np.zeros(0 if not size else int(labels.max()) + 1, np.int64)
+    first[labels[::-1]] = documents[::-1]  # of equal labels the last write, the smallest document, counts
+    return documents.astype(np.int64), first[labels]
+
+
+def forest(pairs: Indices) -> Indices:
+    """Return at most one pair per document (F, 2), smallest of the component first, with the same components."""
+    documents, first = components(pairs)
+    linked = documents != first
+    return np.stack([first[linked], documents[linked]], axis=1)
 
 
 def clusters(pairs: Indices) -> list[list[int]]:
     """Return the connected components of the pairs (P, 2), each sorted, in the order of their first members."""
-    parent: dict[int, int] = {}
-    for left, right in pairs.tolist():
-        first, second = _root(parent, left), _root(parent, right)
-        if first != second:
-            parent[max(first, second)] = min(first, second)
-    members: dict[int, list[int]] = {}
-    for document in sorted(parent):
-        members.setdefault(_root(parent, document), []).append(document)
-    return [members[root] for root in sorted(members)]
-
-
-def _root(parent: dict[int, int], document: int) -> int:
-    """Follow the parents to the top, halving the path on the way (Tarjan 1984)."""
-    parent.setdefault(document, document)
-    while parent[document] != document:
-        parent[document] = parent[parent[document]]
-        document = parent[document]
-    return document
-
-
-def kept_of(
-    members: Iterable[int], characters: np.ndarray[Any, np.dtype[np.int64]], identity: Callable[[int], str]
-) -> int:
-    """Return the member that stays: the longest, then the smallest id, then the smallest index (first in the crawl)."""
-    return min(members, key=lambda document: (-int(characters[document]), identity(document), document))
+    documents, first = components(pairs)
+    order = np.lexsort([documents, first])
+    edges = np.flatnonzero(np.diff(first[order], prepend=-1))
+    return [part.tolist() for part in np.split(documents[order], edges[1:])] if len(documents) else []

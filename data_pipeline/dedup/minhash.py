@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from data_pipeline.dedup.exact import Indices
 from data_pipeline.dedup.permute import Keys, Permutations
 from data_pipeline.dedup.words import SimplifiedWords, SimplifyingSplitter
-from llmsys.config.data import MinhashDuplicates
+from llmsys.config.deduplicate import MinhashDuplicates
 
 # D documents, W words of all of them, S shingles of one document, K = buckets * hashes_per_bucket permutations
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
@@ -29,14 +29,14 @@ class Signer:
         self.splitter = SimplifyingSplitter(spelling=config.hash == "sha1")
         self.permutations = Permutations.drawn(config.buckets * config.hashes_per_bucket, config.seed)
 
-    def signatures(self, texts: Sequence[str]) -> list[Keys | None]:
+    def signatures(self, texts: Sequence[str] | pa.Array) -> list[Keys | None]:
         """Return the (K,) minima over the shingles of each text; None where there are fewer words than one shingle."""
         words = self.splitter.split(texts)
         shingle = _sha1_shingles if self.config.hash == "sha1" else _combined_shingles
         shingles = shingle(words, self.config.ngram_words)
         return [self.permutations.minima(shingles_S) if len(shingles_S) else None for shingles_S in shingles]
 
-    def bucket_keys(self, texts: Sequence[str]) -> tuple[Keys, np.ndarray[Any, np.dtype[np.bool_]]]:
+    def bucket_keys(self, texts: Sequence[str] | pa.Array) -> tuple[Keys, np.ndarray[Any, np.dtype[np.bool_]]]:
         """Return (D, buckets) keys and a (D,) mask of the documents that have them."""
         signatures = self.signatures(texts)
         present_D = np.array([signature is not None for signature in signatures], np.bool_)
@@ -87,11 +87,3 @@ def _sha1_shingles(words: SimplifiedWords, n: int) -> list[Keys]:
         digests = b"".join([hashlib.sha1(run).digest()[:8] for run in runs])
         shingles.append(np.frombuffer(digests, "<u8").astype(np.uint64))
     return shingles
-
-
-def same_bucket(keys: Keys, documents: Indices) -> Indices:
-    """Return pairs (P, 2) of the given documents whose keys (D,) in one bucket are equal; neighbours of a sort."""
-    order = np.argsort(keys, kind="stable")
-    in_order = keys[order]
-    equal = in_order[1:] == in_order[:-1]
-    return np.stack([documents[order[:-1][equal]], documents[order[1:][equal]]], axis=1)

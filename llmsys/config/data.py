@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
 from llmsys.config.decontaminate import DecontaminateConfig, KeepContamination
+from llmsys.config.deduplicate import DeduplicateConfig
 from llmsys.config.executor import ExecutorConfig, LocalExecutor
 from llmsys.config.language import LanguageConfig
 from llmsys.config.mixture import MixtureConfig
@@ -21,48 +22,6 @@ from llmsys.config.rule import Broken, refuse
 from llmsys.config.text import ExtractConfig, RuleConfig
 from llmsys.config.unicode import KeepUnicode, UnicodeConfig
 from llmsys.config.url import KeepUrls, UrlConfig
-
-
-class KeepDuplicates(Section):
-    """Duplicates of this kind stay."""
-
-    kind: Literal["none"] = "none"
-
-
-class ExactDuplicates(Section):
-    """Documents with the same text: the one with the smallest id stays."""
-
-    kind: Literal["text"] = "text"
-
-
-class MinhashDuplicates(Section):
-    """Documents whose word n-grams mostly agree, found by MinHash-LSH (Broder 1997) with FineWeb's parameters.
-
-    Two documents are linked when all hashes of one bucket agree; of a connected cluster the longest document stays,
-    among equals the one with the smallest id. The similarity at which half are found is about (1 / buckets) ^ (1 /
-    hashes_per_bucket), 0.72 for 14 x 8.
-    """
-
-    kind: Literal["minhash"] = "minhash"
-    buckets: int = Field(14, ge=1, le=256, description="Groups of hashes; one equal group links two documents.")
-    hashes_per_bucket: int = Field(8, ge=1, le=64, description="Hashes that must agree within a group.")
-    ngram_words: int = Field(5, ge=1, le=32, description="Words per shingle; shorter documents are never duplicates.")
-    hash: Literal["combined", "sha1"] = Field(
-        "combined",
-        description="64-bit hash of a shingle: combined from its words', or FineWeb's sha1, which is slower.",
-    )
-    seed: int = Field(1, ge=0, le=(1 << 32) - 1, description="Seed of the hash permutations.")
-
-
-class DeduplicateConfig(Section):
-    """Which duplicates are dropped; exact ones first, near ones among the rest."""
-
-    exact: Annotated[ExactDuplicates | KeepDuplicates, Field(discriminator="kind")] = Field(
-        ExactDuplicates(), description="Documents with the same text."
-    )
-    minhash: Annotated[MinhashDuplicates | KeepDuplicates, Field(discriminator="kind")] = Field(
-        MinhashDuplicates(), description="Documents with nearly the same text."
-    )
 
 
 class SplitConfig(Section):
@@ -91,6 +50,10 @@ class DocumentsConfig(Section):
 
     shards: int = Field(8, ge=1, le=4096, description="Number of files; a document's file follows from its id.")
     batch_bytes: int = Field(8_000_000, ge=1, description="UTF-8 bytes of text per record batch, about: memory in use.")
+    copies: tuple[Literal["parquet", "jsonl.zst"], ...] = Field(
+        (),
+        description="Formats that documents are written in for other tools, beside the Arrow that later stages read.",
+    )
 
 
 class CrawlConfig(Section):

@@ -3,32 +3,25 @@
 import random
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from data_pipeline.dedup.cluster import clusters
-from data_pipeline.dedup.exact import same_text, text_hashes
 from data_pipeline.dedup.minhash import Signer
 from data_pipeline.dedup.permute import PRIME, Permutations, modulo_prime
 from data_pipeline.dedup.simplify import simplify
 from data_pipeline.dedup.words import SimplifyingSplitter
-from data_pipeline.document import document_schema
 from data_pipeline.rules.chunk import EnglishChunks
-from data_pipeline.stages.duplicates import find_duplicates, sign_file
-from llmsys.config.data import DeduplicateConfig, MinhashDuplicates
-from llmsys.shards import ShardWriter, read_batches
+from llmsys.config.deduplicate import MinhashDuplicates
+from tests.helpers.deduplicated import deduplicated, document
 from tests.reference import minhash as plain
 
 FOX = "The Quick-Brown fox doesn't jump over 3.14 lazy dogs; it sleeps."
 CAFE = "Crème brûlée, naïve café: 1,000 ways\n\nto say ¡hola! — and １２ more… 日本語。テスト"
 LETTERS = ["".join(letters) for letters in product("bdfgk", "aeiou", "lmnrst", "ax")]
 LOOSE = MinhashDuplicates(buckets=12, hashes_per_bucket=3, ngram_words=3)
-
-
-def silent(amount: float, dropped: int) -> None:
-    pass
 
 
 def near_copies(seed: int) -> list[tuple[str, str]]:
@@ -44,25 +37,10 @@ def near_copies(seed: int) -> list[tuple[str, str]]:
     return [(f"{choose.getrandbits(128):032x}", text) for text in texts]
 
 
-def kept_by_stages(folder: Path, documents: list[tuple[str, str]], config: DeduplicateConfig, files: int) -> set[str]:
+def kept_by_stages(folder: Path, documents: list[tuple[str, str]], files: int, **config: Any) -> set[str]:
     """The ids that stay when the documents lie in this order in so many files."""
-    folder.mkdir()
-    schema = document_schema([])
-    signed = []
-    for number in range(files):
-        rows = documents[number::files]
-        with ShardWriter(folder / f"judged-{number}", schema, "zstd") as writer:
-            for start in range(0, len(rows), 7):
-                part = [{"id": name, "text": text} for name, text in rows[start : start + 7]]
-                writer.write(pa.RecordBatch.from_pylist(part, schema))
-        signed.append(folder / f"signed-{number}")
-        sign_file(silent, source=folder / f"judged-{number}", output=signed[-1], config=config)
-    find_duplicates(silent, sources=signed, output=folder / "duplicates", config=config)
-    kept = set()
-    for number, batch in enumerate(read_batches(folder / "duplicates")):
-        gone = set(batch.column("row").to_pylist())
-        kept |= {name for row, (name, _) in enumerate(documents[number::files]) if row not in gone}
-    return kept
+    rows = [document(name, text) for name, text in documents]
+    return {row["id"] for row in deduplicated(folder, rows, config, files)[0]}
 
 
 def test_simplified_text_equals_datatrove() -> None:
@@ -154,39 +132,51 @@ def test_clusters_and_survivors_equal_the_plain_twin_in_any_order(tmp_path: Path
         if signature is None:
             short[text] = min(name, short.get(text, name))
     expected = {name for name in expected if dict(documents)[name] not in short} | set(short.values())
-    config = DeduplicateConfig(minhash=LOOSE)
     assert 0 < len(expected) < len(documents)
-    for files in (1, 3):
+    for files, keys in ((1, {"kind": "sorted"}), (3, {"kind": "sorted", "keys_per_task": 100}), (2, {"kind": "bloom"})):
         random.Random(files).shuffle(documents)
-        assert kept_by_stages(tmp_path / str(files), documents, config, files) == expected
+        found = kept_by_stages(tmp_path / str(files), documents, files, minhash=LOOSE.model_dump(), keys=keys)
+        assert found == expected
 
 
 def test_of_equal_texts_the_smallest_id_stays(tmp_path: Path) -> None:
-    config = DeduplicateConfig.model_validate({"minhash": {"kind": "none"}})
     documents = [("c", "same"), ("a", "same"), ("b", "same"), ("d", "other"), ("e", "same ")]
-    assert kept_by_stages(tmp_path / "x", documents, config, 2) == {"a", "d", "e"}
+    assert kept_by_stages(tmp_path / "x", documents, 2, minhash={"kind": "none"}) == {"a", "d", "e"}
 
 
 def test_of_a_cluster_the_longest_stays_then_the_smallest_id(tmp_path: Path) -> None:
     text = " ".join(LETTERS[:100])
     documents = [("a", text), ("z", text + " more"), ("y", text + " most"), ("b", "unrelated " * 9)]
-    config = DeduplicateConfig.model_validate({"exact": {"kind": "none"}})
-    assert kept_by_stages(tmp_path / "x", documents, config, 2) == {"y", "b"}
+    assert kept_by_stages(tmp_path / "x", documents, 2, exact={"kind": "none"}) == {"y", "b"}
 
 
 def test_the_same_record_twice_stays_once(tmp_path: Path) -> None:
-    config = DeduplicateConfig()
-    kept = kept_by_stages(tmp_path / "x", [("a", FOX), ("a", FOX)], config, 2)
-    assert kept == {"a"}
-    batches = list(read_batches(tmp_path / "x" / "duplicates"))
-    assert [batch.num_rows for batch in batches] == [0, 1]  # the first in the crawl stays
+    rows = [document("a", FOX, file="first"), document("a", FOX, file="second")]
+    kept, gone = deduplicated(tmp_path / "x", rows, {}, files=2)
+    assert [row["file"] for row in kept] == ["first"]  # the first in the crawl stays
+    assert [(row["rule"], row["reason"]) for row in gone] == [
+        ("exact_duplicates", "exact_duplicates: same text with a, which stays of 2 documents")
+    ]
 
 
-def test_hashes_differ_in_both_halves() -> None:
-    hashes = text_hashes(["a", "b", "a", ""])
-    assert same_text(hashes).tolist() == [[0, 2]]
-    hashes[1] = [hashes[0][0], hashes[1][1]]
-    assert same_text(hashes).tolist() == [[0, 2]]
+CAPTURES = [("a", "2024-05-01T00:00:00Z", "long text"), ("b", "2024-06-01T00:00:00Z", "text"), ("c", "", "any text")]
+
+
+@pytest.mark.parametrize(("keep", "stays"), [("latest", "b"), ("earliest", "a"), ("longest", "a")])
+def test_of_one_url_the_capture_that_is_asked_for_stays(tmp_path: Path, keep: str, stays: str) -> None:
+    rows = [document(name, text, url="https://x.org/", date=date) for name, date, text in CAPTURES]
+    rows += [document("d", "without", url=None), document("e", "without an address", url=None)]
+    config = {"url": {"kind": "url", "keep": keep}, "minhash": {"kind": "none"}}
+    for order in (rows, rows[::-1]):
+        kept, gone = deduplicated(tmp_path / order[0]["id"], order, config, files=2)
+        assert {row["id"] for row in kept} == {stays, "d", "e"}
+        assert {row["reason"] for row in gone} == {f"url_duplicates: same url with {stays}, which stays of 3 documents"}
+
+
+def test_a_copy_of_a_dropped_capture_stays_when_nothing_else_has_its_text(tmp_path: Path) -> None:
+    captures = [document("a", "old", url="u", date="2020"), document("b", "new", url="u", date="2021")]
+    kept, _ = deduplicated(tmp_path / "x", [*captures, document("c", "old")], {"url": {"kind": "url"}})
+    assert {row["id"] for row in kept} == {"b", "c"}
 
 
 def test_clusters_do_not_depend_on_the_order_of_pairs() -> None:

@@ -1,0 +1,70 @@
+"""What was decided about the rows of a judged file: which to drop and why, or what to take out of their texts.
+
+Reads and writes Arrow files with one record batch per judged file, so that whoever reads a judged file finds what
+concerns it, and nothing else, in each of the files that the comparing tasks have written.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from llmsys.shards import ShardWriter, read_batches
+
+# kept: the id that stays; earlier: the dataset it stays in, "" for this one; size: documents of the group.
+DROP_SCHEMA = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("rule", pa.string()),
+        ("kept", pa.string()),
+        ("earlier", pa.string()),
+        ("size", pa.int64()),
+    ]
+)
+PLACE_SCHEMA = pa.schema([("row", pa.int64()), ("place", pa.int32())])  # a unit or a string of a row, by its place
+VALUE_SCHEMA = pa.schema([("high", pa.uint64())])
+
+
+def write_decisions(path: Path, schema: pa.Schema, source: Any, columns: Mapping[str, Any], sources: int) -> None:
+    """Write rows of `columns`, which come from the judged files numbered in `source`, sorted by file and first column.
+
+    Args:
+        path: the file to write.
+        schema: its columns.
+        source: the judged file of each row.
+        columns: numpy arrays or lists, as long as `source`.
+        sources: how many judged files there are.
+    """
+    table = [pa.array(columns[field.name], field.type) for field in schema]
+    keys = [np.asarray(columns[field.name]) for field in reversed(schema) if not pa.types.is_string(field.type)]
+    order = np.lexsort([*keys, source])
+    edges = np.searchsorted(np.asarray(source)[order], np.arange(sources + 1))
+    batch = pa.record_batch(table, schema=schema).take(pa.array(order))
+    with ShardWriter(path, schema) as writer:
+        for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            writer.write(batch.slice(begin, end - begin))
+
+
+def read_decisions(paths: Sequence[Path], source: int) -> pa.RecordBatch | None:
+    """Return what all files say about one judged file, in the order of their first column; None without files."""
+    if not paths:
+        return None
+    table = pa.Table.from_batches([next(read_batches(path, [source])) for path in paths])
+    table = table.sort_by([(name, "ascending") for name in table.schema.names])
+    return table.combine_chunks().to_batches()[0] if table.num_rows else next(read_batches(paths[0], [source]))
+
+
+def dropped_in(paths: Sequence[Path], source: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the rows of a judged file that are dropped, sorted."""
+    rows = [next(read_batches(path, [source])).column("row").to_numpy() for path in paths]
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *rows]))
+
+
+def without_rows(rows: Any, dropped: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
+    """Return a mask of the rows that are not among the sorted dropped ones."""
+    if not len(dropped):
+        return np.ones(len(rows), np.bool_)
+    places = np.minimum(np.searchsorted(dropped, rows), len(dropped) - 1)
+    return dropped[places] != rows

@@ -1,0 +1,32 @@
+"""The names of what deduplication does: rules in their order, what each tests, and how a drop reads.
+
+Reads the config, gives names and reasons; imports nothing of the pipeline.
+"""
+
+from llmsys.config.deduplicate import DeduplicateConfig
+
+URL, EXACT, SPANS = "url_duplicates", "exact_duplicates", "duplicate_spans"
+NEAR, SUBSTRING = "near_duplicates", "duplicate_substrings"
+
+_TESTS = {URL: "same url", EXACT: "same text", NEAR: "shares a bucket"}
+
+
+def asked_rules(config: DeduplicateConfig) -> list[str]:
+    """Return the rules of a config in the order in which they act."""
+    kinds = {
+        URL: config.url.kind,
+        EXACT: config.exact.kind,
+        SPANS: config.spans.kind,
+        NEAR: config.minhash.kind,
+        SUBSTRING: config.substring.kind,
+    }
+    return [rule for rule, kind in kinds.items() if kind != "none"]
+
+
+def duplicate_verdict(rule: str, kept: str, earlier: str, size: int) -> tuple[str, float | None, float | None, str]:
+    """Return test, value, threshold and reason of a document that another one stays for."""
+    test = _TESTS[rule]
+    if earlier:
+        test = f"{test} as an earlier dataset" if rule != NEAR else f"{test} with an earlier dataset"
+        return test, float(size), 1.0, f"{rule}: {_TESTS[rule]} with {kept} of the earlier dataset {earlier}"
+    return test, float(size), 1.0, f"{rule}: {test} with {kept}, which stays of {size} documents"

@@ -1,0 +1,244 @@
+"""The stages between judging and collecting: what is compared, in what order, and what each comparison sees.
+
+    sign ─ same_url ─ same_text ─ (units ─ same_units ─ take_out) ─ link ─ near ─ (anchors … take_out_strings) ─ collect
+
+Every comparison is a map over files (keys) and an exchange between maps (one range of all keys per task). What is not
+asked for adds no stage. Reads judged files, gives what is left of them and the decisions that are still to be applied.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from data_pipeline.dedup.index import (
+    INDEX,
+    INDEX_FILE,
+    IndexPart,
+    index_content,
+    index_name,
+    open_earlier,
+)
+from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA
+from data_pipeline.dedup.naming import EXACT, NEAR, URL
+from data_pipeline.graph import Task, Workshop
+from data_pipeline.journal import Record
+from data_pipeline.stages.collect import Source
+from data_pipeline.stages.keep_index import index_file, write_index
+from data_pipeline.stages.link import drop_near, link_range
+from data_pipeline.stages.same import Range, drop_same
+from data_pipeline.stages.sign import sign_file
+from llmsys.config.data import CrawlConfig
+from llmsys.config.deduplicate import KeptIndex, MinhashDuplicates, UrlDuplicates
+
+Stage = Callable[[str, list[Task], str], list[Record]]
+
+DEDUPLICATION_STAGES = ("sign", "same_url", "same_text", "link", "near", "keep_index", "name_index")
+
+
+@dataclass(frozen=True)
+class Left:
+    """What is left of the judged files.
+
+    Attributes:
+        names: of the files.
+        kept: per file the record of whatever wrote its documents last; its first output holds them.
+        dropped: records, one per file and stage, whose second output holds dropped documents.
+        decisions: records whose first output says what is to be dropped of `kept` and is not yet.
+        rules: the rules of these decisions, in their order.
+    """
+
+    names: Sequence[str]
+    kept: Sequence[Record]
+    dropped: Sequence[Sequence[Record]]
+    decisions: Sequence[Record] = ()
+    rules: Sequence[str] = ()
+
+    def decided(self, rule: str, records: Sequence[Record]) -> "Left":
+        """Return the same with more decisions."""
+        return replace(self, decisions=[*self.decisions, *records], rules=[*self.rules, rule])
+
+    @property
+    def changed(self) -> list[Record]:
+        """The records of stages that rewrote files, whose results count what they dropped."""
+        return [record for records in self.dropped[1:] for record in records]
+
+    @property
+    def digests(self) -> list[Any]:
+        """What a task that reads all of it depends on."""
+        files = [[record.digests[0] for record in self.kept], [record.digests for record in self.decisions]]
+        return [files, [[record.digests[1] for record in records] for records in self.dropped]]
+
+    def sources(self, folder: Path) -> list[Source]:
+        """Return what collecting reads."""
+        return [
+            Source(
+                kept=folder / record.outputs[0].name,
+                kept_batches=record.result["kept_batches"],
+                dropped=[(folder / gone.outputs[1].name, gone.result["dropped_batches"]) for gone in records],
+            )
+            for record, records in zip(self.kept, zip(*self.dropped, strict=True), strict=True)
+        ]
+
+
+@dataclass
+class Signed:
+    """Files of documents and keys of one state, and what was signed."""
+
+    records: Sequence[Record]
+    relations: Sequence[str]
+    parts: list[IndexPart] = field(default_factory=list)
+
+    def count(self, relation: str) -> int:
+        """Number of keys of a relation."""
+        return sum(record.result["keys"][relation] for record in self.records)
+
+
+class Deduplication:
+    """The comparisons that one config asks for."""
+
+    def __init__(self, data: CrawlConfig, workshop: Workshop, stage: Stage) -> None:
+        self.config, self.name = data.deduplicate, data.name
+        self.workshop, self.folder, self._stage = workshop, data.folder, stage
+        digest = workshop.journal.input_digest
+        self.earlier = [open_earlier(folder, self.config, digest) for folder in self.config.against]
+
+    def run(self, judged: Sequence[Record], names: Sequence[str]) -> Left:
+        """Do every comparison that is asked for."""
+        left = Left(names, judged, [judged])
+        asked = {"url": self.config.url.kind, "text": self.config.exact.kind, "near": self.config.minhash.kind}
+        relations = [relation for relation, kind in asked.items() if kind != "none"]
+        if not relations:
+            return left
+        signed = self._sign("sign", left, relations)
+        for relation, rule in (("url", URL), ("text", EXACT)):
+            if relation in relations:
+                left = left.decided(rule, self._same(relation, rule, left, signed))
+        if "near" in relations:
+            left = left.decided(NEAR, self._near(left, signed))
+        self._keep_index([(left, signed)])
+        return left
+
+    def path(self, record: Record, output: int = 0) -> Path:
+        """Where an output of a record lies."""
+        return self.folder / record.outputs[output].name
+
+    def paths(self, records: Sequence[Record], output: int = 0) -> list[Path]:
+        """Where an output of each record lies."""
+        return [self.path(record, output) for record in records]
+
+    def _sign(self, stage: str, left: Left, relations: Sequence[str]) -> Signed:
+        config = self.config
+        part: dict[str, Any] = {"relations": list(relations)}
+        part |= {"url": config.url.model_dump(mode="json")} if "url" in relations else {}
+        part |= {"minhash": config.minhash.model_dump(mode="json")} if "near" in relations else {}
+        tasks = []
+        for number, (record, name) in enumerate(zip(left.kept, left.names, strict=True)):
+            outputs = [f"work/{stage}/{name}.{relation}.arrow" for relation in ("documents", *relations)]
+            job = partial(
+                sign_file,
+                source=self.path(record),
+                number=number,
+                dropped=self.paths(left.decisions),
+                documents=self.folder / outputs[0],
+                keys={relation: self.folder / path for relation, path in zip(relations, outputs[1:], strict=True)},
+                url=config.url if isinstance(config.url, UrlDuplicates) else None,
+                minhash=config.minhash if isinstance(config.minhash, MinhashDuplicates) else None,
+            )
+            rows = sum(rows for _, rows in record.result["kept_batches"])
+            decides = [record.digests[0], [record.digests for record in left.decisions], part]
+            tasks.append(Task(f"{stage}/{name}", decides, outputs, job, rows))
+        return Signed(self._stage(stage, tasks, "document"), relations)
+
+    def ranges(
+        self, stage: str, keys: int, inputs: Sequence[Any], job_of: Callable[[int, int, Path], Callable[..., Any]]
+    ) -> list[Record]:
+        """Compare keys, one range of them per task; `job_of` gets number, ranges and output."""
+        ranges = max(1, math.ceil(keys / self.config.keys.keys_per_task))
+        tasks = []
+        for number in range(ranges):
+            output = f"work/{stage}/{number:05d}-of-{ranges:05d}.arrow"
+            job = job_of(number, ranges, self.folder / output)
+            tasks.append(Task(f"{stage}/{number:05d}-of-{ranges:05d}", [*inputs, number, ranges], [output], job, 1))
+        return self._stage(stage, tasks, "range")
+
+    def range_of(
+        self, records: Sequence[Record], output: int, schema: pa.Schema, dropped: Sequence[Record]
+    ) -> Callable[..., Range]:
+        """Return what makes the ranges of the keys in an output of records."""
+        sources, gone = self.paths(records, output), self.paths(dropped)
+        return partial(Range, sources, schema, gone, config=self.config.keys)
+
+    def _of_relation(self, relation: str, left: Left, signed: Signed) -> tuple[Callable[..., Range], list[Any]]:
+        """Ranges of the keys of a relation, here and in earlier datasets, and what they depend on."""
+        output = 1 + list(signed.relations).index(relation)
+        schema = BUCKET_SCHEMA if relation == "near" else ITEM_SCHEMA
+        make = self.range_of(signed.records, output, schema, left.decisions)
+        inputs: list[Any] = [[[record.digests[0], record.digests[output]] for record in signed.records]]
+        inputs += [[record.digests for record in left.decisions], [dataset.digest for dataset in self.earlier]]
+        return partial(make, earlier=self.earlier, relation=relation), inputs
+
+    def _same(self, relation: str, rule: str, left: Left, signed: Signed) -> list[Record]:
+        make, inputs = self._of_relation(relation, left, signed)
+        documents = self.paths(signed.records)
+
+        def job(number: int, ranges: int, output: Path) -> Callable[..., Any]:
+            part = make(number=number, ranges=ranges)
+            return partial(drop_same, rule=rule, part=part, documents=documents, output=output)
+
+        return self.ranges(f"same_{relation}", signed.count(relation), [inputs, rule], job)
+
+    def _near(self, left: Left, signed: Signed) -> list[Record]:
+        make, inputs = self._of_relation("near", left, signed)
+        documents = self.paths(signed.records)
+
+        def job(number: int, ranges: int, output: Path) -> Callable[..., Any]:
+            return partial(link_range, part=make(number=number, ranges=ranges), documents=documents, output=output)
+
+        links = self.ranges("link", signed.count("near"), inputs, job)
+        output = "work/near/near.arrow"
+        join = partial(drop_near, links=self.paths(links), documents=documents, earlier=self.earlier)
+        decides = [[record.digests for record in links], inputs]
+        task = Task("near/all", decides, [output], partial(join, output=self.folder / output), len(links))
+        return self._stage("near", [task], "range")
+
+    def _keep_index(self, states: Sequence[tuple[Left, Signed]]) -> None:
+        """Write the index of what is left, or take away one that is not asked for any more."""
+        path = f"{INDEX}/{INDEX_FILE}"
+        if not isinstance(self.config.index, KeptIndex):
+            (self.folder / path).unlink(missing_ok=True)
+            return
+        tasks, names = [], []
+        for state, (left, signed) in enumerate(states):
+            for number, (record, name) in enumerate(zip(signed.records, left.names, strict=True)):
+                names.append((f"{name}-{state}", signed.relations))
+                tasks.append(self._index_task(number, record, names[-1][0], left, signed.relations))
+        records = self._stage("keep_index", tasks, "document")
+        parts = [
+            IndexPart(name, record.result["rows"], tuple(relations))
+            for record, (name, relations) in zip(records, names, strict=True)
+        ]
+        files = {Path(output.name).name: output.digest for record in records for output in record.outputs}
+        content = index_content(self.name, parts, files, self.config)
+        job = partial(write_index, content=content, output=self.folder / path)
+        self._stage("name_index", [Task("name_index/all", [content], [path], job, 1)], "file")
+
+    def _index_task(self, number: int, record: Record, name: str, left: Left, relations: Sequence[str]) -> Task:
+        outputs = {relation: f"{INDEX}/{index_name(name, relation)}" for relation in ("documents", *relations)}
+        keys: Mapping[str, Path] = {
+            relation: self.path(record, place) for place, relation in enumerate(relations, start=1)
+        }
+        job = partial(
+            index_file,
+            number=number,
+            dropped=self.paths(left.decisions),
+            documents=self.path(record),
+            keys=keys,
+            outputs={relation: self.folder / path for relation, path in outputs.items()},
+        )
+        decides = [record.digests, [decision.digests for decision in left.decisions], number]
+        return Task(f"keep_index/{name}", decides, list(outputs.values()), job, record.result["rows"])

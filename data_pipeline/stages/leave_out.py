@@ -1,0 +1,55 @@
+"""Decisions about a judged file in, its batches without the documents that a duplicate stays for out, counted.
+
+Used by whoever reads a judged file after a comparison: the stages that take spans out, and collecting.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_pipeline.dedup.decisions import read_decisions
+from data_pipeline.dedup.naming import duplicate_verdict
+from data_pipeline.document import text_bytes
+from data_pipeline.funnel import Tally, dropped_rows
+
+_COLUMNS = ("row", "rule", "kept", "earlier", "size")
+
+
+class LeaveOut:
+    """Takes the dropped rows out of the batches of one judged file."""
+
+    def __init__(self, decisions: Sequence[Path], source: int, rules: Sequence[str], tally: Tally) -> None:
+        """Read what `decisions` say about the judged file number `source`; `rules` are theirs, in their order."""
+        table = read_decisions(decisions, source)
+        self._rows = table.column("row").to_numpy() if table is not None else np.zeros(0, np.int64)
+        self._table, self._rules, self._tally = table, rules, tally
+
+    def batch(self, batch: pa.RecordBatch, start: int) -> tuple[pa.RecordBatch, Any, list[dict[str, Any]]]:
+        """Return what stays of the rows from `start` on, a mask of them, and the dropped ones as rows of a table."""
+        first, last = np.searchsorted(self._rows, [start, start + batch.num_rows]).tolist()
+        stays = np.ones(batch.num_rows, np.bool_)
+        stays[self._rows[first:last] - start] = False
+        found = self._table.slice(first, last - first) if self._table is not None and last > first else None
+        rule_of = np.array(found.column("rule").to_pylist() if found else [], object)
+        gone = batch.take(pa.array(self._rows[first:last] - start))
+        drops: list[dict[str, Any]] = []
+        documents, size = batch.num_rows, int(text_bytes(batch.column("text")).sum())
+        sizes = text_bytes(gone.column("text"))
+        for rule in self._rules:
+            flags = rule_of == rule
+            self._tally.count(rule, documents_in=documents, bytes_in=size)
+            documents, size = documents - int(flags.sum()), size - int(sizes[flags].sum())
+            self._tally.count(rule, documents_out=documents, bytes_out=size)
+            if flags.any() and found is not None:
+                mask = pa.array(flags)
+                drops += dropped_rows(gone.filter(mask).to_pylist(), rule, _verdicts(found.filter(mask)))
+        self._tally.drop(drops)
+        return batch.filter(pa.array(stays)), stays, drops
+
+
+def _verdicts(decisions: pa.RecordBatch) -> list[tuple[str, float | None, float | None, str]]:
+    columns = [decisions.column(name).to_pylist() for name in _COLUMNS[1:]]
+    return [duplicate_verdict(rule, kept, earlier, size) for rule, kept, earlier, size in zip(*columns, strict=True)]

@@ -1,0 +1,105 @@
+"""MinHash keys in, clusters of near copies and the one document of each that stays out.
+
+`link_range` finds, for one range of keys, documents with an equal key in the same bucket, and writes a forest of links;
+`drop_near` joins the forests (union-find over their links) and drops all but the longest document of each cluster,
+among equals the one with the smallest id. A cluster that touches an earlier dataset is dropped whole.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_pipeline.dedup.cluster import Indices, components, forest
+from data_pipeline.dedup.decisions import DROP_SCHEMA, write_decisions
+from data_pipeline.dedup.group import repeated
+from data_pipeline.dedup.index import EarlierDataset
+from data_pipeline.dedup.keys import Columns, taken
+from data_pipeline.dedup.names import DocumentNames, DocumentTable
+from data_pipeline.dedup.naming import NEAR
+from data_pipeline.executors.event import Report
+from data_pipeline.stages.same import Range
+from data_pipeline.stages.sign import id_halves
+from llmsys.shards import ShardWriter, read_batches
+
+LINK_SCHEMA = pa.schema([("left", pa.int64()), ("right", pa.int64())])
+
+
+def link_range(report: Report, *, part: Range, documents: Sequence[Path], output: Path) -> dict[str, Any]:
+    """Write the forest of the links of one range; progress is in ranges.
+
+    Documents are numbered through: those of the judged files, then those of the earlier datasets.
+    """
+    items = part.items()
+    items = taken(items, repeated(items["high"]))
+    starts = DocumentTable(documents).starts
+    first_earlier = starts[-1] + np.cumsum([0, *(dataset.rows for dataset in part.earlier)])
+    own = items["age"] == 1
+    numbers = items["row"].copy()
+    numbers[own] += starts[items["source"][own]]
+    numbers[~own] += first_earlier[items["source"][~own]]
+    links = forest(_equal_neighbours(items, numbers))
+    with ShardWriter(output, LINK_SCHEMA) as writer:
+        columns = [pa.array(np.ascontiguousarray(links[:, side])) for side in (0, 1)]
+        writer.write(pa.record_batch(columns, schema=LINK_SCHEMA))
+    report(1, 0)
+    return part.counts(len(links))
+
+
+def _equal_neighbours(items: Columns, numbers: Indices) -> Indices:
+    """Pairs of documents that follow each other among those with one key in one bucket."""
+    order = np.lexsort([numbers, items["low"], items["high"]])
+    high, low, numbers = items["high"][order], items["low"][order], numbers[order]
+    equal = (high[1:] == high[:-1]) & (low[1:] == low[:-1]) & (numbers[1:] != numbers[:-1])
+    return np.stack([numbers[:-1][equal], numbers[1:][equal]], axis=1)
+
+
+def drop_near(
+    report: Report, *, links: Sequence[Path], documents: Sequence[Path], earlier: Sequence[EarlierDataset], output: Path
+) -> dict[str, Any]:
+    """Write the documents that a near copy stays for; progress is in files of links."""
+    joined = np.zeros((0, 2), np.int64)
+    for path in links:
+        for batch in read_batches(path):
+            pairs = np.stack([batch.column(name).to_numpy() for name in ("left", "right")], axis=1)
+            joined = forest(np.concatenate([joined, pairs]))
+        report(1, 0)
+    members, label = components(joined)
+    table = DocumentTable(documents)
+    order = _best_first(members, label, table)
+    members, label = members[order], label[order]
+    fresh = np.diff(label, prepend=-1) != 0
+    cluster = np.cumsum(fresh) - 1
+    sizes = np.bincount(cluster, minlength=0).astype(np.int64)
+    gone = np.flatnonzero(~fresh & (members < table.starts[-1]))
+    kept, datasets = _names(members[np.flatnonzero(fresh)][cluster[gone]], table, documents, earlier)
+    dropped = members[gone]
+    source = table.source_of(dropped)
+    columns = {"row": dropped - table.starts[source], "rule": [NEAR] * len(gone), "kept": kept, "earlier": datasets}
+    write_decisions(output, DROP_SCHEMA, source, {**columns, "size": sizes[cluster[gone]]}, len(documents))
+    return {"clusters": int(fresh.sum()), "linked": len(members), "later": len(gone)}
+
+
+def _best_first(members: Indices, label: Indices, table: DocumentTable) -> Any:
+    """The order by cluster, then earlier datasets, then longest, smallest id, first in the crawl."""
+    own = members < table.starts[-1]
+    characters = np.zeros(len(members), np.int64)
+    characters[own] = table.take(members[own], "characters").to_numpy()
+    halves = np.zeros((len(members), 2), np.uint64)
+    halves[own] = id_halves(table.take(members[own], "id").to_pylist())
+    return np.lexsort([members, halves[:, 1], halves[:, 0], -characters, own, label])
+
+
+def _names(
+    numbers: Indices, table: DocumentTable, documents: Sequence[Path], earlier: Sequence[EarlierDataset]
+) -> tuple[list[str], list[str]]:
+    """Ids, and datasets, of documents that are numbered through."""
+    own = numbers < table.starts[-1]
+    first_earlier = table.starts[-1] + np.cumsum([0, *(dataset.rows for dataset in earlier)])
+    source, row = table.source_of(numbers), numbers.copy()
+    row[own] -= table.starts[source[own]]
+    source[~own] = np.searchsorted(first_earlier, numbers[~own], side="right") - 1
+    row[~own] -= first_earlier[source[~own]]
+    return DocumentNames(documents, earlier).of_items({"age": own.astype(np.uint8), "source": source, "row": row})

@@ -1,0 +1,129 @@
+"""Documents in, what they are compared by out: ids and lengths, and keys of URLs, texts and MinHash buckets.
+
+Reads a judged file, writes one file of documents and one of keys for each comparison that the config asks for. Rows
+that an earlier comparison dropped are documents still, but have no keys.
+"""
+
+import re
+from binascii import unhexlify
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data_pipeline.dedup.decisions import dropped_in, without_rows
+from data_pipeline.dedup.exact import text_hashes
+from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA, Columns, KeyWriter, taken
+from data_pipeline.dedup.minhash import Signer
+from data_pipeline.executors.event import Report
+from llmsys.config.deduplicate import MinhashDuplicates, UrlDuplicates
+from llmsys.shards import ShardWriter, read_batches
+
+DOCUMENT_SCHEMA = pa.schema([("id", pa.string()), ("characters", pa.int64())])
+_HEXADECIMAL = re.compile(r"(?:[0-9a-f]{32})+")
+_LARGEST = (1 << 64) - 1
+
+
+@lru_cache(maxsize=1)
+def _signer(config: MinhashDuplicates) -> Signer:
+    """One signer per process: it remembers how words are split."""
+    return Signer(config)
+
+
+def sign_file(
+    report: Report,
+    *,
+    source: Path,
+    number: int,
+    dropped: Sequence[Path],
+    documents: Path,
+    keys: Mapping[str, Path],
+    url: UrlDuplicates | None,
+    minhash: MinhashDuplicates | None,
+) -> dict[str, Any]:
+    """Write the documents of a judged file and its keys, by relation ("url", "text", "near"); progress is in documents.
+
+    Args:
+        report: told how many documents are done.
+        source: the judged file.
+        number: its number among the judged files, for finding what was dropped of it.
+        dropped: files of decisions.
+        documents: where ids and lengths go.
+        keys: where the keys of each relation go.
+        url: how captures of a URL are ranked.
+        minhash: parameters of the signatures.
+    """
+    gone = dropped_in(dropped, number)
+    row = 0
+    with ExitStack() as stack:
+        table = stack.enter_context(ShardWriter(documents, DOCUMENT_SCHEMA))
+        schemas = {name: BUCKET_SCHEMA if name == "near" else ITEM_SCHEMA for name in keys}
+        writers = {name: stack.enter_context(KeyWriter(path, schemas[name])) for name, path in keys.items()}
+        for batch in read_batches(source):
+            lengths = pc.utf8_length(batch.column("text"))
+            table.write(pa.record_batch([batch.column("id"), lengths], schema=DOCUMENT_SCHEMA))
+            rows = np.arange(row, row + batch.num_rows)
+            stays = without_rows(rows, gone)
+            batch, rows = batch.filter(pa.array(stays)), rows[stays]
+            if "url" in writers and url is not None:
+                writers["url"].write(_url_items(batch, rows, url))
+            if "text" in writers:
+                writers["text"].write(_items(text_hashes(batch.column("text").to_pylist()), rows, *_id_ranks(batch)))
+            if "near" in writers and minhash is not None:
+                writers["near"].write(_bucket_keys(batch.column("text"), rows, minhash))
+            row += len(stays)
+            report(len(stays), 0)
+    return {"rows": row, "keys": {name: writer.count for name, writer in writers.items()}}
+
+
+def _items(hashes: Any, rows: Any, rank: Any, tie: Any) -> Columns:
+    place = np.zeros(len(rows), np.int32)
+    return {"high": hashes[:, 0], "low": hashes[:, 1], "rank": rank, "tie": tie, "row": rows, "place": place}
+
+
+def _url_items(batch: pa.RecordBatch, rows: Any, config: UrlDuplicates) -> Columns:
+    """Keys of URLs, ranked so that the smallest stays; a document without a URL has none."""
+    ids = _id_ranks(batch)[0]
+    if config.keep == "longest":
+        rank = np.uint64(_LARGEST) - pc.utf8_length(batch.column("text")).to_numpy().astype(np.uint64)
+    else:
+        dates = [_date_number(date or "") for date in batch.column("date").to_pylist()]
+        rank = np.array(
+            [date or _LARGEST if config.keep == "earliest" else _LARGEST - date for date in dates], np.uint64
+        )
+    urls = [url or "" for url in batch.column("url").to_pylist()]
+    return taken(_items(text_hashes(urls), rows, rank, ids), np.array([bool(url) for url in urls], np.bool_))
+
+
+def _date_number(date: str) -> int:
+    """A date such as 2024-05-01T12:00:00Z as the number of its first fourteen digits, 0 without any."""
+    digits = re.sub(r"\D", "", date)[:14]
+    return int(digits.ljust(14, "0")) if digits else 0
+
+
+def _id_ranks(batch: pa.RecordBatch) -> tuple[Any, Any]:
+    halves = id_halves(batch.column("id").to_pylist())
+    return halves[:, 0], halves[:, 1]
+
+
+def id_halves(ids: Sequence[str]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Return ids as numbers (N, 2) in the same order; ids that are not 32 hex digits count by their first 16 bytes."""
+    text = "".join(ids)
+    whole = _HEXADECIMAL.fullmatch(text) and all(len(name) == 32 for name in ids)
+    data = unhexlify(text) if whole else b"".join(name.encode()[:16].ljust(16, b"\0") for name in ids)
+    return np.frombuffer(data, ">u8").astype(np.uint64).reshape(-1, 2)
+
+
+def _bucket_keys(texts: pa.Array, rows: Any, config: MinhashDuplicates) -> Columns:
+    keys, present = _signer(config).bucket_keys(texts)
+    buckets = config.buckets
+    return {
+        "high": keys[present].ravel(),
+        "low": np.tile(np.arange(buckets, dtype=np.uint16), int(present.sum())),
+        "row": np.repeat(rows[present], buckets),
+    }

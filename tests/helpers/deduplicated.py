@@ -1,0 +1,76 @@
+"""Documents laid out as judged files, and what deduplication leaves of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from data_pipeline.deduplication import Deduplication, Left
+from data_pipeline.document import DROPPED_SCHEMA, document_schema
+from data_pipeline.graph import Task, Workshop
+from data_pipeline.journal import Record
+from data_pipeline.stages.collect import collect_shard
+from llmsys.config.data import CrawlConfig
+from llmsys.config.executor import InlineExecutor
+from llmsys.lock import folder_lock
+from llmsys.shards import ShardWriter, read_batches
+
+Document = dict[str, Any]
+
+
+def document(name: str, text: str, **fields: Any) -> Document:
+    """A judged document with an id and a text."""
+    return {"id": name, "text": text, "url": f"https://x.org/{name}", "date": "", "file": "f", "offset": 0, **fields}
+
+
+def _judged(folder: Path, rows: Sequence[Document], batch: int) -> Record:
+    """Write a judged file and return the record of the task that might have written it."""
+    schema = document_schema([])
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with ShardWriter(folder, schema, "zstd") as writer:
+        counts = []
+        for start in range(0, len(rows), batch):
+            part = rows[start : start + batch]
+            writer.write(pa.RecordBatch.from_pylist(part, schema))
+            counts.append([0, len(part)])
+    dropped = folder.with_suffix(".dropped.arrow")
+    with ShardWriter(dropped, DROPPED_SCHEMA, "zstd"):
+        pass
+    outputs = [{"name": f"work/{p.name}", "size": 0, "modified_ns": 0, "digest": str(p)} for p in (folder, dropped)]
+    result = {"kept_batches": counts, "dropped_batches": []}
+    return Record.model_validate({"key": "k", "outputs": outputs, "result": result})
+
+
+def deduplicated(
+    folder: Path, documents: Sequence[Document], deduplicate: dict[str, Any], files: int = 1, batch: int = 7
+) -> tuple[list[Document], list[Document]]:
+    """Return the documents that stay, and the dropped ones, when they lie in this order in so many files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = CrawlConfig.model_validate({"name": folder.name, "folder": folder, "deduplicate": deduplicate})
+    records = [_judged(folder / "work" / f"{n}.arrow", documents[n::files], batch) for n in range(files)]
+    with folder_lock(folder) as lock:
+        workshop = Workshop(folder, InlineExecutor(), lock)
+
+        def stage(name: str, tasks: list[Task], unit: str) -> list[Record]:
+            return workshop.stage(name, tasks, unit=unit, code="")
+
+        left = Deduplication(data, workshop, stage).run(records, [str(number) for number in range(files)])
+        workshop.close()
+    return _collected(folder, left)
+
+
+def _collected(folder: Path, left: Left) -> tuple[list[Document], list[Document]]:
+    outputs = folder / "kept.arrow", folder / "gone.arrow"
+    collect_shard(
+        lambda amount, dropped: None,
+        shard=0,
+        sources=left.sources(folder),
+        decisions=[folder / record.outputs[0].name for record in left.decisions],
+        rules=left.rules,
+        documents=outputs[0],
+        dropped=outputs[1],
+        batch_bytes=1 << 20,
+    )
+    kept, gone = ([row for batch in read_batches(path) for row in batch.to_pylist()] for path in outputs)
+    return kept, gone

@@ -5,11 +5,12 @@ starting values, each rank only its own slices.
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from llmsys.model.block import Block
@@ -18,6 +19,7 @@ from llmsys.parallel.context import divide_attention
 from llmsys.parallel.expert import AllToAllDispatcher
 from llmsys.parallel.mesh import Meshes
 from llmsys.parallel.parts import Parts, divide_positions
+from llmsys.parallel.reduce_scatter import sum_over_ranks_of
 from llmsys.parallel.slices import local_slice
 from llmsys.parallel.tensor import divide_feed_forwards, split_matrices
 
@@ -60,23 +62,18 @@ def shard_parameters(
 ) -> None:
     """FSDP2 over the model: fp32 masters in shards, `compute_dtype` in the forward, gradients summed in fp32.
 
-    FSDP divides by the world size; we divide by the global number of targets instead, once and in the loss, so the
-    factor is set to 1. gloo then needs plain sums (`set_force_sum_reduction_for_comms`). With `offload` of the state
-    shards live in host memory, and weights cross over as they are gathered; where the host computes nothing moves.
+    With `offload` of the state shards live in host memory, and weights cross over as they are gathered; where the host
+    computes nothing moves.
     """
     pinned = torch.cuda.is_available()
     storage = OffloadPolicy() if offload == "none" else CPUOffloadPolicy(pin_memory=pinned)
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    units: list[tuple[Any, DeviceMesh]] = [(block, meshes.dense) for block in _blocks(model)] + [(model, meshes.whole)]
     if meshes.expert_shard is not None:
-        for layer in model.moe_layers():
-            fully_shard(layer.experts, mesh=meshes.expert_shard, mp_policy=policy, offload_policy=storage)
-    for block in _blocks(model):
-        fully_shard(block, mesh=meshes.dense, mp_policy=policy, offload_policy=storage)
-    fully_shard(model, mesh=meshes.whole, mp_policy=policy, offload_policy=storage)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
+        units = [(layer.experts, meshes.expert_shard) for layer in model.moe_layers()] + units
+    for module, mesh in units:
+        fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=storage)
+        sum_over_ranks_of(module, mesh)
 
 
 def _blocks(model: Transformer) -> list[Block]:

@@ -5,11 +5,14 @@ that is missing is named before the crawl is read, not hours later.
 """
 
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 
 from data_pipeline.journal import Journal
+from llmsys.config.custom_rules import FasttextClassifierConfig, PerplexityConfig
 from llmsys.config.data import CrawlConfig
-from llmsys.errors import DataError
+from llmsys.config.text import RuleConfig
+from llmsys.errors import ConfigError, DataError
 
 
 def side_files(data: CrawlConfig) -> Iterator[tuple[str, Path]]:
@@ -31,8 +34,31 @@ def rule_files(data: CrawlConfig) -> list[Path]:
     return [path for key, path in side_files(data) if key.startswith("data.rules")]
 
 
+def rule_libraries(data: CrawlConfig) -> list[str]:
+    """Return the versions of libraries that only some rules need; ConfigError when one is not installed."""
+    return [found for rule in data.rules for found in _library(rule)]
+
+
+def _library(rule: RuleConfig) -> Iterator[str]:
+    match rule:
+        case FasttextClassifierConfig():
+            package, extra, instead = "fasttext-predict", "fasttext", ""
+        case PerplexityConfig(reader="kenlm"):
+            package, extra, instead = "kenlm", "kenlm", " (cmake and a C++ compiler build it), or set reader: arpa"
+        case _:
+            return
+    try:
+        yield f"{package}=={metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        raise ConfigError(
+            f"the rule {rule.kind} needs the package {package}, which is not installed. "
+            f"Install it with: pip install 'llmsys[{extra}]'{instead}."
+        ) from None
+
+
 def require_side_files(data: CrawlConfig) -> None:
-    """Raise DataError for the first file that is not there."""
+    """Raise DataError for the first file that is not there, ConfigError for a library that is not installed."""
+    rule_libraries(data)
     for key, path in side_files(data):
         if not path.is_file():
             what = "is a folder" if path.is_dir() else "does not exist"

@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from data_pipeline.rules.batch import TextBatch
 from data_pipeline.rules.entry_list import entries_of
-from data_pipeline.rules.verdict import Verdicts
+from data_pipeline.rules.verdict import Limit, Verdicts
 from data_pipeline.rules.word_pattern import any_of
 from llmsys.config.custom_rules import BadWordsConfig
 
 ANY_LANGUAGE = "any"
 _WITHOUT_SPACES = ("ja", "th", "zh")
-_TEST = "listed words"
+_TEST = "share of listed words"
 
 
 class BadWords:
@@ -35,6 +35,8 @@ class BadWords:
 
     def __init__(self, config: BadWordsConfig, language: str = ANY_LANGUAGE) -> None:
         self._config = config
+        shares = config.action == "drop_page" and not config.keep_fraction
+        self.limits = [Limit(_TEST, "share", "above", config.max_share)] if shares else []
         words = [
             (entry.lower(), one.language if one.language != ANY_LANGUAGE else language)
             for one in config.words
@@ -85,7 +87,7 @@ class BadWords:
             np.full(len(batch), np.nan),
             {"lines": taken.astype(np.float64)},
             texts,
-            {f"line taken out: {_TEST}": taken},
+            {"line taken out: listed word": taken},
         )
 
     def _without(self, text: str) -> Sequence[str]:

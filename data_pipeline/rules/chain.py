@@ -11,16 +11,25 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from data_pipeline.rules.bad_words import ANY_LANGUAGE, BadWords
 from data_pipeline.rules.batch import Splitters, TextBatch
 from data_pipeline.rules.c4 import C4
 from data_pipeline.rules.c4_dolma import C4Dolma
+from data_pipeline.rules.classifier import Classifier
 from data_pipeline.rules.fineweb_quality import FinewebQuality
 from data_pipeline.rules.gopher_quality import GopherQuality
 from data_pipeline.rules.gopher_repetition import GopherRepetition
 from data_pipeline.rules.line_corrections import LineCorrections
 from data_pipeline.rules.native_text import NativeText
 from data_pipeline.rules.outcome import RuleOutcome
+from data_pipeline.rules.perplexity import Perplexity
 from data_pipeline.rules.verdict import Rule, Verdicts
+from llmsys.config.custom_rules import (
+    BadWordsConfig,
+    FasttextClassifierConfig,
+    LinearClassifierConfig,
+    PerplexityConfig,
+)
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, LineCorrectionsConfig
 from llmsys.config.native_text import NativeTextConfig
 from llmsys.config.text import (
@@ -41,10 +50,18 @@ class RuleChain:
     Args:
         rules: what to apply, in order; may be empty.
         splitters: where words come from; English by default.
+        language: of the documents; decides which lists of words are asked.
+        models: rules that hold a model, by config; chains that are given the same mapping load each model once.
     """
 
-    def __init__(self, rules: Sequence[RuleConfig], splitters: Splitters | None = None) -> None:
-        self._rules = [build(rule) for rule in rules]
+    def __init__(
+        self,
+        rules: Sequence[RuleConfig],
+        splitters: Splitters | None = None,
+        language: str = ANY_LANGUAGE,
+        models: dict[RuleConfig, Rule] | None = None,
+    ) -> None:
+        self._rules = [build(rule, language, models) for rule in rules]
         self._splitters = splitters or Splitters()
 
     def apply(self, texts: pa.Array) -> list[RuleOutcome]:
@@ -62,9 +79,16 @@ class RuleChain:
         return [_joined(outcomes) for outcomes in parts]
 
 
-def build(config: RuleConfig) -> Rule:
-    """The rule that a configuration describes."""
+def build(config: RuleConfig, language: str = ANY_LANGUAGE, models: dict[RuleConfig, Rule] | None = None) -> Rule:
+    """The rule that a configuration describes, for documents in a language."""
+    models = {} if models is None else models
     match config:
+        case BadWordsConfig():
+            return BadWords(config, language)
+        case FasttextClassifierConfig() | LinearClassifierConfig():
+            return models.get(config) or models.setdefault(config, Classifier(config))
+        case PerplexityConfig():
+            return models.get(config) or models.setdefault(config, Perplexity(config))
         case GopherRepetitionConfig():
             return GopherRepetition(config)
         case GopherQualityConfig():

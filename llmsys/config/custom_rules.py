@@ -91,9 +91,7 @@ class PerplexityConfig(Section):
     reader: Literal["kenlm", "arpa"] = Field(
         "kenlm", description="kenlm: the library, which is an extra; arpa: our own reader of ARPA files, slower."
     )
-    pieces: Path | None = Field(
-        None, description="SentencePiece model that splits lines; null: white space does."
-    )
+    pieces: Path | None = Field(None, description="SentencePiece model that splits lines; null: white space does.")
     normalize: Literal["ccnet", "none"] = Field(
         "ccnet", description="ccnet: lower case, no accents, digits as 0, plain punctuation, no control characters."
     )
@@ -103,9 +101,14 @@ class PerplexityConfig(Section):
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
+        problems = []
         if self.head_below > self.tail_above:
             message = f"{self.head_below:g} lies above tail_above={self.tail_above:g}, so that no middle is left"
-            refuse([Broken("head_below", f"{message}. Lower head_below or raise tail_above.")])
+            problems.append(Broken("head_below", f"{message}. Lower head_below or raise tail_above."))
+        if set(self.keep) in (set(), {"head", "tail"}):
+            kept = " and ".join(self.keep) or "nothing"
+            problems.append(Broken("keep", f"{kept} cannot stay alone. Keep neighbours, such as [head, middle]."))
+        refuse(problems)
         return self
 
     @property

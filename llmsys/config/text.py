@@ -10,6 +10,12 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
+from llmsys.config.custom_rules import (
+    BadWordsConfig,
+    FasttextClassifierConfig,
+    LinearClassifierConfig,
+    PerplexityConfig,
+)
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, Count, LineCorrectionsConfig, Share
 from llmsys.config.native_text import NativeTextConfig
 from llmsys.config.rule import Broken, refuse
@@ -113,6 +119,10 @@ RuleConfig = Annotated[
     | C4DatatroveConfig
     | C4DolmaConfig
     | LineCorrectionsConfig
+    | BadWordsConfig
+    | FasttextClassifierConfig
+    | LinearClassifierConfig
+    | PerplexityConfig
     | FinewebQualityConfig
     | NativeTextConfig,
     Field(discriminator="kind"),

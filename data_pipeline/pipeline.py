@@ -25,7 +25,7 @@ from data_pipeline.pairs.outcome import pairs_manifest
 from data_pipeline.pairs.pipeline import PairsPreparation
 from data_pipeline.quarantine import not_quarantined, without_block, without_pages
 from data_pipeline.readers.remote import is_remote
-from data_pipeline.side_files import digests_of, require_side_files, rule_files, url_files
+from data_pipeline.side_files import digests_of, require_side_files, rule_files, rule_libraries, url_files
 from data_pipeline.stages.collect import collect_shard
 from data_pipeline.stages.extract import extract_file
 from data_pipeline.stages.judge import judge_file
@@ -205,7 +205,7 @@ class _Preparation:
         rules = rules_by_language(self.data)
         part = self.data.model_dump(mode="json", include={"unicode", "language", "documents"}) | {"rules": rules}
         part["documents"].pop("copies")
-        files = digests_of(self.workshop.journal, rule_files(self.data))
+        files = digests_of(self.workshop.journal, rule_files(self.data)) + rule_libraries(self.data)
         part["files"] = files
         tasks = []
         for record, name in zip(extracted, names, strict=True):

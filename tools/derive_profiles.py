@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-import regex
+import regex  # type: ignore[import-untyped]
 
 from data_pipeline.rules.chunk import EnglishChunks
 from llmsys.config.native_text import Script
@@ -36,6 +36,7 @@ END_MARKS = {
     "Gujarati": "।",
     "Gurmukhi": "।",
 }
+ALSO = {"sr": ["Latin"], "az": ["Cyrillic"]}  # scripts of a language that the sentences do not show
 NAMES = {
     "af": "Afrikaans", "am": "Amharic", "ar": "Arabic", "az": "Azerbaijani", "be": "Belarusian", "bg": "Bulgarian",
     "bn": "Bengali", "bs": "Bosnian", "ca": "Catalan", "cs": "Czech", "cy": "Welsh", "da": "Danish", "el": "Greek",
@@ -57,7 +58,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sentences", type=Path)
     by_code: defaultdict[str, list[str]] = defaultdict(list)
-    for line in gzip.open(parser.parse_args().sentences).read().decode().split("\n"):
+    text = gzip.decompress(parser.parse_args().sentences.read_bytes()).decode()
+    for line in text.split("\n"):
         if line:
             one = json.loads(line)
             by_code[one["lang"]].append(one["text"])
@@ -73,10 +75,11 @@ def profile(code: str, sentences: Sequence[str]) -> str:
     words = [[word for found in chunks.split(text.split()) for word in found] for text in sentences]
     mean = mean_length([word for sentence in words for word in sentence])
     own = scripts("".join(sentences))
+    own += [script for script in ALSO.get(code, []) if script not in own]
     marks = "".join(END_MARKS.get(script, "") for script in own)
     low, high = (round(mean / ENGLISH_MEAN * limit, 1) for limit in ENGLISH_LIMITS)
     lines = [
-        f"{MARK}",
+        MARK,
         f"# {SOURCE}: {len(sentences)} sentences, {mean:.1f} characters per word.",
         f"name: {NAMES[code]}",
         f"scripts: [{', '.join(own)}]",
@@ -118,7 +121,8 @@ def stop_words(sentences: Sequence[Sequence[str]]) -> list[str]:
     """The words that most sentences hold, without those that begin with a capital."""
     counts = Counter(word for words in sentences for word in sorted(set(words)) if word.lower() == word)
     common = [(word, count) for word, count in counts.most_common(60) if all(map(_is_letter, word))]
-    return [word for i, (word, count) in enumerate(common[:MOST]) if i < FEWEST or count >= LEAST_SHARE * len(sentences)]
+    least = LEAST_SHARE * len(sentences)
+    return [word for i, (word, count) in enumerate(common[:MOST]) if i < FEWEST or count >= least]
 
 
 def _is_letter(character: str) -> bool:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 # What CLD2's check of its input refuses: controls other than white space, and code points that are no characters.
 _REFUSED = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
-_NO_CHARACTER = re.compile(f"[{''.join(chr((plane << 16) + end) for plane in range(1, 17) for end in (0xFFFE, 0xFFFF))}]")
+_PLANE_ENDS = "".join(chr((plane << 16) + end) for plane in range(1, 17) for end in (0xFFFE, 0xFFFF))
+_NO_CHARACTER = re.compile(f"[{_PLANE_ENDS}]")
 
 UNKNOWN = "und"
 

@@ -6,15 +6,14 @@ accuracy and makes long pages cheap.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from data_pipeline.language.bayes import bayes_model
-from data_pipeline.language.code import standard
-from data_pipeline.language.compact import UNKNOWN, compact_labels, detect
+from data_pipeline.language.code import BAYES_CODES, standard
+from data_pipeline.language.compact import UNKNOWN, detect
 from llmsys.config.language import LanguageConfig
 
 _Identified = tuple[list[str], npt.NDArray[np.float64]]
@@ -48,14 +47,6 @@ def keep_mask(codes: pa.Array, scores: pa.Array, config: LanguageConfig) -> pa.A
     return pa.array(sure & wanted)
 
 
-@lru_cache(maxsize=3)
-def known_codes(kind: str) -> frozenset[str]:
-    """The codes that an identifier of this kind may give."""
-    bayes = frozenset(map(standard, bayes_model().labels)) if kind != "cld2" else frozenset()
-    compact = frozenset(map(standard, compact_labels())) if kind != "py3langid" else frozenset()
-    return bayes | compact
-
-
 def _bayes(texts: Sequence[str]) -> _Identified:
     codes, scores = bayes_model().classify(texts)
     return [standard(code) for code in codes], scores
@@ -71,8 +62,7 @@ def _compact(texts: Sequence[str]) -> _Identified:
 def _combined(texts: Sequence[str]) -> _Identified:
     """py3langid's language and probability; CLD2's where it names a language that py3langid does not know."""
     codes, scores = _bayes(texts)
-    known = known_codes("py3langid") | {UNKNOWN}
     for number, (code, score) in enumerate(zip(*_compact(texts), strict=True)):
-        if code not in known:
+        if code not in BAYES_CODES and code != UNKNOWN:
             codes[number], scores[number] = code, score
     return codes, scores

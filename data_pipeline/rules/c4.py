@@ -15,7 +15,7 @@ import numpy as np
 
 from data_pipeline.rules.batch import TextBatch
 from data_pipeline.rules.verdict import Limit, Verdicts, first_broken
-from data_pipeline.rules.words import Integers, stretches
+from data_pipeline.rules.words import Integers, WordSplitter
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig
 
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
@@ -56,7 +56,7 @@ class C4:
 
     def judge(self, batch: TextBatch) -> Verdicts:
         """Verdicts and the rewritten texts."""
-        pages = [self._clean(text) for text in batch.texts]
+        pages = [self._clean(text, batch.splitters.language) for text in batch.texts]
         changes = _changes(batch, pages)
         statistics = {
             "characters": batch.characters.astype(np.float64),
@@ -68,16 +68,17 @@ class C4:
         verdicts = _also_failed(first_broken(self.limits, statistics, len(batch)), pages)
         return replace(verdicts, texts=["\n".join(page.lines).strip() for page in pages], changes=changes)
 
-    def _clean(self, text: str) -> _Page:
-        page = _Page()
+    def _clean(self, text: str, splitter: WordSplitter) -> _Page:
+        page, cut = _Page(), splitter.cut
         suspicious = _suspicious(text, self._brace)
         for whole_line in text.splitlines():
             line = whole_line.strip()
-            chunks = line.split()
+            chunks = cut(line)
             cited = "[" in line
             if cited:
                 line = _CITATION.sub("", line)
-            reason = self._reason(line, chunks)
+            words = cut(line) if cited else chunks
+            reason = self._reason(line, chunks, len(chunks if self._counts_before else words))
             if not reason and suspicious:
                 reason = _phrase(line, self._brace)
             if reason in _PAGE_TESTS:
@@ -87,18 +88,17 @@ class C4:
                 page.taken_out[reason] = page.taken_out.get(reason, 0) + 1
                 continue
             page.lines.append(line)
-            page.words.append(stretches(line, line.split() if cited else chunks))
+            page.words.append(splitter.stretches(line, words))
             page.citations += cited and len(line) < len(whole_line.strip())
         return page
 
-    def _reason(self, line: str, chunks: Sequence[str]) -> str:
+    def _reason(self, line: str, chunks: Sequence[str], num_words: int) -> str:
         """Why the form of a line takes it out, empty when it stays."""
         config = self._config
         if len(line) > config.max_word_length < max(map(len, chunks)):
             return "word too long"
         if config.end_marks and (not line.endswith(config.end_marks) or line.endswith(_ELLIPSIS)):
             return "no end mark"
-        num_words = len(chunks) if self._counts_before else len(line.split())
         return "too few words" if num_words < config.min_words_per_line else ""
 
     @staticmethod

@@ -4,6 +4,7 @@ Reads texts, drops pages that say `{`, `lorem ipsum` or `javascript` anywhere, a
 stays is not touched: a line keeps its white space, and its newline.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -32,7 +33,7 @@ class C4Dolma:
 
     def judge(self, batch: TextBatch) -> Verdicts:
         """Verdicts and the rewritten texts."""
-        pages = [self._clean(text) for text in batch.texts]
+        pages = [self._clean(text, batch.splitters.language.cut) for text in batch.texts]
         counts = np.array([page[1:] for page in pages], np.int64).reshape(len(pages), 4)
         lines, no_mark, few_words, kept = counts.T
         statistics = {
@@ -47,7 +48,7 @@ class C4Dolma:
         changes = {_NO_MARK: no_mark, _FEW_WORDS: few_words}
         return replace(verdicts, texts=[page[0] for page in pages], changes=changes)
 
-    def _clean(self, text: str) -> tuple[str, int, int, int, int]:
+    def _clean(self, text: str, cut: Callable[[str], list[str]]) -> tuple[str, int, int, int, int]:
         """The text that stays, all lines, those without an end mark, others with too few words, and kept ones."""
         config = self._config
         lines = text.split("\n")
@@ -57,7 +58,7 @@ class C4Dolma:
             stripped = line.strip()
             if config.end_marks and not stripped.endswith(config.end_marks):
                 no_mark += 1
-            elif len(stripped.split()) < config.min_words_per_line:
+            elif len(cut(stripped)) < config.min_words_per_line:
                 few_words += 1
             else:
                 kept.append(number)

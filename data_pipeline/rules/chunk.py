@@ -6,7 +6,7 @@ Most chunks are plain letters with at most one mark on a side; what spaCy makes 
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Any
 
@@ -93,7 +93,7 @@ class EnglishChunks:
         return frozenset(_language(self._rules)[0].tokenizer.rules)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _language(rules: str) -> tuple[Any, frozenset[str]]:
     """spaCy's blank pipeline for a language, one per process, and its sentence marks."""
     import spacy  # takes a second, and only the rules need it

@@ -7,6 +7,7 @@ counted by its reason; the reasons are asked in this order.
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ _UPPER, _DIGITS, _COUNTER, _SHORT, _NAVIGATION = (
 )
 _CUT = "line without its navigation"
 _NOTHING = re.compile(r"(?!)")
+_Cut = Callable[[str], list[str]]  # gives the words of a line
 
 
 class LineCorrections:
@@ -42,14 +44,15 @@ class LineCorrections:
 
     def judge(self, batch: TextBatch) -> Verdicts:
         """Verdicts and the rewritten texts."""
-        corrected = [self._correct(text) for text in batch.texts]
+        cut = batch.splitters.language.cut
+        corrected = [self._correct(text, cut) for text in batch.texts]
         texts = [text for text, _ in corrected]
         changes = {
             reason: batch.count(counts[reason] for _, counts in corrected)
             for reason in (_UPPER, _DIGITS, _COUNTER, _SHORT, _NAVIGATION, _CUT)
         }
-        before = batch.count(len(text.split()) for text in batch.texts)
-        after = batch.count(len(text.split()) for text in texts)
+        before = batch.count(len(cut(text)) for text in batch.texts)
+        after = batch.count(len(cut(text)) for text in texts)
         statistics = {
             "removed_word_share": share(before - after, before),
             "lines_taken_out": batch.count(counts.total() - counts[_CUT] for _, counts in corrected).astype(np.float64),
@@ -58,24 +61,24 @@ class LineCorrections:
         verdicts = first_broken(self.limits, statistics, len(batch))
         return replace(fail_first(verdicts, "no line left", after == 0), texts=texts, changes=changes)
 
-    def _correct(self, text: str) -> tuple[str, Counter[str]]:
+    def _correct(self, text: str, cut: _Cut) -> tuple[str, Counter[str]]:
         """The text that stays, and the lines touched by reason."""
         counts: Counter[str] = Counter()
         kept: list[str] = []
         for line in text.split("\n"):
-            reason = self._reason(line) if line else ""
-            if not reason and self._may_navigate(line):
-                cut = self._without_navigation(line)
-                reason = _NAVIGATION if not cut.strip() else ""
-                counts[_CUT] += cut != line and not reason
-                line = cut
+            reason = self._reason(line, cut) if line else ""
+            if not reason and self._may_navigate(line, cut):
+                left = self._without_navigation(line)
+                reason = _NAVIGATION if not left.strip() else ""
+                counts[_CUT] += left != line and not reason
+                line = left
             if reason:
                 counts[reason] += 1
             else:
                 kept.append(line)
         return "\n".join(kept).strip(), counts
 
-    def _reason(self, line: str) -> str:
+    def _reason(self, line: str, cut: _Cut) -> str:
         """Why the form of a line takes it out, empty when it stays."""
         config = self._config
         if sum(map(str.isupper, line)) / len(line) > config.max_upper_case_share:
@@ -84,12 +87,12 @@ class LineCorrections:
             return _DIGITS
         if self._counter.match(line.lower()):
             return _COUNTER
-        return _SHORT if len(line.split()) < config.min_words_per_line else ""
+        return _SHORT if len(cut(line)) < config.min_words_per_line else ""
 
-    def _may_navigate(self, line: str) -> bool:
+    def _may_navigate(self, line: str, cut: _Cut) -> bool:
         lower = line.lower()
         found = any(phrase in lower for phrase in self._phrases)
-        return found and len(line.split()) <= self._config.max_navigation_words
+        return found and len(cut(line)) <= self._config.max_navigation_words
 
     def _without_navigation(self, line: str) -> str:
         for pattern in self._navigation:

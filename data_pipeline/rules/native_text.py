@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-import regex
+import regex  # type: ignore[import-untyped]
 
 from data_pipeline.rules.batch import TextBatch, share
 from data_pipeline.rules.verdict import Floats, Limit, Verdicts, first_broken
@@ -33,7 +33,7 @@ class NativeText:
     def __init__(self, config: NativeTextConfig) -> None:
         self._stop_words = frozenset(config.stop_words)
         self._scripts = config.scripts
-        self._limits = [
+        self.limits = [
             Limit("share of characters from wrong decoding", "garbage_share", "above", config.max_garbage_share),
             Limit(
                 f"share of letters that are {' or '.join(config.scripts)}",
@@ -64,7 +64,7 @@ class NativeText:
             "stop_word_share": _stop_word_share(batch.words, self._stop_words),
             "mixed_variant_share": share(np.minimum(simplified, traditional), simplified + traditional),
         }
-        return first_broken(self._limits, statistics, len(batch))
+        return first_broken(self.limits, statistics, len(batch))
 
 
 def _code_points(texts: Iterable[str]) -> npt.NDArray[np.uint32]:

@@ -6,7 +6,7 @@ other `ChunkSplitter`s.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, repeat
@@ -103,6 +103,15 @@ class WordSplitter:
         self._memo_chunks = memo_chunks
         self._memo_characters = memo_characters
         self._forget()
+
+    @property
+    def cut(self) -> Callable[[str], list[str]]:
+        """Gives the chunks of a text, which rules on lines count as words; in most scripts white space parts them."""
+        return self._splitter.cut
+
+    def stretches(self, line: str, chunks: list[str]) -> list[str]:
+        """What `count_sentences` needs of a line that has been cut into `chunks`."""
+        return stretches(line, chunks) if self._splitter.cut is str.split else chunks
 
     def split(self, texts: Sequence[str]) -> WordColumns:
         """The words of each text."""

@@ -5,7 +5,6 @@ each in record batches that hold the documents of one document file only, so tha
 """
 
 from collections import Counter
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,13 @@ from data_pipeline.document import DROPPED_SCHEMA, document_schema, text_bytes
 from data_pipeline.executors.event import Report
 from data_pipeline.funnel import Tally, dropped_rows
 from data_pipeline.language.identify import identify, keep_mask
-from data_pipeline.rules.chain import RuleChain
+from data_pipeline.rules.by_language import NO_RULES, LanguageChains, chains
 from data_pipeline.rules.outcome import RuleOutcome, reason
 from data_pipeline.stages.partition import PartitionWriter
 from data_pipeline.stages.refuse import STAGE as URL
 from data_pipeline.unicode.repair import repair_texts
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import LanguageConfig
-from llmsys.config.text import RuleConfig
 from llmsys.config.unicode import KeepUnicode, UnicodeConfig
 from llmsys.config.url import KeepUrls
 from llmsys.shards import read_batches
@@ -32,18 +30,22 @@ UNICODE = "unicode"
 _VERDICT = ("test", "value", "threshold", "reason")
 
 
-@lru_cache(maxsize=1)
-def _chain(rules: tuple[RuleConfig, ...]) -> RuleChain:
-    """One chain per process: it remembers how words are split."""
-    return RuleChain(rules)
+def judge_file(
+    report: Report,
+    *,
+    source: Path,
+    kept: Path,
+    dropped: Path,
+    config: CrawlConfig,
+    rules: str,
+    files: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Judge the texts of one crawl file by `rules`, a text of `language_rules`; progress is in pages.
 
-
-def judge_file(report: Report, *, source: Path, kept: Path, dropped: Path, config: CrawlConfig) -> dict[str, Any]:
-    """Judge the texts of one crawl file; progress is in pages."""
-    chain = _chain(config.rules)
-    judge = _Judge(chain, config.language, config.unicode)
-    outcomes = chain.apply(pa.array([], pa.large_string()))
-    names = [f"{outcome.rule}.{name}" for outcome in outcomes for name in outcome.statistics]
+    `files` are the digests of the lists and models that the rules name.
+    """
+    judge = _Judge(chains(rules, files), config.language, config.unicode)
+    names = judge.chains.statistics()
     limit = config.documents.batch_bytes
     with (
         PartitionWriter(kept, document_schema(names), config.documents.shards, limit) as kept_writer,
@@ -66,14 +68,14 @@ def judge_file(report: Report, *, source: Path, kept: Path, dropped: Path, confi
 
 def reaching_rules(texts: pa.RecordBatch, config: CrawlConfig) -> pa.RecordBatch:
     """Return the documents of a batch of extracted texts as they reach the first rule."""
-    return _Judge(RuleChain(()), config.language, config.unicode).batch(texts)[0]
+    return _Judge(LanguageChains(NO_RULES), config.language, config.unicode).batch(texts)[0]
 
 
 class _Judge:
     """Takes batches through extraction failures, language and rules, and counts."""
 
-    def __init__(self, chain: RuleChain, language: LanguageConfig, unicode: UnicodeConfig) -> None:
-        self.chain, self.language, self.unicode = chain, language, unicode
+    def __init__(self, chains: LanguageChains, language: LanguageConfig, unicode: UnicodeConfig) -> None:
+        self.chains, self.language, self.unicode = chains, language, unicode
         self.tally = Tally()
         self.language_documents: Counter[str] = Counter()
         self.language_bytes: Counter[str] = Counter()
@@ -83,7 +85,7 @@ class _Judge:
         drops: list[dict[str, Any]] = []
         batch = self._repaired(self._extracted(self._allowed(texts, drops), drops))
         batch = self._in_language(batch, drops)
-        for outcome in self.chain.apply(batch.column("text")):
+        for outcome in self.chains.apply(batch.column("text"), batch.column("language")):
             batch = self._after(outcome, batch, drops)
         names = [name for name in batch.schema.names if "." in name]
         schema = document_schema(names)

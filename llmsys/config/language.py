@@ -15,7 +15,8 @@ class LanguageConfig(Section):
     """Which languages stay, and how sure the identification must be."""
 
     kind: Literal["combined", "py3langid", "cld2"] = Field(
-        "combined", description="Identifier, its model in its package: py3langid, cld2, or both, which is most often right."
+        "combined",
+        description="Identifier; each has its model in its package. Both together are right most often.",
     )
     keep: tuple[str, ...] = Field(("en",), description="ISO 639-1 codes that stay; empty: every language stays.")
     minimum_score: float = Field(0.65, ge=0, le=1, description="Probability the best language must exceed.")

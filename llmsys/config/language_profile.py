@@ -5,6 +5,7 @@ stands above the profile of the document's language, and that above the publishe
 rules, so its profile changes nothing.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, field_validator
@@ -12,6 +13,8 @@ from pydantic import Field, TypeAdapter, field_validator
 from llmsys.config.base import Section
 from llmsys.config.native_text import Script
 from llmsys.config.text import RuleConfig
+
+DEFAULT = "default"
 
 _RULE: TypeAdapter[RuleConfig] = TypeAdapter(RuleConfig)
 
@@ -64,3 +67,27 @@ class LanguageProfile(Section):
         if getattr(published, "dialect", "datatrove") == "datatrove":
             values |= self.rules.get(published.kind, {})
         return _RULE.validate_python({**values, **written, "kind": published.kind})
+
+
+class LanguageRules(Section):
+    """What is asked of documents in one language."""
+
+    words: Words = Field(description="How words are found.")
+    rules: tuple[RuleConfig, ...] = Field(description="The rules in their order, as the profile changes them.")
+
+
+_BY_CODE: TypeAdapter[dict[str, LanguageRules]] = TypeAdapter(dict[str, LanguageRules])
+
+
+def language_rules(profiles: Mapping[str, LanguageProfile], rules: Sequence[RuleConfig]) -> str:
+    """What is asked of each language, as a text that tasks take along and the journal compares."""
+    own = {
+        code: LanguageRules(words=profile.words, rules=tuple(profile.rule(rule) for rule in rules))
+        for code, profile in profiles.items()
+    }
+    return _BY_CODE.dump_json(own).decode()
+
+
+def read_language_rules(text: str) -> dict[str, LanguageRules]:
+    """The rules by code that `language_rules` wrote."""
+    return _BY_CODE.validate_json(text)

@@ -53,7 +53,7 @@ class NativeTextConfig(Section):
     scripts: tuple[Script, ...] = Field((), description="Scripts of the language; empty: as the profile says, or any.")
     min_script_share: Fraction = Field(0.7, description="Letters of these scripts / letters. MNBVC asks for 0.7.")
     max_garbage_share: Fraction = Field(
-        0.005, description="Characters that come of wrong decoding (U+FFFD, controls, private use) / characters."
+        0.01, description="Characters that come of wrong decoding (U+FFFD, controls, private use) / characters."
     )
     min_stop_word_share: Fraction = Field(0.0, description="Words that are `stop_words` / words.")
     stop_words: tuple[str, ...] = Field((), description="Common words; empty: as the profile says.")

@@ -11,13 +11,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from llmsys.config.language import LanguageConfig
-from llmsys.config.language_profile import LanguageProfile
+from llmsys.config.language_profile import DEFAULT, LanguageProfile
 from llmsys.config.lookup import config_roots, displayed, find_config
 from llmsys.config.yaml_text import parse
 from llmsys.errors import ConfigError
 
 FOLDER = "data/languages"
-DEFAULT = "default"
 
 
 def profile_codes() -> list[str]:
@@ -62,8 +61,8 @@ def language_profiles(config: LanguageConfig, known: Collection[str]) -> dict[st
             raise ConfigError(_unknown(code, config, known))
         if code not in own and code not in config.profiles:
             raise ConfigError(
-                f"data.language.keep: {code} has no profile in configs/{FOLDER}, and without one its pages would be judged "
-                f"by English words. {_closest(code, own)} Write a profile, or take the one for languages without: "
+                f"data.language.keep: {code} has no profile in configs/{FOLDER}, and its pages are not English. "
+                f"{_closest(code, own)} Write a profile, or take the one for languages without: "
                 f"data.language.profiles: {{{code}: {FOLDER}/{DEFAULT}}}."
             )
     codes = config.keep or sorted({*own, *config.profiles} & set(known))

@@ -1,0 +1,19 @@
+"""From the config of a dataset to what is asked of each of its languages.
+
+Reads the config and the profiles that it means, once and in the first process; tasks get the result as text. Refuses a
+language that no document can have, and one without a profile.
+"""
+
+from data_pipeline.language.code import known_codes
+from llmsys.config.data import CrawlConfig
+from llmsys.config.language_profile import language_rules
+from llmsys.config.profiles import language_profiles
+
+
+def rules_by_language(data: CrawlConfig) -> str:
+    """The words and rules of every language that can stay, see `language_rules`.
+
+    Raises ConfigError for a code without a model or a profile, with the nearest ones.
+    """
+    profiles = language_profiles(data.language, known_codes(data.language.kind))
+    return language_rules(profiles, data.rules)

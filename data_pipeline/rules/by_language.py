@@ -1,0 +1,105 @@
+"""A chain of rules per language: each document is judged by the words and thresholds of its own language.
+
+Reads a column of texts and one of language codes, gives the outcomes of the rules in the order of the documents, as
+`RuleChain` does for one language. Languages whose words are found in the same way share what is remembered of words.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from data_pipeline.rules.batch import Splitters
+from data_pipeline.rules.chain import RuleChain
+from data_pipeline.rules.outcome import RuleOutcome
+from data_pipeline.rules.segment import chunk_splitter
+from data_pipeline.rules.verdict import Rule
+from data_pipeline.rules.words import WordSplitter
+from llmsys.config.language_profile import DEFAULT, LanguageRules, SpacedWords, Words, read_language_rules
+from llmsys.config.text import RuleConfig
+
+Rows = npt.NDArray[np.int64]
+
+NO_RULES = {DEFAULT: LanguageRules(words=SpacedWords(), rules=())}
+
+
+@lru_cache(maxsize=1)
+def chains(rules: str, files: tuple[str, ...] = ()) -> "LanguageChains":
+    """The chains of a `language_rules` text, kept from file to file: they remember how words are split.
+
+    `files` are the digests of lists and models: changed ones are read again.
+    """
+    return LanguageChains(read_language_rules(rules))
+
+
+class LanguageChains:
+    """One `RuleChain` per language, made when a document of the language comes.
+
+    Args:
+        rules: what to ask of each language, by code; `default` stands for all others.
+    """
+
+    def __init__(self, rules: Mapping[str, LanguageRules]) -> None:
+        self._rules = rules
+        self._chains: dict[str, RuleChain] = {}
+        self._splitters: dict[Words, Splitters] = {}
+        self._models: dict[RuleConfig, Rule] = {}
+
+    def statistics(self) -> list[str]:
+        """Names of the statistics, such as gopher_quality.words, in the order of the rules."""
+        outcomes = self._chain(next(iter(self._rules))).apply(pa.array([], pa.large_string()))
+        return [f"{outcome.rule}.{name}" for outcome in outcomes for name in outcome.statistics]
+
+    def apply(self, texts: pa.Array, codes: pa.Array) -> list[RuleOutcome]:
+        """Judge texts whose languages are given; the first outcome is over all of them."""
+        known = [code if code in self._rules else DEFAULT for code in codes.to_pylist()]
+        names = sorted(set(known))
+        if len(names) < 2:
+            return self._chain(names[0] if names else next(iter(self._rules))).apply(texts)
+        language = np.array([names.index(code) for code in known], np.int64)
+        rows = [np.flatnonzero(language == number) for number in range(len(names))]
+        parts = [self._chain(name).apply(texts.take(pa.array(one))) for name, one in zip(names, rows, strict=True)]
+        return _merged(parts, rows)
+
+    def _chain(self, code: str) -> RuleChain:
+        if code not in self._chains:
+            own = self._rules[code]
+            if own.words not in self._splitters:
+                self._splitters[own.words] = Splitters(WordSplitter(chunk_splitter(own.words)))
+            self._chains[code] = RuleChain(own.rules, self._splitters[own.words], code, self._models)
+        return self._chains[code]
+
+
+def _merged(parts: Sequence[Sequence[RuleOutcome]], rows: Sequence[Rows]) -> list[RuleOutcome]:
+    """The outcomes of each language, for documents at `rows`, as outcomes over all of them in their order."""
+    merged: list[RuleOutcome] = []
+    for outcomes in zip(*parts, strict=True):
+        order = np.argsort(np.concatenate(rows))
+        rows = [one[_mask(outcome)] for one, outcome in zip(rows, outcomes, strict=True)]
+        merged.append(_joined(outcomes, order, np.argsort(np.concatenate(rows))))
+    return merged
+
+
+def _joined(outcomes: Sequence[RuleOutcome], order: Rows, kept_order: Rows) -> RuleOutcome:
+    """Outcomes of one rule as one, its rows and those of what it kept put in order."""
+
+    def column(arrays: Sequence[pa.Array], rows: Rows) -> pa.Array:
+        return pa.concat_arrays(arrays).take(pa.array(rows))
+
+    first = outcomes[0]
+    return RuleOutcome(
+        rule=first.rule,
+        keep=column([one.keep for one in outcomes], order),
+        test=column([one.test for one in outcomes], order),
+        value=column([one.value for one in outcomes], order),
+        threshold=column([one.threshold for one in outcomes], order),
+        texts=column([one.texts for one in outcomes], kept_order),
+        statistics={name: column([one.statistics[name] for one in outcomes], kept_order) for name in first.statistics},
+        changes={name: sum(one.changes.get(name, 0) for one in outcomes) for name in first.changes},
+    )
+
+
+def _mask(outcome: RuleOutcome) -> npt.NDArray[np.bool_]:
+    return np.asarray(outcome.keep.to_numpy(zero_copy_only=False), np.bool_)

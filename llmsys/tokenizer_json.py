@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 # Its thread pool would not survive a fork, and processes are the unit of parallel work. Read at every call.
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -72,6 +73,11 @@ class JsonTokenizer:
         left_out = special | self.unknown_ids | {self.piece_id(name) for name in BYTE_PIECES}
         vocabulary = self._library.get_vocab(with_added_tokens=True)
         return {number: piece for piece, number in vocabulary.items() if number not in left_out}
+
+    def values(self) -> dict[str, Any]:
+        """Return what a tokenizer.json says, as it is used here."""
+        values: dict[str, Any] = json.loads(self._library.to_str())
+        return values
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of one text, without begin or end ids."""

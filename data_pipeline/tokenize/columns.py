@@ -7,14 +7,17 @@ those that the library gives for the whole text; a vocabulary that forbids the c
 reason in `reason`.
 """
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
 from typing import Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from data_pipeline.tokenize.byte_level import before_spaces, cut_problem
 from data_pipeline.tokenize.cuts import ESCAPED_SPACE, Bytes, CutRules, Flags
 from data_pipeline.tokenize.memo import Memo, Ragged
 from data_pipeline.tokenize.model import ModelFacts, model_facts, without_normalizer
@@ -42,11 +45,19 @@ def column_encoder(tokenizer: Tokenizer, kind: EncoderKind = "columns") -> Encod
     if kind == "library":
         return LibraryEncoder(tokenizer, "the config asks for it")
     if not isinstance(tokenizer, SentencePieceTokenizer):
-        return LibraryEncoder(tokenizer, "it is a tokenizer.json, whose library has a memory of its own")
+        return _of_json(tokenizer)
     facts = model_facts(tokenizer.model)
     rules = CutRules(tokenizer.text_pieces().values(), facts.byte_fallback)
     problem = _problem(tokenizer, facts) or rules.problem
     return SentencePieceEncoder(tokenizer, facts, rules) if problem is None else LibraryEncoder(tokenizer, problem)
+
+
+def _of_json(tokenizer: Tokenizer) -> Encoder:
+    from llmsys.tokenizer_json import JsonTokenizer  # its library is not always needed
+
+    assert isinstance(tokenizer, JsonTokenizer)
+    problem = cut_problem(tokenizer.values())
+    return ByteLevelEncoder(tokenizer) if problem is None else LibraryEncoder(tokenizer, problem)
 
 
 def _problem(tokenizer: SentencePieceTokenizer, facts: ModelFacts) -> str | None:
@@ -59,6 +70,18 @@ def _problem(tokenizer: SentencePieceTokenizer, facts: ModelFacts) -> str | None
     return "it has pieces that are switched off" if tokenizer.has_unused_pieces else None
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No search for cycles while lists by the hundred thousand are made: it would take a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class LibraryEncoder:
     """Asks the library for every text."""
 
@@ -68,8 +91,11 @@ class LibraryEncoder:
         self._dtype = np.dtype(token_dtype(tokenizer.vocab_size))
 
     def encode(self, texts: pa.Array) -> Ragged:
-        """The tokens of each text."""
-        return ragged(self._tokenizer.encode_batch(texts.to_pylist()), self._dtype)
+        """The tokens of each text of a large_string or large_binary column."""
+        with _no_collection():
+            found = self._tokenizer.encode_batch(texts.cast(pa.large_string()).to_pylist())
+        lengths = np.fromiter(map(len, found), np.int64, len(found))
+        return Ragged(np.fromiter(chain.from_iterable(found), self._dtype, int(lengths.sum())), lengths)
 
 
 class SentencePieceEncoder:
@@ -80,16 +106,13 @@ class SentencePieceEncoder:
     def __init__(self, tokenizer: SentencePieceTokenizer, facts: ModelFacts, rules: CutRules) -> None:
         self._tokenizer, self._facts = tokenizer, facts
         dtype = np.dtype(token_dtype(tokenizer.vocab_size))
-        self._library = SentencePieceTokenizer(without_normalizer(tokenizer.model))
-        parts = _Level(rules.fine, lambda parts: self._ask(parts, dtype), Memo(dtype, MEMO_BYTES))
+        library = LibraryEncoder(SentencePieceTokenizer(without_normalizer(tokenizer.model)), "")
+        parts = _Level(rules.fine, library.encode, Memo(dtype, MEMO_BYTES))
         self._words = _Level(rules.coarse, parts.encode, Memo(dtype, MEMO_BYTES))
 
     def encode(self, texts: pa.Array) -> Ragged:
         """The tokens of each text."""
         return self._words.encode(self._normalized(texts))
-
-    def _ask(self, parts: pa.Array, dtype: npt.DTypeLike) -> Ragged:
-        return ragged(self._library.encode_batch(parts.cast(pa.large_string()).to_pylist()), dtype)
 
     def _normalized(self, texts: pa.Array) -> pa.Array:
         """Texts as the model sees them, with U+0020 for the space that it writes as U+2581."""
@@ -101,6 +124,21 @@ class SentencePieceEncoder:
         if pc.any(pc.match_substring(texts, ESCAPED_SPACE)).as_py():
             return pc.replace_substring(texts, ESCAPED_SPACE, " ")
         return texts
+
+
+class ByteLevelEncoder:
+    """A byte-level BPE of a tokenizer.json: encodes each distinct word with the spaces before it once."""
+
+    reason: str | None = None
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._library = LibraryEncoder(tokenizer, "")
+        dtype = np.dtype(token_dtype(tokenizer.vocab_size))
+        self._words = _Level(before_spaces, self._library.encode, Memo(dtype, MEMO_BYTES))
+
+    def encode(self, texts: pa.Array) -> Ragged:
+        """The tokens of each text."""
+        return self._words.encode(texts)
 
 
 class _Level:
@@ -133,10 +171,3 @@ class _Level:
         found = self._memo.with_others(made).take(rows[parts.indices.to_numpy()])
         self._memo.add([keys[row] for row in new.tolist()], made)
         return found
-
-
-def ragged(rows: list[list[int]], dtype: npt.DTypeLike) -> Ragged:
-    """Lists of tokens as one array and their lengths."""
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    values = np.fromiter((token for row in rows for token in row), dtype, int(lengths.sum()))
-    return Ragged(values, lengths)

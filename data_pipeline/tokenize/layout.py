@@ -14,12 +14,11 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from data_pipeline.document import rebatch
 from data_pipeline.executors.event import Report
-from data_pipeline.tokenize.encode import token_lists
 from llmsys.shards import ShardWriter, describe_token_file, read_batches, token_dtype, token_schema
 
 CELLS_BITS = 16  # places are cut into 65,536 cells; a file is a run of cells
-SIDE = ("id", "file", "offset", "url_hash", "text_bytes")
 SplitName = Literal["train", "heldout"]
 SPLITS: tuple[SplitName, ...] = ("train", "heldout")
 
@@ -100,16 +99,13 @@ def _rows(batches: Sequence[pa.RecordBatch], plan: TokenFilePlan, batch_tokens: 
 
 
 def _gather(batches: Sequence[pa.RecordBatch], rows: Any, schema: pa.Schema) -> pa.RecordBatch:
-    """Copy documents from wherever they lie into one batch."""
-    columns = {number: batches[number].column("tokens") for number in np.unique(rows[:, 0]).tolist()}
-    mapped = {number: (column.values.to_numpy(), column.offsets.to_numpy()) for number, column in columns.items()}
-    views = []
-    for number, row in rows.tolist():
-        values, offsets = mapped[number]
-        views.append(values[offsets[row] : offsets[row + 1]])
-    lengths = np.fromiter(map(len, views), np.int64, len(views))
-    arrays = [token_lists(np.concatenate(views), lengths, schema)]
-    for name in SIDE:
-        side = [batches[number].column(name)[row].as_py() for number, row in rows.tolist()]
-        arrays.append(pa.array(side, schema.field(name).type))
-    return pa.record_batch(arrays, schema=schema)
+    """Copy documents from wherever they lie into one batch: those of each source together, then all into order."""
+    grouped = np.argsort(rows[:, 0], kind="stable")
+    numbers, starts = np.unique(rows[grouped, 0], return_index=True)
+    pieces = [
+        batches[number].select(schema.names).take(pa.array(chosen))
+        for number, chosen in zip(numbers.tolist(), np.split(rows[grouped, 1], starts[1:]), strict=True)
+    ]
+    order = np.empty(len(rows), np.int64)
+    order[grouped] = np.arange(len(rows))
+    return rebatch(pieces).take(pa.array(order)).cast(schema)

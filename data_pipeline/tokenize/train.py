@@ -62,7 +62,8 @@ def _options(config: SentencePieceConfig) -> dict[str, Any]:
         "character_coverage": config.character_coverage,
         "split_digits": config.split_digits,
         **({"control_symbols": list(config.control_symbols)} if config.control_symbols else {}),
-        **({"user_defined_symbols": symbols} if symbols else {}),
+        # A symbol is looked for in texts whose spaces are U+2581 already.
+        **({"user_defined_symbols": [one.replace(" ", "\u2581") for one in symbols]} if symbols else {}),
         "normalization_rule_name": config.normalization,
         "remove_extra_whitespaces": config.remove_extra_whitespaces,
         "add_dummy_prefix": config.add_dummy_prefix,

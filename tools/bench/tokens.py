@@ -1,0 +1,168 @@
+"""Encoding by columns beside the tokenizer's library asked for each document, on the same texts, in one run.
+
+    python tools/bench/tokens.py 'crawl/*.warc.gz' sentences.jsonl.gz [--tokenizer FILE] [--limit 40]
+
+Every input is a set of texts of its own: a pattern of crawl files (their pages are extracted first), of document files
+of a dataset (.arrow), or of lines of JSON with a field `text` (.jsonl, .jsonl.gz). Without --tokenizer a SentencePiece
+BPE of 32,000 pieces is trained on all of them. Prints MB/s of UTF-8 text by CPU seconds of one process, the medians of
+three runs: the library text by text, the encoder cold (new memory) and warm (its second time), and the share of texts
+whose ids are equal.
+"""
+
+import argparse
+import glob
+import gzip
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from data_pipeline.stages.extract import extract_file
+from data_pipeline.tokenize.columns import Encoder, LibraryEncoder, column_encoder
+from data_pipeline.tokenize.memo import Ragged, ends_of
+from data_pipeline.tokenize.train import fit_sentencepiece
+from llmsys.config.read import ReadConfig
+from llmsys.config.text import ExtractConfig
+from llmsys.config.tokenizer import SentencePieceConfig
+from llmsys.shards import read_batches
+from llmsys.tokenizer import Tokenizer, load_tokenizer
+
+BATCH_BYTES = 8_000_000  # as document files have
+RUNS = 3
+
+
+def texts_of(pattern: str, limit_bytes: int) -> list[str]:
+    """The texts of all files of a pattern, up to so many bytes."""
+    texts: list[str] = []
+    left = limit_bytes
+    for path in sorted(glob.glob(pattern)):
+        for text in _file_texts(Path(path)):
+            if left <= 0:
+                return texts
+            texts.append(text)
+            left -= len(text.encode())
+    return texts
+
+
+def _file_texts(path: Path) -> Iterator[str]:
+    if path.suffix == ".arrow":
+        yield from _arrow_texts(path)
+    elif ".jsonl" in path.name:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        yield from (json.loads(line)["text"] for line in data.split(b"\n") if line)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            output = Path(folder, "texts.arrow")
+            extract_file(_silent, source=str(path), output=output, config=ExtractConfig(), read=ReadConfig())
+            yield from _arrow_texts(output)
+
+
+def _silent(amount: float, dropped: int) -> None:
+    pass
+
+
+def _arrow_texts(path: Path) -> Iterator[str]:
+    for batch in read_batches(path):
+        yield from batch.column("text").drop_null().to_pylist()
+
+
+def in_batches(texts: list[str]) -> list[pa.Array]:
+    """The texts as columns of about as many bytes as document files have in a record batch."""
+    batches: list[pa.Array] = []
+    waiting: list[str] = []
+    size = 0
+    for text in texts:
+        waiting.append(text)
+        size += len(text.encode())
+        if size >= BATCH_BYTES:
+            batches.append(pa.array(waiting, pa.large_string()))
+            waiting, size = [], 0
+    return [*batches, pa.array(waiting, pa.large_string())] if waiting else batches
+
+
+def trained(folder: Path, texts: list[str], pieces: int) -> Tokenizer:
+    """A tokenizer of these texts."""
+    config = SentencePieceConfig(vocab_size=pieces)
+    lines = (line for text in texts for line in text.split("\n") if line)
+    fit_sentencepiece(lines, folder=folder, config=config, sample={"documents": len(texts), "bytes": 0})
+    return load_tokenizer(folder)
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """CPU seconds of this process, and the result."""
+    start = time.process_time()
+    result = work()
+    return time.process_time() - start, result
+
+
+def measure(texts: list[str], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Medians of the seconds of each way, and the share of texts with equal ids."""
+    batches = in_batches(texts)
+    seconds: dict[str, list[float]] = {"library": [], "cold": [], "warm": []}
+    for _ in range(RUNS):
+        took, theirs = timed(lambda: [tokenizer.encode(text) for text in texts])
+        seconds["library"].append(took)
+        encoder = column_encoder(tokenizer)
+        for name in ("cold", "warm"):
+            took, ours = timed(lambda encoder=encoder: [encoder.encode(batch) for batch in batches])  # type: ignore[misc]
+            seconds[name].append(took)
+    equal = sum(ids == other for ids, other in zip(_rows(ours), theirs, strict=True))
+    found: dict[str, Any] = {name: statistics.median(values) for name, values in seconds.items()}
+    tokens = sum(map(len, theirs))
+    return found | {"tokens": tokens, "equal": equal / len(texts), "reason": _reason(encoder)}
+
+
+def _rows(parts: list[Ragged]) -> Iterator[list[int]]:
+    for part in parts:
+        ends = ends_of(part.lengths).tolist()
+        values = part.values.tolist()
+        yield from (values[begin:end] for begin, end in itertools.pairwise(ends))
+
+
+def _reason(encoder: Encoder) -> str:
+    return f" (by the library: {encoder.reason})" if isinstance(encoder, LibraryEncoder) else ""
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("inputs", nargs="+", metavar="PATTERN", help="crawl, document or JSON lines files")
+    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="a tokenizer.model or tokenizer.json")
+    parser.add_argument(
+        "--eos-token", metavar="PIECE", help="the end of a document, where a tokenizer.json does not say"
+    )
+    parser.add_argument("--pieces", type=int, default=32_000, help="of the tokenizer trained (default: %(default)s)")
+    parser.add_argument("--limit", type=float, default=40, metavar="MB", help="of each input (default: %(default)s)")
+    arguments = parser.parse_args()
+    sets = {pattern: texts_of(pattern, int(arguments.limit * 1e6)) for pattern in arguments.inputs}
+    if empty := [pattern for pattern, texts in sets.items() if not texts]:
+        print(f"no text in {empty[0]}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        everything = [text for texts in sets.values() for text in texts]
+        file: Path | None = arguments.tokenizer
+        tokenizer = (
+            load_tokenizer(file, arguments.eos_token) if file else trained(Path(folder), everything, arguments.pieces)
+        )
+    print(f"{'texts':<28}{'MB':>7}{'tokens':>12}{'library':>9}{'cold':>8}{'warm':>8}  MB/s   ratio   equal ids")
+    for pattern, texts in sets.items():
+        found = measure(texts, tokenizer)
+        size = sum(len(text.encode()) for text in texts) / 1e6
+        speeds = "".join(
+            f"{size / found[name]:>{width}.1f}" for name, width in (("library", 9), ("cold", 8), ("warm", 8))
+        )
+        ratios = f"{found['library'] / found['cold']:.1f} {found['library'] / found['warm']:.1f}"
+        name = f"{Path(pattern).name[:27]:<28}{size:>7.1f}{found['tokens']:>12,}"
+        print(f"{name}{speeds}{ratios:>14}{found['equal']:>12.2%}{found['reason']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,9 +8,9 @@ adds no stage; then the collected documents are the final ones.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 from data_pipeline.decontaminate.index import build_index
+from data_pipeline.decontaminate.report import decontamination
 from data_pipeline.graph import Task, Workshop
 from data_pipeline.journal import Record
 from data_pipeline.side_files import digests_of
@@ -19,6 +19,7 @@ from data_pipeline.stages.decontaminate import decide_matches, scan_file
 from llmsys.config.data import CrawlConfig
 from llmsys.config.decontaminate import KeepContamination, NgramDecontamination
 from llmsys.config.pii import KeepPii
+from llmsys.manifest import Decontamination
 
 Stage = Callable[[str, list[Task], str], list[Record]]
 
@@ -87,8 +88,10 @@ def _contamination(
     job = partial(decide_matches, sources=sources, output=folder / MATCHES, max_documents=config.max_documents)
     decided = [[record.digests for record in scanned], config.max_documents]
     matches = stage("matches", [Task("matches/all", decided, [MATCHES], job, len(sources))], "file")[0]
+    about = {"sets": index.result["sets"], "exempt": matches.result["exempt"]}
     places: list[Contamination | None] = [
-        Contamination(folder / MATCHES, number, ngrams, items, index.digests[0]) for number in range(len(collected))
+        Contamination(folder / MATCHES, number, ngrams, items, index.digests[0], about)
+        for number in range(len(collected))
     ]
     return places, [*index.digests, *matches.digests]
 
@@ -100,6 +103,9 @@ def _index(config: NgramDecontamination, workshop: Workshop, stage: Stage) -> Re
     return stage("index", [Task("index/all", decides, list(INDEX), job, len(config.sets))], "set")[0]
 
 
-def report_folder(folder: Path) -> Path:
-    """Return where the reports of decontamination of a dataset lie."""
-    return folder / _ROOMS[2][0]
+def decontamination_of(final: Sequence[Record]) -> Decontamination | None:
+    """Say what was found of evaluation sets, None when there were none to look for."""
+    about = next((record.result["contamination"] for record in final if "contamination" in record.result), None)
+    if about is None:
+        return None
+    return decontamination(about["sets"], about["exempt"], [record.result["decontamination"] for record in final])

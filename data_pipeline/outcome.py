@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from data_pipeline.cleaning import decontamination_of
 from data_pipeline.decontaminate.report import STAGE as DECONTAMINATE
 from data_pipeline.dedup.naming import asked_rules
 from data_pipeline.funnel import Tally
@@ -116,6 +117,7 @@ def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: Outco
         lengths=_lengths(outcome.collected),
         read=_read(outcome),
         usage=_usage(data.folder, outcome),
+        decontamination=decontamination_of(outcome.collected),
     )
 
 

@@ -7,6 +7,7 @@ that is missing is named before the crawl is read, not hours later.
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from data_pipeline.journal import Journal
 from llmsys.config.custom_rules import FasttextClassifierConfig, PerplexityConfig
@@ -17,7 +18,7 @@ from llmsys.errors import ConfigError, DataError
 
 def side_files(data: CrawlConfig) -> Iterator[tuple[str, Path]]:
     """Yield (key of the section, file) for every file that the sections of a crawl name."""
-    sections = [("url", data.url), ("decontaminate", data.decontaminate)]
+    sections: list[tuple[str, Any]] = [("url", data.url), ("decontaminate", data.decontaminate)]
     sections += [(f"rules.{number}", rule) for number, rule in enumerate(data.rules)]
     for key, section in sections:
         for path in getattr(section, "files", ()):

@@ -149,6 +149,43 @@ class TokenizerUsage(Record):
     checked_documents: int
 
 
+class Contaminated(Record):
+    """One document in which an item of an evaluation set was found; the first n-gram that both hold is named."""
+
+    item: str
+    part: str
+    ngram: str
+    matches: int
+    action: str
+    url: str
+    excerpt: str
+
+
+class ContaminationOfSet(Record):
+    """What was found of one evaluation set; at most five examples, those with the smallest document ids.
+
+    `too_short` counts questions and answers with too few words to be looked for.
+    """
+
+    items: int
+    ngrams: int
+    too_short: int
+    items_found: int
+    documents_dropped: int
+    documents_cut: int
+    examples: tuple[Contaminated, ...]
+
+
+class Decontamination(Record):
+    """What was found of evaluation sets by name; decontamination/ has a line for each document and item.
+
+    `exempt_ngrams` were found in more documents than the config allows for an n-gram that decides.
+    """
+
+    sets: dict[str, ContaminationOfSet]
+    exempt_ngrams: int
+
+
 class Histogram(Record):
     """Characters per kept document: `counts[i]` documents have edges[i] <= characters < edges[i + 1]."""
 
@@ -195,6 +232,7 @@ class Manifest(Record):
     lengths: Histogram
     read: ReadSummary
     usage: TokenizerUsage | None = None  # of the tokenizer, when there are tokens
+    decontamination: Decontamination | None = None  # when evaluation sets were looked for
     labels: tuple[str, ...] = ()  # of labelled texts: a target of one token n means label n
 
 

@@ -4,7 +4,7 @@ Gives a verdict per document, and for the report a row per document and item: wh
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +14,10 @@ import pyarrow as pa
 from data_pipeline.decontaminate.cut import cut_spans
 from data_pipeline.decontaminate.index import PARTS, GramIndex, item_names
 from llmsys.config.decontaminate import NgramDecontamination
-from llmsys.manifest import publish_bytes
+from llmsys.manifest import Contaminated, ContaminationOfSet, Decontamination, publish_bytes
 
 STAGE = "decontaminate"
+EXAMPLES = 5
 _EXCERPT_CHARACTERS = 80  # of the text on each side of a match
 _MATCH_CHARACTERS = 400
 
@@ -84,16 +85,50 @@ class Findings:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return per set how many documents were dropped and cut, and which items were found."""
+    """Return per set the ids of documents that were dropped and cut, the items that were found, and examples."""
     sets: dict[str, dict[str, Any]] = {}
     for row in rows:
-        one = sets.setdefault(row["set"], {"dropped": set(), "cut": set(), "items": set()})
+        one = sets.setdefault(row["set"], {"dropped": set(), "cut": set(), "items": set(), "rows": []})
         one[row["action"]].add(row["id"])
         one["items"].add(row["item"])
+        one["rows"].append(row)
     return {
-        name: {"dropped": len(one["dropped"]), "cut": len(one["cut"]), "items": sorted(one["items"])}
-        for name, one in sorted(sets.items())
+        name: {
+            "dropped": len(one["dropped"]),
+            "cut": len(one["cut"]),
+            "items": sorted(one["items"]),
+            "examples": _examples(one["rows"]),
+        }
+        for name, one in sets.items()
     }
+
+
+def _examples(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: (row["id"], row["item"]))[:EXAMPLES]
+
+
+def decontamination(
+    sets: Mapping[str, Mapping[str, int]], exempt: int, summaries: Sequence[Mapping[str, Any]]
+) -> Decontamination:
+    """Join what was said of the sets with the summaries of all files."""
+    return Decontamination(
+        sets={name: _joined(name, counts, summaries) for name, counts in sets.items()}, exempt_ngrams=exempt
+    )
+
+
+def _joined(name: str, counts: Mapping[str, int], summaries: Sequence[Mapping[str, Any]]) -> ContaminationOfSet:
+    own = [one[name] for one in summaries if name in one]
+    fields = Contaminated.model_fields
+    return ContaminationOfSet(
+        **counts,
+        items_found=len({item for one in own for item in one["items"]}),
+        documents_dropped=sum(one["dropped"] for one in own),
+        documents_cut=sum(one["cut"] for one in own),
+        examples=tuple(
+            Contaminated(**{key: row[key] for key in fields})
+            for row in _examples([row for one in own for row in one["examples"]])
+        ),
+    )
 
 
 def write_report(path: Path, rows: Sequence[dict[str, Any]]) -> None:

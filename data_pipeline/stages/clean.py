@@ -31,13 +31,17 @@ PII = "pii"
 
 @dataclass(frozen=True)
 class Contamination:
-    """Where the matches of one file of documents are: batch `number` of `matches`, by an index with this digest."""
+    """Where the matches of one file of documents are: batch `number` of `matches`, by an index with this digest.
+
+    `about` is what indexing and matching said: counts of the sets, and n-grams that decide nothing.
+    """
 
     matches: Path
     number: int
     index: Path
     items: Path
     digest: str
+    about: Mapping[str, Any]
 
 
 def clean_file(
@@ -66,7 +70,8 @@ def clean_file(
             gone.write(pa.RecordBatch.from_pylist(cleaner.drops, DROPPED_SCHEMA))
     write_report(found, cleaner.findings)
     cleaner.tally.add(Tally(made["tally"]))
-    return {**made, **cleaner.result(), "dropped_rows": made["dropped_rows"] + len(cleaner.drops)}
+    about = {"contamination": contamination.about} if contamination else {}
+    return {**made, **about, **cleaner.result(), "dropped_rows": made["dropped_rows"] + len(cleaner.drops)}
 
 
 class _Cleaner:

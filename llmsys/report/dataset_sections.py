@@ -6,6 +6,7 @@ shown as text, and every dropped document's rule with its value and threshold.
 
 from llmsys.manifest import Drop, FunnelStage, Manifest, Skip
 from llmsys.report import plots
+from llmsys.report.contamination import contamination_part
 from llmsys.report.markup import (
     Html,
     amount,
@@ -56,7 +57,7 @@ def dataset_notes(manifest: Manifest) -> list[str]:
 
 def dataset_parts(manifest: Manifest) -> list[Part]:
     """All parts of a dataset that have something to show."""
-    parts = [_funnel(manifest), _distributions(manifest), _reading(manifest)]
+    parts = [_funnel(manifest), contamination_part(manifest), _distributions(manifest), _reading(manifest)]
     return [one for one in parts if one is not None]
 
 

@@ -8,7 +8,7 @@ asked for adds no stage. Reads judged files, gives what is left of them and the 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,62 +27,23 @@ from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA
 from data_pipeline.dedup.naming import EXACT, NEAR, URL
 from data_pipeline.graph import Task, Workshop
 from data_pipeline.journal import Record
-from data_pipeline.stages.collect import Source
+from data_pipeline.language.profile import unspaced_languages
+from data_pipeline.left import Left
 from data_pipeline.stages.keep_index import index_file, write_index
 from data_pipeline.stages.link import drop_near, link_range
 from data_pipeline.stages.same import Range, drop_same
 from data_pipeline.stages.sign import sign_file
+from data_pipeline.thinning import THINNING_STAGES, take_out_spans, take_out_strings
 from llmsys.config.data import CrawlConfig
-from llmsys.config.deduplicate import KeptIndex, MinhashDuplicates, UrlDuplicates
+from llmsys.config.deduplicate import KeepDuplicates, KeptIndex, MinhashDuplicates, UrlDuplicates
 
+_RULES = {"url": URL, "text": EXACT}
 Stage = Callable[[str, list[Task], str], list[Record]]
 
-DEDUPLICATION_STAGES = ("sign", "same_url", "same_text", "link", "near", "keep_index", "name_index")
-
-
-@dataclass(frozen=True)
-class Left:
-    """What is left of the judged files.
-
-    Attributes:
-        names: of the files.
-        kept: per file the record of whatever wrote its documents last; its first output holds them.
-        dropped: records, one per file and stage, whose second output holds dropped documents.
-        decisions: records whose first output says what is to be dropped of `kept` and is not yet.
-        rules: the rules of these decisions, in their order.
-    """
-
-    names: Sequence[str]
-    kept: Sequence[Record]
-    dropped: Sequence[Sequence[Record]]
-    decisions: Sequence[Record] = ()
-    rules: Sequence[str] = ()
-
-    def decided(self, rule: str, records: Sequence[Record]) -> "Left":
-        """Return the same with more decisions."""
-        return replace(self, decisions=[*self.decisions, *records], rules=[*self.rules, rule])
-
-    @property
-    def changed(self) -> list[Record]:
-        """The records of stages that rewrote files, whose results count what they dropped."""
-        return [record for records in self.dropped[1:] for record in records]
-
-    @property
-    def digests(self) -> list[Any]:
-        """What a task that reads all of it depends on."""
-        files = [[record.digests[0] for record in self.kept], [record.digests for record in self.decisions]]
-        return [files, [[record.digests[1] for record in records] for records in self.dropped]]
-
-    def sources(self, folder: Path) -> list[Source]:
-        """Return what collecting reads."""
-        return [
-            Source(
-                kept=folder / record.outputs[0].name,
-                kept_batches=record.result["kept_batches"],
-                dropped=[(folder / gone.outputs[1].name, gone.result["dropped_batches"]) for gone in records],
-            )
-            for record, records in zip(self.kept, zip(*self.dropped, strict=True), strict=True)
-        ]
+DEDUPLICATION_STAGES = (
+    *("sign", "same_url", "same_text", "sign_left", "link", "near", "keep_index", "name_index"),
+    *THINNING_STAGES,
+)
 
 
 @dataclass
@@ -91,7 +52,6 @@ class Signed:
 
     records: Sequence[Record]
     relations: Sequence[str]
-    parts: list[IndexPart] = field(default_factory=list)
 
     def count(self, relation: str) -> int:
         """Number of keys of a relation."""
@@ -102,26 +62,36 @@ class Deduplication:
     """The comparisons that one config asks for."""
 
     def __init__(self, data: CrawlConfig, workshop: Workshop, stage: Stage) -> None:
-        self.config, self.name = data.deduplicate, data.name
-        self.workshop, self.folder, self._stage = workshop, data.folder, stage
+        self.data, self.config, self.name = data, data.deduplicate, data.name
+        self.workshop, self.folder, self._do = workshop, data.folder, stage
         digest = workshop.journal.input_digest
         self.earlier = [open_earlier(folder, self.config, digest) for folder in self.config.against]
 
     def run(self, judged: Sequence[Record], names: Sequence[str]) -> Left:
         """Do every comparison that is asked for."""
         left = Left(names, judged, [judged])
-        asked = {"url": self.config.url.kind, "text": self.config.exact.kind, "near": self.config.minhash.kind}
-        relations = [relation for relation, kind in asked.items() if kind != "none"]
-        if not relations:
-            return left
-        signed = self._sign("sign", left, relations)
-        for relation, rule in (("url", URL), ("text", EXACT)):
-            if relation in relations:
-                left = left.decided(rule, self._same(relation, rule, left, signed))
-        if "near" in relations:
-            left = left.decided(NEAR, self._near(left, signed))
-        self._keep_index([(left, signed)])
-        return left
+        config = self.config
+        exact = [relation for relation, part in (("url", config.url), ("text", config.exact)) if part.kind != "none"]
+        near = ["near"] if config.minhash.kind != "none" else []
+        cuts = not isinstance(config.spans, KeepDuplicates)
+        states = []
+        if exact or (near and not cuts):
+            signed = self._sign("sign", left, exact if cuts else [*exact, *near])
+            for relation in exact:
+                left = left.decided(_RULES[relation], self._same(relation, _RULES[relation], left, signed))
+            states = [(left, signed)]
+        if cuts:
+            left = take_out_spans(self, left)
+            states = states if not near else [*states, (left, self._sign("sign_left", left, near))]
+        if near:
+            left = left.decided(NEAR, self._near(left, states[-1][1]))
+            states[-1] = (left, states[-1][1])
+        self._keep_index(states)
+        return left if isinstance(config.substring, KeepDuplicates) else take_out_strings(self, left)
+
+    def stage(self, name: str, tasks: list[Task], unit: str) -> list[Record]:
+        """Do the tasks of a stage."""
+        return self._do(name, tasks, unit)
 
     def path(self, record: Record, output: int = 0) -> Path:
         """Where an output of a record lies."""
@@ -135,7 +105,9 @@ class Deduplication:
         config = self.config
         part: dict[str, Any] = {"relations": list(relations)}
         part |= {"url": config.url.model_dump(mode="json")} if "url" in relations else {}
-        part |= {"minhash": config.minhash.model_dump(mode="json")} if "near" in relations else {}
+        near = "near" in relations
+        unspaced = unspaced_languages(self.data) if near else []
+        part |= {"minhash": config.minhash.model_dump(mode="json"), "unspaced": unspaced} if near else {}
         tasks = []
         for number, (record, name) in enumerate(zip(left.kept, left.names, strict=True)):
             outputs = [f"work/{stage}/{name}.{relation}.arrow" for relation in ("documents", *relations)]
@@ -148,11 +120,12 @@ class Deduplication:
                 keys={relation: self.folder / path for relation, path in zip(relations, outputs[1:], strict=True)},
                 url=config.url if isinstance(config.url, UrlDuplicates) else None,
                 minhash=config.minhash if isinstance(config.minhash, MinhashDuplicates) else None,
+                unspaced=unspaced,
             )
             rows = sum(rows for _, rows in record.result["kept_batches"])
             decides = [record.digests[0], [record.digests for record in left.decisions], part]
             tasks.append(Task(f"{stage}/{name}", decides, outputs, job, rows))
-        return Signed(self._stage(stage, tasks, "document"), relations)
+        return Signed(self.stage(stage, tasks, "document"), relations)
 
     def ranges(
         self, stage: str, keys: int, inputs: Sequence[Any], job_of: Callable[[int, int, Path], Callable[..., Any]]
@@ -164,7 +137,7 @@ class Deduplication:
             output = f"work/{stage}/{number:05d}-of-{ranges:05d}.arrow"
             job = job_of(number, ranges, self.folder / output)
             tasks.append(Task(f"{stage}/{number:05d}-of-{ranges:05d}", [*inputs, number, ranges], [output], job, 1))
-        return self._stage(stage, tasks, "range")
+        return self.stage(stage, tasks, "range")
 
     def range_of(
         self, records: Sequence[Record], output: int, schema: pa.Schema, dropped: Sequence[Record]
@@ -204,7 +177,7 @@ class Deduplication:
         join = partial(drop_near, links=self.paths(links), documents=documents, earlier=self.earlier)
         decides = [[record.digests for record in links], inputs]
         task = Task("near/all", decides, [output], partial(join, output=self.folder / output), len(links))
-        return self._stage("near", [task], "range")
+        return self.stage("near", [task], "range")
 
     def _keep_index(self, states: Sequence[tuple[Left, Signed]]) -> None:
         """Write the index of what is left, or take away one that is not asked for any more."""
@@ -217,7 +190,7 @@ class Deduplication:
             for number, (record, name) in enumerate(zip(signed.records, left.names, strict=True)):
                 names.append((f"{name}-{state}", signed.relations))
                 tasks.append(self._index_task(number, record, names[-1][0], left, signed.relations))
-        records = self._stage("keep_index", tasks, "document")
+        records = self.stage("keep_index", tasks, "document")
         parts = [
             IndexPart(name, record.result["rows"], tuple(relations))
             for record, (name, relations) in zip(records, names, strict=True)
@@ -225,7 +198,7 @@ class Deduplication:
         files = {Path(output.name).name: output.digest for record in records for output in record.outputs}
         content = index_content(self.name, parts, files, self.config)
         job = partial(write_index, content=content, output=self.folder / path)
-        self._stage("name_index", [Task("name_index/all", [content], [path], job, 1)], "file")
+        self.stage("name_index", [Task("name_index/all", [content], [path], job, 1)], "file")
 
     def _index_task(self, number: int, record: Record, name: str, left: Left, relations: Sequence[str]) -> Task:
         outputs = {relation: f"{INDEX}/{index_name(name, relation)}" for relation in ("documents", *relations)}

@@ -90,7 +90,7 @@ class BayesModel:
         self, counts: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], Integers], num_documents: int
     ) -> Floats:
         """Log posteriors (D, L), all 0 for a document without features."""
-        from scipy.sparse import csr_array  # type: ignore[import-untyped]  # slow to import
+        from scipy.sparse import csr_array  # slow to import
 
         document, feature, count = counts
         starts = np.searchsorted(document, np.arange(num_documents + 1))

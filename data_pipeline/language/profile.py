@@ -6,7 +6,7 @@ language that no document can have, and one without a profile.
 
 from data_pipeline.language.code import known_codes
 from llmsys.config.data import CrawlConfig
-from llmsys.config.language_profile import language_rules
+from llmsys.config.language_profile import LanguageProfile, language_rules
 from llmsys.config.profiles import language_profiles
 
 
@@ -15,5 +15,13 @@ def rules_by_language(data: CrawlConfig) -> str:
 
     Raises ConfigError for a code without a model or a profile, with the nearest ones.
     """
-    profiles = language_profiles(data.language, known_codes(data.language.kind))
-    return language_rules(profiles, data.rules)
+    return language_rules(_profiles(data), data.rules)
+
+
+def unspaced_languages(data: CrawlConfig) -> list[str]:
+    """The codes of the languages whose characters count as words, in order."""
+    return sorted(code for code, profile in _profiles(data).items() if profile.words.kind == "characters")
+
+
+def _profiles(data: CrawlConfig) -> dict[str, LanguageProfile]:
+    return language_profiles(data.language, known_codes(data.language.kind))

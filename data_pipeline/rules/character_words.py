@@ -64,6 +64,11 @@ _WORD = re.compile(
 _ALONE = re.compile(f"[{_SPACELESS}{_PUNCTUATION}]")
 
 
+def spaced_out(text: str) -> str:
+    """The text with a space between its characters, for what finds words at spaces alone."""
+    return " ".join(_WORD.findall(text))
+
+
 class CharacterChunks:
     """Cuts scripts without spaces into characters, and everything else at white space and by English rules."""
 

@@ -21,6 +21,7 @@ from data_pipeline.dedup.exact import text_hashes
 from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA, Columns, KeyWriter, taken
 from data_pipeline.dedup.minhash import Signer
 from data_pipeline.executors.event import Report
+from data_pipeline.rules.character_words import spaced_out
 from llmsys.config.deduplicate import MinhashDuplicates, UrlDuplicates
 from llmsys.shards import ShardWriter, read_batches
 
@@ -45,6 +46,7 @@ def sign_file(
     keys: Mapping[str, Path],
     url: UrlDuplicates | None,
     minhash: MinhashDuplicates | None,
+    unspaced: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Write the documents of a judged file and its keys, by relation ("url", "text", "near"); progress is in documents.
 
@@ -57,6 +59,7 @@ def sign_file(
         keys: where the keys of each relation go.
         url: how captures of a URL are ranked.
         minhash: parameters of the signatures.
+        unspaced: languages whose characters are its words.
     """
     gone = dropped_in(dropped, number)
     row = 0
@@ -75,7 +78,7 @@ def sign_file(
             if "text" in writers:
                 writers["text"].write(_items(text_hashes(batch.column("text").to_pylist()), rows, *_id_ranks(batch)))
             if "near" in writers and minhash is not None:
-                writers["near"].write(_bucket_keys(batch.column("text"), rows, minhash))
+                writers["near"].write(_bucket_keys(_spaced_texts(batch, unspaced), rows, minhash))
             row += len(stays)
             report(len(stays), 0)
     return {"rows": row, "keys": {name: writer.count for name, writer in writers.items()}}
@@ -117,6 +120,15 @@ def id_halves(ids: Sequence[str]) -> np.ndarray[Any, np.dtype[np.uint64]]:
     whole = _HEXADECIMAL.fullmatch(text) and all(len(name) == 32 for name in ids)
     data = unhexlify(text) if whole else b"".join(name.encode()[:16].ljust(16, b"\0") for name in ids)
     return np.frombuffer(data, ">u8").astype(np.uint64).reshape(-1, 2)
+
+
+def _spaced_texts(batch: pa.RecordBatch, unspaced: Sequence[str]) -> pa.Array:
+    """The texts, with a space after every character where a language writes none."""
+    texts, languages = batch.column("text"), batch.column("language")
+    if not any(pc.is_in(languages, pa.array(unspaced, pa.string())).to_pylist()):
+        return texts
+    pairs = zip(texts.to_pylist(), languages.to_pylist(), strict=True)
+    return pa.array([spaced_out(text) if code in unspaced else text for text, code in pairs], pa.large_string())
 
 
 def _bucket_keys(texts: pa.Array, rows: Any, config: MinhashDuplicates) -> Columns:

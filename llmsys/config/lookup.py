@@ -10,6 +10,8 @@ from pathlib import Path
 import llmsys
 from llmsys.errors import ConfigError
 
+PROFILES = "data/languages"
+
 
 def config_roots() -> list[Path]:
     """The folders whose files can be named, first match wins; each once."""
@@ -30,7 +32,7 @@ def find_config(name: str, folder: Path, asked_by: str = "") -> Path:
             if candidate.is_file():
                 return candidate.resolve()
     for root in config_roots():
-        matches = sorted(root.rglob(f"{Path(name).name}.yaml")) if "/" not in name else []
+        matches = _run_configs(root, f"{Path(name).name}.yaml") if "/" not in name else []
         if len(matches) == 1:
             return matches[0].resolve()
         if matches:
@@ -45,7 +47,12 @@ def find_config(name: str, folder: Path, asked_by: str = "") -> Path:
 
 def config_names() -> list[str]:
     """Every name that can be used instead of a path, such as `train/demo`."""
-    return sorted({_short(path, root) for root in config_roots() for path in root.rglob("*.yaml")})
+    return sorted({_short(path, root) for root in config_roots() for path in _run_configs(root, "*.yaml")})
+
+
+def _run_configs(root: Path, pattern: str) -> list[Path]:
+    """The files below a folder that describe runs and models; language profiles are named by what needs them."""
+    return sorted(path for path in root.rglob(pattern) if path.parent != root / PROFILES)
 
 
 def displayed(path: Path) -> str:

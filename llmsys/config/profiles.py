@@ -12,16 +12,14 @@ from pydantic import ValidationError
 
 from llmsys.config.language import LanguageConfig
 from llmsys.config.language_profile import DEFAULT, LanguageProfile
-from llmsys.config.lookup import config_roots, displayed, find_config
+from llmsys.config.lookup import PROFILES, config_roots, displayed, find_config
 from llmsys.config.yaml_text import parse
 from llmsys.errors import ConfigError
-
-FOLDER = "data/languages"
 
 
 def profile_codes() -> list[str]:
     """Every code that has a profile of its own."""
-    found = {path.stem for root in config_roots() for path in (root / FOLDER).glob("*.yaml")}
+    found = {path.stem for root in config_roots() for path in (root / PROFILES).glob("*.yaml")}
     return sorted(found - {DEFAULT})
 
 
@@ -61,13 +59,13 @@ def language_profiles(config: LanguageConfig, known: Collection[str]) -> dict[st
             raise ConfigError(_unknown(code, config, known))
         if code not in own and code not in config.profiles:
             raise ConfigError(
-                f"data.language.keep: {code} has no profile in configs/{FOLDER}, and its pages are not English. "
+                f"data.language.keep: {code} has no profile in configs/{PROFILES}, and its pages are not English. "
                 f"{_closest(code, own)} Write a profile, or take the one for languages without: "
-                f"data.language.profiles: {{{code}: {FOLDER}/{DEFAULT}}}."
+                f"data.language.profiles: {{{code}: {PROFILES}/{DEFAULT}}}."
             )
     codes = config.keep or sorted({*own, *config.profiles} & set(known))
-    named = {code: config.profiles.get(code, f"{FOLDER}/{code}") for code in codes}
-    return {code: read_profile(name) for code, name in {**named, DEFAULT: f"{FOLDER}/{DEFAULT}"}.items()}
+    named = {code: config.profiles.get(code, f"{PROFILES}/{code}") for code in codes}
+    return {code: read_profile(name) for code, name in {**named, DEFAULT: f"{PROFILES}/{DEFAULT}"}.items()}
 
 
 def _unknown(code: str, config: LanguageConfig, known: Collection[str]) -> str:

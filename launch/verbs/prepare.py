@@ -9,6 +9,8 @@ from llmsys.config.load import load_run
 from llmsys.log import logger
 from llmsys.manifest import Manifest, Skip
 
+QUARANTINED = 3  # the exit status when the dataset is whole but for inputs that failed every try
+
 NOUNS = {"crawl": "pages", "pairs": "pairs", "labelled": "texts"}
 
 
@@ -34,11 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prepare what is not yet there, and say what the dataset holds."""
+    """Prepare what is not yet there, and say what the dataset holds; status 3 when inputs are in quarantine."""
     config = load_run(arguments.config, arguments.overrides)
     if arguments.compare_dialects:
         return compare_dialects.run(config, arguments.dialects, arguments.json)
     from data_pipeline.pipeline import prepare
+    from data_pipeline.quarantine import quarantined
 
     manifest = prepare(config, until=arguments.until)
     stages = manifest.funnel
@@ -51,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         "bytes": stages[-1].bytes_out if stages else 0,
         "tokens": {name: split.tokens for name, split in manifest.splits.items()},
         "skipped": [skip.model_dump() for skip in manifest.read.skipped],
+        "quarantined": (given_up := quarantined(config.data.folder)),
     }
     noun = NOUNS[config.data.kind]
     print(json.dumps(result) if arguments.json else "\n".join([*skipped(manifest), described(result, noun)]))
@@ -59,7 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
             "no document was held back, and training ends with an evaluation. Raise data.split.heldout_fraction=%g",
             config.data.split.heldout_fraction,
         )
-    return 0
+    for entry in given_up:
+        logger(__name__).error("in quarantine: task %s: %s", entry["task"], entry["message"])
+    return QUARANTINED if given_up else 0
 
 
 def skipped(manifest: Manifest) -> list[str]:

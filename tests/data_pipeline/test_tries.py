@@ -12,10 +12,15 @@ from data_pipeline.executors.inline import Inline
 from data_pipeline.executors.tries import Again, run_with_tries
 from data_pipeline.graph import Task, Workshop
 from data_pipeline.journal import Record
+from data_pipeline.pipeline import prepare
 from data_pipeline.quarantine import quarantined
+from data_pipeline.stages.extract import extract_file
+from launch.main import main
 from llmsys.config.executor import InlineExecutor
 from llmsys.errors import DataError
 from llmsys.lock import folder_lock
+from llmsys.shards import load_manifest
+from tests.helpers.tiny_crawl import make_crawl, tiny_config
 
 
 def fail_until(path: Path, success: int, report: Report) -> dict[str, Any]:
@@ -88,3 +93,45 @@ def test_what_a_person_must_mend_quarantines_nothing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"2 of 2 tasks of stage stage failed, the first is stage/0: mend this\."):
         stage(tmp_path, refuse, fill_the_disk)
     assert quarantined(tmp_path) == []
+
+
+def test_a_poisoned_file_costs_itself_and_is_named_to_the_end(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    crawl = make_crawl(tmp_path / "crawl", files=2, pages=3)
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        f"data: {{kind: crawl, folder: {tmp_path}/data, inputs: ['{crawl}/*'], documents: {{shards: 1}},\n"
+        "  executor: {kind: inline, backoff_seconds: 0}}\n"
+    )
+    command = ["prepare", str(config), "--until", "documents"]
+    with monkeypatch.context() as patch:
+        patch.setattr("data_pipeline.pipeline.extract_file", poisoned)
+        assert main(command) == 3
+    reason = "quarantined after 3 tries: ValueError: this page crashes the parser"
+    assert f"skipped 1: {reason} (first: {crawl}/crawl-1.warc.gz at byte 0)" in capsys.readouterr().out
+    assert "in quarantine: task extract/crawl-1.warc.gz-" in caplog.text
+    manifest = load_manifest(tmp_path / "data")
+    assert [(skip.reason, skip.count) for skip in manifest.read.skipped] == [(reason, 1)]
+    assert manifest.funnel[0].dropped[0].test == reason
+    assert main([*command, "--json"]) == 0  # the next run tries it again
+    assert json.loads(capsys.readouterr().out)["quarantined"] == []
+    assert load_manifest(tmp_path / "data").read.records > manifest.read.records
+
+
+def poisoned(report: Report, *, source: str, **parts: Any) -> dict[str, Any]:
+    if "crawl-1" in source:
+        raise ValueError("this page crashes the parser\nand says more")
+    return extract_file(report, source=source, **parts)
+
+
+def test_nothing_is_published_when_every_input_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crawl = make_crawl(tmp_path / "crawl", files=1, pages=3)
+    executor = {"kind": "inline", "backoff_seconds": 0, "tries": 1}
+    monkeypatch.setattr("data_pipeline.pipeline.extract_file", lambda report, **parts: 1 / 0)
+    with pytest.raises(DataError, match=r"every input was quarantined, .* Read what quarantine/ of the dataset folder"):
+        prepare(tiny_config(tmp_path / "data", crawl, executor=executor))
+    assert not (tmp_path / "data" / "manifest.json").exists()

@@ -1,0 +1,75 @@
+"""Laws of little room: a full disk ends with a clear error and nothing half-published, and memory does not grow."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from data_pipeline.pipeline import prepare
+from llmsys.config.run import RunConfig
+from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
+
+ROOT = Path(__file__).parents[2]
+
+PREPARE = """
+import resource, sys
+from pathlib import Path
+from data_pipeline.pipeline import prepare
+from llmsys.errors import DataError
+from tests.data_pipeline.test_limits import plain_config
+folder, crawl, limit = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+try:
+    prepare(plain_config(folder, crawl), until="documents")
+except DataError as error:
+    print(error)
+    sys.exit(2)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def plain_config(folder: Path, crawl: str) -> RunConfig:
+    plain = {"rules": [], "deduplicate": {"exact": {"kind": "text"}, "minhash": {"kind": "none"}}}
+    return tiny_config(folder, [crawl], documents={"shards": 2, "batch_bytes": 300_000}, **plain)
+
+
+def run(folder: Path, crawl: str, limit: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PREPARE, str(folder), crawl, str(limit)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+def test_a_full_disk_is_a_clear_error_and_leaves_nothing_half_published(tmp_path: Path) -> None:
+    crawl = make_crawl(tmp_path / "crawl", files=2, pages=20)
+    pattern = f"{crawl}/*"
+    prepare(plain_config(tmp_path / "whole", pattern), until="documents")
+    late = shutil.copytree(tmp_path / "whole", tmp_path / "late")  # only the last stage is left to do
+    largest = max(path.stat().st_size for path in (late / "documents").iterdir())
+    shutil.rmtree(late / "documents")
+    for folder, limit in ((tmp_path / "early", 700), (late, largest - 1)):
+        full = run(folder, pattern, limit)
+        assert full.returncode == 2, full.stderr
+        assert "could not be written: File too large. Nothing half-written was left under that name." in full.stdout
+        assert "continues where it stopped" in full.stdout
+        assert not (folder / "manifest.json").exists()
+        assert not list(folder.rglob(".*.tmp"))
+        assert not list(folder.glob("quarantine/*"))
+        prepare(plain_config(folder, pattern), until="documents")
+        assert fingerprints(folder) == fingerprints(tmp_path / "whole")
+
+
+def test_memory_is_bounded_by_the_batch_and_not_by_the_input(tmp_path: Path) -> None:
+    """Texts of 60 kB, 150 and 1,200 of them: 72 MB may need little more than 9 MB did."""
+    peaks = []
+    for count in (150, 1_200):
+        path = tmp_path / f"{count}.jsonl"
+        text = " ".join(f"This is sentence {number} of a long page about nothing." for number in range(1_200))
+        with open(path, "w") as file:
+            for number in range(count):
+                file.write(json.dumps({"text": f"The page has the number {number}. {text}"}) + "\n")
+        done = run(tmp_path / str(count), str(path))
+        assert done.returncode == 0, done.stderr
+        peaks.append(int(done.stdout))
+    assert peaks[1] - peaks[0] < 40 << 20
+    assert peaks[1] < 1 << 30

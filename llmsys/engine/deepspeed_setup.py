@@ -4,6 +4,8 @@ Under ZeRO-3 a parameter is dealt out to the ranks as soon as it has a value, so
 under the other stages every rank holds it, as they want it.
 """
 
+import contextlib
+import io
 import os
 import warnings
 from typing import Any
@@ -101,7 +103,8 @@ def settings_of(
 def wrap(model: Transformer, optimizer: torch.optim.Optimizer, settings: dict[str, Any]) -> Any:
     """DeepSpeed's engine around a model that has its storage. Buffers keep their values and types."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints the memory it sees, where a verb may be printing JSON
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
     for name, buffer in model.named_buffers():
         buffer.data = buffers[name]
     return engine

@@ -9,25 +9,58 @@ import codecs
 import re
 
 import numpy as np
-from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
+from resiliparse.parse.encoding import map_encoding_to_html5
+
+from data_pipeline.readers.likelihood import WIDE, mean_likelihood, words_beyond_ascii
 
 FALLBACK = "cp1252"
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _META_BYTES = 4_096  # browsers look at the first 1,024; real pages put scripts before their meta elements
-_META = re.compile(rb"""<meta[^>]{0,512}?charset\s*=\s*["']?\s*([A-Za-z0-9_:.\-]{2,40})""", re.IGNORECASE)
+_META = re.compile(
+    rb"""<(?:meta|\?xml)[^>]{0,512}?(?:charset|encoding)\s*=\s*["']?\s*([A-Za-z0-9_:.\-]{2,40})""", re.IGNORECASE
+)
 _SAMPLE_BYTES = 65_536
 
 # What pages mean when they name a subset: the superset that browsers and the vendors use.
-_SUPERSETS = {"shift_jis": "cp932", "gbk": "gb18030", "euc_kr": "cp949", "big5": "big5hkscs", "iso8859-11": "cp874"}
-_UNKNOWN_TO_HTML5 = {"x-mac-cyrillic": "mac_cyrillic", "hz-gb-2312": "hz", "utf-32": "utf-32"}
-_EAST_ASIAN = frozenset({"cp932", "gb18030", "cp949", "big5hkscs", "euc_jp"})
-_ESCAPED = frozenset({"iso2022_jp", "hz"})  # ASCII bytes only, so that they also pass for UTF-8
+_SUPERSETS = {
+    "shift_jis": "cp932",
+    "gbk": "gb18030",
+    "gb2312": "gb18030",
+    "euc_kr": "cp949",
+    "big5": "big5hkscs",
+    "iso8859-1": "cp1252",
+    "iso8859-9": "cp1254",
+    "iso8859-11": "cp874",
+    "tis-620": "cp874",
+    "ascii": "",
+    "us-ascii": "",
+}
+_ALIASES = {
+    "x-mac-cyrillic": "mac_cyrillic",
+    "mac-cyrillic": "mac_cyrillic",
+    "macintosh": "mac_roman",
+    "hz-gb-2312": "hz",
+}
+_NARROW = (
+    *("cp1250", "cp1251", "cp1252", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp1258", "cp874", "cp866"),
+    *("iso8859-2", "iso8859-3", "iso8859-4", "iso8859-5", "iso8859-6", "iso8859-7", "iso8859-8", "iso8859-10"),
+    *("iso8859-13", "iso8859-15", "iso8859-16", "koi8-r", "koi8-u", "mac_cyrillic", "mac_roman"),
+)
+_ESCAPES = ((b"\x1b$B", "iso2022_jp"), (b"\x1b$@", "iso2022_jp"), (b"\x1b(J", "iso2022_jp"), (b"\x1b$)C", "iso2022_kr"))
 _MOST_REPLACED = 0.02  # of the bytes beyond ASCII
+# How much a claim weighs against what the content looks like, in natural logarithms; the content weighs more the more
+# there is of it, up to so many bytes. Western charsets are what servers say who say nothing.
+_CLAIM = {"meta": 12.0, "header": 9.0, "default": 2.0, "usual": 3.0, "rare": -6.0}
+_USUAL = (FALLBACK, "cp1251", "gb18030", "cp932", "big5hkscs", "cp949", "cp1250")
+_RARE = ("iso8859-3", "iso8859-4", "iso8859-10", "iso8859-13", "iso8859-15", "iso8859-16", "mac_roman", "cp1258")
+_MOST_EVIDENCE = 120
 
 
 def detect_charset(payload: bytes, http_charset: str) -> str:
@@ -40,17 +73,59 @@ def detect_charset(payload: bytes, http_charset: str) -> str:
     for mark, codec in _MARKS:
         if payload.startswith(mark):
             return codec
-    claims = [codec for codec in (_codec(http_charset), _codec(_meta_charset(payload))) if codec]
-    wide = _wide(payload)
-    if wide:
+    if b"\0" in payload[:1024] and (wide := _wide(payload)):
         return wide
-    if claims and claims[0] in _ESCAPED and fits(payload, claims[0]):
-        return claims[0]
+    if payload.isascii():
+        return _escaped(payload)
     if _is_utf8(payload):
         return "utf-8"
-    fitting = [codec for codec in dict.fromkeys(claims) if fits(payload, codec)]
-    guess = _codec(detect_encoding(payload[:_SAMPLE_BYTES]) or "")
-    return _choose(payload, fitting, guess)
+    return _likeliest(payload, _codec(http_charset), _codec(_meta_charset(payload)))
+
+
+def _likeliest(payload: bytes, header: str, meta: str) -> str:
+    """The codec whose decoding looks most like text, when what header and meta element say counts too."""
+    words = words_beyond_ascii(payload)
+    evidence = min(len(words) - words.count(b" "), _MOST_EVIDENCE)
+    weights: dict[str, float] = dict.fromkeys((*_NARROW, *WIDE), 0.0)
+    for codec, kind in ((meta, "meta"), (header, "header")):
+        if codec not in ("", "utf-8", "hz", "iso2022_jp"):
+            weights[codec] = weights.get(codec, 0.0) + _CLAIM["default" if codec == FALLBACK else kind]
+    for kind, members in (("usual", _USUAL), ("rare", _RARE)):
+        for codec in members:
+            weights[codec] += _CLAIM[kind]
+    scores = {codec: weight + evidence * mean_likelihood(words, codec) for codec, weight in weights.items()}
+    best = max(scores, key=lambda codec: (scores[codec], codec == FALLBACK))
+    return (
+        best
+        if fits(payload, best)
+        else next((codec for codec in (meta, header) if codec and fits(payload, codec)), best)
+    )
+
+
+def _escaped(payload: bytes) -> str:
+    """Bytes of ASCII alone: charsets that switch by escapes, or nothing to decide."""
+    for escape, codec in _ESCAPES:
+        if escape in payload and strictly(payload, codec):
+            return codec
+    if b"~{" in payload and b"~}" in payload and strictly(payload, "hz") and _says_chinese(payload):
+        return "hz"
+    return "utf-8"
+
+
+def _says_chinese(payload: bytes) -> bool:
+    """Whether what HZ decodes to is common Chinese, and not a page about tildes and braces."""
+    found = re.findall(rb"~\{((?:[!-~]{2})+?)~\}", payload[:_SAMPLE_BYTES])
+    words = b"".join(bytes(byte | 0x80 for byte in word) for word in found)
+    return bool(words) and mean_likelihood(words, "gb18030") > -9.0
+
+
+def strictly(payload: bytes, codec: str) -> bool:
+    """Whether the codec decodes the page without an error."""
+    try:
+        payload.decode(codec)
+    except (UnicodeDecodeError, ValueError):
+        return False
+    return True
 
 
 def fits(payload: bytes, codec: str) -> bool:
@@ -58,21 +133,6 @@ def fits(payload: bytes, codec: str) -> bool:
     replaced = payload.decode(codec, "replace").count("�") - payload.count("�".encode())
     beyond_ascii = int(np.count_nonzero(np.frombuffer(payload, np.uint8) >= 128))
     return replaced <= beyond_ascii * _MOST_REPLACED
-
-
-def _choose(payload: bytes, fitting: list[str], guess: str) -> str:
-    """One codec from the claims that fit and what the content looks like.
-
-    Western single-byte charsets fit anything and are what servers claim by default, so the content overrules them when
-    it reads as an East Asian charset; between two claims that fit, the content decides.
-    """
-    if guess in _EAST_ASIAN and all(codec == FALLBACK for codec in fitting) and fits(payload, guess):
-        return guess
-    if guess in fitting:
-        return guess
-    if fitting:
-        return fitting[0]
-    return guess if guess and fits(payload, guess) else FALLBACK
 
 
 def _meta_charset(payload: bytes) -> str:
@@ -85,8 +145,12 @@ def _codec(label: str) -> str:
     label = label.strip(" \t\"';").lower()
     if not label:
         return ""
-    known = map_encoding_to_html5(label, False) or _UNKNOWN_TO_HTML5.get(label, "")
-    return _SUPERSETS.get(known, known)
+    known = _ALIASES.get(label) or map_encoding_to_html5(label, False) or label
+    known = _SUPERSETS.get(known, known)
+    try:
+        return known if known and codecs.lookup(known)._is_text_encoding else ""
+    except LookupError:
+        return ""
 
 
 def _is_utf8(payload: bytes) -> bool:
@@ -98,10 +162,17 @@ def _is_utf8(payload: bytes) -> bool:
 
 
 def _wide(payload: bytes) -> str:
-    """UTF-16 without a mark shows in the zeros of its markup, nearly all of them at even or at odd places."""
+    """UTF-16 and UTF-32 without a mark show in the zeros of their markup, which lie at the same places of each unit."""
     start = np.frombuffer(payload[:1024], np.uint8)
-    even, odd = np.count_nonzero(start[::2] == 0), np.count_nonzero(start[1::2] == 0)
-    if (even + odd) * 10 < len(start) or min(even, odd) * 10 > max(even, odd):
+    zeros = [int(np.count_nonzero(start[place::4] == 0)) for place in range(4)]
+    if sum(zeros) * 10 < len(start):
+        return ""
+    if min(zeros[1:]) * 8 > len(start):  # three of four
+        return "utf-32-le"
+    if min(zeros[:3]) * 8 > len(start):
+        return "utf-32-be"
+    even, odd = zeros[0] + zeros[2], zeros[1] + zeros[3]
+    if min(even, odd) * 10 > max(even, odd):
         return ""
     return "utf-16-be" if even > odd else "utf-16-le"
 

@@ -5,12 +5,12 @@ nothing and passes. Writers disagree about what the payload of a coded HTTP body
 the body as stored, without its transfer coding, or without both codings.
 """
 
-import base64
-import binascii
 import hashlib
 from collections.abc import Iterable
 
 _KNOWN = {"sha1": "sha1", "sha-1": "sha1", "md5": "md5", "sha256": "sha256", "sha-256": "sha256", "sha512": "sha512"}
+_SIZES = {"sha1": 20, "md5": 16, "sha256": 32, "sha512": 64}  # bytes
+_BASE32 = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", "0123456789abcdefghijklmnopqrstuv", "0189")
 
 
 def block_problem(said: str | None, block: bytes) -> str:
@@ -18,12 +18,12 @@ def block_problem(said: str | None, block: bytes) -> str:
     return _problem("WARC-Block-Digest", said, [block])
 
 
-def payload_problem(said: str | None, forms: Iterable[bytes]) -> str:
+def payload_problem(said: str | None, forms: Iterable[bytes | memoryview]) -> str:
     """What is wrong with the payload of a record, which may have been digested in any of some forms."""
     return _problem("WARC-Payload-Digest", said, forms)
 
 
-def _problem(name: str, said: str | None, forms: Iterable[bytes]) -> str:
+def _problem(name: str, said: str | None, forms: Iterable[bytes | memoryview]) -> str:
     algorithm, wanted = _parsed(said or "")
     if not wanted or any(hashlib.new(algorithm, form, usedforsecurity=False).digest() == wanted for form in forms):
         return ""
@@ -36,12 +36,12 @@ def _parsed(said: str) -> tuple[str, bytes]:
     algorithm = _KNOWN.get(label.strip().lower(), "")
     if not algorithm:
         return "", b""
-    size, value = hashlib.new(algorithm, usedforsecurity=False).digest_size, value.strip()
+    size, value = _SIZES[algorithm], value.strip()
     try:
         if len(value) == size * 2:
             return algorithm, bytes.fromhex(value)
-        padded = value.upper() + "=" * (-len(value) % 8)
-        digest = base64.b32decode(padded)
-    except (binascii.Error, ValueError):
+        digits = value.rstrip("=").upper()
+        number = int(digits.translate(_BASE32), 32)  # many times faster than base64.b32decode
+        return algorithm, (number >> (len(digits) * 5 - size * 8)).to_bytes(size, "big")
+    except (OverflowError, ValueError):
         return "", b""
-    return (algorithm, digest) if len(digest) == size else ("", b"")

@@ -4,7 +4,7 @@ Reads one record at a time, gives it as a page with its charset and without its 
 A record whose digest is another than its header says was changed after it was written: what becomes of it is a setting.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from resiliparse.parse.encoding import detect_mime
@@ -117,7 +117,7 @@ class PageTaker:
             note=problem,
         )
 
-    def _digests(self, record: Record, block: bytes, forms: Callable[[], Iterator[bytes] | list[bytes]]) -> str:
+    def _digests(self, record: Record, block: bytes, forms: Callable[[], Iterable[bytes | memoryview]]) -> str:
         """What differs from the digests in the header of a record, "" when nothing does."""
         if self.config.digests == "ignore":
             return ""
@@ -140,12 +140,12 @@ def _kept(record: Record) -> bytes:
     return record.block
 
 
-def _payload_forms(block: bytes, payload: bytes, response: Response | None) -> Iterator[bytes]:
+def _payload_forms(block: bytes, payload: bytes, response: Response | None) -> Iterator[bytes | memoryview]:
     """What writers take for the payload, the most usual first."""
     if response is None:
         yield block
         return
-    yield bytes(response.body)
+    yield response.body
     yield without_chunks(response)
     yield payload
 

@@ -1,0 +1,171 @@
+"""Laws of decontamination: matches by the plain definition, common speech decides nothing, cuts keep the rest."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import zstandard
+from pydantic import ValidationError
+
+from data_pipeline.decontaminate.cut import cut_spans
+from data_pipeline.decontaminate.index import GramIndex, build_index, item_names
+from data_pipeline.decontaminate.items import Item, item_grams, read_items
+from data_pipeline.decontaminate.words import SimpleWords
+from data_pipeline.stages.decontaminate import decide_matches, scan_file
+from llmsys.config.decontaminate import EvaluationSet, NgramDecontamination
+from llmsys.errors import DataError
+from llmsys.shards import ShardWriter, read_batches
+from tests.reference.filters_plain import plain_matches
+
+TEXT = "the river stone 3.14 Café state-of-the-art don't walks 中文 under bridges every 12,5 morning (quiet) while"
+WORDS = TEXT.split()
+TEXT_SCHEMA = pa.schema([("id", pa.string()), ("url", pa.string()), ("text", pa.large_string())])
+
+
+def ignore(amount: float, dropped: int) -> None:
+    pass
+
+
+def sentences(choose: random.Random, shortest: int, longest: int) -> str:
+    return " ".join(choose.choices(WORDS, k=choose.randint(shortest, longest)))
+
+
+def write_set(folder: Path, rows: list[dict[str, Any]], name: str = "set.jsonl") -> Path:
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    packed = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}
+    (folder / name).write_bytes(packed.get(Path(name).suffix, bytes)(data))
+    return folder / name
+
+
+def config(path: Path, **options: Any) -> NgramDecontamination:
+    fields = {"name": "set", "files": [path], "query": ["question"], **options.pop("set", {})}
+    return NgramDecontamination.model_validate({"sets": [fields], **options})
+
+
+def index(folder: Path, rules: NgramDecontamination) -> tuple[Path, Path, dict[str, Any]]:
+    grams, items = folder / "grams.arrow", folder / "items.arrow"
+    return grams, items, build_index(ignore, grams=grams, items=items, config=rules)
+
+
+def matches(
+    folder: Path, rules: NgramDecontamination, texts: list[str]
+) -> tuple[list[dict[str, Any]], GramIndex, Path]:
+    """The matches that decide, with the index that names them."""
+    grams, items, _ = index(folder, rules)
+    rows = [{"id": str(number), "url": "", "text": text} for number, text in enumerate(texts)]
+    with ShardWriter(folder / "texts.arrow", TEXT_SCHEMA) as writer:
+        for first in range(0, len(rows), 7):
+            writer.write(pa.RecordBatch.from_pylist(rows[first : first + 7], TEXT_SCHEMA))
+    scan_file(ignore, source=folder / "texts.arrow", output=folder / "found.arrow", index=grams, digest=str(folder))
+    decide_matches(
+        ignore, sources=[folder / "found.arrow"], output=folder / "decided.arrow", max_documents=rules.max_documents
+    )
+    batch = next(read_batches(folder / "decided.arrow"))
+    return batch.to_pylist(), GramIndex(grams), items
+
+
+def test_matches_equal_their_plain_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data_pipeline.stages.decontaminate._SLICE_CHARACTERS", 500)
+    choose = random.Random(0)
+    items = [sentences(choose, 2, 12) for _ in range(60)]
+    texts = [sentences(choose, 0, 30) for _ in range(20)]
+    texts += [
+        f"{sentences(choose, 0, 9)}, {choose.choice(items).upper()}! {sentences(choose, 0, 9)}" for _ in range(40)
+    ]
+    rules = config(
+        write_set(tmp_path, [{"question": item} for item in items]), ngram_words=5, min_item_words=3, max_documents=0
+    )
+    found, grams, names = matches(tmp_path, rules, texts)
+    items = [item.replace("中文", "中 文") for item in items]  # each character of a script without spaces is a word
+    plain = [plain_matches(text.replace("中文", "中 文"), items, 5, 3) for text in texts]
+    for row, expected in enumerate(plain):
+        own = [match for match in found if match["row"] == row]
+        assert len({match["gram"] for match in own}) == len({gram for _, gram in expected})
+        named = {
+            int(name.split(":")[1]) - 1 for _, name in item_names(names, [int(grams.item[m["gram"]]) for m in own])
+        }
+        assert named <= {item for item, _ in expected}
+        for match in own:
+            words = SimpleWords().split([texts[row][match["begin"] : match["end"]]])
+            assert len(words.hashes) >= grams.words[match["gram"]]
+    assert sum(map(len, plain)) > 60
+
+
+def test_parts_give_the_ngrams_that_their_names_say() -> None:
+    item = Item("one", ["a b c d e"], ["f g h i j", "k"])
+    rules = config(Path("set"), ngram_words=4, min_item_words=2)
+
+    def texts_of(part: str) -> set[str]:
+        chosen = rules.model_copy(update={"parts": (part,)})
+        wanted = {one for grams in item_grams(item, chosen, SimpleWords())[0] for one in grams.hashes.tolist()}
+        letters = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]
+        runs = [" ".join(letters[start : start + 4]) for start in range(7)] + ["c d e k", "k"]
+        return {run for run in runs if set(_grams(run)) & wanted}
+
+    def _grams(run: str) -> list[int]:
+        one = Item("", [run], [])
+        return [h for grams in item_grams(one, rules, SimpleWords())[0] for h in grams.hashes.tolist()]
+
+    assert texts_of("query") == {"a b c d", "b c d e"}
+    assert texts_of("label") == {"f g h i", "g h i j"}
+    assert texts_of("overlap") == {"c d e f", "d e f g", "e f g h", "c d e k"}
+    assert item_grams(item, rules, SimpleWords())[1] == 1  # the label k
+
+
+def test_an_ngram_of_too_many_documents_decides_nothing(tmp_path: Path) -> None:
+    common, rare = "all work and no play makes one dull", "seven grey geese flew over a frozen lake"
+    path = write_set(tmp_path, [{"question": common}, {"question": rare}])
+    texts = [f"{common} number {n}" for n in range(4)] + [f"{rare}. {rare}. {rare}."]
+    for limit, rows in ((3, [4, 4, 4]), (4, [0, 1, 2, 3, 4, 4, 4]), (0, [0, 1, 2, 3, 4, 4, 4])):
+        folder = tmp_path / str(limit)
+        folder.mkdir()
+        found, _, _ = matches(folder, config(path, max_documents=limit), texts)
+        assert [match["row"] for match in found] == rows
+
+
+def test_a_cut_takes_the_margin_and_short_pieces_and_keeps_the_rest() -> None:
+    begin, middle, end = "begin " * 60, "MATCH HERE", " end" * 60
+    text = f"{begin}{middle}{end}"
+    place = (len(begin), len(begin) + len(middle))
+    rules = config(Path("set"), margin_characters=13, min_piece_characters=50)
+    cut = cut_spans(text, [place], rules)
+    assert cut.text == f"{'begin ' * 57}".strip() + "\n\n" + (" end" * 56).strip()
+    assert "MATCH" not in cut.text
+    assert cut_spans(text, [place], rules.model_copy(update={"min_piece_characters": 300})).pieces == 1
+    assert cut_spans(text, [place], rules.model_copy(update={"margin_characters": 9_999})).failed == "nothing left"
+    places = [(start, start + 5) for start in range(0, 360, 60)]
+    many = cut_spans(text, places, rules.model_copy(update={"min_piece_characters": 1, "max_pieces": 3}))
+    assert (many.failed, many.pieces) == ("pieces", 6)
+    assert cut_spans("x" * 1_000, [(400, 500)], rules).text == "x" * 387 + "\n\n" + "x" * 487
+
+
+@pytest.mark.parametrize("name", ["set.jsonl", "set.jsonl.gz", "set.jsonl.zst"])
+def test_items_are_read_with_nested_fields_and_lists(tmp_path: Path, name: str) -> None:
+    rows = [{"id": "q7", "a": {"text": ["one", "two"]}, "question": "why"}, {"id": 8, "a": {"text": []}, "question": 5}]
+    one = EvaluationSet(
+        name="x", files=(write_set(tmp_path, rows, name),), query=("question",), label=("a.text",), item="id"
+    )
+    assert list(read_items(one)) == [Item("q7", ["why"], ["one", "two"]), Item("8", ["5"], [])]
+
+
+def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
+    path = write_set(tmp_path, [{"question": "too short"}, {"prompt": "x"}])
+    with pytest.raises(DataError, match=rf"set, {path}, line 2: no field 'question'; its fields are prompt\. Correct"):
+        index(tmp_path, config(path))
+    path = write_set(tmp_path, [{"question": "too short"}])
+    with pytest.raises(
+        DataError, match=r"no item of set has 5 words \(data\.decontaminate\.min_item_words\)\. Lower it"
+    ):
+        index(tmp_path, config(path))
+    path.write_text("{")
+    with pytest.raises(DataError, match=rf"{path}, line 1: not JSON .* Give a file with one JSON object a line\."):
+        index(tmp_path, config(path))
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"{}" * 99)[:-9])
+    with pytest.raises(DataError, match=r"evaluation file .*cut\.gz cannot be read: it is damaged"):
+        index(tmp_path, config(tmp_path / "cut.gz"))
+    with pytest.raises(ValidationError, match="neither query nor label names a field"):
+        EvaluationSet(name="x", files=(path,))

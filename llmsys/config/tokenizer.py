@@ -21,7 +21,7 @@ class SentencePieceConfig(Section):
     vocab_size: int = Field(8_192, ge=300, le=1 << 20, description="Number of pieces, bytes and control ids included.")
     byte_fallback: bool = Field(True, description="Characters outside the vocabulary become bytes, never unknowns.")
     character_coverage: float = Field(
-        0.9995, gt=0.9, le=1, description="Share of the sample's characters that get a piece of their own."
+        0.9995, ge=0.98, le=1, description="Share of the sample's characters that get a piece of their own."
     )
     split_digits: bool = Field(False, description="Every digit is a piece of its own.")
     normalization: Literal["identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf"] = Field(

@@ -15,11 +15,13 @@ from typing import Literal, cast
 
 from data_pipeline.cleaning import clean_documents, collected_names
 from data_pipeline.copies import copy_final
-from data_pipeline.deduplication import DEDUPLICATION_STAGES, Deduplication, Left
+from data_pipeline.deduplication import DEDUPLICATION_STAGES, Deduplication
+from data_pipeline.extract.reference import extract_libraries
 from data_pipeline.graph import Task, Workshop
 from data_pipeline.inputs import find_inputs, input_identity, input_name, input_size, stamp
 from data_pipeline.journal import Record, code_version, digest_of, remove_asides
 from data_pipeline.language.profile import rules_by_language
+from data_pipeline.left import Left
 from data_pipeline.outcome import Outcome, build_manifest, publish
 from data_pipeline.pairs.outcome import pairs_manifest
 from data_pipeline.pairs.pipeline import PairsPreparation
@@ -55,15 +57,16 @@ _ENCODE = tuple(
 _URL = ("rules/url.py", "rules/entry_list.py", "rules/word_pattern.py")
 _SIMPLE = ("decontaminate/words.py", "dedup/simplify.py")
 _CONTAMINATION = ("decontaminate", "dedup/simplify.py", "rules/characters.py", "stages/decontaminate.py")
+_COMPARING = ("sign", "same", "link", "keep_index", "leave_out", "take_out", "strings")
 _DEDUPLICATION = (
-    ("dedup", "rules", *(f"stages/{name}.py" for name in ("sign", "same", "link", "keep_index", "leave_out"))),
+    ("dedup", "rules", *(f"stages/{name}.py" for name in _COMPARING)),
     ("pyarrow", "numpy", "spacy", "xxhash", "scipy"),
 )
 _CODE = {
     "survey": (("readers/survey.py", "stages/survey.py"), ("xxhash",)),
     "extract": (
         ("readers", "extract", "stages/extract.py", "stages/refuse.py", *_URL),
-        ("pyarrow", "fastwarc", "resiliparse", "zstandard", "tldextract"),
+        ("pyarrow", "fastwarc", "resiliparse", "selectolax", "zstandard", "tldextract"),
     ),
     "judge": (
         ("language", "rules", "unicode", "classify", *_SIMPLE, "funnel.py", "stages/judge.py", "stages/partition.py"),
@@ -182,6 +185,7 @@ class _Preparation:
         config, read = self.data.extract, self.data.read
         part = [part.model_dump(mode="json") for part in (config, read, self.data.url)]
         lists = digests_of(self.workshop.journal, url_files(self.data))
+        part += extract_libraries(config)
         tasks = []
         for block in blocks:
             output = f"work/extracted/{block.name}.arrow"

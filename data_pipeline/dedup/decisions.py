@@ -24,7 +24,6 @@ DROP_SCHEMA = pa.schema(
     ]
 )
 PLACE_SCHEMA = pa.schema([("row", pa.int64()), ("place", pa.int32())])  # a unit or a string of a row, by its place
-VALUE_SCHEMA = pa.schema([("high", pa.uint64())])
 
 
 def write_decisions(path: Path, schema: pa.Schema, source: Any, columns: Mapping[str, Any], sources: int) -> None:

@@ -3,6 +3,8 @@
 Reads the config, gives names and reasons; imports nothing of the pipeline.
 """
 
+from collections.abc import Mapping
+
 from llmsys.config.deduplicate import DeduplicateConfig
 
 URL, EXACT, SPANS = "url_duplicates", "exact_duplicates", "duplicate_spans"
@@ -30,3 +32,17 @@ def duplicate_verdict(rule: str, kept: str, earlier: str, size: int) -> tuple[st
         test = f"{test} as an earlier dataset" if rule != NEAR else f"{test} with an earlier dataset"
         return test, float(size), 1.0, f"{rule}: {_TESTS[rule]} with {kept} of the earlier dataset {earlier}"
     return test, float(size), 1.0, f"{rule}: {test} with {kept}, which stays of {size} documents"
+
+
+def too_little(
+    rule: str, text: str, limits: Mapping[str, tuple[int, int]]
+) -> tuple[str, float | None, float | None, str] | None:
+    """Return the verdict on a text that was cut, or None when enough is left: nothing at all, or a count below its
+    limit.
+    """
+    if not text:
+        return "empty", 0.0, None, f"{rule}: nothing is left"
+    for test, (count, limit) in limits.items():
+        if count < limit:
+            return test, float(count), float(limit), f"{rule}: {count} {test} left < {limit}"
+    return None

@@ -17,14 +17,13 @@ from data_pipeline.dedup.bloom import RepeatFilter
 from data_pipeline.dedup.decisions import (
     DROP_SCHEMA,
     PLACE_SCHEMA,
-    VALUE_SCHEMA,
     dropped_in,
     without_rows,
     write_decisions,
 )
 from data_pipeline.dedup.group import later_items, repeated
 from data_pipeline.dedup.index import EarlierDataset, earlier_items
-from data_pipeline.dedup.keys import Columns, joined, read_range, taken
+from data_pipeline.dedup.keys import VALUE_SCHEMA, Columns, joined, read_range, taken
 from data_pipeline.dedup.names import DocumentNames
 from data_pipeline.executors.event import Report
 from llmsys.config.deduplicate import BloomKeys, ExactKeys
@@ -94,13 +93,12 @@ class Range:
         for source, path in enumerate(self.sources):
             gone = dropped_in(self.dropped, source)
             for part in read_range(path, self.number, self.ranges):
-                if "row" in part:
-                    count = len(part["high"])
-                    part |= {"source": np.full(count, source), "age": np.ones(count, np.uint8)}
+                count = len(part["high"])
+                part |= {"source": np.full(count, source), "age": np.ones(count, np.uint8)}
                 yield taken(part, without_rows(part["row"], gone)) if len(gone) else part
 
     def _joined_schema(self) -> pa.Schema:
-        return pa.schema([*self.schema, *_OF_FILES]) if "row" in self.schema.names else self.schema
+        return pa.schema([*self.schema, *_OF_FILES])
 
 
 def drop_same(report: Report, *, rule: str, part: Range, documents: Sequence[Path], output: Path) -> dict[str, Any]:
@@ -122,9 +120,13 @@ def drop_places(report: Report, *, part: Range, output: Path) -> dict[str, Any]:
 
 
 def repeated_values(report: Report, *, part: Range, output: Path) -> dict[str, Any]:
-    """Write, in one batch, the distinct keys of a range that occur more than once; progress is in ranges."""
-    high = part.items()["high"]
-    values = np.unique(high[repeated(high)])
-    write_decisions(output, VALUE_SCHEMA, np.zeros(len(values), np.int64), {"high": values}, 1)
+    """Write which distinct keys of each file occur more than once anywhere; progress is in ranges."""
+    items = part.items()
+    items = taken(items, repeated(items["high"]))
+    items = taken(items, np.lexsort([items["high"], items["source"]]))
+    fresh = np.ones(len(items["high"]), np.bool_)
+    fresh[1:] = (np.diff(items["high"]) != 0) | (np.diff(items["source"]) != 0)
+    items = taken(items, fresh)
+    write_decisions(output, VALUE_SCHEMA, items["source"], items, len(part.sources))
     report(1, 0)
-    return part.counts(len(values))
+    return part.counts(len(items["high"]))

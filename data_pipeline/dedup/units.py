@@ -1,0 +1,74 @@
+"""Paragraphs, lines or sentences of texts: where they end, and what runs of them are compared by.
+
+Reads texts, gives `Units`: a text is cut at `ends`, each piece with the white space before it, and `keys[i]` is what
+the run of pieces that begins with piece i is compared by, None where it is never a duplicate.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from data_pipeline.dedup.sentences import SentenceSplitter
+from data_pipeline.dedup.simplify import simplify
+from llmsys.config.deduplicate import LineDuplicates, ParagraphDuplicates, SentenceDuplicates
+
+SpansConfig = ParagraphDuplicates | LineDuplicates | SentenceDuplicates
+
+_BLANK_LINES = re.compile(r"\n\s*\n")
+_NEWLINE = re.compile(r"\n")
+
+
+class Units(NamedTuple):
+    """The pieces of one text; there may be fewer keys than pieces."""
+
+    ends: list[int]
+    keys: list[str | None]
+
+
+@lru_cache(maxsize=1)
+def sentence_splitter() -> SentenceSplitter:
+    """One splitter per process: it remembers how chunks are split."""
+    return SentenceSplitter()
+
+
+def units_of(texts: Sequence[str], config: SpansConfig) -> list[Units]:
+    """Cut texts as the config says."""
+    if isinstance(config, SentenceDuplicates):
+        found = sentence_splitter().split(texts)
+        return [_sentences(text, ends, config.sentences) for text, (ends, _) in zip(texts, found, strict=True)]
+    separator = _BLANK_LINES if isinstance(config, ParagraphDuplicates) else _NEWLINE
+    return [_pieces(text, separator, config) for text in texts]
+
+
+def run_length(config: SpansConfig) -> int:
+    """How many pieces a key stands for."""
+    return config.sentences if isinstance(config, SentenceDuplicates) else 1
+
+
+def pieces_of(text: str, ends: Sequence[int]) -> list[str]:
+    """Cut a text; what lies behind the last end is in no piece."""
+    return [text[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def without_runs(text: str, units: Units, first: Sequence[int], length: int) -> str:
+    """Return the text without the runs of pieces that begin at `first`."""
+    gone = {place for begin in first for place in range(begin, begin + length)}
+    kept = [piece for place, piece in enumerate(pieces_of(text, units.ends)) if place not in gone]
+    return "".join(kept).lstrip()
+
+
+def _pieces(text: str, separator: re.Pattern[str], config: ParagraphDuplicates | LineDuplicates) -> Units:
+    ends = [*(match.start() for match in separator.finditer(text)), len(text)]
+    pieces = [piece.strip() for piece in pieces_of(text, ends)]
+    if isinstance(config, LineDuplicates):
+        pieces = [piece.lower() for piece in pieces]
+    return Units(ends, [piece if len(piece) >= max(1, config.min_characters) else None for piece in pieces])
+
+
+def _sentences(text: str, ends: list[int], length: int) -> Units:
+    """Runs of `length` sentences, simplified and joined; white space behind the last sentence is none."""
+    sentences = [piece.strip() for piece in pieces_of(text, ends)]
+    simple = [simplify(sentence) for sentence in sentences if sentence]
+    runs = [" ".join(simple[begin : begin + length]) for begin in range(len(simple) - length + 1)]
+    return Units(ends, [run if run.strip() else None for run in runs])

@@ -58,7 +58,11 @@ def _entries(manifest: Manifest) -> Iterator[tuple[str, TokenFile | DocumentFile
     for split in manifest.splits.values():
         for tokens in split.files:
             yield "tokens", tokens
-    for room, listing in (("documents", manifest.documents), ("dropped", manifest.dropped)):
+    for room, listing in (
+        ("documents", manifest.documents),
+        ("dropped", manifest.dropped),
+        ("documents", manifest.copies),
+    ):
         for documents in listing.files:
             yield room, documents
 

@@ -1,6 +1,6 @@
 """What a YAML file can say about a dataset: which crawl files, what stays of them, and how the tokens are laid out.
 
-Reads `llmsys.config.text`, `llmsys.config.pairs` and `llmsys.config.mixture`, gives the tagged union `DataConfig`. Two
+Reads `llmsys.config.extract`, `llmsys.config.text`, `llmsys.config.pairs` and `llmsys.config.mixture`, gives the tagged union `DataConfig`. Two
 things never change the bytes of a dataset: where it lies (`folder`) and who makes it (`executor`).
 """
 
@@ -13,13 +13,14 @@ from llmsys.config.base import Section
 from llmsys.config.decontaminate import DecontaminateConfig, KeepContamination
 from llmsys.config.deduplicate import DeduplicateConfig
 from llmsys.config.executor import ExecutorConfig, LocalExecutor
+from llmsys.config.extract import ExtractConfig, ResiliparseExtract
 from llmsys.config.language import LanguageConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.pairs import LabelledConfig, PairsConfig
 from llmsys.config.pii import KeepPii, PiiConfig
 from llmsys.config.read import ReadConfig
 from llmsys.config.rule import Broken, refuse
-from llmsys.config.text import ExtractConfig, RuleConfig
+from llmsys.config.text import RuleConfig
 from llmsys.config.unicode import KeepUnicode, UnicodeConfig
 from llmsys.config.url import KeepUrls, UrlConfig
 
@@ -68,7 +69,7 @@ class CrawlConfig(Section):
     )
     read: ReadConfig = Field(ReadConfig(), description="How files are read.")
     url: UrlConfig = Field(KeepUrls(), description="Which pages are refused by their URL, before extraction.")
-    extract: ExtractConfig = Field(ExtractConfig(), description="How pages become text.")
+    extract: ExtractConfig = Field(ResiliparseExtract(), description="How pages become text.")
     unicode: UnicodeConfig = Field(KeepUnicode(), description="Whether damaged characters of texts are repaired.")
     language: LanguageConfig = Field(LanguageConfig(), description="Which languages stay.")
     rules: tuple[RuleConfig, ...] = Field((), description="Rules in the order in which they are asked.")

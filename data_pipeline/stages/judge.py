@@ -71,6 +71,15 @@ def reaching_rules(texts: pa.RecordBatch, config: CrawlConfig) -> pa.RecordBatch
     return _Judge(LanguageChains(NO_RULES), config.language, config.unicode).batch(texts)[0]
 
 
+def judge_one(
+    page: pa.RecordBatch, config: CrawlConfig, rules: str
+) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the counts by stage, in order, of a batch of one extracted page; its document when it stays; its drop."""
+    judge = _Judge(chains(rules, ()), config.language, config.unicode)
+    kept, drops = judge.batch(page)
+    return judge.tally.stages, kept.to_pylist(), drops
+
+
 class _Judge:
     """Takes batches through extraction failures, language and rules, and counts."""
 
@@ -111,7 +120,7 @@ class _Judge:
         html = np.asarray(texts.column("bytes_html"))
         self.tally.count("extract", documents_in=texts.num_rows, bytes_in=int(html.sum()))
         failed = texts.filter(_inverse(found)).to_pylist()
-        drops += dropped_rows(failed, "extract", [("no text", None, None, "extract: no text")] * len(failed))
+        drops += dropped_rows(failed, "extract", [_extract_verdict(row) for row in failed])
         for row, drop in zip(failed, drops[len(drops) - len(failed) :], strict=True):
             drop["bytes"] = row["bytes_html"]
         return self._left("extract", texts.filter(found))
@@ -172,6 +181,12 @@ class _Judge:
         size = int(text_bytes(batch.column("text")).sum())
         self.tally.count(stage, documents_out=batch.num_rows, bytes_out=size)
         return batch
+
+
+def _extract_verdict(row: dict[str, Any]) -> tuple[str, float | None, float | None, str]:
+    """Why a page has no text: a limit that it is beyond, or that there is none to read."""
+    test, value, threshold = row["extract_test"], row["extract_value"], row["extract_threshold"]
+    return test or "no text", value, threshold, reason("extract", test or "no text", value, threshold)
 
 
 def _inverse(mask: pa.BooleanArray) -> pa.BooleanArray:

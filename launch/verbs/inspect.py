@@ -26,6 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SPLIT:N",
         help="say where one token came from, such as train:12345, and nothing else",
     )
+    parser.add_argument(
+        "--dropped",
+        metavar="rule=NAME",
+        help="show dropped documents with value, threshold and text: rule=, stage= or test=, joined by commas",
+    )
+    parser.add_argument(
+        "--limit", type=int, default=20, metavar="N", help="with --dropped: how many (default: %(default)s)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -33,6 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     folders = dataset_folders_of(arguments.dataset, arguments.overrides)
     if arguments.token is not None:
         return _token(folders[0], arguments.token, arguments.json)
+    if arguments.dropped is not None:
+        return _dropped(folders[0], arguments)
     return max(_whole(folder, arguments.samples, arguments.json) for folder in folders)
 
 
@@ -62,4 +72,13 @@ def _token(folder: Path, name: str, as_json: bool) -> int:
 
     place = token_place(folder, name)
     print(json.dumps(asdict(place), ensure_ascii=False) if as_json else place_as_text(place))
+    return 0
+
+
+def _dropped(folder: Path, arguments: argparse.Namespace) -> int:
+    from data_pipeline.inspect.dropped import dropped_as_text, dropped_documents, parse_wanted
+
+    total, rows = dropped_documents(folder, parse_wanted(arguments.dropped), arguments.limit)
+    result = {"total": total, "documents": rows}
+    print(json.dumps(result, ensure_ascii=False) if arguments.json else dropped_as_text(total, rows))
     return 0

@@ -2,10 +2,13 @@
 
 import argparse
 import json
+from dataclasses import asdict
 
 from launch.verbs import compare_dialects
-from llmsys.config.data import CrawlConfig
+from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.load import load_run
+from llmsys.config.run import RunConfig
+from llmsys.errors import DataError
 from llmsys.log import logger
 from llmsys.manifest import Manifest, Skip
 
@@ -33,6 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A,B",
         help="with --compare-dialects: two or more of datatrove, paper, dolma, dclm (default: %(default)s)",
     )
+    parser.add_argument(
+        "--sweep",
+        metavar="RULE.FIELD=A,B,C",
+        help="prepare nothing; count from the prepared dataset what would stay with other thresholds",
+    )
+    parser.add_argument(
+        "--explain", metavar="URL", help="prepare nothing; show one page of the prepared dataset through every stage"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,6 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_run(arguments.config, arguments.overrides)
     if arguments.compare_dialects:
         return compare_dialects.run(config, arguments.dialects, arguments.json)
+    if arguments.sweep:
+        return _sweep(config, arguments)
+    if arguments.explain:
+        return _explain(config, arguments)
     from data_pipeline.pipeline import prepare
     from data_pipeline.quarantine import quarantined
 
@@ -66,6 +81,30 @@ def run(arguments: argparse.Namespace) -> int:
     for entry in given_up:
         logger(__name__).error("in quarantine: task %s: %s", entry["task"], entry["message"])
     return QUARANTINED if given_up else 0
+
+
+def _sweep(config: RunConfig, arguments: argparse.Namespace) -> int:
+    from data_pipeline.inspect.sweep import sweep, sweep_as_text
+
+    found = sweep(config.data.folder, arguments.sweep)
+    print(json.dumps(asdict(found)) if arguments.json else sweep_as_text(found))
+    return 0
+
+
+def _explain(config: RunConfig, arguments: argparse.Namespace) -> int:
+    from data_pipeline.inspect.explain import explain, explanation_as_text
+
+    found = explain(crawl_of(config.data), arguments.explain)
+    result = [asdict(capture) for capture in found]
+    print(json.dumps(result, ensure_ascii=False) if arguments.json else explanation_as_text(found))
+    return 0
+
+
+def crawl_of(data: DataConfig) -> CrawlConfig:
+    """The data section when it is a crawl; DataError for any other kind, whose texts go through no stages."""
+    if not isinstance(data, CrawlConfig):
+        raise DataError(f"data.kind={data.kind} has no stages to show. Use a config with data.kind=crawl.")
+    return data
 
 
 def skipped(manifest: Manifest) -> list[str]:

@@ -1,0 +1,80 @@
+"""What a dataset dropped, document by document: which test, its value beside the threshold, and the text.
+
+Reads dropped/ of a dataset folder; gives rows in the order of their ids. What was dropped before it had a text, such as
+a record that could not be read, stands in the manifest alone.
+"""
+
+import heapq
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from llmsys.errors import DataError
+from llmsys.manifest import load_manifest
+from llmsys.shards import read_batches
+
+FIELDS = ("stage", "rule", "test")
+EXCERPT_CHARACTERS = 600
+
+
+def dropped_documents(folder: Path, wanted: dict[str, str], limit: int) -> tuple[int, list[dict[str, Any]]]:
+    """Return how many dropped documents match, and the `limit` of them with the smallest ids.
+
+    `wanted` says which values of stage, rule and test count. DataError when nothing was dropped by these, with what
+    there is.
+    """
+    total, kept = 0, []
+    for batch in _batches(folder):
+        mask = pa.array([True] * batch.num_rows)
+        for name, value in wanted.items():
+            mask = pc.and_(mask, pc.equal(batch.column(name), value))
+        found = batch.filter(mask)
+        total += found.num_rows
+        kept = heapq.nsmallest(limit, [*kept, *found.to_pylist()], key=lambda row: row["id"])
+    if not total:
+        raise DataError(_nothing(folder, wanted))
+    return total, kept
+
+
+def parse_wanted(text: str) -> dict[str, str]:
+    """Read rule=gopher_quality or rule=gopher_quality,test=words; DataError for any other form."""
+    parts = [part.partition("=") for part in text.split(",") if part]
+    if not parts or any(name not in FIELDS or not value for name, _, value in parts):
+        raise DataError(
+            f"--dropped {text!r} names no drops. Write stage=, rule= or test= and a value, "
+            f"such as rule=gopher_quality or rule=gopher_quality,test=words."
+        )
+    return {name: value for name, _, value in parts}
+
+
+def dropped_as_text(total: int, rows: list[dict[str, Any]]) -> str:
+    """The rows as a person reads them."""
+    return "\n\n".join([*map(_row, rows), f"{len(rows)} of {total:,} dropped documents"])
+
+
+def _row(row: dict[str, Any]) -> str:
+    value = "" if row["value"] is None else f", value {row['value']:.6g}"
+    threshold = "" if row["threshold"] is None else f", threshold {row['threshold']:.6g}"
+    text = row["text"][:EXCERPT_CHARACTERS]
+    shown = "\n".join(f"    {line}" for line in text.splitlines())
+    more = f"\n    … ({row['bytes']:,} bytes)" if row["bytes"] > len(text.encode()) else ""
+    return (
+        f"{row['url']}\n  {row['file']} at byte {row['offset']:,}\n"
+        f"  {row['rule']}: {row['test']}{value}{threshold}\n  {row['reason']}\n{shown}{more}"
+    )
+
+
+def _batches(folder: Path) -> Iterator[pa.RecordBatch]:
+    for entry in load_manifest(folder).dropped.files:
+        yield from read_batches(folder / "dropped" / entry.name)
+
+
+def _nothing(folder: Path, wanted: dict[str, str]) -> str:
+    asked = ", ".join(f"{name}={value}" for name, value in wanted.items())
+    funnel = load_manifest(folder).funnel
+    found = sorted({f"rule={drop.rule},test={drop.test}" for stage in funnel for drop in stage.dropped})
+    there = "; ".join(found[:12]) or "nothing at all"
+    return f"{folder} dropped no document with {asked}. It dropped by: {there}. Use one of these."

@@ -1,0 +1,118 @@
+"""One page through every stage: what each made of it, with the numbers it went by.
+
+Reads work/extracted, documents/ and dropped/ of a prepared dataset, and asks language and rules about the page again;
+gives a step per stage, for every capture of the URL. Changes nothing.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data_pipeline.document import is_heldout
+from data_pipeline.language.profile import rules_by_language
+from data_pipeline.stages.judge import judge_one
+from llmsys.config.data import CrawlConfig
+from llmsys.errors import DataError
+from llmsys.manifest import load_manifest
+from llmsys.shards import read_batches
+
+EXCERPT_CHARACTERS = 1_000
+
+
+@dataclass
+class Capture:
+    """One capture of the page; `steps` are stage, verdict and details, in the order of the stages."""
+
+    id: str
+    url: str
+    date: str
+    file: str
+    offset: int
+    steps: list[tuple[str, str, str]] = field(default_factory=list)
+    excerpt: str = ""
+
+
+def explain(data: CrawlConfig, url: str) -> list[Capture]:
+    """Follow every capture of a URL; DataError when the dataset is not there or has none."""
+    manifest = load_manifest(data.folder)
+    rules = rules_by_language(data)
+    captures = []
+    for page in _pages(sorted((data.folder / "work" / "extracted").glob("*.arrow")), "url", url):
+        captures.append(_judged(page, data, rules))
+    if not captures:
+        skipped = sum(skip.count for skip in manifest.read.skipped)
+        raise DataError(
+            f"{url} is not among the pages of {data.folder}. Write the address as the crawl has it; {skipped:,} "
+            f"records became no page (llmsys report says why), and without work/ nothing is left to look at."
+        )
+    for capture in captures:
+        _found(capture, data)
+    return captures
+
+
+def _judged(page: pa.RecordBatch, data: CrawlConfig, rules: str) -> Capture:
+    row = page.to_pylist()[0]
+    capture = Capture(*(row[name] for name in ("id", "url", "date", "file", "offset")))
+    stages, kept, drops = judge_one(page, data, rules)
+    statistics = kept[0] if kept else {}
+    capture.steps.append(("read", "read", f"{row['bytes_html']:,} bytes at byte {row['offset']:,}"))
+    for stage, counts in stages.items():
+        if not counts["documents_in"]:
+            break
+        if not counts["documents_out"]:
+            capture.steps.append((stage, "dropped", drops[0]["reason"]))
+            break
+        capture.steps.append((stage, "stays", _details(stage, counts, statistics)))
+    capture.excerpt = (statistics.get("text") or row["text"] or "")[:EXCERPT_CHARACTERS]
+    return capture
+
+
+def _details(stage: str, counts: dict[str, int], statistics: dict[str, Any]) -> str:
+    if stage == "language" and statistics:
+        return f"{statistics['language']}, score {statistics['language_score']:.3f}"
+    own = {name.partition(".")[2]: value for name, value in statistics.items() if name.startswith(f"{stage}.")}
+    if own:
+        return ", ".join(f"{name} {value:.4g}" for name, value in own.items() if value is not None)
+    return f"{counts['bytes_in']:,} bytes in, {counts['bytes_out']:,} bytes out"
+
+
+def _found(capture: Capture, data: CrawlConfig) -> None:
+    """What the stages that compare documents made of it, as the dataset says."""
+    if capture.steps[-1][1] == "dropped":
+        return
+    folder = data.folder
+    for page in _pages(sorted((folder / "dropped").glob("*.arrow")), "id", capture.id):
+        row = page.to_pylist()[0]
+        capture.steps.append((row["stage"], "dropped", row["reason"]))
+        return
+    for path in sorted((folder / "documents").glob("part-*.arrow")):
+        if next(_pages([path], "id", capture.id), None) is not None:
+            heldout = is_heldout([capture.id], data.split.heldout_fraction, data.split.seed)[0]
+            split = "held back for evaluation" if heldout else "for training"
+            capture.steps.append(("documents", "kept", f"{path.name}, {split}"))
+            return
+    capture.steps.append(("documents", "missing", "the dataset was made by other settings; prepare it again"))
+
+
+def _pages(paths: Sequence[Path], column: str, value: str) -> Iterator[pa.RecordBatch]:
+    """Rows of some files with a value in a column, each as a batch of one."""
+    for path in paths:
+        for batch in read_batches(path):
+            found = batch.filter(pc.equal(batch.column(column), value))
+            for number in range(found.num_rows):
+                yield found.slice(number, 1)
+
+
+def explanation_as_text(captures: Sequence[Capture]) -> str:
+    """The captures as a person reads them."""
+    return "\n\n".join(map(_text, captures))
+
+
+def _text(capture: Capture) -> str:
+    lines = [capture.url, f"  captured {capture.date}, {capture.file} at byte {capture.offset:,}, id {capture.id}"]
+    lines += [f"  {stage:<22}{verdict:<9}{details}" for stage, verdict, details in capture.steps]
+    return "\n".join([*lines, *(f"    {line}" for line in capture.excerpt.splitlines())])

@@ -1,0 +1,146 @@
+"""What if a threshold were another: counted from what a prepared dataset stores, without reading the crawl again.
+
+Reads the statistics in documents/ and the values in dropped/; gives per threshold how many documents would stay. What a
+stricter threshold takes is exact (duplicates aside: a copy of a document that goes might stay in its place). What a
+looser one gives back is an upper bound, because the tests behind it were never asked.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from data_pipeline.rules.chain import build
+from data_pipeline.rules.verdict import Limit
+from llmsys.config.text import RuleConfig
+from llmsys.errors import DataError
+from llmsys.manifest import Manifest, load_manifest
+from llmsys.shard_file import map_file
+
+_RULE: TypeAdapter[Any] = TypeAdapter(RuleConfig)
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """One threshold: documents that stay for certain, and how many of the dropped ones might come back."""
+
+    value: float
+    stay: int
+    might_return: int
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Thresholds of one field. `test` is what compares with it, `now` its value in the dataset."""
+
+    field: str
+    test: str
+    now: float
+    documents: int
+    values: tuple[WhatIf, ...]
+
+
+def sweep(folder: Path, wanted: str) -> Sweep:
+    """Answer `rule.field=a,b,c` about a dataset; DataError when it has no such rule, field or test."""
+    name, values = _parse(wanted)
+    manifest = load_manifest(folder)
+    rule, field = _rule(manifest, folder, *name.split("."))
+    tried = [_limit(rule, field, value, name) for value in values]
+    limit = next((one for one in tried if one is not None), None)
+    if limit is None:
+        raise DataError(
+            f"no test compares a stored statistic with {name}: it decides what is measured, or all values are "
+            f"{getattr(rule, field)} already. Prepare a copy of the dataset with it to see what it changes."
+        )
+    kept = _statistic(folder, manifest, f"{rule.kind}.{limit.statistic}")
+    dropped = _dropped(folder, manifest, rule.kind, limit)
+    found = [WhatIf(value, int(_stays(kept, limit, value).sum()), _back(dropped, limit, value)) for value in values]
+    return Sweep(name, limit.test, float(getattr(rule, field)), len(kept), tuple(found))
+
+
+def sweep_as_text(found: Sweep) -> str:
+    """A table with a line per value."""
+    lines = [
+        f"{found.field} is {found.now:g} ({found.test}), and {found.documents:,} documents are kept.",
+        f"{'value':>12}{'stay':>12}{'at most':>12}",
+    ]
+    for one in found.values:
+        lines.append(f"{one.value:>12g}{one.stay:>12,}{one.stay + one.might_return:>12,}")
+    return "\n".join([*lines, "At most: all that this test dropped and would let pass, if no test behind it objects."])
+
+
+def _parse(wanted: str) -> tuple[str, list[float]]:
+    name, _, text = wanted.partition("=")
+    values = [yaml.safe_load(part.replace("_", "")) for part in text.split(",") if part.strip()]
+    if name.count(".") != 1 or not values or not all(isinstance(value, int | float) for value in values):
+        raise DataError(
+            f"--sweep {wanted!r} is no question. Write rule.field=a,b,c: gopher_quality.min_words=30,50,80."
+        )
+    return name, values
+
+
+def _rule(manifest: Manifest, folder: Path, kind: str, field: str) -> tuple[Any, str]:
+    rules = [_RULE.validate_python(rule) for rule in manifest.config["data"].get("rules", ())]
+    rule = next((one for one in rules if one.kind == kind), None)
+    if rule is None:
+        there = ", ".join(one.kind for one in rules) or "none"
+        raise DataError(f"{folder} was made without the rule {kind}. Its rules: {there}.")
+    if field not in type(rule).model_fields:
+        fields = ", ".join(name for name in type(rule).model_fields if name.startswith(("min_", "max_")))
+        raise DataError(f"{kind} has no field {field}. Thresholds it has: {fields}.")
+    return rule, field
+
+
+def _limit(rule: Any, field: str, value: float, name: str) -> Limit | None:
+    """The test whose threshold follows the field, None when this value moves none."""
+    try:
+        changed = _RULE.validate_python(rule.model_dump() | {field: value})
+    except ValidationError as error:
+        raise DataError(f"{name}={value:g} is refused: {error.errors()[0]['msg']}.") from None
+    pairs = zip(build(rule).limits, build(changed).limits, strict=False)
+    return next((one for one, other in pairs if one.threshold != other.threshold), None)
+
+
+def _stays(values: Any, limit: Limit, threshold: float) -> Any:
+    edge = values.dtype.type(threshold)  # as the statistics are stored, so that a value at its threshold stays
+    return values <= edge if limit.drops == "above" else values >= edge
+
+
+def _back(dropped: Any, limit: Limit, threshold: float) -> int:
+    values, thresholds = dropped
+    ours = values > thresholds if limit.drops == "above" else values < thresholds
+    return int((ours & _stays(values, limit, threshold)).sum())
+
+
+def _statistic(folder: Path, manifest: Manifest, column: str) -> Any:
+    parts = [np.zeros(0, np.float32)]
+    for entry in manifest.documents.files:
+        (values,) = _columns(folder / "documents" / entry.name, [column])
+        parts.append(values)
+    return np.concatenate(parts)
+
+
+def _dropped(folder: Path, manifest: Manifest, rule: str, limit: Limit) -> tuple[Any, Any]:
+    values, thresholds = [np.zeros(0)], [np.zeros(0)]
+    for entry in manifest.dropped.files:
+        columns = _columns(folder / "dropped" / entry.name, ["rule", "test", "value", "threshold"])
+        ours = (columns[0] == rule) & (columns[1] == limit.test)
+        values.append(columns[2][ours].astype(np.float64))
+        thresholds.append(columns[3][ours].astype(np.float64))
+    return np.concatenate(values), np.concatenate(thresholds)
+
+
+def _columns(path: Path, names: Sequence[str]) -> list[Any]:
+    """Some columns of a whole file, without unpacking the others."""
+    data = map_file(path)
+    schema = pa.ipc.open_file(data).schema
+    if missing := [name for name in names if name not in schema.names]:
+        raise DataError(f"{path} has no column {missing[0]}, so that it cannot say. Prepare the dataset again.")
+    indices = [schema.get_field_index(name) for name in names]
+    table = pa.ipc.open_file(data, options=pa.ipc.IpcReadOptions(included_fields=indices)).read_all()
+    return [table.column(name).to_numpy() for name in names]

@@ -1,0 +1,98 @@
+"""Laws of reading decisions: what a dataset says about a page, a drop or another threshold is what was decided."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_pipeline.inspect.dropped import dropped_as_text, dropped_documents, parse_wanted
+from data_pipeline.inspect.explain import explain, explanation_as_text
+from data_pipeline.inspect.sweep import sweep, sweep_as_text
+from data_pipeline.pipeline import prepare
+from launch.main import main
+from llmsys.config.data import CrawlConfig
+from llmsys.errors import DataError
+from tests.helpers.tiny_crawl import make_crawl, tiny_config
+
+
+def config(folder: Path, crawl: Path, words: int = 180) -> Any:
+    rules = [{"kind": "gopher_quality", "min_words": words}]
+    return tiny_config(folder, crawl, rules=rules, deduplicate={"minhash": {"kind": "none"}})
+
+
+@pytest.fixture(scope="module")
+def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_crawl(tmp_path_factory.mktemp("crawl"), files=2)
+
+
+@pytest.fixture(scope="module")
+def dataset(crawl: Path, tmp_path_factory: pytest.TempPathFactory) -> CrawlConfig:
+    made = config(tmp_path_factory.mktemp("dataset") / "data", crawl)
+    prepare(made, until="documents")
+    assert isinstance(made.data, CrawlConfig)
+    return made.data
+
+
+def kept(folder: Path, crawl: Path, words: int) -> int:
+    return sum(file.rows for file in prepare(config(folder, crawl, words), until="documents").documents.files)
+
+
+def test_a_sweep_counts_what_another_threshold_keeps(dataset: CrawlConfig, crawl: Path, tmp_path: Path) -> None:
+    found = sweep(dataset.folder, "gopher_quality.min_words=150,180,190,100_000")
+    assert (found.field, found.test, found.now) == ("gopher_quality.min_words", "words", 180)
+    looser, now, stricter, none = found.values
+    assert (now.stay, now.might_return) == (found.documents, 0)
+    assert none.stay == 0
+    # The tiny crawl holds a copy of one page per file: of equal texts one stays, and all go by the threshold together.
+    assert stricter.stay == kept(tmp_path / "190", crawl, 190) < now.stay
+    assert now.stay < kept(tmp_path / "150", crawl, 150) <= looser.stay + looser.might_return
+    assert "at most" in sweep_as_text(found)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("gopher_quality.min_words", "Write rule.field=a,b,c"),
+        ("c4.min_sentences=3", "was made without the rule c4. Its rules: gopher_quality."),
+        ("gopher_quality.min_wrds=3", "has no field min_wrds. Thresholds it has: min_words,"),
+        ("gopher_quality.min_words=-3", "gopher_quality.min_words=-3 is refused: Input should be greater than"),
+        ("gopher_quality.min_words=180", "no test compares a stored statistic with gopher_quality.min_words"),
+    ],
+)
+def test_a_sweep_that_cannot_be_answered_says_why(dataset: CrawlConfig, question: str, answer: str) -> None:
+    with pytest.raises(DataError) as error:
+        sweep(dataset.folder, question)
+    assert answer in str(error.value)
+
+
+def test_dropped_documents_are_shown_with_value_and_threshold(
+    dataset: CrawlConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    total, rows = dropped_documents(dataset.folder, parse_wanted("rule=gopher_quality,test=words"), limit=2)
+    assert total > len(rows) == 2
+    assert all(row["value"] < row["threshold"] == 180 for row in rows)
+    assert "gopher_quality: words, value" in dropped_as_text(total, rows)
+    assert main(["inspect", str(dataset.folder), "--dropped", "rule=language", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {row["test"] for row in shown["documents"]} == {"language"}
+    with pytest.raises(DataError, match=r"dropped no document with rule=nothing. It dropped by: rule="):
+        dropped_documents(dataset.folder, {"rule": "nothing"}, 1)
+    with pytest.raises(DataError, match=r"names no drops\. Write stage=, rule= or test="):
+        parse_wanted("words")
+
+
+def test_every_page_is_explained_as_it_was_decided(dataset: CrawlConfig) -> None:
+    _, drops = dropped_documents(dataset.folder, {"stage": "gopher_quality"}, 1)
+    (capture,) = explain(dataset, drops[0]["url"])
+    assert [step[0] for step in capture.steps] == ["read", "extract", "language", "gopher_quality"]
+    assert capture.steps[-1][1:] == ("dropped", drops[0]["reason"])
+    _, drops = dropped_documents(dataset.folder, {"stage": "exact_duplicates"}, 1)
+    captures = explain(dataset, drops[0]["url"])
+    last = next(one for one in captures if one.id == drops[0]["id"]).steps[-1]
+    assert last == ("exact_duplicates", "dropped", drops[0]["reason"])
+    stays = next(iter(explain(dataset, "https://example-0.org/3")))
+    assert stays.steps[-1][0] in ("documents", "gopher_quality")
+    assert "https://example-0.org/3\n  captured 2024-05-01" in explanation_as_text([stays])
+    with pytest.raises(DataError, match=r"is not among the pages of .*\. Write the address as the crawl has it"):
+        explain(dataset, "https://nowhere.org/")

@@ -1,0 +1,186 @@
+"""The data pipeline part by part, beside the tools that people use today, on the same files in one run.
+
+    python tools/bench/data.py 'crawl/*.warc.gz' [--datatrove PYTHON] [--pages 300] [--repeats 3] [--output table.md]
+
+PYTHON is an interpreter with `pip install datatrove==0.10.1 trafilatura warcio spacy nltk fastwarc`. All speeds are CPU
+seconds of one process, medians of the repeats, so that a busy machine distorts them little; only the last rows, one
+process and two, are by the clock. The table states agreement beside speed. Our encoder is held to SentencePiece.
+"""
+
+import argparse
+import glob
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmsys.config.data import CrawlConfig
+from tools.bench import data_parts as ours
+from tools.bench import data_reference as theirs
+from tools.bench import tokens
+from tools.bench.rules import RULES
+
+HEAD = "| part | this | beside | that | ratio | agreement |\n|---|---|---|---|---|---|"
+
+# One whole preparation in a process of its own: seconds by the clock, and the peak memory of any of its processes.
+PREPARE = """
+import json, resource, sys, time
+from data_pipeline.pipeline import prepare
+from llmsys.config.run import RunConfig
+start = time.monotonic()
+prepare(RunConfig.model_validate(json.loads(sys.argv[1])), until="documents")
+seconds = time.monotonic() - start
+peaks = [resource.getrusage(kind).ru_maxrss for kind in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+print(json.dumps({"seconds": seconds, "peak": max(peaks) * 1024}))
+"""
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    part: str
+    this: str
+    beside: str
+    that: str
+    ratio: str
+    agreement: str
+
+    def markdown(self) -> str:
+        """Return the line."""
+        return f"| {' | '.join(self)} |"
+
+
+def row(part: str, unit: str, amount: float, seconds: float, beside: str, other: float | None, agreement: str) -> Row:
+    """One part: `amount` of a unit in our seconds, and what the other needed per amount (seconds) when it ran."""
+    this = f"{amount / seconds:,.4g} {unit}/s"
+    if other is None:
+        return Row(part, this, beside, "not run", "", "")
+    return Row(part, this, beside, f"{amount / other:,.4g} {unit}/s", f"{other / seconds:.2f}", agreement)
+
+
+def reading(files: list[str], repeats: int) -> Row:
+    """WARC records beside FastWARC."""
+    size = sum(Path(path).stat().st_size for path in files) / 1e6
+    mine, found = ours.timed(lambda: ours.iterate_ours(files), repeats)
+    fast, other = ours.timed(lambda: ours.iterate_fastwarc(files), repeats)
+    agreement = f"{found[0]:,} records, {'the same' if found == other else 'DIFFERENT'} bytes"
+    return row("WARC records", "MB of gzip", size, mine, "FastWARC", fast, agreement)
+
+
+def documents(files: list[str], config: CrawlConfig, addresses: list[str], arguments: argparse.Namespace) -> Row:
+    """From WARC to filtered documents; datatrove does so many records of each file only, since it takes minutes."""
+    seconds, made = ours.timed(lambda: ours.to_documents(files, config), arguments.repeats)
+    other, agreement = None, ""
+    if arguments.datatrove:
+        took, found = theirs.pipeline(arguments.datatrove, files, addresses, arguments.pages, arguments.repeats)
+        other = took * made["html"] / found["html"]
+        agreement = f"kept {made['kept'] / made['pages']:.1%} of {made['pages']:,} pages, they {found['kept']:,} of "
+        agreement += f"{found['pages']:,}: other texts"
+    name = "datatrove, trafilatura"
+    return row("WARC to filtered documents", "MB of HTML", made["html"] / 1e6, seconds, name, other, agreement)
+
+
+def rules(texts: list[str], arguments: argparse.Namespace) -> list[Row]:
+    """The FineWeb chain on the same texts."""
+    cold, warm, results = ours.chain(texts, arguments.repeats)
+    other, agreement = None, ""
+    if arguments.datatrove:
+        other, found = theirs.chain(arguments.datatrove, texts, arguments.repeats)
+        equal = sum(one == two for one, two in zip(results, found, strict=True))
+        agreement = f"{equal:,} of {len(texts):,} verdicts and texts"
+    rows = [("FineWeb rules, cold", cold), ("FineWeb rules, words known", warm)]
+    return [row(name, "documents", len(texts), took, "datatrove", other, agreement) for name, took in rows]
+
+
+def signatures(texts: list[str], arguments: argparse.Namespace) -> list[Row]:
+    """MinHash 14 x 8 over 5-grams."""
+    other, found = None, None
+    if arguments.datatrove:
+        other, found = theirs.minhash(arguments.datatrove, texts, arguments.repeats)
+    rows = []
+    for kind in ("sha1", "combined"):
+        seconds, mine = ours.minhash(texts, kind, arguments.repeats)
+        agreement = "another hash, the same estimate"
+        if kind == "sha1" and found is not None:
+            agreement = f"{ours.equal_signatures(mine, found):.2%} of signatures, bit by bit"
+        rows.append(row(f"MinHash, {kind}", "documents", len(texts), seconds, "datatrove", other, agreement))
+    return rows
+
+
+def encoding(texts: list[str]) -> list[Row]:
+    """Token ids of a BPE of 32,000 pieces beside SentencePiece asked for each document."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = tokens.measure(texts, tokens.trained(Path(folder), texts, 32_000))
+    size = sum(len(text.encode()) for text in texts) / 1e6
+    agreement = f"{found['equal']:.2%} of texts with equal ids"
+    names = [("token ids, cold", "cold"), ("token ids, words known", "warm")]
+    return [row(name, "MB", size, found[key], "SentencePiece", found["library"], agreement) for name, key in names]
+
+
+def processes(files: list[str], config: CrawlConfig, repeats: int) -> list[Row]:
+    """A whole preparation of documents by one process and by two: the clock, and the largest process."""
+    best: dict[int, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(repeats):
+            for workers in (1, 2):
+                data = config.model_dump(mode="json") | {
+                    "folder": f"{folder}/{turn}-{workers}",
+                    "inputs": files,
+                    "executor": {"kind": "local", "workers": workers},
+                }
+                command = [sys.executable, "-c", PREPARE, json.dumps({"data": data})]
+                told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                found = json.loads(told.splitlines()[-1])
+                if workers not in best or found["seconds"] < best[workers]["seconds"]:
+                    best[workers] = found
+    one, two = best[1]["seconds"], best[2]["seconds"]
+    peak = max(found["peak"] for found in best.values()) / 2**20
+    seconds = Row("prepare --until documents", f"{two:.1f} s", "one process", f"{one:.1f} s", f"{one / two:.2f}", "")
+    return [seconds._replace(agreement="best of the repeats, by the clock"), _peak(peak)]
+
+
+def _peak(mebibytes: float) -> Row:
+    return Row("largest process", f"{mebibytes:,.0f} MiB", "", "", "", "")
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("crawl", nargs="+", help="WARC files or patterns")
+    parser.add_argument("--datatrove", metavar="PYTHON", help="an interpreter that has datatrove")
+    parser.add_argument("--pages", type=int, default=300, help="records a file for datatrove (default: %(default)s)")
+    parser.add_argument("--limit", type=int, default=1_000, help="documents for parts (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="of every measurement (default: %(default)s)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="where the table goes too")
+    arguments = parser.parse_args()
+    files = sorted(path for pattern in arguments.crawl for path in glob.glob(pattern))
+    config = CrawlConfig(rules=RULES)
+    began = time.monotonic()
+    lines = [HEAD]
+
+    def show(*rows: Row) -> None:
+        for one in rows:
+            lines.append(one.markdown())
+            print(one.markdown(), flush=True)
+
+    print(HEAD)
+    show(reading(files, arguments.repeats))
+    texts, addresses = ours.english(files, config)
+    if not texts:
+        print(f"no English page in {' '.join(arguments.crawl)}", file=sys.stderr)
+        return 2
+    show(documents(files, config, addresses, arguments))
+    some = texts[: arguments.limit] if arguments.limit else texts
+    show(*rules(some, arguments), *signatures(some, arguments), *encoding(texts))
+    show(*processes(files, config, arguments.repeats))
+    print(f"\n{len(files)} files, {len(texts):,} English pages, {time.monotonic() - began:,.0f} s", file=sys.stderr)
+    if arguments.output:
+        arguments.output.write_text("\n".join(lines) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

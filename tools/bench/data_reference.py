@@ -1,0 +1,108 @@
+"""datatrove's side of tools/bench/data.py: programs for another interpreter, because the two cannot share one.
+
+Gives what datatrove 0.10.1 needs, decides and signs on the inputs it is handed, with CPU seconds of its process. It is
+called the way its FineWeb example calls it. Its language filter needs a download and is replaced by our verdicts, which
+cost it nothing; its URL filter is left out on both sides.
+"""
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_COMMON = """
+import json, statistics, sys, time
+given, made = json.load(open(sys.argv[1])), sys.argv[2]
+def timed(work):
+    start = time.process_time()
+    result = work()
+    return time.process_time() - start, result
+def answer(seconds, results, **more):
+    json.dump({"seconds": statistics.median(seconds), "results": results, **more}, open(made, "w"))
+from datatrove.data import Document
+from datatrove.pipeline.filters import (
+    C4QualityFilter, FineWebQualityFilter, GopherQualityFilter, GopherRepetitionFilter)
+filters = [GopherRepetitionFilter(), GopherQualityFilter(),
+           C4QualityFilter(filter_no_terminal_punct=False), FineWebQualityFilter()]
+def judge(document):
+    return all(one.filter(document) is True for one in filters)
+judge(Document(text="Load the word splitter before the clock starts.", id="0", metadata={}))
+"""
+
+_CHAIN = """
+def all_of_them():
+    results = []
+    for text in given["texts"]:
+        document = Document(text=text, id="0", metadata={})
+        results.append(document.text if judge(document) else None)
+    return results
+runs = [timed(all_of_them) for _ in range(given["repeats"])]
+answer([seconds for seconds, _ in runs], runs[-1][1])
+"""
+
+_PIPELINE = """
+import logging, os
+logging.disable(logging.CRITICAL)
+from datatrove.pipeline.extractors import Trafilatura
+from datatrove.pipeline.readers import WarcReader
+wanted = set(given["english"])
+def all_of_them():
+    html = kept = pages = 0
+    for path in given["files"]:
+        reader = WarcReader(os.path.dirname(path), glob_pattern=os.path.basename(path), limit=given["limit"])
+        extractor = Trafilatura(favour_precision=True, timeout=60)
+        def counted(documents):
+            nonlocal html, pages
+            for document in documents:
+                html, pages = html + len(document.text.encode("utf-8", "replace")), pages + 1
+                yield document
+        for document in extractor.run(counted(reader.run())):
+            if document.metadata.get("url") in wanted:
+                kept += judge(document)
+    return {"html": html, "pages": pages, "kept": kept}
+runs = [timed(all_of_them) for _ in range(given["repeats"])]
+answer([seconds for seconds, _ in runs], runs[-1][1])
+"""
+
+_MINHASH = """
+from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
+from datatrove.utils.hashing import HashConfig
+signer = MinhashDedupSignature("/tmp", config=MinhashConfig(hash_config=HashConfig(precision=64, hash_fc="sha1")))
+def all_of_them():
+    return [[[int(value) for value in bucket] for bucket in signer.get_signature(signer.get_shingles(text))]
+            for text in given["texts"]]
+runs = [timed(all_of_them) for _ in range(given["repeats"])]
+answer([seconds for seconds, _ in runs], runs[-1][1])
+"""
+
+
+def _run(python: str, program: str, given: dict[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        question, made = Path(folder, "given.json"), Path(folder, "made.json")
+        question.write_text(json.dumps(given))
+        subprocess.run([python, "-c", _COMMON + program, str(question), str(made)], check=True)
+        answer: dict[str, Any] = json.loads(made.read_text())
+    return answer
+
+
+def chain(python: str, texts: Sequence[str], repeats: int) -> tuple[float, list[str | None]]:
+    """CPU seconds of FineWeb's filters, and the rewritten text of each document that stays."""
+    found = _run(python, _CHAIN, {"texts": list(texts), "repeats": repeats})
+    return found["seconds"], found["results"]
+
+
+def pipeline(
+    python: str, files: Sequence[str], english: Sequence[str], limit: int, repeats: int
+) -> tuple[float, dict[str, int]]:
+    """CPU seconds from WARC to filtered documents, and bytes of HTML, pages and documents kept."""
+    given = {"files": list(files), "english": list(english), "limit": limit, "repeats": repeats}
+    found = _run(python, _PIPELINE, given)
+    return found["seconds"], found["results"]
+
+
+def minhash(python: str, texts: Sequence[str], repeats: int) -> tuple[float, list[list[list[int]]]]:
+    """CPU seconds of FineWeb's signatures (14 x 8, SHA-1, 5-grams), and the signature of each text."""
+    found = _run(python, _MINHASH, {"texts": list(texts), "repeats": repeats})
+    return found["seconds"], found["results"]

@@ -36,8 +36,21 @@ class UnicodeChunks:
 
     def split(self, chunks: Sequence[str]) -> list[list[str]]:
         """The words of each chunk, perhaps none."""
-        return [[word for word in self._boundary.split(chunk) if word[:1].isalnum()] for chunk in chunks]
+        return [[word for word in self._segment.findall(chunk) if word[0].isalnum()] for chunk in chunks]
 
     @cached_property
-    def _boundary(self) -> Any:
-        return import_module("regex").compile(r"(?V1w)\b")  # w: the word boundaries of UAX 29
+    def _segment(self) -> Any:
+        return import_module("regex").compile(_segment())
+
+
+def _segment() -> str:
+    """A pattern for one segment of UAX 29; the regex library's own \\b does not look past format characters."""
+    marks = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*"  # WB4: they belong to what they follow
+    letter, hebrew = r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}]", r"\p{WB=Hebrew_Letter}"
+    digit, joiner, katakana = r"\p{WB=Numeric}", rf"\p{{WB=ExtendNumLet}}{marks}", rf"\p{{WB=Katakana}}{marks}"
+    within_word = rf"[\p{{WB=MidLetter}}\p{{WB=MidNumLet}}\p{{WB=Single_Quote}}]{marks}(?={letter})"  # WB6, WB7
+    within_number = rf"[\p{{WB=MidNum}}\p{{WB=MidNumLet}}\p{{WB=Single_Quote}}]{marks}(?={digit})"  # WB11, WB12
+    within_hebrew = rf"\p{{WB=Double_Quote}}{marks}(?={hebrew})|\p{{WB=Single_Quote}}{marks}"  # WB7a, WB7b, WB7c
+    letters = rf"{letter}{marks}(?:{within_word}|(?<={hebrew}{marks})(?:{within_hebrew}))?"
+    run = rf"(?:(?:{letters}|{digit}{marks}(?:{within_number})?)+|(?:{katakana})+)"
+    return rf"(?:{joiner})*{run}(?:(?:{joiner})+{run})*(?:{joiner})*|(?:{joiner})+|(?s:.){marks}"

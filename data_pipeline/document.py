@@ -25,6 +25,9 @@ TEXT_SCHEMA = pa.schema(
         ("offset", pa.int64()),
         ("bytes_html", pa.int64()),
         ("text", pa.large_string()),
+        ("extract_test", pa.string()),  # the limit that a page without text is beyond
+        ("extract_value", pa.float64()),
+        ("extract_threshold", pa.float64()),
     ]
 )
 

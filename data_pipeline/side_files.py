@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.extract.reference import extract_libraries
 from data_pipeline.journal import Journal
 from llmsys.config.custom_rules import FasttextClassifierConfig, PerplexityConfig
 from llmsys.config.data import CrawlConfig
@@ -60,6 +61,7 @@ def _library(rule: RuleConfig) -> Iterator[str]:
 def require_side_files(data: CrawlConfig) -> None:
     """Raise DataError for the first file that is not there, ConfigError for a library that is not installed."""
     rule_libraries(data)
+    extract_libraries(data.extract)
     for key, path in side_files(data):
         if not path.is_file():
             what = "is a folder" if path.is_dir() else "does not exist"

@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from data_pipeline.document import TEXT_SCHEMA, document_id
 from data_pipeline.executors.event import Report
-from data_pipeline.extract.html import extract_text
+from data_pipeline.extract.html import Extracted, extract_pages
 from data_pipeline.readers.page import Skip
 from data_pipeline.readers.read import read_pages
 from data_pipeline.stages.refuse import Gate, text_schema
+from llmsys.config.extract import ExtractConfig
 from llmsys.config.read import ReadConfig
-from llmsys.config.text import ExtractConfig
 from llmsys.config.url import KeepUrls, UrlConfig
 from llmsys.shards import ShardWriter
 
@@ -75,19 +75,23 @@ def _texts(pages: pa.RecordBatch, config: ExtractConfig | None) -> pa.RecordBatc
     ids = [name or document_id(url, date, content) for name, url, date, content in named]
     columns["id"] = pa.array(ids, pa.string())
     columns["bytes_html"] = pa.array(map(len, contents), pa.int64())
-    nothing = pa.nulls(len(given), pa.large_string())
-    columns["text"] = _extracted(pages, given, config) if config else nothing
+    none = Extracted(pa.nulls(len(given), pa.large_string()), [None] * len(given))
+    columns["text"], beyond = _extracted(pages, given, config) if config else none
+    for field in ("test", "value", "threshold"):
+        limits = [over and getattr(over, field) for over in beyond]
+        columns[f"extract_{field}"] = pa.array(limits, TEXT_SCHEMA.field(f"extract_{field}").type)
     return pa.record_batch([columns[name] for name in TEXT_SCHEMA.names], schema=TEXT_SCHEMA)
 
 
-def _extracted(pages: pa.RecordBatch, given: list[str | None], config: ExtractConfig) -> pa.Array:
+def _extracted(pages: pa.RecordBatch, given: list[str | None], config: ExtractConfig) -> Extracted:
     """The texts of a batch: those that came as text as they are, null where there is nothing; the others extracted."""
     if not any(text is not None for text in given):
-        return extract_text(pages, config)
+        return extract_pages(pages, config)
     is_html = pa.array([text is None for text in given])
-    made = iter(extract_text(pages.filter(is_html), config).to_pylist())
-    texts = [next(made) if text is None else (text if text.strip() else None) for text in given]
-    return pa.array(texts, pa.large_string())
+    html = extract_pages(pages.filter(is_html), config)
+    made = zip(html.texts.to_pylist(), html.beyond, strict=True)
+    both = [next(made) if text is None else (text if text.strip() else None, None) for text in given]
+    return Extracted(pa.array([text for text, _ in both], pa.large_string()), [over for _, over in both])
 
 
 class _Sums:

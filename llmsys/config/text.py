@@ -1,8 +1,8 @@
-"""What a YAML file can say about text: extraction and the rules that keep or drop documents.
+"""What a YAML file can say about the rules that keep or drop documents.
 
-Reads nothing, gives `ExtractConfig` and the tagged union `RuleConfig`. Every threshold is a field
-whose default is the published one, so that a rule without fields is the published rule. A limit named `max_…` drops
-what lies above it, one named `min_…` drops what lies below it, and a value equal to its limit always stays.
+Reads nothing, gives the tagged union `RuleConfig`. Every threshold is a field whose default is the published one, so
+that a rule without fields is the published rule. A limit named `max_…` drops what lies above it, one named `min_…`
+drops what lies below it, and a value equal to its limit always stays.
 """
 
 from typing import Annotated, Literal, Self
@@ -22,21 +22,6 @@ from llmsys.config.rule import Broken, refuse
 
 # Tools that share the published thresholds measure different things; see data_pipeline/README.md.
 Dialect = Literal["datatrove", "paper", "dolma", "dclm"]
-
-
-class ExtractConfig(Section):
-    """How an HTML page becomes text."""
-
-    kind: Literal["resiliparse"] = Field("resiliparse", description="Extractor; resiliparse parses with C++ (lexbor).")
-    main_content: bool = Field(True, description="Leave out navigation, footers, banners and the like.")
-    max_page_bytes: int = Field(
-        5_242_880, ge=1, description="Bytes of HTML; a longer page is skipped and counted. Common Crawl cuts at 5 MiB."
-    )
-    max_depth: int = Field(
-        1_000,
-        ge=1,
-        description="Nested elements; of a deeper page all text stays: finding its main content takes too long.",
-    )
 
 
 class GopherRepetitionConfig(Section):

@@ -5,8 +5,9 @@ import unicodedata
 import pyarrow as pa
 import pytest
 
-from data_pipeline.extract.html import clean, extract_text, nesting_depth
-from llmsys.config.text import ExtractConfig
+from data_pipeline.extract.html import clean, extract_text
+from data_pipeline.extract.plain import nesting_depth
+from llmsys.config.extract import ArticleExtract, ExtractConfig, ResiliparseExtract
 
 ARTICLE = "".join(
     f"<p>Paragraph {number} tells a story about the old mill by the river, at length.</p>" for number in range(6)
@@ -19,16 +20,25 @@ PAGE = (
 )
 
 
-def extract(html: str | bytes, charset: str = "utf-8", **options: object) -> str | None:
+CONFIGS = {
+    "article": ArticleExtract(),
+    "resiliparse": ResiliparseExtract(),
+    "all": ResiliparseExtract(main_content=False),
+}
+each_extractor = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+def extract(html: str | bytes, config: ExtractConfig, charset: str = "utf-8") -> str | None:
     payload = html if isinstance(html, bytes) else html.encode(charset)
     pages = pa.record_batch({"charset": [charset], "payload": pa.array([payload], pa.large_binary())})
-    texts = extract_text(pages, ExtractConfig(**options))  # type: ignore[arg-type]
+    texts = extract_text(pages, config)
     assert texts.type == pa.large_string()
     return texts[0].as_py()  # type: ignore[no-any-return]
 
 
-def test_main_content_keeps_paragraphs_apart_and_leaves_navigation() -> None:
-    text = extract(PAGE)
+@pytest.mark.parametrize("config", [ArticleExtract(), ResiliparseExtract()], ids=["article", "resiliparse"])
+def test_main_content_keeps_paragraphs_apart_and_leaves_navigation(config: ExtractConfig) -> None:
+    text = extract(PAGE, config)
     assert text is not None
     blocks = text.split("\n\n")
     assert blocks[:2] == ["The mill", "Paragraph 0 tells a story about the old mill by the river, at length."]
@@ -36,25 +46,28 @@ def test_main_content_keeps_paragraphs_apart_and_leaves_navigation() -> None:
 
 
 def test_all_text_is_a_choice() -> None:
-    text = extract(PAGE, main_content=False)
+    text = extract(PAGE, CONFIGS["all"])
     assert text is not None
     assert "• first\n• second" in "\n".join(line.strip() for line in text.split("\n") if line)
     assert text.endswith("Copyright")
 
 
+@each_extractor
 @pytest.mark.parametrize("charset", ["utf-8", "gb18030", "utf-16-le", "cp932"])
-def test_text_is_decoded_by_the_charset_of_the_page(charset: str) -> None:
-    assert extract("<p>日本語。</p>", charset, main_content=False) == "日本語。"
+def test_text_is_decoded_by_the_charset_of_the_page(config: ExtractConfig, charset: str) -> None:
+    assert extract("<p>日本語。</p>", config, charset) == "日本語。"
 
 
+@each_extractor
 @pytest.mark.parametrize("html", ["", "   ", "<html></html>", "<script>x</script>", "\0\0", "<!-- -->"])
-def test_nothing_is_null(html: str) -> None:
-    assert extract(html) is None
+def test_nothing_is_null(config: ExtractConfig, html: str) -> None:
+    assert extract(html, config) is None
 
 
-def test_text_is_valid_normalised_and_free_of_controls() -> None:
+@each_extractor
+def test_text_is_valid_normalised_and_free_of_controls(config: ExtractConfig) -> None:
     html = b"<p>caf\x65\xcc\x81 \x00nul \x07bell &#xD800; &#0; \xff\xfe tab\there</p>"
-    text = extract(html, main_content=False)
+    text = extract(html, config)
     assert text is not None
     assert text.encode("utf-8").decode("utf-8") == text
     assert unicodedata.is_normalized("NFC", text)
@@ -67,8 +80,8 @@ def test_clean_leaves_no_stray_space() -> None:
 
 
 def test_longer_pages_than_the_limit_give_nothing() -> None:
-    assert extract("<p>" + "a" * 1000, max_page_bytes=1000) is None
-    assert extract("<p>" + "a" * 1000, max_page_bytes=2000) is not None
+    assert extract("<p>" + "a" * 1000, ArticleExtract(max_page_bytes=1000)) is None
+    assert extract("<p>" + "a" * 1000, ArticleExtract(max_page_bytes=2000)) is not None
 
 
 @pytest.mark.parametrize(
@@ -86,9 +99,9 @@ def test_nesting_is_estimated_without_parsing(html: bytes, depth: int) -> None:
 
 
 def test_a_page_of_many_nested_elements_ends() -> None:
-    assert extract("<div>" * 100_000 + "deep inside") == "deep inside"
+    assert extract("<div>" * 100_000 + "deep inside", ResiliparseExtract()) == "deep inside"
 
 
 def test_a_batch_without_pages_is_fine() -> None:
     pages = pa.record_batch({"charset": pa.array([], pa.string()), "payload": pa.array([], pa.large_binary())})
-    assert extract_text(pages, ExtractConfig()).to_pylist() == []
+    assert extract_text(pages, ArticleExtract()).to_pylist() == []

@@ -23,10 +23,10 @@ from data_pipeline.extract.html import extract_text
 from data_pipeline.language.identify import identify, keep_mask
 from data_pipeline.readers.read import read_pages
 from data_pipeline.rules.chain import RuleChain
+from llmsys.config.extract import ResiliparseExtract
 from llmsys.config.language import LanguageConfig
 from llmsys.config.line_rules import C4DatatroveConfig
 from llmsys.config.text import (
-    ExtractConfig,
     FinewebQualityConfig,
     GopherQualityConfig,
     GopherRepetitionConfig,
@@ -56,7 +56,7 @@ json.dump({"seconds": time.process_time() - start, "results": results}, open(sys
 
 def english_texts(patterns: Sequence[str], limit: int) -> list[str]:
     """Extracted texts of the English pages, in the order of the crawl."""
-    extract, language = ExtractConfig(), LanguageConfig()
+    extract, language = ResiliparseExtract(), LanguageConfig()
     texts: list[str] = []
     for path in sorted(path for pattern in patterns for path in glob.glob(pattern)):
         for batch in read_pages(path, max_page_bytes=extract.max_page_bytes):

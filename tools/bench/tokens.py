@@ -28,8 +28,8 @@ from data_pipeline.stages.extract import extract_file
 from data_pipeline.tokenize.columns import Encoder, LibraryEncoder, column_encoder
 from data_pipeline.tokenize.memo import Ragged, ends_of
 from data_pipeline.tokenize.train import fit_sentencepiece
+from llmsys.config.extract import ResiliparseExtract
 from llmsys.config.read import ReadConfig
-from llmsys.config.text import ExtractConfig
 from llmsys.config.tokenizer import SentencePieceConfig
 from llmsys.shards import read_batches
 from llmsys.tokenizer import Tokenizer, load_tokenizer
@@ -60,7 +60,7 @@ def _file_texts(path: Path) -> Iterator[str]:
     else:
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder, "texts.arrow")
-            extract_file(_silent, source=str(path), output=output, config=ExtractConfig(), read=ReadConfig())
+            extract_file(_silent, source=str(path), output=output, config=ResiliparseExtract(), read=ReadConfig())
             yield from _arrow_texts(output)
 
 

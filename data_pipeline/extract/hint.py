@@ -1,0 +1,169 @@
+"""What the class, id and role of an element say about it, before its text is looked at.
+
+Reads the attributes of an element as they are written in the page, gives flags. The words are those that
+authors and page builders use all over the web; no site is named. A word counts only when it stands alone between
+hyphens, underscores, spaces or changes of case: `ad` is in `top-ad` and `topAd`, not in `header`.
+"""
+
+import re
+from functools import lru_cache
+
+# What can be said about an element; several can hold at once. Plain integers: this is asked of every element.
+NOTHING = 0
+SIDE = 1  # not the content of this page, most likely
+MAIN = 2  # may hold content, whatever else is said
+BODY = 4  # holds the content and little else
+HIDDEN = 8  # not shown to readers
+TEASER = 16  # says in one sentence what the content is about
+GUTTER = 32  # line numbers of code, and marks that lead to a heading
+
+_SIDE = frozenset(
+    [
+        "ad",
+        "ads",
+        "adv",
+        "advert",
+        "advertisement",
+        "advertising",
+        "adsense",
+        "banner",
+        "breadcrumb",
+        "breadcrumbs",
+        "byline",
+        "author",
+        "authors",
+        "bio",
+        "comment",
+        "comments",
+        "community",
+        "cookie",
+        "cookies",
+        "consent",
+        "gdpr",
+        "credit",
+        "credits",
+        "disqus",
+        "disclaimer",
+        "footer",
+        "foot",
+        "infinite",
+        "login",
+        "masthead",
+        "menu",
+        "meta",
+        "metadata",
+        "modal",
+        "nav",
+        "navbar",
+        "navigation",
+        "newsletter",
+        "outbrain",
+        "pager",
+        "pagination",
+        "paywall",
+        "popup",
+        "popular",
+        "privacy",
+        "promo",
+        "promoted",
+        "promotion",
+        "recirc",
+        "recommend",
+        "recommended",
+        "recommendation",
+        "recommendations",
+        "related",
+        "replies",
+        "respond",
+        "rss",
+        "share",
+        "sharing",
+        "shares",
+        "sharedaddy",
+        "shoutbox",
+        "sidebar",
+        "signup",
+        "social",
+        "sponsor",
+        "sponsored",
+        "sponsors",
+        "subscribe",
+        "subscription",
+        "survey",
+        "taboola",
+        "tag",
+        "tags",
+        "taxonomy",
+        "timestamp",
+        "toc",
+        "toolbar",
+        "tooltip",
+        "trending",
+        "widget",
+        "teaser",
+        "teasers",
+        "utility",
+        "skip",
+        "also",
+        "dateline",
+        "pubdate",
+        "date",
+        "caption",
+        "latest",
+        "recent",
+    ]
+)
+_MAIN = frozenset(
+    [
+        "article",
+        "body",
+        "content",
+        "entry",
+        "main",
+        "page",
+        "post",
+        "story",
+        "text",
+        "blog",
+        "column",
+        "hentry",
+        "document",
+        "section",
+        "wrapper",
+        "container",
+    ]
+)
+_TEASER = frozenset(
+    ["dek", "standfirst", "blurb", "summary", "abstract", "description", "subhead", "subheading", "subtitle"]
+)
+_GUTTER = frozenset(["lineno", "linenos", "linenumber", "linenumbers", "gutter", "headerlink", "anchorjs"])
+_BODY = re.compile(
+    r"\b(?:article|entry|post|story|news|page) ?(?:body|content|text|copy)\b|\bbody ?(?:text|copy|content)\b|"
+    r"\bmarkdown body\b|\bmw parser output\b|\brst content\b|\bmain ?content\b"
+)
+_NAMES = re.compile(r'\s(?:id|class|role|itemprop)="([^"]*)"')
+_WORD = re.compile(r"[A-Za-z]+")
+_CASED = re.compile(r"[A-Z]?[a-z]{3,}")  # shorter parts of mixed case are mostly names made by programs
+_HIDDEN = re.compile(r'\shidden=|display:\s*none|visibility:\s*hidden|aria-hidden="true"')
+
+
+@lru_cache(maxsize=1 << 14)
+def hint(attributes: str) -> int:
+    """Read the attributes of an element, ` class="a b" id="c"`."""
+    said = HIDDEN if _HIDDEN.search(attributes) else NOTHING
+    words = _words(" ".join(_NAMES.findall(attributes)))
+    for flag, vocabulary in ((SIDE, _SIDE), (MAIN, _MAIN), (TEASER, _TEASER), (GUTTER, _GUTTER)):
+        if not vocabulary.isdisjoint(words):
+            said |= flag
+    return said | BODY if _BODY.search(" ".join(words)) else said
+
+
+def _words(names: str) -> list[str]:
+    """The words of names in lower case: `post-body` and `postBody` have two."""
+    words: list[str] = []
+    for word in _WORD.findall(names):
+        if word.islower() or word.isupper():
+            words.append(word.lower())
+        else:
+            words += (part.lower() for part in _CASED.findall(word))
+    return words

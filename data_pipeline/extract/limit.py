@@ -1,0 +1,157 @@
+"""How much work a page may ask of a parser, counted before it is parsed: bytes, nodes, nesting, attributes.
+
+Reads bytes of HTML, gives the limit that a page is beyond, or nothing. HTML lets 30 kB ask for gigabytes: formatting
+elements that are not closed are opened again in every paragraph after them (WHATWG HTML, 13.2.4.3), end tags look
+through all open elements, and every attribute is compared with those before it. Promises: time linear in the bytes,
+and counts that are upper bounds, so that what passes here ends soon.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Nesting = Literal["linear", "square"]
+
+_TAG = re.compile(rb"<(/?)([a-zA-Z][^\s/>]*)")
+# Formatting elements open again by themselves; of `a` only one can be open.
+_FORMATTING = frozenset(b"b big code em font i nobr s small strike strong tt u".split())
+_REOPENED_TAG = re.compile(rb"<(?:" + b"|".join(sorted(_FORMATTING)) + rb")[\s/>]", re.IGNORECASE)
+# Elements that hold nothing, and those that the next of their kind closes.
+_FLAT = frozenset(
+    b"area base br col embed hr img input link meta source track wbr param p li dt dd tr td th thead tbody tfoot "
+    b"colgroup rp rt html head body".split()
+)
+# No end tag inside one of these closes what was opened outside (13.2.4.2, scopes).
+_SCOPES = frozenset(b"table template applet marquee object svg math select button".split())
+_BLOCKS_MOVED = 7  # an end tag moves its formatting element through at most so many blocks (13.2.6.4.7)
+_FEW = 4_000_000  # pairs of tags; the worst page with fewer makes a quarter as many nodes
+_NO_ATTRIBUTES = 4_096  # bytes that hold a tag without many attributes
+_ATTRIBUTE = re.compile(rb"[\s/\"']+")
+_STEPS_PER_NODE = 1_000  # open elements that a tag may have to look through
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """A limit that a page is beyond: what was counted, how much of it there is, and how much there may be."""
+
+    test: str
+    value: float
+    threshold: float
+
+
+def excess(html: bytes, *, nesting: Nesting, max_nodes: int, max_attributes: int) -> Excess | None:
+    """The first limit that a page is beyond, or None.
+
+    Args:
+        html: the page; its length is the caller's to check.
+        nesting: how the parser's time grows with the depth of elements. Where it is by the square, a page may take
+            `_STEPS_PER_NODE` steps for each node that it may have.
+        max_nodes: elements and texts that may come of the page.
+        max_attributes: attributes that one element may have.
+    """
+    tags = html.count(b"<")
+    nodes = 2 * tags + 1  # an element and the text behind it
+    if nodes > max_nodes:
+        return Excess("nodes", nodes, max_nodes)
+    if tags * tags > _FEW and (tags * len(_REOPENED_TAG.findall(html)) > _FEW or tags > max_nodes // 32):
+        depth, reopened, options = open_elements(html)
+        nodes = tags * (2 + reopened)
+        if nodes > max_nodes:
+            return Excess("nodes", nodes, max_nodes)
+        steps = tags * (depth if nesting == "square" else options)
+        if steps > max_nodes * _STEPS_PER_NODE:
+            return Excess("steps", steps, max_nodes * _STEPS_PER_NODE)
+    attributes = most_attributes(html)
+    return Excess("attributes", attributes, max_attributes) if attributes > max_attributes else None
+
+
+def open_elements(html: bytes) -> tuple[int, int, int]:
+    """The most elements that are open at a time, formatting elements that open again, and options of a choice.
+
+    Where the rules of HTML are involved, more is counted rather than less: an end tag closes its element only when
+    it certainly does.
+    """
+    page = _Open()
+    options = most_options = 0
+    for slash, name in _TAG.findall(html):
+        name = name.lower()
+        if name in _FORMATTING:
+            (page.end_formatting if slash else page.start_formatting)(name)
+        elif name == b"option":
+            options += -1 if slash else 1
+            most_options = max(most_options, options)
+        elif name not in _FLAT:
+            (page.end if slash else page.start)(name)
+    return page.deepest + most_options, page.most_formatting, most_options
+
+
+class _Open:
+    """The elements that are open while one reads on, and the formatting elements that would open again."""
+
+    def __init__(self) -> None:
+        self.names: list[bytes] = []
+        self.places: dict[bytes, list[int]] = {}  # where in `names` each name stands
+        self.scopes: list[int] = [-1]  # where the elements stand that end tags do not leave
+        self.formatting: dict[bytes, list[int]] = {}  # how many elements were open when each was opened
+        self.num_formatting = self.deepest = self.most_formatting = 0
+
+    def start(self, name: bytes) -> None:
+        place = len(self.names)
+        self.names.append(name)
+        self.places.setdefault(name, []).append(place)
+        if name in _SCOPES:
+            self.scopes.append(place)
+        self.deepest = max(self.deepest, place + 1 + self.num_formatting)
+
+    def end(self, name: bytes) -> None:
+        places = self.places.get(name)
+        if not places or places[-1] < self.scopes[-1]:
+            return
+        place = places[-1]
+        for closed in self.names[place:]:
+            self.places[closed].pop()
+        del self.names[place:]
+        while self.scopes[-1] >= place:
+            self.scopes.pop()
+
+    def start_formatting(self, name: bytes) -> None:
+        self.formatting.setdefault(name, []).append(len(self.names))
+        self.num_formatting += 1
+        self.most_formatting = max(self.most_formatting, self.num_formatting)
+        self.deepest = max(self.deepest, len(self.names) + self.num_formatting)
+
+    def end_formatting(self, name: bytes) -> None:
+        heights = self.formatting.get(name)
+        if not heights or not -_BLOCKS_MOVED <= len(self.names) - heights[-1] <= _BLOCKS_MOVED:
+            return
+        if heights[-1] > self.scopes[-1]:
+            heights.pop()
+            self.num_formatting -= 1
+
+
+def most_attributes(html: bytes) -> int:
+    """An upper bound of the attributes of one element; 0 where no element can have many."""
+    most = start = 0
+    foreign = None
+    while len(html) - start > _NO_ATTRIBUTES:
+        close = html.rfind(b">", start, start + _NO_ATTRIBUTES)
+        if close >= 0:
+            start = close + 1
+            continue
+        end = html.find(b">", start)
+        end = len(html) if end < 0 else end
+        tag = _TAG.search(html, start, end)
+        if tag:
+            if foreign is None:
+                lowered = html.lower()
+                foreign = b"<svg" in lowered or b"<math" in lowered
+            if foreign or not _in_script(html, start):
+                most = max(most, len(_ATTRIBUTE.findall(html, tag.start(), end)))
+        start = end + 1
+    return most
+
+
+def _in_script(html: bytes, start: int) -> bool:
+    """Whether the tag that ends before `start` begins a script, whose content is not parsed."""
+    opened = html.rfind(b"<", max(0, start - 4096), start)
+    return html[opened : opened + 7].lower() == b"<script"

@@ -1,0 +1,66 @@
+"""Which runs of text stand in an element that is not content by its tag or name.
+
+Reads a `Tree` and the lengths of its runs, gives a mark per run. Promises: an element that holds a large share of the
+page is never out for its name alone, and when names would leave next to nothing, they are not believed.
+"""
+
+from itertools import accumulate
+
+from data_pipeline.extract.hint import BODY, GUTTER, HIDDEN, MAIN, NOTHING, SIDE, hint
+from data_pipeline.extract.tree import Tree
+
+_SIDE_TAGS = frozenset(["footer", "menu", "figcaption", "aside", "form"])
+_NEVER = frozenset(["body", "html", "article", "main"])
+_LARGEST_SIDE = 0.4  # of the characters of the page; what is larger is content, whatever it is called
+_LARGEST_NAMED_MAIN = 0.15  # the same when a name speaks for the element as well
+_HEADER_PARAGRAPH = 80  # characters from which a run inside `header` is an introduction
+_ENOUGH = 250  # characters that have to be left, or names are believed less
+
+
+def side_runs(tree: Tree, lengths: list[int]) -> list[bool]:
+    """Mark the runs that are out; with less belief in names when little is left."""
+    total = sum(lengths)
+    out = [False] * len(lengths)
+    for believe in (True, False):
+        out = _marked(tree, lengths, total, believe)
+        if sum(length for length, gone in zip(lengths, out, strict=True) if not gone) >= min(_ENOUGH, total):
+            return out
+    return [False] * len(lengths)
+
+
+def _marked(tree: Tree, lengths: list[int], total: int, believe: bool) -> list[bool]:
+    """One pass over the elements; what is inside an element that is out is not looked at again."""
+    out = [False] * len(lengths)
+    before = [0, *accumulate(lengths)]
+    done = header_done = 0
+    first, last = tree.first, tree.last
+    for element in range(1, len(tree.tag)):
+        start, end = first[element], last[element]
+        if end <= start or end <= done:
+            continue
+        tag = tree.tag[element]
+        if tag == "header" and believe and end > header_done:
+            header_done = end
+            for run in range(start, end):
+                if lengths[run] < _HEADER_PARAGRAPH or tree.linked[run] * 4 > lengths[run]:
+                    out[run] = True
+        size = before[end] - before[start]
+        if size <= total * _LARGEST_SIDE and tag not in _NEVER and _is_side(tree, element, size, total, believe):
+            out[start:end] = [True] * (end - start)
+            done = end
+    return out
+
+
+def _is_side(tree: Tree, element: int, size: int, total: int, believe: bool) -> bool:
+    """Whether tag or name say that an element is not content."""
+    attributes = tree.attributes[element]
+    said = hint(attributes) if attributes else NOTHING
+    if said & (HIDDEN | GUTTER):
+        return True
+    if not believe:
+        return tree.tag[element] in ("footer", "menu")
+    if tree.tag[element] in _SIDE_TAGS:
+        return True
+    if not said & SIDE or said & BODY:
+        return False
+    return not (said & MAIN and size > total * _LARGEST_NAMED_MAIN)

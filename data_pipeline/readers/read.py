@@ -71,6 +71,8 @@ def read_pages(
 
 
 def _found(source: Source, limit: int, config: ReadConfig) -> Iterator[Page | Skip | Other]:
+    if source.size == 0:
+        return
     magic = compression(source)
     kind = _kind(source, magic)
     taker = PageTaker(source.path, limit, config)

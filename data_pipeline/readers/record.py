@@ -94,7 +94,7 @@ def _fast(source: Source, start: int, take: Take, keep_bytes: int) -> Any:  # as
                 yield held
             held, anchor = None, record.stream_pos
             held = _taken(record, source.path, anchor, take, keep_bytes)
-            if held is None:  # fewer bytes than its header says
+            if held is None:  # fewer bytes than its header says, or it does not say how many
                 break
     except UnreadableError:
         raise
@@ -109,6 +109,8 @@ def _taken(record: WarcRecord, path: str, offset: int, take: Take, keep_bytes: i
     if kind is None:
         return Other(offset) if number in _OTHER_KINDS else Skip(path, offset, _UNKNOWN)
     length = record.content_length
+    if not length and not record.headers.get("Content-Length"):
+        return None
     block = None
     if length <= keep_bytes:
         block = record.reader.read(length)

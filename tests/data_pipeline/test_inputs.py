@@ -1,0 +1,184 @@
+"""Laws of inputs: paths, URLs, patterns and lists name files; a file elsewhere is known, retried, and read the same."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from data_pipeline.inputs import find_inputs, input_identity, input_name, input_size
+from data_pipeline.journal import Journal
+from data_pipeline.pipeline import prepare
+from data_pipeline.readers import source as source_module
+from data_pipeline.readers.read import read_pages
+from data_pipeline.readers.source import open_source
+from llmsys.errors import DataError
+from llmsys.shards import read_batches, verify
+from tests.helpers.crawl import members, page
+from tests.helpers.tiny_crawl import make_crawl, tiny_config
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    files = fsspec.filesystem("memory")
+    yield files
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    waits: list[float] = []
+    monkeypatch.setattr(source_module, "sleep", waits.append)
+    return waits
+
+
+def test_patterns_urls_and_lists_name_files_once_and_in_order(tmp_path: Path, memory: Any) -> None:
+    for name in ("b.warc", "a.warc", "c[1].warc"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "folder.warc").mkdir()
+    memory.pipe("/crawl/1.warc", b"x")
+    listed = tmp_path / "list.txt"
+    listed.write_text(f"# two\n{tmp_path}/a.warc\n\nmemory://crawl/*.warc\n")
+    found = find_inputs([f"@{listed}", f"{tmp_path}/*.warc", f"{tmp_path}/./a.warc", f"{tmp_path}/c[1].warc"])
+    names = ["a.warc", "b.warc", "c[1].warc", "folder.warc"]
+    assert found == [*(f"{tmp_path}/{name}" for name in names), "memory:///crawl/1.warc"]
+    assert [input_name(path) for path in found[-2:]] == ["folder.warc", "1.warc"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("memory://none/*.warc", "no file matches 'memory://none/*.warc'. Correct the address."),
+        ("nosuch://x/y", "nosuch://x/y cannot be read"),
+        ("@{folder}/no.txt", "the list '@{folder}/no.txt' cannot be read"),
+        ("@{folder}/loop.txt", "is a list in 8 lists"),
+        ("@{folder}/bad.txt", "bad.txt, line 2: no file matches"),
+    ],
+)
+def test_an_input_that_names_nothing_is_refused_with_its_place(tmp_path: Path, pattern: str, message: str) -> None:
+    (tmp_path / "loop.txt").write_text(f"@{tmp_path}/loop.txt\n")
+    (tmp_path / "bad.txt").write_text(f"\n{tmp_path}/nothing.warc\n")
+    with pytest.raises(DataError) as caught:
+        find_inputs([pattern.format(folder=tmp_path)])
+    assert message.format(folder=tmp_path) in str(caught.value)
+
+
+def test_a_remote_file_has_an_identity_that_changes_with_it(tmp_path: Path, memory: Any) -> None:
+    journal = Journal(tmp_path)
+    memory.pipe("/x/a.warc", b"one")
+    first = input_identity(journal, "memory://x/a.warc")
+    assert first == input_identity(journal, "memory://x/a.warc") != ""
+    assert input_size("memory://x/a.warc") == 3
+    memory.pipe("/x/a.warc", b"two!")
+    assert input_identity(journal, "memory://x/a.warc") != first
+    assert input_identity(journal, "memory://x/none.warc") == ""
+
+
+class Failing:
+    """A storage of which the reads at some positions fail so many times."""
+
+    def __init__(self, opened: Any, failures: dict[int, int]) -> None:
+        self.opened, self.failures, self.size = opened, failures, opened.size
+
+    def read_at(self, position: int, size: int) -> bytes:
+        for place in self.failures:
+            if position <= place < position + size and self.failures[place]:
+                self.failures[place] -= 1
+                raise ConnectionError("the connection was reset")
+        data: bytes = self.opened.read_at(position, size)
+        return data
+
+    def close(self) -> None:
+        self.opened.close()
+
+
+@pytest.mark.parametrize(("times", "pages", "waits"), [(4, 300, [0.5, 1, 2, 4]), (5, None, [0.5, 1, 2, 4])])
+def test_a_storage_that_fails_is_tried_again_with_back_off_and_then_counted(
+    memory: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    no_waiting: list[float],
+    times: int,
+    pages: int | None,
+    waits: list[float],
+) -> None:
+    content = b"".join(members(*map(page, range(300))))
+    memory.pipe("/x/a.warc.gz", content)
+    failures = {len(content) - 10: times}
+    place = source_module._Remote
+    monkeypatch.setattr(source_module, "_Remote", lambda url: Failing(place(url), failures))
+    batches = list(read_pages("memory://x/a.warc.gz", max_page_bytes=10_000))
+    assert no_waiting[:4] == waits
+    skips = [skip for batch in batches for skip in batch.skipped]
+    if pages is not None:
+        assert sum(batch.pages.num_rows for batch in batches) == pages
+        assert skips == []
+    else:
+        assert [(skip.reason, skip.again) for skip in skips] == [
+            ("unreadable after 5 tries: the connection was reset", True)
+        ]
+
+
+def test_a_file_that_could_not_be_read_is_read_again_by_the_next_run(
+    tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch, no_waiting: list[float]
+) -> None:
+    crawl = make_crawl(tmp_path / "crawl", files=2, pages=6)
+    for path in crawl.iterdir():
+        memory.pipe(f"/x/{path.name}", path.read_bytes())
+    config = tiny_config(tmp_path / "data", ["memory://x/*.gz"], documents={"shards": 1})
+    place = source_module._Remote
+    with monkeypatch.context() as patch:
+        broken = {100: 1_000}
+        patch.setattr(
+            source_module, "_Remote", lambda url: Failing(place(url), broken if url.endswith("1.warc.gz") else {})
+        )
+        first = prepare(config, until="documents")
+    assert [skip.reason for skip in first.read.skipped] == ["unreadable after 5 tries: the connection was reset"]
+    assert prepare(config, until="documents").read.skipped == ()
+
+
+def test_a_source_that_ends_early_is_an_error_and_not_the_end(
+    memory: Any, monkeypatch: pytest.MonkeyPatch, no_waiting: list[float]
+) -> None:
+    memory.pipe("/x/a", b"0123456789")
+    place = source_module._Remote
+
+    class Short(Failing):
+        def read_at(self, position: int, size: int) -> bytes:
+            return super().read_at(position, size)[: 6 - position] if position < 6 else b""
+
+    monkeypatch.setattr(source_module, "_Remote", lambda url: Short(place(url), {}))
+    with open_source("memory://x/a", 2) as source, pytest.raises(OSError, match="the file ends at byte 6 of 10"):
+        source.read_at(0, 10)
+
+
+def test_documents_are_copied_to_other_formats_that_can_be_read_again(tmp_path: Path) -> None:
+    crawl = make_crawl(tmp_path / "crawl", files=1, pages=6)
+    copies = {"shards": 1, "copies": ["parquet", "jsonl.zst"]}
+    prepare(tiny_config(tmp_path / "a", crawl, documents=copies), until="documents")
+    manifest = verify(tmp_path / "a")
+    names = ["part-00000.parquet", "part-00000.jsonl.zst"]
+    assert [(file.name, file.rows) for file in manifest.copies.files] == [(name, 6) for name in names]
+    wanted = identities(tmp_path / "a")
+    for name in (*names, "part-00000.arrow"):
+        prepare(tiny_config(tmp_path / name, [f"{tmp_path}/a/documents/{name}"]), until="documents")
+        assert identities(tmp_path / name) == wanted
+
+
+def identities(folder: Path) -> list[tuple[str, ...]]:
+    files = sorted((folder / "documents").glob("*.arrow"))
+    rows = [row for file in files for batch in read_batches(file) for row in batch.to_pylist()]
+    return sorted((row["id"], row["url"], row["date"], row["text"]) for row in rows)
+
+
+def test_the_fields_of_documents_are_a_choice(tmp_path: Path) -> None:
+    from llmsys.config.read import ReadConfig
+
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"body": {"raw": "Text."}, "meta": {"link": "http://x"}, "n": 5, "date": None}) + "\n")
+    config = ReadConfig(text="body.raw", url="meta.link", id="n")
+    (batch,) = read_pages(str(path), max_page_bytes=100, config=config)
+    row = batch.pages.to_pylist()[0]
+    assert (row["text"], row["url"], row["id"], row["date"]) == ("Text.", "http://x", "5", "")

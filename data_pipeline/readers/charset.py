@@ -53,13 +53,24 @@ _NARROW = (
     *("iso8859-2", "iso8859-3", "iso8859-4", "iso8859-5", "iso8859-6", "iso8859-7", "iso8859-8", "iso8859-10"),
     *("iso8859-13", "iso8859-15", "iso8859-16", "koi8-r", "koi8-u", "mac_cyrillic", "mac_roman"),
 )
+# What a page may claim: charsets of text, of all the codecs of Python. The last ones are only ever claimed.
+_CLAIMABLE = frozenset(
+    codecs.lookup(name).name
+    for name in (
+        *_NARROW,
+        *WIDE,
+        *("utf-8", "utf-16-le", "utf-16-be", "utf-16", "utf-32", "hz", "iso2022_jp", "iso2022_kr", "johab"),
+        *("iso8859-14", "cp437", "cp850", "cp852", "cp855", "cp862", "koi8-t", "kz1048", "mac_latin2", "mac_greek"),
+    )
+)
 _ESCAPES = ((b"\x1b$B", "iso2022_jp"), (b"\x1b$@", "iso2022_jp"), (b"\x1b(J", "iso2022_jp"), (b"\x1b$)C", "iso2022_kr"))
 _MOST_REPLACED = 0.02  # of the bytes beyond ASCII
 # How much a claim weighs against what the content looks like, in natural logarithms; the content weighs more the more
 # there is of it, up to so many bytes. Western charsets are what servers say who say nothing.
-_CLAIM = {"meta": 12.0, "header": 9.0, "default": 2.0, "usual": 3.0, "rare": -6.0}
+_CLAIM = {"meta": 9.0, "header": 7.0, "default": 2.0, "usual": 3.0, "rare": -9.0, "rarest": -25.0}
 _USUAL = (FALLBACK, "cp1251", "gb18030", "cp932", "big5hkscs", "cp949", "cp1250")
-_RARE = ("iso8859-3", "iso8859-4", "iso8859-10", "iso8859-13", "iso8859-15", "iso8859-16", "mac_roman", "cp1258")
+_RARE = ("iso8859-13", "iso8859-15", "mac_roman", "cp1258")
+_RAREST = ("iso8859-3", "iso8859-4", "iso8859-10", "iso8859-16")
 _MOST_EVIDENCE = 120
 
 
@@ -90,7 +101,7 @@ def _likeliest(payload: bytes, header: str, meta: str) -> str:
     for codec, kind in ((meta, "meta"), (header, "header")):
         if codec not in ("", "utf-8", "hz", "iso2022_jp"):
             weights[codec] = weights.get(codec, 0.0) + _CLAIM["default" if codec == FALLBACK else kind]
-    for kind, members in (("usual", _USUAL), ("rare", _RARE)):
+    for kind, members in (("usual", _USUAL), ("rare", _RARE), ("rarest", _RAREST)):
         for codec in members:
             weights[codec] += _CLAIM[kind]
     scores = {codec: weight + evidence * mean_likelihood(words, codec) for codec, weight in weights.items()}
@@ -148,9 +159,10 @@ def _codec(label: str) -> str:
     known = _ALIASES.get(label) or map_encoding_to_html5(label, False) or label
     known = _SUPERSETS.get(known, known)
     try:
-        return known if known and codecs.lookup(known)._is_text_encoding else ""
+        name = codecs.lookup(known).name if known else ""
     except LookupError:
         return ""
+    return known if name in _CLAIMABLE else ""
 
 
 def _is_utf8(payload: bytes) -> bool:

@@ -16,6 +16,11 @@ from data_pipeline.language.code import BAYES_CODES, standard
 from data_pipeline.language.compact import UNKNOWN, detect
 from llmsys.config.language import LanguageConfig
 
+# No language that CLD2 alone knows is taken for one of these with more than this probability.
+_APART = "ar cs da de el en es fa fi fr he hu it ja ko nl pl pt ro ru sv th tr uk vi zh"
+_UNMISTAKABLE = frozenset(_APART.split())
+_SURE = 0.9
+
 _Identified = tuple[list[str], npt.NDArray[np.float64]]
 
 
@@ -60,9 +65,13 @@ def _compact(texts: Sequence[str]) -> _Identified:
 
 
 def _combined(texts: Sequence[str]) -> _Identified:
-    """py3langid's language and probability; CLD2's where it names a language that py3langid does not know."""
+    """py3langid's language and probability; CLD2's where it names a language that py3langid does not know.
+
+    CLD2 is not asked where py3langid is sure of a language that no such language is taken for.
+    """
     codes, scores = _bayes(texts)
-    for number, (code, score) in enumerate(zip(*_compact(texts), strict=True)):
+    asked = [number for number, code in enumerate(codes) if code not in _UNMISTAKABLE or scores[number] <= _SURE]
+    for number, code, score in zip(asked, *_compact([texts[number] for number in asked]), strict=True):
         if code not in BAYES_CODES and code != UNKNOWN:
             codes[number], scores[number] = code, score
     return codes, scores

@@ -1,10 +1,14 @@
-"""Language identification: the right code with a probability, a strict threshold, and only the beginning of a text
-read.
+"""Language identification: the right code with a probability, a strict threshold, the library's own result, and only the
+beginning of a text read.
 """
 
 import pyarrow as pa
 import pytest
+from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
+from data_pipeline.language import bayes
+from data_pipeline.language.code import BAYES_CODES, COMPACT_CODES, standard
+from data_pipeline.language.compact import compact_labels, detect
 from data_pipeline.language.identify import identify, keep_mask
 from llmsys.config.language import LanguageConfig
 
@@ -18,7 +22,20 @@ SENTENCES = {
     "ja": "町の人々は夕方に川沿いを歩きながら天気について話していました。",
     "ko": "마을 사람들은 저녁에 강을 따라 걸으며 날씨에 대해 이야기했다.",
     "ar": "كان أهل المدينة يسيرون مساءً على طول النهر ويتحدثون عن الطقس.",
+    "th": "ชาวเมืองเดินเล่นริมแม่น้ำในตอนเย็นและพูดคุยกันเรื่องสภาพอากาศ",
+    "nb": "Folk i byen gikk langs elva om kvelden og snakket om hvordan været skulle bli.",
 }
+ODD = [
+    "",
+    "12345 67890",
+    "\x00\x01",
+    "ABC DEF GHI",
+    "a\u0301e\u0301",
+    "x" * 700,
+    "的" * 300,
+    "🤣" * 20,
+    "a\ufffe\u0085b",
+]
 
 
 def test_codes_and_probabilities_of_clear_sentences() -> None:
@@ -26,6 +43,39 @@ def test_codes_and_probabilities_of_clear_sentences() -> None:
     assert codes.to_pylist() == list(SENTENCES)
     assert scores.type == pa.float32()
     assert all(0.65 < score <= 1 for score in scores.to_pylist())
+
+
+def test_languages_that_only_one_model_knows_are_found() -> None:
+    texts = {
+        "mi": "Ka haere te iwi o te taone ki te taha o te awa i te ahiahi, ā, ka kōrero rātou mō te huarere.",
+        "tn": "Batho ba motse ba ne ba tsamaya fa thoko ga noka maitseboa mme ba bua ka ga maemo a bosa.",
+        "ti": "ሰባት እታ ከተማ ምሸት ምሸት ኣብ ጥቓ እቲ ሩባ እናተጓዕዙ ብዛዕባ ኩነታት ኣየር ይዘራረቡ ነይሮም።",
+    }
+    codes, _ = identify(pa.array(list(texts.values())), LanguageConfig())
+    assert codes.to_pylist() == list(texts)
+    codes, _ = identify(pa.array(list(texts.values())), LanguageConfig(kind="py3langid"))
+    assert not set(codes.to_pylist()) & set(texts)
+
+
+def test_the_batch_gives_what_the_library_gives_text_by_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    mixed = [" ".join(list(SENTENCES.values())[start:]) for start in range(len(SENTENCES))]
+    texts = [*SENTENCES.values(), *ODD, *mixed, *(text[:40] * 9 for text in mixed)]
+    theirs = [library.classify(text) for text in texts]
+    for slice_bytes in (1 << 21, 500):  # whole, and a few texts at a time
+        monkeypatch.setattr(bayes, "_SLICE_BYTES", slice_bytes)
+        codes, scores = bayes.bayes_model().classify(texts)
+        assert codes == [code for code, _ in theirs]
+        assert scores.tolist() == pytest.approx([score for _, score in theirs], abs=1e-4)
+
+
+def test_the_codes_that_configs_may_name_are_those_of_the_models() -> None:
+    assert frozenset(map(standard, bayes.bayes_model().labels)) == BAYES_CODES
+    assert frozenset(map(standard, compact_labels())) == COMPACT_CODES
+
+
+def test_no_text_is_refused() -> None:
+    assert [found.share <= 1 for found in detect(ODD)] == [True] * len(ODD)
 
 
 def test_only_the_beginning_is_read() -> None:
@@ -44,8 +94,10 @@ def test_a_score_must_exceed_the_minimum(keep: tuple[str, ...], expected: list[b
     assert mask.to_pylist() == expected
 
 
-def test_text_without_features_and_no_texts_are_fine() -> None:
-    codes, scores = identify(pa.array(["", "12345 67890"]), LanguageConfig())
-    assert not any(keep_mask(codes, scores, LanguageConfig()).to_pylist())
-    codes, scores = identify(pa.array([], pa.string()), LanguageConfig())
-    assert keep_mask(codes, scores, LanguageConfig()).to_pylist() == []
+@pytest.mark.parametrize("kind", ["combined", "py3langid", "cld2"])
+def test_text_without_features_and_no_texts_are_fine(kind: str) -> None:
+    config = LanguageConfig.model_validate({"kind": kind})
+    codes, scores = identify(pa.array(["", "12345 67890"]), config)
+    assert not any(keep_mask(codes, scores, config).to_pylist())
+    codes, scores = identify(pa.array([], pa.string()), config)
+    assert keep_mask(codes, scores, config).to_pylist() == []

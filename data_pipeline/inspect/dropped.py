@@ -26,7 +26,8 @@ def dropped_documents(folder: Path, wanted: dict[str, str], limit: int) -> tuple
     `wanted` says which values of stage, rule and test count. DataError when nothing was dropped by these, with what
     there is.
     """
-    total, kept = 0, []
+    total = 0
+    kept: list[dict[str, Any]] = []
     for batch in _batches(folder):
         mask = pa.array([True] * batch.num_rows)
         for name, value in wanted.items():

@@ -43,13 +43,7 @@ def as_text(inspection: Inspection) -> str:
     if manifest.usage is not None:
         lines += ["", *usage_lines(manifest.usage)]
     if inspection.samples:
-        lines += ["", f"{len(inspection.samples)} documents encoded and decoded again, among them:"]
-        for sample in inspection.samples[:SHOWN_SAMPLES]:
-            excerpt = " ".join(sample.text[:EXCERPT].split())
-            lines.append(
-                f"  {sample.split} {sample.document}: {sample.url or sample.id} ({sample.file}, {sample.offset})"
-            )
-            lines.append(f"    {excerpt}")
+        lines += ["", *_sample_lines(inspection.samples)]
     if inspection.findings:
         lines += ["", as_table(inspection.findings), "", _next_step(len(inspection.findings))]
     else:

@@ -23,6 +23,7 @@ from llmsys.report.markup import (
 )
 from llmsys.report.plots import Figure
 from llmsys.report.run_sections import Numbers, Part, part
+from llmsys.report.tokenizer_usage import tokenizer_part
 
 MAX_BARS = 20
 MAX_SKIP_ROWS = 100
@@ -57,7 +58,8 @@ def dataset_notes(manifest: Manifest) -> list[str]:
 
 def dataset_parts(manifest: Manifest) -> list[Part]:
     """All parts of a dataset that have something to show."""
-    parts = [_funnel(manifest), contamination_part(manifest), _distributions(manifest), _reading(manifest)]
+    about_text = [_funnel(manifest), contamination_part(manifest), _distributions(manifest)]
+    parts = [*about_text, tokenizer_part(manifest), _reading(manifest)]
     return [one for one in parts if one is not None]
 
 

@@ -1,0 +1,186 @@
+"""Laws of `llmsys inspect`: a whole dataset has status 0, and whatever is changed in one is named, with status 1."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data_pipeline.inspect.dataset import inspect_dataset
+from data_pipeline.inspect.finding import Finding, as_table
+from data_pipeline.inspect.token_files import check_token_file
+from data_pipeline.pipeline import prepare
+from launch.main import main
+from llmsys.manifest import Manifest, dataset_fingerprint, load_manifest, write_manifest
+from llmsys.shards import open_tokens, read_batches
+from llmsys.tokenizer import load_tokenizer
+from tests.helpers.tiny_crawl import make_crawl, tiny_config
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inspect")
+    prepare(tiny_config(folder / "data", make_crawl(folder / "crawl", files=1)))
+    return folder / "data"
+
+
+@pytest.fixture
+def dataset(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "data"))
+
+
+def flip(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def said(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    status = main(["inspect", str(folder), "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_a_whole_dataset_is_recounted_hashed_and_decoded(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = said(made, capsys)
+    manifest = load_manifest(made)
+    assert (status, found["whole"], found["findings"]) == (0, True, [])
+    assert found["splits"]["train"]["tokens"] == manifest.splits["train"].tokens
+    documents = [row for entry in manifest.documents.files for row in rows_of(made / "documents" / entry.name)]
+    texts = {row["id"]: row["text"] for row in documents}
+    assert {sample["id"] for sample in found["samples"]} == set(texts)
+    assert all(sample["text"] == texts[sample["id"]] and sample["same_text"] for sample in found["samples"])
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [row for batch in read_batches(path) for row in batch.to_pylist()]
+
+
+def test_people_get_counts_the_tokenizers_fit_and_samples(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(made), "--samples", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "everything is as the manifest says (fingerprint" in text
+    assert "bytes/token" in text
+    assert "pieces are in no document" in text
+    assert "2 documents encoded again and decoded; 2 give back their text as it was" in text
+
+
+def change_digest(folder: Path) -> None:
+    text = (folder / "manifest.json").read_text()
+    digest = load_manifest(folder).splits["train"].files[0].digest
+    (folder / "manifest.json").write_text(text.replace(digest, "0" * 32))
+
+
+def change_counts(folder: Path) -> None:
+    manifest = load_manifest(folder)
+    split = manifest.splits["train"].model_copy(update={"tokens": 7})
+    write_manifest(folder, Manifest.model_validate(manifest.model_dump() | {"splits": {"train": split}}))
+
+
+def change_text(folder: Path) -> None:
+    """Another tokenizer's ids under the old name: every checksum is right, and the tokens are not the text's."""
+    manifest = load_manifest(folder).model_dump()
+    source = (folder / "tokenizer" / "tokenizer.model").read_bytes()
+    changed = source.replace("▁people".encode(), "▁peeple".encode()).replace("▁the".encode(), "▁thx".encode())
+    (folder / "tokenizer" / "tokenizer.model").write_bytes(changed)
+    fingerprint = load_tokenizer(folder / "tokenizer").fingerprint
+    files = [entry["digest"] for split in manifest["splits"].values() for entry in split["files"]]
+    update = {"tokenizer_fingerprint": fingerprint, "fingerprint": dataset_fingerprint(fingerprint, files)}
+    write_manifest(folder, Manifest.model_validate(manifest | update))
+
+
+TRAIN, KEPT, DROPPED = "tokens/train-00000.arrow", "documents/part-00000.arrow", "dropped/part-00001.arrow"
+CHANGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
+    "a token file cut": (lambda f: os.truncate(f / TRAIN, 900), TRAIN, "it has 900 bytes, the manifest says"),
+    "a token file gone": (lambda f: (f / TRAIN).unlink(), TRAIN, "it is missing, but the manifest names it"),
+    "a header": (lambda f: flip(f / TRAIN, 20), TRAIN, "their checksum is"),
+    "a digest": (change_digest, TRAIN, "bytes between columns changed, no token did"),
+    "a sum": (change_counts, "manifest.json", "it says 7 tokens, and its files have"),
+    "a document": (lambda f: flip(f / KEPT, 900), KEPT, "its digest is"),
+    "a dropped one": (lambda f: flip(f / DROPPED, 40), DROPPED, "its digest is"),
+    "a stranger": (lambda f: (f / "tokens/x.arrow").touch(), "tokens/x.arrow", "the manifest does not name it"),
+    "the tokenizer": (lambda f: flip(f / "tokenizer/tokenizer.model", 3000), "tokenizer", ""),
+    "what tokens mean": (change_text, "tokens (train)", "on it is not what its text encodes to"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_named_and_the_status_is_1(name: str, dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change, file, problem = CHANGES[name]
+    change(dataset)
+    status, found = said(dataset, capsys)
+    assert (status, found["whole"]) == (1, False)
+    assert any(one["file"] == file and problem in one["problem"] for one in found["findings"]), found["findings"]
+
+
+def test_every_flipped_byte_of_a_token_file_is_named_with_its_batch_or_part(dataset: Path) -> None:
+    manifest, path = load_manifest(dataset), dataset / TRAIN
+    entry, end = manifest.splits["train"].files[0], load_tokenizer(dataset / "tokenizer").eos_id
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 41):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        (first, *_) = check_token_file(path, entry, manifest.vocab_size or 0, end)
+        inside = [i for i, batch in enumerate(entry.batches) if batch.begin <= place < batch.end]
+        assert first.where in [f"record batch {inside[0]}", "padding"] if inside else first.where == "headers"
+
+
+def test_a_token_is_led_back_to_its_record(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shards = open_tokens(made, "train")
+    number = int(shards.lengths[:3].sum()) + 5
+    assert main(["inspect", str(made), "--token", f"train:{number}", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    lineage = shards.lineage(3)
+    assert (found["document"], found["token_of_document"]) == (3, 5)
+    assert {name: found[name] for name in ("id", "file", "offset")} == {k: lineage[k] for k in ("id", "file", "offset")}
+    assert found["url"].startswith("https://example-0.org/")
+    text = load_tokenizer(made / "tokenizer").decode(shards.tokens(3)[:-1].tolist())
+    assert text.startswith(found["before"] + found["piece"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("train", r"--token train names no token\. Write the split and a number"),
+        ("train:99999999", r"split train has [\d,]+ tokens\. Use a smaller number"),
+        ("test:1", r"has no split 'test'"),
+    ],
+)
+def test_a_token_that_is_not_there_is_refused(
+    name: str, message: str, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(made), "--token", name]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_folder_without_a_manifest_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "Prepare the dataset with: llmsys prepare CONFIG" in capsys.readouterr().err
+
+
+def test_findings_stand_in_columns() -> None:
+    table = as_table([Finding("tokens/a", "record batch 12", "bad"), Finding("b", "", "gone")])
+    assert table.splitlines()[1:] == ["tokens/a  record batch 12  bad", f"b{' ' * 26}gone"]
+
+
+def test_the_usage_of_the_tokenizer_is_what_a_plain_count_gives(made: Path) -> None:
+    usage = load_manifest(made).usage
+    tokenizer = load_tokenizer(made / "tokenizer")
+    rows = [row for name in sorted(os.listdir(made / "documents")) for row in rows_of(made / "documents" / name)]
+    encoded = [tokenizer.encode(row["text"]) for row in rows]
+    assert usage is not None
+    english = usage.languages["en"]
+    assert english.documents == len(rows)
+    assert english.bytes == sum(len(row["text"].encode()) for row in rows)
+    assert english.words == sum(len(row["text"].split()) for row in rows)
+    assert english.tokens == sum(map(len, encoded))
+    byte_ids = {tokenizer.piece_id(f"<0x{byte:02X}>") for byte in range(256)}
+    assert english.byte_tokens == sum(token in byte_ids for ids in encoded for token in ids) > 0
+    assert english.unknown_tokens == 0
+    used = set(np.concatenate([np.array(ids) for ids in encoded]).tolist())
+    assert usage.dead_pieces == len(tokenizer.text_pieces().keys() - used)
+    assert usage.checked_documents > 0
+    assert inspect_dataset(made, 1).findings == []

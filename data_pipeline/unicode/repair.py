@@ -61,12 +61,11 @@ def _mended(lines: list[str], entities: bool) -> Iterator[str]:
     from ftfy.badness import is_bad
 
     for line in lines:
+        is_long = len(line) > _LONGEST_LINE  # ftfy itself looks for a `<` in each of its pieces
+        decodes = entities and (is_long or "<" not in line)
         entities = entities and "<" not in line
-        suspect = (
-            (entities and "&" in line) or _ALWAYS.search(line) or len(line) > _LONGEST_LINE
-            or (not line.isascii() and is_bad(line))
-        )  # fmt: skip
-        yield fix_text(line, _settings(entities)) if suspect else line
+        suspect = (decodes and "&" in line) or is_long or _ALWAYS.search(line) or (not line.isascii() and is_bad(line))
+        yield fix_text(line, _settings(decodes)) if suspect else line
 
 
 @lru_cache(maxsize=2)

@@ -28,8 +28,9 @@ def test_texts_are_what_ftfy_makes_of_them() -> None:
 
 
 def test_a_line_longer_than_ftfy_reads_at_once_is_mended_too() -> None:
-    begin = "x " * 500_000
-    assert repair(f"{begin}cafÃ©", FtfyUnicode()) == (f"{begin}café", 1)
+    text = f"&eacute;cafÃ©{'x ' * 500_000}<&eacute;cafÃ©"
+    assert repair(text, FtfyUnicode()) == (f"écafé{'x ' * 500_000}<&eacute;café", 1)
+    assert ftfy.fix_text(text, SETTINGS) == repair(text, FtfyUnicode())[0]
 
 
 @pytest.mark.parametrize(

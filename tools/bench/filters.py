@@ -1,0 +1,192 @@
+"""The filters that take something of the user's, measured on the pages of a crawl; beside datatrove's where it has one.
+
+    python tools/bench/filters.py 'crawl/*.warc.gz' [--datatrove PYTHON] [--limit 500] [--eval FILE FIELD]...
+
+PYTHON is an interpreter with datatrove, ftfy, tldextract and pyahocorasick. Lists are made up from the words of the
+crawl itself. Prints CPU seconds of one process and the share of pages with an equal outcome; personal data are compared by
+where matches lie, because datatrove's replacements depend on what was replaced before.
+"""
+
+import argparse
+import glob
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from data_pipeline.decontaminate.index import GramIndex, build_index
+from data_pipeline.decontaminate.words import SimpleWords
+from data_pipeline.extract.html import extract_text
+from data_pipeline.pii.replace import replace_pii
+from data_pipeline.readers.read import read_pages
+from data_pipeline.rules.bad_words import BadWords
+from data_pipeline.rules.batch import Splitters, TextBatch
+from data_pipeline.rules.url import UrlRules
+from data_pipeline.rules.whitespace_words import WhitespaceChunks
+from data_pipeline.rules.words import WordSplitter
+from data_pipeline.unicode.repair import repair_texts
+from llmsys.config.custom_rules import BadWordsConfig, WordList
+from llmsys.config.decontaminate import EvaluationSet, NgramDecontamination
+from llmsys.config.entries import EntryList
+from llmsys.config.extract import ResiliparseExtract
+from llmsys.config.pii import ReplacePii
+from llmsys.config.unicode import FtfyUnicode
+from llmsys.config.url import UrlLists
+
+# Runs under the other interpreter, over the same pages and lists.
+REFERENCE = """
+import json, re, sys, time, warnings
+warnings.simplefilter("ignore")
+from datatrove.data import Document
+from datatrove.pipeline.filters.url_filter import URLFilter
+from datatrove.pipeline.formatters.ftfy import FTFYFormatter
+from datatrove.pipeline.formatters.pii import PIIFormatter
+import tldextract
+pages, words, out = *json.load(open(sys.argv[1])), {}
+def timed(name, call, rows):
+    call(rows[0])
+    begun = time.process_time()
+    found = [call(row) for row in rows]
+    out[name] = [time.process_time() - begun, found]
+lists = URLFilter(extra_domains=words["hosts"], banned_words=words["hard"], soft_banned_words=words["soft"],
+                  banned_subwords=words["parts"], use_integrated_lists=False)
+lists.tldextractor = tldextract.TLDExtract(cache_dir=None, suffix_list_urls=())
+def url(page):
+    verdict = lists.filter(Document(text="", id="", metadata={"url": page[0]}))
+    return None if verdict is True else verdict[1]
+timed("url", url, pages)
+timed("unicode", lambda page: FTFY.format(page[1]), pages) if (FTFY := FTFYFormatter()) else None
+token = PIIFormatter(email_replacement="<EMAIL>", ip_replacement="<IP>")
+timed("pii", lambda page: token.format(page[1]), pages)
+pattern = re.compile(r"(?:\\W|^)({})(?:\\W|$)".format("|".join(map(re.escape, words["bad"]))))
+timed("bad_words", lambda page: bool(pattern.search(page[1].lower())), pages)
+json.dump(out, open(sys.argv[2], "w"))
+"""
+URL_TESTS = {
+    "domain": "domain", "subdomain": "subdomain", "url": "url", "hard word": "hard_blacklisted",
+    "soft words": "soft_blacklisted", "substring": "blacklisted_subword",
+}  # fmt: skip
+
+Page = tuple[str, str]
+
+
+def main() -> int:
+    """Measure and print."""
+    options = _parser().parse_args()
+    pages = _pages(options.crawl, options.limit)
+    words = _lists(pages)
+    ours = _ours(pages, words)
+    theirs = _theirs(options.datatrove, pages, words) if options.datatrove else {}
+    size = sum(len(text.encode()) for _, text in pages) / 1e6
+    print(f"{len(pages):,} pages, {size:.1f} MB of text, CPU seconds of one process")
+    for name, (seconds, outcome) in ours.items():
+        print(f"{name:10} {seconds:8.2f} s {size / seconds:8.1f} MB/s{_beside(theirs.get(name), seconds, outcome)}")
+    if options.eval:
+        _decontamination([text for _, text in pages], options.eval, size)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("crawl", help="pattern of crawl files")
+    parser.add_argument("--datatrove", help="interpreter that has datatrove")
+    parser.add_argument("--limit", type=int, default=500, help="pages at most, 0: all (default: 500)")
+    parser.add_argument("--eval", nargs=2, action="append", metavar=("FILE", "FIELD"), help="an evaluation set")
+    return parser
+
+
+def _pages(pattern: str, limit: int) -> list[Page]:
+    pages: list[Page] = []
+    for path in sorted(glob.glob(pattern)):
+        for batch in read_pages(path, max_page_bytes=5 << 20):
+            urls, texts = (
+                batch.pages.column("url").to_pylist(),
+                extract_text(batch.pages, ResiliparseExtract()).to_pylist(),
+            )
+            pages += [(url, text) for url, text in zip(urls, texts, strict=True) if text]
+            if limit and len(pages) >= limit:
+                return pages[:limit]
+    return pages
+
+
+def _lists(pages: Sequence[Page]) -> dict[str, list[str]]:
+    """Lists that refuse some of the pages."""
+    seen = sorted({word for _, text in pages for word in text.lower().split() if word.isascii() and word.isalpha()})
+    hosts = sorted({url.split("/")[2] for url, _ in pages})
+    return {
+        "hosts": hosts[::7], "hard": ["license", "buy"], "soft": ["html", "doc", "en", "docs"],
+        "parts": ["sect", "apt"], "bad": [word[::-1] for word in seen[::40] if len(word) > 2][:400],
+    }  # fmt: skip
+
+
+def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    begun = time.process_time()
+    outcome = call()
+    return time.process_time() - begun, outcome
+
+
+def _ours(pages: Sequence[Page], words: dict[str, list[str]]) -> dict[str, tuple[float, list[Any]]]:
+    listed = {name: EntryList(entries=tuple(entries)) for name, entries in words.items()}
+    rules = UrlRules(
+        UrlLists(
+            hosts=listed["hosts"], hard_words=listed["hard"], soft_words=listed["soft"], substrings=listed["parts"]
+        )
+    )
+    bad = BadWords(BadWordsConfig(words=(WordList(entries=tuple(words["bad"])),)))
+    texts = pa.array([text for _, text in pages], pa.large_string())
+    batch = TextBatch(texts.to_pylist(), Splitters(WordSplitter(WhitespaceChunks())))
+    rules.judge([pages[0][0]])
+    repair_texts(texts[:1], FtfyUnicode())
+    urls, refusals = _timed(lambda: rules.judge([url for url, _ in pages]))
+    unicode, repaired = _timed(lambda: repair_texts(texts, FtfyUnicode()).texts.to_pylist())
+    tokens = ReplacePii(replace_with="token")
+    pii, replaced = _timed(lambda: replace_pii(texts, [""] * len(texts), tokens)[0].to_pylist())
+    bad_words, verdicts = _timed(lambda: bad.judge(batch))
+    return {
+        "url": (urls, [URL_TESTS[one.test] if one else None for one in refusals]),
+        "unicode": (unicode, repaired),
+        "pii": (pii, replaced),
+        "bad_words": (bad_words, (verdicts.failed_D >= 0).tolist()),
+    }
+
+
+def _theirs(python: str, pages: Sequence[Page], words: dict[str, list[str]]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder, "given.json"), Path(folder, "made.json")
+        given.write_text(json.dumps([pages, words]))
+        subprocess.run([python, "-c", REFERENCE, str(given), str(made)], check=True, stdout=sys.stderr)
+        found: dict[str, Any] = json.loads(made.read_text())
+    return found
+
+
+def _beside(theirs: Any, seconds: float, outcome: list[Any]) -> str:
+    if theirs is None:
+        return ""
+    equal = sum(one == other for one, other in zip(theirs[1], outcome, strict=True))
+    return f"   datatrove {theirs[0]:8.2f} s, {theirs[0] / seconds:5.1f} times; equal for {equal:,} of {len(outcome):,}"
+
+
+def _decontamination(texts: Sequence[str], sets: Sequence[Sequence[str]], size: float) -> None:
+    """Index the sets and look for them in all texts, twice."""
+    config = NgramDecontamination(
+        sets=tuple(EvaluationSet(name=path, files=(Path(path),), query=(field,)) for path, field in sets)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        grams, items = Path(folder, "grams.arrow"), Path(folder, "items.arrow")
+        indexing, _ = _timed(lambda: build_index(lambda *_: None, grams=grams, items=items, config=config))
+        index, words = GramIndex(grams), SimpleWords()
+    cold, found = _timed(lambda: [index.find(words.split(texts[n : n + 64])) for n in range(0, len(texts), 64)])
+    warm, _ = _timed(lambda: [index.find(words.split(texts[n : n + 64])) for n in range(0, len(texts), 64)])
+    matches = sum(len(positions) for positions, _ in found)
+    print(f"decontamination: {len(index.words):,} n-grams indexed in {indexing:.2f} s, {matches:,} matches")
+    print(f"  from cold {cold:.2f} s ({size / cold:.1f} MB/s), warm {warm:.2f} s ({size / warm:.1f} MB/s)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

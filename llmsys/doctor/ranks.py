@@ -18,6 +18,9 @@ from typing import Any
 START_SECONDS = 300.0
 """How long ranks may take to import what they need and to meet, on a machine that has other work."""
 
+TASKS_OF_A_GROUP = 32
+"""Then new processes go on: every communicator that a task opens keeps threads, and hundreds of them slow all down."""
+
 Task = Callable[[int], Any]
 """(number of the task) → what rank 0 tells of it. Must be importable: it is sent to new processes by name."""
 
@@ -33,7 +36,7 @@ def run_tasks(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: f
     left = list(numbers)
     while left:
         done = 0
-        for number, result in _group(task, left, ranks, timeout_seconds):
+        for number, result in _group(task, left[:TASKS_OF_A_GROUP], ranks, timeout_seconds):
             yield number, result
             done += 1
         left = left[done:]

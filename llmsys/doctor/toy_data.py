@@ -49,8 +49,8 @@ def toy_config(folder: Path, **changes: Any) -> RunConfig:
     return RunConfig.model_validate(merged)
 
 
-def make_toy_data(folder: Path, documents: int = 120, heldout: int = 6) -> None:
-    """Write tokenizer, token shards and manifest as `llmsys prepare` would."""
+def make_toy_data(folder: Path, documents: int = 120, heldout: int = 6, symbols: tuple[str, ...] = ()) -> None:
+    """Write tokenizer, token shards and manifest as `llmsys prepare` would; `symbols` are pieces no text produces."""
     (folder / "tokenizer").mkdir(parents=True)
     (folder / "tokens").mkdir()
     model = io.BytesIO()
@@ -65,6 +65,7 @@ def make_toy_data(folder: Path, documents: int = 120, heldout: int = 6) -> None:
         add_dummy_prefix=False,
         hard_vocab_limit=False,
         minloglevel=2,
+        control_symbols=list(symbols),
     )
     (folder / "tokenizer" / "tokenizer.model").write_bytes(model.getvalue())
     tokenizer = load_tokenizer(folder / "tokenizer" / "tokenizer.model")
@@ -92,7 +93,13 @@ def make_toy_data(folder: Path, documents: int = 120, heldout: int = 6) -> None:
     shards.write_manifest(folder, manifest)
 
 
+def toy_url(split: str, number: int) -> str:
+    """Where document `number` of a split came from."""
+    return f"http://toy.example/{split}/{number}"
+
+
 def _texts(count: int, seed: int) -> list[str]:
+    """Sentences of a toy language, the same for the same seed."""
     choose = random.Random(seed)
     return [" ".join(choose.choices(WORDS.split(), k=choose.randrange(10, 60))) + "." for _ in range(count)]
 
@@ -100,7 +107,7 @@ def _texts(count: int, seed: int) -> list[str]:
 def _write(folder: Path, split: str, documents: list[str], tokenizer: Tokenizer) -> shards.Split:
     path = folder / "tokens" / f"{split}-00000.arrow"
     schema = shards.token_schema("uint16")
-    urls = [f"http://toy.example/{split}/{number}" for number in range(len(documents))]
+    urls = [toy_url(split, number) for number in range(len(documents))]
     with shards.ShardWriter(path, schema) as writer:
         columns = {
             "tokens": [[*tokenizer.encode(text), tokenizer.eos_id] for text in documents],

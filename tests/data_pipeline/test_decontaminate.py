@@ -11,7 +11,7 @@ import pytest
 import zstandard
 from pydantic import ValidationError
 
-from data_pipeline.decontaminate.cut import cut_spans
+from data_pipeline.decontaminate.cut import cut_spans, merged
 from data_pipeline.decontaminate.index import GramIndex, build_index, item_names
 from data_pipeline.decontaminate.items import Item, item_grams, read_items
 from data_pipeline.decontaminate.words import SimpleWords
@@ -120,7 +120,7 @@ def test_an_ngram_of_too_many_documents_decides_nothing(tmp_path: Path) -> None:
     common, rare = "all work and no play makes one dull", "seven grey geese flew over a frozen lake"
     path = write_set(tmp_path, [{"question": common}, {"question": rare}])
     texts = [f"{common} number {n}" for n in range(4)] + [f"{rare}. {rare}. {rare}."]
-    for limit, rows in ((3, [4, 4, 4]), (4, [0, 1, 2, 3, 4, 4, 4]), (0, [0, 1, 2, 3, 4, 4, 4])):
+    for limit, rows in ((2, [4, 4, 4]), (3, [4, 4, 4]), (4, [0, 1, 2, 3, 4, 4, 4]), (0, [0, 1, 2, 3, 4, 4, 4])):
         folder = tmp_path / str(limit)
         folder.mkdir()
         found, _, _ = matches(folder, config(path, max_documents=limit), texts)
@@ -140,6 +140,7 @@ def test_a_cut_takes_the_margin_and_short_pieces_and_keeps_the_rest() -> None:
     places = [(start, start + 5) for start in range(0, 360, 60)]
     many = cut_spans(text, places, rules.model_copy(update={"min_piece_characters": 1, "max_pieces": 3}))
     assert (many.failed, many.pieces) == ("pieces", 6)
+    assert merged("x" * 50, [(10, 40), (12, 15)], 1) == [(9, 41)]
     assert cut_spans("x" * 1_000, [(400, 500)], rules).text == "x" * 387 + "\n\n" + "x" * 487
 
 

@@ -3,8 +3,8 @@
     python tools/bench/filters.py 'crawl/*.warc.gz' [--datatrove PYTHON] [--limit 500] [--eval FILE FIELD]...
 
 PYTHON is an interpreter with datatrove, ftfy, tldextract and pyahocorasick. Lists are made up from the words of the
-crawl itself. Prints CPU seconds of one process and the share of pages with an equal outcome; personal data are compared by
-where matches lie, because datatrove's replacements depend on what was replaced before.
+crawl itself. Prints CPU seconds of one process and the share of pages with an equal outcome; for personal data both
+write tokens, because datatrove's other replacements depend on what was replaced before.
 """
 
 import argparse

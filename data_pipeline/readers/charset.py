@@ -115,10 +115,10 @@ def _likeliest(payload: bytes, header: str, meta: str) -> str:
 
 def _escaped(payload: bytes) -> str:
     """Bytes of ASCII alone: charsets that switch by escapes, or nothing to decide."""
-    for escape, codec in _ESCAPES:
+    for escape, codec in _ESCAPES if b"\x1b" in payload else ():
         if escape in payload and strictly(payload, codec):
             return codec
-    if b"~{" in payload and b"~}" in payload and strictly(payload, "hz") and _says_chinese(payload):
+    if b"~" in payload and b"~{" in payload and b"~}" in payload and strictly(payload, "hz") and _says_chinese(payload):
         return "hz"
     return "utf-8"
 

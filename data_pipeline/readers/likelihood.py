@@ -16,7 +16,11 @@ import numpy as np
 
 Values = np.ndarray[Any, np.dtype[np.float64]]
 
-_WORDS = re.compile(rb"[\x40-\x7e\x80-\xff]*[\x80-\xff][\x40-\x7e\x80-\xff]*")
+# From the first byte beyond ASCII on; what a word begins with is looked for behind, because looking for it ahead takes
+# quadratic time in long runs of ASCII. The second bytes of wide characters may be ASCII, but none below 0x40.
+_WORDS = re.compile(rb"[\x80-\xff][\x40-\x7e\x80-\xff]{0,200}")
+_BEGIN = re.compile(rb"[\x40-\x7e]+\Z")
+_LONGEST_BEGIN = 24
 _SAMPLE_BYTES = 600
 _FLOOR = -14.0  # of a pair that no language has
 _UPPER_INSIDE = -6.0  # an upper-case letter behind a lower-case one
@@ -29,9 +33,9 @@ def words_beyond_ascii(payload: bytes) -> bytes:
     words: list[bytes] = []
     size = 0
     for match in _WORDS.finditer(payload):
-        word = match.group()[:200]
-        words.append(word)
-        size += len(word) + 1
+        begin = _BEGIN.search(payload[max(0, match.start() - _LONGEST_BEGIN) : match.start()])
+        words.append((begin.group() if begin else b"") + match.group())
+        size += len(words[-1]) + 1
         if size >= _SAMPLE_BYTES:
             break
     return b" ".join(words)

@@ -17,8 +17,8 @@ TEXTS = {
     "cs": "Všichni lidé rodí se svobodní a sobě rovní co do důstojnosti a práv. Jsou nadáni rozumem a svědomím "
     "a mají spolu jednat v duchu bratrství.",
     "hu": "Minden emberi lény szabadon születik és egyenlő méltósága és joga van. Az emberek, ésszel "
-    "és lelkiismerettel bírván, egymással szemben testvéri szellemben kell hogy viseltessenek. Művelődő közösségük jövője "
-    "közös ügyük.",
+    "és lelkiismerettel bírván, egymással szemben testvéri szellemben kell hogy viseltessenek. Művelődő "
+    "közösségük jövője közös ügyük.",
     "ru": "Все люди рождаются свободными и равными в своем достоинстве и правах. Они наделены разумом и совестью "
     "и должны поступать в отношении друг друга в духе братства.",
     "uk": "Всі люди народжуються вільними і рівними у своїй гідності та правах. Вони наділені розумом і совістю "

@@ -12,6 +12,7 @@ import pytest
 from llmsys import shards
 from llmsys.errors import DataError
 from llmsys.manifest import Histogram, Manifest, ReadSummary
+from llmsys.token_file import MappedTokens
 
 DOCUMENTS = [[5, 6, 2], [2], [9, 8, 7, 6, 5, 4, 2], [65535, 2], [11, 12, 13, 2]]
 TOKENIZER = "ab" * 16
@@ -142,6 +143,45 @@ def test_a_truncated_file_is_refused_at_open(dataset: Path, lost: int) -> None:
     os.truncate(path, max(0, path.stat().st_size - lost))
     with pytest.raises(DataError, match=r"train-00001\.arrow has [\d,]+ bytes, its manifest says [\d,]+\. Delete the"):
         shards.open_tokens(dataset, "train")
+
+
+def test_a_file_cut_at_any_length_is_refused(dataset: Path) -> None:
+    path = dataset / "tokens" / "train-00001.arrow"
+    entry, whole = shards.describe_token_file(path), path.read_bytes()
+    for length in range(len(whole) - 1, -1, -1):
+        os.truncate(path, length)
+        with pytest.raises(DataError, match=rf"train-00001\.arrow has {length:,} bytes, its manifest says"):
+            MappedTokens(path, entry)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
+def test_lineage_is_not_read_from_the_disk_while_training_reads_tokens(tmp_path: Path) -> None:
+    """The pages of the mapped file that this process has touched are those of tokens, not of 16 MB of lineage."""
+    path, schema = tmp_path / "train-00000.arrow", shards.token_schema("uint16")
+    rows = 4_000
+    columns = {
+        "tokens": [[number % 500, 2] for number in range(rows)],
+        "id": [f"{number:032x}" for number in range(rows)],
+        "file": ["x" * 4_096] * rows,
+        "offset": list(range(rows)),
+        "url_hash": list(range(rows)),
+        "text_bytes": [3] * rows,
+    }
+    with shards.ShardWriter(path, schema) as writer:
+        writer.write(pa.record_batch(columns, schema=schema))
+    entry = shards.describe_token_file(path)
+    tokens = MappedTokens(path, entry)
+    assert int(tokens.values(0).sum()) == sum(number % 500 + 2 for number in range(rows))
+    assert resident_bytes(path) < 1_000_000 < entry.size
+    assert tokens.lineage(0, 3)["file"] == "x" * 4_096
+    assert resident_bytes(path) > 16_000_000
+
+
+def resident_bytes(path: Path) -> int:
+    """Bytes of a mapped file that this process has touched."""
+    _, _, behind = Path("/proc/self/smaps").read_text().partition(str(path))
+    (line,) = [line for line in behind.splitlines()[:8] if line.startswith("Rss:")]
+    return int(line.split()[1]) * 1024
 
 
 def test_a_missing_file_says_what_to_run(dataset: Path) -> None:

@@ -1,0 +1,21 @@
+"""The page's words about a tokenizer are the manifest's numbers, and its pieces are text, never markup."""
+
+from llmsys.manifest import LanguageUsage, Manifest, TokenizerUsage
+from llmsys.report.tokenizer_usage import tokenizer_part
+from tests.helpers.example_run import write_dataset
+
+
+def test_bytes_and_words_per_token_and_dead_pieces_are_shown(tmp_path) -> None:
+    manifest = Manifest.model_validate_json((write_dataset(tmp_path) / "manifest.json").read_bytes())
+    one = LanguageUsage(documents=3, bytes=1_000, words=150, tokens=250, unknown_tokens=5, byte_tokens=25)
+    usage = TokenizerUsage(
+        languages={"en": one}, pieces=900, dead_pieces=7, dead_examples=(" a", "<b>"), checked_documents=2
+    )
+    assert tokenizer_part(manifest.model_copy(update={"usage": None})) is None
+    part = tokenizer_part(manifest.model_copy(update={"usage": usage}))
+    assert part is not None
+    text = str(part.html)
+    for words in (">4.00<", ">0.60<", "7 of 900 pieces are in no document", "2 documents were encoded a second time"):
+        assert words in text
+    assert "<code>␣a</code>" in text
+    assert "<code>&lt;b&gt;</code>" in text

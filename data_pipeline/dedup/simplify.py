@@ -7,6 +7,7 @@ space, diacritics, in this order). Characters are looked up in tables as columns
 import re
 import sys
 import unicodedata
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -69,3 +70,13 @@ def without_accents(text: str) -> str:
 def simplify(text: str) -> str:
     """Return the text in lower case, numbers as 0, punctuation as spaces, white space folded, without accents."""
     return without_accents(WHITE_SPACE.sub(" ", _plain(text).strip())).strip()
+
+
+def simplify_each(texts: Sequence[str]) -> list[str]:
+    """Return what `simplify` gives for each text, at a fraction of its cost for many short ones."""
+    if not texts:
+        return []
+    lines = _plain("\n".join([" ".join(text.split()) for text in texts])).split("\n")
+    # White space is folded before accents go, as above: a chunk of accents alone leaves two spaces.
+    folded = without_accents("\n".join([" ".join(line.split()) for line in lines]))
+    return [line.strip() for line in folded.split("\n")]

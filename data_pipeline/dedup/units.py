@@ -7,10 +7,11 @@ the run of pieces that begins with piece i is compared by, None where it is neve
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 from data_pipeline.dedup.sentences import SentenceSplitter
-from data_pipeline.dedup.simplify import simplify
+from data_pipeline.dedup.simplify import simplify_each
 from llmsys.config.deduplicate import LineDuplicates, ParagraphDuplicates, SentenceDuplicates
 
 SpansConfig = ParagraphDuplicates | LineDuplicates | SentenceDuplicates
@@ -35,8 +36,7 @@ def sentence_splitter() -> SentenceSplitter:
 def units_of(texts: Sequence[str], config: SpansConfig) -> list[Units]:
     """Cut texts as the config says."""
     if isinstance(config, SentenceDuplicates):
-        found = sentence_splitter().split(texts)
-        return [_sentences(text, ends, config.sentences) for text, (ends, _) in zip(texts, found, strict=True)]
+        return _sentences(texts, config)
     separator = _BLANK_LINES if isinstance(config, ParagraphDuplicates) else _NEWLINE
     return [_pieces(text, separator, config) for text in texts]
 
@@ -66,9 +66,17 @@ def _pieces(text: str, separator: re.Pattern[str], config: ParagraphDuplicates |
     return Units(ends, [piece if len(piece) >= max(1, config.min_characters) else None for piece in pieces])
 
 
-def _sentences(text: str, ends: list[int], length: int) -> Units:
-    """Runs of `length` sentences, simplified and joined; white space behind the last sentence is none."""
-    sentences = [piece.strip() for piece in pieces_of(text, ends)]
-    simple = [simplify(sentence) for sentence in sentences if sentence]
-    runs = [" ".join(simple[begin : begin + length]) for begin in range(len(simple) - length + 1)]
-    return Units(ends, [run if run.strip() else None for run in runs])
+def _sentences(texts: Sequence[str], config: SentenceDuplicates) -> list[Units]:
+    """Runs of sentences, simplified and joined; white space behind the last sentence is none."""
+    ends_of = [found.ends for found in sentence_splitter().split(texts)]
+    sentences_of = [
+        [stripped for piece in pieces_of(text, ends) if (stripped := piece.strip())]
+        for text, ends in zip(texts, ends_of, strict=True)
+    ]
+    simple = iter(simplify_each([sentence for sentences in sentences_of for sentence in sentences]))
+    found = []
+    for ends, sentences in zip(ends_of, sentences_of, strict=True):
+        parts = list(islice(simple, len(sentences)))
+        runs = [" ".join(run) for run in zip(*(parts[start:] for start in range(config.sentences)), strict=False)]
+        found.append(Units(ends, [run if run.strip() else None for run in runs]))
+    return found

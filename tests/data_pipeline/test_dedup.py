@@ -11,7 +11,7 @@ import pytest
 from data_pipeline.dedup.cluster import clusters
 from data_pipeline.dedup.minhash import Signer
 from data_pipeline.dedup.permute import PRIME, Permutations, modulo_prime
-from data_pipeline.dedup.simplify import simplify
+from data_pipeline.dedup.simplify import simplify, simplify_each
 from data_pipeline.dedup.words import SimplifyingSplitter
 from data_pipeline.rules.chunk import EnglishChunks
 from llmsys.config.deduplicate import MinhashDuplicates
@@ -57,6 +57,13 @@ def test_sha1_signatures_equal_datatrove() -> None:
     assert int(fox.sum(dtype=np.uint64)) == 8913411145081228149
     assert cafe[:3].tolist() == [61908209952107622, 24885036626112053, 239562508194183567]
     assert int(cafe.sum(dtype=np.uint64)) == 1655919155476848199
+
+
+def test_many_texts_are_simplified_together_as_one_by_one() -> None:
+    assert simplify_each([*ODD, FOX, CAFE, "a \u0301 b"]) == [
+        simplify(text) for text in [*ODD, FOX, CAFE, "a \u0301 b"]
+    ]
+    assert simplify_each([]) == []
 
 
 ODD = [

@@ -1,5 +1,6 @@
 """Laws of comparing across datasets and of the filter: earlier copies stay, damage is refused, nothing is missed."""
 
+import itertools
 import json
 import random
 from pathlib import Path
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 from data_pipeline.dedup.bloom import RepeatFilter, counters_and_hashes
+from data_pipeline.pipeline import prepare
 from llmsys.errors import DataError
 from tests.helpers.deduplicated import deduplicated, document
+from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
 
 CHOOSE = random.Random(4)
 WORDS = ["".join(CHOOSE.choices("bdfgklmnrst", k=5)) for _ in range(400)]
@@ -89,3 +92,41 @@ def test_the_filter_misses_no_repeat_and_lets_through_the_share_that_was_asked_f
         assert masks[0][:4_000].all()
         assert 0.5 * error_rate < masks[0][4_000:].mean() < 1.5 * error_rate
     assert counters_and_hashes(1_000_000, 0.01) == (9_585_059, 7)  # Bloom's formulas
+
+
+ALL_KINDS: dict[str, Any] = {
+    "url": {"kind": "url"},
+    "spans": {"kind": "sentences", "sentences": 2, "min_words": 20},
+    "minhash": MINHASH,
+    "substring": {"kind": "substring", "min_characters": 60, "min_words": 20},
+    "index": {"kind": "kept"},
+    "keys": {"kind": "sorted", "keys_per_task": 1_500},
+}
+
+
+def test_every_kind_together_gives_the_same_bytes_whoever_works_in_whatever_order(tmp_path: Path) -> None:
+    crawl = make_crawl(tmp_path / "crawl", files=2)
+    names = [f"{crawl}/crawl-{number}.warc.gz" for number in range(2)]
+    found = {}
+    for name, inputs, executor in (
+        ("one", names, {"kind": "inline"}),
+        ("two", names[::-1], {"kind": "local", "workers": 2}),
+    ):
+        config = tiny_config(tmp_path / name, inputs, deduplicate=ALL_KINDS, executor=executor)
+        manifest = prepare(config, until="documents")
+        index = {path.name: path.read_bytes() for path in (tmp_path / name / "index").iterdir()}
+        found[name] = {**fingerprints(tmp_path / name), "manifest.json": ""}, index, manifest.funnel
+    assert found["one"] == found["two"]
+    stages = [stage.stage for stage in manifest.funnel][-5:]
+    assert stages == [
+        "url_duplicates",
+        "exact_duplicates",
+        "duplicate_spans",
+        "near_duplicates",
+        "duplicate_substrings",
+    ]
+    last = manifest.funnel[-1]
+    assert 0 < last.bytes_out < manifest.funnel[-3].bytes_in
+    assert last.documents_out == sum(file.rows for file in manifest.documents.files)
+    for stage, following in itertools.pairwise(manifest.funnel[1:]):
+        assert (stage.documents_out, stage.bytes_out) == (following.documents_in, following.bytes_in)

@@ -1,0 +1,224 @@
+"""MinHash, repeated sentences and long strings: speed, and agreement with datatrove on the same texts of one crawl.
+
+    python tools/bench/dedup.py 'crawl/*.warc.gz' [--datatrove PYTHON] [--limit 500] [--runs 3]
+
+PYTHON is an interpreter that has datatrove (`python -m venv ref; ref/bin/pip install 'datatrove[processing]==0.10.1'`);
+the two cannot share an environment. Prints CPU seconds of one process, the median of the runs, from cold and warm; the
+share of signatures with equal bits; and whether clusters and what is left of repeated sentences are equal. Texts are
+taken in the order of the crawl, and so are copies: the first stays.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_pipeline.dedup.bloom import RepeatFilter
+from data_pipeline.dedup.cluster import clusters
+from data_pipeline.dedup.minhash import Signer
+from data_pipeline.dedup.sentences import SentenceSplitter
+from data_pipeline.dedup.strings import anchors
+from data_pipeline.dedup.units import units_of, without_runs
+from data_pipeline.extract.html import extract_text
+from data_pipeline.inputs import find_inputs
+from data_pipeline.readers.read import read_pages
+from llmsys.config.deduplicate import MinhashDuplicates, SentenceDuplicates
+from llmsys.config.extract import ResiliparseExtract
+
+BATCH = 128
+SPANS = SentenceDuplicates()
+
+# Runs under the other interpreter: signatures and what is left of repeated sentences, each with CPU seconds.
+REFERENCE = """
+import json, sys, tempfile, time
+from datatrove.data import Document
+from datatrove.pipeline.dedup import MinhashDedupSignature, SentenceDedupSignature, SentenceFindDedups
+from datatrove.pipeline.dedup import SentenceDedupFilter
+from datatrove.pipeline.dedup.minhash import MinhashConfig
+from datatrove.pipeline.dedup.sentence_dedup import SentDedupConfig
+from datatrove.utils.hashing import HashConfig
+texts = [json.loads(line) for line in open(sys.argv[1])]
+folder = tempfile.mkdtemp()
+sha1 = HashConfig(hash_fc="sha1", precision=64)
+signer = MinhashDedupSignature(folder + "/m", config=MinhashConfig(hash_config=sha1))
+def sign(text):
+    shingles = signer.get_shingles(text)
+    return [[int(x) for x in bucket] for bucket in signer.get_signature(shingles)] if shingles.size else None
+sign(texts[0])
+start = time.process_time()
+signatures = [sign(text) for text in texts]
+minhash = time.process_time() - start
+config = SentDedupConfig(only_dedup_in_index=False, hash_config=sha1)
+documents = lambda: [Document(text=text, id=str(number), metadata={}) for number, text in enumerate(texts)]
+start = time.process_time()
+SentenceDedupSignature(folder + "/s", config=config).run(documents())
+SentenceFindDedups(folder + "/s", folder + "/f", config=config).run()
+left = {int(one.id): one.text for one in SentenceDedupFilter(folder + "/f", config=config).run(documents())}
+spans = time.process_time() - start
+json.dump({"minhash": minhash, "signatures": signatures, "spans": spans,
+           "left": [left.get(number) for number in range(len(texts))]}, open(sys.argv[2], "w"))
+"""
+
+
+def crawl_texts(patterns: Sequence[str], limit: int) -> list[str]:
+    """Extracted texts of all pages, in the order of the crawl; 0 takes all."""
+    extract = ResiliparseExtract()
+    texts: list[str] = []
+    for path in find_inputs(patterns):
+        for batch in read_pages(path, max_page_bytes=extract.max_page_bytes):
+            texts += extract_text(batch.pages, extract).drop_null().to_pylist()
+            if limit and len(texts) >= limit:
+                return texts[:limit]
+    return texts
+
+
+def in_batches(work: Callable[[Sequence[str]], Any], texts: Sequence[str]) -> list[Any]:
+    """What `work` gives for batches of texts, joined."""
+    return [one for start in range(0, len(texts), BATCH) for one in work(texts[start : start + BATCH])]
+
+
+def timed(make: Callable[[], Callable[[], Any]], runs: int) -> tuple[float, float, Any]:
+    """Median CPU seconds of a first and a second call of what `make` gives, and the result."""
+    seconds: list[tuple[float, float]] = []
+    result = None
+    for _ in range(runs):
+        call, pair = make(), []
+        for _ in range(2):
+            start = time.process_time()
+            result = call()
+            pair.append(time.process_time() - start)
+        seconds.append((pair[0], pair[1]))
+    cold, warm = (statistics.median(times) for times in zip(*seconds, strict=True))
+    return cold, warm, result
+
+
+def signing(texts: Sequence[str], kind: Any) -> Callable[[], Callable[[], Any]]:
+    """A signer that knows nothing yet, and its work."""
+
+    def make() -> Callable[[], Any]:
+        signer = Signer(MinhashDuplicates(hash=kind))
+        signer.signatures(["Load the word splitter before the clock starts: naïve 5km."])
+        signer.splitter._forget()
+        return lambda: in_batches(signer.signatures, texts)
+
+    return make
+
+
+def spans_left(texts: Sequence[str]) -> list[str | None]:
+    """What is left of each text when runs of three sentences that stood before are taken out; None when too little."""
+    units = in_batches(lambda batch: units_of(batch, SPANS), texts)
+    before: set[str] = set()
+    left: list[str | None] = []
+    splitter = SentenceSplitter()
+    for text, found in zip(texts, units, strict=True):
+        places = []
+        for place, key in enumerate(found.keys):
+            if key is not None and key in before:
+                places.append(place)
+            if key is not None:
+                before.add(key)
+        shorter = without_runs(text, found, places, SPANS.sentences) if places else text
+        ends, words = splitter.split([shorter])[0]
+        enough = words >= SPANS.min_words and len(ends) >= SPANS.min_sentences
+        left.append(shorter if shorter == text or (shorter and enough) else None)
+    return left
+
+
+def bucket_clusters(signatures: Sequence[Any]) -> list[list[int]]:
+    """Clusters of documents that agree in a whole bucket of 8 of their 112 hashes."""
+    first: dict[tuple[int, ...], int] = {}
+    pairs = []
+    for document, signature in enumerate(signatures):
+        for bucket in range(14) if signature is not None else ():
+            key = (bucket, *signature[8 * bucket : 8 * bucket + 8])
+            pairs.append((first.setdefault(key, document), document))
+    return clusters(np.array([pair for pair in pairs if pair[0] != pair[1]], np.int64).reshape(-1, 2))
+
+
+def reference(python: str, texts: Sequence[str]) -> dict[str, Any]:
+    """CPU seconds and results of datatrove under another interpreter."""
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder, "texts.jsonl"), Path(folder, "results.json")
+        given.write_text("".join(json.dumps(text) + "\n" for text in texts))
+        subprocess.run([python, "-c", REFERENCE, str(given), str(made)], check=True, capture_output=True)
+        found: dict[str, Any] = json.loads(made.read_text())
+    signatures = found["signatures"]
+    found["signatures"] = [row and [value for bucket in row for value in bucket] for row in signatures]
+    return found
+
+
+def line(name: str, seconds: float, texts: Sequence[str], theirs: float | None) -> None:
+    """Print one measurement."""
+    ratio = f"{theirs / seconds:8.1f} times" if theirs else ""
+    size = sum(len(text.encode()) for text in texts) / 1e6
+    print(f"  {name:<34}{seconds:9.2f} s {len(texts) / seconds:9.0f} documents/s {size / seconds:8.2f} MB/s{ratio}")
+
+
+def report_filter() -> None:
+    """Print the error rate of the filter, asked for and found."""
+    generator = np.random.default_rng(0)
+    keys = generator.integers(0, 1 << 64, size=1_000_000, dtype=np.uint64)
+    for asked in (0.1, 0.01, 0.001):
+        found = RepeatFilter(len(keys) + 100_000, asked)
+        for part in np.split(keys, 10):
+            found.count(part)
+        found.count(keys[:100_000])
+        mask = found.may_repeat(keys)
+        size = 2 * found.counters / 8 / (len(keys) + 100_000)
+        print(
+            f"  filter: asked {asked:g}, let through {mask[100_000:].mean():.5f} of 900,000 unique keys, "
+            f"missed {100_000 - int(mask[:100_000].sum())} of 100,000 repeats, {size:.1f} bytes a key"
+        )
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("crawl", nargs="+", help="WARC files or patterns")
+    parser.add_argument("--datatrove", metavar="PYTHON", help="an interpreter that has datatrove")
+    parser.add_argument("--limit", type=int, default=500, help="documents; 0 takes all (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=3, help="runs of which the median counts (default: %(default)s)")
+    arguments = parser.parse_args()
+    texts = crawl_texts(arguments.crawl, arguments.limit)
+    if not texts:
+        print(f"no page in {' '.join(arguments.crawl)}", file=sys.stderr)
+        return 2
+    print(f"{len(texts)} documents, {sum(len(text.encode()) for text in texts) / 1e6:.1f} MB of text; CPU seconds")
+    theirs = reference(arguments.datatrove, texts) if arguments.datatrove else {}
+    if theirs:
+        line("datatrove signatures, sha1", theirs["minhash"], texts, None)
+    signatures: list[Any] = []
+    for kind in ("combined", "sha1"):
+        cold, warm, signatures = timed(signing(texts, kind), arguments.runs)
+        line(f"signatures, {kind}, cold", cold, texts, theirs.get("minhash"))
+        line(f"signatures, {kind}, warm", warm, texts, theirs.get("minhash"))
+    cold, _, left = timed(lambda: lambda: spans_left(texts), 1)
+    if theirs:
+        line("datatrove 3-sentence spans", theirs["spans"], texts, None)
+    line("3-sentence spans", cold, texts, theirs.get("spans"))
+    cold, _, _ = timed(lambda: lambda: [anchors(text, 250) for text in texts], 1)
+    line("anchors of strings of 250", cold, texts, None)
+    report_filter()
+    if theirs:
+        found = [None if one is None else one.tolist() for one in signatures]
+        equal = sum(ours == other for ours, other in zip(found, theirs["signatures"], strict=True))
+        print(f"  equal signatures, all 112 values: {equal} of {len(texts)}")
+        both = bucket_clusters(found), bucket_clusters(theirs["signatures"])
+        same = len([cluster for cluster in both[0] if cluster in both[1]])
+        print(f"  equal clusters: {same} of {len(both[1])}, with {sum(map(len, both[1]))} documents")
+        equal = sum(ours == other for ours, other in zip(left, theirs["left"], strict=True))
+        changed = sum(text != other for text, other in zip(texts, theirs["left"], strict=True))
+        print(f"  equal texts after 3-sentence spans: {equal} of {len(texts)}, {changed} of them changed or dropped")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -42,8 +42,12 @@ def collected_names(data: CrawlConfig, shard: int) -> list[str]:
 
 def clean_documents(data: CrawlConfig, workshop: Workshop, stage: Stage, collected: list[Record]) -> list[Record]:
     """Return the records of the final documents: outputs are documents, dropped, and the report of decontamination."""
+    reports = isinstance(data.decontaminate, NgramDecontamination)
+    if not reports:
+        _forget_reports(workshop)
     if not cleans(data):
         return collected
+    rooms = [*_ROOMS, (REPORTS, ".jsonl")] if reports else _ROOMS
     contamination: Sequence[Contamination | None] = [None] * len(collected)
     digests: list[str] = []
     if isinstance(data.decontaminate, NgramDecontamination):
@@ -52,7 +56,7 @@ def clean_documents(data: CrawlConfig, workshop: Workshop, stage: Stage, collect
     tasks = []
     for record, found in zip(collected, contamination, strict=True):
         documents, dropped = (workshop.folder / output.name for output in record.outputs[:2])
-        outputs = [f"{room}/{documents.stem}{end}" for room, end in _ROOMS]
+        outputs = [f"{room}/{documents.stem}{end}" for room, end in rooms]
         job = partial(
             clean_file,
             source=(documents, dropped),
@@ -66,7 +70,15 @@ def clean_documents(data: CrawlConfig, workshop: Workshop, stage: Stage, collect
     return stage("clean", tasks, "document")
 
 
-_ROOMS = (("documents", ".arrow"), ("dropped", ".arrow"), ("decontamination", ".jsonl"))
+_ROOMS = [("documents", ".arrow"), ("dropped", ".arrow")]
+REPORTS = "decontamination"
+
+
+def _forget_reports(workshop: Workshop) -> None:
+    """Remove the reports of an earlier config that looked for evaluation sets."""
+    for path in sorted((workshop.folder / REPORTS).glob("*.jsonl")):
+        workshop.withdraw_manifest()
+        path.unlink()
 
 
 def _contamination(

@@ -27,7 +27,14 @@ from data_pipeline.pairs.outcome import pairs_manifest
 from data_pipeline.pairs.pipeline import PairsPreparation
 from data_pipeline.quarantine import not_quarantined, without_block, without_pages
 from data_pipeline.readers.remote import is_remote
-from data_pipeline.side_files import digests_of, require_side_files, rule_files, rule_libraries, url_files
+from data_pipeline.side_files import (
+    digests_of,
+    require_languages,
+    require_side_files,
+    rule_files,
+    rule_libraries,
+    url_files,
+)
 from data_pipeline.stages.collect import collect_shard
 from data_pipeline.stages.extract import extract_file
 from data_pipeline.stages.judge import judge_file
@@ -38,6 +45,7 @@ from data_pipeline.tokenize.layout import SPLITS, plan_files, write_token_file
 from data_pipeline.tokenize.publish import SENTENCEPIECE_FILES
 from data_pipeline.tokenize.train import train_sentencepiece
 from llmsys.config.data import CrawlConfig
+from llmsys.config.language_profile import read_language_rules
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
@@ -207,6 +215,7 @@ class _Preparation:
 
     def _judge(self, extracted: list[Record], names: list[str]) -> list[Record]:
         rules = rules_by_language(self.data)
+        require_languages(self.data, read_language_rules(rules))
         part = self.data.model_dump(mode="json", include={"unicode", "language", "documents"}) | {"rules": rules}
         part["documents"].pop("copies")
         files = digests_of(self.workshop.journal, rule_files(self.data)) + rule_libraries(self.data)

@@ -4,14 +4,14 @@ Reads the sections of a config, gives the files and their digests, which decide 
 that is missing is named before the crawl is read, not hours later.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.extract.reference import extract_libraries
 from data_pipeline.journal import Journal
-from llmsys.config.custom_rules import FasttextClassifierConfig, PerplexityConfig
+from llmsys.config.custom_rules import ANY_LANGUAGE, BadWordsConfig, FasttextClassifierConfig, PerplexityConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.config.text import RuleConfig
 from llmsys.errors import ConfigError, DataError
@@ -56,6 +56,17 @@ def _library(rule: RuleConfig) -> Iterator[str]:
             f"the rule {rule.kind} needs the package {package}, which is not installed. "
             f"Install it with: pip install 'llmsys[{extra}]'{instead}."
         ) from None
+
+
+def require_languages(data: CrawlConfig, codes: Collection[str]) -> None:
+    """Raise ConfigError for a list of words in a language that no document is judged by, when all languages stay."""
+    for number, rule in enumerate(data.rules):
+        for one in rule.words if isinstance(rule, BadWordsConfig) and not data.language.keep else ():
+            if one.language not in (*codes, ANY_LANGUAGE):
+                raise ConfigError(
+                    f"data.rules.{number}.words: no document is judged as {one.language!r}, so its list would never be "
+                    f"asked. Give the language a profile in data.language.profiles, or write language: any."
+                )
 
 
 def require_side_files(data: CrawlConfig) -> None:

@@ -115,7 +115,6 @@ def gram_index(path: Path, digest: str) -> GramIndex:
     return GramIndex(path)
 
 
-def item_names(path: Path, numbers: Sequence[int]) -> list[tuple[str, str]]:
-    """Return (set, item) of items by their numbers."""
-    batch = next(read_batches(path)).take(pa.array(numbers, pa.int64()))
-    return list(zip(batch.column("set").to_pylist(), batch.column("item").to_pylist(), strict=True))
+def item_names(path: Path) -> pa.RecordBatch:
+    """Return the columns set and item; an item's number is its row."""
+    return next(read_batches(path))

@@ -34,7 +34,8 @@ class Findings:
     """Turns matches into findings."""
 
     def __init__(self, config: NgramDecontamination, index: GramIndex, items: Path) -> None:
-        self._config, self._index, self._items = config, index, items
+        self._config, self._index = config, index
+        self._names = item_names(items)
 
     def of(self, document: dict[str, Any], matches: pa.RecordBatch) -> Finding:
         """Judge a document (its columns id, url, text) by its matches."""
@@ -62,8 +63,11 @@ class Findings:
         grams = matches.column("gram").to_numpy()
         items, first, counts = np.unique(self._index.item[grams], return_index=True, return_counts=True)
         order = np.argsort(first).tolist()
-        names = item_names(self._items, items.tolist())
-        return [self._row(document, matches, int(first[i]), names[i], int(counts[i])) for i in order]
+        return [self._row(document, matches, int(first[i]), self._named(int(items[i])), int(counts[i])) for i in order]
+
+    def _named(self, item: int) -> tuple[str, str]:
+        """The set of an item and its name in it."""
+        return self._names.column("set")[item].as_py(), self._names.column("item")[item].as_py()
 
     def _row(
         self, document: dict[str, Any], matches: pa.RecordBatch, row: int, name: tuple[str, str], count: int

@@ -16,9 +16,8 @@ from data_pipeline.rules.batch import TextBatch
 from data_pipeline.rules.entry_list import entries_of
 from data_pipeline.rules.verdict import Limit, Verdicts
 from data_pipeline.rules.word_pattern import any_of
-from llmsys.config.custom_rules import BadWordsConfig
+from llmsys.config.custom_rules import ANY_LANGUAGE, BadWordsConfig
 
-ANY_LANGUAGE = "any"
 _WITHOUT_SPACES = ("ja", "th", "zh")
 _TEST = "share of listed words"
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.rules.bad_words import ANY_LANGUAGE, BadWords
+from data_pipeline.rules.bad_words import BadWords
 from data_pipeline.rules.batch import Splitters, TextBatch
 from data_pipeline.rules.c4 import C4
 from data_pipeline.rules.c4_dolma import C4Dolma
@@ -25,6 +25,7 @@ from data_pipeline.rules.outcome import RuleOutcome
 from data_pipeline.rules.perplexity import Perplexity
 from data_pipeline.rules.verdict import Rule, Verdicts
 from llmsys.config.custom_rules import (
+    ANY_LANGUAGE,
     BadWordsConfig,
     FasttextClassifierConfig,
     LinearClassifierConfig,

@@ -53,9 +53,12 @@ def clean_file(
     contamination: Contamination | None,
     config: CrawlConfig,
 ) -> dict[str, Any]:
-    """Write documents, dropped documents and report of one file; `made` is what collecting said about it."""
+    """Write documents, dropped documents and, when there is something to report, the report of one file.
+
+    `made` is what collecting said about the file; progress is in documents.
+    """
     cleaner = _Cleaner(config, contamination)
-    documents, dropped, found = outputs
+    documents, dropped, *found = outputs
     schema = cleaner.schema(read_schema(source[0]))
     with ShardWriter(documents, schema, "zstd") as kept, ShardWriter(dropped, DROPPED_SCHEMA, "zstd") as gone:
         for batch in read_batches(source[1]):
@@ -68,7 +71,8 @@ def clean_file(
             report(before, before - batch.num_rows)
         if cleaner.drops:
             gone.write(pa.RecordBatch.from_pylist(cleaner.drops, DROPPED_SCHEMA))
-    write_report(found, cleaner.findings)
+    for path in found:
+        write_report(path, cleaner.findings)
     cleaner.tally.add(Tally(made["tally"]))
     about = {"contamination": contamination.about} if contamination else {}
     return {**made, **about, **cleaner.result(), "dropped_rows": made["dropped_rows"] + len(cleaner.drops)}
@@ -108,13 +112,14 @@ class _Cleaner:
 
     def _decontaminated(self, batch: pa.RecordBatch, matches: pa.RecordBatch) -> pa.RecordBatch:
         self._count(DECONTAMINATE, batch, "in")
-        rows = matches.column("row").to_numpy() - self._seen
+        rows = matches.column("row").to_numpy() - self._seen  # sorted, like the documents
         self._seen += batch.num_rows
         stays = np.ones(batch.num_rows, np.bool_)
         texts: dict[int, str] = {}
         for row in np.unique(rows[(rows >= 0) & (rows < batch.num_rows)]).tolist():
             document = batch.slice(row, 1).to_pylist()[0]
-            finding = self._findings.of(document, matches.filter(pa.array(rows == row)))
+            first, last = np.searchsorted(rows, [row, row + 1]).tolist()
+            finding = self._findings.of(document, matches.slice(first, last - first))
             self.findings += finding.rows
             if finding.verdict:
                 stays[row] = False

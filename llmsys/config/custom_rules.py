@@ -12,13 +12,17 @@ from llmsys.config.base import Section
 from llmsys.config.entries import EntryList
 from llmsys.config.rule import Broken, refuse
 
+ANY_LANGUAGE = "any"
+
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class WordList(EntryList):
     """Words to avoid in documents of one language."""
 
-    language: str = Field("any", min_length=2, description="ISO 639-1 code of the documents; any: all documents.")
+    language: str = Field(
+        ANY_LANGUAGE, min_length=2, description="ISO 639-1 code of the documents; any: all documents."
+    )
 
 
 class BadWordsConfig(Section):

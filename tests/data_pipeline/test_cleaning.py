@@ -47,6 +47,7 @@ def sections(folder: Path, action: str = "drop") -> dict[str, Any]:
         },
         "pii": {"kind": "replace"},
         "deduplicate": {"minhash": {"kind": "none"}},
+        "documents": {"shards": 2, "batch_bytes": 2_000},  # several batches a file
     }  # fmt: skip
 
 
@@ -108,6 +109,7 @@ def test_bytes_follow_from_the_data_and_what_is_no_longer_asked_for_is_undone(cr
         row["text"] for row in rows(tmp_path / "fresh", "documents")
     ]
     assert sum("joe@mail.com" in row["text"] for row in rows(tmp_path / "one", "documents")) == 2
+    assert not list((tmp_path / "one" / "decontamination").iterdir())
 
 
 def test_a_changed_list_is_read_again_and_a_missing_one_is_named(crawl: Path, tmp_path: Path) -> None:

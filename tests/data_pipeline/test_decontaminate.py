@@ -85,9 +85,8 @@ def test_matches_equal_their_plain_twin(tmp_path: Path, monkeypatch: pytest.Monk
     for row, expected in enumerate(plain):
         own = [match for match in found if match["row"] == row]
         assert len({match["gram"] for match in own}) == len({gram for _, gram in expected})
-        named = {
-            int(name.split(":")[1]) - 1 for _, name in item_names(names, [int(grams.item[m["gram"]]) for m in own])
-        }
+        own_items = pa.array([int(grams.item[match["gram"]]) for match in own], pa.int64())
+        named = {int(one["item"].split(":")[1]) - 1 for one in item_names(names).take(own_items).to_pylist()}
         assert named <= {item for item, _ in expected}
         for match in own:
             words = SimpleWords().split([texts[row][match["begin"] : match["end"]]])

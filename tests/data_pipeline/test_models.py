@@ -17,7 +17,7 @@ from data_pipeline.rules.classifier import Classifier
 from data_pipeline.rules.perplexity import Perplexity, normalize
 from data_pipeline.rules.whitespace_words import WhitespaceChunks
 from data_pipeline.rules.words import WordSplitter
-from data_pipeline.side_files import require_side_files, rule_libraries
+from data_pipeline.side_files import require_languages, require_side_files, rule_libraries
 from llmsys.config.custom_rules import FasttextClassifierConfig, LinearClassifierConfig, PerplexityConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.errors import ConfigError, DataError
@@ -186,6 +186,12 @@ def test_what_a_rule_needs_is_asked_for_before_anything_is_read(
     data = CrawlConfig(rules=(PerplexityConfig(model=tmp_path / "absent.arpa", reader="arpa"),))
     with pytest.raises(DataError, match=r"data\.rules\.0: .*absent\.arpa does not exist .* Correct the path"):
         require_side_files(data)
+    hidden = {"kind": "bad_words", "words": [{"language": "xx", "entries": ["w"]}]}
+    data = CrawlConfig.model_validate({"rules": [hidden], "language": {"keep": []}})
+    with pytest.raises(
+        ConfigError, match=r"data\.rules\.0\.words: no document is judged as 'xx', so its list would never"
+    ):
+        require_languages(data, ["en"])
 
 
 def _absent(package: str) -> str:

@@ -18,6 +18,7 @@ Places = npt.NDArray[np.int64]
 
 SPACE, NEWLINE = 0x20, 0x0A
 ESCAPED_SPACE = "\u2581"  # how pieces write a space; texts have U+0020 in its place here
+BLOCK = 1 << 20  # characters
 _CODE_POINTS = 0x110000
 _LEFT, _RIGHT = np.uint32(0x9E3779B1), np.uint32(0x85EBCA6B)  # odd, from the golden ratio and from MurmurHash3
 
@@ -71,11 +72,14 @@ class CutRules:
     def fine(self, data: Bytes) -> Flags:
         """Which bytes begin a character that no piece joins to the one before. (len(data) + 1,) flags."""
         codes = _code_points(data.tobytes())
-        joined = self._joined[self._places(codes[:-1], codes[1:])]
+        cuts = np.zeros(len(data) + 1, np.bool_)
+        joined = np.zeros(len(codes) - 1, np.bool_)
+        for start in range(0, len(joined), BLOCK):  # so that a text of any length takes little more than its own size
+            block = codes[start : start + BLOCK + 1]
+            joined[start : start + BLOCK] = self._joined[self._places(block[:-1], block[1:])]
         if self._known is not None:
             unknown = ~self._known[codes]
             joined |= unknown[1:] & unknown[:-1]
-        cuts = np.zeros(len(data) + 1, np.bool_)
         cuts[np.flatnonzero((data & 0xC0) != 0x80)[1:]] = ~joined
         return cuts
 

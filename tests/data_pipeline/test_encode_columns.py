@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 import sentencepiece
 
-from data_pipeline.tokenize import columns
+from data_pipeline.tokenize import columns, cuts
 from data_pipeline.tokenize.check import check_sample
 from data_pipeline.tokenize.columns import Encoder, column_encoder
 from data_pipeline.tokenize.memo import Ragged, ends_of
@@ -128,6 +128,12 @@ def test_a_memory_that_is_full_begins_anew_and_changes_no_id(monkeypatch: pytest
     encoder = column_encoder(tokenizer)
     assert ids_of(encoder, texts, 7) == tokenizer.encode_batch(texts)
     assert len(encoder._words._memo) < 400  # type: ignore[attr-defined]
+
+
+def test_long_parts_are_cut_in_blocks_as_they_are_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, texts = train(), trap_texts(60)
+    monkeypatch.setattr(cuts, "BLOCK", 7)
+    assert ids_of(column_encoder(tokenizer), texts, 20) == tokenizer.encode_batch(texts)
 
 
 def test_a_slice_of_a_column_is_encoded_as_that_slice() -> None:

@@ -69,10 +69,15 @@ def run(arguments: argparse.Namespace) -> int:
         "bytes": stages[-1].bytes_out if stages else 0,
         "tokens": {name: split.tokens for name, split in manifest.splits.items()},
         "skipped": [skip.model_dump() for skip in manifest.read.skipped],
+        "usage": None if manifest.usage is None else manifest.usage.model_dump(),
         "quarantined": (given_up := quarantined(config.data.folder)),
     }
     noun = NOUNS[config.data.kind]
-    print(json.dumps(result) if arguments.json else "\n".join([*skipped(manifest), described(result, noun)]))
+    print(
+        json.dumps(result)
+        if arguments.json
+        else "\n".join([*skipped(manifest), *fit(manifest), described(result, noun)])
+    )
     if isinstance(config.data, CrawlConfig) and result["tokens"] and not manifest.splits["heldout"].tokens:
         logger(__name__).warning(
             "no document was held back, and training ends with an evaluation. Raise data.split.heldout_fraction=%g",
@@ -116,6 +121,23 @@ def skipped(manifest: Manifest) -> list[str]:
         f"skipped {sum(skip.count for skip in skips):,}: {reason} (first: {skips[0].file} at byte {skips[0].offset:,})"
         for reason, skips in sorted(by_reason.items())
     ]
+
+
+def fit(manifest: Manifest) -> list[str]:
+    """How well the tokenizer fits, in one line; none before there are tokens."""
+    usage = manifest.usage
+    if usage is None or not (tokens := sum(one.tokens for one in usage.languages.values())):
+        return []
+    shares = {
+        name: sum(getattr(one, name) for one in usage.languages.values()) / tokens
+        for name in ("bytes", "words", "unknown_tokens", "byte_tokens")
+    }
+    parts = [
+        f"{shares['bytes']:.2f} bytes and {shares['words']:.2f} words per token",
+        f"{shares['unknown_tokens']:.2%} of the tokens unknown, {shares['byte_tokens']:.2%} single bytes",
+        f"{usage.dead_pieces:,} of {usage.pieces:,} pieces in no document",
+    ]
+    return [f"tokenizer: {', '.join(parts)} (llmsys inspect shows it by language)"]
 
 
 def described(result: dict[str, object], noun: str = "pages") -> str:

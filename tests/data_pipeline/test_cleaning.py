@@ -102,6 +102,8 @@ def test_bytes_follow_from_the_data_and_what_is_no_longer_asked_for_is_undone(cr
     documents = rows(tmp_path / "one", "documents")
     assert len(documents) == 14
     assert not any("grey geese" in row["text"] for row in documents)
+    prepare(tiny_config(tmp_path / "one", crawl, **sections(tmp_path)), until="documents")
+    assert len(rows(tmp_path / "one", "documents")) == 12
     plain = {**cut, "decontaminate": {"kind": "none"}, "pii": {"kind": "none"}}
     prepare(tiny_config(tmp_path / "one", crawl, **plain), until="documents")
     prepare(tiny_config(tmp_path / "fresh", crawl, **plain), until="documents")

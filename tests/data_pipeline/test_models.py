@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,33 @@ def test_the_tool_makes_a_model_that_the_rule_reads(tmp_path: Path, capsys: pyte
     assert verdicts.tests[0] == "score of good"
     with pytest.raises(DataError, match=r"has no label 'great'; its labels are bad, good\. Set label to one of them\."):
         Classifier(LinearClassifierConfig(model=tmp_path / "model.npz", label="great"))
+
+
+class FakeFasttext:
+    """Answers like fasttext-predict: labels with their prefix, a probability that may lie above 1."""
+
+    @staticmethod
+    def load_model(path: str) -> "FakeFasttext":
+        if not path.endswith(".bin"):
+            raise ValueError(f"{path} has wrong file format!")
+        return FakeFasttext()
+
+    def predict(self, text: str, k: int, threshold: float) -> tuple[tuple[str, ...], tuple[float, ...]]:
+        assert (k, threshold, "\n" in text) == (-1, 0.0, False)
+        good = 1.00001 if "river" in text else 0.2
+        return ("__label__good", "__label__bad"), (good, 1 - good)
+
+
+def test_a_fasttext_model_is_asked_of_the_text_as_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fasttext", FakeFasttext)
+    rule = Classifier(FasttextClassifierConfig(model=Path("m.bin"), label="good", min_score=0.5))
+    verdicts = rule.judge(TextBatch(["the\nriver\n", "no", ""], PLAIN))
+    assert verdicts.failed_D.tolist() == [-1, 0, 0]
+    assert verdicts.statistics["score"].tolist() == [1.0, 0.2, 0.2]
+    with pytest.raises(DataError, match=r"m\.bin has no label 'x'; its labels are good, bad\."):
+        Classifier(FasttextClassifierConfig(model=Path("m.bin"), label="x"))
+    with pytest.raises(DataError, match=r"m\.txt cannot be used as a fastText model: .* Name a \.bin or \.ftz file\."):
+        Classifier(FasttextClassifierConfig(model=Path("m.txt"), label="x"))
 
 
 @pytest.mark.parametrize("data", [b"", b"no model", b"PK\x03\x04 cut"])

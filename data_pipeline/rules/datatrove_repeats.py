@@ -21,7 +21,7 @@ _TOP, _SHORTEST, _LONGEST = 4, 5, 10
 
 def datatrove_lines(batch: TextBatch) -> dict[str, Floats]:
     """Shares of repeated paragraphs and lines, and of their characters."""
-    paragraphs = _repeats([_PARAGRAPH_BREAK.split(text.strip()) for text in batch.texts])
+    paragraphs = _repeats([_split_paragraphs(text) for text in batch.texts])
     lines = _repeats([runs_of_newlines(text) for text in batch.texts])
     return {
         "duplicate_paragraph_share": share(paragraphs[1], paragraphs[0]),
@@ -31,16 +31,26 @@ def datatrove_lines(batch: TextBatch) -> dict[str, Floats]:
     }
 
 
-def datatrove_ngrams(batch: TextBatch) -> dict[str, Floats]:
-    """Shares of the most frequent and of repeated n-grams, in characters."""
+def datatrove_top(batch: TextBatch) -> dict[str, Floats]:
+    """Shares of the most frequent n-gram, in characters."""
     words = batch.words
     statistics: dict[str, Floats] = {}
     for n, groups in repeated_ngrams(words, _TOP):
         top = top_ngrams(words, groups, once=True)
         statistics[f"top_{n}gram_share"] = share((top.characters + n - 1) * top.counts, batch.characters)
-    for n, characters in duplicate_ngram_characters(batch, _SHORTEST, _LONGEST).items():
-        statistics[f"duplicate_{n}gram_share"] = share(characters, batch.characters)
     return statistics
+
+
+def datatrove_repeated(batch: TextBatch) -> dict[str, Floats]:
+    """Shares of n-grams that occurred before, in characters."""
+    found = duplicate_ngram_characters(batch, _SHORTEST, _LONGEST)
+    return {f"duplicate_{n}gram_share": share(characters, batch.characters) for n, characters in found.items()}
+
+
+def _split_paragraphs(text: str) -> list[str]:
+    """The stripped text split at runs of newlines, two at least."""
+    stripped = text.strip()
+    return _PARAGRAPH_BREAK.split(stripped) if "\n\n\n" in stripped else stripped.split("\n\n")
 
 
 def _repeats(documents: Sequence[list[str]]) -> tuple[Integers, Integers, Integers]:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.rules.batch import TextBatch
-from data_pipeline.rules.datatrove_repeats import datatrove_lines, datatrove_ngrams
+from data_pipeline.rules.datatrove_repeats import datatrove_lines, datatrove_repeated, datatrove_top
 from data_pipeline.rules.gopher_repeats import measure_dclm, measure_dolma, measure_paper
 from data_pipeline.rules.verdict import Floats, Limit, Verdicts, fail_first, first_broken
 from llmsys.config.text import GopherRepetitionConfig
@@ -44,6 +44,8 @@ _TABLE_A1 = (
     "duplicate_paragraph_character_share",
 )
 _ORDER = {"datatrove": tuple(_PARTS), "paper": _TABLE_A1, "dclm": _TABLE_A1, "dolma": tuple(_PARTS)[2:]}
+_TOP_NGRAMS = len(_PARTS)  # where these tests start among datatrove's
+_ALL_NGRAMS = _TOP_NGRAMS + 3
 
 
 class GopherRepetition:
@@ -65,13 +67,25 @@ class GopherRepetition:
     def _measure(self, batch: TextBatch) -> dict[str, Floats]:
         match self._dialect:
             case "datatrove":
-                return datatrove_lines(batch) | datatrove_ngrams(batch)
+                return self._in_stages(batch)
             case "paper":
                 return measure_paper(batch)
             case "dolma":
                 return measure_dolma(batch)
             case "dclm":
                 return measure_dclm(batch)
+
+    def _in_stages(self, batch: TextBatch) -> dict[str, Floats]:
+        """What datatrove measures; of a document that failed a test, nothing of the stages behind it (NaN there)."""
+        _ = batch.words  # of all documents at once: the rules that follow ask for them too
+        statistics = datatrove_lines(batch)
+        for first, last, measure in ((0, _TOP_NGRAMS, datatrove_top), (_TOP_NGRAMS, _ALL_NGRAMS, datatrove_repeated)):
+            passing = first_broken(self.limits[first:last], statistics, len(batch)).failed_D < 0
+            passing &= ~np.isnan(statistics[self.limits[first].statistic])
+            for name, column in measure(batch.take(passing)).items():
+                statistics[name] = np.full(len(batch), np.nan)
+                statistics[name][passing] = column
+        return statistics
 
     def _empty(self, batch: TextBatch) -> npt.NDArray[np.bool_]:
         """Texts of which the dialect cannot measure anything; dolma lets them pass."""

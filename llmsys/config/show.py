@@ -112,6 +112,8 @@ def _plain(default: Any) -> Any:
         return default
     if isinstance(default, tuple | list):
         return [_plain(one) for one in default]
+    if isinstance(default, dict):
+        return {key: _plain(value) for key, value in default.items()}
     return default.model_dump(mode="json") if isinstance(default, BaseModel) else str(default)
 
 

@@ -5,6 +5,7 @@ Most chunks are plain letters with at most one mark on a side; what spaCy makes 
 """
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from functools import cache, cached_property
 from importlib import import_module
@@ -96,14 +97,25 @@ class EnglishChunks:
 @cache
 def _language(rules: str) -> tuple[Any, frozenset[str]]:
     """spaCy's blank pipeline for a language, one per process, and its sentence marks."""
-    import spacy  # takes a second, and only the rules need it
-
-    nlp: Any = spacy.blank(rules)
+    nlp: Any = _spacy().blank(rules)
     for name in import_module("spacy.symbols").IDS:
         # spaCy numbers the names of its own symbols unlike other strings. When a memory zone closes, it keeps a dead
         # entry of a word such as IS_ALPHA that was first met inside, and later texts fail. Met before, it does no harm.
         nlp.vocab[name]
     return nlp, frozenset(nlp.add_pipe("sentencizer").punct_chars)
+
+
+def _spacy() -> Any:
+    """spaCy, which takes a second and only the rules need; without torch, which it would load for its networks: that is
+    seconds and 300 MB more in every worker.
+    """
+    if "torch" in sys.modules:
+        return import_module("spacy")
+    sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it now fails as if it were not installed
+    try:
+        return import_module("spacy")
+    finally:
+        del sys.modules["torch"]
 
 
 def _pieces(chunk: str) -> list[str]:

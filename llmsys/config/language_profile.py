@@ -2,7 +2,8 @@
 
 Reads nothing, gives `LanguageProfile`, one YAML file of configs/data/languages each. What a person writes in a rule
 stands above the profile of the document's language, and that above the published default. English has the published
-rules, so its profile changes nothing.
+rules, so its profile changes nothing. A value that is written as the published default counts as not written: equal
+configs make equal datasets, however they came about.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,9 +62,13 @@ class LanguageProfile(Section):
         words alone.
         """
         fields = type(published).model_fields
-        written = {name: getattr(published, name) for name in published.model_fields_set}
+        written = {
+            name: getattr(published, name)
+            for name, field in fields.items()
+            if field.is_required() or getattr(published, name) != field.get_default(call_default_factory=True)
+        }
         own = {name: getattr(self, name) for name in ("scripts", "stop_words", "end_marks") if name in fields}
-        values = {name: value for name, value in own.items() if value}
+        values: dict[str, Any] = {name: value for name, value in own.items() if value}
         if getattr(published, "dialect", "datatrove") == "datatrove":
             values |= self.rules.get(published.kind, {})
         return _RULE.validate_python({**values, **written, "kind": published.kind})

@@ -51,7 +51,7 @@ class NativeTextConfig(Section):
 
     kind: Literal["native_text"] = "native_text"
     scripts: tuple[Script, ...] = Field((), description="Scripts of the language; empty: as the profile says, or any.")
-    min_script_share: Fraction = Field(0.7, description="Letters of these scripts / letters. MNBVC asks for 0.7.")
+    min_script_share: Fraction = Field(0.5, description="Letters of these scripts / letters. MNBVC asks for 0.7.")
     max_garbage_share: Fraction = Field(
         0.01, description="Characters that come of wrong decoding (U+FFFD, controls, private use) / characters."
     )

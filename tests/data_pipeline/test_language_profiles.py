@@ -69,9 +69,9 @@ def test_the_profile_of_english_changes_nothing() -> None:
 def test_what_is_written_stands_above_the_profile_and_that_above_the_default() -> None:
     chinese = read_profile("data/languages/zh")
     assert chinese.rule(GopherQualityConfig()) != GopherQualityConfig()
-    rule = chinese.rule(GopherQualityConfig(min_words=50))
+    rule = chinese.rule(GopherQualityConfig(min_words=60))
     assert isinstance(rule, GopherQualityConfig)
-    assert (rule.min_words, rule.max_words, rule.max_hash_ratio) == (50, 150_000, 0.1)
+    assert (rule.min_words, rule.max_words, rule.max_hash_ratio) == (60, 150_000, 0.1)
     other = chinese.rule(GopherQualityConfig(dialect="paper"))
     assert isinstance(other, GopherQualityConfig)
     assert (other.min_words, other.stop_words) == (50, chinese.stop_words)

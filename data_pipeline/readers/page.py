@@ -58,7 +58,7 @@ class Page:
     note: str = ""  # what is wrong with it although it is kept
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: there are millions, and freezing makes each four times as dear
 class Other:
     """A record that is no page and need not be one, such as a request."""
 

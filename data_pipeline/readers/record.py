@@ -93,6 +93,9 @@ def _fast(source: Source, start: int, take: Take, keep_bytes: int) -> Any:  # as
             if held is not None:
                 yield held
             held, anchor = None, record.stream_pos
+            if int(record.record_type) in _OTHER_KINDS:
+                held = Other(anchor)
+                continue
             held = _taken(record, source.path, anchor, take, keep_bytes)
             if held is None:  # fewer bytes than its header says, or it does not say how many
                 break
@@ -104,10 +107,9 @@ def _fast(source: Source, start: int, take: Take, keep_bytes: int) -> Any:  # as
 
 
 def _taken(record: WarcRecord, path: str, offset: int, take: Take, keep_bytes: int) -> Found | None:
-    number = int(record.record_type)
-    kind = _KIND_OF.get(number)
+    kind = _KIND_OF.get(int(record.record_type))
     if kind is None:
-        return Other(offset) if number in _OTHER_KINDS else Skip(path, offset, _UNKNOWN)
+        return Skip(path, offset, _UNKNOWN)
     length = record.content_length
     if not length and not record.headers.get("Content-Length"):
         return None

@@ -1,6 +1,7 @@
 """Laws of inputs: paths, URLs, patterns and lists name files; a file elsewhere is known, retried, and read the same."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,14 @@ def test_an_input_that_names_nothing_is_refused_with_its_place(tmp_path: Path, p
     with pytest.raises(DataError) as caught:
         find_inputs([pattern.format(folder=tmp_path)])
     assert message.format(folder=tmp_path) in str(caught.value)
+
+
+def test_a_storage_whose_package_is_missing_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(
+        DataError, match=r"s3://bucket/\*.warc.gz needs more than is installed.*pip install 'llmsys\[s3\]'"
+    ):
+        find_inputs(["s3://bucket/*.warc.gz"])
 
 
 def test_a_remote_file_has_an_identity_that_changes_with_it(tmp_path: Path, memory: Any) -> None:

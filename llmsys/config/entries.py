@@ -13,9 +13,7 @@ from llmsys.config.base import Section
 class EntryList(Section):
     """Entries of files and of the config together. A file has one entry a line, and comments that begin with `#`."""
 
-    files: tuple[Path, ...] = Field(
-        (), description="Files, plain or .gz, UTF-8; paths start in the working folder."
-    )
+    files: tuple[Path, ...] = Field((), description="Files, plain or .gz, UTF-8; paths start in the working folder.")
     entries: tuple[str, ...] = Field((), description="Entries written here.")
 
     @property

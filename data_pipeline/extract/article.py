@@ -196,7 +196,7 @@ def _siblings(page: _Page, weights: list[float], root: int) -> list[int]:
     tree = page.tree
     parent = tree.parent[root]
     least = max(10.0, weights[root] * _SIBLING_WEIGHT)
-    found = []
+    found: list[int] = []
     if root == 0:
         return found
     for element in range(parent + 1, len(tree.tag)):

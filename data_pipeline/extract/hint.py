@@ -55,6 +55,8 @@ _SIDE = frozenset(
         "modal",
         "nav",
         "navbar",
+        "navfooter",
+        "navheader",
         "navigation",
         "newsletter",
         "outbrain",

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from data_pipeline.extract.limit import Excess, excess
+from data_pipeline.extract.limit import Excess, Nesting, excess
 from llmsys.config.extract import ArticleExtract, ExtractConfig, ResiliparseExtract, TrafilaturaExtract
 
 _BLANK_LINES = re.compile(r"\n{3,}")
@@ -91,7 +91,7 @@ def _decodes(payload: bytes) -> bool:
 
 def _excess(html: bytes, config: ExtractConfig) -> Excess | None:
     """The limit that a page is beyond; resiliparse's parser takes no longer for elements that are nested deeper."""
-    nesting = "linear" if isinstance(config, ResiliparseExtract) else "square"
+    nesting: Nesting = "linear" if isinstance(config, ResiliparseExtract) else "square"
     return excess(html, nesting=nesting, max_nodes=config.max_nodes, max_attributes=config.max_attributes)
 
 

@@ -38,7 +38,7 @@ def lay_out(tree: Tree, kept: list[int]) -> str:
         place = places[tree.owner[run]]
         if place.table in layout:
             place = place._replace(table=0, row=0, cell=0)
-        text = tree.text[run]
+        text = tree.text[run].removesuffix("¶")  # the mark of a link to a heading
         if pieces:
             pieces.append(_between(before, place))
         if place.row and place.row != before.row:

@@ -25,8 +25,9 @@ _FLAT = frozenset(
 _SCOPES = frozenset(b"table template applet marquee object svg math select button".split())
 _BLOCKS_MOVED = 7  # an end tag moves its formatting element through at most so many blocks (13.2.6.4.7)
 _FEW = 4_000_000  # pairs of tags; the worst page with fewer makes a quarter as many nodes
-_NO_ATTRIBUTES = 4_096  # bytes that hold a tag without many attributes
-_ATTRIBUTE = re.compile(rb"[\s/\"']+")
+_NO_ATTRIBUTES = 8_192  # bytes that hold a tag without many attributes
+_ATTRIBUTE = re.compile(rb"[\s/]*+=?[^\s/>=]++(?:\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s>]*+))?|[\s/]*+=")
+_OPTION_STEPS = 16  # what one open option of a choice costs beside another element
 _STEPS_PER_NODE = 1_000  # open elements that a tag may have to look through
 
 
@@ -61,12 +62,12 @@ def excess(html: bytes, *, nesting: Nesting, max_nodes: int, max_attributes: int
         steps = tags * (depth if nesting == "square" else options)
         if steps > max_nodes * _STEPS_PER_NODE:
             return Excess("steps", steps, max_nodes * _STEPS_PER_NODE)
-    attributes = most_attributes(html)
-    return Excess("attributes", attributes, max_attributes) if attributes > max_attributes else None
+    attributes = too_many_attributes(html, max_attributes)
+    return Excess("attributes", attributes, max_attributes) if attributes else None
 
 
 def open_elements(html: bytes) -> tuple[int, int, int]:
-    """The most elements that are open at a time, formatting elements that open again, and options of a choice.
+    """The most elements that are open at a time, formatting elements that open again, and the weight of options.
 
     Where the rules of HTML are involved, more is counted rather than less: an end tag closes its element only when
     it certainly does.
@@ -82,7 +83,8 @@ def open_elements(html: bytes) -> tuple[int, int, int]:
             most_options = max(most_options, options)
         elif name not in _FLAT:
             (page.end if slash else page.start)(name)
-    return page.deepest + most_options, page.most_formatting, most_options
+    weighed = most_options * _OPTION_STEPS
+    return page.deepest + weighed, page.most_formatting, weighed
 
 
 class _Open:
@@ -129,29 +131,33 @@ class _Open:
             self.num_formatting -= 1
 
 
-def most_attributes(html: bytes) -> int:
-    """An upper bound of the attributes of one element; 0 where no element can have many."""
-    most = start = 0
-    foreign = None
+def too_many_attributes(html: bytes, limit: int) -> int:
+    """The attributes of the first element found to have more than `limit`, counted to one beyond it; or 0.
+
+    Tags are looked for where `_NO_ATTRIBUTES` bytes hold no other; what is shorter has few attributes.
+    """
+    start = 0
     while len(html) - start > _NO_ATTRIBUTES:
         close = html.rfind(b">", start, start + _NO_ATTRIBUTES)
-        if close >= 0:
+        if close >= 0 and html.rfind(b"<", start, close) >= 0:
             start = close + 1
             continue
-        end = html.find(b">", start)
+        end = html.find(b">", start + _NO_ATTRIBUTES)
         end = len(html) if end < 0 else end
-        tag = _TAG.search(html, start, end)
-        if tag:
-            if foreign is None:
-                lowered = html.lower()
-                foreign = b"<svg" in lowered or b"<math" in lowered
-            if foreign or not _in_script(html, start):
-                most = max(most, len(_ATTRIBUTE.findall(html, tag.start(), end)))
+        after = _TAG.search(html, start, end)
+        for tag in (html.rfind(b"<", 0, start), after.start() if after else -1):
+            if tag >= 0 and _attributes(html, tag, limit) > limit:
+                return limit + 1
         start = end + 1
-    return most
+    return 0
 
 
-def _in_script(html: bytes, start: int) -> bool:
-    """Whether the tag that ends before `start` begins a script, whose content is not parsed."""
-    opened = html.rfind(b"<", max(0, start - 4096), start)
-    return html[opened : opened + 7].lower() == b"<script"
+def _attributes(html: bytes, tag: int, limit: int) -> int:
+    """The attributes of the tag that starts at `tag`, counted to one beyond the limit."""
+    name = _TAG.match(html, tag)
+    count = 0
+    found = _ATTRIBUTE.match(html, name.end()) if name else None
+    while found and count <= limit:
+        count += 1
+        found = _ATTRIBUTE.match(html, found.end())
+    return count

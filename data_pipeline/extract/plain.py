@@ -1,6 +1,6 @@
 """Resiliparse's plain text, of the main content or of everything.
 
-Reads HTML as UTF-8, gives text. A page whose elements are nested deeper than the config allows is extracted without
+Reads HTML as UTF-8, gives text. A page whose elements are nested deeper than the config allows, or many and deep, is extracted without
 looking for its main content, which would take time in the square of the depth.
 """
 
@@ -12,6 +12,7 @@ from resiliparse.extract.html2text import extract_plain_text
 from data_pipeline.extract.html import Extractor
 from llmsys.config.extract import ResiliparseExtract
 
+_STEPS = 20_000_000  # tags times depth, beyond which looking for the main content takes many seconds
 _TAG = re.compile(rb"<(/?)([a-zA-Z][a-zA-Z0-9]*)")
 # Elements that never nest in themselves: void ones, and those that the next of their kind closes.
 _FLAT = frozenset(
@@ -24,7 +25,8 @@ def resiliparse_extractor(config: ResiliparseExtract) -> Extractor:
     """What makes text of a page with these settings."""
 
     def extract(html: bytes) -> str:
-        main_content = config.main_content and nesting_depth(html) <= config.max_depth
+        depth = nesting_depth(html) if config.main_content else 0
+        main_content = config.main_content and depth <= config.max_depth and depth * html.count(b"<") <= _STEPS
         return extract_plain_text(html.decode(), main_content=main_content, alt_texts=False, comments=False)
 
     return extract

@@ -160,7 +160,7 @@ def _read(written: str) -> Tree:
                 last[current] = len(tree.text)
                 current = parent[current]
         elif name == "a":
-            in_link = not slash
+            in_link = not slash and "href=" in attributes  # `<a id="…"/>` is never closed
         elif name == "br":
             run.append(_LINE_BREAK)
         elif name == "hr" and run:

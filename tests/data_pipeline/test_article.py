@@ -1,0 +1,170 @@
+"""Laws of the article extractor: what stays, in which shape, and what is never text."""
+
+import random
+
+import pytest
+
+from data_pipeline.extract.article import extract_article
+from data_pipeline.extract.tree import read_tree
+
+WORDS = [
+    "river",
+    "mill",
+    "stone",
+    "bread",
+    "winter",
+    "market",
+    "story",
+    "bridge",
+    "garden",
+    "letter",
+    "window",
+    "harbour",
+    "candle",
+    "meadow",
+]
+
+
+def sentence(seed: int, words: int = 18) -> str:
+    """A sentence that no other seed makes."""
+    draw = random.Random(seed)
+    return f"Number {seed} tells of the " + " ".join(draw.choice(WORDS) for _ in range(words)) + ", at length."
+
+
+def page(content: str, around: str = "") -> bytes:
+    links = "".join(f"<li><a href='/{word}'>{word}</a></li>" for word in WORDS)
+    return (
+        f"<!doctype html><html><head><title>T</title><style>p {{color: red}}</style></head><body>"
+        f"<nav><ul>{links}</ul></nav><div class='sidebar'><ul>{links}</ul></div>"
+        f"<div class='content'>{content}</div>{around}<footer><p>All rights reserved.</p></footer>"
+    ).encode()
+
+
+def paragraphs(*seeds: int) -> str:
+    return "".join(f"<p>{sentence(seed)}</p>\n" for seed in seeds)
+
+
+def test_the_order_of_the_page_is_kept_and_nothing_around_the_content_stays() -> None:
+    text = extract_article(page(paragraphs(*range(8))))
+    assert text == "\n\n".join(sentence(seed) for seed in range(8))
+
+
+def test_plain_text_extracted_again_is_the_same() -> None:
+    text = "\n\n".join(sentence(seed) for seed in range(6))
+    once = extract_article("".join(f"<p>{block}</p>" for block in text.split("\n\n")).encode())
+    assert once == text
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "<script>SECRET</script>",
+        "<style>SECRET</style>",
+        "<noscript><p>SECRET</p></noscript>",
+        "<template><p>SECRET</p></template>",
+        "<svg><text>SECRET</text></svg>",
+        "<svg><script>SECRET</script></svg>",
+        "<!-- <p>SECRET</p> > -->",
+        "<!--><p hidden>SECRET</p>",
+        "<script><!--<script></script>SECRET</script>",
+        "<p title='<p>SECRET</p>'></p>",
+        "<iframe><p>SECRET</p></iframe>",
+        "<select><option>SECRET</select>",
+        "<textarea><p>SECRET</p></textarea>",
+        "<div hidden>SECRET</div>",
+        "<div style='display: none'>SECRET</div>",
+        "<div class='cookie-consent'><p>SECRET: we use cookies on this site, accept them.</p></div>",
+        "<div id='newsletterSignup'><p>SECRET: the best stories in your inbox every day.</p></div>",
+        "<p>Subscribe to SECRET, our weekly letter.</p>",
+    ],
+)
+def test_what_readers_do_not_read_is_not_text(hidden: str) -> None:
+    text = extract_article(page(paragraphs(0, 1, 2) + hidden + paragraphs(3, 4, 5)))
+    assert "SECRET" not in text
+    assert text.split("\n\n") == [sentence(seed) for seed in range(6)]
+
+
+def test_code_is_kept_line_by_line() -> None:
+    code = "def f(x):\n    if x &lt; 3 &amp;&amp; y:\n\n        return x  # &amp;amp;"
+    text = extract_article(page(paragraphs(0, 1) + f"<pre><code>\n{code}\n</code></pre>" + paragraphs(2, 3)))
+    assert "\n\ndef f(x):\n    if x < 3 && y:\n\n        return x  # &amp;\n\n" in text
+
+
+def test_code_in_a_table_with_line_numbers_is_code() -> None:
+    table = (
+        "<table><tr><td class='linenos'><pre>1\n2</pre></td><td class='code'><pre>a = 1\nb = 2</pre></td></tr></table>"
+    )
+    text = extract_article(page(paragraphs(0, 1) + table + paragraphs(2, 3)))
+    assert "\n\na = 1\nb = 2\n\n" in text
+
+
+def test_lists_have_one_line_per_item() -> None:
+    items = "<ul><li>first item<ul><li>inner</li></ul></li><li><p>second</p><p>and more</p></li></ul>"
+    text = extract_article(page(paragraphs(0, 1) + items + paragraphs(2, 3)))
+    assert "\n\n- first item\n  - inner\n- second\n  and more\n\n" in text
+
+
+def test_tables_have_one_line_per_row_and_keep_empty_cells() -> None:
+    rows = "<tr><th></th><th>A</th><th>B</th></tr><tr><td>x</td><td></td><td>2</td></tr>"
+    text = extract_article(page(paragraphs(0, 1) + f"<table>{rows}</table>" + paragraphs(2, 3)))
+    assert "\n\n| A | B\nx |  | 2\n\n" in text.replace(" |  | ", " |  | ")
+
+
+def test_a_line_break_is_a_newline() -> None:
+    text = extract_article(page(f"<p>{sentence(0)}<br>{sentence(1)}<br><br>{sentence(2)}</p>" + paragraphs(3, 4)))
+    assert text.startswith(f"{sentence(0)}\n{sentence(1)}\n\n{sentence(2)}")
+
+
+def test_headings_stay_with_their_text_and_go_without_it() -> None:
+    links = "".join(f"<li><a href='/{word}'>The {word} that you should read about</a></li>" for word in WORDS)
+    content = f"<h2>Part</h2>{paragraphs(*range(16))}<h2>Elsewhere</h2><ul>{links}</ul>"
+    text = extract_article(page(content))
+    assert text.startswith("Part\n\n")
+    assert "Elsewhere" not in text
+
+
+def test_sections_beside_each_other_all_stay() -> None:
+    sections = "".join(f"<section class='part'><h2>Part {n}</h2>{paragraphs(n, n + 50)}</section>" for n in range(5))
+    text = extract_article(page(f"<div class='page'>{sections}</div>"))
+    assert all(sentence(n) in text and f"Part {n}" in text for n in range(5))
+
+
+def test_posts_of_a_forum_all_stay() -> None:
+    posts = "".join(
+        f"<div class='comment'><div class='comment-body'>{paragraphs(n, n + 9)}</div></div>" for n in range(4)
+    )
+    text = extract_article(page(f"<div class='comments'>{posts}</div>"))
+    assert all(sentence(n) in text for n in range(4))
+
+
+def test_comments_under_an_article_go() -> None:
+    comments = f"<div id='comments'><p>{sentence(90)}</p><p>{sentence(91)}</p></div>"
+    assert sentence(90) not in extract_article(page(paragraphs(*range(8)), comments))
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        ("<p>one<p>two &amp three &lt; four &notit; &#x110000;", "one\n\ntwo & three < four ¬it; �"),
+        ("<b><p>unclosed<i>tags</b>everywhere</i>", "unclosedtagseverywhere"),
+        ("<table><p>foster</p><tr><td>cell</table>after", "foster\n\ncell\n\nafter"),
+        ("</div></p>stray", "stray"),
+        ('<a<b c"d=e>odd</a<b>', "odd"),
+        ("<p title='a>b' data-x=\"<i>\">quoted", "quoted"),
+        ("<xmp><b>raw</b></xmp>", "raw"),
+        ("<body><frameset><p>x", "x"),
+    ],
+)
+def test_broken_markup_is_read_as_browsers_do(html: str, text: str) -> None:
+    assert extract_article(html.encode()) == text
+
+
+def test_attributes_are_written_without_angle_brackets() -> None:
+    tree = read_tree(b"<div title='a>b<c' class=\"x\">text</div>")
+    assert tree.text == ["text"]
+    assert tree.attributes[2] == ' title="a&gt;b&lt;c" class="x"'
+
+
+def test_nested_lists_take_time_in_proportion() -> None:
+    deep = "<ul><li>" * 2_000 + "the innermost item of the list" + paragraphs(0)
+    assert sentence(0) in extract_article(page(deep))

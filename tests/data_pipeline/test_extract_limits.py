@@ -1,0 +1,94 @@
+"""Laws of the limits on a page: small pages that would grow without end are refused, and say by which count."""
+
+import pyarrow as pa
+import pytest
+
+from data_pipeline.extract.html import extract_pages
+from data_pipeline.extract.limit import Excess, excess, open_elements
+from data_pipeline.extract.reference import trafilatura_extractor
+from llmsys.config.extract import ArticleExtract, ExtractConfig, ResiliparseExtract, TrafilaturaExtract
+from llmsys.errors import ConfigError
+
+MANY = 4_000
+FORMATTING = "<p>" + "".join(f"<b id={n}>" for n in range(MANY)) + "<p>x" * MANY
+
+
+def beyond(html: str, config: ExtractConfig) -> Excess | None:
+    pages = pa.record_batch({"charset": ["utf-8"], "payload": pa.array([html.encode()], pa.large_binary())})
+    extracted = extract_pages(pages, config)
+    assert (extracted.texts.null_count == 1) >= (extracted.beyond[0] is not None)
+    return extracted.beyond[0]
+
+
+@pytest.mark.parametrize(
+    ("html", "test"),
+    [
+        ("<p>x" * 600_000, "nodes"),
+        (FORMATTING, "nodes"),
+        (FORMATTING.replace("<p>x", "<i></i></b><p>x", MANY // 2), "nodes"),  # end tags that close something else
+        ("".join(f"<b id={n}><table><td></b></table>" for n in range(MANY)) + "<p>x" * MANY, "nodes"),
+        ("<div>" * 100_000, "steps"),
+        ("<div></b>" * 60_000, "steps"),
+        ("<ul><li>" * 60_000, "steps"),
+        ("<select>" + "<option>x" * 100_000, "steps"),
+        ("<p " + " ".join(f"a{n}" for n in range(20_000)) + ">x", "attributes"),
+        ("<p " + " ".join(f'a{n}="{n}>"' for n in range(20_000)) + ">x", "attributes"),
+        ("<p " + "/".join(f"a{n}" for n in range(20_000)) + ">x", "attributes"),
+    ],
+)
+def test_a_page_that_would_grow_is_refused_by_name(html: str, test: str) -> None:
+    found = beyond(html, ArticleExtract())
+    assert found is not None
+    assert found.test == test
+    assert found.value > found.threshold
+
+
+@pytest.mark.parametrize("config", [ArticleExtract(max_page_bytes=100), ResiliparseExtract(max_page_bytes=100)])
+def test_long_pages_say_their_length(config: ExtractConfig) -> None:
+    assert beyond("<p>" + "a" * 98, config) == Excess("bytes", 101, 100)
+    assert beyond("<p>" + "a" * 97, config) is None
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        "<p>" + "".join(f"<b>{n}</b> and <i>{n}</i> " for n in range(MANY)),
+        "<table>" + "<tr><td><a href=x>y</a>" * MANY,
+        "<div><span>sloppy</div>" * MANY,
+        "<script>" + "a < b && c < d; " * MANY + "</script>",
+        '<div data-json="' + "{&quot;a&quot;: [1, 2, 3]} " * MANY + '">x</div>',
+    ],
+)
+def test_ordinary_pages_are_not_refused(html: str) -> None:
+    assert beyond(html + "<p>text", ArticleExtract()) is None
+
+
+def test_open_elements_are_never_counted_too_low() -> None:
+    assert open_elements(b"<div><p><b><i></p>" * 5)[:2] == (15, 10)
+    assert open_elements(b"<div></div>" * 5)[:2] == (1, 0)
+    assert open_elements(b"<div><table></div>" * 5)[0] == 10  # the end tag does not leave the table
+    assert open_elements(b"<b>x</b>" * 5)[1] == 1
+
+
+def test_counts_do_not_depend_on_the_case_of_names() -> None:
+    html = FORMATTING.encode()
+    limits = {"nesting": "square", "max_nodes": 10**6, "max_attributes": 10**3}
+    assert excess(html.upper(), **limits) == excess(html, **limits)  # type: ignore[arg-type]
+
+
+def test_trafilatura_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib import metadata
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    with pytest.raises(ConfigError, match=r"not installed\. Install it with: pip install 'llmsys\[trafilatura\]'"):
+        trafilatura_extractor(TrafilaturaExtract())
+
+
+def test_trafilatura_is_an_extractor() -> None:
+    pytest.importorskip("trafilatura")
+    html = "<article>" + "<p>A paragraph about the mill by the river, at some length.</p>" * 5 + "</article>"
+    pages = pa.record_batch({"charset": ["utf-8"], "payload": pa.array([html.encode()], pa.large_binary())})
+    assert "mill by the river" in extract_pages(pages, TrafilaturaExtract()).texts[0].as_py()

@@ -1,0 +1,116 @@
+"""Extractors on pages whose text a person marked: token F1, precision, recall, and pages per second of CPU.
+
+    python tools/bench/extract.py article-extraction-benchmark.tar.gz [--rounds 3]
+
+The archive (or its unpacked folder) is Scrapinghub's article-extraction-benchmark: `ground-truth.json` and
+`html/ID.html.gz`. The metric is theirs: multisets of 4-grams of `\\w+` tokens, precision and recall of each page,
+their means, and F1 of the two means. Every extractor reads the same bytes in the same run, one process, in turns;
+the median of the rounds counts. Trafilatura takes part when it is installed: pip install 'llmsys[trafilatura]'.
+"""
+
+import argparse
+import gzip
+import json
+import re
+import statistics
+import sys
+import tarfile
+import time
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+import pyarrow as pa
+
+from data_pipeline.extract.html import extract_pages
+from llmsys.config.extract import ArticleExtract, ExtractConfig, ResiliparseExtract, TrafilaturaExtract
+
+EXTRACTORS: dict[str, ExtractConfig] = {
+    "article": ArticleExtract(),
+    "resiliparse, main content": ResiliparseExtract(),
+    "resiliparse, all text": ResiliparseExtract(main_content=False),
+    "trafilatura, precision": TrafilaturaExtract(),
+    "trafilatura, balance": TrafilaturaExtract(favor="balance"),
+}
+NGRAM = 4
+TOKEN = re.compile(r"\w+")
+
+Shingles = Counter[tuple[str, ...]]
+
+
+def read_benchmark(path: Path) -> tuple[list[bytes], list[str]]:
+    """Pages and the texts that a person marked in them, in the order of their ids."""
+    if path.is_dir():
+        files = {file.relative_to(path).as_posix(): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    else:
+        with tarfile.open(path) as archive:
+            members = [member for member in archive if member.isfile()]
+            files = {member.name.removeprefix("./"): archive.extractfile(member).read() for member in members}  # type: ignore[union-attr]
+    gold = json.loads(files["ground-truth.json"])
+    ids = sorted(name for name in gold if f"html/{name}.html.gz" in files)
+    pages = [gzip.decompress(files[f"html/{name}.html.gz"]) for name in ids]
+    return pages, [gold[name]["articleBody"] for name in ids]
+
+
+def shingles(text: str) -> Shingles:
+    """The 4-grams of a text's tokens; a text with fewer tokens is one shingle."""
+    tokens = TOKEN.findall(text)
+    if len(tokens) < NGRAM:
+        return Counter([tuple(tokens)] if tokens else [])
+    return Counter(zip(*(tokens[start:] for start in range(NGRAM)), strict=False))
+
+
+def score(gold: list[str], found: list[str]) -> tuple[float, float, float]:
+    """F1, precision and recall; a page counts for a measure when that measure is defined on it."""
+    precisions, recalls = [], []
+    for true, made in zip(map(shingles, gold), map(shingles, found), strict=True):
+        both = (true & made).total()
+        if made:
+            precisions.append(both / made.total())
+        if true:
+            recalls.append(both / true.total())
+    precision, recall = statistics.mean(precisions), statistics.mean(recalls)
+    return 2 * precision * recall / (precision + recall), precision, recall
+
+
+def extract(pages: pa.RecordBatch, config: ExtractConfig) -> tuple[list[str], float]:
+    """The texts, and the CPU seconds that they took."""
+    start = time.process_time()
+    texts = extract_pages(pages, config).texts
+    seconds = time.process_time() - start
+    return [text or "" for text in texts.to_pylist()], seconds
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("benchmark", type=Path, help="archive or folder of the benchmark")
+    parser.add_argument("--rounds", type=int, default=3, help="times each extractor reads all pages (%(default)s)")
+    arguments = parser.parse_args()
+    payloads, gold = read_benchmark(arguments.benchmark)
+    pages = pa.record_batch({"charset": ["utf-8"] * len(gold), "payload": pa.array(payloads, pa.large_binary())})
+    extractors = {
+        name: config for name, config in EXTRACTORS.items() if config.kind != "trafilatura" or find_spec("trafilatura")
+    }
+    found = {name: extract(pages.slice(0, 2), config)[0] for name, config in extractors.items()}  # loads libraries
+    seconds: dict[str, list[float]] = {name: [] for name in extractors}
+    for _ in range(arguments.rounds):
+        for name, config in extractors.items():
+            found[name], took = extract(pages, config)
+            seconds[name].append(took)
+    size = sum(map(len, payloads)) / 1e6
+    print(f"{len(gold)} pages, {size:.1f} MB of HTML; 4-gram token F1, CPU seconds, median of {arguments.rounds}")
+    print(f"{'':26}      F1  precision  recall  pages/s  MB/s")
+    for name in extractors:
+        f1, precision, recall = score(gold, found[name])
+        took = statistics.median(seconds[name])
+        print(f"{name:26}  {f1:.4f}     {precision:.4f}  {recall:.4f}  {len(gold) / took:7.0f}  {size / took:4.0f}")
+    ours = statistics.median(seconds["article"])
+    for name in extractors:
+        if name != "article":
+            print(f"article / {name}: {statistics.median(seconds[name]) / ours:.1f} times the pages per second")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -112,6 +112,7 @@ def test_minima_are_exact_where_values_lie_side_by_side_or_wrap() -> None:
         [10 + 7 * top, 12, 900],  # r = 10 comes first, but 10 + 7 > 12 + 0
         [top - 1, 500, 600],  # r + q = prime: the value is 0
         [5 * top + top - 3, 700],  # r + q = prime + 2
+        [top - 5, 500],  # r is within 8 of 2^61, and yet its value is no small one
         [3, 3 + 2 * top],
         [77],
     ]

@@ -1,5 +1,5 @@
-"""Language identification: the right code with a probability, a strict threshold, the library's own result, and only the
-beginning of a text read.
+"""Language identification: the right code with a probability, a strict threshold, the library's own result, and only
+the beginning of a text read.
 """
 
 import pyarrow as pa

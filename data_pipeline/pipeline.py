@@ -11,7 +11,7 @@ does only what changed, and nothing when nothing did.
 
 from functools import partial
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from data_pipeline.cleaning import clean_documents, collected_names
 from data_pipeline.copies import copy_final
@@ -191,7 +191,7 @@ class _Preparation:
 
     def _extract(self, blocks: list[Block]) -> list[Record]:
         config, read = self.data.extract, self.data.read
-        part = [part.model_dump(mode="json") for part in (config, read, self.data.url)]
+        part: list[Any] = [part.model_dump(mode="json") for part in (config, read, self.data.url)]
         lists = digests_of(self.workshop.journal, url_files(self.data))
         part += extract_libraries(config)
         tasks = []

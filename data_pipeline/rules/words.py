@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from data_pipeline.rules.chunk import EnglishChunks
 from data_pipeline.rules.growing import GrowingArray
@@ -142,11 +143,13 @@ class WordSplitter:
 
     def _words(self, chunks: list[str]) -> tuple[npt.NDArray[np.int32], Integers]:
         """All words of all chunks one after another, and the number of words of each chunk."""
-        ids = np.fromiter(map(self._memo.get, chunks, repeat(-1)), np.int64, len(chunks))
-        unseen = np.flatnonzero(ids < 0)
-        if len(unseen):
-            self._learn(list(dict.fromkeys(chunks[number] for number in unseen.tolist())))
-            ids[unseen] = [self._memo[chunks[number]] for number in unseen.tolist()]
+        encoded = pa.array(chunks, pa.large_string()).dictionary_encode()
+        distinct = encoded.dictionary.to_pylist()  # each is looked up once
+        numbers = list(map(self._memo.get, distinct, repeat(-1)))
+        if -1 in numbers:
+            self._learn([chunk for chunk, number in zip(distinct, numbers, strict=True) if number < 0])
+            numbers = list(map(self._memo.__getitem__, distinct))
+        ids = np.array(numbers, np.int64)[encoded.indices.to_numpy()]
         counts = self._chunk_counts.view[ids].astype(np.int64)
         offsets = offsets_of(counts)
         sources = np.repeat(self._chunk_starts.view[ids] - offsets[:-1], counts) + np.arange(offsets[-1])

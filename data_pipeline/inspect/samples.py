@@ -53,9 +53,9 @@ def check_samples(
         for number in _numbers(shards, list(rows)):
             row = rows[str(shards.lineage(number)["id"])]
             found.add(row["id"])
-            tokens = shards.tokens(number).tolist()[:-1]
-            samples.append(_sample(shards, split, number, row, tokenizer))
-            problems = _compare(tokens, samples[-1], row, tokenizer, bool(manifest.labels))
+            tokens = shards.tokens(number).tolist()
+            samples.append(_sample(shards, split, number, row, _decoded(tokens, split, tokenizer, manifest.labels)))
+            problems = _compare(tokens[:-1], samples[-1], row, tokenizer, bool(manifest.labels))
             findings += [Finding(f"tokens ({name})", f"document {row['id']}", problem) for name, problem in problems]
     if not manifest.labels and "train_source" not in manifest.splits:  # of pairs, long ones may be left out
         findings += [
@@ -85,9 +85,15 @@ def _numbers(shards: TokenShards, ids: Sequence[str]) -> list[int]:
     return shards.documents_with("id", *ids) if ids else []
 
 
-def _sample(shards: TokenShards, split: str, number: int, row: Row, tokenizer: Tokenizer) -> Sample:
+def _decoded(tokens: list[int], split: str, tokenizer: Tokenizer, labels: Sequence[str]) -> str:
+    """The text of tokens; the target of a labelled text is its label."""
+    if labels and not split.endswith("_source"):
+        return labels[tokens[0]]
+    return tokenizer.decode(tokens)
+
+
+def _sample(shards: TokenShards, split: str, number: int, row: Row, text: str) -> Sample:
     lineage, tokens = shards.lineage(number), shards.tokens(number)
-    text = tokenizer.decode(tokens.tolist())
     return Sample(
         split=split,
         document=number,

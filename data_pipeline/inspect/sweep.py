@@ -15,8 +15,11 @@ import pyarrow as pa
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from data_pipeline.language.code import known_codes
 from data_pipeline.rules.chain import build
 from data_pipeline.rules.verdict import Limit
+from llmsys.config.language import LanguageConfig
+from llmsys.config.profiles import language_profiles
 from llmsys.config.text import RuleConfig
 from llmsys.errors import DataError
 from llmsys.manifest import Manifest, load_manifest
@@ -85,7 +88,7 @@ def _parse(wanted: str) -> tuple[str, list[float]]:
 
 
 def _rule(manifest: Manifest, folder: Path, kind: str, field: str) -> tuple[Any, str]:
-    rules = [_RULE.validate_python(rule) for rule in manifest.config["data"].get("rules", ())]
+    rules = _rules(manifest)
     rule = next((one for one in rules if one.kind == kind), None)
     if rule is None:
         there = ", ".join(one.kind for one in rules) or "none"
@@ -94,6 +97,19 @@ def _rule(manifest: Manifest, folder: Path, kind: str, field: str) -> tuple[Any,
         fields = ", ".join(name for name in type(rule).model_fields if name.startswith(("min_", "max_")))
         raise DataError(f"{kind} has no field {field}. Thresholds it has: {fields}.")
     return rule, field
+
+
+def _rules(manifest: Manifest) -> list[Any]:
+    """The rules of a dataset; those of its language's profile when it has but one language."""
+    data = manifest.config["data"]
+    rules = [_RULE.validate_python(rule) for rule in data.get("rules", ())]
+    if not rules:
+        return []
+    language = LanguageConfig.model_validate(data["language"])
+    if len(language.keep) != 1:
+        return rules
+    profile = language_profiles(language, known_codes(language.kind))[language.keep[0]]
+    return [profile.rule(rule) for rule in rules]
 
 
 def _limit(rule: Any, field: str, value: float, name: str) -> Limit | None:

@@ -1,7 +1,7 @@
 """What a YAML file can say about a dataset: which crawl files, what stays of them, and how the tokens are laid out.
 
-Reads the sections that have files of their own, gives the tagged union `DataConfig`. Two things never change the bytes of
-a dataset: where it lies (`folder`) and who makes it (`executor`).
+Reads the sections that have files of their own, gives the tagged union `DataConfig`. Two things never change the bytes
+of a dataset: where it lies (`folder`) and who makes it (`executor`).
 """
 
 from pathlib import Path

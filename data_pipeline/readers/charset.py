@@ -67,8 +67,8 @@ _ESCAPES = ((b"\x1b$B", "iso2022_jp"), (b"\x1b$@", "iso2022_jp"), (b"\x1b(J", "i
 _MOST_REPLACED = 0.02  # of the bytes beyond ASCII
 # How much a claim weighs against what the content looks like, in natural logarithms; the content weighs more the more
 # there is of it, up to so many bytes. Western charsets are what servers say who say nothing.
-_CLAIM = {"meta": 9.0, "header": 7.0, "default": 2.0, "usual": 3.0, "rare": -9.0, "rarest": -25.0}
-_USUAL = (FALLBACK, "cp1251", "gb18030", "cp932", "big5hkscs", "cp949", "cp1250")
+_CLAIM = {"meta": 9.0, "header": 7.0, "default": 6.0, "wide": 30.0, "usual": 3.0, "rare": -9.0, "rarest": -25.0}
+_USUAL = (FALLBACK, "cp1251", "gb18030", "cp932", "big5hkscs", "cp949")
 _RARE = ("iso8859-13", "iso8859-15", "mac_roman", "cp1258")
 _RAREST = ("iso8859-3", "iso8859-4", "iso8859-10", "iso8859-16")
 _MOST_EVIDENCE = 120
@@ -101,6 +101,7 @@ def _likeliest(payload: bytes, header: str, meta: str) -> str:
     for codec, kind in ((meta, "meta"), (header, "header")):
         if codec not in ("", "utf-8", "hz", "iso2022_jp"):
             weights[codec] = weights.get(codec, 0.0) + _CLAIM["default" if codec == FALLBACK else kind]
+            weights[codec] += _CLAIM["wide"] if codec in WIDE and fits(payload, codec) else 0.0
     for kind, members in (("usual", _USUAL), ("rare", _RARE), ("rarest", _RAREST)):
         for codec in members:
             weights[codec] += _CLAIM[kind]

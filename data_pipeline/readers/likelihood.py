@@ -3,7 +3,8 @@
 Reads the bytes beyond ASCII of a page and a codec, gives the mean natural logarithm of the probability of what they
 decode to: of pairs of neighbouring characters in alphabets, of single characters in Chinese, Japanese and Korean. The
 pairs (`pairs.tsv`: level, then all pairs with a probability of about e^-level in some language) were counted in
-sentences of 70 languages of the Leipzig Corpora Collection (CC BY) as the Lingua project ships them.
+sentences of 70 languages of the Leipzig Corpora Collection (CC BY) as the Lingua project ships them; those of Spanish,
+of which the sentences have next to none, were added by hand.
 """
 
 import codecs
@@ -17,14 +18,15 @@ import numpy as np
 Values = np.ndarray[Any, np.dtype[np.float64]]
 
 # From the first byte beyond ASCII on; what a word begins with is looked for behind, because looking for it ahead takes
-# quadratic time in long runs of ASCII. The second bytes of wide characters may be ASCII, but none below 0x40.
-_WORDS = re.compile(rb"[\x80-\xff][\x40-\x7e\x80-\xff]{0,200}")
+# quadratic time in long runs of ASCII. The other bytes of wide characters may be ASCII, from 0x40 or digits (GB 18030).
+_WORDS = re.compile(rb"[\x80-\xff][\x30-\x39\x40-\x7e\x80-\xff]{0,200}")
 _BEGIN = re.compile(rb"[\x40-\x7e]+\Z")
 _LONGEST_BEGIN = 24
 _SAMPLE_BYTES = 600
 _FLOOR = -14.0  # of a pair that no language has
 _UPPER_INSIDE = -6.0  # an upper-case letter behind a lower-case one
 _MARKS_ONLY = -9.0  # symbols and punctuation, which every charset has
+_ASCII = -5.0
 _IMPOSSIBLE = -30.0  # what no charset means: replaced bytes, controls
 
 
@@ -73,16 +75,18 @@ def _is_narrow(codec: str) -> bool:
 def _table(codec: str) -> Values:
     """The logarithm of the probability of each pair of bytes, (256, 256)."""
     characters = bytes(range(256)).decode(codec, "replace")
-    lower = np.array([ord(character.lower()[0]) for character in characters], np.uint32)
+    lower = np.array([ord(character.lower()[0].replace("\xa0", " ")) for character in characters], np.uint32)
     is_letter, is_lower, is_upper = (
         np.array([test(character) for character in characters], np.bool_)
-        for test in (str.isalpha, str.islower, str.isupper)
+        for test in (_is_letter_or_box, str.islower, str.isupper)
     )
     keys = (lower[:, None] << np.uint32(16)) | lower[None, :]
     known, levels = _pairs()
     places = np.minimum(np.searchsorted(known, keys), len(known) - 1)
     unknown = np.where(is_letter[:, None] | is_letter[None, :], _FLOOR, _MARKS_ONLY)
     values = np.where(known[places] == keys, levels[places], unknown)
+    is_ascii = lower < 128
+    values = np.where(is_ascii[:, None] & is_ascii[None, :], _ASCII, values)  # beside a space that does not break
     values += np.where(is_lower[:, None] & is_upper[None, :], _UPPER_INSIDE, 0.0)
     impossible = np.array([character == "�" or "\x7f" <= character < "\xa0" for character in characters], np.bool_)
     values[impossible, :] = values[:, impossible] = _IMPOSSIBLE
@@ -114,7 +118,7 @@ def _wide(character: str, codec: str) -> float:
     try:
         lead = character.encode(WIDE[codec])
     except UnicodeEncodeError:
-        return -13.0
+        return -9.0 if codec == "gb18030" and "\u4e00" <= character < "\ua000" else -12.0
     return _common(codec, lead)
 
 
@@ -129,6 +133,11 @@ def _common(codec: str, code: bytes) -> float:
     if codec == "euc_jp":
         return -7.5 if 0xB0 <= first <= 0xCF else -11.5
     return -7.5 if 0x88 <= first <= 0x97 else -11.5
+
+
+def _is_letter_or_box(character: str) -> bool:
+    """Whether a character stands beside others like it; what draws boxes is what other charsets have for letters."""
+    return character.isalpha() or "\u2500" <= character < "\u2600"
 
 
 @lru_cache(maxsize=1)

@@ -56,7 +56,7 @@ def test_a_gzip_file_cut_anywhere_gives_all_whole_records_and_says_truncated(tmp
     parts = members(*map(page, range(3)))
     whole = b"".join(parts)
     ends = [sum(map(len, parts[: number + 1])) for number in range(3)]
-    for cut in range(1, len(whole)):
+    for cut in sorted({*range(1, len(whole), 3), *ends}):
         urls, skipped, _ = read(written(tmp_path / "cut.warc.gz", whole[:cut]))
         delivered = sum(end <= cut for end in ends)
         assert numbers(urls)[:delivered] == list(range(delivered)), cut

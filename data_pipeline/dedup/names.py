@@ -19,30 +19,26 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class DocumentTable:
-    """The documents of several files, numbered through in their order; columns are read when asked for."""
+    """The documents of several files, numbered through in their order; columns are read when asked for.
+
+    Only the files that are asked about are mapped, one after another: a crawl may have more than a process can map.
+    """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._batches = [(number, batch) for number, path in enumerate(paths) for batch in read_batches(path)]
-        self._starts = np.cumsum([0, *(batch.num_rows for _, batch in self._batches)])
-        rows = np.zeros(len(paths), np.int64)
-        for number, batch in self._batches:
-            rows[number] += batch.num_rows
-        self.starts: Integers = np.concatenate([[0], np.cumsum(rows)])
+        self._paths = paths
+        rows = [sum(batch.num_rows for batch in read_batches(path)) for path in paths]
+        self.starts: Integers = np.concatenate([[0], np.cumsum(np.array(rows, np.int64))]).astype(np.int64)
 
     def take(self, documents: Integers, column: str) -> pa.Array:
         """Return a column of some documents, in the order in which they are given."""
         order = np.argsort(documents, kind="stable")
         wanted = documents[order]
-        edges = np.searchsorted(wanted, self._starts)
-        pieces = [
-            batch.column(column).take(pa.array(wanted[begin:end] - start))
-            for (_, batch), begin, end, start in zip(
-                self._batches, edges[:-1], edges[1:], self._starts[:-1], strict=True
-            )
-            if end > begin
-        ]
-        if not pieces:
-            return pa.array([], pa.string() if column == "id" else pa.int64())
+        edges = np.searchsorted(wanted, self.starts)
+        pieces = [pa.array([], pa.string() if column == "id" else pa.int64())]
+        for number in np.flatnonzero(np.diff(edges)).tolist():
+            rows = wanted[edges[number] : edges[number + 1]] - self.starts[number]
+            found = pa.chunked_array([batch.column(column) for batch in read_batches(self._paths[number])])
+            pieces += found.take(pa.array(rows)).chunks
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
         return pa.concat_arrays(pieces).take(pa.array(back))

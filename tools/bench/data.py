@@ -2,10 +2,10 @@
 
     python tools/bench/data.py 'crawl/*.warc.gz' [--datatrove PYTHON] [--pages 300] [--repeats 3] [--output table.md]
 
-PYTHON is an interpreter with datatrove and what its parts ask for (`pip install datatrove==0.10.1 trafilatura
-lxml_html_clean warcio spacy nltk fastwarc xxhash`). All speeds are CPU seconds of one process, medians of the repeats,
-so that a busy machine distorts them little; only the last rows, one process and two, are by the clock. The table states
-agreement beside speed. Our encoder is held to SentencePiece.
+PYTHON is an interpreter that has datatrove (`python -m venv ref; ref/bin/pip install 'datatrove[processing]==0.10.1'
+lxml_html_clean`, and libmagic). All speeds are CPU seconds of one process, medians of the repeats, so that a busy
+machine distorts them little; only the last rows, one process and two, are by the clock. The table states agreement
+beside speed. Our encoder is held to SentencePiece.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python tools/bench/rules.py 'crawl/*.warc.gz' [--datatrove PYTHON] [--limit 500]
 
-The warm run is the median of three. PYTHON is an interpreter that has datatrove (`python -m venv ref; ref/bin/pip install 'datatrove[processing]==0.10.1'`);
-the two cannot share an environment. Prints CPU seconds of one process, from cold and warm, documents per second, the
-ratios, and the share of documents with an equal verdict and text.
+PYTHON is an interpreter that has datatrove (`python -m venv ref; ref/bin/pip install 'datatrove[processing]==0.10.1'`);
+the two cannot share an environment. Prints CPU seconds of one process, from cold and warm (the median of three runs),
+documents per second, the ratios, and the share of documents with an equal verdict and text.
 """
 
 import argparse

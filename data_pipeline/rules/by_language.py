@@ -22,6 +22,9 @@ from llmsys.config.text import RuleConfig
 
 Rows = npt.NDArray[np.int64]
 
+# What is remembered of words is bounded for all languages together; one language has what `WordSplitter` has alone.
+_MEMO_CHUNKS, _FEWEST_CHUNKS, _CHUNK_CHARACTERS = 500_000, 20_000, 16
+
 NO_RULES = {DEFAULT: LanguageRules(words=SpacedWords(), rules=())}
 
 
@@ -45,6 +48,8 @@ class LanguageChains:
         self._rules = rules
         self._chains: dict[str, RuleChain] = {}
         self._splitters: dict[Words, Splitters] = {}
+        kinds = len({one.words for code, one in rules.items() if code != DEFAULT})
+        self._memo_chunks = max(_FEWEST_CHUNKS, _MEMO_CHUNKS // max(1, kinds))
         self._models: dict[RuleConfig, Rule] = {}
 
     def statistics(self) -> list[str]:
@@ -67,9 +72,14 @@ class LanguageChains:
         if code not in self._chains:
             own = self._rules[code]
             if own.words not in self._splitters:
-                self._splitters[own.words] = Splitters(WordSplitter(chunk_splitter(own.words)))
+                self._splitters[own.words] = self._new_splitters(own.words)
             self._chains[code] = RuleChain(own.rules, self._splitters[own.words], code, self._models)
         return self._chains[code]
+
+    def _new_splitters(self, words: Words) -> Splitters:
+        characters = self._memo_chunks * _CHUNK_CHARACTERS
+        chunks = chunk_splitter(words)
+        return Splitters(WordSplitter(chunks, memo_chunks=self._memo_chunks, memo_characters=characters))
 
 
 def _merged(parts: Sequence[Sequence[RuleOutcome]], rows: Sequence[Rows]) -> list[RuleOutcome]:

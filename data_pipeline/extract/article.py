@@ -149,7 +149,10 @@ def _is_body(tree: Tree, element: int) -> bool:
 def _grown(page: _Page, root: int) -> int:
     """The root, or an element around it that adds a quarter or more of text that reads like paragraphs."""
     tree = page.tree
-    lengths = (length if page.reads_like_text(run, _PARAGRAPH) else 0 for run, length in enumerate(page.lengths))
+    lengths = (
+        length if length >= _PARAGRAPH and page.reads_like_text(run, _PARAGRAPH) else 0
+        for run, length in enumerate(page.lengths)
+    )
     before = [0, *accumulate(lengths)]
     own = before[tree.last[root]] - before[tree.first[root]]
     element = root

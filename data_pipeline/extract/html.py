@@ -17,7 +17,6 @@ from data_pipeline.extract.limit import Excess, Nesting, excess
 from llmsys.config.extract import ArticleExtract, ExtractConfig, ResiliparseExtract, TrafilaturaExtract
 
 _BLANK_LINES = re.compile(r"\n{3,}")
-_SPACE_AT_END = re.compile(r"[^\S\n]+$", re.MULTILINE)
 # Controls are noise in text; carriage returns and the like have become newlines before.
 _NOISE = dict.fromkeys([*range(0, 9), 11, 12, *range(14, 32), *range(127, 160), 0xFEFF, 0xFFFE, 0xFFFF])
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff\ufffe\uffff]")
@@ -76,7 +75,7 @@ def _as_utf8(payload: bytes, charset: str, max_bytes: int) -> bytes | Excess:
     """The page in UTF-8 without NUL, which no text holds."""
     if len(payload) > max_bytes:
         return Excess("bytes", len(payload), max_bytes)
-    payload_is_utf8 = charset == "utf-8" and _decodes(payload)
+    payload_is_utf8 = charset == "utf-8" and (payload.isascii() or _decodes(payload))
     html = payload if payload_is_utf8 else payload.decode(charset, "replace").encode("utf-8", "replace")
     return html.replace(b"\0", b"")
 
@@ -102,5 +101,7 @@ def clean(text: str) -> str:
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if _CONTROL.search(text):
         text = text.translate(_NOISE)
-    text = _BLANK_LINES.sub("\n\n", _SPACE_AT_END.sub("", text)).strip()
+    text = "\n".join(line.rstrip() for line in text.split("\n")).strip()
+    if "\n\n\n" in text:
+        text = _BLANK_LINES.sub("\n\n", text)
     return text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)

@@ -139,7 +139,7 @@ def too_many_attributes(html: bytes, limit: int) -> int:
     start = 0
     while len(html) - start > _NO_ATTRIBUTES:
         close = html.rfind(b">", start, start + _NO_ATTRIBUTES)
-        if close >= 0 and html.rfind(b"<", start, close) >= 0:
+        if close >= 0 and html.find(b"<", start, close) >= 0:
             start = close + 1
             continue
         end = html.find(b">", start + _NO_ATTRIBUTES)

@@ -1,7 +1,7 @@
 """Resiliparse's plain text, of the main content or of everything.
 
-Reads HTML as UTF-8, gives text. A page whose elements are nested deeper than the config allows, or many and deep, is extracted without
-looking for its main content, which would take time in the square of the depth.
+Reads HTML as UTF-8, gives text. A page whose elements are nested deeper than the config allows, or many and
+deep, is extracted without looking for its main content, which would take time in the square of the depth.
 """
 
 import re

@@ -13,7 +13,7 @@ from llmsys.config.base import Section
 from llmsys.config.decontaminate import DecontaminateConfig, KeepContamination
 from llmsys.config.deduplicate import DeduplicateConfig
 from llmsys.config.executor import ExecutorConfig, LocalExecutor
-from llmsys.config.extract import ExtractConfig, ResiliparseExtract
+from llmsys.config.extract import ArticleExtract, ExtractConfig
 from llmsys.config.language import LanguageConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.pairs import LabelledConfig, PairsConfig
@@ -69,7 +69,7 @@ class CrawlConfig(Section):
     )
     read: ReadConfig = Field(ReadConfig(), description="How files are read.")
     url: UrlConfig = Field(KeepUrls(), description="Which pages are refused by their URL, before extraction.")
-    extract: ExtractConfig = Field(ResiliparseExtract(), description="How pages become text.")
+    extract: ExtractConfig = Field(ArticleExtract(), description="How pages become text.")
     unicode: UnicodeConfig = Field(KeepUnicode(), description="Whether damaged characters of texts are repaired.")
     language: LanguageConfig = Field(LanguageConfig(), description="Which languages stay.")
     rules: tuple[RuleConfig, ...] = Field((), description="Rules in the order in which they are asked.")

@@ -202,7 +202,8 @@ class Transformer(Stack):
 
     def _tie(self) -> None:
         if self.config.tie_word_embeddings and self.head is not None:
-            self.head.weight = self.embed.weight
+            # Not through the attributes, which may give the weight in another type (parallel/cast.py).
+            self.head._parameters["weight"] = self.embed._parameters["weight"]
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         # `to_empty` gives every module its own new parameter, which would part the tied pair without a word.

@@ -24,9 +24,8 @@ import numpy as np
 from data_pipeline.dedup.bloom import RepeatFilter
 from data_pipeline.dedup.cluster import clusters
 from data_pipeline.dedup.minhash import Signer
-from data_pipeline.dedup.sentences import SentenceSplitter
 from data_pipeline.dedup.strings import anchors
-from data_pipeline.dedup.units import units_of, without_runs
+from data_pipeline.dedup.units import sentence_splitter, units_of, without_runs
 from data_pipeline.extract.html import extract_text
 from data_pipeline.inputs import find_inputs
 from data_pipeline.readers.read import read_pages
@@ -117,7 +116,6 @@ def spans_left(texts: Sequence[str]) -> list[str | None]:
     units = in_batches(lambda batch: units_of(batch, SPANS), texts)
     before: set[str] = set()
     left: list[str | None] = []
-    splitter = SentenceSplitter()
     for text, found in zip(texts, units, strict=True):
         places = []
         for place, key in enumerate(found.keys):
@@ -126,10 +124,14 @@ def spans_left(texts: Sequence[str]) -> list[str | None]:
             if key is not None:
                 before.add(key)
         shorter = without_runs(text, found, places, SPANS.sentences) if places else text
-        ends, words = splitter.split([shorter])[0]
-        enough = words >= SPANS.min_words and len(ends) >= SPANS.min_sentences
-        left.append(shorter if shorter == text or (shorter and enough) else None)
+        left.append(shorter if shorter == text or _is_enough(shorter) else None)
     return left
+
+
+def _is_enough(text: str) -> bool:
+    """Whether a text that was cut has the words and sentences that it must keep."""
+    ends, words = sentence_splitter().split([text])[0]
+    return bool(text) and words >= SPANS.min_words and len(ends) >= SPANS.min_sentences
 
 
 def bucket_clusters(signatures: Sequence[Any]) -> list[list[int]]:

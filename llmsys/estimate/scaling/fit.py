@@ -93,7 +93,7 @@ def _check(points: Sequence[Point]) -> None:
 
 def _best(sizes: Vector, tokens: Vector, losses: Vector, starts: Sequence[tuple[float, ...]]) -> Vector:
     """The constants with the smallest Huber loss over all starts."""
-    from scipy.optimize import minimize  # type: ignore[import-untyped]  # nothing else of the estimate needs it
+    from scipy.optimize import minimize  # nothing else of the estimate needs it
 
     target = np.log(losses)
 

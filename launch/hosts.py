@@ -1,0 +1,74 @@
+"""The hosts of a run and how many ranks each takes: `nodes=a:8,b:8`, or a hostfile as DeepSpeed reads it.
+
+Reads the words of a command line or a file; gives `Host`s in the order in which ranks are dealt. What cannot be meant
+is refused by its place and name, with what would do.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from llmsys.errors import LaunchError
+
+HOSTFILE_LINE = re.compile(r"(?P<name>\S+)\s+slots=(?P<slots>\d+)")
+NODE = re.compile(r"(?P<name>[^\s:]+):(?P<slots>\d+)")
+NAME = re.compile(r"([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.-]*", re.ASCII)
+
+
+class Host(NamedTuple):
+    """A machine by the name that ssh knows it by, and the ranks it takes: one for each accelerator as a rule."""
+
+    name: str
+    slots: int
+
+
+def parse_nodes(text: str) -> list[Host]:
+    """The hosts of `a:2,b:2`, or of the hostfile (`host slots=N` on each line, `#` for remarks) at that path.
+
+    Raises LaunchError for a path that is no file, no host at all, a line that cannot be read, a host without a slot,
+    and a host named twice.
+    """
+    path = Path(text)
+    if path.is_file():
+        hosts = [_host(place, line, HOSTFILE_LINE, "host slots=8") for place, line in _lines(path)]
+    elif "/" in text or ":" not in text:
+        raise LaunchError(
+            f"nodes={text} is neither a hostfile that exists nor host:slots. Write nodes=first:8,second:8."
+        )
+    else:
+        hosts = [_host(f"nodes={text}", part.strip(), NODE, "host:8") for part in text.split(",")]
+    if not hosts:
+        raise LaunchError(f"{path} names no host. Write a line such as `first slots=8` for each host.")
+    _refuse_twice(hosts, text)
+    return hosts
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """(place, line) for each line that says something."""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if said := line.partition("#")[0].strip():
+            yield f"{path}, line {number}", said
+
+
+def _host(place: str, said: str, form: re.Pattern[str], example: str) -> Host:
+    found = form.fullmatch(said)
+    if found is None or NAME.fullmatch(found["name"]) is None:
+        raise LaunchError(f"{place}: {said!r} cannot be read as a host and its slots. Write it as `{example}`.")
+    if int(found["slots"]) == 0:
+        raise LaunchError(
+            f"{place}: {found['name']} has 0 slots, and a host that is named takes part. "
+            f"Give it a slot for each of its accelerators, or leave it out."
+        )
+    return Host(found["name"], int(found["slots"]))
+
+
+def _refuse_twice(hosts: list[Host], text: str) -> None:
+    names = [host.name for host in hosts]
+    for name in names:
+        if names.count(name) > 1:
+            slots = sum(host.slots for host in hosts if host.name == name)
+            raise LaunchError(
+                f"nodes={text}: {name} is named {names.count(name)} times. Name each host once, with all its slots: "
+                f"{name}:{slots}, or `{name} slots={slots}` in a hostfile."
+            )

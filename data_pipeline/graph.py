@@ -80,9 +80,15 @@ class Workshop:
         (self.folder / MANIFEST_NAME).unlink(missing_ok=True)
 
     def leftovers(self) -> list[Path]:
-        """Return the files beside the outputs of this run's tasks that none of them makes."""
-        rooms = sorted({output.parent for output in self._outputs})
-        return [path for room in rooms for path in sorted(room.iterdir()) if path not in self._outputs]
+        """Return the files beside the outputs of this run's tasks that none of them makes.
+
+        What stages left that are asked for no longer is among them. Encoded documents are not: a run that ends before
+        the tokens does not ask for them, and the next one will.
+        """
+        rooms = {output.parent for output in self._outputs}
+        work = self.folder / "work"
+        rooms |= {room for room in work.iterdir() if room.name != "encoded"} if work.is_dir() else set()
+        return [path for room in sorted(rooms) for path in sorted(room.iterdir()) if path not in self._outputs]
 
     def _make(self, stage: "_Stage", missing: Sequence[int]) -> None:
         began = time.monotonic()

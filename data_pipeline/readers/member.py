@@ -88,8 +88,8 @@ class Members:
     def _begins(self, position: int) -> bool:
         try:
             if self.magic != GZIP:
-                ENDS[self.magic](self.source, position)
-                return self.plausible(next(self._frame(position)).data[:_HEAD])
+                end = ENDS[self.magic](self.source, position)  # without it lz4 reads on, into damage behind the frame
+                return self.plausible(next(self._frame(position, end)).data[:_HEAD])
             return self.plausible(zlib.decompressobj(31).decompress(self.source.read_at(position, _HEAD), _HEAD))
         except (FrameError, zlib.error, StopIteration):
             return False

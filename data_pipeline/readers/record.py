@@ -93,10 +93,9 @@ def _fast(source: Source, start: int, take: Take, keep_bytes: int) -> Any:  # as
             if held is not None:
                 yield held
             held, anchor = None, record.stream_pos
-            if int(record.record_type) in _OTHER_KINDS:
-                held = Other(anchor)
-                continue
-            held = _taken(record, source.path, anchor, take, keep_bytes)
+            if _has_length(record):
+                is_other = int(record.record_type) in _OTHER_KINDS
+                held = Other(anchor) if is_other else _taken(record, source.path, anchor, take, keep_bytes)
             if held is None:  # fewer bytes than its header says, or it does not say how many
                 break
     except UnreadableError:
@@ -106,13 +105,16 @@ def _fast(source: Source, start: int, take: Take, keep_bytes: int) -> Any:  # as
     return anchor
 
 
+def _has_length(record: WarcRecord) -> bool:
+    """Whether a header says how long its record is; FastWARC takes one that does not for empty, and says nothing."""
+    return bool(record.content_length or record.headers.get("Content-Length"))
+
+
 def _taken(record: WarcRecord, path: str, offset: int, take: Take, keep_bytes: int) -> Found | None:
     kind = _KIND_OF.get(int(record.record_type))
     if kind is None:
         return Skip(path, offset, _UNKNOWN)
     length = record.content_length
-    if not length and not record.headers.get("Content-Length"):
-        return None
     block = None
     if length <= keep_bytes:
         block = record.reader.read(length)

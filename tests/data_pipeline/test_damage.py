@@ -83,6 +83,28 @@ def test_damage_anywhere_costs_only_what_it_hit(tmp_path: Path, kind: str, monke
             assert fast[1] or set(delivered) == good or len(content) in ends
 
 
+@pytest.mark.parametrize("kind", ["gzip", "zstd", "lz4"])
+def test_what_lies_between_two_damaged_members_is_read(tmp_path: Path, kind: str) -> None:
+    parts = [bytearray(part) for part in packed(kind, [page(number) for number in range(6)])]
+    for part in (parts[1], parts[4]):
+        part[len(part) // 2 : len(part) // 2 + 20] = b"\xff" * 20
+    path = tmp_path / "a.warc"
+    path.write_bytes(b"".join(parts))
+    pages, skips, _ = read(path)
+    assert [content for _, content in pages] == [PAGE % f"Page number {n}.".encode() for n in (0, 2, 3, 5)]
+    assert [offset for offset, _ in skips] == [sum(map(len, parts[:n])) for n in (1, 4)]
+
+
+@pytest.mark.parametrize("kind", ["gzip", "plain"])
+def test_a_header_that_lost_its_length_is_named_although_its_record_is_no_page(tmp_path: Path, kind: str) -> None:
+    cut = record("metadata", b"x").replace(b"Content-Length: 1\r\n", b"")
+    path = tmp_path / "a.warc"
+    path.write_bytes(b"".join(packed(kind, [page(0), cut, page(1)])))
+    pages, skips, count = read(path)
+    assert (len(pages), count) == (2, 2)
+    assert [reason for _, reason in skips] == ["damaged record: no Content-Length"]
+
+
 @pytest.mark.parametrize("kind", ["gzip", "zstd"])
 def test_lines_survive_damage_to_other_members(tmp_path: Path, kind: str) -> None:
     lines = [[json.dumps({"text": f"Document {n} of part {part}."}) + "\n" for n in range(40)] for part in range(4)]

@@ -133,7 +133,7 @@ class _Saying:
                 if limit.test == asked.removeprefix(f"{rule.kind}: "):
                     value = float(verdicts.statistics[limit.statistic][row])
                     return f"{KEPT}: {limit.test} {value:.4g}, drops {limit.drops} {limit.threshold:g}"
-        return KEPT if asked == KEPT else f"{KEPT}: has no value for it"
+        return KEPT if asked == KEPT else f"{KEPT}: has no such test"
 
 
 def _known(value: float, threshold: float) -> tuple[float | None, float | None]:

@@ -6,7 +6,7 @@ bytes, and no error leaves out the name of the file.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -135,6 +135,17 @@ def get_batch(path: Path, arrow: pa.RecordBatchFileReader, index: int) -> pa.Rec
 def read_batches(path: Path, indices: Iterable[int] | None = None) -> Iterator[pa.RecordBatch]:
     """Yield the record batches of a file one by one, all or those asked for; DataError names the file and the batch."""
     arrow = open_arrow(path, map_file(path))
+    for index in range(arrow.num_record_batches) if indices is None else indices:
+        yield get_batch(path, arrow, index)
+
+
+def read_columns(
+    path: Path, wanted: Callable[[str], bool], indices: Iterable[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield record batches as `read_batches` does, with some columns; the others are not unpacked."""
+    data = map_file(path)
+    fields = [number for number, name in enumerate(open_arrow(path, data).schema.names) if wanted(name)]
+    arrow = pa.ipc.open_file(data, options=pa.ipc.IpcReadOptions(included_fields=fields))
     for index in range(arrow.num_record_batches) if indices is None else indices:
         yield get_batch(path, arrow, index)
 

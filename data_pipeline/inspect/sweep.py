@@ -16,7 +16,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from data_pipeline.language.code import known_codes
-from data_pipeline.rules.chain import build
+from data_pipeline.rules.chain import limits_of
 from data_pipeline.rules.verdict import Limit
 from llmsys.config.language import LanguageConfig
 from llmsys.config.profiles import language_profiles
@@ -118,7 +118,7 @@ def _limit(rule: Any, field: str, value: float, name: str) -> Limit | None:
         changed = _RULE.validate_python(rule.model_dump() | {field: value})
     except ValidationError as error:
         raise DataError(f"{name}={value:g} is refused: {error.errors()[0]['msg']}.") from None
-    pairs = zip(build(rule).limits, build(changed).limits, strict=False)
+    pairs = zip(limits_of(rule), limits_of(changed), strict=False)
     return next((one for one, other in pairs if one.threshold != other.threshold), None)
 
 

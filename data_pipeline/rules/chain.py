@@ -15,15 +15,15 @@ from data_pipeline.rules.bad_words import BadWords
 from data_pipeline.rules.batch import Splitters, TextBatch
 from data_pipeline.rules.c4 import C4
 from data_pipeline.rules.c4_dolma import C4Dolma
-from data_pipeline.rules.classifier import Classifier
+from data_pipeline.rules.classifier import Classifier, classifier_limits
 from data_pipeline.rules.fineweb_quality import FinewebQuality
 from data_pipeline.rules.gopher_quality import GopherQuality
 from data_pipeline.rules.gopher_repetition import GopherRepetition
 from data_pipeline.rules.line_corrections import LineCorrections
 from data_pipeline.rules.native_text import NativeText
 from data_pipeline.rules.outcome import RuleOutcome
-from data_pipeline.rules.perplexity import Perplexity
-from data_pipeline.rules.verdict import Rule, Verdicts
+from data_pipeline.rules.perplexity import Perplexity, perplexity_limits
+from data_pipeline.rules.verdict import Limit, Rule, Verdicts
 from llmsys.config.custom_rules import (
     ANY_LANGUAGE,
     BadWordsConfig,
@@ -104,6 +104,19 @@ def build(config: RuleConfig, language: str = ANY_LANGUAGE, models: dict[RuleCon
             return FinewebQuality(config)
         case NativeTextConfig():
             return NativeText(config)
+
+
+def limits_of(config: RuleConfig, language: str = ANY_LANGUAGE) -> Sequence[Limit]:
+    """The tests of a rule that compare a statistic with a threshold; its models and lists are not read."""
+    match config:
+        case FasttextClassifierConfig() | LinearClassifierConfig():
+            return classifier_limits(config)
+        case PerplexityConfig():
+            return perplexity_limits(config)
+        case BadWordsConfig():
+            return build(config.model_copy(update={"words": ()}), language).limits
+        case _:
+            return build(config, language).limits
 
 
 def _slices(texts: pa.Array) -> Iterator[list[str]]:

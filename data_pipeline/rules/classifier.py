@@ -27,14 +27,19 @@ class Classifier:
         self.kind = config.kind
         self._model: _Fasttext | _Linear
         self._model = _Linear(config) if isinstance(config, LinearClassifierConfig) else _Fasttext(config)
-        self.limits = [
-            Limit(f"score of {config.label}", "score", "below", config.min_score),
-            Limit(f"score of {config.label}", "score", "above", config.max_score),
-        ]
+        self.limits = classifier_limits(config)
 
     def judge(self, batch: TextBatch) -> Verdicts:
         """Verdicts by the score."""
         return first_broken(self.limits, {"score": self._model.scores(batch.texts)}, len(batch))
+
+
+def classifier_limits(config: FasttextClassifierConfig | LinearClassifierConfig) -> list[Limit]:
+    """The scores between which a document stays."""
+    return [
+        Limit(f"score of {config.label}", "score", "below", config.min_score),
+        Limit(f"score of {config.label}", "score", "above", config.max_score),
+    ]
 
 
 class _Linear:

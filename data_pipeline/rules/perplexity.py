@@ -36,7 +36,7 @@ class Perplexity:
         self._config = config
         self._score = _scorer(config)
         self._pieces = _pieces(config.pieces) if config.pieces else None
-        self.limits = _limits(config)
+        self.limits = perplexity_limits(config)
 
     def judge(self, batch: TextBatch) -> Verdicts:
         """Verdicts by the bucket; statistics: the perplexity, and the bucket as 0, 1 or 2."""
@@ -69,7 +69,7 @@ def normalize(line: str) -> str:
     return _CONTROL.sub("", _DIGIT.sub("0", text).translate(_PUNCTUATION))
 
 
-def _limits(config: PerplexityConfig) -> list[Limit]:
+def perplexity_limits(config: PerplexityConfig) -> list[Limit]:
     """What lies outside the buckets that stay; a value equal to a limit stays."""
     limits = []
     if "head" not in config.keep:

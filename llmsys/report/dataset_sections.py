@@ -4,7 +4,9 @@ Reads a `Manifest`; gives `Part`s, the key numbers and the dataset's origin. Pro
 shown as text, and every dropped document's rule with its value and threshold.
 """
 
-from llmsys.manifest import Drop, FunnelStage, Manifest, Skip
+from collections.abc import Sequence
+
+from llmsys.manifest import Drop, Example, FunnelStage, Manifest, Skip
 from llmsys.report import plots
 from llmsys.report.contamination import contamination_part
 from llmsys.report.markup import (
@@ -23,7 +25,9 @@ from llmsys.report.markup import (
 )
 from llmsys.report.plots import Figure
 from llmsys.report.run_sections import Numbers, Part, part
+from llmsys.report.threshold_sections import border_block, early_exit_note, silent_tests
 from llmsys.report.tokenizer_usage import tokenizer_part
+from llmsys.threshold import Border
 
 MAX_BARS = 20
 MAX_SKIP_ROWS = 100
@@ -56,9 +60,9 @@ def dataset_notes(manifest: Manifest) -> list[str]:
     return notes
 
 
-def dataset_parts(manifest: Manifest) -> list[Part]:
-    """All parts of a dataset that have something to show."""
-    about_text = [_funnel(manifest), contamination_part(manifest), _distributions(manifest)]
+def dataset_parts(manifest: Manifest, borders: Sequence[Border] = ()) -> list[Part]:
+    """All parts of a dataset that have something to show; `borders` are its tests that have thresholds."""
+    about_text = [_funnel(manifest, borders), contamination_part(manifest), _distributions(manifest)]
     parts = [*about_text, tokenizer_part(manifest), _reading(manifest)]
     return [one for one in parts if one is not None]
 
@@ -66,7 +70,7 @@ def dataset_parts(manifest: Manifest) -> list[Part]:
 # --- Funnel ---
 
 
-def _funnel(manifest: Manifest) -> Part | None:
+def _funnel(manifest: Manifest, borders: Sequence[Border]) -> Part | None:
     stages = manifest.funnel
     if not stages:
         return None
@@ -87,10 +91,20 @@ def _funnel(manifest: Manifest) -> Part | None:
     ]
     head = ("stage", "documents in", "documents out", "dropped", "bytes in", "bytes out")
     note = tag("p", "Bytes are HTML before extraction and UTF-8 text after it.", class_="muted")
-    reasons = tag("h3", "Why documents were dropped") if drops else None
-    examples = [_drop(stage, drop) for stage, drop in drops]
-    changes = _changes(stages)
-    return part("funnel", "Funnel", figures, table(head, rows, numeric=range(1, 6)), note, *changes, reasons, *examples)
+    numbers = table(head, rows, numeric=range(1, 6))
+    return part("funnel", "Funnel", figures, numbers, note, *_changes(stages), *_reasons(drops, borders))
+
+
+def _reasons(drops: Sequence[tuple[FunnelStage, Drop]], borders: Sequence[Border]) -> list[Html | None]:
+    """Every test that dropped documents, with examples; then those that dropped none."""
+    if not drops:
+        return [silent_tests(borders)]
+    tests = [
+        _drop(stage, drop, [one for one in borders if (one.rule, one.test) == (drop.rule, drop.test)])
+        for stage, drop in drops
+    ]
+    note = early_exit_note() if borders else None
+    return [tag("h3", "Why documents were dropped"), note, *tests, silent_tests(borders)]
 
 
 def _changes(stages: tuple[FunnelStage, ...]) -> list[Html]:
@@ -141,29 +155,27 @@ def _dropped(stage: FunnelStage) -> Html:
     )
 
 
-def _drop(stage: FunnelStage, drop: Drop) -> Html:
+def _drop(stage: FunnelStage, drop: Drop, borders: Sequence[Border]) -> Html:
+    """One test with examples: the documents nearest to its threshold where it has one."""
     summary = [
         tag("b", f"{title(drop.rule)}: {title(drop.test)}"),
         tag(
             "span",
-            f" {number(drop.documents)} documents, {bytes_amount(drop.bytes)}, "
+            f" {number(drop.documents)} document{'' if drop.documents == 1 else 's'}, {bytes_amount(drop.bytes)}, "
             f"{percent(drop.documents, stage.documents_in)} of what came in",
             class_="muted",
         ),
     ]
-    examples = [
-        tag(
-            "div",
-            tag("p", tag("b", example.reason)),
-            definitions(
-                [*_value("value", example.value), *_value("threshold", example.threshold), ("page", example.url)]
-            ),
-            user_text(example.excerpt),
-            class_="example",
-        )
-        for example in drop.examples
-    ]
+    blocks = [border_block(border) for border in borders if border.dropped.documents]
+    examples = blocks or [_example(example) for example in drop.examples]
     return fold(summary, examples or tag("p", "No examples were kept.", class_="muted"))
+
+
+def _example(example: Example) -> Html:
+    values = [*_value("value", example.value), *_value("threshold", example.threshold), ("page", join(example.url))]
+    return tag(
+        "div", tag("p", tag("b", example.reason)), definitions(values), user_text(example.excerpt), class_="example"
+    )
 
 
 def _value(name: str, value: float | str | None) -> list[tuple[str, Html]]:

@@ -173,7 +173,7 @@ def bars(
     trace: Trace = {
         "type": "bar",
         "orientation": "h",
-        "y": [plot_text(_cut(label)) for label in labels],
+        "y": [plot_text(label) for label in _apart(labels)],
         "x": list(values),
         "text": [plot_text(text) for text in texts],
         "textposition": "outside",
@@ -259,9 +259,14 @@ def expert_heat(load_LE: list[list[float]]) -> tuple[list[Trace], dict[str, Any]
     }
 
 
-def _cut(label: str, characters: int = 32) -> str:
-    """A label that leaves room for the bars."""
-    return label if len(label) <= characters else label[: characters - 1] + "…"
+def _apart(labels: Sequence[str], characters: int = 44) -> list[str]:
+    """Labels that leave room for the bars, and no two of them the same: plotly would draw these as one bar."""
+    cuts = [
+        label if len(label) <= characters else f"{label[: characters // 4]}…{label[1 - characters * 3 // 4 :]}"
+        for label in labels
+    ]
+    before = [cuts[:number].count(cut) for number, cut in enumerate(cuts)]
+    return [f"{cut} ({same + 1})" if same else cut for cut, same in zip(cuts, before, strict=True)]
 
 
 def _short(value: float) -> float:

@@ -1,0 +1,65 @@
+"""The documents nearest to one threshold on one side, while the batches of a dataset go by.
+
+Reads values and thresholds by columns; gives counts, and the nearest few documents with the places of their texts.
+Promises: whatever the batches and their order, the nearest are by distance and then by id.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from data_pipeline.funnel import EXAMPLES
+from llmsys.threshold import CLOSE
+
+Floats = npt.NDArray[np.float64]
+
+
+class Place(NamedTuple):
+    """One record batch and the ids of its documents."""
+
+    path: Path
+    batch: int
+    ids: pa.Array
+
+
+class Found(NamedTuple):
+    """A document near a threshold and where its text is; sorts by distance, then by id."""
+
+    distance: float
+    id: str
+    value: float
+    threshold: float
+    path: Path
+    batch: int
+    row: int
+
+
+@dataclass
+class NearSide:
+    """One side of a threshold while documents are read."""
+
+    documents: int = 0
+    bytes: int = 0
+    close: int = 0
+    nearest: list[Found] = field(default_factory=list)
+    thresholds: set[float] = field(default_factory=set)
+
+    def add(self, values: Floats, thresholds: Floats, rows: npt.NDArray[np.int64], place: Place) -> None:
+        """Count documents of a batch and keep the nearest."""
+        distances = np.abs(values - thresholds)
+        self.documents += len(values)
+        self.close += int((distances <= CLOSE * np.abs(thresholds)).sum())
+        self.thresholds.update(np.unique(thresholds).tolist())
+        bound = self.nearest[-1].distance if len(self.nearest) == EXAMPLES else np.inf
+        if len(distances) > EXAMPLES:
+            bound = min(bound, float(np.partition(distances, EXAMPLES - 1)[EXAMPLES - 1]))
+        near = np.flatnonzero(distances <= bound)
+        columns = (column[near].tolist() for column in (distances, values, thresholds, rows))
+        ids = place.ids.take(pa.array(rows[near])).to_pylist()
+        for name, distance, value, threshold, row in zip(ids, *columns, strict=True):
+            self.nearest.append(Found(distance, name, value, threshold, place.path, place.batch, row))
+        self.nearest = sorted(self.nearest)[:EXAMPLES]

@@ -1,0 +1,118 @@
+"""Laws of the examples at the thresholds: the nearest of all documents, whatever files and batches they lie in."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_pipeline.inspect.borders import borders
+from data_pipeline.pipeline import prepare
+from data_pipeline.rules.chain import build, limits_of
+from launch.main import main
+from llmsys.config.custom_rules import FasttextClassifierConfig, PerplexityConfig
+from llmsys.config.line_rules import C4Config
+from llmsys.config.native_text import NativeTextConfig
+from llmsys.config.text import GopherQualityConfig
+from llmsys.shards import read_batches
+from llmsys.threshold import Border
+from tests.helpers.tiny_crawl import GERMAN, make_crawl, page, record, tiny_config
+
+LONG_WORDS = GERMAN.replace("Hund", "Donaudampfschifffahrtsgesellschaftskapitän")
+SETTINGS: dict[str, Any] = {
+    "rules": [{"kind": "gopher_quality", "min_words": 180}],
+    "language": {"keep": ["en", "de"]},
+    "deduplicate": {"minhash": {"kind": "none"}},
+}
+
+
+@pytest.fixture(scope="module")
+def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = make_crawl(tmp_path_factory.mktemp("crawl"), files=2)
+    (made / "german.warc.gz").write_bytes(
+        record("https://example.de/", "2024-05-01T00:00:00Z", page([LONG_WORDS * 12]))
+    )
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(crawl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("dataset") / "data"
+    prepare(tiny_config(made, crawl, **SETTINGS), until="documents")
+    return made
+
+
+def one(found: tuple[Border, ...], test: str, drops: str) -> Border:
+    return next(border for border in found if (border.test, border.drops) == (test, drops))
+
+
+def rows(folder: Path, room: str) -> list[dict[str, Any]]:
+    return [
+        row for path in sorted((folder / room).glob("*.arrow")) for b in read_batches(path) for row in b.to_pylist()
+    ]
+
+
+def test_the_nearest_are_by_distance_and_then_by_id(folder: Path) -> None:
+    border = one(borders(folder), "words", "below")
+    assert border.thresholds == (180,)
+    dropped = [row for row in rows(folder, "dropped") if row["test"] == "words"]
+    kept = [row | {"value": row["gopher_quality.words"]} for row in rows(folder, "documents")]
+    for side, documents in ((border.dropped, dropped), (border.kept, kept)):
+        nearest = sorted(documents, key=lambda row: (abs(row["value"] - 180), row["id"]))[:3]
+        assert [(near.id, near.url, near.value) for near in side.nearest] == [
+            (row["id"], row["url"], row["value"]) for row in nearest
+        ]
+        assert all(near.excerpt == row["text"][:400] + "…" for near, row in zip(side.nearest, nearest, strict=True))
+        assert side.close == sum(abs(row["value"] - 180) <= 18 for row in documents)
+        assert side.documents == len(documents)
+    assert border.dropped.bytes == sum(row["bytes"] for row in dropped)
+    assert 0 < border.dropped.close < border.dropped.documents
+    assert border.kept.documents > 3
+
+
+def test_each_document_is_held_against_the_thresholds_of_its_language(folder: Path) -> None:
+    border = one(borders(folder), "mean word length", "above")
+    assert border.thresholds == (10, 15)  # the published one, and that of the German profile
+    (german,) = [row for row in rows(folder, "documents") if row["language"] == "de"]
+    value = german["gopher_quality.mean_word_length"]
+    other = [row["gopher_quality.mean_word_length"] for row in rows(folder, "documents") if row != german]
+    assert abs(value - 10) < min(abs(one - 10) for one in other)  # nearest by the threshold of another language
+    assert german["id"] not in {near.id for near in border.kept.nearest}
+
+
+def test_files_batches_and_the_order_of_the_inputs_change_nothing(folder: Path, crawl: Path, tmp_path: Path) -> None:
+    inputs = [str(path) for path in sorted(crawl.glob("*.gz"), reverse=True)]
+    settings = SETTINGS | {"documents": {"shards": 3, "batch_bytes": 2_000}}
+    prepare(tiny_config(tmp_path / "other", inputs, **settings), until="documents")
+    assert len(list((tmp_path / "other" / "documents").glob("*.arrow"))) == 3
+    assert borders(tmp_path / "other") == borders(folder)
+
+
+def test_the_page_shows_both_sides_and_says_when_it_cannot(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = ["report", "data/sample", f"data.folder={folder}", f"run.folder={tmp_path / 'none'}", "--output"]
+    pages = []
+    for name in ("1.html", "2.html"):
+        assert main([*said, str(tmp_path / name)]) == 0
+        pages.append((tmp_path / name).read_text())
+    assert pages[0] == pages[1]
+    assert "words &lt; 180 is dropped" in pages[0]
+    for side in (one(borders(folder), "words", "below").dropped, one(borders(folder), "words", "below").kept):
+        assert all(near.url in pages[0] and near.excerpt in pages[0] for near in side.nearest)
+    gone = next((folder / "documents").glob("*.arrow"))
+    aside = gone.rename(tmp_path / "aside")
+    try:
+        assert main([*said, str(tmp_path / "3.html")]) == 0
+        assert "no documents at the thresholds: " in caplog.text
+        assert f"{gone} is missing" in caplog.text
+    finally:
+        aside.rename(gone)
+
+
+def test_the_tests_of_a_rule_are_known_without_its_model() -> None:
+    scores = limits_of(FasttextClassifierConfig(model=Path("no.bin"), label="good", min_score=0.4))
+    assert (scores[0].test, scores[0].drops, scores[0].threshold) == ("score of good", "below", 0.4)
+    buckets = limits_of(PerplexityConfig(model=Path("no.arpa"), head_below=100, tail_above=200, keep=("middle",)))
+    assert [(one.drops, one.threshold) for one in buckets] == [("below", 100), ("above", 200)]
+    for rule in (GopherQualityConfig(), C4Config(), NativeTextConfig(scripts=("Han",))):
+        assert [*limits_of(rule)] == [*build(rule).limits]

@@ -1,39 +1,140 @@
-"""What the launchers tell a process: its rank, the world, and how to reach the others.
+"""What the launchers tell a process: its rank, the world, how to reach the others, and over which network.
 
-torchrun, deepspeed and accelerate set RANK, WORLD_SIZE, LOCAL_RANK and MASTER_*; srun sets SLURM_*, from which the same
-names are filled. A stray `--local_rank=N`, which the deepspeed launcher adds, is taken out of the arguments.
+torchrun, deepspeed and accelerate set RANK, WORLD_SIZE, LOCAL_RANK and MASTER_*; srun, Open MPI and PMI (MPICH, Intel
+MPI) set names of their own, from which the same ones are filled. A stray `--local_rank=N`, which the deepspeed launcher
+adds, is taken out of the arguments. Where nobody names a network interface, the one that leads to the others is taken.
 """
 
 import os
-from collections.abc import MutableMapping, Sequence
+import re
+from collections.abc import Mapping, MutableMapping, Sequence
+
+from launch.route import interface_towards, loopback_interface
+from llmsys.errors import LaunchError
+
+Environment = MutableMapping[str, str]
 
 SLURM_NAMES = {
     "RANK": "SLURM_PROCID",
     "WORLD_SIZE": "SLURM_NTASKS",
     "LOCAL_RANK": "SLURM_LOCALID",
     "LOCAL_WORLD_SIZE": "SLURM_NTASKS_PER_NODE",
-    "MASTER_ADDR": "SLURM_LAUNCH_NODE_IPADDR",
 }
+MPI_NAMES = (
+    {
+        "RANK": "OMPI_COMM_WORLD_RANK",
+        "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+        "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+        "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    },
+    {
+        "RANK": "PMI_RANK",
+        "WORLD_SIZE": "PMI_SIZE",
+        "LOCAL_RANK": "MPI_LOCALRANKID",
+        "LOCAL_WORLD_SIZE": "MPI_LOCALNRANKS",
+    },
+)
 SLURM_FIRST_PORT = 20_000
+MPI_PORT = 29_500
+HERE = "127.0.0.1"
+DEEPSPEED_LOCAL_SIZE = "LOCAL_SIZE"
+FIRST_HOST = re.compile(r"(?P<prefix>[^\[,]+)(?:\[(?P<number>\d+)[^\]]*\](?P<suffix>[^,\[]*))?")
 
 
-def launched(environment: MutableMapping[str, str] = os.environ) -> bool:
+def launched(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether a launcher started this process as one of several ranks."""
     return "RANK" in environment
 
 
-def adopt_slurm(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Fill the usual names under `srun`, which sets its own. Does nothing where a launcher has already spoken."""
-    if launched(environment) or "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
+def adopt_launcher(environment: Environment = os.environ) -> None:
+    """Fill the usual names from whatever launcher started this process. One that has spoken is not overruled.
+
+    Raises LaunchError where ranks are on several hosts and nothing says where the first one is.
+    """
+    if not launched(environment):
+        _adopt_slurm(environment)
+    if not launched(environment):
+        _adopt_mpi(environment)
+    if DEEPSPEED_LOCAL_SIZE in environment and launched(environment):
+        environment.setdefault("LOCAL_WORLD_SIZE", environment[DEEPSPEED_LOCAL_SIZE])
+
+
+def _adopt_slurm(environment: Environment) -> None:
+    """`srun` of one task per rank. An interactive shell of a job is no rank."""
+    if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
         return
-    for name, slurm_name in SLURM_NAMES.items():
-        if slurm_name in environment:
-            environment.setdefault(name, environment[slurm_name])
+    _take(environment, SLURM_NAMES)
+    if "LOCAL_WORLD_SIZE" not in environment and (local := _tasks_of_node(environment)):
+        environment["LOCAL_WORLD_SIZE"] = local
+    # The node srun was typed on may be a login node: the first node of the step is where rank 0 is.
+    first = first_host(environment.get("SLURM_STEP_NODELIST", "")) or environment.get("SLURM_LAUNCH_NODE_IPADDR")
+    if first:
+        environment.setdefault("MASTER_ADDR", first)
     job = int(environment.get("SLURM_JOB_ID", "0"))
     environment.setdefault("MASTER_PORT", str(SLURM_FIRST_PORT + job % 20_000))
 
 
-def without_local_rank(arguments: Sequence[str], environment: MutableMapping[str, str] = os.environ) -> list[str]:
+def _adopt_mpi(environment: Environment) -> None:
+    """`mpirun` and `mpiexec`, which do not say where rank 0 is: on this host, or where MASTER_ADDR says."""
+    names = next((one for one in MPI_NAMES if one["RANK"] in environment and one["WORLD_SIZE"] in environment), None)
+    if names is None:
+        return
+    here = environment.get(names["LOCAL_WORLD_SIZE"]) == environment[names["WORLD_SIZE"]]
+    if "MASTER_ADDR" not in environment and not here:
+        raise LaunchError(
+            f"mpirun started rank {environment[names['RANK']]} of {environment[names['WORLD_SIZE']]} on several hosts, "
+            f"and MASTER_ADDR does not say where rank 0 is. Name its host: `mpirun -x MASTER_ADDR=FIRST_HOST …` "
+            f"(Open MPI) or `mpiexec -genv MASTER_ADDR FIRST_HOST …`."
+        )
+    _take(environment, names)
+    environment.setdefault("MASTER_ADDR", HERE)
+    environment.setdefault("MASTER_PORT", str(MPI_PORT))
+
+
+def _take(environment: Environment, names: Mapping[str, str]) -> None:
+    for name, theirs in names.items():
+        if theirs in environment:
+            environment.setdefault(name, environment[theirs])
+
+
+def first_host(node_list: str) -> str:
+    """The first of Slurm's `node[03-05,9],other`: node03. Empty where there is none."""
+    found = FIRST_HOST.match(node_list)
+    return f"{found['prefix']}{found['number'] or ''}{found['suffix'] or ''}" if found else ""
+
+
+def _tasks_of_node(environment: Mapping[str, str]) -> str | None:
+    """This node's entry of `2(x3),1`: tasks on each node of the step, in order."""
+    counts: list[str] = []
+    for part in environment.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+        tasks, _, times = part.partition("(x")
+        counts += [tasks] * int(times.rstrip(")") or 1)
+    node = int(environment.get("SLURM_NODEID", "0"))
+    return counts[node] or None if node < len(counts) else None
+
+
+def choose_interface(environment: Environment = os.environ) -> None:
+    """Name the network interface for gloo and NCCL where the user has not.
+
+    Left alone, gloo binds to what this host's own name resolves to, which Debian makes a loopback address: ranks of
+    other hosts then wait for it until the time-out. Loopback is right only when every rank is on this host.
+    Raises LaunchError where no interface leads to the first rank.
+    """
+    ranks = environment.get("WORLD_SIZE")
+    if ranks is None or "MASTER_ADDR" not in environment:
+        return
+    if environment.get("LOCAL_WORLD_SIZE") == ranks:
+        if (alone := loopback_interface()) is not None:
+            environment.setdefault("GLOO_SOCKET_IFNAME", alone)
+        return
+    if {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} <= environment.keys() or "LOCAL_WORLD_SIZE" not in environment:
+        return
+    chosen = interface_towards(environment["MASTER_ADDR"])
+    environment.setdefault("GLOO_SOCKET_IFNAME", chosen)
+    environment.setdefault("NCCL_SOCKET_IFNAME", f"={chosen}")  # `=`: this very name, not all that begin so
+
+
+def without_local_rank(arguments: Sequence[str], environment: Environment = os.environ) -> list[str]:
     """The arguments without `--local_rank=N` or `--local-rank N`; N is kept as LOCAL_RANK if nothing else says it."""
     kept: list[str] = []
     iterator = iter(arguments)

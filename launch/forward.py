@@ -2,12 +2,13 @@
 
 torchrun's and DeepSpeed's own launchers end their ranks half a minute after a SIGTERM, saved or not. Here SIGTERM and
 SIGUSR1 go straight to the ranks, which finish their step, save and leave with status 75; the launcher only sees them
-leave. A second SIGTERM ends everything at once.
+leave. A second SIGTERM ends everything at once. `python -m launch.forward CONFIG SIGNAL` asks the ranks of one host.
 """
 
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from types import FrameType
 
@@ -24,6 +25,15 @@ def ranks_below(pid: int) -> list[psutil.Process]:
         return [one for one in (process, *process.children(recursive=True)) if _is_rank(one)]
     except psutil.NoSuchProcess:
         return []
+
+
+def ask_ranks(config: str, number: int) -> int:
+    """Send a signal to the ranks of this host that train on a config, whoever started them; returns how many."""
+    ranks = [one for one in psutil.process_iter() if _is_rank(one) and config in _words(one)]
+    for rank in ranks:
+        with contextlib.suppress(psutil.Error):
+            rank.send_signal(number)
+    return len(ranks)
 
 
 @contextlib.contextmanager
@@ -50,8 +60,17 @@ def forwarding(top: int = 0) -> Iterator[None]:
 
 def _is_rank(process: psutil.Process) -> bool:
     """Whether it runs the script itself: launchers name it too, but after a module or a script of their own."""
-    try:
-        words = [word for word in process.cmdline()[1:] if not word.startswith("-")]
-    except psutil.Error:
-        return False
+    words = _words(process)
     return bool(words) and os.path.basename(words[0]) == SCRIPT_NAME
+
+
+def _words(process: psutil.Process) -> list[str]:
+    """What a process was started with after its interpreter, without options; nothing where it cannot be looked at."""
+    try:
+        return [word for word in process.cmdline()[1:] if not word.startswith("-")]
+    except psutil.Error:
+        return []
+
+
+if __name__ == "__main__":
+    print(f"{ask_ranks(sys.argv[1], int(sys.argv[2]))} ranks were asked")

@@ -43,6 +43,10 @@ VERBS = {
         "train on this machine, from the start or from where the run stands",
         "llmsys train train/demo engine.kind=deepspeed run.folder=demo/deepspeed",
     ),
+    "launch": Verb(
+        "train on several hosts, or under Slurm, or print the commands that do",
+        "llmsys launch train/demo nodes=127.0.0.1:2 --print",
+    ),
     "evaluate": Verb(
         "measure the newest checkpoint on held-back documents",
         "llmsys evaluate train/demo evaluation.max_tokens=50_000 --json",

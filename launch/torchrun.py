@@ -1,7 +1,8 @@
 """torchrun with one message instead of three tracebacks when a rank ends badly.
 
 `python -m launch.torchrun [torchrun's options] SCRIPT …` exits with the status of the rank that failed first, after
-naming it. A rank that has printed its own message (status 2, 4 or 75) is not repeated.
+naming it. A rank that has printed its own message (status 2, 4 or 75) is not repeated. With --max-restarts lost ranks
+are started again, on the nodes that are left; what was stopped, or a person must mend, is not (launch/restart.py).
 """
 
 import logging
@@ -15,6 +16,7 @@ from torch.distributed.run import parse_args, run
 
 from launch.forward import forwarding
 from launch.orphan import die_with_parent
+from launch.restart import rest_when_final
 from launch.train import HUNG, LOST_PEER, MENDABLE, STOPPED
 from llmsys.log import configure_logging, logger
 
@@ -31,7 +33,8 @@ def outcome_of(start: Callable[[], None]) -> int:
     die_with_parent()
     configure_logging()
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGINT,SIGHUP,SIGQUIT")
+    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGINT,SIGHUP,SIGQUIT")  # the default of --signals-to-handle
+    rest_when_final()
     try:
         with forwarding():
             start()

@@ -14,7 +14,7 @@ from pathlib import Path
 if __package__ in (None, ""):  # started as a file, as launchers do: the checkout, not launch/, is where imports begin
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from launch.environment import adopt_slurm, without_local_rank
+from launch.environment import adopt_launcher, choose_interface, without_local_rank
 from launch.orphan import die_with_parent
 from llmsys.config.load import load_run
 from llmsys.errors import LlmsysError, Stopped, disk_problem
@@ -32,13 +32,14 @@ log = logger(__name__)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train on this rank. Returns the exit status."""
     die_with_parent()
-    adopt_slurm()
     words = without_local_rank(sys.argv[1:] if arguments is None else arguments)
     configure_logging()
     if not words or words[0] in ("-h", "--help"):
         print(__doc__ if words else USAGE)
         return 0 if words else MENDABLE
     try:
+        adopt_launcher()
+        choose_interface()
         config = load_run(words[0], words[1:])
         from llmsys.generate.prompts import continue_prompts
         from llmsys.train.build import run

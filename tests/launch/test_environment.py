@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.environment import adopt_slurm, launched, without_local_rank
+from launch.environment import adopt_launcher, choose_interface, first_host, launched, without_local_rank
 from launch.local import free_port, local_command
+from launch.route import default_interface, interface_towards
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, LaunchError, LayoutError
 from llmsys.parallel.group import joined
@@ -18,7 +19,7 @@ def test_srun_variables_become_the_usual_names() -> None:
         "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1",
         "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1", "SLURM_JOB_ID": "41000",
     }  # fmt: skip
-    adopt_slurm(environment)
+    adopt_launcher(environment)
     assert environment["RANK"] == "3"
     assert environment["WORLD_SIZE"] == "8"
     assert environment["LOCAL_RANK"] == "1"
@@ -28,14 +29,87 @@ def test_srun_variables_become_the_usual_names() -> None:
 
 def test_a_launcher_that_has_spoken_is_not_overruled() -> None:
     environment = {"RANK": "0", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "8"}
-    adopt_slurm(environment)
+    adopt_launcher(environment)
     assert environment["RANK"] == "0"
     assert "WORLD_SIZE" not in environment
 
 
+def test_under_srun_rank_0_is_on_the_first_node_of_the_step_not_where_srun_was_typed() -> None:
+    environment = {
+        "SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_NTASKS": "3", "SLURM_LOCALID": "0", "SLURM_NODEID": "1",
+        "SLURM_STEP_NODELIST": "node[03-04]", "SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_LAUNCH_NODE_IPADDR": "login",
+    }  # fmt: skip
+    adopt_launcher(environment)
+    assert (environment["MASTER_ADDR"], environment["LOCAL_WORLD_SIZE"]) == ("node03", "1")
+
+
+@pytest.mark.parametrize(
+    ("listed", "first"),
+    [("a", "a"), ("a,b", "a"), ("gpu[007-009,12]", "gpu007"), ("r[1-2]-ib,x", "r1-ib"), ("", "")],
+)
+def test_the_first_of_slurms_node_list(listed: str, first: str) -> None:
+    assert first_host(listed) == first
+
+
+MPI = {
+    "open mpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                 "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "pmi": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("names", MPI.values(), ids=MPI)
+def test_mpi_is_understood_and_asked_where_rank_0_is_when_there_are_several_hosts(names: tuple[str, ...]) -> None:
+    alone = dict(zip(names, ("3", "4", "3", "4"), strict=True))
+    adopt_launcher(alone)
+    assert [alone[key] for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")] == ["3", "4", "3", "127.0.0.1"]
+    spread = dict(zip(names, ("3", "4", "1", "2"), strict=True))
+    with pytest.raises(LaunchError, match=r"rank 3 of 4 on several hosts, and MASTER_ADDR .*`mpirun -x MASTER_ADDR="):
+        adopt_launcher(dict(spread))
+    adopt_launcher(named := spread | {"MASTER_ADDR": "first"})
+    assert (named["MASTER_ADDR"], named["LOCAL_RANK"], named["LOCAL_WORLD_SIZE"]) == ("first", "1", "2")
+
+
+def test_deepspeed_says_how_many_ranks_are_here_by_another_name() -> None:
+    environment = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_SIZE": "2"}
+    adopt_launcher(environment)
+    assert environment["LOCAL_WORLD_SIZE"] == "2"
+
+
+def test_loopback_is_chosen_when_every_rank_is_on_this_host_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launch.environment.interface_towards", lambda host: f"towards-{host}")
+    here = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    choose_interface(here)
+    assert here["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "NCCL_SOCKET_IFNAME" not in here
+    spread = here | {"WORLD_SIZE": "4", "MASTER_ADDR": "first"}
+    del spread["GLOO_SOCKET_IFNAME"]
+    choose_interface(spread)
+    assert (spread["GLOO_SOCKET_IFNAME"], spread["NCCL_SOCKET_IFNAME"]) == ("towards-first", "=towards-first")
+    mine = spread | {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib0"}
+    choose_interface(mine)
+    assert (mine["GLOO_SOCKET_IFNAME"], mine["NCCL_SOCKET_IFNAME"]) == ("ib0", "ib0")
+
+
+def test_the_interface_is_that_of_the_route_and_never_loopback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    routes = tmp_path / "route"
+    head = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n"
+    routes.write_text(f"{head}wifi0 00000000 0102A8C0 3 0 0 600 0 0 0 0\neth7 00000000 0102A8C0 3 0 0 100 0 0 0 0\n")
+    assert default_interface(routes) == "eth7"
+    routes.write_text(f"{head}ib0 0000000A 00000000 1 0 0 0 00FFFFFF 0 0 0\n")
+    assert default_interface(routes) == "ib0"
+    monkeypatch.setattr("launch.route.own_addresses", lambda: {"127.0.0.1": "lo", "10.0.0.2": "br0"})
+    monkeypatch.setattr("launch.route._source_towards", lambda address: "10.0.0.2")
+    assert interface_towards("10.0.0.1") == "br0"
+    monkeypatch.setattr("launch.route._source_towards", lambda address: "127.0.0.1")
+    monkeypatch.setattr("launch.route.default_interface", lambda: None)
+    with pytest.raises(LaunchError, match=r"but loopback leads to 127\.0\.1\.1, where rank 0 is\. Name rank 0's host"):
+        interface_towards("127.0.1.1")
+
+
 def test_an_interactive_slurm_shell_is_one_process() -> None:
     environment = {"SLURM_JOB_ID": "5"}
-    adopt_slurm(environment)
+    adopt_launcher(environment)
     assert not launched(environment)
 
 

@@ -1,0 +1,138 @@
+"""The commands that start a run on its hosts, one for each host, or one that starts them all.
+
+From hosts and the files of the run folder (`launch/kit.py`) to words of a shell: torchrun with a rendezvous that
+nodes may leave, DeepSpeed's launcher with a hostfile, `accelerate launch`. Pure: nothing is started and nothing read.
+"""
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from launch.hosts import Host
+from launch.local import SCRIPT
+from llmsys.errors import LaunchError
+
+Launcher = Literal["torchrun", "deepspeed", "accelerate", "slurm"]
+NATURAL: dict[str, Launcher] = {"torch": "torchrun", "deepspeed": "deepspeed", "accelerate": "accelerate"}
+"""What starts an engine's ranks where nothing else is asked for."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What every command needs to know. Paths are absolute; `least` hosts are enough for torchrun to go on."""
+
+    hosts: tuple[Host, ...]
+    folder: Path
+    working: Path
+    port: int
+    name: str
+    least: int
+    restarts: int
+
+    @property
+    def head(self) -> str:
+        """The host where ranks meet, by the name others know it by."""
+        return bare(self.hosts[0].name)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of all hosts."""
+        return sum(host.slots for host in self.hosts)
+
+    @property
+    def script(self) -> list[str]:
+        """What each rank runs: the script and the config that travels."""
+        return [str(SCRIPT), str(self.folder / "config.yaml")]
+
+
+@dataclass(frozen=True)
+class Command:
+    """Words to run on a host; None: here, and it reaches the others itself."""
+
+    host: str | None
+    words: tuple[str, ...]
+
+    def line(self, start: Start) -> str:
+        """As a person types it into a shell: in the run's working directory, with the environment that travels."""
+        setting = shlex.quote(str(start.folder / "environment.sh"))
+        return f"cd {shlex.quote(str(start.working))} && . {setting} && {shlex.join(self.words)}"
+
+
+def bare(name: str) -> str:
+    """A host's name without the user that ssh needs."""
+    return name.rpartition("@")[2]
+
+
+def commands(launcher: Launcher, start: Start, *, over_ssh: bool) -> list[Command]:
+    """The commands of a launcher. `over_ssh`: DeepSpeed's launcher reaches the other hosts itself, by pdsh."""
+    if launcher == "torchrun":
+        return torchrun_commands(start)
+    if launcher == "accelerate":
+        return accelerate_commands(start)
+    return deepspeed_commands(start, over_ssh=over_ssh)
+
+
+def torchrun_words(start: Start, slots: int, endpoint: str, identity: str, address: str) -> list[str]:
+    """torchrun by way of launch/torchrun.py, which hands signals to the ranks and lets those rest that were stopped."""
+    return [
+        sys.executable,
+        "-m",
+        "launch.torchrun",
+        f"--nnodes={start.least}:{len(start.hosts)}",
+        f"--nproc-per-node={slots}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={endpoint}",
+        f"--rdzv-id={identity}",
+        f"--local-addr={address}",
+        f"--max-restarts={start.restarts}",
+        *start.script,
+    ]
+
+
+def torchrun_commands(start: Start) -> list[Command]:
+    """One command for each host; hosts may differ in slots."""
+    endpoint = f"{start.head}:{start.port}"
+    return [
+        Command(host.name, tuple(torchrun_words(start, host.slots, endpoint, start.name, bare(host.name))))
+        for host in start.hosts
+    ]
+
+
+def accelerate_commands(start: Start) -> list[Command]:
+    """One command for each host. accelerate shares ranks out evenly: hosts of different sizes are refused."""
+    slots = even_slots(start.hosts, "accelerate launch")
+    shared = ["--num_machines", str(len(start.hosts)), "--num_processes", str(slots * len(start.hosts))]
+    shared += ["--main_process_ip", start.head, "--main_process_port", str(start.port)]
+    return [
+        Command(
+            host.name,
+            (sys.executable, "-m", "launch.accelerate", *shared, "--machine_rank", str(number), *start.script),
+        )
+        for number, host in enumerate(start.hosts)
+    ]
+
+
+def deepspeed_commands(start: Start, *, over_ssh: bool) -> list[Command]:
+    """One command here that reaches the hosts by pdsh, or one for each host that needs no ssh."""
+    shared = [sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", str(start.folder / "hostfile")]
+    shared += ["--master_addr", start.head, "--master_port", str(start.port)]
+    if over_ssh:
+        return [Command(None, (*shared, "--launcher", "pdsh", "--force_multi", *start.script))]
+    return [
+        Command(host.name, (*shared, "--no_ssh", "--node_rank", str(number), *start.script))
+        for number, host in enumerate(start.hosts)
+    ]
+
+
+def even_slots(hosts: tuple[Host, ...], launcher: str) -> int:
+    """The slots of every host. LaunchError where they differ."""
+    slots = {host.slots for host in hosts}
+    if len(slots) > 1:
+        sizes = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
+        raise LaunchError(
+            f"nodes={sizes}: {launcher} starts equally many ranks on every host. "
+            f"Use {min(slots)} slots on each, or --by torchrun."
+        )
+    return slots.pop()

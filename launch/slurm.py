@@ -1,0 +1,83 @@
+"""A Slurm job that starts a run, stops it in time, and puts it back into the queue until it is finished.
+
+One task on each node runs torchrun, whose ranks meet at the first node. Before the time limit, Slurm sends SIGUSR1 to
+the batch script, which hands it to the ranks: they save and leave with 75, and the job is queued again. Slurm
+queues it again by itself after a node has failed, unless fewer nodes are enough, which then go on alone.
+"""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from launch.commands import Start, bare, even_slots, torchrun_words
+from launch.train import STOPPED
+
+NOTICE_SECONDS = 300
+"""How long before the time limit the run is asked to stop: a step, a save, and some air."""
+FIRST_PORT = 20_000
+OF_THE_NODE = ("--rdzv-endpoint=", "--rdzv-id=", "--local-addr=")
+
+BODY = """\
+unset LLMSYS_PARENT  # names a process of the host that submitted
+{enter}
+export MASTER_HOST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export PORT={port}
+saved() {{ ls -1 {checkpoints} 2>/dev/null | tail -n 1; }}
+before=$(saved)
+
+srun --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" --kill-on-bad-exit=0 --wait=0{stay} \\
+    bash -c {task} &
+step=$!
+trap 'scancel --signal=USR1 "$SLURM_JOB_ID"' USR1  # signals the job's steps, not this script
+trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+wait "$step"; status=$?
+while kill -0 "$step" 2>/dev/null; do wait "$step"; status=$?; done  # a signal ended the wait, not the step
+
+if [ "$status" -eq {stopped} ]; then
+    if scontrol show job "$SLURM_JOB_ID" | grep -q 'JobState=CANCELLED'; then exit {stopped}; fi
+    if [ "$(saved)" = "$before" ]; then
+        echo "llmsys: not queued again: nothing was saved between start and stop. Ask for more time." >&2
+        exit {stopped}
+    fi
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
+"""
+
+
+def batch_text(start: Start, *, chosen: bool, gpus: int, port: int, more: Sequence[str] = ()) -> str:
+    """The text for `sbatch`.
+
+    `chosen`: as many nodes as `start` has, of Slurm's choice; else those very nodes.
+    `gpus` on each node. `port` 0 takes one that follows from the number of the job. `more` are options of sbatch.
+    """
+    slots = even_slots(start.hosts, "a Slurm job")
+    nodes = len(start.hosts)
+    options = [f"--job-name={start.name}", f"--nodes={nodes}", "--ntasks-per-node=1", "--exclusive", "--requeue"]
+    options += ["--open-mode=append", f"--signal=B:USR1@{NOTICE_SECONDS}", f"--output={start.folder}/slurm-%j.out"]
+    if not chosen:
+        options.append(f"--nodelist={','.join(bare(host.name) for host in start.hosts)}")
+    options += [f"--gpus-per-node={gpus}"] * bool(gpus) + ["--no-kill"] * (start.least < nodes) + list(more)
+    head = "".join(f"#SBATCH {option}\n" for option in options)
+    return "#!/bin/bash\n" + head + "\n" + _body(start, slots, port)
+
+
+def _body(start: Start, slots: int, port: int) -> str:
+    checkpoints: Path = start.folder.parent / "checkpoints"
+    return BODY.format(
+        enter=f"cd {shlex.quote(str(start.working))} && . {shlex.quote(str(start.folder / 'environment.sh'))} || exit",
+        port=port or f"$(({FIRST_PORT} + SLURM_JOB_ID % 20000))",
+        checkpoints=shlex.quote(str(checkpoints)),
+        stay=" --no-kill" if start.least < len(start.hosts) else "",
+        task=shlex.quote(_task(start, slots)),
+        stopped=STOPPED,
+    )
+
+
+def _task(start: Start, slots: int) -> str:
+    """What each node runs: torchrun, with the names that only the node knows left to its shell."""
+    identity = "$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"
+    words = torchrun_words(start, slots, "$MASTER_HOST:$PORT", identity, "$SLURMD_NODENAME")
+    return "exec " + " ".join(
+        f'"{word}"' if "$SLURM" in word or "$MASTER" in word else shlex.quote(word) for word in words
+    )

@@ -1,0 +1,92 @@
+"""From a config and the hosts it is to run on to a `Start`, with everything refused that can be known before.
+
+Checks that the layout fits every number of hosts the run may go on with, that batches can be dealt, that names do not
+lead to loopback, and that the port is free where that can be asked.
+"""
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from launch.commands import Launcher, Start, bare
+from launch.hosts import Host
+from launch.kit import kit_folder
+from launch.local import free_port
+from launch.route import addresses_of, is_loopback, is_this_host
+from llmsys.config.run import RunConfig
+from llmsys.errors import ConfigError, LaunchError, LayoutError
+
+PORT = 29_500
+"""Where ranks of several hosts meet when launch.port is 0: other hosts cannot be asked for a free one."""
+HERE = "127.0.0.1"
+
+
+def start_of(config: RunConfig, hosts: Sequence[Host], launcher: Launcher, least: int, restarts: int) -> Start:
+    """What every command needs. Raises LaunchError, LayoutError or ConfigError with what to change."""
+    least = least or len(hosts)
+    if not 1 <= least <= len(hosts):
+        raise LaunchError(f"--least {least} of {len(hosts)} hosts cannot be. Use 1 to {len(hosts)}.")
+    if least < len(hosts) and launcher not in ("torchrun", "slurm"):
+        raise LaunchError(
+            f"--least {least}: {launcher} cannot go on with fewer hosts than it started with. Use --by torchrun or "
+            f"--by slurm, or leave --least out: the same command resumes on hosts of your choice."
+        )
+    check_layout(config, hosts, least)
+    if launcher != "slurm":
+        check_addresses(hosts)
+    return Start(
+        hosts=tuple(hosts),
+        folder=kit_folder(config),
+        working=Path.cwd(),
+        port=config.launch.port if launcher == "slurm" else meeting_port(hosts, config.launch.port),
+        name="".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in config.run.name),
+        least=least,
+        restarts=restarts,
+    )
+
+
+def check_layout(config: RunConfig, hosts: Sequence[Host], least: int) -> None:
+    """Whether the layout and the batch fit the ranks of all hosts, and of as few as the run may go on with."""
+    from llmsys.train.objective import run_plan
+
+    for count in range(len(hosts), least - 1, -1):
+        ranks = sum(host.slots for host in hosts[:count])
+        try:
+            layout = config.fitted_layout(ranks)
+            run_plan(config, layout.data_ranks, 0)
+        except (LayoutError, ConfigError) as error:
+            remedy = "" if count == len(hosts) else f" Or use --least {count + 1}, so that the run ends on fewer."
+            raise type(error)(f"on {count} of {len(hosts)} hosts, {ranks} ranks: {error}{remedy}") from None
+
+
+def check_addresses(hosts: Sequence[Host]) -> None:
+    """Refuse a name that means the host that says it: others would look for the ranks on themselves."""
+    if len(hosts) == 1:
+        return
+    for host in hosts:
+        for address in addresses_of(bare(host.name)):
+            if is_loopback(address):
+                raise LaunchError(
+                    f"{host.name} resolves to {address} on {socket.gethostname()}, a loopback address, which on every "
+                    f"other host means that host. Name it by an address that the others reach, or mend /etc/hosts."
+                )
+
+
+def meeting_port(hosts: Sequence[Host], port: int) -> int:
+    """The port where ranks meet. Raises LaunchError when it is in use; only this host can be asked."""
+    head = bare(hosts[0].name)
+    if not is_this_host(head):
+        return port or PORT
+    if not port and len(hosts) == 1:
+        return free_port()
+    chosen = port or PORT
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", chosen))
+        except OSError as error:
+            raise LaunchError(
+                f"launch.port={chosen} is in use on {head} ({error.strerror}). The ranks need a free port to meet at. "
+                f"Choose another with launch.port=N, or stop the process that holds it."
+            ) from None
+    return chosen

@@ -1,0 +1,101 @@
+"""`llmsys launch`: start a run on its hosts by torchrun, DeepSpeed, accelerate or Slurm, or print how to."""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from launch.commands import NATURAL, Launcher, Start, commands
+from launch.hosts import Host, parse_nodes
+from launch.kit import secrets_left, write_kit
+from launch.several import run_commands
+from launch.slurm import batch_text
+from launch.start import start_of
+from llmsys.config.load import load_run
+from llmsys.config.run import RunConfig
+from llmsys.errors import LaunchError
+from llmsys.manifest import publish_bytes
+
+MINE = ("nodes",)
+SLURMS_CHOICE = "of-slurms-choice"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """nodes= stands among the overrides; the rest are options."""
+    parser.epilog = (
+        "nodes=HOST:SLOTS,… or nodes=HOSTFILE says where; nodes=COUNT asks Slurm for so many with launch.processes "
+        f"ranks each.\nThe page launch/README.md goes through it.\n\n{parser.epilog}"
+    )
+    parser.add_argument("--by", choices=("torchrun", "deepspeed", "accelerate", "slurm"), help="default: the engine's")
+    parser.add_argument(
+        "--print", action="store_true", help="write the launch folder, print the commands, start nothing"
+    )
+    parser.add_argument("--no-ssh", action="store_true", help="deepspeed: one command for each host, without pdsh")
+    parser.add_argument(
+        "--least", type=int, default=0, help="torchrun, slurm: hosts enough to go on with (default: all)"
+    )
+    parser.add_argument("--restarts", type=int, default=3, help="torchrun, slurm: restarts of lost ranks (default: 3)")
+    parser.add_argument(
+        "--gpus", type=int, help="slurm: accelerators to ask for on a node (default: its ranks; 0: none)"
+    )
+    parser.add_argument(
+        "--sbatch", action="append", default=[], help="slurm: one more option, --sbatch=--time=24:00:00"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write what travels and start the run, or print how to. Status 75: stopped and saved."""
+    words = [word for word in arguments.overrides if word.partition("=")[0] not in MINE]
+    asked = [word.partition("=")[2] for word in arguments.overrides if word.partition("=")[0] in MINE]
+    if len(asked) != 1:
+        raise LaunchError("A launch needs its hosts once. Give nodes=first:8,second:8, nodes=HOSTFILE or nodes=COUNT.")
+    config = load_run(arguments.config, words)
+    count = int(asked[0]) if asked[0].isdigit() else None
+    launcher: Launcher = arguments.by or ("slurm" if count is not None else NATURAL[config.engine.kind])
+    hosts = parse_nodes(asked[0]) if count is None else _anonymous(config, count, launcher)
+    start = start_of(config, hosts, launcher, arguments.least, arguments.restarts)
+    write_kit(config, hosts)
+    for name in secrets_left():
+        print(f"llmsys: {name} looks like a secret and stays here: set it on every host.", file=sys.stderr)
+    if launcher == "slurm":
+        return _slurm(arguments, config, start, count)
+    chosen = commands(launcher, start, over_ssh=not arguments.no_ssh and len(hosts) > 1)
+    lines = [(command.host, command.line(start)) for command in chosen]
+    text = "".join(f"# on {host or 'this host, which reaches the others by pdsh'}:\n{line}\n" for host, line in lines)
+    publish_bytes(start.folder / "run.sh", text.encode())
+    if arguments.print:
+        data = {"folder": str(start.folder), "commands": [{"host": host, "line": line} for host, line in lines]}
+        print(json.dumps(data) if arguments.json else text, end="\n" if arguments.json else "")
+        return 0
+    return run_commands(start, chosen)
+
+
+def _anonymous(config: RunConfig, count: int, launcher: str) -> list[Host]:
+    """Hosts that Slurm will choose, all alike."""
+    if launcher != "slurm":
+        raise LaunchError(f"nodes={count} is a number of hosts, and {launcher} needs names. Name them: nodes=first:8,…")
+    if count < 1 or config.launch.processes < 1:
+        raise LaunchError(
+            f"nodes={count} with launch.processes={config.launch.processes} starts no rank. "
+            f"Say how many hosts, and the ranks of each: nodes=8 launch.processes=8."
+        )
+    return [Host(f"{SLURMS_CHOICE}-{number}", config.launch.processes) for number in range(count)]
+
+
+def _slurm(arguments: argparse.Namespace, config: RunConfig, start: Start, count: int | None) -> int:
+    gpus = start.hosts[0].slots if arguments.gpus is None else arguments.gpus
+    text = batch_text(start, chosen=count is not None, gpus=gpus, port=config.launch.port, more=arguments.sbatch)
+    path: Path = start.folder / "job.sbatch"
+    publish_bytes(path, text.encode())
+    if arguments.print:
+        data: dict[str, Any] = {"folder": str(start.folder), "job": str(path), "command": f"sbatch {path}"}
+        print(json.dumps(data) if arguments.json else text, end="\n" if arguments.json else "")
+        return 0
+    try:
+        return subprocess.run(["sbatch", str(path)], check=False).returncode
+    except FileNotFoundError:
+        raise LaunchError(
+            f"sbatch is not on this host's PATH. The job is written: run `sbatch {path}` on a host of the cluster."
+        ) from None

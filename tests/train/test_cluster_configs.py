@@ -1,0 +1,64 @@
+"""The configs for real clusters: legal, small enough for their devices, and sharded over all of them in a dry run."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from llmsys.config.load import load_run
+from llmsys.estimate.cluster import Cluster
+from llmsys.estimate.parameters import count_parameters
+from llmsys.estimate.plan.check import Named, layout_problems
+from llmsys.estimate.plan.verdict import verdict
+from llmsys.parallel.apply import shard_parameters, split_experts
+from llmsys.parallel.mesh import make_meshes
+from llmsys.train.build import build_model
+from llmsys.train.objective import run_plan
+
+CLUSTERS = {
+    "llama-8b-8xh100": (8, "h100-sxm"),
+    "llama-8b-64xh100": (64, "h100-sxm"),
+    "qwen3-30b-a3b-64xh100": (64, "h100-sxm"),
+    "llama-1b-1xh200": (1, "h200"),
+    "olmoe-1b-7b-1xh200": (1, "h200"),
+}
+PADDING = 0.02
+"""Share of a rank's parameters that uneven splits may add."""
+
+
+@pytest.fixture
+def fake_ranks(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A process group of so many ranks, of which this process is the first and the only one."""
+    dist.init_process_group("fake", rank=0, world_size=request.param, store=FakeStore())
+    yield request.param
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("name", "ranks", "device"), [(name, *where) for name, where in CLUSTERS.items()])
+def test_a_config_passes_the_judgement_of_plan(name: str, ranks: int, device: str) -> None:
+    config = load_run(f"train/{name}")
+    layout = config.fitted_layout(ranks)
+    named = Named(layout.tensor, layout.context, 1, layout.expert, layout.replicate, layout.shard)
+    assert list(layout_problems(config, named, ranks, with_batch=True)) == []
+    found = verdict(config, named, Cluster(device=device, devices=ranks))
+    assert found["fits"], found["memory"]
+    run_plan(config, layout.data_ranks, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "fake_ranks"), [(name, ranks) for name, (ranks, _) in CLUSTERS.items()], indirect=["fake_ranks"]
+)
+def test_a_config_is_sharded_evenly_over_a_fake_group_of_its_size(name: str, fake_ranks: int) -> None:
+    config = load_run(f"train/{name}")
+    model = build_model(config)
+    meshes = make_meshes(config.fitted_layout(fake_ranks), torch.device("cpu"))
+    split_experts(model, meshes)
+    shard_parameters(model, meshes, torch.bfloat16)
+    local = sum(math.prod(p.to_local().shape) for p in model.parameters() if isinstance(p, DTensor))
+    share = count_parameters(config.model).total / fake_ranks
+    assert share <= local <= share * (1 + PADDING)
+    assert all(parameter.is_meta for parameter in model.parameters())

@@ -100,6 +100,11 @@ def _drop(drop: Mapping[str, Any]) -> Drop:
     )
 
 
+def in_file_order(drops: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows of `DROPPED_SCHEMA` of one file as they lie in it, however it was cut into blocks and batches."""
+    return sorted(drops, key=lambda drop: drop["offset"])
+
+
 def dropped_rows(
     documents: Iterable[Mapping[str, Any]], stage: str, verdicts: Iterable[tuple[str, float | None, float | None, str]]
 ) -> list[dict[str, Any]]:

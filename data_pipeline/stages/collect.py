@@ -1,7 +1,8 @@
 """Judged documents and their duplicates in, one file of kept and one file of dropped documents out.
 
 Reads, of every judged file in the order of their paths, the record batches of one document file; so the rows lie in the
-order of crawl file and offset, whatever the workers and the order of the inputs.
+order of crawl file and offset, whatever the workers, the order of the inputs, and the places where files are cut;
+dropped ones by stage first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 
 from data_pipeline.document import DROPPED_SCHEMA, rebatch, text_bytes
 from data_pipeline.executors.event import Report
-from data_pipeline.funnel import Tally
+from data_pipeline.funnel import Tally, in_file_order
 from data_pipeline.stages.leave_out import LeaveOut
 from llmsys.shards import ShardWriter, read_batches, read_schema
 
@@ -51,17 +52,23 @@ def collect_shard(
     schema = read_schema(sources[0].kept)
     with ShardWriter(documents, schema, "zstd") as kept, ShardWriter(dropped, DROPPED_SCHEMA, "zstd") as gone:
         kept_out, gone_out = _Rebatcher(kept, batch_bytes), _Rebatcher(gone, batch_bytes)
+        for batch in _dropped_before(sources, shard):
+            gone_out.write(batch)
         for number, source in enumerate(sources):
-            for path, batches in source.dropped:
-                indices = [index for index, (owner, _) in enumerate(batches) if owner == shard]
-                for batch in read_batches(path, indices):
-                    gone_out.write(batch)
             for batch in collector.kept(source, shard, LeaveOut(decisions, number, rules, collector.tally)):
                 kept_out.write(batch)
             gone_out.write(pa.RecordBatch.from_pylist(collector.take_drops(), DROPPED_SCHEMA))
         kept_out.flush()
         gone_out.flush()
     return collector.result() | {"documents_rows": kept_out.rows, "dropped_rows": gone_out.rows}
+
+
+def _dropped_before(sources: Sequence[Source], shard: int) -> Iterator[pa.RecordBatch]:
+    """Yield what each stage dropped, stage by stage, so that the places where files are cut show nowhere."""
+    for stage in zip(*(source.dropped for source in sources), strict=True):
+        for path, batches in stage:
+            indices = [index for index, (owner, _) in enumerate(batches) if owner == shard]
+            yield from read_batches(path, indices)
 
 
 class _Collector:
@@ -94,7 +101,7 @@ class _Collector:
     def take_drops(self) -> list[dict[str, Any]]:
         """Return the rows dropped since the last call."""
         drops, self._drops = self._drops, []
-        return drops
+        return in_file_order(drops)
 
     def result(self) -> dict[str, Any]:
         return {"tally": self.tally.plain(), "lengths": self.lengths.tolist(), "text_bytes": self.text_bytes}

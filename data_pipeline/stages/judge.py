@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from data_pipeline.document import DROPPED_SCHEMA, document_schema, text_bytes
 from data_pipeline.executors.event import Report
-from data_pipeline.funnel import Tally, dropped_rows
+from data_pipeline.funnel import Tally, dropped_rows, in_file_order
 from data_pipeline.language.identify import identify, keep_mask
 from data_pipeline.rules.by_language import NO_RULES, LanguageChains, chains
 from data_pipeline.rules.outcome import RuleOutcome, reason
@@ -54,7 +54,7 @@ def judge_file(
         for texts in read_batches(source):
             kept_batch, drops = judge.batch(texts)
             kept_writer.write(kept_batch)
-            dropped_writer.write(pa.RecordBatch.from_pylist(drops, DROPPED_SCHEMA))
+            dropped_writer.write(pa.RecordBatch.from_pylist(in_file_order(drops), DROPPED_SCHEMA))
             judge.tally.drop(drops)
             report(texts.num_rows, len(drops))
     documents, sizes = judge.language_documents, judge.language_bytes

@@ -18,7 +18,7 @@ from data_pipeline.dedup.naming import SPANS, too_little
 from data_pipeline.dedup.units import SpansConfig, run_length, sentence_splitter, units_of, without_runs
 from data_pipeline.document import DROPPED_SCHEMA, text_bytes
 from data_pipeline.executors.event import Report
-from data_pipeline.funnel import Tally, dropped_rows
+from data_pipeline.funnel import Tally, dropped_rows, in_file_order
 from data_pipeline.stages.leave_out import LeaveOut
 from data_pipeline.stages.sign import id_halves
 from llmsys.shards import ShardWriter, read_batches, read_schema
@@ -125,7 +125,7 @@ def take_out_file(
         for (owner, count), batch in zip(kept_batches, read_batches(source), strict=True):
             batch, stays, drops = leave_out.batch(batch, row)
             batch, more = cutter.batch(batch, np.flatnonzero(stays) + row)
-            gone = pa.RecordBatch.from_pylist([*drops, *more], DROPPED_SCHEMA)
+            gone = pa.RecordBatch.from_pylist(in_file_order([*drops, *more]), DROPPED_SCHEMA)
             for name, part, writer in (("kept_batches", batch, kept_out), ("dropped_batches", gone, gone_out)):
                 if part.num_rows:
                     writer.write(part)

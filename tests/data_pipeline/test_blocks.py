@@ -13,7 +13,7 @@ from data_pipeline.pipeline import prepare
 from data_pipeline.readers.read import read_pages
 from data_pipeline.readers.survey import survey
 from llmsys.shards import load_manifest
-from tests.helpers.tiny_crawl import fingerprints, make_crawl, page, record, sentences, tiny_config
+from tests.helpers.tiny_crawl import GERMAN, fingerprints, make_crawl, page, record, sentences, tiny_config
 
 
 def make_records(seed: int, count: int) -> list[bytes]:
@@ -112,6 +112,19 @@ PLAIN = {
     "deduplicate": {"exact": {"kind": "text"}, "minhash": {"kind": "none"}},
     "documents": {"shards": 2, "batch_bytes": 2_000},
 }
+
+
+def test_what_is_dropped_lies_in_the_same_order_whatever_the_blocks(tmp_path: Path) -> None:
+    texts = [sentences(random.Random(1), 2), [GERMAN * 8], sentences(random.Random(0), 16)] * 4
+    records = [record(f"https://e.org/{n}", "2024-01-01T00:00:00Z", page(text)) for n, text in enumerate(texts)]
+    (tmp_path / "a.warc.gz").write_bytes(b"".join(records))
+    dedup = {"exact": {"kind": "text"}, "minhash": {"kind": "none"}}
+    for name, size in (("whole", 1 << 30), ("blocks", 1)):
+        executor = {"kind": "inline", "block_bytes": size}
+        config = tiny_config(tmp_path / name, tmp_path, executor=executor, deduplicate=dedup)
+        prepare(config, until="documents")
+    assert len(list((tmp_path / "blocks" / "work" / "extracted").iterdir())) > 8
+    assert outputs(tmp_path / "blocks") == outputs(tmp_path / "whole")
 
 
 def test_any_size_of_blocks_gives_the_same_dataset_and_a_changed_block_is_done_alone(

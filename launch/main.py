@@ -43,6 +43,10 @@ VERBS = {
         "train on this machine, from the start or from where the run stands",
         "llmsys train train/demo engine.kind=deepspeed run.folder=demo/deepspeed",
     ),
+    "preflight": Verb(
+        "say what would fail on these hosts before a rank starts: ssh, versions, clocks, disks, network, layout, data",
+        "llmsys preflight train/demo nodes=first:8,second:8",
+    ),
     "launch": Verb(
         "train on several hosts, or under Slurm, or print the commands that do",
         "llmsys launch train/demo nodes=127.0.0.1:2 --print",

@@ -1,0 +1,110 @@
+"""One command on every host at once, by ssh: what it said, how it ended, how long it took.
+
+`localhost` is this machine and is asked without ssh. Names, ports, users and keys are those of the user's ssh config;
+no password is ever asked for. Promises an answer for each host within the stated time, and leaves nothing running.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+CONNECT_SECONDS = 8
+"""How long a host may take to answer the door; a command's own time comes on top."""
+SPARE_SECONDS = 2
+SSH_FAILED, TIMED_OUT = 255, 124
+CHECKOUT = Path(__file__).resolve().parent.parent
+FORWARDED = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+HERE = ("localhost", "127.0.0.1")
+
+REMEDIES = {
+    "Connection refused": "Start sshd there, or give its port in ~/.ssh/config",
+    "Permission denied": "Put your public key there: ssh-copy-id {host}",
+    "Could not resolve": "Correct the name, or give it an address in ~/.ssh/config or /etc/hosts",
+    "Host key verification failed": "Look at its key once by hand: ssh {host} true",
+    "timed out": "See that it is up, and that its ssh port is open to this machine",
+    "No route to host": "See that it is up, and that the network between is",
+    "No such file or directory: 'ssh'": "Install ssh here (Debian, Ubuntu: apt-get install openssh-client)",
+}
+
+
+class Answer(NamedTuple):
+    """What a command on a host came to. `seconds` is the wall time from asking; `asked_at` is time.time() then."""
+
+    status: int
+    output: str
+    errors: str
+    asked_at: float
+    seconds: float
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether ssh itself failed, so that the command never ran."""
+        return self.status == SSH_FAILED
+
+    @property
+    def last_words(self) -> str:
+        """The last thing that it complained about, on one line."""
+        lines = [line.strip() for line in (self.errors or self.output).splitlines() if line.strip()]
+        return lines[-1] if lines else f"it ended with status {self.status} and said nothing"
+
+
+def ask_all(hosts: Sequence[str], command: Callable[[str], str], timeout_seconds: int) -> dict[str, Answer]:
+    """The answer of each host to `command(host)`, a line for its shell, all at once."""
+    with ThreadPoolExecutor(max(1, len(hosts))) as pool:
+        answers = pool.map(lambda host: ask(host, command(host), timeout_seconds), hosts)
+        return dict(zip(hosts, answers, strict=True))
+
+
+def ask(host: str, command: str, timeout_seconds: int) -> Answer:
+    """What `host` says to one line for its shell; status 124 when it took longer than the timeout."""
+    bounded = f"timeout {timeout_seconds} sh -c {shlex.quote(command)}"
+    words = ["sh", "-c", bounded] if host in HERE else ["ssh", *_options(), host, bounded]
+    asked_at, began = time.time(), time.monotonic()
+
+    def answer(status: int, output: str, errors: str) -> Answer:
+        return Answer(status, output, errors, asked_at, time.monotonic() - began)
+
+    try:
+        limit = timeout_seconds + CONNECT_SECONDS + SPARE_SECONDS
+        done = subprocess.run(words, capture_output=True, text=True, timeout=limit, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        return answer(TIMED_OUT, "", f"timed out after {limit} s")
+    except OSError as error:
+        return answer(SSH_FAILED, "", str(error))
+    return answer(done.returncode, done.stdout, done.stderr)
+
+
+def remedy_for(host: str, answer: Answer) -> str:
+    """What to do about a host that ssh could not reach."""
+    for words, remedy in REMEDIES.items():
+        if words in answer.errors:
+            return f"{remedy.format(host=host)}."
+    return f"Try it by hand: ssh {host} true."
+
+
+def python_line(module: str, words: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """A line that runs a module with this interpreter, this code and this working directory, as ranks will be run."""
+    forwarded = {name: os.environ[name] for name in FORWARDED if name in os.environ}
+    settings = {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"} | forwarded | dict(environment or {})
+    command = ["env", *(f"{key}={value}" for key, value in settings.items()), sys.executable, "-m", module, *words]
+    return f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(command)}"
+
+
+def last_json(answer: Answer) -> dict[str, Any] | None:
+    """The last line of what was said, where it is JSON: a shell may have said something before."""
+    for line in reversed(answer.output.splitlines()):
+        if line.startswith("{"):
+            told: dict[str, Any] = json.loads(line)
+            return told
+    return None
+
+
+def _options() -> list[str]:
+    return ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}", "-o", "ServerAliveInterval=5"]

@@ -1,0 +1,138 @@
+"""Laws of `llmsys preflight`: what would fail is named with host, finding and remedy before a rank starts."""
+
+import json
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launch import facts, findings
+from launch.findings import Finding
+from launch.hosts import Host
+from launch.main import main
+from launch.preflight import Question, fit
+from launch.ssh import Answer, ask, ask_all, last_json, remedy_for
+from launch.verbs.preflight import table
+from llmsys.doctor.toy_data import make_toy_data, toy_config
+from llmsys.errors import LlmsysError
+
+GIB = 1 << 30
+GPU = {"name": "H100", "free_bytes": 79 * GIB, "total_bytes": 80 * GIB}
+
+
+def told(*accelerators: dict[str, Any], code: str = "c0de", torch: str = "2.13.0") -> dict[str, Any]:
+    versions = {"python": "3.11.7", "llmsys": "0.1.0", "torch": torch}
+    devices = {"accelerators": list(accelerators), "memory_bytes": 8 * GIB, "cores": 2}
+    return {"versions": versions, "code": code, "commit": "", "devices": devices}
+
+
+def failing(found: Any) -> list[tuple[str, str, str]]:
+    return [(one.host, one.finding, one.remedy) for one in found if one.remedy]
+
+
+def test_the_odd_one_out_is_named_and_not_the_many() -> None:
+    hosts = {"a": told(torch="2.12.0", code="0dd"), "b": told(), "c": told()}
+    assert failing(findings.same_everywhere(hosts)) == [
+        ("a", "torch is 2.12.0, elsewhere 2.13.0", "Install torch 2.13.0 there, or share one environment."),
+        (
+            "a",
+            "files of code differ: digest 0dd, elsewhere c0de",
+            "Bring it to the same commit there, or share one checkout.",
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("odd", "finding"),
+    [
+        ([GPU], "has 1 accelerators for 2 slots"),
+        ([], "has no accelerator, ranks run on the CPU, elsewhere H100"),
+        ([GPU, GPU | {"free_bytes": 40 * GIB}], "1 accelerators are in use; of one, 40 of 80 GiB are free"),
+    ],
+)
+def test_accelerators_are_as_many_as_slots_alike_and_free(odd: list[dict[str, Any]], finding: str) -> None:
+    hosts = {"a": told(GPU, GPU), "b": told(*odd)}
+    [(host, said, _)] = failing(findings.devices(hosts, [Host("a", 2), Host("b", 2)]))
+    assert (host, said) == ("b", finding)
+
+
+@pytest.mark.parametrize(("ahead", "fails"), [(0.0, False), (4.0, False), (20.0, True), (-20.0, True)])
+def test_a_clock_is_wrong_only_beyond_the_doubt_of_asking(ahead: float, fails: bool) -> None:
+    answer = Answer(0, f"{1000 + ahead + 3}\n", "", asked_at=1000.0, seconds=6.0)
+    found = findings.clock("a", answer)
+    assert bool(found.remedy) == fails
+    assert ("ahead of" in found.finding) == (fails and ahead > 0)
+
+
+def test_an_address_that_leads_nowhere_and_a_full_disk_are_refused() -> None:
+    found = findings.addresses("b", {"address": "127.0.1.1"}, "a", several=True)
+    assert found.finding == "takes a for 127.0.1.1, a loopback address that leads to no other host"
+    assert "Give a its real address in /etc/hosts here" in found.remedy
+    assert not findings.addresses("a", {"address": "127.0.0.1"}, "a", several=False).remedy
+    full = findings.disk("b", {"folder": {"free_bytes": 23 * GIB}}, "/runs", parameters=GIB, checkpoints=1)
+    assert full.finding == "23.0 GiB are free at /runs, and 2 checkpoints take 24.0"
+
+
+def test_a_port_in_use_is_refused_by_number() -> None:
+    with socket.socket() as holder:
+        holder.bind(("", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(LlmsysError, match=rf"port {port} cannot be had .* Set launch.port to another"):
+            facts.require_port(port)
+
+
+def test_a_host_that_takes_too_long_is_left_and_noise_of_its_shell_is_passed_over() -> None:
+    slow = ask("localhost", "sleep 60", 1)
+    assert (slow.status, slow.seconds < 30) == (124, True)
+    answers = ask_all(["localhost", "127.0.0.1"], lambda host: f"""echo welcome; echo '{{"at": "{host}"}}'""", 30)
+    assert [last_json(one) for one in answers.values()] == [{"at": "localhost"}, {"at": "127.0.0.1"}]
+
+
+def test_what_ssh_says_becomes_a_remedy() -> None:
+    for said, remedy in (("Permission denied (publickey)", "ssh-copy-id a"), ("never heard", "by hand: ssh a true")):
+        assert remedy in remedy_for("a", Answer(255, "", f"a: {said}", 0, 0))
+
+
+def test_this_machine_alone_is_asked_without_ssh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_toy_data(tmp_path / "data")
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(toy_config(tmp_path).model_dump(mode="json")))
+    words = ["preflight", str(tmp_path / "toy.yaml"), "nodes=localhost:2"]
+    assert main([*words, "--json", "--patience=120"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    checks = ["layout", "batch", "reach", "clock", "versions", "code", "devices", "address", "disk", "dry batch"]
+    assert [one["check"] for one in said["findings"]] == [*checks, "shared"]
+    assert not any(one["fails"] for one in said["findings"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_does_not_divide_or_cannot_be_read_is_found_before_a_rank_is_there(tmp_path: Path) -> None:
+    config = toy_config(tmp_path, train={"reproducibility": "fast"}, layout={"tensor": 2})
+    batch = config.batch.model_copy(update={"sequences": 9})
+    for ranks, changed, message in (
+        (3, config, "3 ranks cannot be split into tensor=2 equal parts"),
+        (4, config.model_copy(update={"batch": batch}), "batch.sequences=9 cannot be dealt evenly to 2 data ranks"),
+    ):
+        [(host, finding, remedy)] = failing(fit(Question("", [], changed, [Host("a", ranks)], 25)))
+        assert (host, finding) == ("all", message)
+        assert re.match("Start a multiple of 2 processes|Use batch.sequences=8", remedy)
+    request = {"config": "train/demo", "overrides": [f"data.folder={tmp_path}/no"], "ranks": 2, "first_rank": 1}
+    with pytest.raises(LlmsysError, match=f"{tmp_path}/no"):
+        facts.dry_batch(request)
+
+
+def test_the_table_joins_hosts_and_puts_the_remedy_below() -> None:
+    well = [Finding(host, "reach", "answers") for host in ("a", "b")]
+    assert table([*well, Finding("b", "clock", "is late", "Wind it up.")]).splitlines()[1:] == [
+        "ok    reach  a, b  answers",
+        "FAIL  clock  b     is late",
+        "                   → Wind it up.",
+    ]
+
+
+def test_a_preflight_without_hosts_says_how_to_name_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["preflight", "train/demo"]) == 2
+    assert "A preflight needs hosts. Give nodes=first:8,second:8, or nodes=HOSTFILE." in capsys.readouterr().err

@@ -1,0 +1,79 @@
+"""Laws that hold on real, separate hosts with real ssh: what is wrong is named, and a run goes on after a cut cable."""
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from llmsys.doctor.toy_data import make_toy_data, toy_config
+from tests.helpers.hosts import ROOT, Hosts, real_hosts, why_not
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(bool(why_not()), reason=f"no hosts can be made here: {why_not()}"),
+]
+
+# A host with another version of llmsys and a folder of its own where the others share one.
+ODD = "mount --bind {folder}/other_init.py {root}/llmsys/__init__.py\nmount -t tmpfs tmpfs {folder}/shared"
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """Two hosts on which all is well, one where much is wrong, and one that refuses ssh."""
+    folder = tmp_path_factory.mktemp("hosts")
+    (folder / "shared").mkdir()
+    make_toy_data(folder / "data")
+    config = toy_config(folder, run={"folder": str(folder / "shared" / "run")})
+    (folder / "toy.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    (folder / "other_init.py").write_text((ROOT / "llmsys" / "__init__.py").read_text() + '__version__ = "0.0.7"\n')
+    before = {"odd": ODD.format(folder=folder, root=ROOT)}
+    with real_hosts(folder, ["alpha", "beta", "odd", "closed"], before) as made:
+        date = folder / "bin" / "odd" / "date"
+        date.write_text('#!/bin/sh\nexec /bin/date -d "90 seconds" "$@"\n')
+        date.chmod(0o755)
+        made.stop_sshd("closed")
+        yield made
+
+
+def preflight(hosts: Hosts, nodes: str) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
+    words = ["-m", "launch.main", "preflight", str(hosts.folder / "toy.yaml"), f"nodes={nodes}", "--json"]
+    words += ["--patience", "120"]  # a test machine may have other work
+    done = hosts.run("alpha", sys.executable, *words)
+    assert done.stdout, done.stderr
+    found = json.loads(done.stdout)["findings"]
+    return done.returncode, {(one["host"], one["check"]): one for one in found}
+
+
+def test_hosts_on_which_all_is_well_are_found_so(hosts: Hosts) -> None:
+    status, found = preflight(hosts, "alpha:1,beta:1")
+    assert not [one for one in found.values() if one["fails"]]
+    assert status == 0
+    assert "alpha is 10.77.0.1" in found["beta", "address"]["finding"]
+    assert "sees what 2 hosts wrote" in found["alpha", "shared"]["finding"]
+    for host in ("alpha", "beta"):
+        assert "over eth0 (gloo)" in found[host, "exchange"]["finding"]
+        assert "all-reduce" in found[host, "exchange"]["finding"]
+    assert not list((hosts.folder / "shared").iterdir())
+
+
+def test_what_is_wrong_is_told_by_host_with_its_remedy(hosts: Hosts) -> None:
+    status, found = preflight(hosts, "alpha:1,odd:1,closed:1")
+    assert status == 1
+    wanted = {
+        ("closed", "reach"): ("Connection refused", "Start sshd there"),
+        ("closed", "exchange"): ("no exchange was tried, because closed", "Mend what stands above"),
+        ("odd", "clock"): ("s ahead of this host; 2 s is the most", "Set it by a time service"),
+        ("odd", "versions"): ("llmsys is 0.0.7, elsewhere 0.1.0", "Install llmsys 0.1.0 there"),
+        ("odd", "code"): ("files of code differ: digest", "Bring it to the same commit there"),
+        ("odd", "shared"): ("does not see in {run} what alpha wrote there", "Mount one shared folder"),
+        ("alpha", "shared"): ("does not see in {run} what odd wrote there", "set run.folder to a path in it"),
+        ("all", "batch"): ("", ""),
+    }
+    for place, (finding, remedy) in wanted.items():
+        assert finding.format(run=hosts.folder / "shared" / "run") in found[place]["finding"]
+        assert remedy in found[place]["remedy"]
+    failed = {place for place, one in found.items() if one["fails"]}
+    assert wanted.keys() >= failed - {("alpha", "dry batch"), ("odd", "dry batch")}

@@ -24,8 +24,6 @@ from llmsys.parallel.mesh import Meshes
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-if "RANK" not in os.environ:
-    os.environ.setdefault("LOCAL_RANK", "0")  # one process without a launcher
 import deepspeed
 from deepspeed.accelerator import get_accelerator
 from deepspeed.moe.layer import MoE
@@ -103,6 +101,8 @@ def settings_of(
 def wrap(model: Transformer, optimizer: torch.optim.Optimizer, settings: dict[str, Any]) -> Any:
     """DeepSpeed's engine around a model that has its storage. Buffers keep their values and types."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    if "RANK" not in os.environ:
+        os.environ.setdefault("LOCAL_RANK", "0")  # one process without a launcher
     with contextlib.redirect_stdout(io.StringIO()):  # it prints the memory it sees, where a verb may be printing JSON
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
     for name, buffer in model.named_buffers():

@@ -57,8 +57,7 @@ def explain(data: CrawlConfig, url: str) -> list[Capture]:
 def _judged(page: pa.RecordBatch, data: CrawlConfig, rules: str) -> Capture:
     row = page.to_pylist()[0]
     capture = Capture(*(row[name] for name in ("id", "url", "date", "file", "offset")))
-    stages, kept, drops = judge_one(page, data, rules)
-    statistics = kept[0] if kept else {}
+    stages, left, drops = judge_one(page, data, rules)
     capture.steps.append(("read", "read", f"{row['bytes_html']:,} bytes at byte {row['offset']:,}"))
     for stage, counts in stages.items():
         if not counts["documents_in"]:
@@ -66,15 +65,17 @@ def _judged(page: pa.RecordBatch, data: CrawlConfig, rules: str) -> Capture:
         if not counts["documents_out"]:
             capture.steps.append((stage, "dropped", drops[0]["reason"]))
             break
-        capture.steps.append((stage, "stays", _details(stage, counts, statistics)))
-    capture.excerpt = (statistics.get("text") or row["text"] or "")[:EXCERPT_CHARACTERS]
+        capture.steps.append((stage, "stays", _details(stage, counts, left.get(stage, {}))))
+    last = next(reversed(left.values()), row)
+    capture.excerpt = (last["text"] or "")[:EXCERPT_CHARACTERS]
     return capture
 
 
-def _details(stage: str, counts: dict[str, int], statistics: dict[str, Any]) -> str:
-    if stage == "language" and statistics:
-        return f"{statistics['language']}, score {statistics['language_score']:.3f}"
-    own = {name.partition(".")[2]: value for name, value in statistics.items() if name.startswith(f"{stage}.")}
+def _details(stage: str, counts: dict[str, int], left: dict[str, Any]) -> str:
+    """What a stage measured of the document that left it, or else its bytes."""
+    if stage == "language" and left:
+        return f"{left['language']}, score {left['language_score']:.3f}"
+    own = {name.partition(".")[2]: value for name, value in left.items() if name.startswith(f"{stage}.")}
     if own:
         return ", ".join(f"{name} {value:.4g}" for name, value in own.items() if value is not None)
     return f"{counts['bytes_in']:,} bytes in, {counts['bytes_out']:,} bytes out"

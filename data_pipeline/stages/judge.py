@@ -73,11 +73,11 @@ def reaching_rules(texts: pa.RecordBatch, config: CrawlConfig) -> pa.RecordBatch
 
 def judge_one(
     page: pa.RecordBatch, config: CrawlConfig, rules: str
-) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the counts by stage, in order, of a batch of one extracted page; its document when it stays; its drop."""
-    judge = _Judge(chains(rules, ()), config.language, config.unicode)
-    kept, drops = judge.batch(page)
-    return judge.tally.stages, kept.to_pylist(), drops
+) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, Any]], list[dict[str, Any]]]:
+    """Return of a batch of one extracted page: counts by stage, in order; the document as it left each; its drop."""
+    judge = _Watched(chains(rules, ()), config.language, config.unicode)
+    _, drops = judge.batch(page)
+    return judge.tally.stages, judge.left, drops
 
 
 class _Judge:
@@ -181,6 +181,19 @@ class _Judge:
         size = int(text_bytes(batch.column("text")).sum())
         self.tally.count(stage, documents_out=batch.num_rows, bytes_out=size)
         return batch
+
+
+class _Watched(_Judge):
+    """Judges one document and remembers how it left each stage."""
+
+    def __init__(self, chains: LanguageChains, language: LanguageConfig, unicode: UnicodeConfig) -> None:
+        super().__init__(chains, language, unicode)
+        self.left: dict[str, dict[str, Any]] = {}
+
+    def _left(self, stage: str, batch: pa.RecordBatch) -> pa.RecordBatch:
+        for row in batch.to_pylist():
+            self.left[stage] = row
+        return super()._left(stage, batch)
 
 
 def _extract_verdict(row: dict[str, Any]) -> tuple[str, float | None, float | None, str]:

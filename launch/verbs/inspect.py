@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from llmsys.errors import DataError
+from llmsys.errors import ConfigError, DataError
 
 WRONG = 1
 
@@ -54,7 +54,12 @@ def dataset_folders_of(name: str, overrides: list[str]) -> tuple[Path, ...]:
         return (Path(name),)
     from llmsys.config.data import dataset_folders
     from llmsys.config.load import load_run
+    from llmsys.config.lookup import find_config
 
+    try:
+        find_config(name, Path.cwd())
+    except ConfigError as error:
+        raise DataError(f"{name} is no dataset folder, and {error}") from None
     return dataset_folders(load_run(name, overrides).data)
 
 

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if isinstance(config.data, CrawlConfig) and result["tokens"] and not manifest.splits["heldout"].tokens:
         logger(__name__).warning(
-            "no document was held back, and training ends with an evaluation. Raise data.split.heldout_fraction=%g",
+            "no document was held back, and training ends with an evaluation. Raise data.split.heldout_fraction (%g)",
             config.data.split.heldout_fraction,
         )
     for entry in given_up:

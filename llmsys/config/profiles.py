@@ -77,6 +77,9 @@ def _closest(code: str, codes: Collection[str]) -> str:
     """The codes that look most like one."""
     if code == "no":
         return "Norwegian is nb (Bokmål) or nn (Nynorsk)."
+    named = [one for one in profile_codes() if read_profile(f"{PROFILES}/{one}").name.lower() == code.lower()]
+    if named:
+        return f"{code.capitalize()} is {named[0]}."
     close = difflib.get_close_matches(code.lower(), sorted(codes), n=3, cutoff=0.3)
     close = close or [one for one in sorted(codes) if one[:1] == code[:1].lower()][:3] or sorted(codes)[:3]
     return f"The nearest codes are {', '.join(close)}."

@@ -87,6 +87,7 @@ def test_every_page_is_explained_as_it_was_decided(dataset: CrawlConfig) -> None
     (capture,) = explain(dataset, drops[0]["url"])
     assert [step[0] for step in capture.steps] == ["read", "extract", "language", "gopher_quality"]
     assert capture.steps[-1][1:] == ("dropped", drops[0]["reason"])
+    assert capture.steps[2][2].startswith("en, score ")  # what was measured before it was dropped
     _, drops = dropped_documents(dataset.folder, {"stage": "exact_duplicates"}, 1)
     captures = explain(dataset, drops[0]["url"])
     last = next(one for one in captures if one.id == drops[0]["id"]).steps[-1]
@@ -96,3 +97,8 @@ def test_every_page_is_explained_as_it_was_decided(dataset: CrawlConfig) -> None
     assert "https://example-0.org/3\n  captured 2024-05-01" in explanation_as_text([stays])
     with pytest.raises(DataError, match=r"is not among the pages of .*\. Write the address as the crawl has it"):
         explain(dataset, "https://nowhere.org/")
+
+
+def test_what_is_neither_a_dataset_nor_a_config_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "runs/nothing"]) == 2
+    assert "runs/nothing is no dataset folder, and there is no config 'runs/nothing'" in capsys.readouterr().err

@@ -121,6 +121,7 @@ def test_characters_of_scripts_without_spaces_are_words() -> None:
 @pytest.mark.parametrize(
     ("keep", "language", "expected"),
     [
+        (("english",), {}, r"never says 'english'\. English is en\."),
         (("zg",), {}, r"the identifier combined never says 'zg'\. The nearest codes are "),
         (("no",), {}, r"never says 'no'\. Norwegian is nb \(Bokmål\) or nn \(Nynorsk\)\."),
         (("mi",), {"kind": "py3langid"}, r"the identifier py3langid never says 'mi'"),

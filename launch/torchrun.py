@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args, run
 
 from launch.forward import forwarding
@@ -34,13 +35,24 @@ def outcome_of(start: Callable[[], None]) -> int:
     configure_logging()
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGINT,SIGHUP,SIGQUIT")  # the default of --signals-to-handle
+    # A store for each attempt: agents that have counted different numbers of restarts read each other's old addresses
+    # in a shared one, and after a cut cable no rank finds another.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     rest_when_final()
     try:
         with forwarding():
             start()
     except ChildFailedError as error:
         return _report(sorted(error.failures.items(), key=lambda item: item[1].timestamp))
+    except RendezvousError as error:
+        log.error("the hosts did not meet again (%s). The same command goes on from the last checkpoint.", _told(error))
+        return LOST_PEER
     return 0
+
+
+def _told(error: RendezvousError) -> str:
+    """What torch says of hosts that do not meet: of some kinds only the name."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _report(failures: list[tuple[int, ProcessFailure]]) -> int:

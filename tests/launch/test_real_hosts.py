@@ -1,21 +1,28 @@
 """Laws that hold on real, separate hosts with real ssh: what is wrong is named, and a run goes on after a cut cable."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from llmsys.doctor.toy_data import make_toy_data, toy_config
+from llmsys.doctor.toy_data import LENGTH, SEQUENCES, make_toy_data, toy_config
+from llmsys.log import latest_events
+from llmsys.train.checkpoint_record import read_record
 from tests.helpers.hosts import ROOT, Hosts, real_hosts, why_not
+from tests.helpers.process import wait_until
 
 pytestmark = [
     pytest.mark.distributed,
     pytest.mark.skipif(bool(why_not()), reason=f"no hosts can be made here: {why_not()}"),
 ]
 
+TRAIN = ROOT / "launch" / "train.py"
+NO_EVALUATION = {"every_steps": 0}
 # A host with another version of llmsys and a folder of its own where the others share one.
 ODD = "mount --bind {folder}/other_init.py {root}/llmsys/__init__.py\nmount -t tmpfs tmpfs {folder}/shared"
 
@@ -26,7 +33,8 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     folder = tmp_path_factory.mktemp("hosts")
     (folder / "shared").mkdir()
     make_toy_data(folder / "data")
-    config = toy_config(folder, run={"folder": str(folder / "shared" / "run")})
+    train = {"tokens": 24 * SEQUENCES * LENGTH, "hang_timeout_seconds": 15}
+    config = toy_config(folder, run={"folder": str(folder / "shared" / "run")}, train=train, evaluation=NO_EVALUATION)
     (folder / "toy.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     (folder / "other_init.py").write_text((ROOT / "llmsys" / "__init__.py").read_text() + '__version__ = "0.0.7"\n')
     before = {"odd": ODD.format(folder=folder, root=ROOT)}
@@ -77,3 +85,33 @@ def test_what_is_wrong_is_told_by_host_with_its_remedy(hosts: Hosts) -> None:
         assert remedy in found[place]["remedy"]
     failed = {place for place, one in found.items() if one["fails"]}
     assert wanted.keys() >= failed - {("alpha", "dry batch"), ("odd", "dry batch")}
+
+
+def test_a_cable_that_is_cut_and_mended_costs_nothing_but_time(hosts: Hosts, tmp_path: Path) -> None:
+    """FSDP2 with experts over two hosts: the hang is named, both agents start again, and every bit is as in peace."""
+    toy, run = str(hosts.folder / "toy.yaml"), hosts.folder / "shared" / "run"
+    words = [sys.executable, "-m", "launch.torchrun", "--nnodes=2:2", "--nproc-per-node=1", "--max-restarts=5"]
+    words += ["--rdzv-backend=c10d", "--rdzv-id=toy", "--rdzv-endpoint=alpha:29517", str(TRAIN), toy, "layout.expert=2"]
+    logs = {name: tmp_path / name for name in ("alpha", "beta")}
+    started = [hosts.start(name, *words, log=log) for name, log in logs.items()]
+
+    def said() -> str:
+        return "".join(log.read_text() for log in logs.values())
+
+    wait_until(lambda: steps_done(run) >= 3 or any(one.poll() is not None for one in started), "no step was made")
+    hosts.cut("beta")
+    wait_until(lambda: "no step was finished for 15 s" in said(), "nobody noticed")
+    hosts.mend("beta")
+    assert [one.wait(180) for one in started] == [0, 0], said()
+    assert "resuming from" in said()
+
+    calm = subprocess.run([sys.executable, str(TRAIN), toy, f"run.folder={tmp_path / 'calm'}"], capture_output=True)
+    assert calm.returncode == 0, calm.stderr
+    last = "checkpoints/step-00000024"
+    assert read_record(run / last)["state_hash"] == read_record(tmp_path / "calm" / last)["state_hash"]
+
+
+def steps_done(run: Path) -> int:
+    """The last step in a run's events; 0 before there is one."""
+    events = latest_events(run / "events.jsonl") if (run / "events.jsonl").exists() else []
+    return max((event["step"] for event in events if event["event"] == "step"), default=0)

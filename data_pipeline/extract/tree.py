@@ -41,6 +41,7 @@ _UNREAD = [
     "picture",
     "input",
 ]
+_UNREAD_SELECTOR = ",".join(_UNREAD)
 # (text, "/" or "", name, attributes) again and again; a comment has no name. Inside attributes lexbor writes `&gt;`.
 _TAGS = re.compile(r"<(?:!--.*?--|(/?)([^\s>]*)([^>]*))>", re.DOTALL)
 _BLOCKS = frozenset(
@@ -125,7 +126,8 @@ def read_tree(html: bytes) -> Tree:
 def _readable(html: bytes) -> str:
     """What is inside `body`, written out regularly."""
     page = LexborHTMLParser(html)
-    page.strip_tags(_UNREAD)
+    for element in reversed(page.css(_UNREAD_SELECTOR)):  # what is inside another goes first
+        element.decompose(recursive=False)
     body = page.body or page.root
     written = (body.html if body is not None else None) or ""
     return written.replace("&nbsp;", " ")

@@ -104,7 +104,7 @@ def _language(rules: str) -> tuple[Any, frozenset[str]]:
         # spaCy numbers the names of its own symbols unlike other strings. When a memory zone closes, it keeps a dead
         # entry of a word such as IS_ALPHA that was first met inside, and later texts fail. Met before, it does no harm.
         nlp.vocab[name]
-    nlp.vocab.lex_attr_getters.clear()  # shape, prefix and the like of each new word: nobody asks, it takes a quarter
+    nlp.vocab.lex_attr_getters = {}  # shape, prefix and the like of each new word: nobody asks, it takes a quarter
     return nlp, frozenset(nlp.add_pipe("sentencizer").punct_chars)
 
 

@@ -1,8 +1,8 @@
 """datatrove's side of tools/bench/data.py: programs for another interpreter, because the two cannot share one.
 
-Gives what datatrove 0.10.1 needs, decides and signs on the inputs it is handed, with CPU seconds of its process and
-of the one that it extracts in. It is called the way its FineWeb example calls it. Its language filter needs a download and is replaced by our verdicts, which
-cost it nothing; its URL filter is left out on both sides.
+Gives what datatrove 0.10.1 needs, decides and signs on the inputs it is handed, with CPU seconds of its process and of
+the one that it extracts in. It is called the way its FineWeb example calls it. Its language filter needs a download and
+is replaced by our verdicts, which cost it nothing; its URL filter is left out on both sides.
 """
 
 import json

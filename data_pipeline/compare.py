@@ -162,7 +162,10 @@ def _documents(data: CrawlConfig) -> Iterator[pa.RecordBatch]:
     for source in find_inputs(data.inputs) if not stored else ():
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "texts.arrow")
-            extract_file(_silent, source=source, output=path, config=data.extract, read=data.read, urls=data.url)
+            unread = path.with_suffix(".unread")
+            extract_file(
+                _silent, source=source, output=path, unread=unread, config=data.extract, read=data.read, urls=data.url
+            )
             yield from _reaching(path, data)
 
 

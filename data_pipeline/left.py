@@ -34,6 +34,10 @@ class Left:
         """Return the same with more decisions."""
         return replace(self, decisions=[*self.decisions, *records], rules=[*self.rules, rule])
 
+    def with_unread(self, read: Sequence[Record]) -> "Left":
+        """Return the same with what reading dropped before anything else did."""
+        return replace(self, dropped=[read, *self.dropped])
+
     @property
     def changed(self) -> list[Record]:
         """The records of stages that rewrote files, whose results count what they dropped."""

@@ -150,10 +150,11 @@ class _Preparation:
         outcome = Outcome(inputs=inputs, extracted=self._extract(blocks))
         extracted, names = not_quarantined(outcome.extracted, [block.name for block in blocks])
         outcome.judged = self._judge(extracted, names)
+        read = [record for record, judged in zip(extracted, outcome.judged, strict=True) if judged.outputs]
         judged, names = not_quarantined(outcome.judged, names)
         left = Deduplication(self.data, self.workshop, self._stage).run(judged, names)
         outcome.thinned = left.changed
-        outcome.collected = self._collect(left)
+        outcome.collected = self._collect(left.with_unread(read))
         outcome.collected = clean_documents(self.data, self.workshop, self._stage, outcome.collected)
         outcome.require_documents()
         outcome.copies = copy_final(self.data, self._stage, outcome.collected)
@@ -196,13 +197,14 @@ class _Preparation:
         part += extract_libraries(config)
         tasks = []
         for block in blocks:
-            output = f"work/extracted/{block.name}.arrow"
+            outputs = [f"work/extracted/{block.name}.arrow", f"work/unread/{block.name}.arrow"]
             job = partial(
                 extract_file,
                 source=block.source,
                 start=block.start,
                 stop=block.stop,
-                output=self.folder / output,
+                output=self.folder / outputs[0],
+                unread=self.folder / outputs[1],
                 config=config,
                 read=read,
                 urls=self.data.url,
@@ -210,7 +212,7 @@ class _Preparation:
             )
             decides = [block.source, block.digest, block.start, part, lists]
             without = partial(without_block, block)
-            tasks.append(Task(f"extract/{block.name}", decides, [output], job, block.size, without))
+            tasks.append(Task(f"extract/{block.name}", decides, outputs, job, block.size, without))
         return self._stage("extract", tasks, "B")
 
     def _judge(self, extracted: list[Record], names: list[str]) -> list[Record]:
@@ -233,7 +235,8 @@ class _Preparation:
                 files=tuple(files),
             )
             without = partial(without_pages, record.result["pages"], record.result["html_bytes"])
-            tasks.append(Task(f"judge/{name}", [record.digests, part], outputs, job, record.result["pages"], without))
+            decides = [record.digests[:1], part]
+            tasks.append(Task(f"judge/{name}", decides, outputs, job, record.result["pages"], without))
         return self._stage("judge", tasks, "page")
 
     def _collect(self, left: Left) -> list[Record]:

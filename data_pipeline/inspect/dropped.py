@@ -1,7 +1,7 @@
 """What a dataset dropped, document by document: which test, its value beside the threshold, and the text.
 
-Reads dropped/ of a dataset folder; gives rows in the order of their ids. What was dropped before it had a text, such as
-a record that could not be read, stands in the manifest alone.
+Reads dropped/ of a dataset folder; gives rows in the order of their ids. A place that could not be
+read is a row without address and text; an input in quarantine stands in the manifest alone.
 """
 
 import heapq
@@ -63,9 +63,9 @@ def _row(row: dict[str, Any]) -> str:
     shown = "\n".join(f"    {line}" for line in text.splitlines())
     more = f"\n    … ({row['bytes']:,} bytes)" if row["bytes"] > len(text.encode()) else ""
     return (
-        f"{row['url']}\n  {row['file']} at byte {row['offset']:,}\n"
+        f"{row['url'] or 'not read'}\n  {row['file']} at byte {row['offset']:,}\n"
         f"  {row['rule']}: {row['test']}{value}{threshold}\n  {row['reason']}\n{shown}{more}"
-    )
+    ).rstrip("\n")
 
 
 def _batches(folder: Path) -> Iterator[pa.RecordBatch]:

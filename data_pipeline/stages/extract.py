@@ -1,17 +1,17 @@
 """One file in, the texts of its pages out.
 
-Reads a crawl file or a file of documents, writes one Arrow file of `TEXT_SCHEMA` with a row per page. HTML is
-extracted, a text that came as text is taken as it is. What could not be read is counted with its reason and stops
-neither the file nor the others.
+Reads a crawl file or a file of documents, writes one Arrow file of `TEXT_SCHEMA` with a row per page, and one of
+`DROPPED_SCHEMA` with a row for everything that could not be read: file, offset, reason. HTML is extracted, a text that
+came as text is taken as it is. What could not be read is counted with its reason and stops neither the file nor others.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from data_pipeline.document import TEXT_SCHEMA, document_id
+from data_pipeline.document import DROPPED_SCHEMA, TEXT_SCHEMA, document_id
 from data_pipeline.executors.event import Report
 from data_pipeline.extract.html import Extracted, extract_pages
 from data_pipeline.readers.page import Skip
@@ -33,6 +33,7 @@ def extract_file(
     *,
     source: str,
     output: Path,
+    unread: Path,
     config: ExtractConfig,
     read: ReadConfig,
     start: int = 0,
@@ -42,12 +43,17 @@ def extract_file(
 ) -> dict[str, Any]:
     """Extract one file, or the bytes from `start` to `stop` of it; progress is in its (compressed) bytes.
 
-    Pages that the lists of `urls` refuse are not extracted; `lists` are the digests of their files.
+    Pages that the lists of `urls` refuse are not extracted; `lists` are the digests of their files. What could not be
+    read goes to `unread`, all of it to the first file of dropped documents.
     """
     gate = Gate(urls, lists)
     records = pages = html_bytes = position = 0
     skipped, noted = _Sums(), _Sums()
-    with ShardWriter(output, text_schema(urls), "zstd") as writer:
+    dropped_batches: list[list[int]] = []
+    with (
+        ShardWriter(output, text_schema(urls), "zstd") as writer,
+        ShardWriter(unread, DROPPED_SCHEMA, "zstd") as unread_writer,
+    ):
         for batch in read_pages(source, max_page_bytes=config.max_page_bytes, config=read, start=start, stop=stop):
             allowed, refused = gate.split(batch.pages)
             for texts in (gate.passed(_texts(allowed, config)), gate.refused(_texts(refused, None))):
@@ -55,11 +61,14 @@ def extract_file(
                     writer.write(texts)
                 pages += texts.num_rows
                 html_bytes += sum(texts.column("bytes_html").to_pylist())
+            if batch.skipped:
+                unread_writer.write(_unread(batch.skipped))
+                dropped_batches.append([0, len(batch.skipped)])
             records += batch.records
             report(max(0, batch.position - position), skipped.add(batch.skipped))
             noted.add(batch.noted)
             position = max(position, batch.position)
-    counts = {"records": records, "pages": pages, "html_bytes": html_bytes}
+    counts = {"records": records, "pages": pages, "html_bytes": html_bytes, "dropped_batches": dropped_batches}
     return counts | {"skipped": skipped.plain(), "noted": noted.plain(), "again": skipped.again}
 
 
@@ -92,6 +101,24 @@ def _extracted(pages: pa.RecordBatch, given: list[str | None], config: ExtractCo
     made = zip(html.texts.to_pylist(), html.beyond, strict=True)
     both = [next(made) if text is None else (text if text.strip() else None, None) for text in given]
     return Extracted(pa.array([text for text, _ in both], pa.large_string()), [over for _, over in both])
+
+
+def _unread(skips: Sequence[Skip]) -> pa.RecordBatch:
+    """Return skips as dropped documents without address or text."""
+    rows = [
+        {
+            **dict.fromkeys(("url", "text"), ""),
+            "id": document_id(skip.file, str(skip.offset), skip.reason.encode()),
+            "file": skip.file,
+            "offset": skip.offset,
+            **dict.fromkeys(("stage", "rule"), "read"),
+            "test": skip.reason,
+            "reason": skip.reason if skip.count == 1 else f"{skip.reason} ({skip.count} documents)",
+            "bytes": 0,
+        }
+        for skip in skips
+    ]
+    return pa.RecordBatch.from_pylist(rows, DROPPED_SCHEMA)
 
 
 class _Sums:

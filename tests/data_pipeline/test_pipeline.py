@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -297,3 +298,20 @@ def test_a_full_disk_is_one_message_and_the_next_run_goes_on(
     assert not list((tmp_path / "data").rglob("*.tmp"))
     prepare(tiny_config(tmp_path / "data", crawl))
     assert fingerprints(tmp_path / "data") == fingerprints(whole)
+
+
+def test_each_place_that_could_not_be_read_is_named_among_what_was_dropped(tmp_path: Path) -> None:
+    crawl = make_crawl(tmp_path / "crawl", files=1)
+    path = crawl / "crawl-0.warc.gz"
+    content = bytearray(path.read_bytes())
+    starts = [match.start() for match in re.finditer(rb"\x1f\x8b\x08", content)]
+    for start in (starts[3], starts[6]):
+        content[start + 40 : start + 60] = b"\xff" * 20
+    path.write_bytes(content)
+    manifest = prepare(tiny_config(tmp_path / "data", crawl), until="documents")
+    files = [tmp_path / "data" / "dropped" / file.name for file in manifest.dropped.files]
+    dropped = [row for file in files for batch in read_batches(file) for row in batch.to_pylist()]
+    unread = [row for row in dropped if row["stage"] == "read"]
+    assert [(row["file"], row["offset"]) for row in unread] == [(str(path), starts[3]), (str(path), starts[6])]
+    assert all(row["reason"].startswith("damaged gzip member: ") for row in unread)
+    assert sum(skip.count for skip in manifest.read.skipped) == 2

@@ -90,7 +90,8 @@ def english(files: Sequence[str], config: CrawlConfig) -> tuple[list[str], list[
     with tempfile.TemporaryDirectory() as folder:
         for number, path in enumerate(files):
             output = Path(folder, str(number))
-            extract_file(silent, source=path, output=output, config=config.extract, read=config.read)
+            unread = output.with_suffix(".unread")
+            extract_file(silent, source=path, output=output, unread=unread, config=config.extract, read=config.read)
             for batch in read_batches(output):
                 batch = batch.filter(batch.column("text").is_valid())
                 stays = keep_mask(*identify(batch.column("text"), config.language), config.language)

@@ -60,7 +60,10 @@ def _file_texts(path: Path) -> Iterator[str]:
     else:
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder, "texts.arrow")
-            extract_file(_silent, source=str(path), output=output, config=ResiliparseExtract(), read=ReadConfig())
+            unread = output.with_suffix(".unread")
+            extract_file(
+                _silent, source=str(path), output=output, unread=unread, config=ResiliparseExtract(), read=ReadConfig()
+            )
             yield from _arrow_texts(output)
 
 

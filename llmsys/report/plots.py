@@ -259,7 +259,7 @@ def expert_heat(load_LE: list[list[float]]) -> tuple[list[Trace], dict[str, Any]
     }
 
 
-def _apart(labels: Sequence[str], characters: int = 44) -> list[str]:
+def _apart(labels: Sequence[str], characters: int = 34) -> list[str]:
     """Labels that leave room for the bars, and no two of them the same: plotly would draw these as one bar."""
     cuts = [
         label if len(label) <= characters else f"{label[: characters // 4]}…{label[1 - characters * 3 // 4 :]}"

@@ -44,4 +44,4 @@ def test_no_two_bars_have_the_same_label() -> None:
     labels = [f"gopher repetition: share of characters in {what} 5-grams of all" for what in ("duplicate", "top")]
     traces, _ = plots.bars([*labels, *labels, labels[0]], [1, 2, 3, 4, 5], [""] * 5, "documents")
     assert len(set(traces[0]["y"])) == 5
-    assert all(len(label) <= 48 for label in traces[0]["y"])
+    assert all(len(label) <= 38 for label in traces[0]["y"])

@@ -1,6 +1,7 @@
 """Laws that hold on real, separate hosts with real ssh: what is wrong is named, and a run goes on after a cut cable."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -115,3 +116,25 @@ def steps_done(run: Path) -> int:
     """The last step in a run's events; 0 before there is one."""
     events = latest_events(run / "events.jsonl") if (run / "events.jsonl").exists() else []
     return max((event["step"] for event in events if event["event"] == "step"), default=0)
+
+
+@pytest.mark.skipif(shutil.which("pdsh") is None, reason="pdsh not installed")
+def test_deepspeed_reaches_its_hosts_by_pdsh_under_zero_2_and_3(hosts: Hosts) -> None:
+    """`llmsys launch` as a person types it on the first host: one command, and what the ranks need travels along."""
+    losses = []
+    for stage in (2, 3):
+        run = hosts.folder / "shared" / f"zero-{stage}"
+        words = ["nodes=alpha:1,beta:1", f"run.folder={run}", "engine.kind=deepspeed", f"engine.zero_stage={stage}"]
+        words += [
+            "train.reproducibility=fast",
+            f"train.tokens={4 * SEQUENCES * LENGTH}",
+            f"launch.port={29520 + stage}",
+        ]
+        toy = str(hosts.folder / "toy.yaml")
+        done = hosts.run("alpha", sys.executable, "-m", "launch.main", "launch", toy, *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        events = latest_events(run / "events.jsonl")
+        assert [one["world_size"] for one in events if one["event"] == "start"] == [2]
+        losses.append([one["loss"] for one in events if one["event"] == "step"])
+    assert len(losses[0]) == 4
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)

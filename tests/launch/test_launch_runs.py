@@ -11,6 +11,7 @@ import yaml
 from launch.train import STOPPED
 from llmsys.log import latest_events
 from tests.helpers.dataset import VOCABULARY, make_dataset
+from tests.helpers.process import wait_until
 from tests.train.test_run import ROOT, llmsys
 
 SETTINGS = {
@@ -29,6 +30,14 @@ starts = pathlib.Path(sys.argv[1])
 starts.write_text(starts.read_text() + "x" if starts.exists() else "x")
 sys.exit(int(sys.argv[2]) if len(starts.read_text()) == 1 else 0)
 """
+
+PATIENT = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(75)))
+pathlib.Path(sys.argv[1]).write_text("ready")
+time.sleep(200)
+"""
+ONE = ("--nnodes=1:1", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--max-restarts=2")
 
 
 def losses(folder: Path) -> list[float]:
@@ -61,9 +70,18 @@ def test_a_lost_rank_is_started_again_and_a_stopped_one_is_not(
 ) -> None:
     script = tmp_path / "counted.py"
     script.write_text(COUNTED)
-    where = ["--nnodes=1:1", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
-    words = [*where, "--local-addr=127.0.0.1", "--max-restarts=2", "--monitor-interval=0.1", str(script)]
+    words = [*ONE, "--local-addr=127.0.0.1", "--monitor-interval=0.1", str(script)]
     words += [str(tmp_path / "starts"), str(status)]
     done = subprocess.run([sys.executable, "-m", "launch.torchrun", *words], cwd=ROOT, timeout=240, check=False)
     assert (tmp_path / "starts").read_text() == starts
     assert done.returncode == ending
+
+
+@pytest.mark.distributed
+def test_torchrun_that_is_asked_to_stop_waits_for_its_ranks_to_save(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PATIENT)
+    words = [*ONE, "--local-addr=127.0.0.1", "--monitor-interval=0.1", str(tmp_path / "train.py")]
+    process = subprocess.Popen([sys.executable, "-m", "launch.torchrun", *words, str(tmp_path / "ready")], cwd=ROOT)
+    wait_until((tmp_path / "ready").exists, "the rank did not start")
+    process.terminate()
+    assert process.wait(100) == STOPPED

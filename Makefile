@@ -34,6 +34,7 @@ demo: install  ## Crawl shards in, a trained mixture-of-experts model out: make 
 
 test: install  ## Run every test, or TEST=tests/model
 	@$(BIN)/python tools/browser.py
+	@$(BIN)/python tools/hosts.py
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(TEST)
 
 check: install  ## Format, lint, types and the directions of import; CI calls the same

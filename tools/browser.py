@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import sys
 
+from tools.apt import install
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-INSTALL_SECONDS = 300
 
 
 def find_browser() -> str | None:
@@ -18,23 +19,12 @@ def find_browser() -> str | None:
     return next((path for path in map(shutil.which, NAMES) if path), None)
 
 
-def install_browser() -> None:
-    """Ask apt for Chromium, quietly; whether it worked shows in `find_browser`."""
-    apt = ["apt-get", "-qq", "-o", "Dpkg::Use-Pty=0"]
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for step in (["update"], ["install", "--yes", "--no-install-recommends", "chromium"]):
-        subprocess.run(
-            [*apt, *step], env=environment, stdin=subprocess.DEVNULL, capture_output=True,
-            timeout=INSTALL_SECONDS, check=False,
-        )  # fmt: skip
-
-
 def main() -> None:
     """Find a browser, else install one, else say what will be skipped."""
     if find_browser() is None and os.geteuid() == 0 and shutil.which("apt-get"):
         print("test: installing Chromium, for the test that opens the report in a browser", flush=True)
         try:
-            install_browser()
+            install("chromium")
         except (OSError, subprocess.SubprocessError) as error:
             print(f"test: apt-get did not finish: {error}", file=sys.stderr)
     if find_browser() is None:

@@ -157,11 +157,11 @@ def _codec(label: str) -> str:
     label = label.strip(" \t\"';").lower()
     if not label:
         return ""
-    known = _ALIASES.get(label) or map_encoding_to_html5(label, False) or label
-    known = _SUPERSETS.get(known, known)
     try:
+        known = _ALIASES.get(label) or map_encoding_to_html5(label, False) or label
+        known = _SUPERSETS.get(known, known)
         name = codecs.lookup(known).name if known else ""
-    except LookupError:
+    except (LookupError, ValueError):  # the latter for NULs and lone surrogates
         return ""
     return known if name in _CLAIMABLE else ""
 

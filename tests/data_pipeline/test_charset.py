@@ -100,3 +100,9 @@ def test_at_least_forty_charsets_are_told_apart() -> None:
 )
 def test_little_evidence_leaves_it_to_the_header(payload: bytes, header: str, found: str) -> None:
     assert detect_charset(payload, header) == found
+
+
+@pytest.mark.parametrize("label", ["\0", "utf-8\0", "gbk\0x", "\udcff", "x" * 100_000, "../hex", "idna", "a b", "\n"])
+def test_no_label_of_a_server_raises(label: str) -> None:
+    page = "<html><body><p>Größere Städte führen über schöne Brücken.</p>"
+    assert page.encode("cp1252").decode(detect_charset(page.encode("cp1252"), label)) == page

@@ -17,6 +17,7 @@ from launch import findings
 from launch.exchange import exchange
 from launch.findings import Finding, problem
 from launch.hosts import Host
+from launch.room import room
 from launch.ssh import TIMED_OUT, Answer, ask_all, last_json, python_line
 from llmsys.config.run import RunConfig
 from llmsys.data.plan import RunPlan
@@ -108,6 +109,7 @@ def _judged(question: Question, facts: dict[str, dict[str, Any]], marker: str) -
         return
     yield from findings.same_everywhere(facts)
     yield from findings.devices(facts, question.hosts)
+    yield from room(question.config, question.hosts, facts)
     parameters, kept = count_parameters(question.config.model).total, question.config.checkpoint.keep_last
     folder = str(question.folder)
     for name, told in facts.items():

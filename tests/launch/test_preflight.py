@@ -14,6 +14,7 @@ from launch.findings import Finding
 from launch.hosts import Host
 from launch.main import main
 from launch.preflight import Question, fit
+from launch.room import room
 from launch.ssh import Answer, ask, ask_all, last_json, remedy_for
 from launch.verbs.preflight import table
 from llmsys.doctor.toy_data import make_toy_data, toy_config
@@ -103,7 +104,19 @@ def test_this_machine_alone_is_asked_without_ssh(tmp_path: Path, capsys: pytest.
     words = ["preflight", str(tmp_path / "toy.yaml"), "nodes=localhost:2"]
     assert main([*words, "--json", "--patience=120"]) == 0
     said = json.loads(capsys.readouterr().out)
-    checks = ["layout", "batch", "reach", "clock", "versions", "code", "devices", "address", "disk", "dry batch"]
+    checks = [
+        "layout",
+        "batch",
+        "reach",
+        "clock",
+        "versions",
+        "code",
+        "devices",
+        "memory",
+        "address",
+        "disk",
+        "dry batch",
+    ]
     assert [one["check"] for one in said["findings"]] == [*checks, "shared"]
     assert not any(one["fails"] for one in said["findings"])
     assert not (tmp_path / "run").exists()
@@ -122,6 +135,17 @@ def test_what_does_not_divide_or_cannot_be_read_is_found_before_a_rank_is_there(
     request = {"config": "train/demo", "overrides": [f"data.folder={tmp_path}/no"], "ranks": 2, "first_rank": 1}
     with pytest.raises(LlmsysError, match=f"{tmp_path}/no"):
         facts.dry_batch(request)
+
+
+@pytest.mark.parametrize("micro", [8, "auto"])
+def test_a_model_that_does_not_fit_the_smallest_host_is_refused_there(micro: int | str, tmp_path: Path) -> None:
+    batch = {"sequence_length": 32, "sequences": 16, "micro_sequences": micro}
+    config = toy_config(tmp_path, train={"reproducibility": "fast"}, batch=batch)
+    small = GPU | {"total_bytes": 1 << 20}
+    [(host, finding, remedy)] = failing(room(config, [Host("a", 1), Host("b", 1)], {"a": told(GPU), "b": told(small)}))
+    assert (host, "out" in finding) == ("b", True)
+    assert remedy
+    assert not failing(room(config, [Host("a", 2)], {"a": told(GPU, GPU)}))
 
 
 def test_the_table_joins_hosts_and_puts_the_remedy_below() -> None:

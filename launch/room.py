@@ -1,0 +1,46 @@
+"""Whether a rank's share of the model fits the memory of the smallest host, by the estimate, for `llmsys preflight`.
+
+Reads the config and the facts of hosts; gives one finding. A rank has an accelerator, or its part of what is free on
+its host.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from launch.findings import Facts, Finding, problem
+from launch.hosts import Host
+from llmsys.config.run import RunConfig
+from llmsys.errors import LlmsysError
+from llmsys.estimate.memory_peak import peak_memory
+from llmsys.estimate.micro import USABLE_SHARE, largest_micro
+from llmsys.estimate.system import System
+
+
+def room(config: RunConfig, hosts: Sequence[Host], facts: Facts) -> Iterator[Finding]:
+    """The estimated peak against the memory of a rank on the host that has least; nothing where nobody told."""
+    each = {host.name: _bytes_of_rank(facts, host) for host in hosts if "devices" in facts.get(host.name, {})}
+    if not each:
+        return
+    scarce = min(each, key=lambda name: each[name])
+    on_accelerators = bool(facts[scarce]["devices"]["accelerators"])
+    system = System(device="cuda" if on_accelerators else "cpu")
+    try:
+        layout = config.fitted_layout(sum(host.slots for host in hosts))
+        if config.batch.micro_sequences == "auto":
+            said = str(largest_micro(config, layout, each[scarce], system))
+        else:
+            verdict = peak_memory(config, layout, system=system).verdict(int(USABLE_SHARE * each[scarce]))
+            if not verdict.fits:
+                yield problem(scarce, "memory", verdict.text)
+                return
+            said = verdict.text
+    except LlmsysError as error:
+        yield problem(scarce, "memory", str(error))
+        return
+    yield Finding(scarce, "memory", said.rstrip("."))
+
+
+def _bytes_of_rank(facts: Facts, host: Host) -> int:
+    told = facts[host.name]["devices"]
+    if told["accelerators"]:
+        return min(int(one["total_bytes"]) for one in told["accelerators"])
+    return int(told["memory_bytes"]) // host.slots

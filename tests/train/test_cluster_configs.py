@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from llmsys.config.load import load_run
 from llmsys.estimate.cluster import Cluster
 from llmsys.estimate.parameters import count_parameters
-from llmsys.estimate.plan.check import Named, layout_problems
+from llmsys.estimate.plan.check import Named, layout_problems, read_layout
 from llmsys.estimate.plan.verdict import verdict
 from llmsys.parallel.apply import shard_parameters, split_experts
 from llmsys.parallel.mesh import make_meshes
@@ -62,3 +62,10 @@ def test_a_config_is_sharded_evenly_over_a_fake_group_of_its_size(name: str, fak
     share = count_parameters(config.model).total / fake_ranks
     assert share <= local <= share * (1 + PADDING)
     assert all(parameter.is_meta for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "text", ["shard=32,expert=8,context=2", "shard=32 x expert=8 x cp=2", "dp=32 ep=8 × context=2"]
+)
+def test_a_layout_may_be_written_with_any_of_its_names(text: str) -> None:
+    assert read_layout(text) == Named(shard=32, expert=8, context=2)

@@ -60,7 +60,7 @@ class Named:
 def read_layout(text: str) -> Named:
     """`tp=8,pp=16,dp=64` and the like. Raises ConfigError for a name or a number that means nothing here."""
     axes: dict[str, int] = {}
-    for word in re.split(r"[,\\s×x*]+", text.strip()):
+    for word in re.split(r"\s*[,×*]\s*|\s+x\s+|\s+", text.strip()):
         name, _, size = word.partition("=")
         axis = NAMES.get(name.strip().lower())
         if axis is None or not size.isdigit() or int(size) < 1:

@@ -9,8 +9,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel")
 CONF = """ClusterName=scratch
@@ -69,6 +71,7 @@ def real_slurm(folder: Path) -> Iterator[dict[str, str]]:
     daemons = [_start(munged, environment)]
     try:
         while not (folder / "munge" / "socket").exists():
+            assert daemons[0].poll() is None, "munged ended at once"
             time.sleep(0.02)
         daemons += [_start(["slurmctld", "-D", "-c"], environment), _start(["slurmd", "-D"], environment)]
         _wait_for_node(environment)
@@ -77,6 +80,15 @@ def real_slurm(folder: Path) -> Iterator[dict[str, str]]:
         for daemon in reversed(daemons):
             daemon.terminate()
             daemon.wait()
+        _end_steps(conf)
+
+
+def _end_steps(conf: Path) -> None:
+    """Slurm leaves the steps of jobs to themselves when its daemons end."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.name() == "slurmstepd" and process.environ().get("SLURM_CONF") == str(conf):
+                process.kill()
 
 
 def _find(name: str) -> str | None:

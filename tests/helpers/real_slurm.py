@@ -84,10 +84,16 @@ def real_slurm(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def _end_steps(conf: Path) -> None:
-    """Slurm leaves the steps of jobs to themselves when its daemons end."""
+    """Slurm leaves the steps of jobs to themselves when its daemons end.
+
+    They write their title over the first part of their environment, so it is read as bytes.
+    """
     for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.name() == "slurmstepd" and process.environ().get("SLURM_CONF") == str(conf):
+        with suppress(psutil.Error, OSError):
+            if (
+                process.name() == "slurmstepd"
+                and str(conf).encode() in Path(f"/proc/{process.pid}/environ").read_bytes()
+            ):
                 process.kill()
 
 

@@ -57,7 +57,7 @@ from llmsys.tokenizer import load_tokenizer, model_file
 Until = Literal["documents", "tokenizer", "tokens"]
 
 # What each stage's outputs depend on besides configuration and inputs: our source, and the libraries that do the work.
-_COMMON = ("data_pipeline/document.py", "llmsys/shard_file.py")
+_COMMON = ("data_pipeline/document.py", "data_pipeline/waiting.py", "llmsys/shard_file.py")
 _TOKENIZER = ("tokenize/train.py", "tokenize/sample.py", "tokenize/copy.py", "tokenize/publish.py")
 _ENCODE = tuple(
     f"tokenize/{name}.py" for name in ("encode", "columns", "cuts", "byte_level", "memo", "model", "usage", "check")

@@ -7,12 +7,12 @@ is found, only how many tasks find it.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from data_pipeline.waiting import WaitingWriter
 from llmsys.shards import ShardWriter, read_batches
 
 Columns = dict[str, np.ndarray[Any, Any]]
@@ -34,20 +34,15 @@ BUCKET_SCHEMA = pa.schema([("high", pa.uint64()), ("low", pa.uint16()), ("row", 
 VALUE_SCHEMA = pa.schema([("high", pa.uint64())])
 
 
-class KeyWriter:
+class KeyWriter(WaitingWriter):
     """Writes keys in sorted runs; `count` is how many were written."""
 
     def __init__(self, path: Path, schema: pa.Schema, keys_per_run: int = KEYS_PER_RUN) -> None:
-        self._writer = ShardWriter(path, schema)
+        super().__init__(ShardWriter(path, schema))
         self._schema, self._limit = schema, keys_per_run
         self._waiting: list[Mapping[str, Any]] = []
         self._size = 0
         self.count = 0
-
-    def __enter__(self) -> "KeyWriter":
-        """Open the file aside."""
-        self._writer.__enter__()
-        return self
 
     def write(self, columns: Mapping[str, Any]) -> None:
         """Take in columns of equal length, one per field of the schema."""
@@ -65,18 +60,6 @@ class KeyWriter:
         self._writer.write(pa.record_batch(arrays, schema=self._schema))
         self.count += self._size
         self._waiting, self._size = [], 0
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Publish the file, or leave nothing when the block failed."""
-        if kind is None:
-            try:
-                self._flush()
-            except BaseException as failure:
-                self._writer.__exit__(type(failure), failure, failure.__traceback__)
-                raise
-        self._writer.__exit__(kind, error, trace)
 
 
 def range_of(number: int, ranges: int) -> tuple[int, int]:

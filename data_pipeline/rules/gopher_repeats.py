@@ -24,12 +24,7 @@ def measure_paper(batch: TextBatch) -> dict[str, Floats]:
     """Repeated parts are copies of what came before them; the whole text is the denominator."""
     lines = _Repeats([not_blank(text) for text in batch.texts], first_is_free=True)
     paragraphs = _Repeats([_stripped(_PARAGRAPH_BREAK.split(text)) for text in batch.texts], first_is_free=True)
-    statistics = {
-        "duplicate_line_share": share(lines.repeated, lines.parts),
-        "duplicate_paragraph_share": share(paragraphs.repeated, paragraphs.parts),
-        "duplicate_line_character_share": share(lines.repeated_characters, batch.characters),
-        "duplicate_paragraph_character_share": share(paragraphs.repeated_characters, batch.characters),
-    }
+    statistics = lines.shares("line", batch.characters) | paragraphs.shares("paragraph", batch.characters)
     words = batch.whitespace_words
     for n, groups in repeated_ngrams(words, _LONGEST):
         if n in _TOP:
@@ -46,10 +41,7 @@ def measure_dolma(batch: TextBatch) -> dict[str, Floats]:
     lines = _Repeats([runs_of_newlines(text) for text in batch.texts], first_is_free=False)
     words = batch.whitespace_words
     characters = np.maximum(words.total(words.word_lengths), 1)
-    statistics = {
-        "duplicate_line_share": share(lines.repeated, lines.parts),
-        "duplicate_line_character_share": share(lines.repeated_characters, characters),
-    }
+    statistics = lines.shares("line", characters)
     for n, groups in repeated_ngrams(words, _LONGEST):
         if n in _TOP:
             top = top_ngrams(words, groups, once=True)
@@ -65,12 +57,7 @@ def measure_dclm(batch: TextBatch) -> dict[str, Floats]:
     """Every occurrence counts; a text of one line or paragraph repeats none; the longest top n-gram counts."""
     lines = _Repeats([not_blank(text) for text in batch.texts], first_is_free=False)
     paragraphs = _Repeats([_stripped(text.split(_PAIR_OF_NEWLINES)) for text in batch.texts], first_is_free=False)
-    statistics = {
-        "duplicate_line_share": share(lines.repeated, lines.parts),
-        "duplicate_paragraph_share": share(paragraphs.repeated, paragraphs.parts),
-        "duplicate_line_character_share": share(lines.repeated_characters, lines.characters),
-        "duplicate_paragraph_character_share": share(paragraphs.repeated_characters, paragraphs.characters),
-    }
+    statistics = lines.shares("line", lines.characters) | paragraphs.shares("paragraph", paragraphs.characters)
     words = batch.unicode_words
     characters = words.total(words.word_lengths)
     for n, groups in repeated_ngrams(words, _LONGEST):
@@ -90,6 +77,13 @@ class _Repeats:
         measured = [_repeats(parts, first_is_free) for parts in documents]
         columns = np.array(measured, np.int64).reshape(len(documents), 4)
         self.parts, self.repeated, self.characters, self.repeated_characters = columns.T
+
+    def shares(self, part: str, characters: Integers) -> dict[str, Floats]:
+        """What of the parts repeats, and what of `characters`, which is the dialect's denominator."""
+        return {
+            f"duplicate_{part}_share": share(self.repeated, self.parts),
+            f"duplicate_{part}_character_share": share(self.repeated_characters, characters),
+        }
 
 
 def _repeats(parts: list[str], first_is_free: bool) -> tuple[int, int, int, int]:

@@ -5,30 +5,25 @@ later task opens only the batches it needs. Memory is bounded by the bytes of te
 """
 
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
 
 from data_pipeline.document import rebatch, shards_of, text_bytes
+from data_pipeline.waiting import WaitingWriter
 from llmsys.shards import ShardWriter
 
 
-class PartitionWriter:
+class PartitionWriter(WaitingWriter):
     """Splits batches by document file; `batches` holds [document file, rows] of each batch written, in file order."""
 
     def __init__(self, path: Path, schema: pa.Schema, shards: int, limit_bytes: int) -> None:
         """Write to `path`; about `limit_bytes` of text wait in memory before they are written."""
-        self._writer = ShardWriter(path, schema, "zstd")
+        super().__init__(ShardWriter(path, schema, "zstd"))
         self._shards, self._limit = shards, limit_bytes
         self._waiting: dict[int, list[pa.RecordBatch]] = {}
         self._bytes = 0
         self.batches: list[list[int]] = []
-
-    def __enter__(self) -> "PartitionWriter":
-        """Open the file aside."""
-        self._writer.__enter__()
-        return self
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Take in a batch with the columns id and text."""
@@ -46,15 +41,3 @@ class PartitionWriter:
             self.batches.append([shard, batch.num_rows])
         self._waiting.clear()
         self._bytes = 0
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Publish the file, or leave nothing when the block failed."""
-        if kind is None:
-            try:
-                self._flush()
-            except BaseException as failure:
-                self._writer.__exit__(type(failure), failure, failure.__traceback__)
-                raise
-        self._writer.__exit__(kind, error, trace)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from llmsys.model.block import Block
 from llmsys.model.transformer import Transformer
@@ -21,20 +21,17 @@ from llmsys.parallel.canonical import tree_sum
 from llmsys.parallel.canonical_expert import split_experts_canonically
 from llmsys.parallel.group import gather_ranks
 from llmsys.parallel.mesh import Meshes
+from llmsys.parallel.reduce_scatter import OwnReduceScatter, sum_over_ranks_of
 from llmsys.parallel.shards import prefetch
 
 
-class TreeReduceScatter:
-    """What FSDP calls in place of a reduce-scatter. The ranks of a group hold neighbouring leaves of the tree."""
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Room for what is sent and for what is kept."""
-        return torch.empty(*size, dtype=dtype, device=device)
+class TreeReduceScatter(OwnReduceScatter):
+    """By an all-to-all and the tree. The ranks of a group hold neighbouring leaves of the tree."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
-        """`output_tensor` becomes the sum over ranks of this rank's part of their `input_tensor`."""
+        """See OwnReduceScatter."""
         arrived = torch.empty_like(input_tensor)
         dist.all_to_all_single(arrived, input_tensor, group=group)
         output_tensor.copy_(tree_sum(arrived.view(group.size(), -1)))
@@ -64,12 +61,9 @@ def shard_canonically(model: Transformer, meshes: Meshes, compute_dtype: torch.d
 def _shard(module: Any, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
     """One unit of FSDP, over the last axis of `mesh`; another axis in front of it holds replicas."""
     axes = mesh.mesh_dim_names or ()
-    fully_shard(module, mesh=mesh if len(axes) == 1 else mesh[axes[-1]], mp_policy=policy)
-    assert isinstance(module, FSDPModule)
-    # The loss is divided by the global number of targets, and gradients by nothing.
-    module.set_gradient_divide_factor(1.0)
-    module.set_force_sum_reduction_for_comms(True)
-    module.set_custom_reduce_scatter(TreeReduceScatter())  # type: ignore[arg-type]  # its base class is not public
+    shards = mesh if len(axes) == 1 else mesh[axes[-1]]
+    fully_shard(module, mesh=shards, mp_policy=policy)
+    sum_over_ranks_of(module, shards, TreeReduceScatter())
     if len(axes) > 1:
         add: Callable[[Tensor], None] = partial(sum_replicas, group=mesh.get_group(axes[0]))
         module.set_all_reduce_hook(add)

@@ -4,6 +4,7 @@ gloo's reduce-scatter is an all-reduce of which most is thrown away: twice the b
 long.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -15,8 +16,24 @@ from torch.distributed.fsdp import FSDPModule
 # W ranks of a group
 
 
-def sum_over_ranks_of(module: FSDPModule, mesh: DeviceMesh) -> None:
+class OwnReduceScatter(ABC):
+    """What FSDP calls in place of a reduce-scatter."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Room for what is sent and for what is kept."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    @abstractmethod
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        """`output_tensor` becomes the sum over ranks of this rank's part of their `input_tensor`."""
+
+
+def sum_over_ranks_of(module: FSDPModule, mesh: DeviceMesh, how: OwnReduceScatter | None = None) -> None:
     """Let FSDP add up gradients over `mesh` and divide by nothing: the loss is divided by the targets of all ranks.
+
+    `how` is None for the fastest way there is: the library's own, but for gloo.
 
     gloo knows plain sums only (`set_force_sum_reduction_for_comms`). Of one rank FSDP divides by nothing as it is, and
     a factor would cost it a pass.
@@ -25,21 +42,19 @@ def sum_over_ranks_of(module: FSDPModule, mesh: DeviceMesh) -> None:
         return
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)
-    if mesh.device_type == "cpu":
-        module.set_custom_reduce_scatter(PairwiseReduceScatter())  # type: ignore[arg-type]  # its base is not public
+    if how is None and mesh.device_type == "cpu":
+        how = PairwiseReduceScatter()
+    if how is not None:
+        module.set_custom_reduce_scatter(how)  # type: ignore[arg-type]  # the library's base class is not public
 
 
-class PairwiseReduceScatter:
-    """What FSDP calls in place of gloo's reduce-scatter: W - 1 rounds, each of one part, so one part more of memory."""
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Room for what is sent and for what is kept."""
-        return torch.empty(*size, dtype=dtype, device=device)
+class PairwiseReduceScatter(OwnReduceScatter):
+    """For gloo: W - 1 rounds, each of one part, so one part more of memory."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
-        """`output_tensor` becomes the sum over ranks of this rank's part of their `input_tensor`."""
+        """See OwnReduceScatter."""
         ranks, own = group.size(), group.rank()
         parts = input_tensor.view(ranks, -1)
         output_tensor.copy_(parts[own])

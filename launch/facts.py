@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from llmsys.errors import LlmsysError, disk_problem
+from llmsys.port import EVERYWHERE, free_port, why_taken
 
 PACKAGES = ("torch", "deepspeed", "accelerate", "numpy", "pyarrow")
 
@@ -26,7 +27,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {"node": platform.node(), "versions": versions(), "commit": commit(), "code": code_digest()}
     facts |= _told("address", lambda: address_of(request["first"]))
     facts |= _told("port", lambda: require_port(request["port"]) if request["rank"] == 0 else "not asked")
-    facts |= _told("free_port", free_port)
+    facts |= _told("free_port", lambda: free_port(EVERYWHERE))
     facts |= _told("folder", lambda: mark(Path(request["folder"]), request["marker"], request["rank"]))
     facts |= _told("devices", devices)
     facts |= _told("batch", lambda: dry_batch(request))
@@ -75,22 +76,9 @@ def address_of(name: str) -> str:
 
 def require_port(wanted: int) -> int:
     """The port that ranks will meet at, after asking whether it can be had."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", wanted))
-        except OSError as error:
-            raise LlmsysError(
-                f"port {wanted} cannot be had ({error.strerror}). Set launch.port to another, or end what holds it."
-            ) from None
+    if reason := why_taken(wanted, EVERYWHERE):
+        raise LlmsysError(f"port {wanted} cannot be had ({reason}). Set launch.port to another, or end what holds it.")
     return wanted
-
-
-def free_port() -> int:
-    """A port that the exchange can meet at."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def mark(folder: Path, marker: str, rank: int) -> dict[str, int]:

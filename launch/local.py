@@ -7,7 +7,6 @@ needs none, but for DeepSpeed's.
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from launch.orphan import child_environment
 from launch.train import HUNG, LOST_PEER, MENDABLE, STOPPED
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
+from llmsys.port import free_port, why_taken
 
 SCRIPT = Path(__file__).with_name("train.py")
 HOST = "127.0.0.1"
@@ -74,25 +74,13 @@ def local_command(engine: str, processes: int, port: int, words: Sequence[str]) 
     return [sys.executable, "-m", "launch.torchrun", *here, *script]
 
 
-def free_port() -> int:
-    """A TCP port nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
 def _check_port(port: int) -> int:
     """The port, after asking whether it can be had."""
-    if port:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, port))
-            except OSError as error:
-                raise LaunchError(
-                    f"launch.port={port} is in use on {HOST} ({error.strerror}). The ranks need a free port to meet "
-                    f"at. Use launch.port=0 to let the system choose, or stop the process that holds it."
-                ) from None
+    if port and (reason := why_taken(port, HOST)):
+        raise LaunchError(
+            f"launch.port={port} is in use on {HOST} ({reason}). The ranks need a free port to meet at. "
+            f"Use launch.port=0 to let the system choose, or stop the process that holds it."
+        )
     return port
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from launch.commands import Launcher, Start, bare
 from launch.hosts import Host
 from launch.kit import kit_folder
-from launch.local import free_port
 from launch.route import addresses_of, is_loopback, is_this_host
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, LaunchError, LayoutError
+from llmsys.port import EVERYWHERE, free_port, why_taken
 
 PORT = 29_500
 """Where ranks of several hosts meet when launch.port is 0: other hosts cannot be asked for a free one."""
@@ -80,13 +80,9 @@ def meeting_port(hosts: Sequence[Host], port: int) -> int:
     if not port and len(hosts) == 1:
         return free_port()
     chosen = port or PORT
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", chosen))
-        except OSError as error:
-            raise LaunchError(
-                f"launch.port={chosen} is in use on {head} ({error.strerror}). The ranks need a free port to meet at. "
-                f"Choose another with launch.port=N, or stop the process that holds it."
-            ) from None
+    if reason := why_taken(chosen, EVERYWHERE):
+        raise LaunchError(
+            f"launch.port={chosen} is in use on {head} ({reason}). The ranks need a free port to meet at. "
+            f"Choose another with launch.port=N, or stop the process that holds it."
+        )
     return chosen

@@ -42,8 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _start_ranks(processes: int) -> int:
     """The same command on several processes that meet on this machine."""
-    from launch.local import free_port
     from launch.torchrun import main
+    from llmsys.port import free_port
 
     here = ["--nnodes=1", f"--nproc-per-node={processes}", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     return main([*here, "-m", "launch.main", *sys.argv[1:]])

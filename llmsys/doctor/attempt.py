@@ -15,7 +15,7 @@ from pathlib import Path
 
 from llmsys.config.run import RunConfig
 from llmsys.doctor.accident import Accident, arrange
-from llmsys.doctor.ranks import free_port
+from llmsys.port import free_port
 
 PATIENCE_SECONDS = 180.0
 """How long an attempt may take: many times what it does."""

@@ -7,13 +7,14 @@ rank and the reason, and a new group goes on with the next task.
 import multiprocessing
 import os
 import signal
-import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from typing import Any
+
+from llmsys.port import free_port
 
 START_SECONDS = 300.0
 """How long ranks may take to import what they need and to meet, on a machine that has other work."""
@@ -116,10 +117,3 @@ def _rank_main(sender: Connection, task: Task, numbers: list[int], rank: int, ra
                 where = traceback.extract_tb(error.__traceback__)[-1]
                 sender.send(("error", f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"))
                 return
-
-
-def free_port() -> int:
-    """A TCP port of this machine that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

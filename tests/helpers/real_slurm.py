@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from llmsys.port import free_port
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel")
 CONF = """ClusterName=scratch
 SlurmctldHost={host}(127.0.0.1)
@@ -62,7 +64,7 @@ def real_slurm(folder: Path) -> Iterator[dict[str, str]]:
     key = folder / "munge" / "key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
-    ports = {"port": _free_port(), "other_port": _free_port()}
+    ports = {"port": free_port(), "other_port": free_port()}
     conf = folder / "slurm.conf"
     conf.write_text(CONF.format(host=socket.gethostname().split(".")[0], folder=folder, **ports))
     environment = {"SLURM_CONF": str(conf)}
@@ -116,10 +118,3 @@ def _wait_for_node(environment: dict[str, str]) -> None:
             return
         time.sleep(0.2)
     raise AssertionError(f"the node of the scratch Slurm never came up: {told.stdout}{told.stderr}")
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from launch.environment import adopt_launcher, choose_interface, first_host, launched, without_local_rank
-from launch.local import free_port, local_command
+from launch.local import local_command
 from launch.route import default_interface, interface_towards
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, LaunchError, LayoutError
 from llmsys.parallel.group import joined
+from llmsys.port import free_port
 from llmsys.train.objective import run_plan
 
 

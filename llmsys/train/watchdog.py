@@ -1,11 +1,13 @@
 """Names the rank that hangs, with the stacks of every rank, and ends the run.
 
 The loop says at each phase that it lives (`beat`). A thread of each rank writes what was said last to
-`heartbeats/rank-N.json` in the run folder. When a rank gets no further for the timeout, the interpreter's own watchdog
-writes its stacks to `heartbeats/rank-N.stacks`, even where no Python code can run any more; then the first rank that
-still can compares all heartbeats, names those that are silent or behind, and every rank leaves with status 4.
+`heartbeats/rank-N.json` in the run folder. When a rank gets no further for the timeout, its thread writes the stacks to
+`heartbeats/rank-N.stacks`, and the first rank that can compares all heartbeats and names those that are silent or
+behind; every rank leaves with status 4. On each host the first rank rouses the silent ones, so that they write theirs.
 
-Files and not the store of the process group: that one lives in rank 0, which may be the rank that hangs.
+Files and not the store of the process group: that one lives in rank 0, which may be the rank that hangs. Stacks are
+written while the interpreter's lock is held: `faulthandler.dump_traceback_later` does without, and now and then walks
+into a frame that is just being freed, which kills a rank that had only been stopped for a while.
 """
 
 import atexit
@@ -13,10 +15,9 @@ import faulthandler
 import json
 import os
 import platform
-import signal
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -24,6 +25,7 @@ import psutil
 
 from llmsys.log import EventWriter, logger
 from llmsys.parallel.group import rank, world_size
+from llmsys.train.heartbeat import STACKS_SIGNAL, Heartbeat, culprits, rouse
 
 HUNG = 4
 """The exit status of a run that was ended because a rank hung."""
@@ -39,52 +41,6 @@ LAST_SECONDS = 1.0
 log = logger(__name__)
 
 
-@dataclass(frozen=True)
-class Heartbeat:
-    """What a rank was doing when it was heard of last. `age_seconds` is how much older than the reader's own it is."""
-
-    rank: int
-    host: str
-    process: int
-    step: int
-    phase: str
-    beats: int
-    created: float = 0.0
-    age_seconds: float = 0.0
-
-
-def state_of(beat: Heartbeat) -> str:
-    """What the system says of a rank's process: running, stopped, disk-sleep, …, gone; unknown on another host."""
-    if beat.host != platform.node():
-        return "unknown, on another host"
-    try:
-        process = psutil.Process(beat.process)
-        return str(process.status()) if process.create_time() == beat.created else "gone"
-    except psutil.NoSuchProcess:
-        return "gone"
-
-
-def culprits(heartbeats: list[Heartbeat], ranks: int, silent_after_seconds: float) -> list[str]:
-    """Who holds the others up, one sentence each: the silent ones, else those that are behind; empty when none is."""
-    known = {beat.rank: beat for beat in heartbeats}
-    unheard = [f"rank {number} was never heard of" for number in range(ranks) if number not in known]
-    silent = [
-        f"rank {beat.rank} on {beat.host} (process {beat.process}) has been silent for {beat.age_seconds:.0f} s, "
-        f"since {beat.phase} of step {beat.step}; its process is {state_of(beat)}"
-        for beat in heartbeats
-        if beat.age_seconds > silent_after_seconds
-    ]
-    if unheard or silent:
-        return unheard + silent
-    furthest = max(beat.beats for beat in heartbeats)
-    return [
-        f"rank {beat.rank} on {beat.host} (process {beat.process}) is still in {beat.phase} of step {beat.step}, "
-        f"and others are further"
-        for beat in heartbeats
-        if beat.beats < furthest
-    ]
-
-
 class Watchdog:
     """Watches this rank's loop. A timeout of 0 watches nothing. `close` ends it."""
 
@@ -93,9 +49,10 @@ class Watchdog:
         self._named = self._folder / "named"
         self._timeout = timeout_seconds
         self._pause = min(timeout_seconds / BEATS_PER_TIMEOUT, LONGEST_PAUSE_SECONDS)
+        self._silent_after = SILENT_BEATS * self._pause
         created = psutil.Process().create_time()
         self._beat = Heartbeat(rank(), platform.node(), os.getpid(), 0, "start", 0, created)
-        self._heard, self._armed = time.monotonic(), float("-inf")
+        self._heard = time.monotonic()
         self._closed = threading.Event()
         self._ending = threading.Event()
         self._stacks: TextIO | None = None
@@ -103,7 +60,7 @@ class Watchdog:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._named.unlink(missing_ok=True)
             self._stacks = (self._folder / f"rank-{rank():05d}.stacks").open("w")
-            self.beat(0, "start")
+            faulthandler.register(STACKS_SIGNAL, self._stacks)
             self._write()
             atexit.register(self._leave_together)
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
@@ -114,24 +71,28 @@ class Watchdog:
             return
         self._beat = replace(self._beat, step=step, phase=phase, beats=self._beat.beats + 1)
         self._heard = time.monotonic()
-        if self._heard - self._armed >= self._pause:  # arming starts a thread: a tenth of a millisecond
-            self._armed = self._heard
-            faulthandler.dump_traceback_later(self._timeout + self._pause, file=self._stacks)
 
     def close(self) -> None:
         """Watch no longer."""
         self._closed.set()
         if self._stacks is not None:
-            faulthandler.cancel_dump_traceback_later()
+            faulthandler.unregister(STACKS_SIGNAL)
             atexit.unregister(self._leave_together)
             self._stacks.close()
             self._stacks = None
 
     def _watch(self) -> None:
+        before = time.monotonic()
         while not self._closed.wait(self._pause):
             self._write()
-            if time.monotonic() - self._heard > self._timeout + 2 * self._pause:
+            now = time.monotonic()
+            if now - before > self._silent_after:  # this process itself was stopped
+                if self._named.exists():
+                    self._end()
+                self._heard = now  # and so were all others, as in a job that is suspended: nothing hung
+            elif now - self._heard > self._timeout + 2 * self._pause:
                 self._end()
+            before = now
 
     def _write(self) -> None:
         text = json.dumps({key: value for key, value in asdict(self._beat).items() if key != "age_seconds"})
@@ -146,14 +107,16 @@ class Watchdog:
     def _end(self) -> None:
         """Say who it is, from the first rank that is not silent, and leave."""
         self._ending.set()
+        if self._stacks is not None:
+            faulthandler.dump_traceback(self._stacks)
         heartbeats = self._read()
-        silent_after = SILENT_BEATS * self._pause
-        speaker = min((beat.rank for beat in heartbeats if beat.age_seconds <= silent_after), default=rank())
-        if speaker == rank() and self._first_to_speak():
-            self._speak(culprits(heartbeats, world_size(), silent_after))
+        alive = [beat for beat in heartbeats if beat.age_seconds <= self._silent_after]
+        if rank() == min((beat.rank for beat in alive), default=rank()) and self._first_to_speak():
+            self._speak(culprits(heartbeats, world_size(), self._silent_after))
+        if rank() == min((beat.rank for beat in alive if beat.host == self._beat.host), default=rank()):
             for beat in heartbeats:
-                if state_of(beat) == psutil.STATUS_STOPPED:
-                    os.kill(beat.process, signal.SIGCONT)
+                if beat not in alive:
+                    rouse(beat)
         time.sleep(LAST_SECONDS)  # the cause is said, and a woken rank has written, before a launcher sees us leave
         os._exit(HUNG)
 

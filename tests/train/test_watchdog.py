@@ -1,15 +1,21 @@
 """The rank that hangs is named within the timeout, with the stacks of every rank."""
 
+import ctypes
 import json
 import multiprocessing
 import os
 import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
 
-from llmsys.train.watchdog import HUNG, Heartbeat, Watchdog, culprits
-from tests.helpers.process import wait_until
+from llmsys.train.heartbeat import Heartbeat, culprits
+from llmsys.train.watchdog import HUNG, Watchdog
+from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
 TIMEOUT_SECONDS = 1.5
 
@@ -33,7 +39,7 @@ def test_the_rank_that_is_behind_is_named_and_equals_are_not() -> None:
     assert culprits([beat(0, 9), beat(1, 9)], 2, 20.0) == []
 
 
-def _rank(rank: int, folder: str) -> None:
+def _rank(rank: int, folder: str, keeps_lock: bool = False) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
     import torch
     import torch.distributed as dist
@@ -48,25 +54,37 @@ def _rank(rank: int, folder: str) -> None:
     for step in range(1, 100_000):
         watchdog.beat(step, "all-reduce")
         dist.all_reduce(torch.ones(1))
+        if keeps_lock and (rank, step) == (0, 3):
+            ctypes.PyDLL(None).sleep(1000)
         Path(folder, f"step-{rank}").write_text(str(step))
+
+
+@contextmanager
+def two_ranks(folder: Path, keeps_lock: bool = False) -> Iterator[list[SpawnProcess]]:
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=_rank, args=(rank, str(folder), keeps_lock), daemon=True) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    try:
+        wait_until((folder / "step-0").exists, "the ranks did not start")
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+
+
+def stacks(folder: Path, rank: int) -> str:
+    return (folder / "heartbeats" / f"rank-{rank:05d}.stacks").read_text()
 
 
 @pytest.mark.distributed
 def test_a_stopped_rank_is_named_and_everyone_leaves_with_stacks(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=_rank, args=(rank, str(tmp_path)), daemon=True) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    try:
-        wait_until((tmp_path / "step-0").exists, "the ranks did not start")
+    with two_ranks(tmp_path) as ranks:
         os.kill(ranks[0].pid or 0, signal.SIGSTOP)
-        wait_until(lambda: (tmp_path / "heartbeats" / "named").exists(), "nobody was named")
+        wait_until((tmp_path / "heartbeats" / "named").exists, "nobody was named")
         for process in ranks:
-            process.join(30)
+            process.join(PATIENCE_SECONDS)
         assert [process.exitcode for process in ranks] == [HUNG, HUNG]
-    finally:
-        for process in ranks:
-            process.kill()
     # Rank 0 holds the store of the group, and is the one that was stopped.
     said = (tmp_path / "log-1").read_text()
     assert "no step was finished for 2 s (train.hang_timeout_seconds), in all-reduce of step" in said
@@ -76,5 +94,28 @@ def test_a_stopped_rank_is_named_and_everyone_leaves_with_stacks(tmp_path: Path)
     [event] = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
     assert event["event"] == "hang"
     assert event["named"][0].startswith("rank 0")
-    for rank in range(2):
-        assert "in _rank\n" in (tmp_path / "heartbeats" / f"rank-{rank:05d}.stacks").read_text()
+    assert all("in _rank\n" in stacks(tmp_path, rank) for rank in range(2))
+
+
+@pytest.mark.distributed
+def test_a_rank_in_which_no_python_can_run_is_named_and_writes_its_stacks(tmp_path: Path) -> None:
+    with two_ranks(tmp_path, keeps_lock=True) as ranks:
+        ranks[1].join(PATIENCE_SECONDS)
+        assert ranks[1].exitcode == HUNG
+        assert "rank 0 on" in (tmp_path / "log-1").read_text()
+        wait_until(lambda: "in _rank\n" in stacks(tmp_path, 0), "the stuck rank wrote no stacks")
+    assert "in _rank\n" in stacks(tmp_path, 1)
+
+
+@pytest.mark.distributed
+def test_a_run_that_was_suspended_whole_goes_on(tmp_path: Path) -> None:
+    with two_ranks(tmp_path) as ranks:
+        for process in ranks:
+            os.kill(process.pid or 0, signal.SIGSTOP)
+        time.sleep(2 * TIMEOUT_SECONDS)
+        step = int((tmp_path / "step-0").read_text() or 0)
+        for process in ranks:
+            os.kill(process.pid or 0, signal.SIGCONT)
+        wait_until(lambda: int((tmp_path / "step-0").read_text() or 0) > step + 1, "the run did not go on")
+        assert not (tmp_path / "heartbeats" / "named").exists()
+        assert [process.exitcode for process in ranks] == [None, None]

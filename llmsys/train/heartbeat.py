@@ -1,0 +1,72 @@
+"""What each rank said of itself last, and who holds the others up."""
+
+import os
+import platform
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psutil
+
+STACKS_SIGNAL = signal.SIGQUIT
+"""Has a rank write the stacks of its threads without the interpreter, as Java's and Go's programs do."""
+
+GONE, UNKNOWN = "gone", "unknown, on another host"
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """What a rank was doing when it was heard of last. `age_seconds` is how much older than the reader's own it is."""
+
+    rank: int
+    host: str
+    process: int
+    step: int
+    phase: str
+    beats: int
+    created: float = 0.0
+    age_seconds: float = 0.0
+
+
+def state_of(beat: Heartbeat) -> str:
+    """What the system says of a rank's process: running, stopped, disk-sleep, …, gone; unknown on another host."""
+    if beat.host != platform.node():
+        return UNKNOWN
+    try:
+        process = psutil.Process(beat.process)
+        return str(process.status()) if process.create_time() == beat.created else GONE
+    except psutil.NoSuchProcess:
+        return GONE
+
+
+def culprits(heartbeats: list[Heartbeat], ranks: int, silent_after_seconds: float) -> list[str]:
+    """Who holds the others up, one sentence each: the silent ones, else those that are behind; empty when none is."""
+    known = {beat.rank: beat for beat in heartbeats}
+    unheard = [f"rank {number} was never heard of" for number in range(ranks) if number not in known]
+    silent = [
+        f"rank {beat.rank} on {beat.host} (process {beat.process}) has been silent for {beat.age_seconds:.0f} s, "
+        f"since {beat.phase} of step {beat.step}; its process is {state_of(beat)}"
+        for beat in heartbeats
+        if beat.age_seconds > silent_after_seconds
+    ]
+    if unheard or silent:
+        return unheard + silent
+    furthest = max(beat.beats for beat in heartbeats)
+    return [
+        f"rank {beat.rank} on {beat.host} (process {beat.process}) is still in {beat.phase} of step {beat.step}, "
+        f"and others are further"
+        for beat in heartbeats
+        if beat.beats < furthest
+    ]
+
+
+def rouse(beat: Heartbeat) -> None:
+    """Have a silent rank of this host write its stacks: one that is stopped goes on, and its own watchdog does.
+
+    One whose watchdog cannot run, because other code keeps the interpreter's lock, is sent STACKS_SIGNAL.
+    """
+    state = state_of(beat)
+    if state in (GONE, UNKNOWN):
+        return
+    with suppress(ProcessLookupError):
+        os.kill(beat.process, signal.SIGCONT if state == psutil.STATUS_STOPPED else STACKS_SIGNAL)

@@ -19,7 +19,7 @@ from llmsys.estimate.memory import planned_layout
 from llmsys.parallel.group import device_of_this_rank, rank
 from llmsys.parallel.mesh import make_meshes
 from llmsys.train.balance import settle_experts
-from llmsys.train.build import build_engine
+from llmsys.train.build_engine import build_engine
 
 LIMITS = {"fp32": (1e-5, 1e-3, 5e-3), "bf16": (2e-2, 1.5e-1, 6e-1), "fp16": (5e-3, 1e-1, 4e-1)}
 """Of loss and norm, of gradients and moments, of weights; relative. Products in 16 bits are compared with fp32."""

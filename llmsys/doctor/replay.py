@@ -22,7 +22,8 @@ from llmsys.parallel.group import device_of_this_rank, joined
 from llmsys.parallel.mesh import make_meshes
 from llmsys.train import checkpoint
 from llmsys.train.balance import set_balance, settle_experts
-from llmsys.train.build import build_engine, check, use_threads
+from llmsys.train.build import check, use_threads
+from llmsys.train.build_engine import build_engine
 from llmsys.train.checkpoint_record import problem_of, read_record
 from llmsys.train.objective import steps_of
 from llmsys.train.trainer import seed_dropout

@@ -7,39 +7,33 @@ import contextlib
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
 from llmsys.config.run import RunConfig
 from llmsys.data.loader import StepLoader
 from llmsys.data.steps import Steps
-from llmsys.engine.averaged_engine import AveragedEngine
-from llmsys.engine.engine import Engine
-from llmsys.errors import ConfigError
 from llmsys.estimate.parameters import count_parameters
 from llmsys.lock import folder_lock
 from llmsys.log import EventWriter, logger
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.apply import compile_blocks
-from llmsys.parallel.fp8 import multiply_in_fp8, require_fp8
+from llmsys.parallel.fp8 import require_fp8
 from llmsys.parallel.group import TIMEOUT_SECONDS, device_of_this_rank, joined, on_rank_zero, rank, world_size
-from llmsys.parallel.mesh import Meshes, make_meshes
-from llmsys.parallel.recompute import recompute_blocks
+from llmsys.parallel.mesh import make_meshes
 from llmsys.tokenizer import Tokenizer
 from llmsys.train import folder
 from llmsys.train.agree import agree
 from llmsys.train.average import average_last
 from llmsys.train.bitwise import announcement
 from llmsys.train.blame import contents
+from llmsys.train.build_engine import build_engine
 from llmsys.train.dataset import Dataset, open_dataset
 from llmsys.train.faults import StepJudge
 from llmsys.train.forecast import write_forecast
-from llmsys.train.head_loss import training_loss
 from llmsys.train.measure import Result
 from llmsys.train.metrics import meter_of, profile_of
 from llmsys.train.micro import settle_micro
-from llmsys.train.noise import NoiseMeter, noise_meter
+from llmsys.train.noise import noise_meter
 from llmsys.train.objective import evaluator_of, steps_of
 from llmsys.train.record import Record
 from llmsys.train.resume import resume
@@ -54,9 +48,6 @@ log = logger(__name__)
 
 LOCK_SECONDS = 30
 """How long a start waits for the run folder: ranks of a killed run need a moment to notice."""
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
 
 Continue = Callable[[Transformer, Tokenizer, RunConfig], list[dict[str, str]]]
 """Continues the config's prompts with a model: what the room of generation offers, handed in from outside."""
@@ -135,60 +126,6 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_promp
     inside = partial(contents, steps, dataset.sources)
     parts = (engine, loader, evaluator, record, identity, sample, saver, judge, wish, watchdog, inside, meter)
     return Trainer(config, *parts, noise=noise, steps_done=resumed or 0)
-
-
-def build_model(config: RunConfig) -> Transformer:
-    """The model without storage, its size checked against the estimate to the last parameter."""
-    with torch.device("meta"):
-        model = Transformer(config.model)
-    built = sum(parameter.numel() for parameter in model.parameters())
-    estimated = count_parameters(config.model).total
-    if built != estimated:
-        raise ConfigError(f"The model has {built} parameters, the estimate says {estimated}. This is a bug: report it.")
-    return model
-
-
-def build_engine(config: RunConfig, meshes: Meshes, device: torch.device, noise: NoiseMeter | None = None) -> Engine:
-    """The engine that the config names, with starting values; `noise` looks at its gradients."""
-    engine: Engine = _named_engine(config, meshes, device, noise)
-    half_life = config.train.average_half_life_tokens
-    return AveragedEngine(engine, half_life) if half_life else engine
-
-
-def _named_engine(config: RunConfig, meshes: Meshes, device: torch.device, noise: NoiseMeter | None) -> Engine:
-    common: dict[str, Any] = {
-        "meshes": meshes,
-        "optimizer": config.optimizer,
-        "loss": training_loss(config.loss),
-        "compute_dtype": DTYPES[config.train.precision],
-        "seed": config.run.seed,
-        "device": device,
-    }
-    model = build_model(config)
-    if config.train.products == "fp8":
-        multiply_in_fp8(model)
-    recompute_blocks(model, config.train.recompute, compiled=config.train.compile == "block")
-    if config.train.compile == "block":
-        compile_blocks(model)
-    if config.engine.kind == "accelerate":
-        from llmsys.engine.accelerate_engine import AccelerateEngine
-
-        return AccelerateEngine(model, **common)
-    if config.engine.kind == "deepspeed":
-        from llmsys.engine.deepspeed_engine import DeepSpeedEngine
-
-        return DeepSpeedEngine(model, zero_stage=config.engine.zero_stage, offload=config.engine.offload, **common)
-    if config.train.reproducibility == "bitwise":
-        from llmsys.engine.bitwise_engine import BitwiseEngine
-
-        return BitwiseEngine(model, **common)
-    from llmsys.engine.torch_engine import TorchEngine
-
-    ways = config.engine.model_dump(include={"data_parallel", "offload", "gradients"})
-    engine = TorchEngine(model, **common, **ways)
-    if noise is not None:
-        noise.engine = engine
-    return engine
 
 
 def _start_record(

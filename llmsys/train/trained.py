@@ -12,7 +12,7 @@ from llmsys.errors import CheckpointError
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.group import device_of_this_rank
 from llmsys.train.average import average_last
-from llmsys.train.build import DTYPES, build_model
+from llmsys.train.build_engine import DTYPES, build_model
 from llmsys.train.checkpoint import load_tensors, newest_whole, read_newest, stored_tensors, weights_name
 from llmsys.train.measure import Logits
 

@@ -16,7 +16,7 @@ from llmsys.estimate.plan.check import Named, layout_problems, read_layout
 from llmsys.estimate.plan.verdict import verdict
 from llmsys.parallel.apply import shard_parameters, split_experts
 from llmsys.parallel.mesh import make_meshes
-from llmsys.train.build import build_model
+from llmsys.train.build_engine import build_model
 from llmsys.train.objective import run_plan
 
 CLUSTERS = {

@@ -5,7 +5,7 @@ import torch
 
 from llmsys.config.load import load_run
 from llmsys.optim.schedule import learning_rate
-from llmsys.train.build import build_model
+from llmsys.train.build_engine import build_model
 
 RECIPES = ("multi30k", "wmt14-base", "wmt14-big", "bert-small", "bert-small-classify")
 

@@ -29,7 +29,7 @@ from llmsys.data.batch import Batch
 from llmsys.engine.engine import Engine
 from llmsys.parallel.mesh import make_meshes
 from llmsys.train.balance import settle_experts
-from llmsys.train.build import build_engine
+from llmsys.train.build_engine import build_engine
 
 COMMON = ("train.threads_per_process=1", "batch.sequences=4")
 MODES = {

@@ -25,7 +25,7 @@ from llmsys.estimate.ledger import estimate
 from llmsys.parallel.group import joined
 from llmsys.parallel.mesh import make_meshes
 from llmsys.parallel.recompute import Recompute
-from llmsys.train.build import build_engine
+from llmsys.train.build_engine import build_engine
 
 POLICIES: tuple[Recompute, ...] = get_args(Recompute)
 

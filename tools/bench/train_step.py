@@ -210,7 +210,7 @@ def _ours(name: str, model: str, sequences: int) -> Callable[[int], None]:
     from llmsys.parallel.group import device_of_this_rank, rank
     from llmsys.parallel.mesh import make_meshes
     from llmsys.train.balance import settle_experts
-    from llmsys.train.build import build_engine
+    from llmsys.train.build_engine import build_engine
 
     config = RunConfig.model_validate(
         {

@@ -1,0 +1,74 @@
+"""From a config to a model without storage, and to the engine that trains it."""
+
+from typing import Any
+
+import torch
+
+from llmsys.config.run import RunConfig
+from llmsys.engine.averaged_engine import AveragedEngine
+from llmsys.engine.engine import Engine
+from llmsys.errors import ConfigError
+from llmsys.estimate.parameters import count_parameters
+from llmsys.model.transformer import Transformer
+from llmsys.parallel.apply import compile_blocks
+from llmsys.parallel.fp8 import multiply_in_fp8
+from llmsys.parallel.mesh import Meshes
+from llmsys.parallel.recompute import recompute_blocks
+from llmsys.train.head_loss import training_loss
+from llmsys.train.noise import NoiseMeter
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def build_model(config: RunConfig) -> Transformer:
+    """The model without storage, its size checked against the estimate to the last parameter."""
+    with torch.device("meta"):
+        model = Transformer(config.model)
+    built = sum(parameter.numel() for parameter in model.parameters())
+    estimated = count_parameters(config.model).total
+    if built != estimated:
+        raise ConfigError(f"The model has {built} parameters, the estimate says {estimated}. This is a bug: report it.")
+    return model
+
+
+def build_engine(config: RunConfig, meshes: Meshes, device: torch.device, noise: NoiseMeter | None = None) -> Engine:
+    """The engine that the config names, with starting values; `noise` looks at its gradients."""
+    engine: Engine = _named_engine(config, meshes, device, noise)
+    half_life = config.train.average_half_life_tokens
+    return AveragedEngine(engine, half_life) if half_life else engine
+
+
+def _named_engine(config: RunConfig, meshes: Meshes, device: torch.device, noise: NoiseMeter | None) -> Engine:
+    common: dict[str, Any] = {
+        "meshes": meshes,
+        "optimizer": config.optimizer,
+        "loss": training_loss(config.loss),
+        "compute_dtype": DTYPES[config.train.precision],
+        "seed": config.run.seed,
+        "device": device,
+    }
+    model = build_model(config)
+    if config.train.products == "fp8":
+        multiply_in_fp8(model)
+    recompute_blocks(model, config.train.recompute, compiled=config.train.compile == "block")
+    if config.train.compile == "block":
+        compile_blocks(model)
+    if config.engine.kind == "accelerate":
+        from llmsys.engine.accelerate_engine import AccelerateEngine
+
+        return AccelerateEngine(model, **common)
+    if config.engine.kind == "deepspeed":
+        from llmsys.engine.deepspeed_engine import DeepSpeedEngine
+
+        return DeepSpeedEngine(model, zero_stage=config.engine.zero_stage, offload=config.engine.offload, **common)
+    if config.train.reproducibility == "bitwise":
+        from llmsys.engine.bitwise_engine import BitwiseEngine
+
+        return BitwiseEngine(model, **common)
+    from llmsys.engine.torch_engine import TorchEngine
+
+    ways = config.engine.model_dump(include={"data_parallel", "offload", "gradients"})
+    engine = TorchEngine(model, **common, **ways)
+    if noise is not None:
+        noise.engine = engine
+    return engine

@@ -1,8 +1,8 @@
 """Where two dialects of the same rules differ on the documents of a config.
 
 Reads the texts that an earlier preparation extracted, or extracts them from the inputs; takes them through URLs,
-Unicode and language as preparation does, and judges each document by each rule in each dialect. Gives counts and
-examples; promises that neither depends on the order of the inputs.
+Unicode and language as preparation does, and judges each document by each rule in each dialect, with the words and the
+profile of its language. Gives counts and examples; promises that neither depends on the order of the inputs.
 """
 
 import tempfile
@@ -13,16 +13,21 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from data_pipeline.inputs import find_inputs
+from data_pipeline.language.profile import rules_by_language
 from data_pipeline.rules.batch import Splitters, TextBatch
 from data_pipeline.rules.chain import build
-from data_pipeline.rules.dialect import Family, readings
+from data_pipeline.rules.dialect import readings
 from data_pipeline.rules.outcome import reason
+from data_pipeline.rules.segment import chunk_splitter
 from data_pipeline.rules.verdict import Rule, Verdicts
+from data_pipeline.rules.words import WordSplitter
 from data_pipeline.stages.extract import extract_file
 from data_pipeline.stages.judge import reaching_rules
 from llmsys.config.data import CrawlConfig
+from llmsys.config.language_profile import DEFAULT, Words, read_language_rules
 from llmsys.errors import ConfigError
 from llmsys.shards import read_batches
 
@@ -91,19 +96,15 @@ def compare_dialects(data: CrawlConfig, dialects: Sequence[str]) -> list[Differe
         raise ConfigError(
             f"{','.join(dialects)} names {len(set(dialects))} dialect. Name two, such as datatrove,dolma."
         )
-    rules = {
-        dialect: {family: build(rule) for family, rule in readings(data.rules, dialect).items()} for dialect in dialects
-    }
-    families = list(rules[dialects[0]])
+    judges = _Judges(data, dialects)
+    families = list(readings(data.rules, dialects[0]))
     differences = {
         (other, family): Difference(family, (dialects[0], other))
         for other in dialects[1:]
         for family in [*families, *([ANY] if len(families) > 1 else [])]
     }
-    splitters = Splitters()
-    for documents in _documents(data):
-        batch = TextBatch(documents.column("text").to_pylist(), splitters)
-        said = {dialect: _sayings(own, batch) for dialect, own in rules.items()}
+    for documents in _in_one_language(_documents(data)):
+        said = judges.say(documents)
         names = list(zip(documents.column("id").to_pylist(), documents.column("url").to_pylist(), strict=True))
         for (other, family), difference in differences.items():
             first, second = said[dialects[0]][family], said[other][family]
@@ -112,6 +113,43 @@ def compare_dialects(data: CrawlConfig, dialects: Sequence[str]) -> list[Differe
                 sentences = (first.sentence(row, tests[1]), second.sentence(row, tests[0]))
                 difference.add(tests, Example(name, url, sentences))
     return list(differences.values())
+
+
+def _in_one_language(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The documents of each batch, language by language."""
+    for batch in batches:
+        codes = batch.column("language")
+        for code in sorted(set(codes.to_pylist())):
+            yield batch.filter(pc.equal(codes, code))
+
+
+class _Judges:
+    """The rules in each dialect, as the profile of each language changes them, with the words of the language."""
+
+    def __init__(self, data: CrawlConfig, dialects: Sequence[str]) -> None:
+        own = {dialect: readings(data.rules, dialect) for dialect in dialects}
+        self._names = {dialect: list(rules) for dialect, rules in own.items()}
+        self._of = {
+            dialect: read_language_rules(rules_by_language(data, tuple(rules.values())))
+            for dialect, rules in own.items()
+        }
+        self._built: dict[str, dict[str, dict[str, Rule]]] = {}
+        self._splitters: dict[Words, Splitters] = {}
+
+    def say(self, documents: pa.RecordBatch) -> dict[str, dict[str, "_Saying"]]:
+        """What each dialect and family says about documents in one language."""
+        code = documents.column("language")[0].as_py()
+        rules = {dialect: of.get(code, of[DEFAULT]) for dialect, of in self._of.items()}
+        if code not in self._built:
+            self._built[code] = {
+                dialect: {name: build(rule, code) for name, rule in zip(self._names[dialect], one.rules, strict=True)}
+                for dialect, one in rules.items()
+            }
+        words = next(iter(rules.values())).words
+        if words not in self._splitters:
+            self._splitters[words] = Splitters(WordSplitter(chunk_splitter(words)))
+        batch = TextBatch(documents.column("text").to_pylist(), self._splitters[words])
+        return {dialect: _sayings(own, batch) for dialect, own in self._built[code].items()}
 
 
 @dataclass(frozen=True)
@@ -140,7 +178,7 @@ def _known(value: float, threshold: float) -> tuple[float | None, float | None]:
     return (None, None) if np.isnan(value) else (value, threshold)
 
 
-def _sayings(rules: Mapping[Family, Rule], batch: TextBatch) -> dict[str, _Saying]:
+def _sayings(rules: Mapping[str, Rule], batch: TextBatch) -> dict[str, _Saying]:
     """What each rule says, and what all say together: the first that drops."""
     judged = [(family, rule, rule.judge(batch)) for family, rule in rules.items()]
     tests = {family: _tests(verdicts, "") for family, _, verdicts in judged}

@@ -42,6 +42,7 @@ from llmsys.manifest import (
     write_manifest,
 )
 from llmsys.shards import token_dtype
+from llmsys.threshold import Border
 from llmsys.tokenizer import load_tokenizer
 
 _log = logger(__name__)
@@ -57,6 +58,7 @@ class Outcome:
     thinned: Sequence[Record] = ()
     collected: list[Record] = field(default_factory=list)
     copies: list[Record] = field(default_factory=list)
+    borders: tuple[Border, ...] = ()
     tokenizer: Record | None = None
     encoded: list[Record] = field(default_factory=list)
     tokens: list[Record] | None = None
@@ -112,12 +114,13 @@ def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: Outco
         documents=documents,
         dropped=_document_files(outcome.collected, 1, "dropped_rows"),
         copies=_document_files(outcome.copies, 0, "documents_rows"),
-        funnel=outcome.tally().funnel(_stages(data)),
+        funnel=outcome.tally().funnel(funnel_stages(data)),
         languages=_languages(outcome.judged),
         lengths=_lengths(outcome.collected),
         read=_read(outcome),
         usage=_usage(data.folder, outcome),
         decontamination=decontamination_of(outcome.collected),
+        borders=outcome.borders,
     )
 
 
@@ -155,7 +158,8 @@ def _present(folder: Path) -> Manifest | None:
         return None
 
 
-def _stages(data: CrawlConfig) -> list[str]:
+def funnel_stages(data: CrawlConfig) -> list[str]:
+    """Return the stages of a dataset's funnel, in order."""
     late = {DECONTAMINATE: data.decontaminate.kind, PII: data.pii.kind}
     cleaned = [stage for stage, kind in late.items() if kind != "none"]
     return [*stage_names(data), *asked_rules(data.deduplicate), *cleaned]

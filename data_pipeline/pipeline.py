@@ -22,7 +22,7 @@ from data_pipeline.inputs import find_inputs, input_identity, input_name, input_
 from data_pipeline.journal import Record, code_version, digest_of, remove_asides
 from data_pipeline.language.profile import rules_by_language
 from data_pipeline.left import Left
-from data_pipeline.outcome import Outcome, build_manifest, publish
+from data_pipeline.outcome import Outcome, build_manifest, funnel_stages, publish
 from data_pipeline.pairs.outcome import pairs_manifest
 from data_pipeline.pairs.pipeline import PairsPreparation
 from data_pipeline.quarantine import not_quarantined, without_block, without_pages
@@ -39,6 +39,7 @@ from data_pipeline.stages.collect import collect_shard
 from data_pipeline.stages.extract import extract_file
 from data_pipeline.stages.judge import judge_file
 from data_pipeline.stages.survey import Block, blocks_of, survey_file
+from data_pipeline.thresholds import find_borders
 from data_pipeline.tokenize.copy import copy_task
 from data_pipeline.tokenize.encode import encode_file
 from data_pipeline.tokenize.layout import SPLITS, plan_files, write_token_file
@@ -83,6 +84,7 @@ _CODE = {
     **dict.fromkeys(DEDUPLICATION_STAGES, _DEDUPLICATION),
     "collect": (("funnel.py", "stages/collect.py", "stages/leave_out.py", "dedup/naming.py"), ("pyarrow", "numpy")),
     "copies": (("stages/copy.py",), ("pyarrow", "zstandard")),
+    "thresholds": (("inspect/borders.py", "inspect/nearest.py", "funnel.py", "rules"), ("pyarrow", "numpy")),
     "index": (_CONTAMINATION, ("numpy", "pyarrow", "xxhash")),
     "contamination": (_CONTAMINATION, ("numpy", "pyarrow", "xxhash")),
     "matches": (("stages/decontaminate.py",), ("numpy", "pyarrow")),
@@ -158,6 +160,7 @@ class _Preparation:
         outcome.collected = clean_documents(self.data, self.workshop, self._stage, outcome.collected)
         outcome.require_documents()
         outcome.copies = copy_final(self.data, self._stage, outcome.collected)
+        outcome.borders = find_borders(self.data, self._stage, outcome.collected, funnel_stages(self.data))
         if until == "documents":
             return outcome
         outcome.tokenizer = self._tokenizer(outcome.collected)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llmsys.errors import DataError
+from llmsys.threshold import Border
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -233,6 +234,7 @@ class Manifest(Record):
     read: ReadSummary
     usage: TokenizerUsage | None = None  # of the tokenizer, when there are tokens
     decontamination: Decontamination | None = None  # when evaluation sets were looked for
+    borders: tuple[Border, ...] = ()  # the documents nearest to each threshold
     labels: tuple[str, ...] = ()  # of labelled texts: a target of one token n means label n
 
 

@@ -12,13 +12,14 @@ CLOSE = 0.1
 
 @dataclass(frozen=True)
 class NearThreshold:
-    """One document: what the test measured, and what that was compared with in its language."""
+    """One document: what the test measured, what that was compared with in its language, and why it was dropped."""
 
     id: str
     url: str
     value: float
     threshold: float
     excerpt: str
+    reason: str = ""
 
 
 @dataclass(frozen=True)

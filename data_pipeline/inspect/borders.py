@@ -1,10 +1,11 @@
-"""The documents nearest to each threshold, dropped and kept, from what a prepared dataset stores.
+"""The documents nearest to each threshold, dropped and kept: a summary per document file, and all of them as one.
 
 Reads the statistics in documents/ and the values in dropped/ batch by batch, and the texts of the few that are shown;
 gives a `Border` per test. Promises: which documents are shown depends on the dataset alone, by distance to their
-threshold and then by id; the memory it takes does not grow with the dataset.
+threshold and then by id; memory and the size of a summary do not grow with the dataset.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -12,64 +13,40 @@ from typing import Any, Literal, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import TypeAdapter
 
+from data_pipeline.executors.event import Report
 from data_pipeline.funnel import EXAMPLE_CHARACTERS
-from data_pipeline.inspect.nearest import Floats, Found, NearSide, Place
-from data_pipeline.language.code import known_codes
+from data_pipeline.inspect.nearest import Floats, Found, JoinedSide, NearSide, Place
 from data_pipeline.rules.chain import limits_of
 from data_pipeline.rules.verdict import Limit
 from llmsys.config.language import LanguageConfig
-from llmsys.config.language_profile import DEFAULT, LanguageProfile
-from llmsys.config.profiles import language_profiles
-from llmsys.config.text import RuleConfig
-from llmsys.manifest import Manifest, load_manifest
+from llmsys.config.language_profile import DEFAULT, read_language_rules
+from llmsys.manifest import publish_bytes
 from llmsys.shard_file import read_columns
-from llmsys.threshold import Border, NearThreshold, Side
+from llmsys.threshold import Border
 
 Key = tuple[str, str, str]  # rule, test, above or below
+_Texts = dict[tuple[Path, int, int], dict[str, str]]
 
-_RULE: TypeAdapter[Any] = TypeAdapter(RuleConfig)
 _DROPPED = ("id", "rule", "test", "value", "threshold", "bytes")
+_SHOWN = ("url", "text", "reason")
 
 
-def borders(folder: Path) -> tuple[Border, ...]:
-    """Return every test of language and rules that has a threshold, in the order of the funnel.
+class Limits:
+    """The tests of each language that compare a stored statistic with a threshold.
 
-    DataError when files of the dataset are missing or damaged; ConfigError when a profile that it was made with is.
+    Args:
+        language: which languages stay, and above what score.
+        rules: a text of `language_rules`.
     """
-    manifest = load_manifest(folder)
-    if not manifest.config.get("data", {}).get("language"):
-        return ()  # pairs and labelled texts go through no rules
-    limits = _Limits(manifest)
-    kept: dict[Key, NearSide] = {key: NearSide() for key in limits.tests()}
-    dropped: dict[Key, NearSide] = {}
-    for entry in manifest.documents.files:
-        _read_kept(folder / "documents" / entry.name, limits, kept)
-    for entry in manifest.dropped.files:
-        _read_dropped(folder / "dropped" / entry.name, dropped)
-    stages = {stage.stage: number for number, stage in enumerate(manifest.funnel)}
-    asked = {key: None for key in (*kept, *dropped) if key[0] in limits.rules}
-    keys = sorted(asked, key=lambda key: stages.get(key[0], len(stages)))
-    texts = _texts([one for key in keys for sides in (kept, dropped) for one in sides.get(key, NearSide()).nearest])
-    made = [_border(key, dropped.get(key, NearSide()), kept.get(key, NearSide()), texts) for key in keys]
-    return tuple(one for one in made if one.dropped.documents or one.kept.documents)
 
-
-class _Limits:
-    """The tests of each language that compare a stored statistic with a threshold."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        data = manifest.config["data"]
-        self._rules = [_RULE.validate_python(rule) for rule in data["rules"]]
-        self._language = LanguageConfig.model_validate(data["language"])
-        self._profiles: dict[str, LanguageProfile] = {}
-        if self._rules:
-            self._profiles = language_profiles(self._language, known_codes(self._language.kind))
+    def __init__(self, language: LanguageConfig, rules: str) -> None:
+        self._language = language
+        self._rules = read_language_rules(rules)
         self._of: dict[str, list[tuple[Key, str, float]]] = {}
-        self.rules = {"language", *(rule.kind for rule in self._rules)}
+        self.rules = {"language", *(rule.title for rule in self._rules[DEFAULT].rules)}
 
-    def tests(self) -> Iterable[Key]:
+    def tests(self) -> list[Key]:
         """Every test, in the order in which it is asked, whether or not a document came to it."""
         return [key for key, _, _ in self.of(self._language.keep[0] if self._language.keep else DEFAULT)]
 
@@ -81,11 +58,10 @@ class _Limits:
 
     def _made(self, code: str) -> Iterator[tuple[Key, str, float]]:
         yield ("language", "score", "below"), "language_score", self._language.minimum_score
-        profile = self._profiles.get(code) or self._profiles.get(DEFAULT)
-        for rule in self._rules:
-            for limit in limits_of(profile.rule(rule) if profile else rule, code):
+        for rule in self._rules.get(code, self._rules[DEFAULT]).rules:
+            for limit in limits_of(rule, code):
                 if _can_drop(limit):
-                    yield (rule.kind, limit.test, limit.drops), f"{rule.kind}.{limit.statistic}", limit.threshold
+                    yield (rule.title, limit.test, limit.drops), f"{rule.title}.{limit.statistic}", limit.threshold
 
 
 def _can_drop(limit: Limit) -> bool:
@@ -93,7 +69,54 @@ def _can_drop(limit: Limit) -> bool:
     return bool(np.isfinite(limit.threshold)) and not (limit.drops == "below" and limit.threshold == 0)
 
 
-def _read_kept(path: Path, limits: _Limits, sides: dict[Key, NearSide]) -> None:
+def summarize_borders(
+    report: Report, *, documents: Path, dropped: Path, output: Path, language: LanguageConfig, rules: str
+) -> dict[str, Any]:
+    """Write what one file of final documents and its dropped ones have at the thresholds; progress is in documents."""
+    limits = Limits(language, rules)
+    kept: dict[Key, NearSide] = {key: NearSide() for key in limits.tests()}
+    gone: dict[Key, NearSide] = {}
+    _read_kept(documents, limits, kept, report)
+    _read_dropped(dropped, gone, report)
+    found = [one for sides in (kept, gone) for side in sides.values() for one in side.nearest]
+    texts = _texts(found)
+    said = [
+        {"test": key, "dropped": gone.get(key, NearSide()).plain(texts), "kept": kept.get(key, NearSide()).plain(texts)}
+        for key in dict.fromkeys([*kept, *gone])
+        if key[0] in limits.rules
+    ]
+    publish_bytes(output, json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode())
+    return {}
+
+
+def joined_borders(summaries: Iterable[Path], limits: Limits, stages: Sequence[str]) -> tuple[Border, ...]:
+    """Return every test of language and rules that has a threshold and met documents, in the order of the funnel.
+
+    Args:
+        summaries: what `summarize_borders` wrote, in any order; one is in memory at a time.
+        limits: of the same config.
+        stages: of the funnel, in order.
+    """
+    sides: dict[Key, tuple[JoinedSide, JoinedSide]] = {key: (JoinedSide(), JoinedSide()) for key in limits.tests()}
+    for path in summaries:
+        for one in json.loads(path.read_bytes()):
+            gone, kept = sides.setdefault(cast(Key, tuple(one["test"])), (JoinedSide(), JoinedSide()))
+            gone.add(one["dropped"])
+            kept.add(one["kept"])
+    order = {stage: number for number, stage in enumerate(stages)}
+    first = {key: number for number, key in enumerate(limits.tests())}
+    keys = sorted(sides, key=lambda key: (order.get(key[0], len(order)), first.get(key, len(first)), key))
+    made = [_border(key, *sides[key]) for key in keys]
+    return tuple(one for one in made if one.dropped.documents or one.kept.documents)
+
+
+def _border(key: Key, dropped: JoinedSide, kept: JoinedSide) -> Border:
+    drops = cast(Literal["above", "below"], key[2])
+    thresholds = tuple(sorted(dropped.thresholds | kept.thresholds))
+    return Border(key[0], key[1], drops, thresholds, dropped.side, kept.side)
+
+
+def _read_kept(path: Path, limits: Limits, sides: dict[Key, NearSide], report: Report) -> None:
     """Take in the documents that stayed, each beside the thresholds of its language."""
     for number, batch in enumerate(read_columns(path, lambda name: name in ("id", "language") or _measured(name))):
         place = Place(path, number, batch.column("id"))
@@ -107,13 +130,14 @@ def _read_kept(path: Path, limits: _Limits, sides: dict[Key, NearSide]) -> None:
                 known = np.isfinite(values)
                 side = sides.setdefault(key, NearSide())
                 side.add(values[known], np.full(int(known.sum()), threshold), rows[known], place)
+        report(batch.num_rows, 0)
 
 
 def _measured(name: str) -> bool:
     return "." in name or name == "language_score"
 
 
-def _read_dropped(path: Path, sides: dict[Key, NearSide]) -> None:
+def _read_dropped(path: Path, sides: dict[Key, NearSide], report: Report) -> None:
     """Take in the documents that were dropped by a value, each beside the threshold it was compared with."""
     for number, batch in enumerate(read_columns(path, _DROPPED.__contains__)):
         place = Place(path, number, batch.column("id"))
@@ -130,6 +154,7 @@ def _read_dropped(path: Path, sides: dict[Key, NearSide]) -> None:
                     side = sides.setdefault((rule, test, drops), NearSide())
                     side.add(values[rows], thresholds[rows], rows, place)
                     side.bytes += int(sizes[rows].sum())
+        report(batch.num_rows, 0)
 
 
 def _floats(batch: pa.RecordBatch, name: str) -> Floats:
@@ -138,29 +163,17 @@ def _floats(batch: pa.RecordBatch, name: str) -> Floats:
     return np.asarray(values, np.float64)
 
 
-def _texts(found: Sequence[Found]) -> dict[tuple[Path, int, int], tuple[str, str]]:
-    """URL and excerpt of the documents that are shown, by their place."""
+def _texts(found: Sequence[Found]) -> _Texts:
+    """URL, excerpt and reason of the documents that are shown, by their place."""
     wanted: dict[tuple[Path, int], set[int]] = {}
     for one in found:
         wanted.setdefault((one.path, one.batch), set()).add(one.row)
-    texts = {}
+    texts: _Texts = {}
     for (path, number), rows in wanted.items():
-        batch = next(iter(read_columns(path, ("url", "text").__contains__, [number])))
+        batch = next(iter(read_columns(path, _SHOWN.__contains__, [number])))
         for row in rows:
-            url, text = (batch.column(name)[row].as_py() or "" for name in ("url", "text"))
-            texts[path, number, row] = (url, text[:EXAMPLE_CHARACTERS] + "…" * (len(text) > EXAMPLE_CHARACTERS))
+            said = {name: batch.column(name)[row].as_py() or "" for name in _SHOWN if name in batch.schema.names}
+            text = said["text"]
+            excerpt = text[:EXAMPLE_CHARACTERS] + "…" * (len(text) > EXAMPLE_CHARACTERS)
+            texts[path, number, row] = {"url": said["url"], "excerpt": excerpt, "reason": said.get("reason", "")}
     return texts
-
-
-def _border(key: Key, dropped: NearSide, kept: NearSide, texts: dict[tuple[Path, int, int], tuple[str, str]]) -> Border:
-    def side(one: NearSide) -> Side:
-        nearest = tuple(
-            NearThreshold(near.id, url, near.value, near.threshold, excerpt)
-            for near in one.nearest
-            for url, excerpt in [texts[near.path, near.batch, near.row]]
-        )
-        return Side(one.documents, one.bytes, one.close, nearest)
-
-    drops = cast(Literal["above", "below"], key[2])
-    thresholds = tuple(sorted(dropped.thresholds | kept.thresholds))
-    return Border(key[0], key[1], drops, thresholds, side(dropped), side(kept))

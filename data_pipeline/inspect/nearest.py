@@ -1,19 +1,20 @@
-"""The documents nearest to one threshold on one side, while the batches of a dataset go by.
+"""The documents nearest to one threshold on one side: looked for file by file, joined afterwards.
 
-Reads values and thresholds by columns; gives counts, and the nearest few documents with the places of their texts.
-Promises: whatever the batches and their order, the nearest are by distance and then by id.
+Reads values and thresholds by columns; gives counts, and the nearest few documents. Promises: whatever the files, the
+batches and their order, the nearest are by distance and then by id.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from data_pipeline.funnel import EXAMPLES
-from llmsys.threshold import CLOSE
+from llmsys.threshold import CLOSE, NearThreshold, Side
 
 Floats = npt.NDArray[np.float64]
 
@@ -40,7 +41,7 @@ class Found(NamedTuple):
 
 @dataclass
 class NearSide:
-    """One side of a threshold while documents are read."""
+    """One side of a threshold while the documents of one file are read."""
 
     documents: int = 0
     bytes: int = 0
@@ -63,3 +64,32 @@ class NearSide:
         for name, distance, value, threshold, row in zip(ids, *columns, strict=True):
             self.nearest.append(Found(distance, name, value, threshold, place.path, place.batch, row))
         self.nearest = sorted(self.nearest)[:EXAMPLES]
+
+    def plain(self, texts: Mapping[tuple[Path, int, int], Mapping[str, str]]) -> dict[str, Any]:
+        """What JSON can hold of it; `texts` has URL, excerpt and reason of each document that is shown."""
+        nearest = [
+            {"id": one.id, "value": one.value, "threshold": one.threshold, **texts[one.path, one.batch, one.row]}
+            for one in self.nearest
+        ]
+        counts = {"documents": self.documents, "bytes": self.bytes, "close": self.close}
+        return {**counts, "thresholds": sorted(self.thresholds), "nearest": nearest}
+
+
+@dataclass
+class JoinedSide:
+    """One side of a threshold in all files."""
+
+    side: Side = Side()
+    thresholds: frozenset[float] = frozenset()
+
+    def add(self, plain: Mapping[str, Any]) -> None:
+        """Take in what one file has: `NearSide.plain`."""
+        nearest = [*self.side.nearest, *(NearThreshold(**one) for one in plain["nearest"])]
+        nearest.sort(key=lambda one: (abs(one.value - one.threshold), one.id))
+        self.side = Side(
+            self.side.documents + plain["documents"],
+            self.side.bytes + plain["bytes"],
+            self.side.close + plain["close"],
+            tuple(nearest[:EXAMPLES]),
+        )
+        self.thresholds |= frozenset(plain["thresholds"])

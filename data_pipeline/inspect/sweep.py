@@ -5,13 +5,11 @@ stricter threshold takes is exact (duplicates aside: a copy of a document that g
 looser one gives back is an upper bound, because the tests behind it were never asked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
@@ -23,9 +21,10 @@ from llmsys.config.profiles import language_profiles
 from llmsys.config.text import RuleConfig
 from llmsys.errors import DataError
 from llmsys.manifest import Manifest, load_manifest
-from llmsys.shard_file import map_file
+from llmsys.shard_file import read_columns, read_schema
 
 _RULE: TypeAdapter[Any] = TypeAdapter(RuleConfig)
+_DROPPED = ("rule", "test", "value", "threshold")
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,10 @@ def sweep(folder: Path, wanted: str) -> Sweep:
             f"no test compares a stored statistic with {name}: it decides what is measured, or all values are "
             f"{getattr(rule, field)} already. Prepare a copy of the dataset with it to see what it changes."
         )
-    kept = _statistic(folder, manifest, f"{rule.kind}.{limit.statistic}")
-    dropped = _dropped(folder, manifest, rule.kind, limit)
-    found = [WhatIf(value, int(_stays(kept, limit, value).sum()), _back(dropped, limit, value)) for value in values]
-    return Sweep(name, limit.test, float(getattr(rule, field)), len(kept), tuple(found))
+    stay, back = _counts(folder, manifest, rule.title, limit, values)
+    found = [WhatIf(value, kept, more) for value, kept, more in zip(values, stay, back, strict=True)]
+    documents = sum(entry.rows for entry in manifest.documents.files)
+    return Sweep(name, limit.test, float(getattr(rule, field)), documents, tuple(found))
 
 
 def sweep_as_text(found: Sweep) -> str:
@@ -89,9 +88,9 @@ def _parse(wanted: str) -> tuple[str, list[float]]:
 
 def _rule(manifest: Manifest, folder: Path, kind: str, field: str) -> tuple[Any, str]:
     rules = _rules(manifest)
-    rule = next((one for one in rules if one.kind == kind), None)
+    rule = next((one for one in rules if one.title == kind), None)
     if rule is None:
-        there = ", ".join(one.kind for one in rules) or "none"
+        there = ", ".join(one.title for one in rules) or "none"
         raise DataError(f"{folder} was made without the rule {kind}. Its rules: {there}.")
     if field not in type(rule).model_fields:
         fields = ", ".join(name for name in type(rule).model_fields if name.startswith(("min_", "max_")))
@@ -127,36 +126,27 @@ def _stays(values: Any, limit: Limit, threshold: float) -> Any:
     return values <= edge if limit.drops == "above" else values >= edge
 
 
-def _back(dropped: Any, limit: Limit, threshold: float) -> int:
-    values, thresholds = dropped
-    ours = values > thresholds if limit.drops == "above" else values < thresholds
-    return int((ours & _stays(values, limit, threshold)).sum())
-
-
-def _statistic(folder: Path, manifest: Manifest, column: str) -> Any:
-    parts = [np.zeros(0, np.float32)]
+def _counts(
+    folder: Path, manifest: Manifest, rule: str, limit: Limit, values: Sequence[float]
+) -> tuple[list[int], list[int]]:
+    """For each threshold, how many kept documents stay and how many of those this test dropped would pass it."""
+    stay, back = [0] * len(values), [0] * len(values)
+    column = f"{rule}.{limit.statistic}"
     for entry in manifest.documents.files:
-        (values,) = _columns(folder / "documents" / entry.name, [column])
-        parts.append(values)
-    return np.concatenate(parts)
-
-
-def _dropped(folder: Path, manifest: Manifest, rule: str, limit: Limit) -> tuple[Any, Any]:
-    values, thresholds = [np.zeros(0)], [np.zeros(0)]
+        for (kept,) in _columns(folder / "documents" / entry.name, [column]):
+            stay = [count + int(_stays(kept, limit, value).sum()) for count, value in zip(stay, values, strict=True)]
     for entry in manifest.dropped.files:
-        columns = _columns(folder / "dropped" / entry.name, ["rule", "test", "value", "threshold"])
-        ours = (columns[0] == rule) & (columns[1] == limit.test)
-        values.append(columns[2][ours].astype(np.float64))
-        thresholds.append(columns[3][ours].astype(np.float64))
-    return np.concatenate(values), np.concatenate(thresholds)
+        for rules, tests, found, thresholds in _columns(folder / "dropped" / entry.name, _DROPPED):
+            ours = (rules == rule) & (tests == limit.test)
+            ours &= found > thresholds if limit.drops == "above" else found < thresholds
+            gone = found[ours]
+            back = [count + int(_stays(gone, limit, value).sum()) for count, value in zip(back, values, strict=True)]
+    return stay, back
 
 
-def _columns(path: Path, names: Sequence[str]) -> list[Any]:
-    """Some columns of a whole file, without unpacking the others."""
-    data = map_file(path)
-    schema = pa.ipc.open_file(data).schema
-    if missing := [name for name in names if name not in schema.names]:
+def _columns(path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
+    """Some columns of each record batch of a file, without unpacking the others."""
+    if missing := [name for name in names if name not in read_schema(path).names]:
         raise DataError(f"{path} has no column {missing[0]}, so that it cannot say. Prepare the dataset again.")
-    indices = [schema.get_field_index(name) for name in names]
-    table = pa.ipc.open_file(data, options=pa.ipc.IpcReadOptions(included_fields=indices)).read_all()
-    return [table.column(name).to_numpy() for name in names]
+    for batch in read_columns(path, names.__contains__):
+        yield [batch.column(name).to_numpy(zero_copy_only=False) for name in names]

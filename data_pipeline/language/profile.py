@@ -4,18 +4,21 @@ Reads the config and the profiles that it means, once and in the first process; 
 language that no document can have, and one without a profile.
 """
 
+from collections.abc import Sequence
+
 from data_pipeline.language.code import known_codes
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language_profile import LanguageProfile, language_rules
 from llmsys.config.profiles import language_profiles
+from llmsys.config.text import RuleConfig
 
 
-def rules_by_language(data: CrawlConfig) -> str:
-    """The words and rules of every language that can stay, see `language_rules`.
+def rules_by_language(data: CrawlConfig, rules: Sequence[RuleConfig] | None = None) -> str:
+    """The words and rules of every language that can stay, see `language_rules`; `rules` stand in for the config's.
 
     Raises ConfigError for a code without a model or a profile, with the nearest ones.
     """
-    return language_rules(_profiles(data), data.rules)
+    return language_rules(_profiles(data), data.rules if rules is None else rules)
 
 
 def unspaced_languages(data: CrawlConfig) -> list[str]:

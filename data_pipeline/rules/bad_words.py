@@ -7,6 +7,7 @@ words, it counts anywhere. An entry may be several words. The search takes time 
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +21,7 @@ from llmsys.config.custom_rules import ANY_LANGUAGE, BadWordsConfig
 
 _WITHOUT_SPACES = ("ja", "th", "zh")
 _TEST = "share of listed words"
+_NAMED = 5  # words that a reason names
 
 
 class BadWords:
@@ -66,6 +68,7 @@ class BadWords:
             np.where(fails, shares, np.nan),
             np.where(fails, self._config.max_share, np.nan),
             {"share": shares, "count": hits},
+            matches={row: _listed(found[row]) for row in np.flatnonzero(fails).tolist()},
         )
 
     def _stays(self, text: str) -> bool:
@@ -87,6 +90,7 @@ class BadWords:
             {"lines": taken.astype(np.float64)},
             texts,
             {"line taken out: listed word": taken},
+            {row: _listed(self._pattern.findall(batch.texts[row].lower())) for row in np.flatnonzero(empty).tolist()},
         )
 
     def _without(self, text: str) -> Sequence[str]:
@@ -94,3 +98,11 @@ class BadWords:
         if not self._pattern.search(text.lower()):
             return lines
         return [line for line in lines if not self._pattern.search(line.lower())]
+
+
+def _listed(found: Sequence[str]) -> str:
+    """What was found, each word once and with its count, those that come first in the text."""
+    counts = Counter(found)
+    named = [word if count == 1 else f"{word} × {count}" for word, count in list(counts.items())[:_NAMED]]
+    more = len(counts) - len(named)
+    return ", ".join([*named, *([f"{more} more"] if more else [])])

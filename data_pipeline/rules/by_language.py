@@ -105,6 +105,7 @@ def _joined(outcomes: Sequence[RuleOutcome], order: Rows, kept_order: Rows) -> R
         test=column([one.test for one in outcomes], order),
         value=column([one.value for one in outcomes], order),
         threshold=column([one.threshold for one in outcomes], order),
+        match=column([one.match for one in outcomes], order),
         texts=column([one.texts for one in outcomes], kept_order),
         statistics={name: column([one.statistics[name] for one in outcomes], kept_order) for name in first.statistics},
         changes={name: sum(one.changes.get(name, 0) for one in outcomes) for name in first.changes},

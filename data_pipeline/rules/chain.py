@@ -62,7 +62,7 @@ class RuleChain:
         language: str = ANY_LANGUAGE,
         models: dict[RuleConfig, Rule] | None = None,
     ) -> None:
-        self._rules = [build(rule, language, models) for rule in rules]
+        self._rules = [(rule.title, build(rule, language, models)) for rule in rules]
         self._splitters = splitters or Splitters()
 
     def apply(self, texts: pa.Array) -> list[RuleOutcome]:
@@ -70,13 +70,13 @@ class RuleChain:
         parts: list[list[RuleOutcome]] = [[] for _ in self._rules]
         for piece in _slices(texts):
             batch = TextBatch(piece, self._splitters)
-            for rule, outcomes in zip(self._rules, parts, strict=True):
+            for (name, rule), outcomes in zip(self._rules, parts, strict=True):
                 verdicts = rule.judge(batch)
                 keep = verdicts.failed_D < 0
                 if verdicts.texts is not None:
                     batch = TextBatch(verdicts.texts, self._splitters)
                 batch = batch.take(keep)
-                outcomes.append(_outcome(rule.kind, verdicts, batch.texts))
+                outcomes.append(_outcome(name, verdicts, batch.texts))
         return [_joined(outcomes) for outcomes in parts]
 
 
@@ -134,21 +134,29 @@ def _slices(texts: pa.Array) -> Iterator[list[str]]:
     yield piece
 
 
-def _outcome(kind: str, verdicts: Verdicts, texts: Sequence[str]) -> RuleOutcome:
+def _outcome(name: str, verdicts: Verdicts, texts: Sequence[str]) -> RuleOutcome:
     """Verdicts as Arrow columns."""
     failed = verdicts.failed_D
     keep = failed < 0
     names = pa.array(verdicts.tests, pa.string()).take(pa.array(np.maximum(failed, 0), mask=keep))
     return RuleOutcome(
-        rule=kind,
+        rule=name,
         keep=pa.array(keep),
         test=names,
         value=pa.array(verdicts.values_D, from_pandas=True),
         threshold=pa.array(verdicts.thresholds_D, from_pandas=True),
+        match=_matches(verdicts),
         texts=pa.array(texts, pa.large_string()),
         statistics={name: pa.array(column[keep], pa.float32()) for name, column in verdicts.statistics.items()},
         changes={name: int(column[keep].sum()) for name, column in verdicts.changes.items()},
     )
+
+
+def _matches(verdicts: Verdicts) -> pa.StringArray:
+    number = len(verdicts.failed_D)
+    if not verdicts.matches:
+        return pa.nulls(number, pa.string())
+    return pa.array(map(verdicts.matches.get, range(number)), pa.string())
 
 
 def _joined(outcomes: Sequence[RuleOutcome]) -> RuleOutcome:
@@ -166,6 +174,7 @@ def _joined(outcomes: Sequence[RuleOutcome]) -> RuleOutcome:
         test=concatenated("test"),
         value=concatenated("value"),
         threshold=concatenated("threshold"),
+        match=concatenated("match"),
         texts=concatenated("texts"),
         statistics={
             name: pa.concat_arrays([outcome.statistics[name] for outcome in outcomes]) for name in first.statistics

@@ -6,22 +6,22 @@ also what DCLM repeats.
 """
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import get_args
 
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig
 from llmsys.config.text import Dialect, GopherQualityConfig, GopherRepetitionConfig, RuleConfig
 from llmsys.errors import ConfigError
 
 DIALECTS: tuple[str, ...] = get_args(Dialect)
-Family = Literal["gopher_repetition", "gopher_quality", "c4"]
 C4Reading = C4Config | C4DatatroveConfig | C4DolmaConfig
 
 _ALL: tuple[RuleConfig, ...] = (GopherRepetitionConfig(), GopherQualityConfig(), C4DatatroveConfig())
 _SYMBOLS = {"max_hash_ratio", "max_ellipsis_ratio", "max_symbol_ratio"}
 
 
-def readings(rules: Sequence[RuleConfig], dialect: str) -> dict[Family, RuleConfig]:
-    """The rules of a config that have dialects, each read in this one; all families when it has none of them.
+def readings(rules: Sequence[RuleConfig], dialect: str) -> dict[str, RuleConfig]:
+    """The rules of a config that have dialects, each read in this one, by name (`c4` for any reading of it); when it
+    has none of them, the published ones.
 
     Raises:
         ConfigError: there is no such dialect.
@@ -31,16 +31,16 @@ def readings(rules: Sequence[RuleConfig], dialect: str) -> dict[Family, RuleConf
     return _readings(rules, dialect) or _readings(_ALL, dialect)
 
 
-def _readings(rules: Sequence[RuleConfig], dialect: str) -> dict[Family, RuleConfig]:
-    found: dict[Family, RuleConfig] = {}
+def _readings(rules: Sequence[RuleConfig], dialect: str) -> dict[str, RuleConfig]:
+    found: dict[str, RuleConfig] = {}
     for rule in rules:
         match rule:
             case GopherRepetitionConfig():
-                found["gopher_repetition"] = rule.model_copy(update={"dialect": dialect})
+                found[rule.title] = rule.model_copy(update={"dialect": dialect})
             case GopherQualityConfig():
-                found["gopher_quality"] = _quality(rule, dialect)
+                found[rule.title] = _quality(rule, dialect)
             case C4Config() | C4DatatroveConfig() | C4DolmaConfig():
-                found["c4"] = _c4(rule, dialect)
+                found[rule.name or "c4"] = _c4(rule, dialect)
             case _:
                 pass
     return found

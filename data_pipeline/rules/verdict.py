@@ -38,6 +38,7 @@ class Verdicts:
         statistics: columns of D values.
         texts: the texts as the rule rewrote them, None when it rewrites none.
         changes: columns of D counts of what the rule took out of each text.
+        matches: what a failed test found, by number of the document, where that is more than its name says.
     """
 
     tests: tuple[str, ...]
@@ -47,6 +48,7 @@ class Verdicts:
     statistics: Mapping[str, Floats]
     texts: Sequence[str] | None = None
     changes: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
+    matches: Mapping[int, str] = field(default_factory=dict)
 
 
 class Rule(Protocol):

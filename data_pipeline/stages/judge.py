@@ -161,10 +161,10 @@ class _Judge:
         self._enters(outcome.rule, batch)
         self.tally.change(outcome.rule, outcome.changes)
         gone = _inverse(outcome.keep)
-        columns = (outcome.test.filter(gone), outcome.value.filter(gone), outcome.threshold.filter(gone))
+        columns = [column.filter(gone) for column in (outcome.test, outcome.value, outcome.threshold, outcome.match)]
         verdicts = [
-            (test, value, threshold, reason(outcome.rule, test, value, threshold))
-            for test, value, threshold in zip(*(column.to_pylist() for column in columns), strict=True)
+            (test, value, threshold, reason(outcome.rule, test, value, threshold, match))
+            for test, value, threshold, match in zip(*(column.to_pylist() for column in columns), strict=True)
         ]
         drops += dropped_rows(batch.filter(gone).to_pylist(), outcome.rule, verdicts)
         batch = batch.filter(outcome.keep)
@@ -210,4 +210,4 @@ def stage_names(data: CrawlConfig) -> list[str]:
     """Return the funnel stages of reading and judging, in order."""
     urls = [] if isinstance(data.url, KeepUrls) else [URL]
     repair = [] if isinstance(data.unicode, KeepUnicode) else [UNICODE]
-    return ["read", *urls, "extract", *repair, "language", *dict.fromkeys(rule.kind for rule in data.rules)]
+    return ["read", *urls, "extract", *repair, "language", *(rule.title for rule in data.rules)]

@@ -5,10 +5,7 @@ import json
 from pathlib import Path
 
 from llmsys.config.load import load_run
-from llmsys.errors import ConfigError, DataError
-from llmsys.log import logger
-from llmsys.manifest import MANIFEST_NAME
-from llmsys.threshold import Border
+from llmsys.errors import DataError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,19 +27,6 @@ def run(arguments: argparse.Namespace) -> int:
         )
     from llmsys.report.page import write_report
 
-    path = write_report(run_folder, data_folder, arguments.output, _borders(data_folder))
+    path = write_report(run_folder, data_folder, arguments.output)
     print(json.dumps({"report": str(path)}) if arguments.json else str(path))
     return 0
-
-
-def _borders(folder: Path | None) -> tuple[Border, ...]:
-    """The documents nearest to the thresholds; none, and a warning that says why, when the dataset cannot tell."""
-    if folder is None or not (folder / MANIFEST_NAME).exists():
-        return ()
-    from data_pipeline.inspect.borders import borders
-
-    try:
-        return borders(folder)
-    except (DataError, ConfigError) as error:
-        logger(__name__).warning("the page shows no documents at the thresholds: %s", error)
-        return ()

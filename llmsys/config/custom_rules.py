@@ -8,8 +8,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.base import Section
 from llmsys.config.entries import EntryList
+from llmsys.config.named_rule import NamedRule
 from llmsys.config.rule import Broken, refuse
 
 ANY_LANGUAGE = "any"
@@ -25,7 +25,7 @@ class WordList(EntryList):
     )
 
 
-class BadWordsConfig(Section):
+class BadWordsConfig(NamedRule):
     """Pages, or their lines, that hold listed words; found as C4 finds them.
 
     A word counts when no letter, digit or underscore touches it, in any letter case; a list for `ja`, `th` or `zh`
@@ -55,7 +55,7 @@ class BadWordsConfig(Section):
         return tuple(path for one in self.words for path in one.files)
 
 
-class _Classifier(Section):
+class _Classifier(NamedRule):
     """What classifiers have in common."""
 
     model: Path = Field(description="Model file; a relative path starts in the working folder.")
@@ -84,7 +84,7 @@ class LinearClassifierConfig(_Classifier):
 Bucket = Literal["head", "middle", "tail"]
 
 
-class PerplexityConfig(Section):
+class PerplexityConfig(NamedRule):
     """Perplexity under an n-gram language model (CCNet, Wenzek et al. 2020): line by line, ends of lines counted.
 
     Documents below `head_below` are the head, those above `tail_above` the tail, the rest the middle.

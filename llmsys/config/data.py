@@ -16,13 +16,20 @@ from llmsys.config.executor import ExecutorConfig, LocalExecutor
 from llmsys.config.extract import ArticleExtract, ExtractConfig
 from llmsys.config.language import LanguageConfig
 from llmsys.config.mixture import MixtureConfig
+from llmsys.config.named_rule import ambiguous
 from llmsys.config.pairs import LabelledConfig, PairsConfig
 from llmsys.config.pii import KeepPii, PiiConfig
 from llmsys.config.read import ReadConfig
-from llmsys.config.rule import Broken, refuse
-from llmsys.config.text import RuleConfig
+from llmsys.config.rule import refuse
+from llmsys.config.text import RULE_KINDS, RuleConfig
 from llmsys.config.unicode import KeepUnicode, UnicodeConfig
 from llmsys.config.url import KeepUrls, UrlConfig
+
+# What the funnel counts beside the rules: no rule may be called so.
+STAGES = (
+    *("read", "url", "extract", "unicode", "language", "decontaminate", "pii", "documents"),
+    *("url_duplicates", "exact_duplicates", "duplicate_spans", "near_duplicates", "duplicate_substrings"),
+)
 
 
 class SplitConfig(Section):
@@ -84,17 +91,8 @@ class CrawlConfig(Section):
     executor: ExecutorConfig = Field(LocalExecutor(), description="Who does the work.")
 
     @model_validator(mode="after")
-    def _each_rule_once(self) -> Self:
-        kinds = [rule.kind for rule in self.rules]
-        refuse(
-            Broken(
-                f"rules.{number}",
-                f"{kind} stands at rules.{kinds.index(kind)} already, and what a rule drops is counted by its kind. "
-                f"Write each kind once.",
-            )
-            for number, kind in enumerate(kinds)
-            if kind in kinds[:number]
-        )
+    def _each_rule_has_a_name_of_its_own(self) -> Self:
+        refuse(ambiguous(self.rules, (*STAGES, *RULE_KINDS)))
         return self
 
 

@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llmsys.config.base import Section
+from llmsys.config.named_rule import NamedRule
 
 Share = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=0)]
 
 
-class _C4Lines(Section):
+class _C4Lines(NamedRule):
     """What all readings of C4 have in common."""
 
     curly_brackets: Literal["drop_page", "keep"] = Field(
@@ -60,7 +60,7 @@ class C4DolmaConfig(_C4Lines):
     )
 
 
-class LineCorrectionsConfig(Section):
+class LineCorrectionsConfig(NamedRule):
     """Lines that are no prose are taken out or mended (RefinedWeb, Penedo et al. 2023, G.2), each counted by reason.
 
     A page of which more than a small share of the words went is dropped: what is left of it is seldom prose either.

@@ -5,11 +5,10 @@ that a rule without fields is the published rule. A limit named `max_…` drops 
 drops what lies below it, and a value equal to its limit always stays.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from llmsys.config.base import Section
 from llmsys.config.custom_rules import (
     BadWordsConfig,
     FasttextClassifierConfig,
@@ -17,6 +16,7 @@ from llmsys.config.custom_rules import (
     PerplexityConfig,
 )
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, Count, LineCorrectionsConfig, Share
+from llmsys.config.named_rule import NamedRule
 from llmsys.config.native_text import NativeTextConfig
 from llmsys.config.rule import Broken, refuse
 
@@ -24,7 +24,7 @@ from llmsys.config.rule import Broken, refuse
 Dialect = Literal["datatrove", "paper", "dolma", "dclm"]
 
 
-class GopherRepetitionConfig(Section):
+class GopherRepetitionConfig(NamedRule):
     """Repeated paragraphs, lines and n-grams (Rae et al. 2021, table A1), as the tool of the dialect measures them."""
 
     kind: Literal["gopher_repetition"] = "gopher_repetition"
@@ -44,7 +44,7 @@ class GopherRepetitionConfig(Section):
     max_duplicate_10gram_share: Share = Field(0.10, description="The same of 10 words.")
 
 
-class GopherQualityConfig(Section):
+class GopherQualityConfig(NamedRule):
     """Word counts, word lengths, symbols, bullets and stop words (Rae et al. 2021, A.1.1), as the tool of the dialect
     measures them.
     """
@@ -83,7 +83,7 @@ class GopherQualityConfig(Section):
         return self
 
 
-class FinewebQualityConfig(Section):
+class FinewebQualityConfig(NamedRule):
     """FineWeb's own tests on lines (Penedo et al. 2024), with the constants of the code."""
 
     kind: Literal["fineweb_quality"] = "fineweb_quality"
@@ -112,3 +112,5 @@ RuleConfig = Annotated[
     | NativeTextConfig,
     Field(discriminator="kind"),
 ]
+
+RULE_KINDS: tuple[str, ...] = tuple(rule.model_fields["kind"].default for rule in get_args(get_args(RuleConfig)[0]))

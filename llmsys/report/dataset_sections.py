@@ -60,9 +60,9 @@ def dataset_notes(manifest: Manifest) -> list[str]:
     return notes
 
 
-def dataset_parts(manifest: Manifest, borders: Sequence[Border] = ()) -> list[Part]:
-    """All parts of a dataset that have something to show; `borders` are its tests that have thresholds."""
-    about_text = [_funnel(manifest, borders), contamination_part(manifest), _distributions(manifest)]
+def dataset_parts(manifest: Manifest) -> list[Part]:
+    """All parts of a dataset that have something to show."""
+    about_text = [_funnel(manifest), contamination_part(manifest), _distributions(manifest)]
     parts = [*about_text, tokenizer_part(manifest), _reading(manifest)]
     return [one for one in parts if one is not None]
 
@@ -70,7 +70,7 @@ def dataset_parts(manifest: Manifest, borders: Sequence[Border] = ()) -> list[Pa
 # --- Funnel ---
 
 
-def _funnel(manifest: Manifest, borders: Sequence[Border]) -> Part | None:
+def _funnel(manifest: Manifest) -> Part | None:
     stages = manifest.funnel
     if not stages:
         return None
@@ -92,7 +92,7 @@ def _funnel(manifest: Manifest, borders: Sequence[Border]) -> Part | None:
     head = ("stage", "documents in", "documents out", "dropped", "bytes in", "bytes out")
     note = tag("p", "Bytes are HTML before extraction and UTF-8 text after it.", class_="muted")
     numbers = table(head, rows, numeric=range(1, 6))
-    return part("funnel", "Funnel", figures, numbers, note, *_changes(stages), *_reasons(drops, borders))
+    return part("funnel", "Funnel", figures, numbers, note, *_changes(stages), *_reasons(drops, manifest.borders))
 
 
 def _reasons(drops: Sequence[tuple[FunnelStage, Drop]], borders: Sequence[Border]) -> list[Html | None]:

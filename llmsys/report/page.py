@@ -7,7 +7,6 @@ the page's policy, and all text is escaped); the file is published whole or not 
 
 import base64
 import hashlib
-from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -19,21 +18,17 @@ from llmsys.report.dataset_sections import dataset_notes, dataset_numbers, datas
 from llmsys.report.markup import Html, bytes_amount, join, json_for_script, section, tag
 from llmsys.report.run import RunRecord, read_run
 from llmsys.report.run_sections import Numbers, Part, run_numbers, run_origin, run_parts, state
-from llmsys.threshold import Border
 
 log = logger(__name__)
 
 
-def write_report(
-    run_folder: Path | None, data_folder: Path | None, output: Path | None = None, borders: Sequence[Border] = ()
-) -> Path:
+def write_report(run_folder: Path | None, data_folder: Path | None, output: Path | None = None) -> Path:
     """Write the report of a run, of a dataset, or of both on one page, and return its path.
 
     Args:
         run_folder: holds config.yaml, environment.json and events.jsonl, or some of them; None for a dataset alone.
         data_folder: holds manifest.json; None for a run alone.
         output: the HTML file; by default report.html in the run folder, else in the dataset folder.
-        borders: the documents nearest to the thresholds of the dataset.
 
     Raises:
         DataError: when there is neither a run nor a dataset, or the file cannot be written.
@@ -48,7 +43,7 @@ def write_report(
             f"{data_folder or '(no dataset folder)'}. Run `llmsys prepare CONFIG` or `llmsys train CONFIG` first."
         )
     path = output or (run_folder if run_folder is not None else data_folder or Path()) / "report.html"
-    page = render(run, manifest, data_notes, borders).encode("utf-8", errors="replace")
+    page = render(run, manifest, data_notes).encode("utf-8", errors="replace")
     publish_bytes(path, page)
     log.info("report: %s (%s)", path, bytes_amount(len(page)))
     return path
@@ -64,12 +59,7 @@ def _read_dataset(folder: Path | None) -> tuple[Manifest | None, list[str]]:
     return manifest, dataset_notes(manifest)
 
 
-def render(
-    run: RunRecord | None,
-    manifest: Manifest | None,
-    notes: list[str] | None = None,
-    borders: Sequence[Border] = (),
-) -> str:
+def render(run: RunRecord | None, manifest: Manifest | None, notes: list[str] | None = None) -> str:
     """The page as text, from a run, a dataset or both, and notes on what is missing."""
     numbers: Numbers = []
     parts: list[Part] = []
@@ -82,7 +72,7 @@ def render(
         notes = run.notes + _other_data(run, manifest) + notes
     if manifest is not None:
         numbers += dataset_numbers(manifest)
-        parts += dataset_parts(manifest, borders)
+        parts += dataset_parts(manifest)
         origin += dataset_origin(manifest)
     parts.append(Part("origin", "Where from", section("origin", "Where it came from", origin)))
     return document(_titles(run, manifest), numbers, notes, parts)

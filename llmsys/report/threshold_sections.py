@@ -65,6 +65,8 @@ def _side(heading: str, side: Side) -> Html:
 def _document(near: NearThreshold) -> Html:
     url = near.url if len(near.url) <= URL_CHARACTERS else f"{near.url[:URL_CHARACTERS]}…"
     facts = [("value", number(near.value)), ("threshold", number(near.threshold)), ("page", join(url))]
+    if near.reason:
+        facts.append(("reason", join(near.reason)))
     return tag("div", definitions(facts), user_text(near.excerpt), class_="example")
 
 

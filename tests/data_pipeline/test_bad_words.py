@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from data_pipeline.rules.bad_words import BadWords
 from data_pipeline.rules.batch import Splitters, TextBatch
 from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.outcome import RuleOutcome
+from data_pipeline.rules.outcome import RuleOutcome, reason
 from data_pipeline.rules.whitespace_words import WhitespaceChunks
 from data_pipeline.rules.words import WordSplitter
 from llmsys.config.custom_rules import BadWordsConfig, WordList
@@ -45,6 +45,22 @@ def test_a_share_above_the_limit_drops_the_page_and_an_equal_one_stays() -> None
     assert outcome.keep.to_pylist() == [True, False, True]
     assert (outcome.test[1].as_py(), outcome.threshold[1].as_py()) == ("share of listed words", 0.25)
     assert outcome.value[1].as_py() == pytest.approx(1 / 3)
+    assert outcome.match.to_pylist() == [None, "ass", None]
+
+
+def test_a_drop_names_the_words_that_were_found() -> None:
+    words = ["ass", "damn", "one", "two", "three", "four"]
+    texts = ["Damn, what an ASS. damn", "clean", "ass damn one two three four"]
+    assert apply(config(*words), texts).match.to_pylist() == [
+        "damn × 2, ass",
+        None,
+        "ass, damn, one, two, three, 1 more",
+    ]
+    lines = apply(config(*words, action="drop_line"), ["an ass\nDamn", "one\nclean"])
+    assert lines.match.to_pylist() == ["ass, damn", None]
+    assert reason("bad_words", "no line left", None, None, lines.match[0].as_py()) == (
+        "bad_words: no line left (ass, damn)"
+    )
 
 
 def test_lines_with_listed_words_go_and_are_counted() -> None:

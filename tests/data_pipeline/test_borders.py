@@ -1,11 +1,11 @@
 """Laws of the examples at the thresholds: the nearest of all documents, whatever files and batches they lie in."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from data_pipeline.inspect.borders import borders
 from data_pipeline.pipeline import prepare
 from data_pipeline.rules.chain import build, limits_of
 from launch.main import main
@@ -13,6 +13,7 @@ from llmsys.config.custom_rules import FasttextClassifierConfig, PerplexityConfi
 from llmsys.config.line_rules import C4Config
 from llmsys.config.native_text import NativeTextConfig
 from llmsys.config.text import GopherQualityConfig
+from llmsys.manifest import load_manifest
 from llmsys.shards import read_batches
 from llmsys.threshold import Border
 from tests.helpers.tiny_crawl import GERMAN, make_crawl, page, record, tiny_config
@@ -41,6 +42,10 @@ def folder(crawl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def borders(folder: Path) -> tuple[Border, ...]:
+    return load_manifest(folder).borders
+
+
 def one(found: tuple[Border, ...], test: str, drops: str) -> Border:
     return next(border for border in found if (border.test, border.drops) == (test, drops))
 
@@ -58,8 +63,8 @@ def test_the_nearest_are_by_distance_and_then_by_id(folder: Path) -> None:
     kept = [row | {"value": row["gopher_quality.words"]} for row in rows(folder, "documents")]
     for side, documents in ((border.dropped, dropped), (border.kept, kept)):
         nearest = sorted(documents, key=lambda row: (abs(row["value"] - 180), row["id"]))[:3]
-        assert [(near.id, near.url, near.value) for near in side.nearest] == [
-            (row["id"], row["url"], row["value"]) for row in nearest
+        assert [(near.id, near.url, near.value, near.reason) for near in side.nearest] == [
+            (row["id"], row["url"], row["value"], row.get("reason", "")) for row in nearest
         ]
         assert all(near.excerpt == row["text"][:400] + "…" for near, row in zip(side.nearest, nearest, strict=True))
         assert side.close == sum(abs(row["value"] - 180) <= 18 for row in documents)
@@ -87,26 +92,17 @@ def test_files_batches_and_the_order_of_the_inputs_change_nothing(folder: Path, 
     assert borders(tmp_path / "other") == borders(folder)
 
 
-def test_the_page_shows_both_sides_and_says_when_it_cannot(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    said = ["report", "data/sample", f"data.folder={folder}", f"run.folder={tmp_path / 'none'}", "--output"]
-    pages = []
-    for name in ("1.html", "2.html"):
-        assert main([*said, str(tmp_path / name)]) == 0
-        pages.append((tmp_path / name).read_text())
-    assert pages[0] == pages[1]
-    assert "words &lt; 180 is dropped" in pages[0]
+def test_the_page_shows_both_sides_from_the_manifest_alone(folder: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "data"
+    alone.mkdir()
+    shutil.copy(folder / "manifest.json", alone)
+    output = tmp_path / "page.html"
+    said = ["report", "data/sample", f"data.folder={alone}", f"run.folder={tmp_path / 'none'}", "--output"]
+    assert main([*said, str(output)]) == 0
+    page = output.read_text()
+    assert "words &lt; 180 is dropped" in page
     for side in (one(borders(folder), "words", "below").dropped, one(borders(folder), "words", "below").kept):
-        assert all(near.url in pages[0] and near.excerpt in pages[0] for near in side.nearest)
-    gone = next((folder / "documents").glob("*.arrow"))
-    aside = gone.rename(tmp_path / "aside")
-    try:
-        assert main([*said, str(tmp_path / "3.html")]) == 0
-        assert "no documents at the thresholds: " in caplog.text
-        assert f"{gone} is missing" in caplog.text
-    finally:
-        aside.rename(gone)
+        assert all(near.url in page and near.excerpt in page for near in side.nearest)
 
 
 def test_the_tests_of_a_rule_are_known_without_its_model() -> None:

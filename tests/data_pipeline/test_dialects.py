@@ -144,3 +144,23 @@ def test_the_command_prints_matrix_reasons_and_examples(tmp_path: Path, capsys: 
     assert sum(plain[0]["verdicts"].values()) == plain[0]["documents"] == 2
     assert main([*words, "--dialects", "dolma"]) == 2
     assert "dolma names 1 dialect. Name two, such as datatrove,dolma." in capsys.readouterr().err
+
+
+def test_each_document_is_compared_with_the_words_and_thresholds_of_its_language(tmp_path: Path) -> None:
+    pages = [
+        "春天来了，院子里的花慢慢地开了，孩子们在树下跑来跑去，老人坐在门口看着他们说话。"
+        "那时候村里的路还很窄，下过雨以后到处都是水，我们就在那里放纸船。",
+        "the be to of and that have with " * 20,
+    ]
+    data = stored(tmp_path, [pages[0] * 3, pages[1]])
+    quality = next(one for one in compare_dialects(data, ["datatrove", "paper"]) if one.rule == "gopher_quality")
+    assert quality.verdicts[True, True] + quality.verdicts[True, False] == 2  # read as English it has 3 words
+    assert quality.documents == 2
+
+
+def test_rules_of_one_kind_are_compared_each_by_its_name() -> None:
+    rules = (GopherQualityConfig(min_words=7), GopherQualityConfig(name="long", min_words=70))
+    assert {name: rule.title for name, rule in readings(rules, "dolma").items()} == {
+        "gopher_quality": "gopher_quality",
+        "long": "long",
+    }

@@ -110,15 +110,15 @@ def test_a_finished_dataset_is_left_alone(dataset: Path, crawl: Path, caplog: py
     assert "is complete, nothing to do" in caplog.text
 
 
-ALL = ["judge", "sign", "same_text", "link", "near", "collect", "tokenizer", "encode", "tokens"]
+ALL = ["judge", "sign", "same_text", "link", "near", "collect", "thresholds", "tokenizer", "encode", "tokens"]
 CHANGES: list[tuple[dict[str, Any], list[str]]] = [
     ({"rules": [{"kind": "gopher_quality", "min_words": 3, "min_stop_words": 0}]}, ALL),
     ({"deduplicate": {"minhash": {"kind": "none"}}}, ["sign", *ALL[5:]]),
-    ({"split": {"heldout_fraction": 0.4}}, ALL[6:]),
-    ({"tokens": {"shard_tokens": 9_000, "batch_tokens": 500}}, ALL[8:]),
+    ({"split": {"heldout_fraction": 0.4}}, ALL[7:]),
+    ({"tokens": {"shard_tokens": 9_000, "batch_tokens": 500}}, ALL[9:]),
     ({"documents": {"shards": 1}}, ALL),
-    # A rule that decides nothing new gives the same documents, so that nothing behind them is done again.
-    ({"language": {"minimum_score": 0.66}}, ["judge"]),
+    # A rule that decides nothing new gives the same documents, so that nothing is done again but what knows thresholds.
+    ({"language": {"minimum_score": 0.66}}, ["judge", "thresholds"]),
     ({"name": "renamed"}, []),
 ]
 

@@ -13,7 +13,8 @@ SILENT = Border("gopher_quality", "symbols", "above", (0.1, 0.2), Side(), Side(2
 
 
 def page(*borders: Border) -> str:
-    return re.sub(r"<script.*?</script>", "", render(None, example_manifest(), [], borders), flags=re.DOTALL)
+    manifest = example_manifest().model_copy(update={"borders": borders})
+    return re.sub(r"<script.*?</script>", "", render(None, manifest, []), flags=re.DOTALL)
 
 
 def test_a_test_with_a_threshold_shows_both_sides_in_place_of_any_three() -> None:

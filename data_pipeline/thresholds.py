@@ -1,0 +1,39 @@
+"""The stage behind final documents that looks for those nearest to each threshold, one file of documents a task.
+
+Reads the records of final documents, gives the `Border`s of the manifest, which the report shows without reading a
+document.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from data_pipeline.graph import Task
+from data_pipeline.inspect.borders import Limits, joined_borders, summarize_borders
+from data_pipeline.journal import Record
+from data_pipeline.language.profile import rules_by_language
+from llmsys.config.data import CrawlConfig
+from llmsys.threshold import Border
+
+Stage = Callable[[str, list[Task], str], list[Record]]
+
+
+def find_borders(data: CrawlConfig, stage: Stage, final: Sequence[Record], stages: Sequence[str]) -> tuple[Border, ...]:
+    """Return the documents nearest to each threshold; `stages` are those of the funnel."""
+    rules = rules_by_language(data)
+    decides = [data.language.model_dump(mode="json", include={"keep", "minimum_score"}), rules]
+    tasks = []
+    for record in final:
+        documents, dropped = (data.folder / output.name for output in record.outputs[:2])
+        output = f"work/thresholds/{documents.stem}.json"
+        job = partial(
+            summarize_borders,
+            documents=documents,
+            dropped=dropped,
+            output=data.folder / output,
+            language=data.language,
+            rules=rules,
+        )
+        rows = record.result["documents_rows"] + record.result["dropped_rows"]
+        tasks.append(Task(f"thresholds/{documents.stem}", [record.digests[:2], decides], [output], job, rows))
+    made = stage("thresholds", tasks, "document")
+    return joined_borders([data.folder / one.outputs[0].name for one in made], Limits(data.language, rules), stages)

@@ -1,0 +1,67 @@
+"""Laws of rules with names: a kind that stands twice is two rules in funnel, columns, drops and commands."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from data_pipeline.inspect.dropped import dropped_documents
+from data_pipeline.inspect.explain import explain
+from data_pipeline.inspect.sweep import sweep
+from data_pipeline.pipeline import prepare
+from llmsys.config.data import CrawlConfig
+from llmsys.manifest import load_manifest
+from llmsys.shards import read_schema
+from tests.helpers.tiny_crawl import make_crawl, tiny_config
+
+RULES: list[dict[str, Any]] = [
+    {"kind": "bad_words", "words": [{"entries": ["copy"]}]},
+    {"kind": "gopher_quality", "min_words": 30},
+    {"kind": "bad_words", "name": "harvests", "words": [{"entries": ["harvest", "Music"]}], "max_share": 0.03},
+]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> CrawlConfig:
+    crawl = make_crawl(tmp_path_factory.mktemp("crawl"), files=1)
+    config = tiny_config(tmp_path_factory.mktemp("made") / "data", crawl, rules=RULES)
+    prepare(config, until="documents")
+    assert isinstance(config.data, CrawlConfig)
+    return config.data
+
+
+def test_two_rules_of_a_kind_are_counted_shown_and_swept_each_by_its_name(dataset: CrawlConfig) -> None:
+    manifest = load_manifest(dataset.folder)
+    gone = {stage.stage: stage.documents_in - stage.documents_out for stage in manifest.funnel}
+    assert gone["bad_words"] == 1 <= gone["harvests"]
+    columns = read_schema(next((dataset.folder / "documents").glob("*.arrow"))).names
+    assert {"bad_words.share", "harvests.share"} < set(columns)
+    assert {border.rule for border in manifest.borders} >= {"bad_words", "harvests"}
+    now = sweep(dataset.folder, "harvests.max_share=0.02,1")
+    assert now.values[0].stay < now.documents
+    assert now.values[1].might_return == gone["harvests"]
+    total, rows = dropped_documents(dataset.folder, {"rule": "harvests"}, 1)
+    assert total == gone["harvests"]
+    assert explain(dataset, rows[0]["url"])[0].steps[-1] == ("harvests", "dropped", rows[0]["reason"])
+
+
+def test_a_drop_by_a_list_names_what_was_found(dataset: CrawlConfig) -> None:
+    _, (row,) = dropped_documents(dataset.folder, {"rule": "bad_words"}, 1)
+    assert row["reason"] == f"bad_words: share of listed words {row['value']:.4g} > 0 (copy)"
+    (border,) = [one for one in load_manifest(dataset.folder).borders if one.rule == "bad_words"]
+    assert border.dropped.nearest[0].reason == row["reason"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("", ""), "bad_words stands at rules.0 already, .* Give it a name of its own, such as name: bad_words_2"),
+        (("", "c4"), "rules.1.name: c4 is what a stage or another kind of rule is called. Take another name"),
+        (("language", ""), "rules.0.name: language is what a stage"),
+        (("a.b", ""), "should match pattern"),
+    ],
+)
+def test_a_name_that_could_mean_something_else_is_refused(names: tuple[str, str], message: str) -> None:
+    rules = [{"kind": "bad_words", "name": name, "words": [{"entries": ["x"]}]} for name in names]
+    with pytest.raises(ValidationError, match=message):
+        CrawlConfig.model_validate({"rules": rules})

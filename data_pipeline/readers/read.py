@@ -14,6 +14,7 @@ from data_pipeline.readers.lines import read_lines
 from data_pipeline.readers.member import Members, Piece, compression
 from data_pipeline.readers.page import Other, Page, PageBatch, Pages, Skip
 from data_pipeline.readers.record import walk, walk_carefully
+from data_pipeline.readers.remote import is_remote
 from data_pipeline.readers.source import Source, UnreadableError, open_source
 from data_pipeline.readers.warc import PageTaker
 from llmsys.config.read import ReadConfig
@@ -66,8 +67,15 @@ def read_pages(
     except UnreadableError as error:
         pages.add(Skip(path, error.position, str(error), again=True))
     except OSError as error:
-        pages.add(Skip(path, 0, f"unreadable file: {error.strerror or error}"))
+        # Who may read it, and what lies elsewhere, changes without a trace in the file.
+        again = is_remote(path) or isinstance(error, PermissionError)
+        pages.add(Skip(path, 0, f"unreadable file: {_why(error)}", again=again))
     yield pages.take(source.progress if seen else 0)
+
+
+def _why(error: OSError) -> str:
+    """The reason of a system's error, or of a storage that says the path and not what is wrong with it."""
+    return error.strerror or ("No such file or directory" if isinstance(error, FileNotFoundError) else str(error))
 
 
 def _found(source: Source, limit: int, config: ReadConfig) -> Iterator[Page | Skip | Other]:

@@ -44,6 +44,7 @@ def file_system(url: str) -> tuple[Any, str]:
 def find_remote(pattern: str) -> tuple[list[str], bool]:
     """Return the URLs of the files that a pattern matches, and whether it names a folder; DataError without access."""
     files, path = file_system(pattern)
+    files.invalidate_cache()  # another preparation in this process may have listed it long ago
     try:
         if not any(sign in path for sign in "*?["):
             return ([pattern], False) if files.isfile(path) else ([], bool(files.isdir(path)))
@@ -51,10 +52,20 @@ def find_remote(pattern: str) -> tuple[list[str], bool]:
     except FileNotFoundError:
         return [], False
     except Exception as error:  # every storage has errors of its own
-        raise DataError(
-            f"data.inputs: {pattern} cannot be listed: {error}. Check address, keys and network."
-        ) from error
+        reason = str(error).rstrip(".")
+        raise DataError(f"data.inputs: {pattern} cannot be listed: {reason}. {_mend(files, error)}") from error
     return [str(files.unstrip_protocol(name)) for name, about in found.items() if about["type"] == "file"], False
+
+
+def _mend(files: Any, error: Exception) -> str:
+    """What to do about a storage that cannot be listed."""
+    if not isinstance(error, PermissionError) and "credentials" not in str(error).lower():
+        return "Check address, keys and network."
+    protocols = (files.protocol,) if isinstance(files.protocol, str) else files.protocol
+    names = (
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE" if "s3" in protocols else "as its package says"
+    )
+    return f"Give keys that may list and read it in the environment ({names}), then run the same command again."
 
 
 def remote_size(url: str) -> int:
@@ -76,8 +87,13 @@ def remote_identity(url: str, content: Callable[[str], str]) -> str:
         about: dict[str, Any] = files.info(path)
     except Exception:  # every storage has errors of its own; reading will name it
         return ""
-    known = next((f"{key}={about[key]}" for key in (*_ENTITY_TAGS, *_TIMES) if about.get(key)), "")
+    known = said_of(about)
     return f"{about.get('size')} {known}" if known else content(url)
+
+
+def said_of(about: dict[str, Any]) -> str:
+    """Return the entity tag, or else the time, in what a storage says about a file; "" when it says neither."""
+    return next((f"{key}={about[key]}" for key in (*_ENTITY_TAGS, *_TIMES) if about.get(key)), "")
 
 
 def remote_digest(url: str) -> str:

@@ -1,8 +1,8 @@
 """The bytes of one file, here or elsewhere, at any position; a read that fails is tried again with back-off.
 
 Reads a path or URL, gives a `Source` that FastWARC, Arrow and our own readers take for a binary file. Promises: what is
-read is complete or an `UnreadableError`; a stream that ends before the size of the file is an error too, and is tried
-again like any other; waiting decides when, never what.
+read is complete and of one version of the file, or an `UnreadableError`; a stream that ends before the size of the file
+is an error too, and is tried again like any other; waiting decides when, never what.
 """
 
 import errno
@@ -13,29 +13,37 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from data_pipeline.readers.remote import file_system, is_remote
+from data_pipeline.readers.remote import file_system, is_remote, said_of
 
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 60.0
 _READ_AHEAD = 8 << 20
-_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)  # trying again does not help
 
 Result = TypeVar("Result")
 sleep = time.sleep  # tests wait less
 
 
 class UnreadableError(OSError):
-    """A read failed as often as it may; `position` is where, in bytes."""
+    """A read failed for good; `position` is where, in bytes."""
 
     def __init__(self, position: int, tries: int, cause: Exception) -> None:
         self.position = position
-        super().__init__(f"unreadable after {tries} tries: {cause}")
+        super().__init__(f"unreadable after {tries} {'tries' if tries > 1 else 'try'}: {cause}")
+
+
+class ChangedError(OSError):
+    """The file is another one than when it was opened first: what was read does not belong to the rest."""
+
+
+# Trying again does not help.
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ChangedError)
 
 
 class _Opened(Protocol):
     """What a place must offer."""
 
     size: int
+    version: str  # changes when the file does
 
     def read_at(self, position: int, size: int) -> bytes: ...
     def close(self) -> None: ...
@@ -52,6 +60,7 @@ class _Local:
             raise PermissionError(errno.EPERM, "Not a regular file")  # a pipe would wait for ever
         self._handle = os.open(path, os.O_RDONLY)
         self.size = about.st_size
+        self.version = f"{about.st_size} {about.st_mtime_ns} {about.st_ino}"
 
     def read_at(self, position: int, size: int) -> bytes:
         return os.pread(self._handle, size, position)
@@ -65,7 +74,9 @@ class _Remote:
 
     def __init__(self, url: str) -> None:
         files, path = file_system(url)
-        self.size = int(files.info(path)["size"])
+        files.invalidate_cache(path)  # a listing of an hour ago does not say what is there now
+        about = files.info(path)
+        self.size, self.version = int(about["size"]), f"{about['size']} {said_of(about)}"
         self._stream: Any = files.open(path, "rb", block_size=_READ_AHEAD, cache_type="readahead")
 
     def read_at(self, position: int, size: int) -> bytes:
@@ -85,7 +96,8 @@ class Source(io.RawIOBase):
         self._place: Callable[[str], _Opened] = _Remote if is_remote(path) else _Local
         self._position = self._bytes = 0
         self._opened: _Opened | None = None
-        self._opened = self._retry(0, lambda: self._place(path))
+        self._opened = self._retry(None, lambda: self._place(path))
+        self._version = self._opened.version
         self.size = self._opened.size if stop is None else min(stop, self._opened.size)
         self.start = start
 
@@ -142,6 +154,8 @@ class Source(io.RawIOBase):
     def _whole(self, position: int, size: int) -> bytes:
         if self._opened is None:
             self._opened = self._place(self.path)
+            if self._opened.version != self._version:
+                raise ChangedError("the file changed while it was read")
         data = self._opened.read_at(position, size)
         while len(data) < size:
             more = self._opened.read_at(position + len(data), size - len(data))
@@ -150,15 +164,17 @@ class Source(io.RawIOBase):
             data += more
         return data
 
-    def _retry(self, position: int, attempt: Callable[[], Result]) -> Result:
+    def _retry(self, position: int | None, attempt: Callable[[], Result]) -> Result:
+        """`position` is None for opening: what can never be opened has an error of its own."""
         for number in range(1, self.tries + 1):
             try:
                 return attempt()
-            except _FINAL:
-                raise
             except Exception as error:  # every storage has errors of its own
-                if number == self.tries:
-                    raise UnreadableError(position, self.tries, error) from error
+                final = isinstance(error, _FINAL)
+                if final and position is None:
+                    raise
+                if final or number == self.tries:
+                    raise UnreadableError(position or 0, number, error) from error
                 sleep(min(_FIRST_WAIT_SECONDS * 2 ** (number - 1), _LONGEST_WAIT_SECONDS))
                 self._forget()
         raise AssertionError("tries is at least 1")

@@ -30,8 +30,8 @@ def survey_file(report: Report, *, source: str, block_bytes: int) -> dict[str, A
     """Say where a file can be cut, as [start, stop, digest] per block; progress is in bytes."""
     try:
         ranges = survey(source, block_bytes)
-    except OSError:  # reading will name it
-        return {"blocks": []}
+    except OSError as error:  # reading will name it; that it may be read now shows in no stamp
+        return {"blocks": [], "again": not isinstance(error, IsADirectoryError)}
     report(ranges[-1].stop, 0)
     return {"blocks": [[one.start, one.stop, one.digest] for one in ranges]}
 

@@ -21,7 +21,10 @@ NATURAL: dict[str, Launcher] = {"torch": "torchrun", "deepspeed": "deepspeed", "
 
 @dataclass(frozen=True)
 class Start:
-    """What every command needs to know. Paths are absolute; `least` hosts are enough for torchrun to go on."""
+    """What every command needs to know. Paths are absolute; `least` hosts are enough for torchrun to go on.
+
+    Hosts that were lost are waited for so long as the patience; ranks sit out an outage of `outage_seconds`.
+    """
 
     hosts: tuple[Host, ...]
     folder: Path
@@ -30,6 +33,8 @@ class Start:
     name: str
     least: int
     restarts: int
+    patience_seconds: int
+    outage_seconds: int
 
     @property
     def head(self) -> str:
@@ -49,10 +54,12 @@ class Start:
 
 @dataclass(frozen=True)
 class Command:
-    """Words to run on a host; None: here, and it reaches the others itself."""
+    """Words to run on a host; None: here, and it reaches the others itself. `lasting`: to be run there again when the
+    connection was lost and is back."""
 
     host: str | None
     words: tuple[str, ...]
+    lasting: bool = False
 
     def line(self, start: Start) -> str:
         """As a person types it into a shell: in the run's working directory, with the environment that travels."""
@@ -75,8 +82,14 @@ def commands(launcher: Launcher, start: Start, *, over_ssh: bool) -> list[Comman
 
 
 def torchrun_words(start: Start, slots: int, endpoint: str, identity: str, address: str) -> list[str]:
-    """torchrun by way of launch/torchrun.py, which hands signals to the ranks and lets those rest that were stopped."""
+    """torchrun by way of launch/torchrun.py, which hands signals to the ranks, kept going by launch/restart.py."""
     return [
+        sys.executable,
+        "-m",
+        "launch.restart",
+        f"--meet={endpoint}",
+        f"--restarts={start.restarts}",
+        f"--patience={start.patience_seconds}",
         sys.executable,
         "-m",
         "launch.torchrun",
@@ -86,7 +99,7 @@ def torchrun_words(start: Start, slots: int, endpoint: str, identity: str, addre
         f"--rdzv-endpoint={endpoint}",
         f"--rdzv-id={identity}",
         f"--local-addr={address}",
-        f"--max-restarts={start.restarts}",
+        f"--rdzv-conf=join_timeout={start.patience_seconds}",
         *start.script,
     ]
 
@@ -95,7 +108,9 @@ def torchrun_commands(start: Start) -> list[Command]:
     """One command for each host; hosts may differ in slots."""
     endpoint = f"{start.head}:{start.port}"
     return [
-        Command(host.name, tuple(torchrun_words(start, host.slots, endpoint, start.name, bare(host.name))))
+        Command(
+            host.name, tuple(torchrun_words(start, host.slots, endpoint, start.name, bare(host.name))), lasting=True
+        )
         for host in start.hosts
     ]
 

@@ -2,7 +2,8 @@
 
 torchrun's and DeepSpeed's own launchers end their ranks half a minute after a SIGTERM, saved or not. Here SIGTERM and
 SIGUSR1 go straight to the ranks, which finish their step, save and leave with status 75; the launcher only sees them
-leave. A second SIGTERM ends everything at once. `python -m launch.forward CONFIG SIGNAL` asks the ranks of one host.
+leave. A second SIGTERM ends everything at once. `python -m launch.forward CONFIG SIGNAL` asks the ranks of one host,
+and where there is none what waits to start them; SIGKILL goes to the latter, with which ranks end.
 """
 
 import contextlib
@@ -10,12 +11,15 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
 import psutil
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
 SCRIPT_NAME = "train.py"
+KEEPER = "launch.restart"
+NETWORK = Path("/proc/self/ns/net")
 
 
 def ranks_below(pid: int) -> list[psutil.Process]:
@@ -28,11 +32,15 @@ def ranks_below(pid: int) -> list[psutil.Process]:
 
 
 def ask_ranks(config: str, number: int) -> int:
-    """Send a signal to the ranks of this host that train on a config, whoever started them; returns how many."""
-    ranks = [one for one in psutil.process_iter() if _is_rank(one) and config in _words(one)]
-    for rank in ranks:
+    """Send a signal to the ranks of this host that train on a config, whoever started them; returns how many.
+
+    To what keeps them going (launch/restart.py) where there are none, or where they are to end at once.
+    """
+    concerned = [one for one in psutil.process_iter() if config in _words(one) and _is_of_this_host(one)]
+    ranks, keepers = [one for one in concerned if _is_rank(one)], [one for one in concerned if KEEPER in _words(one)]
+    for process in keepers if number == signal.SIGKILL or not ranks else ranks:
         with contextlib.suppress(psutil.Error):
-            rank.send_signal(number)
+            process.send_signal(number)
     return len(ranks)
 
 
@@ -62,6 +70,13 @@ def _is_rank(process: psutil.Process) -> bool:
     """Whether it runs the script itself: launchers name it too, but after a module or a script of their own."""
     words = _words(process)
     return bool(words) and os.path.basename(words[0]) == SCRIPT_NAME
+
+
+def _is_of_this_host(process: psutil.Process) -> bool:
+    """Whether it has our network: a container or namespace beside us is another host."""
+    with contextlib.suppress(OSError):
+        return NETWORK.samefile(f"/proc/{process.pid}/ns/net")
+    return not NETWORK.exists()
 
 
 def _words(process: psutil.Process) -> list[str]:

@@ -1,28 +1,157 @@
-"""torchrun starts ranks again that were lost, and lets those rest that ended for a reason a restart does not mend.
+"""Keeps the ranks of one host going through losses: `python -m launch.restart --meet HOST:PORT --restarts N --patience
+SECONDS COMMAND …`, where the command is torchrun's (launch/torchrun.py) and never restarts ranks itself.
 
-A rank that was asked to stop (status 75) has saved and would be started again at once, against the wish; one that has
-met what only a person can mend (status 2) would meet it again.
+A process of its own for each attempt, because an agent that has lost its meeting place waits in a call that knows no
+time-out; and a meeting place of its own, because agents that have counted different attempts do not understand each
+other in an old one. What the ranks ended for on purpose (0, 2 and 75) is the end here too.
 """
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.launcher import api
+import argparse
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
-from launch.train import MENDABLE, STOPPED
+import psutil
 
-FINAL = (MENDABLE, STOPPED)
+from launch.forward import forwarding, ranks_below
+from launch.orphan import child_environment, die_with_parent
+from launch.route import is_this_host
+from launch.train import LOST_PEER, MENDABLE, STOPPED, UNMET
+from llmsys.errors import LaunchError
+from llmsys.log import configure_logging, logger
+
+FINAL = (0, MENDABLE, STOPPED)
+"""Statuses that a restart does not mend: finished; what a person must mend; stopped after saving."""
+LOOK_SECONDS = 2.0
+KNOCK_SECONDS = 5.0
+SHUT_SECONDS = 20.0
+"""An agent without ranks whose meeting place has been out of reach for so long will not find it by itself."""
+LONGEST_PAUSE_SECONDS = 30.0
+SAY_SECONDS = 10.0
+
+log = logger("launch.restart")
 
 
-class RestingAgent(LocalElasticAgent):
-    """torch's agent of one host, without the restarts that nobody wants."""
+@dataclass(frozen=True)
+class Meeting:
+    """Where the agents of all hosts meet: at a port of the first host, whose agent opens it."""
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        result: RunResult = super()._monitor_workers(worker_group)
-        if any(failure.exitcode in FINAL for failure in result.failures.values()):
-            self._remaining_restarts = 0
-        return result
+    host: str
+    port: int
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the host where the others knock."""
+        with suppress(LaunchError):
+            return is_this_host(self.host)
+        return False
+
+    def open(self) -> bool:
+        """Whether somebody answers there."""
+        with suppress(OSError), socket.create_connection((self.host, self.port), KNOCK_SECONDS):
+            return True
+        return False
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
 
 
-def rest_when_final() -> None:
-    """Have torchrun use this agent in this process. `torch.distributed.launcher.api` names the agent it makes."""
-    api.LocalElasticAgent = RestingAgent  # type: ignore[misc]
+def keep(command: Sequence[str], meeting: Meeting, restarts: int, patience_seconds: float) -> int:
+    """Run the command until it has ended for good; its last status, or 3 when the hosts did not meet in time.
+
+    `restarts` counts ranks that ran and were lost; hosts that wait for each other are limited by the patience alone.
+    """
+    left, lost_at, pause = restarts, time.monotonic(), 1.0
+    while _wait_for_door(meeting, lost_at + patience_seconds):
+        status, lived_until = _attempt(command, meeting, lost_at, patience_seconds)
+        if status in FINAL:
+            return status
+        if lived_until is not None:
+            if left == 0:
+                log.error("the ranks of this host ended (status %d), and none of %d restarts is left", status, restarts)
+                return status
+            left, lost_at, pause = left - 1, lived_until, 1.0
+            log.warning(
+                "the ranks of this host ended (status %d); restart %d of %d, as soon as the hosts meet again at %s, in "
+                "%.0f s at most (--patience)", status, restarts - left, restarts, meeting, patience_seconds,
+            )  # fmt: skip
+        time.sleep(min(pause, max(0.0, lost_at + patience_seconds - time.monotonic())))
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+    log.error(
+        "the hosts did not meet at %s within %.0f s (--patience). Nothing that was saved is lost: the same command "
+        "goes on from the newest checkpoint.", meeting, patience_seconds,
+    )  # fmt: skip
+    return LOST_PEER
+
+
+def _wait_for_door(meeting: Meeting, deadline: float) -> bool:
+    """Whether there is time left, and somebody to meet."""
+    began, said = time.monotonic(), False
+    while (now := time.monotonic()) < deadline:
+        if meeting.here or meeting.open():
+            return True
+        if now - began > SAY_SECONDS and not said:
+            log.warning("nobody answers at %s; asking for another %.0f s (--patience)", meeting, deadline - now)
+            said = True
+        time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
+    return False
+
+
+def _attempt(
+    command: Sequence[str], meeting: Meeting, lost_at: float, patience_seconds: float
+) -> tuple[int, float | None]:
+    """One agent from start to end: its status, and when its ranks were seen last (None: there were none).
+
+    An agent without ranks is ended when the patience is over, and where its meeting place is out of reach. Agent and
+    ranks are gone afterwards.
+    """
+    agent = subprocess.Popen(command, env=child_environment())
+    ranks: list[psutil.Process] = []
+    lived_until, open_at = None, time.monotonic()
+    with forwarding(agent.pid):
+        while (status := _status(agent, LOOK_SECONDS)) is None:
+            now = time.monotonic()
+            if seen := ranks_below(agent.pid):
+                ranks, lived_until, open_at = seen, now, now
+                continue
+            open_at = now if meeting.here or meeting.open() else open_at
+            waited = now - (lost_at if lived_until is None else lived_until)
+            if waited > patience_seconds or now - open_at > SHUT_SECONDS:
+                agent.kill()
+    for rank in ranks:
+        with suppress(psutil.Error):
+            rank.kill()
+    if lived_until is None and (status < 0 or status == UNMET):
+        return UNMET, None
+    return status, lived_until or time.monotonic()
+
+
+def _status(agent: subprocess.Popen[bytes], seconds: float) -> int | None:
+    with suppress(subprocess.TimeoutExpired):
+        return agent.wait(seconds)
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Keep the command that follows the options going; its status."""
+    parser = argparse.ArgumentParser(prog="python -m launch.restart", description=__doc__)
+    parser.add_argument("--meet", required=True, help="HOST:PORT of the first host")
+    parser.add_argument("--restarts", type=int, required=True, help="how often lost ranks are started again")
+    parser.add_argument("--patience", type=float, required=True, help="how many seconds hosts wait for each other")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="what starts the ranks of this host")
+    options = parser.parse_args(arguments)
+    die_with_parent()
+    configure_logging()
+    host, _, port = options.meet.rpartition(":")
+    try:
+        return keep(options.command, Meeting(host, int(port)), options.restarts, options.patience)
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

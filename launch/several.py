@@ -1,27 +1,45 @@
 """Running the commands of a run on its hosts, from one terminal: here, and over ssh where the host is another.
 
 Prints what the ranks print. A wish to stop (SIGTERM, SIGUSR1) reaches the ranks of every host, which save and leave
-with 75; Ctrl-C ends everything. What became of the hosts is told in one status and one message.
+with 75; Ctrl-C ends everything. A host whose connection was lost is taken up again as soon as it answers. What became
+of the hosts is told in one status and one message.
 """
 
+import math
 import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import FrameType
 
 from launch.commands import Command, Start, bare
 from launch.forward import FORWARDED, ask_ranks
 from launch.orphan import child_environment
 from launch.route import is_this_host
+from launch.ssh import CONNECT_SECONDS, SSH_FAILED
 from launch.train import MENDABLE, STOPPED
 from llmsys.errors import LaunchError
 
-SSH = ("ssh", "-tt", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15")
+SSH = ("ssh", "-tt", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
 """With a terminal, so that ranks end when the connection does; without questions."""
-SSH_FAILED = 255
+SILENCE_SECONDS, LEAST_SILENCES = 5, 3
+"""How often ssh asks whether the host is there, and how often at least before it gives up."""
+LOOK_SECONDS, AGAIN_SECONDS = 0.2, 5.0
+
+
+@dataclass
+class Place:
+    """A command that runs on a host. `lost_at`: since when ssh has failed to keep it there; None while it does."""
+
+    command: Command
+    process: subprocess.Popen[bytes]
+    began: float
+    lost_at: float | None = None
+    status: int | None = None
 
 
 def run_commands(start: Start, commands: Sequence[Command]) -> int:
@@ -29,7 +47,7 @@ def run_commands(start: Start, commands: Sequence[Command]) -> int:
 
     Raises LaunchError with the hosts that failed; SystemExit carries the status of what a rank has said itself.
     """
-    processes = {command.host or "": _start(start, command) for command in commands}
+    places = [Place(command, _start(start, command), time.monotonic()) for command in commands]
     asked: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -40,13 +58,34 @@ def run_commands(start: Start, commands: Sequence[Command]) -> int:
 
     before = {number: signal.signal(number, forward) for number in FORWARDED}
     try:
-        statuses = {host: process.wait() for host, process in processes.items()}
+        while any(place.status is None for place in places):
+            time.sleep(LOOK_SECONDS)
+            for place in places:
+                others = any(one.status is None for one in places if one is not place)
+                _look_after(start, place, keep=others and not asked)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for process in processes.values():
-            process.terminate()
-    return outcome(statuses, start)
+        for place in places:
+            place.process.terminate()
+    return outcome({place.command.host or "": place.status or 0 for place in places}, start)
+
+
+def _look_after(start: Start, place: Place, *, keep: bool) -> None:
+    """See whether a command has ended; with `keep`, start it again where only the connection to its host was lost."""
+    if place.status is not None or (status := place.process.poll()) is None:
+        return
+    now = time.monotonic()
+    if status == SSH_FAILED and place.command.lasting and keep:
+        if place.lost_at is None or now - place.began > 2 * CONNECT_SECONDS:  # it had come through
+            place.lost_at = now
+            said = f"the connection to {place.command.host} is lost; trying for {start.patience_seconds} s (--patience)"
+            print(f"llmsys: {said}", file=sys.stderr, flush=True)
+        if now - place.lost_at <= start.patience_seconds:
+            if now - place.began >= AGAIN_SECONDS:
+                place.process, place.began = _start(start, place.command, again=True), now
+            return
+    place.status = status
 
 
 def outcome(statuses: dict[str, int], start: Start) -> int:
@@ -76,7 +115,8 @@ def _said(failed: dict[str, int]) -> str:
     )
 
 
-def _start(start: Start, command: Command) -> subprocess.Popen[bytes]:
+def _start(start: Start, command: Command, *, again: bool = False) -> subprocess.Popen[bytes]:
+    """`again`: what an earlier connection has left there is ended first."""
     line = command.line(start)
     if command.host is None or is_this_host(bare(command.host)):
         before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # launchers that know no SIGUSR1 must not die of it
@@ -84,16 +124,25 @@ def _start(start: Start, command: Command) -> subprocess.Popen[bytes]:
             return subprocess.Popen(["bash", "-c", line], env=child_environment(), stdin=subprocess.DEVNULL)
         finally:
             signal.signal(signal.SIGUSR1, before)
-    return subprocess.Popen([*SSH, command.host, line], stdin=subprocess.DEVNULL)
+    quiet: tuple[str, ...] = ()
+    if again:
+        quiet, line = ("-q",), f"{_asking(start, signal.SIGKILL)} >/dev/null; {line}"
+    silences = max(LEAST_SILENCES, math.ceil(start.outage_seconds / SILENCE_SECONDS))
+    alive = ("-o", f"ServerAliveInterval={SILENCE_SECONDS}", "-o", f"ServerAliveCountMax={silences}")
+    return subprocess.Popen([*SSH, *quiet, *alive, command.host, line], stdin=subprocess.DEVNULL)
 
 
 def _ask(start: Start, number: int) -> None:
     """Hand a signal to the ranks of every host; one rank that hears is enough, since they agree at each step."""
-    config = str(start.folder / "config.yaml")
-    ask_ranks(config, number)
+    ask_ranks(str(start.folder / "config.yaml"), number)
     for host in start.hosts:
         if not is_this_host(bare(host.name)):
-            words = shlex.join([sys.executable, "-m", "launch.forward", config, str(int(number))])
-            setting = shlex.quote(str(start.folder / "environment.sh"))
             with suppress(OSError):
-                subprocess.Popen([*SSH, host.name, f". {setting} && {words}"], stdin=subprocess.DEVNULL)
+                subprocess.Popen([*SSH, host.name, _asking(start, number)], stdin=subprocess.DEVNULL)
+
+
+def _asking(start: Start, number: int) -> str:
+    """The line that hands a signal on, on a host."""
+    setting = shlex.quote(str(start.folder / "environment.sh"))
+    words = [sys.executable, "-m", "launch.forward", str(start.folder / "config.yaml"), str(int(number))]
+    return f". {setting} && {shlex.join(words)}"

@@ -1,27 +1,42 @@
 """From a config and the hosts it is to run on to a `Start`, with everything refused that can be known before.
 
 Checks that the layout fits every number of hosts the run may go on with, that batches can be dealt, that names do not
-lead to loopback, and that the port is free where that can be asked.
+lead to loopback, and that the port is free where that can be asked; at last asks the hosts themselves.
 """
 
+import shlex
 import socket
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
 from launch.commands import Launcher, Start, bare
+from launch.findings import clock, reached
 from launch.hosts import Host
 from launch.kit import kit_folder
 from launch.route import addresses_of, is_loopback, is_this_host
+from launch.ssh import Answer, ask_all
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, LaunchError, LayoutError
 from llmsys.port import EVERYWHERE, free_port, why_taken
 
 PORT = 29_500
 """Where ranks of several hosts meet when launch.port is 0: other hosts cannot be asked for a free one."""
-HERE = "127.0.0.1"
+PATIENCE_SECONDS = 3600
+"""How long hosts that lost each other wait to meet again."""
+ASK_SECONDS = 5
+UNWATCHED_SECONDS = 300
+"""What ranks sit out where no hang is watched for: the time-out of an exchange."""
 
 
-def start_of(config: RunConfig, hosts: Sequence[Host], launcher: Launcher, least: int, restarts: int) -> Start:
+def start_of(
+    config: RunConfig,
+    hosts: Sequence[Host],
+    launcher: Launcher,
+    least: int,
+    restarts: int,
+    patience_seconds: int = PATIENCE_SECONDS,
+) -> Start:
     """What every command needs. Raises LaunchError, LayoutError or ConfigError with what to change."""
     least = least or len(hosts)
     if not 1 <= least <= len(hosts):
@@ -42,6 +57,8 @@ def start_of(config: RunConfig, hosts: Sequence[Host], launcher: Launcher, least
         name="".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in config.run.name),
         least=least,
         restarts=restarts,
+        patience_seconds=patience_seconds,
+        outage_seconds=round(config.train.hang_timeout_seconds) or UNWATCHED_SECONDS,
     )
 
 
@@ -86,3 +103,30 @@ def meeting_port(hosts: Sequence[Host], port: int) -> int:
             f"Choose another with launch.port=N, or stop the process that holds it."
         )
     return chosen
+
+
+def require_hosts(start: Start, names: Sequence[str]) -> None:
+    """Ask hosts by ssh, all at once. LaunchError for one that cannot be reached, whose clock is wrong, or that does not
+    see what this host writes into the launch folder."""
+    marker = start.folder / f".seen-{uuid.uuid4().hex[:12]}"
+    marker.touch()
+    try:
+        look = f"test -e {shlex.quote(str(marker))} && echo seen; date +%s.%N"
+        answers = ask_all(names, lambda _: look, ASK_SECONDS)
+    finally:
+        marker.unlink()
+    if wrong := [said for name, answer in answers.items() if (said := _wrong(name, answer, start.folder.parent))]:
+        raise LaunchError("\n".join([*wrong, "Nothing was started. `llmsys preflight` looks at everything."]))
+
+
+def _wrong(name: str, answer: Answer, run: Path) -> str:
+    """What keeps a host from taking part, and what to do about it; "" where nothing does."""
+    for found in (reached(name, answer), clock(name, answer)):
+        if found.remedy:
+            return f"{name} {found.finding}. {found.remedy}"
+    if "seen" not in answer.output.split():
+        return (
+            f"{name} does not see in {run} what this host wrote there, and every rank writes its part of a checkpoint. "
+            f"Mount one shared folder on all hosts, and set run.folder to a path in it."
+        )
+    return ""

@@ -1,8 +1,8 @@
 """torchrun with one message instead of three tracebacks when a rank ends badly.
 
 `python -m launch.torchrun [torchrun's options] SCRIPT …` exits with the status of the rank that failed first, after
-naming it. A rank that has printed its own message (status 2, 4 or 75) is not repeated. With --max-restarts lost ranks
-are started again, on the nodes that are left; what was stopped, or a person must mend, is not (launch/restart.py).
+naming it. A rank that has printed its own message (status 2, 4 or 75) is not repeated. Starting lost ranks again is
+what launch/restart.py is for: torchrun's own --max-restarts, which would start stopped ranks too, is refused.
 """
 
 import logging
@@ -11,22 +11,31 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
+from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args, run
 
 from launch.forward import forwarding
 from launch.orphan import die_with_parent
-from launch.restart import rest_when_final
-from launch.train import HUNG, LOST_PEER, MENDABLE, STOPPED
+from launch.train import HUNG, LOST_PEER, MENDABLE, STOPPED, UNMET
 from llmsys.log import configure_logging, logger
+
+NO_RESTARTS = (
+    "llmsys: error: --max-restarts={0} would start ranks again that were stopped. Leave it out, and put "
+    "`python -m launch.restart --meet FIRST:PORT --restarts {0} --patience SECONDS` before this command."
+)
 
 log = logger("launch.torchrun")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the ranks; return 0, or the exit status that tells what became of the first that failed."""
-    return outcome_of(lambda: run(parse_args(sys.argv[1:] if arguments is None else list(arguments))))
+    options = parse_args(sys.argv[1:] if arguments is None else list(arguments))
+    if options.max_restarts:
+        print(NO_RESTARTS.format(options.max_restarts), file=sys.stderr)
+        return MENDABLE
+    return outcome_of(lambda: run(options))
 
 
 def outcome_of(start: Callable[[], None]) -> int:
@@ -35,22 +44,20 @@ def outcome_of(start: Callable[[], None]) -> int:
     configure_logging()
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGINT,SIGHUP,SIGQUIT")  # the default of --signals-to-handle
-    # A store for each attempt: agents that have counted different numbers of restarts read each other's old addresses
-    # in a shared one, and after a cut cable no rank finds another.
+    # Ranks have a store of their own: one that joins late reads old addresses in that of the agents.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    rest_when_final()
     try:
         with forwarding():
             start()
     except ChildFailedError as error:
         return _report(sorted(error.failures.items(), key=lambda item: item[1].timestamp))
-    except RendezvousError as error:
-        log.error("the hosts did not meet again (%s). The same command goes on from the last checkpoint.", _told(error))
-        return LOST_PEER
+    except (RendezvousError, DistError) as error:
+        log.error("the agents of the hosts do not reach each other (%s)", _told(error))
+        return UNMET
     return 0
 
 
-def _told(error: RendezvousError) -> str:
+def _told(error: Exception) -> str:
     """What torch says of hosts that do not meet: of some kinds only the name."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 

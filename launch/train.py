@@ -1,8 +1,9 @@
 """What `deepspeed`, `torchrun`, `srun` and `accelerate launch` start on every rank: `launch/train.py CONFIG
 [key=value …]`.
 
-Prints one message for what a person can mend and leaves with status 2; a lost peer is status 3, a hung one 4. A run
-that was asked to stop has saved, and leaves with 75 (EX_TEMPFAIL: start it again). A bug keeps its traceback.
+Prints one message for what a person can mend and leaves with status 2; a lost peer is status 3, a hung one 4 (and 5 a
+launcher whose hosts did not meet). A run that was asked to stop has saved, and leaves with 75 (EX_TEMPFAIL: start it
+again). A bug keeps its traceback.
 """
 
 import os
@@ -20,7 +21,7 @@ from llmsys.config.load import load_run
 from llmsys.errors import LlmsysError, Stopped, disk_problem
 from llmsys.log import configure_logging, logger
 
-MENDABLE, LOST_PEER, HUNG, STOPPED = 2, 3, 4, 75
+MENDABLE, LOST_PEER, HUNG, UNMET, STOPPED = 2, 3, 4, 5, 75
 LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "Gloo")
 CAUSE_FIRST_SECONDS = 2.0
 """A rank that lost its peer speaks and ends later than the peer, so that the launcher sees the cause first."""

@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launch.commands import NATURAL, Launcher, Start, commands
+from launch.commands import NATURAL, Launcher, Start, bare, commands
 from launch.hosts import Host, parse_nodes
 from launch.kit import secrets_left, write_kit
+from launch.route import is_this_host
 from launch.several import run_commands
 from launch.slurm import batch_text
-from launch.start import start_of
+from launch.start import PATIENCE_SECONDS, require_hosts, start_of
 from llmsys.config.load import load_run
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
@@ -38,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--restarts", type=int, default=3, help="torchrun, slurm: restarts of lost ranks (default: 3)")
     parser.add_argument(
+        "--patience",
+        type=int,
+        default=PATIENCE_SECONDS,
+        metavar="SECONDS",
+        help="torchrun, slurm: how long hosts that lost each other wait to meet again (default: %(default)s)",
+    )
+    parser.add_argument(
         "--gpus", type=int, help="slurm: accelerators to ask for on a node (default: its ranks; 0: none)"
     )
     parser.add_argument(
@@ -55,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     count = int(asked[0]) if asked[0].isdigit() else None
     launcher: Launcher = arguments.by or ("slurm" if count is not None else NATURAL[config.engine.kind])
     hosts = parse_nodes(asked[0]) if count is None else _anonymous(config, count, launcher)
-    start = start_of(config, hosts, launcher, arguments.least, arguments.restarts)
+    start = start_of(config, hosts, launcher, arguments.least, arguments.restarts, arguments.patience)
     write_kit(config, hosts)
     for name in secrets_left():
         print(f"llmsys: {name} looks like a secret and stays here: set it on every host.", file=sys.stderr)
@@ -69,6 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
         data = {"folder": str(start.folder), "commands": [{"host": host, "line": line} for host, line in lines]}
         print(json.dumps(data) if arguments.json else text, end="\n" if arguments.json else "")
         return 0
+    everywhere = chosen[0].host is None  # pdsh goes to this host by ssh as well
+    require_hosts(start, [host.name for host in hosts if everywhere or not is_this_host(bare(host.name))])
     return run_commands(start, chosen)
 
 

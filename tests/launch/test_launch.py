@@ -44,9 +44,12 @@ def test_torchrun_understands_its_commands(tmp_path: Path) -> None:
     from torch.distributed.run import config_from_args, parse_args
 
     for words, host in zip(words_of(tmp_path, "torchrun", least=1), ("10.9.8.1", "10.9.8.2"), strict=True):
-        assert words[1:3] == ["-m", "launch.torchrun"]
-        config, _, arguments = config_from_args(parse_args(words[3:]))
-        assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (1, 2, 2, 3)
+        kept = ["-m", "launch.restart", "--meet=10.9.8.1:29500", "--restarts=3", "--patience=3600", words[0]]
+        assert words[1 : len(kept) + 1] == kept
+        assert words[len(kept) + 1 : len(kept) + 3] == ["-m", "launch.torchrun"]
+        config, _, arguments = config_from_args(parse_args(words[len(kept) + 3 :]))
+        assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (1, 2, 2, 0)
+        assert config.rdzv_configs["join_timeout"] == "3600"
         assert (config.rdzv_backend, config.rdzv_endpoint) == ("c10d", "10.9.8.1:29500")
         assert (config.run_id, config.local_addr) == ("a-toy", host)
         assert arguments[-2:] == words[-2:]

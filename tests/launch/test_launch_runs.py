@@ -37,7 +37,8 @@ signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(75)))
 pathlib.Path(sys.argv[1]).write_text("ready")
 time.sleep(200)
 """
-ONE = ("--nnodes=1:1", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--max-restarts=2")
+KEPT = ("-m", "launch.restart", "--meet=127.0.0.1:0", "--restarts=2", "--patience=200", sys.executable)
+ONE = ("-m", "launch.torchrun", "--nnodes=1:1", "--nproc-per-node=1", "--rdzv-backend=c10d")
 
 
 def losses(folder: Path) -> list[float]:
@@ -70,9 +71,9 @@ def test_a_lost_rank_is_started_again_and_a_stopped_one_is_not(
 ) -> None:
     script = tmp_path / "counted.py"
     script.write_text(COUNTED)
-    words = [*ONE, "--local-addr=127.0.0.1", "--monitor-interval=0.1", str(script)]
-    words += [str(tmp_path / "starts"), str(status)]
-    done = subprocess.run([sys.executable, "-m", "launch.torchrun", *words], cwd=ROOT, timeout=240, check=False)
+    words = [*KEPT, *ONE, "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", "--monitor-interval=0.1"]
+    words += [str(script), str(tmp_path / "starts"), str(status)]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, timeout=240, check=False)
     assert (tmp_path / "starts").read_text() == starts
     assert done.returncode == ending
 
@@ -80,8 +81,8 @@ def test_a_lost_rank_is_started_again_and_a_stopped_one_is_not(
 @pytest.mark.distributed
 def test_torchrun_that_is_asked_to_stop_waits_for_its_ranks_to_save(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PATIENT)
-    words = [*ONE, "--local-addr=127.0.0.1", "--monitor-interval=0.1", str(tmp_path / "train.py")]
-    process = subprocess.Popen([sys.executable, "-m", "launch.torchrun", *words, str(tmp_path / "ready")], cwd=ROOT)
+    words = [*KEPT, *ONE, "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", "--monitor-interval=0.1"]
+    process = subprocess.Popen([sys.executable, *words, str(tmp_path / "train.py"), str(tmp_path / "ready")], cwd=ROOT)
     wait_until((tmp_path / "ready").exists, "the rank did not start")
     process.terminate()
     assert process.wait(100) == STOPPED

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from launch.orphan import VARIABLE, child_environment, die_with_parent
-from tests.helpers.process import has_ended, wait_for_pid, wait_until
+from tests.helpers.process import PATIENCE_SECONDS, has_ended, wait_for_pid, wait_until
 
 WATCHER = """
 import os, sys, time
@@ -49,7 +49,7 @@ def test_a_bare_pid_is_watched_too(tmp_path: Path, repository: Path) -> None:
         wait_for_pid(tmp_path / "pid")
         assert watcher.poll() is None
         parent.kill()
-        assert watcher.wait(timeout=60) == 1
+        assert watcher.wait(timeout=PATIENCE_SECONDS) == 1
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_parent_that_is_gone_ends_the_process_before_it_does_anything(
     value: str, tmp_path: Path, repository: Path
 ) -> None:
     watcher = python(WATCHER, str(tmp_path / "pid"), env={**os.environ, VARIABLE: value}, cwd=repository)
-    assert watcher.wait(timeout=60) == 1
+    assert watcher.wait(timeout=PATIENCE_SECONDS) == 1
     assert not (tmp_path / "pid").exists()
 
 

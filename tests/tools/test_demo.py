@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.orphan import VARIABLE
-from tests.helpers.process import has_ended, wait_for_pid, wait_until
+from tests.helpers.process import PATIENCE_SECONDS, has_ended, wait_for_pid, wait_until
 from tools.demo import main
 
 STAND_IN = """
@@ -114,5 +114,5 @@ def test_killing_make_ends_the_demo_and_the_verb_it_runs(tmp_path: Path, reposit
         with subprocess.Popen(command, env=environment) as demo:
             verb = wait_for_pid(tmp_path / "pid")
             make.kill()
-            assert demo.wait(timeout=60) == 1
+            assert demo.wait(timeout=PATIENCE_SECONDS) == 1
     wait_until(lambda: has_ended(verb), "the verb outlived make")

@@ -11,6 +11,7 @@ import yaml
 
 from llmsys.log import latest_events, read_events
 from tests.helpers.dataset import VOCABULARY, make_dataset
+from tests.helpers.process import PATIENCE_SECONDS
 from tests.train.test_run import ROOT, final_loss, llmsys, wait_for_step
 
 STEPS = 8
@@ -50,7 +51,7 @@ def test_accelerate_joins_its_ranks_and_hands_its_run_on(config: Path, tmp_path:
     wait_for_step(config, 3, process, 0)
     ranks = [p for p in psutil.Process(process.pid).children(recursive=True) if "train.py" in " ".join(p.cmdline())]
     max(ranks, key=lambda rank: rank.pid).send_signal(signal.SIGKILL)
-    message = process.communicate(timeout=60)[1]
+    message = process.communicate(timeout=PATIENCE_SECONDS)[1]
     assert "was killed by signal 9" in message
     assert "Traceback" not in message
     assert "run the same command again and it continues" in message

@@ -19,7 +19,7 @@ from llmsys.train.bitwise import check_loaded, without_mode
 from llmsys.train.build import run
 from tests.helpers.bitwise import CASES, build
 from tests.helpers.dataset import VOCABULARY, make_dataset
-from tests.helpers.process import wait_until
+from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 24
@@ -69,7 +69,7 @@ def test_a_killed_run_goes_on_with_another_number_of_processes_and_the_same_bits
         one for one in psutil.Process(process.pid).children(recursive=True) if "train.py" in " ".join(one.cmdline())
     ]
     ranks[-1].send_signal(signal.SIGKILL)
-    message = process.communicate(timeout=60)[1]
+    message = process.communicate(timeout=PATIENCE_SECONDS)[1]
     assert "bitwise mode: the same weights and moments, bit for bit, on any power of two of processes" in message
     assert "divides the 4 micro-batches of a step" in message
     run(load_run(str(config), []), lambda *_: [])

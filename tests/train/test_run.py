@@ -19,6 +19,7 @@ from launch.train import STOPPED
 from llmsys.log import latest_events, read_events
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.device_profile import write_abacus
+from tests.helpers.process import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 12
@@ -99,13 +100,13 @@ def test_a_killed_run_ends_with_the_loss_of_an_undisturbed_one(config: Path, tmp
         ranks = [p for p in psutil.Process(process.pid).children(recursive=True) if "train.py" in " ".join(p.cmdline())]
         sent = signal.SIGTERM if victim == "stopped" else signal.SIGKILL
         (max(ranks, key=lambda rank: rank.pid) if victim == "rank" else process).send_signal(sent)
-        message = process.communicate(timeout=60)[1]
+        message = process.communicate(timeout=PATIENCE_SECONDS)[1]
         if victim == "rank":
             assert "run the same command again and it continues" in message
         if victim == "stopped":
             assert process.returncode == STOPPED
             assert re.search(r"llmsys: stopped: SIGTERM came: saved after step \d+ of 12 into", message)
-        psutil.wait_procs(ranks, timeout=20)
+        psutil.wait_procs(ranks, timeout=PATIENCE_SECONDS)
         assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
     llmsys("train", config, *choices)
     assert final_loss(config) == calm[-1]["loss"]

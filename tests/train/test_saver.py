@@ -18,6 +18,7 @@ from llmsys.train.checkpoint import load_tensors, newest_whole, read_newest
 from llmsys.train.checkpoint_record import RECORD, problem_of, read_record
 from llmsys.train.saver import Saver
 from tests.engine.test_parity import LEARNING_RATE, build, share_of
+from tests.helpers.process import PATIENCE_SECONDS
 from tests.helpers.ranks import run_ranks
 from tests.helpers.saving import PHASES, die_in, save, save_with_little_room, state_of
 
@@ -39,7 +40,7 @@ def test_a_save_killed_in_any_phase_leaves_a_whole_checkpoint_and_the_next_one_s
     step = 20 if PHASES[phase] == "replaced" else 30  # the same step once more is the only one that replaces
     process = fork.Process(target=die_in, args=(tmp_path, step, PHASES[phase]))
     process.start()
-    process.join(60)
+    process.join(PATIENCE_SECONDS)
     assert process.exitcode == -signal.SIGKILL
     after_rename = PHASES[phase] in ("renamed", "removal")
     if PHASES[phase] == "replaced":
@@ -60,9 +61,9 @@ def test_a_disk_without_room_ends_in_a_message_and_harms_nothing(fork: Any, tmp_
     receiver, sender = fork.Pipe(duplex=False)
     process = fork.Process(target=save_with_little_room, args=(tmp_path, 20, sender))
     process.start()
-    assert receiver.poll(60)
+    assert receiver.poll(PATIENCE_SECONDS)
     said = receiver.recv().splitlines()
-    process.join(60)
+    process.join(PATIENCE_SECONDS)
     assert len(said) == 2
     for line in said:
         assert line.startswith(f"{tmp_path / 'step-00000020'} could not be saved: ")

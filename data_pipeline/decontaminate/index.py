@@ -1,4 +1,4 @@
-"""All n-grams of all evaluation sets, sorted by hash: which item a matching n-gram belongs to.
+"""All n-grams of all evaluation sets, sorted by hash: which items a matching n-gram belongs to.
 
 `build_index` reads the sets and writes two Arrow files, n-grams and items; `GramIndex` reads them and finds matches in
 columns of words. Memory: about 20 bytes for each distinct n-gram, once per process.
@@ -21,9 +21,12 @@ from llmsys.errors import DataError
 from llmsys.shards import ShardWriter, read_batches
 
 PARTS = ("query", "label", "overlap")
-GRAM_SCHEMA = pa.schema([("hash", pa.uint64()), ("item", pa.int32()), ("words", pa.uint8()), ("part", pa.uint8())])
+GRAM_SCHEMA = pa.schema(
+    [("hash", pa.uint64()), ("words", pa.uint8()), ("items", pa.list_(pa.int32())), ("parts", pa.list_(pa.uint8()))]
+)
 ITEM_SCHEMA = pa.schema([("set", pa.string()), ("item", pa.string())])
 
+NAMED_ITEMS = 4  # of each set that are named for one n-gram: twins are, the words that all items begin with are not
 _BITS_PER_GRAM = 16  # of the filter that most n-grams of a text do not pass
 
 
@@ -48,20 +51,31 @@ def build_index(report: Report, *, grams: Path, items: Path, config: NgramDecont
             f"no item of {', '.join(counts)} has {config.min_item_words} words (data.decontaminate.min_item_words). "
             f"Lower it, or name other fields in data.decontaminate.sets."
         )
-    _write(grams, found)
+    sets = np.repeat(np.arange(len(counts)), [count["items"] for count in counts.values()])
+    _write(grams, found, sets)
     with ShardWriter(items, ITEM_SCHEMA, "zstd") as writer:
         writer.write(pa.RecordBatch.from_pylist(names, ITEM_SCHEMA))
     return {"sets": counts}
 
 
-def _write(path: Path, found: Sequence[tuple[int, Grams]]) -> None:
-    """Write each n-gram once, with the first item that has it."""
+def _write(path: Path, found: Sequence[tuple[int, Grams]], sets: Integers) -> None:
+    """Write each n-gram once, with the first items of each set that have it and in which part; `sets` is by item."""
     sizes = [len(part.hashes) for _, part in found]
-    hashes, first = np.unique(np.concatenate([part.hashes for _, part in found]), return_index=True)
+    hashes = np.concatenate([part.hashes for _, part in found])
     items = np.repeat(np.array([item for item, _ in found], np.int32), sizes)
     words = np.repeat(np.array([part.words for _, part in found], np.uint8), sizes)
     parts = np.repeat(np.array([PARTS.index(part.part) for _, part in found], np.uint8), sizes)
-    columns = [pa.array(hashes), *(pa.array(column[first]) for column in (items, words, parts))]
+    order = np.lexsort((items, hashes))  # stable: of two parts of an item the first is named
+    same_gram = hashes[order[1:]] == hashes[order[:-1]]
+    order = order[np.append(True, ~same_gram | (items[order[1:]] != items[order[:-1]]))]
+    same_set = (hashes[order[1:]] == hashes[order[:-1]]) & (sets[items[order[1:]]] == sets[items[order[:-1]]])
+    begins = np.flatnonzero(np.append(True, ~same_set))
+    place = np.arange(len(order)) - np.repeat(begins, np.diff(np.append(begins, len(order))))
+    order = order[place < NAMED_ITEMS]
+    distinct, first = np.unique(hashes[order], return_index=True)
+    ends = pa.array(np.append(first, len(order)), pa.int32())
+    lists = (pa.ListArray.from_arrays(ends, pa.array(column[order])) for column in (items, parts))
+    columns = [pa.array(distinct), pa.array(words[order][first]), *lists]
     with ShardWriter(path, GRAM_SCHEMA, "zstd") as writer:
         writer.write(pa.record_batch(columns, schema=GRAM_SCHEMA))
 
@@ -72,9 +86,9 @@ class GramIndex:
     def __init__(self, path: Path) -> None:
         batch = next(read_batches(path))
         self._hashes = batch.column("hash").to_numpy()
-        self.item = batch.column("item").to_numpy()
         self.words = batch.column("words").to_numpy()
-        self.part = batch.column("part").to_numpy()
+        self._ends = batch.column("items").offsets.to_numpy()
+        self._items, self._parts = (batch.column(name).values.to_numpy() for name in ("items", "parts"))
         self._lengths = frozenset(np.unique(self.words).tolist())
         bits = max(16, (len(self._hashes) * _BITS_PER_GRAM).bit_length())
         self._shift = np.uint64(64 - bits)
@@ -98,6 +112,13 @@ class GramIndex:
         position, number = np.concatenate(positions), np.concatenate(numbers)
         order = np.lexsort((-self.words[number].astype(np.int64), position))
         return position[order], number[order]
+
+    def holders(self, numbers: Integers) -> tuple[Integers, Integers, Integers]:
+        """Return the items that n-grams belong to, as (which of `numbers`, item, number in `PARTS`) each."""
+        starts, counts = self._ends[numbers], self._ends[numbers + 1] - self._ends[numbers]
+        which = np.repeat(np.arange(len(numbers)), counts)
+        places = np.arange(len(which)) + np.repeat(starts - np.cumsum(counts) + counts, counts)
+        return which, self._items[places].astype(np.int64), self._parts[places].astype(np.int64)
 
     def _may_hold(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         slots = hashes >> self._shift

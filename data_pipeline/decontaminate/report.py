@@ -60,17 +60,20 @@ class Findings:
 
     def _rows(self, document: dict[str, Any], matches: pa.RecordBatch) -> list[dict[str, Any]]:
         """One row per item, in the order in which the text meets them."""
-        grams = matches.column("gram").to_numpy()
-        items, first, counts = np.unique(self._index.item[grams], return_index=True, return_counts=True)
+        which, held, parts = self._index.holders(matches.column("gram").to_numpy())
+        items, first, counts = np.unique(held, return_index=True, return_counts=True)
         order = np.argsort(first).tolist()
-        return [self._row(document, matches, int(first[i]), self._named(int(items[i])), int(counts[i])) for i in order]
+        return [
+            self._row(document, matches, int(which[at]), PARTS[parts[at]], self._named(item), count)
+            for item, at, count in ((int(items[i]), int(first[i]), int(counts[i])) for i in order)
+        ]
 
     def _named(self, item: int) -> tuple[str, str]:
         """The set of an item and its name in it."""
         return self._names.column("set")[item].as_py(), self._names.column("item")[item].as_py()
 
     def _row(
-        self, document: dict[str, Any], matches: pa.RecordBatch, row: int, name: tuple[str, str], count: int
+        self, document: dict[str, Any], matches: pa.RecordBatch, row: int, part: str, name: tuple[str, str], count: int
     ) -> dict[str, Any]:
         begin, end = matches.column("begin")[row].as_py(), matches.column("end")[row].as_py()
         gram = matches.column("gram")[row].as_py()
@@ -78,7 +81,7 @@ class Findings:
         return {
             "set": name[0],
             "item": name[1],
-            "part": PARTS[self._index.part[gram]],
+            "part": part,
             "words": int(self._index.words[gram]),
             "matches": count,
             "ngram": " ".join(text[begin:end].split())[:_MATCH_CHARACTERS],

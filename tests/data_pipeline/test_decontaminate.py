@@ -6,13 +6,14 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import zstandard
 from pydantic import ValidationError
 
 from data_pipeline.decontaminate.cut import cut_spans, merged
-from data_pipeline.decontaminate.index import GramIndex, build_index, item_names
+from data_pipeline.decontaminate.index import NAMED_ITEMS, GramIndex, build_index, item_names
 from data_pipeline.decontaminate.items import Item, item_grams, read_items
 from data_pipeline.decontaminate.words import SimpleWords
 from data_pipeline.stages.decontaminate import decide_matches, scan_file
@@ -85,13 +86,29 @@ def test_matches_equal_their_plain_twin(tmp_path: Path, monkeypatch: pytest.Monk
     for row, expected in enumerate(plain):
         own = [match for match in found if match["row"] == row]
         assert len({match["gram"] for match in own}) == len({gram for _, gram in expected})
-        own_items = pa.array([int(grams.item[match["gram"]]) for match in own], pa.int64())
-        named = {int(one["item"].split(":")[1]) - 1 for one in item_names(names).take(own_items).to_pylist()}
-        assert named <= {item for item, _ in expected}
+        _, held, _ = grams.holders(np.array([match["gram"] for match in own], np.int64))
+        named = {int(one["item"].split(":")[1]) - 1 for one in item_names(names).take(pa.array(held)).to_pylist()}
+        assert named == {item for item, _ in expected}
         for match in own:
             words = SimpleWords().split([texts[row][match["begin"] : match["end"]]])
             assert len(words.hashes) >= grams.words[match["gram"]]
     assert sum(map(len, plain)) > 60
+
+
+def test_of_items_with_the_same_words_the_first_of_each_set_are_named(tmp_path: Path) -> None:
+    twins = [{"question": "the river (stone) walks under bridges"}] * 6
+    sets = [
+        {"name": name, "files": [write_set(tmp_path, twins[:count], f"{name}.jsonl")], "query": ["question"]}
+        for name, count in (("a", 6), ("b", 2))
+    ]
+    rules = NgramDecontamination.model_validate({"sets": sets, "ngram_words": 5})
+    found, grams, names = matches(tmp_path, rules, ["so THE river, stone walks under bridges!"])
+    which, held, parts = grams.holders(np.array([match["gram"] for match in found]))
+    named = [(one["set"], one["item"]) for one in item_names(names).take(pa.array(held)).to_pylist()]
+    first = [("a", f"a.jsonl:{n}") for n in range(1, NAMED_ITEMS + 1)] + [("b", "b.jsonl:1"), ("b", "b.jsonl:2")]
+    assert named == first * 2
+    assert which.tolist() == [0] * len(first) + [1] * len(first)
+    assert set(parts.tolist()) == {0}
 
 
 def test_parts_give_the_ngrams_that_their_names_say() -> None:

@@ -21,6 +21,7 @@ from data_pipeline.tokenize.byte_level import before_spaces, cut_problem
 from data_pipeline.tokenize.cuts import ESCAPED_SPACE, Bytes, CutRules, Flags
 from data_pipeline.tokenize.memo import Memo, Ragged
 from data_pipeline.tokenize.model import ModelFacts, model_facts, without_normalizer
+from data_pipeline.tokenize.short_words import words_of
 from llmsys.shards import token_dtype
 from llmsys.tokenizer import SentencePieceTokenizer, Tokenizer
 
@@ -149,25 +150,13 @@ class _Level:
 
     def encode(self, texts: pa.Array) -> Ragged:
         """The tokens of each text of a large_string or large_binary column without nulls."""
-        offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
-        if not len(texts) or offsets[0] == offsets[-1]:
+        data, ends = words_of(texts)
+        if not len(data):
             return Ragged(np.zeros(0, self._memo.dtype), np.zeros(len(texts), np.int64))
-        data = texts.buffers()[2].slice(offsets[0], offsets[-1] - offsets[0])
-        ends = offsets - offsets[0]
-        flags = self._cuts(np.frombuffer(data, np.uint8))
+        flags = self._cuts(data)
         flags[ends] = True
         places = np.flatnonzero(flags)
-        parts = pa.Array.from_buffers(pa.large_binary(), len(places) - 1, [None, pa.py_buffer(places), data])
-        encoded = self._parts(parts.dictionary_encode())
-        return encoded.grouped(np.searchsorted(places, ends))
-
-    def _parts(self, parts: pa.DictionaryArray) -> Ragged:
-        """The tokens of every part."""
-        keys = parts.dictionary.to_pylist()
-        rows = self._memo.find(keys)
-        new = np.flatnonzero(rows < 0)
-        made = self._below(parts.dictionary.take(pa.array(new)))
-        rows[new] = np.arange(len(new)) + len(self._memo)
-        found = self._memo.with_others(made).take(rows[parts.indices.to_numpy()])
-        self._memo.add([keys[row] for row in new.tolist()], made)
-        return found
+        parts = pa.Array.from_buffers(
+            pa.large_binary(), len(places) - 1, [None, pa.py_buffer(places), pa.py_buffer(data)]
+        )
+        return self._memo.encode(parts, self._below).grouped(np.searchsorted(places, ends))

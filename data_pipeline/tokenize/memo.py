@@ -5,7 +5,7 @@ begins anew; what it holds never changes an answer, only how fast it comes.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_pipeline.rules.growing import GrowingArray
+from data_pipeline.tokenize.short_words import LONGEST, ShortWords, keys_of, words_of
 
 Indices = npt.NDArray[np.int64]
 
@@ -51,29 +52,53 @@ class Memo:
         self._clear()
 
     def _clear(self) -> None:
-        self._rows: dict[bytes, int] = {}
+        self._short, self._long = ShortWords(), dict[bytes, int]()
         self._values, self._lengths = GrowingArray(self.dtype), GrowingArray(np.int64)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._lengths.view)
 
-    def find(self, keys: Sequence[bytes]) -> Indices:
-        """The row of each text, -1 for one that is not known."""
-        return np.fromiter(map(self._rows.get, keys, itertools.repeat(-1)), np.int64, len(keys))
+    def encode(self, parts: pa.Array, below: Callable[[pa.Array], Ragged]) -> Ragged:
+        """The tokens of each part of a large_binary column, none empty; `below` makes those of parts that are new."""
+        data, places = words_of(parts)
+        rows = self._short.find(keys_of(data, places[:-1], np.diff(places)))
+        unknown = np.flatnonzero(rows < 0)
+        if not len(unknown):
+            return self._all.take(rows)
+        distinct = parts.take(pa.array(unknown)).dictionary_encode()
+        found = self._find_long(distinct.dictionary)
+        new = np.flatnonzero(found < 0)
+        texts = distinct.dictionary.take(pa.array(new))
+        made = below(texts)
+        found[new] = np.arange(len(new)) + len(self)
+        rows[unknown] = found[distinct.indices.to_numpy()]
+        known = self._all
+        everything = Ragged(*(np.concatenate(pair) for pair in zip(known, made, strict=True)))
+        self._add(texts, made)
+        return everything.take(rows)
 
-    def with_others(self, others: Ragged) -> Ragged:
-        """All rows that are known, and these behind them."""
-        values, lengths = self._values.view, self._lengths.view
-        return Ragged(np.concatenate([values, others.values]), np.concatenate([lengths, others.lengths]))
+    @property
+    def _all(self) -> Ragged:
+        return Ragged(self._values.view, self._lengths.view)
 
-    def add(self, keys: Sequence[bytes], tokens: Ragged) -> None:
-        """Remember texts that are not known yet; they must be distinct."""
+    def _find_long(self, texts: pa.Array) -> Indices:
+        """The row of each text that is too long for `ShortWords`, -1 for one that is not known and for all others."""
+        rows = np.full(len(texts), -1)
+        long = np.flatnonzero(np.diff(words_of(texts)[1]) > LONGEST)
+        keys = texts.take(pa.array(long)).to_pylist()
+        rows[long] = np.fromiter(map(self._long.get, keys, itertools.repeat(-1)), np.int64, len(keys))
+        return rows
+
+    def _add(self, texts: pa.Array, tokens: Ragged) -> None:
+        """Remember distinct texts that are not known yet."""
         if len(self) * ENTRY_BYTES > self._limit:
             self._clear()
-        sizes = np.fromiter(map(len, keys), np.int64, len(keys))
-        short = np.flatnonzero(sizes <= self._longest)
-        kept = tokens if len(short) == len(keys) else tokens.take(short)
-        chosen = keys if len(short) == len(keys) else [keys[row] for row in short.tolist()]
-        self._rows.update(zip(chosen, itertools.count(len(self))))
+        data, places = words_of(texts)
+        sizes = np.diff(places)
+        rows = np.cumsum(sizes <= self._longest) - 1 + len(self)
+        short, long = np.flatnonzero(sizes <= LONGEST), np.flatnonzero((sizes > LONGEST) & (sizes <= self._longest))
+        self._short.add(keys_of(data, places[short], sizes[short]), rows[short])
+        self._long.update(zip(texts.take(pa.array(long)).to_pylist(), rows[long].tolist(), strict=True))
+        kept = tokens if len(short) + len(long) == len(sizes) else tokens.take(np.flatnonzero(sizes <= self._longest))
         self._values.extend(kept.values)
         self._lengths.extend(kept.lengths)

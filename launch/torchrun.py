@@ -26,11 +26,15 @@ NO_RESTARTS = (
     "`python -m launch.restart --meet FIRST:PORT --restarts {0} --patience SECONDS` before this command."
 )
 
+SIGNALS_OF_TORCH = "SIGINT,SIGHUP,SIGQUIT"
+"""The default of --signals-to-handle, read as options are parsed: a SIGTERM is ours, which gives ranks time to save."""
+
 log = logger("launch.torchrun")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the ranks; return 0, or the exit status that tells what became of the first that failed."""
+    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", SIGNALS_OF_TORCH)
     options = parse_args(sys.argv[1:] if arguments is None else list(arguments))
     if options.max_restarts:
         print(NO_RESTARTS.format(options.max_restarts), file=sys.stderr)
@@ -43,7 +47,7 @@ def outcome_of(start: Callable[[], None]) -> int:
     die_with_parent()
     configure_logging()
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGINT,SIGHUP,SIGQUIT")  # the default of --signals-to-handle
+    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", SIGNALS_OF_TORCH)
     # Ranks have a store of their own: one that joins late reads old addresses in that of the agents.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     try:

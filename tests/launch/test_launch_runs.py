@@ -32,9 +32,9 @@ sys.exit(int(sys.argv[2]) if len(starts.read_text()) == 1 else 0)
 """
 
 PATIENT = """
-import pathlib, signal, sys, time
+import os, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(75)))
-pathlib.Path(sys.argv[1]).write_text("ready")
+pathlib.Path(sys.argv[1]).write_text(os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"])
 time.sleep(200)
 """
 KEPT = ("-m", "launch.restart", "--meet=127.0.0.1:0", "--restarts=2", "--patience=200", sys.executable)
@@ -86,3 +86,4 @@ def test_torchrun_that_is_asked_to_stop_waits_for_its_ranks_to_save(tmp_path: Pa
     wait_until((tmp_path / "ready").exists, "the rank did not start")
     process.terminate()
     assert process.wait(100) == STOPPED
+    assert "SIGTERM" not in (tmp_path / "ready").read_text()  # torch would end the ranks after half a minute

@@ -57,14 +57,15 @@ def dropped_as_text(total: int, rows: list[dict[str, Any]]) -> str:
 
 
 def _row(row: dict[str, Any]) -> str:
-    value = "" if row["value"] is None else f", value {row['value']:.6g}"
-    threshold = "" if row["threshold"] is None else f", threshold {row['threshold']:.6g}"
+    value = "" if row["value"] is None else f", value {row['value']:.10g}"
+    threshold = "" if row["threshold"] is None else f", threshold {row['threshold']:.10g}"
+    why = f"\n  {row['reason']}" if row["reason"] not in (row["test"], f"{row['rule']}: {row['test']}") else ""
     text = row["text"][:EXCERPT_CHARACTERS]
     shown = "\n".join(f"    {line}" for line in text.splitlines())
     more = f"\n    … ({row['bytes']:,} bytes)" if row["bytes"] > len(text.encode()) else ""
     return (
         f"{row['url'] or 'not read'}\n  {row['file']} at byte {row['offset']:,}\n"
-        f"  {row['rule']}: {row['test']}{value}{threshold}\n  {row['reason']}\n{shown}{more}"
+        f"  {row['rule']}: {row['test']}{value}{threshold}{why}\n{shown}{more}"
     ).rstrip("\n")
 
 

@@ -4,6 +4,7 @@ Reads work/extracted, documents/ and dropped/ of a prepared dataset, and asks la
 gives a step per stage, for every capture of the URL. Changes nothing.
 """
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_pipeline.document import is_heldout
+from data_pipeline.inspect.borders import Limits
 from data_pipeline.language.profile import rules_by_language
+from data_pipeline.rules.outcome import figure
 from data_pipeline.stages.judge import judge_one
 from llmsys.config.data import CrawlConfig
 from llmsys.errors import DataError
@@ -40,9 +43,10 @@ def explain(data: CrawlConfig, url: str) -> list[Capture]:
     """Follow every capture of a URL; DataError when the dataset is not there or has none."""
     manifest = load_manifest(data.folder)
     rules = rules_by_language(data)
+    limits = Limits(data.language, rules)
     captures = []
     for page in _pages(sorted((data.folder / "work" / "extracted").glob("*.arrow")), "url", url):
-        captures.append(_judged(page, data, rules))
+        captures.append(_judged(page, data, rules, limits))
     if not captures:
         skipped = sum(skip.count for skip in manifest.read.skipped)
         raise DataError(
@@ -54,7 +58,7 @@ def explain(data: CrawlConfig, url: str) -> list[Capture]:
     return captures
 
 
-def _judged(page: pa.RecordBatch, data: CrawlConfig, rules: str) -> Capture:
+def _judged(page: pa.RecordBatch, data: CrawlConfig, rules: str, limits: Limits) -> Capture:
     row = page.to_pylist()[0]
     capture = Capture(*(row[name] for name in ("id", "url", "date", "file", "offset")))
     stages, left, drops = judge_one(page, data, rules)
@@ -65,20 +69,33 @@ def _judged(page: pa.RecordBatch, data: CrawlConfig, rules: str) -> Capture:
         if not counts["documents_out"]:
             capture.steps.append((stage, "dropped", drops[0]["reason"]))
             break
-        capture.steps.append((stage, "stays", _details(stage, counts, left.get(stage, {}))))
+        capture.steps.append((stage, "stays", _details(stage, counts, left.get(stage, {}), limits)))
     last = next(reversed(left.values()), row)
     capture.excerpt = (last["text"] or "")[:EXCERPT_CHARACTERS]
     return capture
 
 
-def _details(stage: str, counts: dict[str, int], left: dict[str, Any]) -> str:
-    """What a stage measured of the document that left it, or else its bytes."""
+def _details(stage: str, counts: dict[str, int], left: dict[str, Any], limits: Limits) -> str:
+    """What a stage measured of the document that left it, and between what it had to lie; or else its bytes."""
+    ranges = _ranges(limits, left["language"]) if "language" in left else {}
     if stage == "language" and left:
-        return f"{left['language']}, score {left['language_score']:.3f}"
-    own = {name.partition(".")[2]: value for name, value in left.items() if name.startswith(f"{stage}.")}
+        return f"{left['language']}, score {left['language_score']:.3f}{ranges.get('language_score', '')}"
+    own = {name: value for name, value in left.items() if name.startswith(f"{stage}.") and value is not None}
     if own:
-        return ", ".join(f"{name} {value:.4g}" for name, value in own.items() if value is not None)
+        said = (f"{name.partition('.')[2]} {figure(value)}{ranges.get(name, '')}" for name, value in own.items())
+        return ", ".join(said)
     return f"{counts['bytes_in']:,} bytes in, {counts['bytes_out']:,} bytes out"
+
+
+def _ranges(limits: Limits, code: str) -> dict[str, str]:
+    """What documents in a language keep, by column: ` [50 to 100000]`, ` [to 0.1]`, ` [from 2]`."""
+    ends: dict[str, dict[str, str]] = {}
+    for (_, _, drops), column, threshold in limits.of(code):
+        ends.setdefault(column, {})["to" if drops == "above" else "from"] = f"{threshold:.10g}"
+    return {
+        column: f" [{one['from']} to {one['to']}]" if len(one) == 2 else f" [{' '.join(*one.items())}]"
+        for column, one in ends.items()
+    }
 
 
 def _found(capture: Capture, data: CrawlConfig) -> None:
@@ -115,5 +132,10 @@ def explanation_as_text(captures: Sequence[Capture]) -> str:
 
 def _text(capture: Capture) -> str:
     lines = [capture.url, f"  captured {capture.date}, {capture.file} at byte {capture.offset:,}, id {capture.id}"]
-    lines += [f"  {stage:<22}{verdict:<9}{details}" for stage, verdict, details in capture.steps]
+    lines += [_step(*step) for step in capture.steps]
     return "\n".join([*lines, *(f"    {line}" for line in capture.excerpt.splitlines())])
+
+
+def _step(stage: str, verdict: str, details: str) -> str:
+    head = f"  {stage:<21} {verdict:<8} "
+    return textwrap.fill(details, 120, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)

@@ -24,6 +24,7 @@ from llmsys.manifest import Manifest, load_manifest
 from llmsys.shard_file import read_columns, read_schema
 
 _RULE: TypeAdapter[Any] = TypeAdapter(RuleConfig)
+LANGUAGE_SCORE = "language.minimum_score"
 _DROPPED = ("rule", "test", "value", "threshold")
 
 
@@ -51,15 +52,21 @@ def sweep(folder: Path, wanted: str) -> Sweep:
     """Answer `rule.field=a,b,c` about a dataset; DataError when it has no such rule, field or test."""
     name, values = _parse(wanted)
     manifest = load_manifest(folder)
-    rule, field = _rule(manifest, folder, *name.split("."))
-    tried = [_limit(rule, field, value, name) for value in values]
+    kind, _, field = name.partition(".")
+    if name == LANGUAGE_SCORE:
+        rule: Any = LanguageConfig.model_validate(manifest.config["data"]["language"])
+        tried: list[Limit | None] = [Limit("score", "language_score", "below", rule.minimum_score)]
+    else:
+        rule = _rule(manifest, folder, kind, field)
+        tried = [_limit(rule, field, value, name) for value in values]
     limit = next((one for one in tried if one is not None), None)
     if limit is None:
         raise DataError(
             f"no test compares a stored statistic with {name}: it decides what is measured, or all values are "
             f"{getattr(rule, field)} already. Prepare a copy of the dataset with it to see what it changes."
         )
-    stay, back = _counts(folder, manifest, rule.title, limit, values)
+    column = limit.statistic if name == LANGUAGE_SCORE else f"{kind}.{limit.statistic}"
+    stay, back = _counts(folder, manifest, (kind, column), limit, values)
     found = [WhatIf(value, kept, more) for value, kept, more in zip(values, stay, back, strict=True)]
     documents = sum(entry.rows for entry in manifest.documents.files)
     return Sweep(name, limit.test, float(getattr(rule, field)), documents, tuple(found))
@@ -86,16 +93,16 @@ def _parse(wanted: str) -> tuple[str, list[float]]:
     return name, values
 
 
-def _rule(manifest: Manifest, folder: Path, kind: str, field: str) -> tuple[Any, str]:
+def _rule(manifest: Manifest, folder: Path, kind: str, field: str) -> Any:
     rules = _rules(manifest)
     rule = next((one for one in rules if one.title == kind), None)
     if rule is None:
         there = ", ".join(one.title for one in rules) or "none"
-        raise DataError(f"{folder} was made without the rule {kind}. Its rules: {there}.")
+        raise DataError(f"{folder} was made without the rule {kind}. Its rules: {there}; and {LANGUAGE_SCORE}.")
     if field not in type(rule).model_fields:
         fields = ", ".join(name for name in type(rule).model_fields if name.startswith(("min_", "max_")))
         raise DataError(f"{kind} has no field {field}. Thresholds it has: {fields}.")
-    return rule, field
+    return rule
 
 
 def _rules(manifest: Manifest) -> list[Any]:
@@ -127,11 +134,14 @@ def _stays(values: Any, limit: Limit, threshold: float) -> Any:
 
 
 def _counts(
-    folder: Path, manifest: Manifest, rule: str, limit: Limit, values: Sequence[float]
+    folder: Path, manifest: Manifest, where: tuple[str, str], limit: Limit, values: Sequence[float]
 ) -> tuple[list[int], list[int]]:
-    """For each threshold, how many kept documents stay and how many of those this test dropped would pass it."""
+    """For each threshold, how many kept documents stay and how many of those this test dropped would pass it.
+
+    `where` is the name of the rule and the column of kept documents that holds what it measured.
+    """
     stay, back = [0] * len(values), [0] * len(values)
-    column = f"{rule}.{limit.statistic}"
+    rule, column = where
     for entry in manifest.documents.files:
         for (kept,) in _columns(folder / "documents" / entry.name, [column]):
             stay = [count + int(_stays(kept, limit, value).sum()) for count, value in zip(stay, values, strict=True)]

@@ -44,4 +44,9 @@ def reason(rule: str, test: str, value: float | None, threshold: float | None, m
     found = f" ({match})" if match else ""
     if value is None or threshold is None:
         return f"{rule}: {test}{found}"
-    return f"{rule}: {test} {value:.4g} {'>' if value > threshold else '<'} {threshold:g}{found}"
+    return f"{rule}: {test} {figure(value)} {'>' if value > threshold else '<'} {threshold:.10g}{found}"
+
+
+def figure(value: float) -> str:
+    """A number as reasons show it: four digits, and all of those before the point."""
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"

@@ -1,12 +1,12 @@
 """MinHash signatures and bucket keys of texts (Broder 1997; FineWeb's 14 buckets of 8 hashes).
 
 Reads texts, gives one 64-bit key per document and bucket; equal keys link two documents. With `hash: sha1` the
-signatures have datatrove's bits; the default combines the hashes of words that the memo already knows, for all
-documents of a batch at once.
+signatures have datatrove's bits; the default combines the hashes of words, for all documents of a batch at once.
 """
 
 import hashlib
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,12 @@ from data_pipeline.dedup.permute import Keys, Permutations
 from data_pipeline.dedup.words import SimplifiedWords, SimplifyingSplitter
 from llmsys.config.deduplicate import MinhashDuplicates
 
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
 # D documents, W words of all of them, S shingles of one document, K = buckets * hashes_per_bucket permutations
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
 _HALF = np.uint64(32)
+_TEXTS_AT_ONCE = 4096  # bounds the tables of short texts: 4096 x 112 numbers take 3.7 MB
 
 
 class Signer:
@@ -29,21 +32,23 @@ class Signer:
         self.splitter = SimplifyingSplitter(spelling=config.hash == "sha1")
         self.permutations = Permutations.drawn(config.buckets * config.hashes_per_bucket, config.seed)
 
-    def signatures(self, texts: Sequence[str] | pa.Array) -> list[Keys | None]:
-        """Return the (K,) minima over the shingles of each text; None where there are fewer words than one shingle."""
+    def signatures(self, texts: Sequence[str] | pa.Array) -> tuple[Keys, Mask]:
+        """Return the (D, K) minima over the shingles of each text, and a (D,) mask of the texts that have a shingle."""
         words = self.splitter.split(texts)
         shingle = _sha1_shingles if self.config.hash == "sha1" else _combined_shingles
         shingles = shingle(words, self.config.ngram_words)
-        return [self.permutations.minima(shingles_S) if len(shingles_S) else None for shingles_S in shingles]
+        return self.permutations.minima(shingles), np.array(list(map(len, shingles)), np.int64) > 0
 
-    def bucket_keys(self, texts: Sequence[str] | pa.Array) -> tuple[Keys, np.ndarray[Any, np.dtype[np.bool_]]]:
-        """Return (D, buckets) keys and a (D,) mask of the documents that have them."""
-        signatures = self.signatures(texts)
-        present_D = np.array([signature is not None for signature in signatures], np.bool_)
-        empty_K = np.zeros(len(self.permutations.a_K), np.uint64)
-        table_DK = np.array([empty_K if row is None else row for row in signatures], np.uint64)
-        table = table_DK.reshape(len(signatures), self.config.buckets, self.config.hashes_per_bucket)
-        return combine(np.moveaxis(table, 2, 0)), present_D
+    def bucket_keys(self, texts: Sequence[str] | pa.Array) -> tuple[Keys, Mask]:
+        """Return (D, buckets) keys and a (D,) mask of the texts that have them."""
+        keys = [np.zeros((0, self.config.buckets), np.uint64)]
+        present = [np.zeros(0, np.bool_)]
+        for start in range(0, len(texts), _TEXTS_AT_ONCE):
+            table_DK, present_D = self.signatures(texts[start : start + _TEXTS_AT_ONCE])
+            table = table_DK.reshape(len(table_DK), self.config.buckets, self.config.hashes_per_bucket)
+            keys.append(combine(np.moveaxis(table, 2, 0)))
+            present.append(present_D)
+        return np.concatenate(keys), np.concatenate(present)
 
 
 def combine(parts: Keys | Sequence[Keys]) -> Keys:
@@ -77,13 +82,11 @@ def _distinct(values: Keys) -> Keys:
 
 def _sha1_shingles(words: SimplifiedWords, n: int) -> list[Keys]:
     """Return per document the first 8 bytes, little-endian, of the SHA-1 of its runs of n words joined by spaces."""
-    edges = words.offsets.tolist()
+    spelled, edges = words.spelled, np.concatenate([[0], words.ends_W])
     shingles = []
-    for begin, end, spelled in zip(edges[:-1], edges[1:], words.spelled, strict=True):
-        ends = np.cumsum(words.bytes_W[begin:end])
-        starts = (ends - words.bytes_W[begin:end]).tolist()
-        stops = (ends[n - 1 :] - 1).tolist()
-        runs = {spelled[start:stop] for start, stop in zip(starts, stops, strict=False)}
+    for begin, end in pairwise(words.offsets.tolist()):
+        starts, stops = edges[begin : max(begin, end - n + 1)].tolist(), (edges[begin + n : end + 1] - 1).tolist()
+        runs = {spelled[start:stop] for start, stop in zip(starts, stops, strict=True)}
         digests = b"".join([hashlib.sha1(run).digest()[:8] for run in runs])
         shingles.append(np.frombuffer(digests, "<u8").astype(np.uint64))
     return shingles

@@ -7,6 +7,7 @@ r lies within 8 of 2^61; and 8 x mod 2^64 is 8 r, which one multiplication, one 
 of shingles that fits the cache. The two rare cases are noticed and computed by the formula.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -46,23 +47,32 @@ class Permutations:
         a_K = generator.randint(1, PRIME, dtype=np.uint64, size=count)
         return cls(a_K, generator.randint(0, PRIME, dtype=np.uint64, size=count))
 
-    def minima(self, shingles_S: Keys) -> Keys:
-        """Return the (K,) minima over distinct shingles; all ones when there is no shingle."""
-        minima_K = np.full(len(self.a_K), LARGEST, np.uint64)
-        for start in range(0, len(shingles_S), SHINGLES_AT_ONCE):
-            np.minimum(minima_K, self._block(shingles_S[start : start + SHINGLES_AT_ONCE]), out=minima_K)
-        return minima_K
+    def minima(self, shingles: Sequence[Keys]) -> Keys:
+        """Return the (D, K) minima over the distinct shingles of each document; all ones where there is no shingle."""
+        blocks = [
+            (number, shingles_S[start : start + SHINGLES_AT_ONCE])
+            for number, shingles_S in enumerate(shingles)
+            for start in range(0, len(shingles_S), SHINGLES_AT_ONCE)
+        ]
+        first_BK, second_BK, chosen_BK = np.empty((3, len(blocks), len(self.a_K)), np.uint64)
+        with np.errstate():  # gives the size back
+            np.setbufsize(16)  # a larger buffer makes numpy copy what is repeated along rows: three times as slow
+            for row, (_, shingles_S) in enumerate(blocks):
+                self._search(shingles_S, first_BK[row], second_BK[row], chosen_BK[row])
+        minima_BK = modulo_prime(chosen_BK * self.a_K + self.b_K)
+        for row, rare in np.argwhere((first_BK < _NEAR) | (second_BK - first_BK < _NEAR)).tolist():
+            minima_BK[row, rare] = modulo_prime(blocks[row][1] * self.a_K[rare] + self.b_K[rare]).min()
+        minima_DK = np.full((len(shingles), len(self.a_K)), LARGEST, np.uint64)
+        np.minimum.at(minima_DK, [number for number, _ in blocks], minima_BK)
+        return minima_DK
 
-    def _block(self, shingles_S: Keys) -> Keys:
+    def _search(self, shingles_S: Keys, first_K: Keys, second_K: Keys, chosen_K: Keys) -> None:
+        """Find the two smallest r, times eight and shifted, and the shingle of the first."""
         table_KS = self._room[: len(self._rows) * len(shingles_S)].reshape(len(self._rows), len(shingles_S))
         np.multiply(self._a_K1, shingles_S, out=table_KS)
         np.add(table_KS, self._b_K1, out=table_KS)
         place_K = table_KS.argmin(axis=1)
-        first_K = table_KS[self._rows, place_K]
+        chosen_K[:] = shingles_S[place_K]
+        first_K[:] = table_KS[self._rows, place_K]
         table_KS[self._rows, place_K] = LARGEST
-        second_K = table_KS[self._rows, table_KS.argmin(axis=1)]
-        minima_K = modulo_prime(shingles_S[place_K] * self.a_K + self.b_K)
-        unsure_K = (first_K < _NEAR) | (second_K - first_K < _NEAR)
-        for rare in np.flatnonzero(unsure_K) if unsure_K.any() else ():
-            minima_K[rare] = modulo_prime(shingles_S * self.a_K[rare] + self.b_K[rare]).min()
-        return minima_K
+        second_K[:] = table_KS[self._rows, table_KS.argmin(axis=1)]

@@ -1,6 +1,7 @@
 """Laws of deduplication: equal to the plain twin, and to datatrove where bits are owed; blind to the order of input."""
 
 import random
+import re
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from data_pipeline.dedup import parts, words
 from data_pipeline.dedup.cluster import clusters
+from data_pipeline.dedup.fold import fold_all
 from data_pipeline.dedup.minhash import Signer
 from data_pipeline.dedup.permute import PRIME, Permutations, modulo_prime
-from data_pipeline.dedup.simplify import simplify, simplify_each
+from data_pipeline.dedup.simplify import CHANGING, fold, simplify, simplify_each, text_of
 from data_pipeline.dedup.words import SimplifyingSplitter
 from data_pipeline.rules.chunk import EnglishChunks
 from llmsys.config.deduplicate import MinhashDuplicates
@@ -49,10 +52,7 @@ def test_simplified_text_equals_datatrove() -> None:
 
 
 def test_sha1_signatures_equal_datatrove() -> None:
-    signer = Signer(MinhashDuplicates(hash="sha1"))
-    fox, cafe = signer.signatures([FOX, CAFE])
-    assert fox is not None
-    assert cafe is not None
+    (fox, cafe), _ = Signer(MinhashDuplicates(hash="sha1")).signatures([FOX, CAFE])
     assert fox[:3].tolist() == [209705765882702712, 307470271634611624, 147882751333185437]
     assert int(fox.sum(dtype=np.uint64)) == 8913411145081228149
     assert cafe[:3].tolist() == [61908209952107622, 24885036626112053, 239562508194183567]
@@ -76,27 +76,56 @@ ODD = [
 ]
 
 
-def test_words_by_chunk_equal_the_words_of_the_simplified_text() -> None:
-    """Each text first from nothing, then from a memo that knows its chunks, then from one that was emptied."""
-    for spelling in (True, False):
-        splitter = SimplifyingSplitter(spelling, memo_chunks=20)
-        for texts in (ODD, ODD, [FOX], [ODD[0], CAFE]):
+def test_words_by_column_equal_the_words_of_the_simplified_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks of a few characters and of all texts; what was asked of spaCy before, and what was forgotten."""
+    monkeypatch.setattr(parts, "_MOST_ASKED", 20)
+    splitter = SimplifyingSplitter(spelling=True)
+    for block in (8, 1 << 16):
+        monkeypatch.setattr(words, "_BLOCK", block)
+        for texts in (ODD, ODD, [FOX], [], [ODD[0], CAFE]):
             found = splitter.split(texts)
             expected = [[w for c in simplify(t).split() for w in EnglishChunks().split([c])[0]] for t in texts]
             assert np.diff(found.offsets).tolist() == list(map(len, expected))
-            words = [word for text in expected for word in text]
-            assert found.hashes_W.tolist() == list(map(plain.word_hash, words))
-            assert found.bytes_W.tolist() == [len(word.encode()) + 1 for word in words]
-            assert list(found.spelled) == ([" ".join(text).encode() for text in expected] if spelling else [])
+            all_words = [word for text in expected for word in text]
+            assert found.hashes_W.tolist() == list(map(plain.word_hash, all_words))
+            assert found.spelled.decode().split(" ") == [*all_words, ""]
+            assert found.ends_W.tolist() == np.cumsum([len(word.encode()) + 1 for word in all_words]).tolist()
+
+
+def test_a_run_without_white_space_is_cut_only_where_it_is_very_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "_BLOCK", 10)
+    monkeypatch.setattr(words, "_LONGEST", 100)
+    splitter = SimplifyingSplitter(spelling=True)
+    found = splitter.split(["a " + "b" * 90 + " c", "d" * 150])
+    assert found.spelled.decode().split(" ") == ["a", "b" * 90, "c", "d" * 110, "d" * 40, ""]
+    assert found.offsets.tolist() == [0, 3, 5]
+
+
+PLACED = "ab z0۳9.,1²ΑΣσςİı\u0301\u0327 \n\u00a0،⎗가힣\u1b44\u302e\U0001d15e\U0001d16dﬁ\u037e\u0958\u09cb\u0dde"
+
+
+def test_columns_fold_as_texts_are_folded_one_by_one() -> None:
+    """Every character that changes, and those that change with their neighbours, in all company."""
+    choose = random.Random(0)
+    texts = ["".join(map(chr, part[start : start + 50])) for part in CHANGING for start in range(0, len(part), 50)]
+    texts += ["".join(choose.choices(PLACED, k=choose.randrange(9))) for _ in range(4_000)]
+    for start in range(0, len(texts), 9):
+        group = texts[start : start + 9]
+        found = fold_all(group)
+        folded = [re.sub(r"\s", " ", fold(text)) for text in group]
+        joined = " ".join([*folded, ""])
+        assert text_of(found.codes) == joined
+        assert found.edges.tolist() == np.cumsum([0, *(len(text) + 1 for text in folded)]).tolist()
+        assert found.odd.tolist() == [not (character.isalpha() or character == " ") for character in joined]
 
 
 def test_signatures_equal_the_plain_twin() -> None:
     signer = Signer(LOOSE)
     a, b = signer.permutations.a_K.tolist(), signer.permutations.b_K.tolist()
     texts = [FOX, "one two", "", *(text for _, text in near_copies(3))]
-    for text, found in zip(texts, signer.signatures(texts), strict=True):
+    for text, found, present in zip(texts, *signer.signatures(texts), strict=True):
         expected = plain.signature(simplify(text).split(), 3, a, b)
-        assert (None if found is None else found.tolist()) == expected
+        assert (found.tolist() if present else None) == expected
 
 
 def test_the_remainder_is_exact_at_its_edges() -> None:
@@ -120,9 +149,8 @@ def test_minima_are_exact_where_values_lie_side_by_side_or_wrap() -> None:
     rows += [[choose.getrandbits(64) for _ in range(1500)] + [choose.randrange(8) * top + 5] for _ in range(3)]
     for a, b in ((1, 0), (3, 17), (prime - 1, prime - 1)):
         permutations = Permutations(np.array([a], np.uint64), np.array([b], np.uint64))
-        for row in rows:
-            expected = min((value * a + b) % (1 << 64) % prime for value in row)
-            assert permutations.minima(np.array(row, np.uint64)).tolist() == [expected]
+        expected = [[min((value * a + b) % (1 << 64) % prime for value in row)] for row in rows]
+        assert permutations.minima([np.array(row, np.uint64) for row in rows]).tolist() == expected
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -7,7 +7,7 @@ library's; sums are taken in an order of their own, so that they do not depend o
 """
 
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import isqrt
@@ -72,6 +72,12 @@ class BayesModel:
             codes += [self.labels[column] for column in best_D.tolist()]
             parts.append(probabilities_DL[np.arange(len(best_D)), best_D])
         return codes, np.concatenate(parts)
+
+    def probability(self, texts: Sequence[str], codes: Collection[str]) -> Floats:
+        """How probable it is that each text is in one of these languages."""
+        chosen = np.array([label in codes for label in self.labels])
+        parts = [self._probabilities(encoded)[:, chosen].sum(axis=1) for encoded in _slices(texts)]
+        return np.concatenate([np.zeros(0), *parts])
 
     def _probabilities(self, encoded: Sequence[bytes]) -> Floats:
         lengths_D = np.fromiter(map(len, encoded), np.int64, len(encoded))

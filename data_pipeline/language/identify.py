@@ -1,8 +1,8 @@
 """Texts in, language codes and probabilities out, by models that ship inside their packages.
 
-`py3langid` gives probabilities that can be compared with a threshold; `cld2` knows more languages; `combined` asks both
-and believes CLD2 only where py3langid cannot know better. Each reads the beginning of a text only, which costs little
-accuracy and makes long pages cheap.
+`py3langid` gives probabilities that can be compared with a threshold; `cld2` knows more languages; `combined` asks
+both, believes CLD2 only where py3langid cannot know better, and counts words that tell close neighbours apart. Each
+reads the beginning of a text only, which costs little accuracy and makes long pages cheap.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ import pyarrow as pa
 from data_pipeline.language.bayes import bayes_model
 from data_pipeline.language.code import BAYES_CODES, standard
 from data_pipeline.language.compact import UNKNOWN, detect
+from data_pipeline.language.neighbours import GROUPS, markers
 from llmsys.config.language import LanguageConfig
 
 # No language that CLD2 alone knows is taken for one of these with more than this probability.
@@ -74,4 +75,22 @@ def _combined(texts: Sequence[str]) -> _Identified:
     for number, code, score in zip(asked, *_compact([texts[number] for number in asked]), strict=True):
         if code not in BAYES_CODES and code != UNKNOWN:
             codes[number], scores[number] = code, score
+    for group in GROUPS:
+        _among_neighbours(texts, codes, scores, group)
     return codes, scores
+
+
+def _among_neighbours(
+    texts: Sequence[str], codes: list[str], scores: npt.NDArray[np.float64], group: frozenset[str]
+) -> None:
+    """Let marker words decide between the languages of a group; the score is the probability of the group, times that
+    of the language by its share of the words (Laplace's rule of succession), where that is more than py3langid's.
+    """
+    asked = [number for number, code in enumerate(codes) if code in group]
+    sure = bayes_model().probability([texts[number] for number in asked], group)
+    for number, in_group in zip(asked, sure.tolist(), strict=True):
+        found = markers(texts[number], group)
+        best = max(found, key=lambda code: (found[code], code == codes[number]))
+        share = (found[best] + 1) / (sum(found.values()) + 2)
+        least = scores[number] if best == codes[number] else 0.0
+        codes[number], scores[number] = best, max(least, in_group * share)

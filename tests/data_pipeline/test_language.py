@@ -2,6 +2,7 @@
 the beginning of a text read.
 """
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
@@ -10,6 +11,7 @@ from data_pipeline.language import bayes
 from data_pipeline.language.code import BAYES_CODES, COMPACT_CODES, standard
 from data_pipeline.language.compact import compact_labels, detect
 from data_pipeline.language.identify import identify, keep_mask
+from data_pipeline.language.neighbours import GROUPS, markers
 from llmsys.config.language import LanguageConfig
 
 SENTENCES = {
@@ -101,3 +103,31 @@ def test_text_without_features_and_no_texts_are_fine(kind: str) -> None:
     assert not any(keep_mask(codes, scores, config).to_pylist())
     codes, scores = identify(pa.array([], pa.string()), config)
     assert keep_mask(codes, scores, config).to_pylist() == []
+
+
+NEIGHBOURS = {
+    "hr": "Tijekom idućeg tjedna obitelj putuje vlakom, a tko želi može sudjelovati na natječaju tvrtke.",
+    "bs": "Tokom naredne sedmice porodica putuje vozom, a ko želi može učestvovati na konkursu kompanije.",
+    "ms": "Polis berkata kereta itu milik syarikat yang pejabatnya ditutup kerana kemalangan pada hari Jumaat.",
+    "id": "Polisi mengatakan mobil itu milik perusahaan yang kantornya ditutup karena kecelakaan pada hari Jumat.",
+}
+
+
+@pytest.mark.parametrize("code", NEIGHBOURS)
+def test_words_tell_close_neighbours_apart_whatever_was_guessed(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = next(group for group in GROUPS if code in group)
+    (other,) = group - {code}
+    sure = np.array([0.9])
+    monkeypatch.setattr("data_pipeline.language.identify._bayes", lambda texts: ([other] * len(texts), sure.copy()))
+    codes, scores = identify(pa.array([NEIGHBOURS[code]]), LanguageConfig())
+    assert codes.to_pylist() == [code]
+    assert scores[0].as_py() > 0.65
+    codes, scores = identify(pa.array(["2024"]), LanguageConfig())  # no word decides: the guess stays
+    assert (codes.to_pylist(), scores[0].as_py()) == ([other], pytest.approx(0.9))
+
+
+def test_no_word_speaks_for_two_neighbours() -> None:
+    for group in GROUPS:
+        for code in group:
+            found = markers(" ".join(NEIGHBOURS[code] for code in group), group)
+            assert found[code] == markers(NEIGHBOURS[code], group)[code] >= 4

@@ -1,7 +1,8 @@
 """English words of one chunk, a chunk being what stands between white space: `(don't` gives `(`, `do`, `n't`.
 
-The words are those of spaCy's rule tokenizer, because the thresholds of the published filters were met with them.
-Most chunks are plain letters with at most one mark on a side; what spaCy makes of these is known without asking it.
+The words are those of spaCy's rule tokenizer, because the thresholds of the published filters were met with them. What
+spaCy makes of nearly all chunks is known without asking it: of English ones by `english_rules`, in other languages of
+plain letters with at most one mark on a side.
 """
 
 import re
@@ -13,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from data_pipeline.rules.english_rules import EnglishRules
+
 # spaCy takes marks off the ends of a chunk one by one, in time that grows with the square of their number. Longer
 # chunks are therefore cut into pieces, which is the one place where the words differ from spaCy's by intent.
 LONGEST_CHUNK = 1_000  # characters
@@ -21,8 +24,8 @@ LONGEST_PIECE = 200
 _END = 100
 _SEPARATOR = "the"  # stands between chunks that are split together, so that no rule can reach from one to the next
 
-# One opening mark, letters, one closing mark. A full stop needs two lower-case letters before it: `A.` stays whole.
-_PLAIN = re.compile(r"""([("\[])?([A-Za-z]+)(?:([,;:!?)\]"])|(?<=[a-z][a-z])(\.))?""")
+# One opening mark, letters, one closing mark; a full stop is kept on a Latin word in Amharic, Arabic and others.
+_PLAIN = re.compile(r"""([("\[])?([A-Za-z]+)([,;:!?)\]"])?""")
 
 
 class EnglishChunks:
@@ -39,7 +42,7 @@ class EnglishChunks:
 
     def split(self, chunks: Sequence[str]) -> list[list[str]]:
         """The words of each chunk; a chunk must not be empty or contain white space."""
-        words = [self._plain(chunk) for chunk in chunks]
+        words = list(map(self._known, chunks))
         hard = [number for number, found in enumerate(words) if found is None]
         pieces = [_pieces(chunks[number]) for number in hard]
         split = iter(self._by_rules([piece for group in pieces for piece in group]))
@@ -52,25 +55,25 @@ class EnglishChunks:
         """Words that end a sentence."""
         return _language(self._rules)[1]
 
-    @property
+    @cached_property
     def exceptions(self) -> frozenset[str]:
         """Chunks with a split of their own, such as `cannot`."""
-        return self._special
+        return frozenset(_language(self._rules)[0].tokenizer.rules)
 
-    def _plain(self, chunk: str) -> list[str] | None:
-        """The words of a plain chunk, None where spaCy has to be asked."""
+    def _known(self, chunk: str) -> list[str] | None:
+        """The words of a chunk, None where spaCy has to be asked."""
+        if self._rules == "en":
+            return self._english.words(chunk) if len(chunk) <= LONGEST_CHUNK or chunk.isalpha() else None
         match = _PLAIN.fullmatch(chunk)
         if match is None:
             return None
-        opening, letters, closing, stop = match.groups()
-        if stop and self._rules != "en":
-            return None  # Amharic, Arabic, Persian and Tigrinya keep it on a Latin word
-        special = self._special
+        opening, letters, closing = match.groups()
+        special = self.exceptions
         if letters in special or chunk in special:
             return None
-        if opening and (opening + letters in special or letters + (closing or stop or "") in special):
+        if opening and (opening + letters in special or letters + (closing or "") in special):
             return None
-        return [part for part in (opening, letters, closing, stop) if part]
+        return [part for part in (opening, letters, closing) if part]
 
     def _by_rules(self, chunks: Sequence[str]) -> Iterable[list[str]]:
         """The words of each chunk by spaCy, all chunks in one call."""
@@ -92,8 +95,11 @@ class EnglishChunks:
         return groups
 
     @cached_property
-    def _special(self) -> frozenset[str]:
-        return frozenset(_language(self._rules)[0].tokenizer.rules)
+    def _english(self) -> EnglishRules:
+        tokenizer = _language(self._rules)[0].tokenizer
+        orth = import_module("spacy.symbols").ORTH
+        exceptions = {name: [word[orth] for word in words] for name, words in tokenizer.rules.items()}
+        return EnglishRules(exceptions, tokenizer.url_match)
 
 
 @cache

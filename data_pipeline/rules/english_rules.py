@@ -1,0 +1,174 @@
+"""spaCy's English tokenizer rules by hand, for chunks of characters that English is written with.
+
+Reads one chunk, gives its words, or None where spaCy itself has to be asked. spaCy searches every chunk several times
+with patterns of thousands of characters; nearly always the first and the last character tell that these find nothing,
+or one mark. What is written here are its rules for ASCII and the quotes and dashes of print. Its exceptions (`don't`)
+and its pattern for addresses are taken from it, so that only marks and units are said twice.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+_MARKS = frozenset(",:;!?()[]{}<>_#*&'\"`“”‘’…–—")  # each is a word of its own at either end
+_FIRST_MARKS = _MARKS | frozenset("%=$")
+_FOREIGN_MONEY = ("US$", "C$", "A$")
+# A full stop is taken off behind these, and behind two capitals.
+_BEFORE_STOP = frozenset("0123456789abcdefghijklmnopqrstuvwxyz%+-.|") | _MARKS - frozenset("–—")
+_TWO_CAPITALS = re.compile("[A-Z][A-Z]")
+_DIGITS = frozenset("0123456789")
+_POSSESSIVES = ("'s", "'S", "’s", "’S")
+# What follows a digit at the end of a chunk.
+_UNIT = re.compile(
+    "(?<=[0-9])(?:km|m|dm|cm|mm|ha|nm|yd|in|ft|kg|g|mg|t|lb|oz|m/s|km/h|kmh|mph|h?Pa|mbar|[mkgt]b|[MKGT]B|[TGMK]"
+    r"|%|\+|(?:US|C|A)?\$)$"
+)
+_UNIT_ENDS = frozenset("mandtgbzrshBTGMK%+$")
+_LONGEST_UNIT = 5  # with the digit
+
+# A mark in the middle and what must stand on both sides of it; the mark comes first, so that all else is passed fast.
+_INFIX = re.compile(
+    r"""[.…,+*^~\-–—:<>=/](?:(?<=[.])[.]+|(?<=…)|(?<=[0-9][+\-*^])(?=[0-9-])"""
+    r"""|(?<=[a-z,'"`“”‘’][.])(?=[A-Z,'"`“”‘’])|(?<=[A-Za-z],)(?=[A-Za-z])"""
+    r"""|(?<=[A-Za-z0-9][~\-–—:<>=/])(?=[A-Za-z])|(?<=[A-Za-z0-9]-)-{1,2}(?=[A-Za-z])|(?<=[A-Za-z0-9]—)—(?=[A-Za-z]))"""
+)
+_MAY_BE_ADDRESS = re.compile(r"[A-Za-z0-9]\.(?:[a-z]{2}|[0-9])")
+
+# Characters that these rules say nothing about, and digits beside letters that are not English.
+_UNKNOWN, _DIGIT = re.compile(r"[^\w\x00-\x7f“”‘’–—…]"), re.compile(r"\d")
+_FOREIGN = re.compile(r"[^\x00-\x7f“”‘’–—…]")
+
+
+class EnglishRules:
+    """The words of a chunk by rules alone.
+
+    Args:
+        exceptions: chunks, or what is left of one when its marks are off, with words of their own.
+        is_address: spaCy's test for addresses, which stay whole.
+    """
+
+    def __init__(self, exceptions: Mapping[str, Sequence[str]], is_address: Any) -> None:
+        self._exceptions: Mapping[str, Sequence[str]] = {}
+        self._is_address = is_address
+        self._joined: set[tuple[str, str]] = set()
+        apart = [self._marks_off(name) for name in exceptions]
+        # Where the words that an exception would have without being one stand side by side, spaCy joins them again.
+        self._joined = {(words[0], words[1]) for words in apart if words and len(words) > 1}
+        self._exceptions = {name: words for name, words in exceptions.items() if not _foreign(name)}
+
+    def words(self, chunk: str) -> list[str] | None:
+        """The words of a chunk that is not empty and has no white space; None where spaCy has to be asked."""
+        if chunk in self._exceptions:
+            return list(self._exceptions[chunk])
+        if chunk.isalpha():
+            return [chunk]
+        if _foreign(chunk) and (_UNKNOWN.search(chunk) or _DIGIT.search(chunk)):
+            return None
+        body, last = chunk[:-1], chunk[-1]
+        if body.isalpha() and (last in _MARKS or (last == "." and body[-1] in _BEFORE_STOP)):
+            words: list[str] | None = [*self._exceptions.get(body, (body,)), last]
+        else:
+            words = self._marks_off(chunk)
+        return words if words and self._joined.isdisjoint(pairwise(words)) else None
+
+    def _marks_off(self, chunk: str) -> list[str] | None:
+        """Take marks off both ends until an exception or nothing but the middle is left, then split that."""
+        exceptions = self._exceptions
+        first_words: list[str] = []
+        last_words: list[str] = []
+        middle = chunk
+        while middle and middle not in exceptions:
+            before = _opening(middle)
+            if before and middle[before:] in exceptions:
+                first_words.append(middle[:before])
+                middle = middle[before:]
+                break
+            after = _closing(middle[before:])
+            if after is None:
+                return None
+            if after and middle[:-after] in exceptions:
+                last_words.append(middle[-after:])
+                middle = middle[:-after]
+                break
+            if not before and not after:
+                break
+            if before:
+                first_words.append(middle[:before])
+            if after:
+                last_words.append(middle[-after:])
+            middle = middle[before : len(middle) - after]
+        words = self._middle(middle)
+        return None if words is None else [*first_words, *words, *reversed(last_words)]
+
+    def _middle(self, middle: str) -> Sequence[str] | None:
+        """The words of what is left between the marks."""
+        if not middle:
+            return ()
+        if middle in self._exceptions:
+            return self._exceptions[middle]
+        if middle.isalpha():
+            return (middle,)
+        if _FOREIGN.search(middle):
+            return None
+        if _MAY_BE_ADDRESS.search(middle) and self._is_address(middle):
+            return (middle,)
+        words, start = [], 0
+        for match in _INFIX.finditer(middle):
+            first, last = match.span()
+            if not first:
+                continue  # a mark that stayed at the beginning parts nothing
+            if first > start:
+                words.append(middle[start:first])
+            words.append(middle[first:last])
+            start = last
+        if start < len(middle):
+            words.append(middle[start:])
+        return words
+
+
+def _foreign(chunk: str) -> bool:
+    """Whether characters are not those that English is written with."""
+    return not chunk.isascii() and _FOREIGN.search(chunk) is not None
+
+
+def _opening(middle: str) -> int:
+    """Characters of the mark that a chunk begins with."""
+    first = middle[0]
+    if first in _FIRST_MARKS:
+        return 1
+    if first == ".":
+        dots = len(middle) - len(middle.lstrip("."))
+        return dots if dots > 1 else 0
+    if first == "+":
+        return 0 if middle[1:2] in _DIGITS else 1
+    if first in "UCA" and middle.startswith(_FOREIGN_MONEY):
+        return middle.index("$") + 1
+    return 0
+
+
+def _closing(rest: str) -> int | None:
+    """Characters of the mark or unit that a chunk ends with; None where a letter that is not English decides."""
+    if not rest:
+        return 0
+    last = rest[-1]
+    if last in _MARKS:
+        return 2 if rest.endswith("……") else 1
+    if last == ".":
+        return _closing_stop(rest)
+    if rest.endswith(_POSSESSIVES):
+        return 2
+    if last in _UNIT_ENDS and (unit := _UNIT.search(rest, max(0, len(rest) - _LONGEST_UNIT))):
+        return len(rest) - unit.start()
+    return 0
+
+
+def _closing_stop(rest: str) -> int | None:
+    before = rest[-2:-1]
+    if before == ".":
+        return len(rest) - len(rest.rstrip("."))
+    if before in _BEFORE_STOP:
+        return 1
+    if before and not before.isascii():
+        return None
+    return 1 if _TWO_CAPITALS.fullmatch(rest[-3:-1]) else 0

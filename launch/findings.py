@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from launch.hosts import Host
-from launch.ssh import Answer, remedy_for
+from launch.ssh import TIMED_OUT, Answer, remedy_for
 
 MOST_SKEW_SECONDS = 2.0
 """Clocks that are further apart confuse time limits, heartbeats and file times; any time service keeps them closer."""
@@ -44,6 +44,9 @@ def reached(host: str, answer: Answer) -> Finding:
         return Finding(host, "reach", "answers")
     if answer.unreachable:
         return Finding(host, "reach", f"cannot be reached: {answer.last_words}", remedy_for(host, answer))
+    if answer.status == TIMED_OUT:
+        said = f"did not answer within {answer.seconds:.0f} s"
+        return Finding(host, "reach", said, f"See what keeps it busy: ssh {host} uptime.")
     return Finding(
         host, "reach", f"answers, but runs no command: {answer.last_words}", f"Try it by hand: ssh {host} date."
     )

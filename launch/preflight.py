@@ -2,12 +2,13 @@
 
 Reads a config and hosts; gives findings in the order in which they were asked: reach and clock, facts of each host, the
 shared folder, the layout, and an exchange between all. Each question has its limit, and the first that a host does not
-answer is a finding.
+answer is a finding; all together end within a time that the patience gives.
 """
 
 import json
 import shlex
 import sys
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,8 +25,10 @@ from llmsys.data.plan import RunPlan
 from llmsys.errors import LlmsysError
 from llmsys.estimate.parameters import count_parameters
 
-REACH_SECONDS, SHELL_SECONDS = 5, 5
-"""How long a command of the shell may take on a host; ssh's own time to connect is in launch.ssh."""
+REACH_SECONDS, SHELL_SECONDS = 10, 5
+"""How long a host may take to answer at all, and later to a command of the shell."""
+PATIENCES, SHORT_QUESTIONS_SECONDS = 2, 5
+"""A preflight lasts two patiences, one for facts and one for the exchange, and this: under a minute with 25 s."""
 PORT = 29_500
 """Where ranks meet when launch.port leaves it open."""
 ALL = "all"
@@ -56,6 +59,11 @@ class Question(NamedTuple):
         return sum(host.slots for host in self.hosts)
 
     @property
+    def limit_seconds(self) -> int:
+        """How long all questions together may take."""
+        return PATIENCES * self.patience_seconds + SHORT_QUESTIONS_SECONDS
+
+    @property
     def folder(self) -> Path:
         """The run folder, as every host will name it."""
         return Path.cwd() / self.config.run.folder
@@ -63,8 +71,13 @@ class Question(NamedTuple):
 
 def preflight(question: Question) -> Iterator[Finding]:
     """Every finding, as soon as it is there."""
+    ends = time.monotonic() + question.limit_seconds
+
+    def within(seconds: int) -> int:
+        return max(1, min(seconds, round(ends - time.monotonic())))
+
     yield from fit(question)
-    answers = ask_all(question.names, lambda _: "date +%s.%N", REACH_SECONDS)
+    answers = ask_all(question.names, lambda _: "date +%s.%N", within(REACH_SECONDS))
     for name, answer in answers.items():
         yield findings.reached(name, answer)
         if answer.status == 0:
@@ -72,16 +85,15 @@ def preflight(question: Question) -> Iterator[Finding]:
     reachable = [name for name, answer in answers.items() if answer.status == 0]
     marker = f".preflight-{uuid.uuid4().hex[:12]}"
     try:
-        asked = ask_all(reachable, lambda name: _facts_command(question, name, marker), question.patience_seconds)
+        limit = within(question.patience_seconds)
+        asked = ask_all(reachable, lambda name: _facts_command(question, name, marker), limit)
         facts = {name: told for name, answer in asked.items() if (told := last_json(answer)) is not None}
-        yield from (
-            _silent(name, answer, question.patience_seconds) for name, answer in asked.items() if name not in facts
-        )
-        yield from _judged(question, facts, marker)
+        yield from (_silent(name, answer, limit) for name, answer in asked.items() if name not in facts)
+        yield from _judged(question, facts, marker, within(SHELL_SECONDS))
     finally:
         folder, run = shlex.quote(str(question.folder / marker)), shlex.quote(str(question.folder))
-        ask_all(reachable, lambda _: f"rm -rf {folder}; rmdir {run} 2>/dev/null; true", SHELL_SECONDS)
-    yield from exchange(question.names, question.first, facts, question.patience_seconds)
+        ask_all(reachable, lambda _: f"rm -rf {folder}; rmdir {run} 2>/dev/null; true", within(SHELL_SECONDS))
+    yield from exchange(question.names, question.first, facts, within(question.patience_seconds))
 
 
 def fit(question: Question) -> Iterator[Finding]:
@@ -103,7 +115,7 @@ def fit(question: Question) -> Iterator[Finding]:
         yield problem(ALL, "batch", str(error))
 
 
-def _judged(question: Question, facts: dict[str, dict[str, Any]], marker: str) -> Iterator[Finding]:
+def _judged(question: Question, facts: dict[str, dict[str, Any]], marker: str, seconds: int) -> Iterator[Finding]:
     """What follows from the facts of hosts that told them."""
     if not facts:
         return
@@ -121,16 +133,16 @@ def _judged(question: Question, facts: dict[str, dict[str, Any]], marker: str) -
             yield problem(name, "dry batch", told["batch_problem"])
         else:
             yield Finding(name, "dry batch", "{micro_batches} micro-batches for its first rank".format(**told["batch"]))
-    yield from _sharing(question, facts, marker)
+    yield from _sharing(question, facts, marker, seconds)
 
 
-def _sharing(question: Question, facts: dict[str, dict[str, Any]], marker: str) -> Iterator[Finding]:
+def _sharing(question: Question, facts: dict[str, dict[str, Any]], marker: str, seconds: int) -> Iterator[Finding]:
     """A file that each host wrote is looked for on every other, by name: a listing may be remembered, a name is not."""
     wrote = [name for name, told in facts.items() if "folder" in told]
     numbers = [str(question.names.index(name)) for name in wrote]
     folder = shlex.quote(str(question.folder / marker))
     look = "; ".join(f"test -e {folder}/{number} && echo {number}" for number in numbers)
-    for name, answer in ask_all(wrote, lambda _: f"{look}; true", SHELL_SECONDS).items():
+    for name, answer in ask_all(wrote, lambda _: f"{look}; true", seconds).items():
         seen = {wrote[numbers.index(one)] for one in answer.output.split() if one in numbers}
         yield findings.shared(name, seen, wrote, str(question.folder))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 CONNECT_SECONDS = 8
-"""How long a host may take to answer the door; a command's own time comes on top."""
+"""How long a host may take to answer the door."""
 SPARE_SECONDS = 2
 SSH_FAILED, TIMED_OUT = 255, 124
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -28,6 +28,7 @@ REMEDIES = {
     "Permission denied": "Put your public key there: ssh-copy-id {host}",
     "Could not resolve": "Correct the name, or give it an address in ~/.ssh/config or /etc/hosts",
     "Host key verification failed": "Look at its key once by hand: ssh {host} true",
+    "during banner exchange": "Its ssh port is open and nobody answers there: restart sshd, or the host",
     "timed out": "See that it is up, and that its ssh port is open to this machine",
     "No route to host": "See that it is up, and that the network between is",
     "No such file or directory: 'ssh'": "Install ssh here (Debian, Ubuntu: apt-get install openssh-client)",
@@ -63,7 +64,7 @@ def ask_all(hosts: Sequence[str], command: Callable[[str], str], timeout_seconds
 
 
 def ask(host: str, command: str, timeout_seconds: int) -> Answer:
-    """What `host` says to one line for its shell; status 124 when it took longer than the timeout."""
+    """What `host` says to one line for its shell; status 124 when that took longer than the timeout, door and all."""
     bounded = f"timeout {timeout_seconds} sh -c {shlex.quote(command)}"
     words = ["sh", "-c", bounded] if host in HERE else ["ssh", *_options(), host, bounded]
     asked_at, began = time.time(), time.monotonic()
@@ -72,7 +73,7 @@ def ask(host: str, command: str, timeout_seconds: int) -> Answer:
         return Answer(status, output, errors, asked_at, time.monotonic() - began)
 
     try:
-        limit = timeout_seconds + CONNECT_SECONDS + SPARE_SECONDS
+        limit = timeout_seconds + SPARE_SECONDS  # so that the end that `timeout` makes there is heard here
         done = subprocess.run(words, capture_output=True, text=True, timeout=limit, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         return answer(TIMED_OUT, "", f"timed out after {limit} s")

@@ -15,7 +15,7 @@ from launch.findings import clock, reached
 from launch.hosts import Host
 from launch.kit import kit_folder
 from launch.route import addresses_of, is_loopback, is_this_host
-from launch.ssh import Answer, ask_all
+from launch.ssh import CONNECT_SECONDS, Answer, ask_all
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, LaunchError, LayoutError
 from llmsys.port import EVERYWHERE, free_port, why_taken
@@ -24,7 +24,7 @@ PORT = 29_500
 """Where ranks of several hosts meet when launch.port is 0: other hosts cannot be asked for a free one."""
 PATIENCE_SECONDS = 3600
 """How long hosts that lost each other wait to meet again."""
-ASK_SECONDS = 5
+ASK_SECONDS = CONNECT_SECONDS + 2
 UNWATCHED_SECONDS = 300
 """What ranks sit out where no hang is watched for: the time-out of an exchange."""
 

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 PROGRAMS = {"ip": "iproute2", "sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,6 +58,11 @@ class Hosts:
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
+    def log(self) -> Path:
+        """Where a test may let several commands speak."""
+        return self.folder / "log"
+
+    @property
     def env(self) -> dict[str, str]:
         """The environment of a shell on one of the hosts."""
         path = f"{self.folder}/bin:{Path(sys.executable).parent}:{SYSTEM_PATH}"
@@ -72,8 +79,42 @@ class Hosts:
 
     def start(self, name: str, *words: str, log: Path) -> subprocess.Popen[bytes]:
         """Begin on a host; what is said goes to `log`."""
-        with log.open("wb") as opened:
+        with log.open("ab") as opened:
             return subprocess.Popen(self.inside(name, *words), env=self.env, stdout=opened, stderr=opened)
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The address of each host."""
+        return {name: f"10.77.0.{number}" for number, name in enumerate(self.names, 1)}
+
+    def crash(self, name: str) -> None:
+        """Kill everything on a host at once, as the loss of its power does; sshd alone stays, which holds the host."""
+        for pid in set(_pids(f"{self.prefix}{name}")) - {self.daemons[name].pid}:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """What runs in a host's network."""
+        listed = subprocess.run(["ip", "netns", "pids", f"{self.prefix}{name}"], capture_output=True, text=True)
+        found = []
+        for pid in listed.stdout.split():
+            with suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(int(pid)))
+        return found
+
+    def commands(self, name: str) -> list[tuple[psutil.Process, list[str]]]:
+        """A host's processes with what each was started with."""
+        found = []
+        for process in self.processes(name):
+            with suppress(psutil.Error):
+                found.append((process, process.cmdline()))
+        return found
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to every process of a host, its sshd too: SIGSTOP halts it, SIGKILL ends it for good."""
+        for process in self.processes(name):
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
     def cut(self, name: str) -> None:
         """Take a host's cable out."""
@@ -122,9 +163,11 @@ def _write_keys(folder: Path) -> None:
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
     (folder / "ssh_config").write_text(SSH.format(folder=folder))
     (folder / "bin").mkdir()
-    ssh = folder / "bin" / "ssh"
-    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh", path=SYSTEM_PATH)} -F {folder}/ssh_config "$@"\n')
-    ssh.chmod(0o755)
+    # Hosts share their processes' numbers with this machine, and a host's pkill must not reach beyond it.
+    for name, options in (("ssh", f"-F {folder}/ssh_config"), ("pkill", "--ns $$ --nslist net")):
+        program = folder / "bin" / name
+        program.write_text(f'#!/bin/sh\nexec {shutil.which(name, path=SYSTEM_PATH)} {options} "$@"\n')
+        program.chmod(0o755)
 
 
 def _join(hosts: Hosts) -> None:
@@ -133,8 +176,8 @@ def _join(hosts: Hosts) -> None:
     _ip("netns", "add", net)
     _ip("-n", net, "link", "add", "bridge", "type", "bridge")
     _ip("-n", net, "link", "set", "bridge", "up")
-    table = "127.0.0.1 localhost\n" + "".join(f"10.77.0.{n} {name}\n" for n, name in enumerate(hosts.names, 1))
-    for number, name in enumerate(hosts.names, 1):
+    table = "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in hosts.addresses.items())
+    for name, address in hosts.addresses.items():
         host = f"{hosts.prefix}{name}"
         _ip("netns", "add", host)
         settings = Path("/etc/netns") / host
@@ -142,7 +185,7 @@ def _join(hosts: Hosts) -> None:
         (settings / "hosts").write_text(table)
         _ip("-n", net, "link", "add", f"to-{name}", "type", "veth", "peer", "name", "eth0", "netns", host)
         _ip("-n", net, "link", "set", f"to-{name}", "master", "bridge", "up")
-        _ip("-n", host, "address", "add", f"10.77.0.{number}/24", "dev", "eth0")
+        _ip("-n", host, "address", "add", f"{address}/24", "dev", "eth0")
         _ip("-n", host, "link", "set", "eth0", "up")
         _ip("-n", host, "link", "set", "lo", "up")
 
@@ -174,14 +217,19 @@ def _remove(hosts: Hosts) -> None:
     """End every process in the namespaces, then remove these; what was never made is no trouble."""
     for name in (*hosts.names, "net"):
         host = f"{hosts.prefix}{name}"
-        listed = subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True)
-        for pid in listed.stdout.split():
+        for pid in _pids(host):
             with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         subprocess.run(["ip", "netns", "delete", host], capture_output=True)
         shutil.rmtree(Path("/etc/netns") / host, ignore_errors=True)
     for daemon in hosts.daemons.values():
         daemon.wait()
+
+
+def _pids(namespace: str) -> list[int]:
+    """The processes of a network namespace; none where it was never made."""
+    listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True)
+    return [int(pid) for pid in listed.stdout.split()]
 
 
 def _ip(*words: str) -> None:

@@ -1,0 +1,92 @@
+"""Laws of launch.restart: losses are sat out as long as there is patience, and no agent is waited for in vain."""
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.restart import Meeting, keep
+from launch.torchrun import main as torchrun
+from launch.train import LOST_PEER, MENDABLE, STOPPED, UNMET
+from llmsys.port import free_port
+
+COUNTED = """
+import pathlib, sys
+starts = pathlib.Path(sys.argv[1])
+starts.write_text(starts.read_text() + "x" if starts.exists() else "x")
+statuses = [int(one) for one in sys.argv[2].split(",")]
+sys.exit(statuses[min(len(starts.read_text()), len(statuses)) - 1])
+"""
+STUCK_ONCE = """
+import pathlib, sys, time
+first = pathlib.Path(sys.argv[1])
+if not first.exists():
+    first.touch()
+    time.sleep(600)
+"""
+HERE = Meeting("127.0.0.1", 1)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Meeting:
+    """A meeting place on another host, where nobody is."""
+    monkeypatch.setattr(Meeting, "here", property(lambda self: False))
+    return Meeting("127.0.0.1", free_port())
+
+
+def counted(folder: Path, statuses: str) -> tuple[list[str], Path]:
+    """An agent that ends with these statuses, one after the other, and where it counts its starts."""
+    (folder / "counted.py").write_text(COUNTED)
+    return [sys.executable, str(folder / "counted.py"), str(folder / "starts"), statuses], folder / "starts"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "restarts", "starts", "status"),
+    [
+        (f"{LOST_PEER},0", 1, 2, 0),
+        (f"{LOST_PEER}", 1, 2, LOST_PEER),
+        (f"{UNMET},{LOST_PEER},0", 1, 3, 0),
+        (f"{STOPPED}", 1, 1, STOPPED),
+        (f"{MENDABLE}", 1, 1, MENDABLE),
+    ],
+    ids=["lost once", "lost too often", "hosts that do not meet use up no restart", "stopped", "mendable"],
+)
+def test_what_a_restart_mends_is_started_again(
+    tmp_path: Path, statuses: str, restarts: int, starts: int, status: int
+) -> None:
+    command, counter = counted(tmp_path, statuses)
+    assert keep(command, HERE, restarts, 100) == status
+    assert len(counter.read_text()) == starts
+
+
+def test_a_meeting_place_that_nobody_opens_is_named_when_the_patience_is_over(
+    tmp_path: Path, elsewhere: Meeting, caplog: pytest.LogCaptureFixture
+) -> None:
+    command, counter = counted(tmp_path, "0")
+    assert keep(command, elsewhere, 3, 1) == LOST_PEER
+    assert not counter.exists()
+    assert f"did not meet at {elsewhere} within 1 s (--patience). Nothing that was saved is lost" in caplog.text
+
+
+def test_an_agent_that_waits_for_ever_is_ended_with_the_patience(caplog: pytest.LogCaptureFixture) -> None:
+    assert keep([sys.executable, "-c", "import time; time.sleep(600)"], HERE, 3, 1) == LOST_PEER
+    assert "did not meet" in caplog.text
+
+
+def test_an_agent_whose_meeting_place_is_out_of_reach_is_started_anew(
+    tmp_path: Path, elsewhere: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first waits in a call without a time-out for a place that has gone; the second finds it."""
+    monkeypatch.setattr("launch.restart.SHUT_SECONDS", 0.0)
+    monkeypatch.setattr("launch.restart.LOOK_SECONDS", 1.0)
+    with socket.create_server(("127.0.0.1", elsewhere.port)) as place:
+        knocks: list[bool] = [True, False, True]
+        monkeypatch.setattr(Meeting, "open", lambda self: knocks.pop(0) if knocks else place.fileno() > 0)
+        assert keep([sys.executable, "-c", STUCK_ONCE, str(tmp_path / "first")], elsewhere, 0, 100) == 0
+    assert not knocks
+
+
+def test_torchruns_own_restarts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert torchrun(["--nnodes=1", "--max-restarts=2", "train.py"]) == MENDABLE
+    assert "`python -m launch.restart --meet FIRST:PORT --restarts 2 --patience SECONDS`" in capsys.readouterr().err

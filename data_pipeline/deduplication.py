@@ -7,55 +7,36 @@ asked for adds no stage. Reads judged files, gives what is left of them and the 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from data_pipeline.dedup.index import (
-    INDEX,
-    INDEX_FILE,
-    IndexPart,
-    index_content,
-    index_name,
-    open_earlier,
-)
+from data_pipeline.dedup.index import open_earlier
 from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA
 from data_pipeline.dedup.naming import EXACT, NEAR, URL
 from data_pipeline.graph import Task, Workshop
+from data_pipeline.indexing import INDEXING_STAGES, keep_index
 from data_pipeline.journal import Record
 from data_pipeline.language.profile import unspaced_languages
-from data_pipeline.left import Left
-from data_pipeline.stages.keep_index import index_file, write_index
+from data_pipeline.left import Left, Signed
 from data_pipeline.stages.link import drop_near, link_range
 from data_pipeline.stages.same import Range, drop_same
 from data_pipeline.stages.sign import sign_file
 from data_pipeline.thinning import THINNING_STAGES, take_out_spans, take_out_strings
 from llmsys.config.data import CrawlConfig
-from llmsys.config.deduplicate import KeepDuplicates, KeptIndex, MinhashDuplicates, UrlDuplicates
+from llmsys.config.deduplicate import KeepDuplicates, MinhashDuplicates, UrlDuplicates
 
 _RULES = {"url": URL, "text": EXACT}
 Stage = Callable[[str, list[Task], str], list[Record]]
 
 DEDUPLICATION_STAGES = (
-    *("sign", "same_url", "same_text", "sign_left", "link", "near", "keep_index", "name_index"),
+    *("sign", "same_url", "same_text", "sign_left", "link", "near"),
+    *INDEXING_STAGES,
     *THINNING_STAGES,
 )
-
-
-@dataclass
-class Signed:
-    """Files of documents and keys of one state, and what was signed."""
-
-    records: Sequence[Record]
-    relations: Sequence[str]
-
-    def count(self, relation: str) -> int:
-        """Number of keys of a relation."""
-        return sum(record.result["keys"][relation] for record in self.records)
 
 
 class Deduplication:
@@ -86,7 +67,7 @@ class Deduplication:
         if near:
             left = left.decided(NEAR, self._near(left, states[-1][1]))
             states[-1] = (left, states[-1][1])
-        self._keep_index(states)
+        keep_index(self, states)
         return left if isinstance(config.substring, KeepDuplicates) else take_out_strings(self, left)
 
     def stage(self, name: str, tasks: list[Task], unit: str) -> list[Record]:
@@ -178,40 +159,3 @@ class Deduplication:
         decides = [[record.digests for record in links], inputs]
         task = Task("near/all", decides, [output], partial(join, output=self.folder / output), len(links))
         return self.stage("near", [task], "range")
-
-    def _keep_index(self, states: Sequence[tuple[Left, Signed]]) -> None:
-        """Write the index of what is left, or take away one that is not asked for any more."""
-        path = f"{INDEX}/{INDEX_FILE}"
-        if not isinstance(self.config.index, KeptIndex):
-            (self.folder / path).unlink(missing_ok=True)
-            return
-        tasks, names = [], []
-        for state, (left, signed) in enumerate(states):
-            for number, (record, name) in enumerate(zip(signed.records, left.names, strict=True)):
-                names.append((f"{name}-{state}", signed.relations))
-                tasks.append(self._index_task(number, record, names[-1][0], left, signed.relations))
-        records = self.stage("keep_index", tasks, "document")
-        parts = [
-            IndexPart(name, record.result["rows"], tuple(relations))
-            for record, (name, relations) in zip(records, names, strict=True)
-        ]
-        files = {Path(output.name).name: output.digest for record in records for output in record.outputs}
-        content = index_content(self.name, parts, files, self.config)
-        job = partial(write_index, content=content, output=self.folder / path)
-        self.stage("name_index", [Task("name_index/all", [content], [path], job, 1)], "file")
-
-    def _index_task(self, number: int, record: Record, name: str, left: Left, relations: Sequence[str]) -> Task:
-        outputs = {relation: f"{INDEX}/{index_name(name, relation)}" for relation in ("documents", *relations)}
-        keys: Mapping[str, Path] = {
-            relation: self.path(record, place) for place, relation in enumerate(relations, start=1)
-        }
-        job = partial(
-            index_file,
-            number=number,
-            dropped=self.paths(left.decisions),
-            documents=self.path(record),
-            keys=keys,
-            outputs={relation: self.folder / path for relation, path in outputs.items()},
-        )
-        decides = [record.digests, [decision.digests for decision in left.decisions], number]
-        return Task(f"keep_index/{name}", decides, list(outputs.values()), job, record.result["rows"])

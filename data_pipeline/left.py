@@ -59,3 +59,15 @@ class Left:
             )
             for record, records in zip(self.kept, zip(*self.dropped, strict=True), strict=True)
         ]
+
+
+@dataclass(frozen=True)
+class Signed:
+    """Files of documents and keys of one state, and what was signed."""
+
+    records: Sequence[Record]
+    relations: Sequence[str]
+
+    def count(self, relation: str) -> int:
+        """Number of keys of a relation."""
+        return sum(record.result["keys"][relation] for record in self.records)

@@ -31,6 +31,7 @@ class Comparisons(Protocol):
     """What is needed of whoever plans the comparisons."""
 
     config: DeduplicateConfig
+    name: str
     folder: Path
 
     def stage(self, name: str, tasks: list[Task], unit: str) -> list[Record]:

@@ -1,17 +1,18 @@
 """The index of a dataset: what later datasets compare their documents with, and the reading of earlier ones.
 
-Writes and reads `index/`: per judged file the ids of the documents that stay and their sorted keys of URL, text and
-MinHash buckets, and `index.json`, which names all files with their digests and the MinHash parameters. Promises: a
+Reads `index/`: the ids of the documents that stay, numbered through, and their sorted keys of URL, text and MinHash
+buckets, one file per range; `index.json` names all files with their digests and the MinHash parameters. Promises: a
 file that is not what the index says is refused before it is used.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from data_pipeline.dedup.keys import Columns, read_range, taken
 from llmsys.config.deduplicate import DeduplicateConfig, MinhashDuplicates
@@ -19,16 +20,8 @@ from llmsys.errors import DataError
 
 INDEX = "index"
 INDEX_FILE = "index.json"
-FORMAT = 1
-
-
-@dataclass(frozen=True)
-class IndexPart:
-    """The documents of one file and the relations they have keys for."""
-
-    name: str
-    rows: int
-    relations: tuple[str, ...]
+INDEX_KEY_SCHEMA = pa.schema([("high", pa.uint64()), ("low", pa.uint64()), ("row", pa.int64())])
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -37,50 +30,30 @@ class EarlierDataset:
 
     Attributes:
         name: the name of the dataset.
-        folder: its `index/`.
-        parts: in order; documents are numbered through all of them.
+        documents: files of ids, whose documents are numbered through.
+        rows: how many documents there are.
+        keys: the key files of each relation ("url", "text", "near"); their rows are numbers of documents.
         digest: of its `index.json`: what the tasks that read it depend on.
     """
 
     name: str
-    folder: Path
-    parts: tuple[IndexPart, ...]
+    documents: tuple[Path, ...]
+    rows: int
+    keys: Mapping[str, tuple[Path, ...]]
     digest: str
 
-    @property
-    def rows(self) -> int:
-        """Number of documents."""
-        return sum(part.rows for part in self.parts)
 
-    def documents(self) -> list[Path]:
-        """The files of ids, one per part."""
-        return [self._path(part, "documents") for part in self.parts]
-
-    def keys(self, relation: str) -> list[tuple[Path, int]]:
-        """The key files of a relation, each with the number of its first document."""
-        starts = np.cumsum([0, *(part.rows for part in self.parts)]).tolist()
-        return [
-            (self._path(part, relation), start)
-            for part, start in zip(self.parts, starts, strict=False)
-            if relation in part.relations
-        ]
-
-    def _path(self, part: IndexPart, relation: str) -> Path:
-        return self.folder / index_name(part.name, relation)
-
-
-def index_name(part: str, relation: str) -> str:
-    """Return the name of a file of an index."""
-    return f"{part}.{relation}.arrow"
-
-
-def index_content(name: str, parts: Sequence[IndexPart], files: dict[str, str], config: DeduplicateConfig) -> Any:
-    """Return what `index.json` says: parts, digests of files, and what comparisons need to agree on."""
-    described = [{"name": part.name, "rows": part.rows, "relations": list(part.relations)} for part in parts]
-    relations = sorted({relation for part in parts for relation in part.relations})
-    minhash = minhash_identity(config)
-    top = {"format": FORMAT, "dataset": name, "relations": relations, "minhash": minhash}
-    return {**top, "parts": described, "files": files}
+def index_content(
+    name: str,
+    rows: Mapping[str, int],
+    keys: Mapping[str, Sequence[str]],
+    digests: Mapping[str, str],
+    config: DeduplicateConfig,
+) -> Any:
+    """Return what `index.json` says: rows of the files of ids, key files by relation, digests of all, parameters."""
+    documents = [{"name": file, "rows": count} for file, count in rows.items()]
+    top = {"format": _FORMAT, "dataset": name, "minhash": minhash_identity(config)}
+    return {**top, "documents": documents, "keys": keys, "files": digests}
 
 
 def open_earlier(folder: Path, config: DeduplicateConfig, digest_of_file: Callable[[Path], str]) -> EarlierDataset:
@@ -88,11 +61,14 @@ def open_earlier(folder: Path, config: DeduplicateConfig, digest_of_file: Callab
     path = folder / INDEX / INDEX_FILE
     try:
         content = json.loads(path.read_bytes())
+        if content["format"] != _FORMAT:
+            raise ValueError
         name, files = content["dataset"], content["files"]
-        parts = tuple(IndexPart(part["name"], part["rows"], tuple(part["relations"])) for part in content["parts"])
-    except (OSError, ValueError, KeyError, TypeError):
+        documents = {folder / INDEX / part["name"]: int(part["rows"]) for part in content["documents"]}
+        keys = {kind: tuple(folder / INDEX / name for name in names) for kind, names in content["keys"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise DataError(
-            f"{folder} has no index that data.deduplicate.against could read. "
+            f"{folder} has no index that data.deduplicate.against could read (format {_FORMAT}). "
             f"Prepare it with data.deduplicate.index.kind=kept, or take it out of the list."
         ) from None
     _require_relations(folder, content, config)
@@ -102,16 +78,16 @@ def open_earlier(folder: Path, config: DeduplicateConfig, digest_of_file: Callab
                 f"{folder / INDEX / file} is not what {path} says: it was damaged or changed. "
                 f"Delete it and run llmsys prepare with the config of that dataset again."
             )
-    return EarlierDataset(name, folder / INDEX, parts, digest_of_file(path))
+    return EarlierDataset(name, tuple(documents), sum(documents.values()), keys, digest_of_file(path))
 
 
 def _require_relations(folder: Path, content: dict[str, Any], config: DeduplicateConfig) -> None:
     """Refuse an index without a relation that is asked for, or with other MinHash parameters."""
     wanted = {"url": config.url.kind, "text": config.exact.kind, "near": config.minhash.kind}
-    missing = [relation for relation, kind in wanted.items() if kind != "none" and relation not in content["relations"]]
+    missing = [relation for relation, kind in wanted.items() if kind != "none" and relation not in content["keys"]]
     if missing:
         raise DataError(
-            f"the index of {folder} holds {', '.join(content['relations']) or 'nothing'}, but no {missing[0]} keys. "
+            f"the index of {folder} holds {', '.join(sorted(content['keys'])) or 'nothing'}, but no {missing[0]} keys. "
             f"Prepare that dataset with the same data.deduplicate, or turn this comparison off."
         )
     if isinstance(config.minhash, MinhashDuplicates) and content["minhash"] != minhash_identity(config):
@@ -136,19 +112,19 @@ def earlier_items(
     wanted = np.unique(wanted)
     parts: list[Columns] = []
     for place, dataset in enumerate(earlier):
-        for path, start in dataset.keys(relation):
+        for path in dataset.keys[relation]:
             parts += [
-                _as_items(taken(found, np.isin(found["high"], wanted)), place, start)
+                _as_items(taken(found, np.isin(found["high"], wanted)), place)
                 for found in read_range(path, number, ranges)
             ]
     names = ("high", "low", "rank", "tie", "row", "place", "source", "age")
     return {name: np.concatenate([np.zeros(0, np.uint8), *(part[name] for part in parts)]) for name in names}
 
 
-def _as_items(found: Columns, dataset: int, start: int) -> Columns:
+def _as_items(found: Columns, dataset: int) -> Columns:
     count = len(found["high"])
     zeros = np.zeros(count, np.uint64)
     return {
-        **{"high": found["high"], "low": found["low"], "rank": zeros, "tie": zeros, "row": found["row"] + start},
+        **{"high": found["high"], "low": found["low"], "rank": zeros, "tie": zeros, "row": found["row"]},
         **{"place": zeros, "source": np.full(count, dataset), "age": np.zeros(count, np.uint8)},
     }

@@ -61,7 +61,7 @@ class DocumentNames:
 
     @cached_property
     def _tables(self) -> list[DocumentTable]:
-        return [DocumentTable(dataset.documents()) for dataset in self._earlier]
+        return [DocumentTable(dataset.documents) for dataset in self._earlier]
 
     def of_items(self, items: Columns) -> tuple[list[str], list[str]]:
         """Return the ids of items, and the names of the earlier datasets they lie in ("" for this one).

@@ -1,11 +1,12 @@
-"""What stays of a file in, its part of the dataset's index out: ids of documents, and their keys in sorted runs.
+"""What stays of all files in, the dataset's index out: ids of documents in the order of the crawl, and sorted keys.
 
-`index_file` takes the keys of dropped documents away and numbers the others anew; `write_index` names all parts with
-their digests, last of all, so that an index that is there is whole.
+Documents are numbered through in the order of crawl file and offset, and keys are sorted over all files, so that the
+bytes of an index follow from what stays: where files were cut into blocks shows nowhere. `index.json` names all files
+with their digests and comes last, so that an index that is there is whole.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +14,85 @@ import numpy as np
 import pyarrow as pa
 
 from data_pipeline.dedup.decisions import dropped_in, without_rows
-from data_pipeline.dedup.keys import KeyWriter, taken
+from data_pipeline.dedup.index import INDEX_KEY_SCHEMA
 from data_pipeline.executors.event import Report
+from data_pipeline.stages.same import Range
 from llmsys.manifest import publish_bytes
-from llmsys.shards import ShardWriter, read_batches, read_schema
+from llmsys.shards import ShardWriter, read_batches
 
-INDEX_DOCUMENT_SCHEMA = pa.schema([("id", pa.string())])
+ID_SCHEMA = pa.schema([("id", pa.string())])
+_KEPT_SCHEMA = pa.schema([("id", pa.string()), ("row", pa.int64())])
+_ROWS_PER_BATCH = 65_536
 
 
-def index_file(
-    report: Report,
-    *,
-    number: int,
-    dropped: Sequence[Path],
-    documents: Path,
-    keys: Mapping[str, Path],
-    outputs: Mapping[str, Path],
+def keep_documents(
+    report: Report, *, number: int, dropped: Sequence[Path], documents: Path, output: Path
 ) -> dict[str, Any]:
-    """Write ids ("documents") and keys (by relation) of the rows that stay of a file; progress is in documents."""
-    gone = dropped_in(dropped, number)
-    rows = 0
-    with ShardWriter(outputs["documents"], INDEX_DOCUMENT_SCHEMA) as writer:
-        for batch in read_batches(documents):
-            stays = without_rows(np.arange(rows, rows + batch.num_rows), gone)
-            writer.write(pa.record_batch([batch.column("id").filter(pa.array(stays))], schema=INDEX_DOCUMENT_SCHEMA))
-            rows += batch.num_rows
-            report(batch.num_rows, 0)
-    for relation, path in keys.items():
-        with KeyWriter(outputs[relation], read_schema(path)) as keeper:
-            for batch in read_batches(path):
-                columns = {name: batch.column(name).to_numpy() for name in batch.schema.names}
-                columns = taken(columns, without_rows(columns["row"], gone))
-                columns["row"] = columns["row"] - np.searchsorted(gone, columns["row"])
-                keeper.write(columns)
-    return {"rows": rows - len(gone)}
+    """Write ids and rows of the documents of a file that stay, in the order of the crawl; progress is in documents."""
+    table = pa.Table.from_batches(list(read_batches(documents)))
+    rows = np.arange(table.num_rows)
+    rows = rows[without_rows(rows, dropped_in(dropped, number))]
+    kept = table.select(["id", "offset"]).take(pa.array(rows)).append_column("row", pa.array(rows))
+    kept = kept.sort_by([(name, "ascending") for name in ("offset", "id", "row")]).select(_KEPT_SCHEMA.names)
+    with ShardWriter(output, _KEPT_SCHEMA) as writer:
+        for batch in kept.combine_chunks().to_batches():
+            writer.write(batch)
+    report(table.num_rows, 0)
+    return {"rows": kept.num_rows}
+
+
+def keep_ids(report: Report, *, sources: Sequence[Path], output: Path) -> dict[str, Any]:
+    """Write the ids of all files, one after another; progress is in files."""
+    with ShardWriter(output, ID_SCHEMA) as writer:
+        for ids in _in_batches(report, sources):
+            writer.write(pa.record_batch([pa.array(ids, pa.string())], schema=ID_SCHEMA))
+    return {}
+
+
+def _in_batches(report: Report, sources: Sequence[Path]) -> Iterator[list[str]]:
+    waiting: list[str] = []
+    for path in sources:
+        for batch in read_batches(path):
+            waiting += batch.column("id").to_pylist()
+            while len(waiting) >= _ROWS_PER_BATCH:
+                yield waiting[:_ROWS_PER_BATCH]
+                waiting = waiting[_ROWS_PER_BATCH:]
+        report(1, 0)
+    if waiting:
+        yield waiting
+
+
+def keep_keys(
+    report: Report, *, part: Range, kept: Sequence[Path], starts: Sequence[int], output: Path
+) -> dict[str, Any]:
+    """Write the keys of a range of what stays, sorted, with the numbers of their documents; progress is in ranges.
+
+    Args:
+        report: told when it is done.
+        part: the range.
+        kept: what `keep_documents` wrote of each file.
+        starts: the number of the first document of each file.
+        output: where the keys go.
+    """
+    items = part.items()
+    edges = np.searchsorted(items["source"], np.arange(len(kept) + 1))
+    for path, start, begin, end in zip(kept, starts, edges[:-1], edges[1:], strict=True):
+        if end > begin:
+            items["row"][begin:end] = start + _places(path)[items["row"][begin:end]]
+    order = np.lexsort([items["row"], items["low"], items["high"]])
+    columns = [pa.array(items[field.name][order], field.type) for field in INDEX_KEY_SCHEMA]
+    with ShardWriter(output, INDEX_KEY_SCHEMA) as writer:
+        writer.write(pa.record_batch(columns, schema=INDEX_KEY_SCHEMA))
+    report(1, 0)
+    return part.counts(len(order))
+
+
+def _places(path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """By row of a file: the place of the document among those that stay."""
+    rows = np.concatenate([np.zeros(0, np.int64), *(batch.column("row").to_numpy() for batch in read_batches(path))])
+    places = np.full(int(rows.max(initial=-1)) + 1, -1, np.int64)
+    places[rows] = np.arange(len(rows))
+    return places
 
 
 def write_index(report: Report, *, content: Mapping[str, Any], output: Path) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class Range:
     def _all_keys(self) -> Iterator[Any]:
         """The keys of the range, here and in earlier datasets, part by part."""
         yield from (part["high"] for part in self._parts())
-        for path, _ in (pair for dataset in self.earlier for pair in dataset.keys(self.relation)):
+        for path in (path for dataset in self.earlier for path in dataset.keys[self.relation]):
             yield from (part["high"] for part in read_range(path, self.number, self.ranges))
 
     def _parts(self) -> Iterator[Columns]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from data_pipeline.dedup.decisions import dropped_in, without_rows
 from data_pipeline.dedup.exact import text_hashes
@@ -25,7 +26,7 @@ from data_pipeline.rules.character_words import spaced_out
 from llmsys.config.deduplicate import MinhashDuplicates, UrlDuplicates
 from llmsys.shards import ShardWriter, read_batches
 
-DOCUMENT_SCHEMA = pa.schema([("id", pa.string()), ("characters", pa.int64())])
+DOCUMENT_SCHEMA = pa.schema([("id", pa.string()), ("offset", pa.int64()), ("characters", pa.int64())])
 _HEXADECIMAL = re.compile(r"(?:[0-9a-f]{32})+")
 _LARGEST = (1 << 64) - 1
 
@@ -69,7 +70,7 @@ def sign_file(
         writers = {name: stack.enter_context(KeyWriter(path, schemas[name])) for name, path in keys.items()}
         for batch in read_batches(source):
             lengths = pc.utf8_length(batch.column("text"))
-            table.write(pa.record_batch([batch.column("id"), lengths], schema=DOCUMENT_SCHEMA))
+            table.write(pa.record_batch([batch.column("id"), batch.column("offset"), lengths], schema=DOCUMENT_SCHEMA))
             rows = np.arange(row, row + batch.num_rows)
             stays = without_rows(rows, gone)
             batch, rows = batch.filter(pa.array(stays)), rows[stays]
@@ -115,11 +116,18 @@ def _id_ranks(batch: pa.RecordBatch) -> tuple[Any, Any]:
 
 
 def id_halves(ids: Sequence[str]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Return ids as numbers (N, 2) in the same order; ids that are not 32 hex digits count by their first 16 bytes."""
+    """Return ids as numbers (N, 2) in the same order; an id that is not 32 hex digits counts by its xxh3_128."""
     text = "".join(ids)
-    whole = _HEXADECIMAL.fullmatch(text) and all(len(name) == 32 for name in ids)
-    data = unhexlify(text) if whole else b"".join(name.encode()[:16].ljust(16, b"\0") for name in ids)
+    if _HEXADECIMAL.fullmatch(text) and all(len(name) == 32 for name in ids):
+        data = unhexlify(text)
+    else:
+        data = b"".join(map(_id_bytes, ids))
     return np.frombuffer(data, ">u8").astype(np.uint64).reshape(-1, 2)
+
+
+def _id_bytes(name: str) -> bytes:
+    is_number = len(name) == 32 and _HEXADECIMAL.fullmatch(name)
+    return unhexlify(name) if is_number else xxhash.xxh3_128_digest(name.encode())
 
 
 def _spaced_texts(batch: pa.RecordBatch, unspaced: Sequence[str]) -> pa.Array:

@@ -2,7 +2,8 @@
 
 One task on each node runs torchrun, whose ranks meet at the first node. Before the time limit, Slurm sends SIGUSR1 to
 the batch script, which hands it to the ranks: they save and leave with 75, and the job is queued again. Slurm
-queues it again by itself after a node has failed, unless fewer nodes are enough, which then go on alone.
+queues it again by itself after a node has failed, unless fewer nodes are enough, which then go on alone. Of those Slurm
+takes no account of the first, where the script runs: when that one is lost, the others queue the job again.
 """
 
 import shlex
@@ -11,11 +12,14 @@ from pathlib import Path
 
 from launch.commands import Start, bare, even_slots, torchrun_words
 from launch.train import STOPPED
+from llmsys.lock import LOCK_NAME
 
 NOTICE_SECONDS = 300
 """How long before the time limit the run is asked to stop: a step, a save, and some air."""
+AIR_SECONDS = 60
+LOOK_SECONDS = 30
+"""How often the other nodes ask whether the first is still part of the job."""
 FIRST_PORT = 20_000
-OF_THE_NODE = ("--rdzv-endpoint=", "--rdzv-id=", "--local-addr=")
 
 BODY = """\
 unset LLMSYS_PARENT  # names a process of the host that submitted
@@ -24,17 +28,20 @@ export MASTER_HOST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export PORT={port}
 saved() {{ ls -1 {checkpoints} 2>/dev/null | tail -n 1; }}
 before=$(saved)
+# A node that was cut off may still have ranks, and one of them this run, until it notices.
+[ -z "${{SLURM_RESTART_COUNT:-}}" ] || flock --wait {held} {lock} true
 
 srun --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" --kill-on-bad-exit=0 --wait=0{stay} \\
     bash -c {task} &
 step=$!
 trap 'scancel --signal=USR1 "$SLURM_JOB_ID"' USR1  # signals the job's steps, not this script
-trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+trap : TERM  # the steps have it too
 wait "$step"; status=$?
 while kill -0 "$step" 2>/dev/null; do wait "$step"; status=$?; done  # a signal ended the wait, not the step
 
 if [ "$status" -eq {stopped} ]; then
-    if scontrol show job "$SLURM_JOB_ID" | grep -q 'JobState=CANCELLED'; then exit {stopped}; fi
+    # Slurm itself is ending the job: cancelled, or to be queued again, or at its time limit
+    if scontrol show job "$SLURM_JOB_ID" | grep -qE 'JobState=(COMPLETING|CANCELLED)'; then exit {stopped}; fi
     if [ "$(saved)" = "$before" ]; then
         echo "llmsys: not queued again: nothing was saved between start and stop. Ask for more time." >&2
         exit {stopped}
@@ -43,6 +50,14 @@ if [ "$status" -eq {stopped} ]; then
 fi
 exit "$status"
 """
+
+WATCH = """\
+[ "$SLURMD_NODENAME" = "$MASTER_HOST" ] || while sleep {seconds} && kill -0 $$; do
+    nodes=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%N) && [ -n "$nodes" ] || continue
+    scontrol show hostnames "$nodes" | grep -qx "$MASTER_HOST" || scontrol requeue "$SLURM_JOB_ID"
+done </dev/null >/dev/null 2>&1 &
+"""
+"""Slurm leaves a job of --no-kill to itself without the node of its script: it would last to its time limit."""
 
 
 def batch_text(start: Start, *, chosen: bool, gpus: int, port: int, more: Sequence[str] = ()) -> str:
@@ -68,6 +83,8 @@ def _body(start: Start, slots: int, port: int) -> str:
         enter=f"cd {shlex.quote(str(start.working))} && . {shlex.quote(str(start.folder / 'environment.sh'))} || exit",
         port=port or f"$(({FIRST_PORT} + SLURM_JOB_ID % 20000))",
         checkpoints=shlex.quote(str(checkpoints)),
+        held=start.outage_seconds + AIR_SECONDS,
+        lock=shlex.quote(str(start.folder.parent / LOCK_NAME)),
         stay=" --no-kill" if start.least < len(start.hosts) else "",
         task=shlex.quote(_task(start, slots)),
         stopped=STOPPED,
@@ -78,6 +95,7 @@ def _task(start: Start, slots: int) -> str:
     """What each node runs: torchrun, with the names that only the node knows left to its shell."""
     identity = "$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"
     words = torchrun_words(start, slots, "$MASTER_HOST:$PORT", identity, "$SLURMD_NODENAME")
-    return "exec " + " ".join(
+    watch = WATCH.format(seconds=LOOK_SECONDS) if start.least < len(start.hosts) else ""
+    return f"{watch}exec " + " ".join(
         f'"{word}"' if "$SLURM" in word or "$MASTER" in word else shlex.quote(word) for word in words
     )

@@ -9,12 +9,12 @@ import psutil
 PATIENCE_SECONDS = 180.0  # only a broken test waits this long
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Return as soon as the condition holds; fail with `what` when it never does."""
+def wait_until(condition: Callable[[], object], what: str, look_seconds: float = 0.02) -> None:
+    """Return as soon as the condition holds; fail with `what` when it never does. A dear look is worth a pause."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS:.0f} s in vain: {what}"
-        time.sleep(0.02)
+        time.sleep(look_seconds)
 
 
 def has_ended(pid: int) -> bool:

@@ -1,88 +1,200 @@
-"""A Slurm of one node in a folder of its own, for tests: munged, slurmctld and slurmd of Debian's slurm-wlm.
+"""Slurm's own daemons in a folder of their own, for tests: munged, slurmctld, and slurmd on each node.
 
-apt-get install --no-install-recommends slurm-wlm munge
+The node is this machine, or nodes are hosts made of namespaces (tests/helpers/hosts.py), the first of which controls.
+Needs root and Debian's packages: apt-get install --no-install-recommends slurm-wlm munge
 """
 
 import os
+import re
 import shutil
 import socket
 import subprocess
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from llmsys.port import free_port
+from tests.helpers.hosts import Hosts
+from tests.helpers.process import wait_until
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel")
+PROGRAMS = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
+PATIENT, QUICK = (300, 20), (3, 3)
+"""SlurmdTimeout and MessageTimeout in seconds: a node is lost when a test wants it, not when a machine is slow."""
+LOOK = 0.3
+"""Seconds between two questions to slurmctld."""
 CONF = """ClusterName=scratch
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={head}({address})
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge/socket
 CredType=cred/munge
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd-%n.log
 SlurmctldPort={port}
 SlurmdPort={other_port}
+SlurmdTimeout={silence}
+MessageTimeout={answer}
+KillWait=5
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SwitchType=switch/none
 MpiDefault=none
 SchedulerParameters=sched_interval=1,batch_sched_delay=0
 ReturnToService=2
-NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
-PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
+{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+
+
+def _here(name: str, *words: str) -> list[str]:
+    return list(words)
+
+
+@dataclass
+class Slurm:
+    """A Slurm that is up. `inside` gives the line that runs words on one of its hosts; the first one controls."""
+
+    folder: Path
+    head: str
+    addresses: dict[str, str]
+    inside: Callable[..., list[str]]
+    base: dict[str, str]
+    ports: tuple[int, int]
+    daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the commands of Slurm need to find it."""
+        return {"SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    def said(self, *words: str) -> str:
+        """What a command says on the host that controls."""
+        done = subprocess.run(
+            self.inside(self.head, *words), env=self.base | self.environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def job(self, number: int, field: str) -> str:
+        """A field of `scontrol show job`, such as JobState."""
+        found = re.search(rf"\b{field}=(\S*)", self.said("scontrol", "--oneliner", "show", "job", str(number)))
+        assert found is not None, field
+        return found[1]
+
+    def nodes(self, *states: str) -> set[str]:
+        """The nodes that are in one of these states."""
+        lines = self.said("sinfo", "--noheader", "--Node", "--format=%N %t").splitlines()
+        return {name for name, state in map(str.split, lines) if state in states}
+
+    def start_node(self, name: str) -> None:
+        """Start slurmd on a node, as its boot does."""
+        self._start(name, "slurmd", "-D")
+
+    def notice_silence(self, *names: str) -> None:
+        """Wait until slurmctld has given up nodes that do not answer, without the patience it has otherwise."""
+        self._configure(QUICK)
+        self.said("scontrol", "reconfigure")
+        wait_until(lambda: set(names) <= self.nodes("down", "down*"), f"{names} were not declared DOWN", LOOK)
+        self._configure(PATIENT)
+        self.said("scontrol", "reconfigure")
+
+    def _configure(self, limits: tuple[int, int]) -> None:
+        nodes = "\n".join(
+            f"NodeName={name} NodeAddr={address} CPUs=2 State=UNKNOWN"
+            for name, address in self.addresses.items()
+            if name != self.head or len(self.addresses) == 1
+        )
+        text = CONF.format(
+            head=self.head, address=self.addresses[self.head], folder=self.folder, nodes=nodes,
+            port=self.ports[0], other_port=self.ports[1], silence=limits[0], answer=limits[1],
+        )  # fmt: skip
+        (self.folder / "slurm.conf").write_text(text)
+
+    def _start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+        path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+        command = self.inside(name, shutil.which(words[0], path=path) or words[0], *words[1:])
+        with (self.folder / "daemons.log").open("ab") as log:
+            daemon = subprocess.Popen(command, env=self.base | self.environment, stdout=log, stderr=log)
+        self.daemons.append(daemon)
+        return daemon
+
+    def _begin(self) -> None:
+        (self.folder / "state").mkdir(parents=True)
+        (self.folder / "munge").mkdir(mode=0o700)
+        key, door = self.folder / "munge" / "key", self.folder / "munge" / "socket"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o400)
+        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # none is used, and none is looked for
+        self._configure(PATIENT)
+        parts = [f"--{part}-file={self.folder}/munge/{part}" for part in ("key", "pid", "log", "seed")]
+        munged = self._start(self.head, "munged", "--foreground", "--force", f"--socket={door}", *parts)
+        wait_until(lambda: door.exists() or munged.poll() is not None, "munged did not start")
+        self._start(self.head, "slurmctld", "-D", "-c")
+        nodes = [name for name in self.addresses if name != self.head or len(self.addresses) == 1]
+        for name in nodes:
+            self.start_node(name)
+        wait_until(lambda: self._is_up(set(nodes)), f"nodes never came up, see {self.folder}/*.log", LOOK)
+
+    def _is_up(self, nodes: set[str]) -> bool:
+        try:
+            return self.nodes("idle") == nodes
+        except AssertionError:
+            assert all(daemon.poll() is None for daemon in self.daemons), (self.folder / "daemons.log").read_text()
+            return False
+
+    def _end(self) -> None:
+        for daemon in reversed(self.daemons):
+            daemon.terminate()
+            daemon.wait()
+        _end_steps(self.folder / "slurm.conf")
+
+
+@contextmanager
+def _running(slurm: Slurm) -> Iterator[Slurm]:
+    try:
+        slurm._begin()
+        yield slurm
+    finally:
+        slurm._end()
 
 
 def why_not() -> str:
     """Why no Slurm can be started here; "" when one can."""
-    missing = [name for name in PROGRAMS if _find(name) is None]
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    missing = [package for program, package in PROGRAMS.items() if shutil.which(program, path=path) is None]
     if missing:
-        return f"{', '.join(missing)} not installed"
-    return "" if os.geteuid() == 0 else "its daemons need root"
+        return f"apt-get install {' '.join(missing)} is wanted"
+    return "" if os.geteuid() == 0 else "Slurm's daemons need root"
 
 
 @contextmanager
 def real_slurm(folder: Path) -> Iterator[dict[str, str]]:
-    """Run the daemons for the block and yield the environment in which sbatch finds them."""
-    for name in ("munge", "state", "spool"):
-        (folder / name).mkdir(parents=True)
-    (folder / "munge").chmod(0o700)
-    key = folder / "munge" / "key"
-    key.write_bytes(os.urandom(1024))
-    key.chmod(0o400)
-    ports = {"port": free_port(), "other_port": free_port()}
-    conf = folder / "slurm.conf"
-    conf.write_text(CONF.format(host=socket.gethostname().split(".")[0], folder=folder, **ports))
-    environment = {"SLURM_CONF": str(conf)}
-    parts = [f"--{part}-file={folder}/munge/{part}" for part in ("key", "pid", "log", "seed")]
-    munged = ["munged", "--foreground", "--force", f"--socket={folder}/munge/socket", *parts]
-    daemons = [_start(munged, environment)]
-    try:
-        while not (folder / "munge" / "socket").exists():
-            assert daemons[0].poll() is None, "munged ended at once"
-            time.sleep(0.02)
-        daemons += [_start(["slurmctld", "-D", "-c"], environment), _start(["slurmd", "-D"], environment)]
-        _wait_for_node(environment)
-        yield environment
-    finally:
-        for daemon in reversed(daemons):
-            daemon.terminate()
-            daemon.wait()
-        _end_steps(conf)
+    """A Slurm whose only node is this machine, for the block; yields the environment in which sbatch finds it."""
+    name = socket.gethostname().split(".")[0]
+    slurm = Slurm(folder, name, {name: "127.0.0.1"}, _here, dict(os.environ), (free_port(), free_port()))
+    with _running(slurm):
+        yield slurm.environment
+
+
+@contextmanager
+def slurm_on(hosts: Hosts, folder: Path) -> Iterator[Slurm]:
+    """A Slurm on hosts, for the block: the first controls, the others are nodes."""
+    slurm = Slurm(folder, hosts.names[0], hosts.addresses, hosts.inside, hosts.env, (6817, 6818))
+    with _running(slurm):
+        yield slurm
 
 
 def _end_steps(conf: Path) -> None:
@@ -97,24 +209,3 @@ def _end_steps(conf: Path) -> None:
                 and str(conf).encode() in Path(f"/proc/{process.pid}/environ").read_bytes()
             ):
                 process.kill()
-
-
-def _find(name: str) -> str | None:
-    return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-
-
-def _start(words: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    command = [_find(words[0]) or words[0], *words[1:]]
-    return subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def _wait_for_node(environment: dict[str, str]) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        told = subprocess.run(
-            ["sinfo", "--noheader", "--format=%t"], env=os.environ | environment, capture_output=True, text=True
-        )
-        if told.stdout.strip() == "idle":
-            return
-        time.sleep(0.2)
-    raise AssertionError(f"the node of the scratch Slurm never came up: {told.stdout}{told.stderr}")

@@ -61,10 +61,14 @@ class Command:
     words: tuple[str, ...]
     lasting: bool = False
 
-    def line(self, start: Start) -> str:
-        """As a person types it into a shell: in the run's working directory, with the environment that travels."""
+    def line(self, start: Start, *, in_place: bool = False) -> str:
+        """As a person types it into a shell: in the run's working directory, with the environment that travels.
+
+        `in_place`: the shell becomes the command, so that signals to it reach the command.
+        """
         setting = shlex.quote(str(start.folder / "environment.sh"))
-        return f"cd {shlex.quote(str(start.working))} && . {setting} && {shlex.join(self.words)}"
+        run = "exec " * in_place + shlex.join(self.words)
+        return f"cd {shlex.quote(str(start.working))} && . {setting} && {run}"
 
 
 def bare(name: str) -> str:

@@ -29,6 +29,9 @@ PREFIXES = ("CUDA_", "DS_", "FI_", "GLOO_", "HF_", "MKL_", "NCCL_", "OMP_", "PYT
 ON_THIS_HOST_ONLY = ("CUDA_VISIBLE_DEVICES", "DS_ENV_FILE")
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 DEEPSPEED_NAME = ".deepspeed_env"
+PDSH = "PDSH_SSH_ARGS_APPEND"
+PDSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=8 -o ServerAliveInterval=15"
+"""Left alone, pdsh waits for hours for a host that is gone."""
 SHELL_MEANS_SOMETHING = re.compile(r'(["$`\\])')
 OURS = ("llmsys", "data_pipeline", "launch", "configs", "pyproject.toml")
 """What a run depends on in a checkout."""
@@ -72,25 +75,34 @@ def travelling_environment(environment: Mapping[str, str], folder: Path) -> dict
                 f"the environment variable {name} has several lines, and .deepspeed_env has one for each variable. "
                 f"Unset it, or write its value in one line."
             )
+    chosen.setdefault(PDSH, environment.get(PDSH, PDSH_OPTIONS))
     paths = dict.fromkeys([str(ROOT), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))])
     return chosen | {"PYTHONPATH": os.pathsep.join(paths), "DS_ENV_FILE": str(folder / DEEPSPEED_NAME)}
 
 
 def secrets_left(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Variables that would travel if they did not look like secrets."""
-    return sorted(name for name in environment if name.startswith(PREFIXES) and SECRET.search(name))
+    """Variables that would travel if they did not look like secrets, those of the user's own files too."""
+    theirs = {line.partition("=")[0].strip() for line in _lines(_user_files())}
+    ours = {name for name in environment if name.startswith(PREFIXES)}
+    return sorted(name for name in ours | theirs if SECRET.search(name))
 
 
 def deepspeed_text(travelling: Mapping[str, str], before: Sequence[Path]) -> str:
     """`.deepspeed_env` as DeepSpeed reads it: NAME=value lines and nothing else, the user's own files first.
 
+    Secrets in those stay there: the run folder is shared, and copied with its run.
+
     Its launcher puts a value between double quotes for the remote shell where need be; what means something there even
     so is escaped.
     """
-    theirs = [line for path in before for line in path.read_text().splitlines() if "=" in line]
+    theirs = [line for line in _lines(before) if not SECRET.search(line.partition("=")[0])]
     escaped = {name: SHELL_MEANS_SOMETHING.sub(r"\\\1", value) for name, value in travelling.items()}
     quoted = [f"{name}={value}" for name, value in escaped.items()]
     return "".join(f"{line}\n" for line in (*theirs, *quoted))
+
+
+def _lines(files: Sequence[Path]) -> list[str]:
+    return [line for path in files for line in path.read_text().splitlines() if "=" in line]
 
 
 def _user_files() -> list[Path]:

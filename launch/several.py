@@ -117,7 +117,7 @@ def _said(failed: dict[str, int]) -> str:
 
 def _start(start: Start, command: Command, *, again: bool = False) -> subprocess.Popen[bytes]:
     """`again`: what an earlier connection has left there is ended first."""
-    line = command.line(start)
+    line = command.line(start, in_place=True)
     if command.host is None or is_this_host(bare(command.host)):
         before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # launchers that know no SIGUSR1 must not die of it
         try:

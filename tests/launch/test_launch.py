@@ -101,8 +101,10 @@ def test_what_deepspeed_wants_is_read_by_it_and_the_hosts_come_back(
     assert main(["show", str(folder / "config.yaml")]) == 0
 
 
-def test_variables_survive_the_remote_shell_and_files_of_the_user_come_first(tmp_path: Path) -> None:
-    (tmp_path / "theirs").write_text("A=1\n\n# remark\n")
+def test_variables_survive_the_remote_shell_and_files_of_the_user_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "theirs").write_text("A=1\n\n# remark\nMY_TOKEN=hush\n")
     value = 'a "b" $HOME `ls` \\ c'
     text = deepspeed_text({"NCCL_X": value}, [tmp_path / "theirs"])
     first, second = text.splitlines()
@@ -113,8 +115,9 @@ def test_variables_survive_the_remote_shell_and_files_of_the_user_come_first(tmp
     with pytest.raises(LaunchError, match="NCCL_Y has several lines"):
         travelling_environment({"NCCL_Y": "a\nb"}, tmp_path)
     travels = travelling_environment({"CUDA_VISIBLE_DEVICES": "1", "HF_TOKEN": "x", "HOME": "/"}, tmp_path)
-    assert travels.keys() == {"PYTHONPATH", "DS_ENV_FILE"}
-    assert secrets_left({"HF_TOKEN": "x", "NCCL_DEBUG": "INFO"}) == ["HF_TOKEN"]
+    assert travels.keys() == {"PYTHONPATH", "DS_ENV_FILE", "PDSH_SSH_ARGS_APPEND"}
+    monkeypatch.setattr("launch.kit._user_files", lambda: [tmp_path / "theirs"])
+    assert secrets_left({"HF_TOKEN": "x", "NCCL_DEBUG": "INFO"}) == ["HF_TOKEN", "MY_TOKEN"]
 
 
 def test_the_difference_that_travels_makes_the_code_again(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from data_pipeline.rules.spans import without_space
 from data_pipeline.rules.whitespace_words import UnicodeChunks, WhitespaceChunks
-from data_pipeline.rules.words import Integers, WordColumns, WordSplitter
+from data_pipeline.rules.word_columns import Integers, WordColumns
+from data_pipeline.rules.words import WordSplitter
 
 
 class Splitters:
@@ -66,8 +68,7 @@ class TextBatch:
     @cached_property
     def bytes_without_space(self) -> bytes:
         """All texts one after another in UTF-8, without any character that Python takes for white space."""
-        joined = "".join(self.texts).encode().translate(None, _ASCII_SPACES)
-        return joined if joined.isascii() else _without_wide_spaces(joined)
+        return without_space(self.texts)
 
     def occurrences(self, *parts: str) -> Integers:
         """How often the parts occur in each document, together."""
@@ -88,24 +89,6 @@ class TextBatch:
         return batch
 
 
-def _without_wide_spaces(joined: bytes) -> bytes:
-    """Take the white space out that has more than one byte: look behind the few bytes it can begin with."""
-    codes = np.frombuffer(joined + bytes(2), np.uint8)
-    starts = np.flatnonzero(_BEGINS_SPACE[codes])
-    pairs = codes[starts].astype(np.int64) << 8 | codes[starts + 1]
-    triples = pairs << 8 | codes[starts + 2]
-    stays = np.ones(len(codes), np.bool_)
-    for names, size in ((pairs, 2), (triples, 3)):
-        found = starts[np.isin(names, _SPACE_CODES)]
-        stays[found[:, np.newaxis] + np.arange(size)] = False
-    return joined if stays.all() else codes[:-2][stays[:-2]].tobytes()
-
-
-_SPACES = [chr(point) for point in range(0x3001) if chr(point).isspace()]
-_ASCII_SPACES = "".join(space for space in _SPACES if space.isascii()).encode()
-_WIDE_SPACES = [space.encode() for space in _SPACES if not space.isascii()]
-_SPACE_CODES = np.array([int.from_bytes(space) for space in _WIDE_SPACES])
-_BEGINS_SPACE = np.isin(np.arange(256), [space[0] for space in _WIDE_SPACES])
 _WORDS = ("words", "whitespace_words", "unicode_words")
 
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from data_pipeline.rules.batch import TextBatch
 from data_pipeline.rules.verdict import Limit, Verdicts, first_broken
-from data_pipeline.rules.words import Integers, WordSplitter
+from data_pipeline.rules.word_columns import Integers
+from data_pipeline.rules.words import WordSplitter
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig
 
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
@@ -35,9 +36,9 @@ class _Page:
     """What is left of one page."""
 
     lines: list[str] = field(default_factory=list)
-    words: list[list[str]] = field(default_factory=list)  # of each line, as `stretches`
+    sentences: int = 0  # in lines that stay as they were
+    shortened: list[list[str]] = field(default_factory=list)  # the other lines, as `stretches`
     taken_out: dict[str, int] = field(default_factory=dict)
-    citations: int = 0
     failed: str = ""
 
 
@@ -56,7 +57,12 @@ class C4:
 
     def judge(self, batch: TextBatch) -> Verdicts:
         """Verdicts and the rewritten texts."""
-        pages = [self._clean(text, batch.splitters.language) for text in batch.texts]
+        documents = [text.splitlines() for text in batch.texts]
+        measured = batch.splitters.language.lines(batch.texts, documents)
+        pages = [
+            self._clean(text, lines, chunks, sentences, batch.splitters.language)
+            for text, lines, chunks, sentences in zip(batch.texts, documents, *measured.per_text(), strict=True)
+        ]
         changes = _changes(batch, pages)
         statistics = {
             "characters": batch.characters.astype(np.float64),
@@ -68,17 +74,18 @@ class C4:
         verdicts = _also_failed(first_broken(self.limits, statistics, len(batch)), pages)
         return replace(verdicts, texts=["\n".join(page.lines).strip() for page in pages], changes=changes)
 
-    def _clean(self, text: str, splitter: WordSplitter) -> _Page:
-        page, cut = _Page(), splitter.cut
+    def _clean(
+        self, text: str, lines: Sequence[str], chunks: Sequence[int], sentences: Sequence[int], splitter: WordSplitter
+    ) -> _Page:
+        """Go through the lines of a text, whose chunks and sentences are counted."""
+        page = _Page()
         suspicious = _suspicious(text, self._brace)
-        for whole_line in text.splitlines():
-            line = whole_line.strip()
-            chunks = cut(line)
-            cited = "[" in line
-            if cited:
-                line = _CITATION.sub("", line)
-            words = cut(line) if cited else chunks
-            reason = self._reason(line, chunks, len(chunks if self._counts_before else words))
+        for whole_line, before, found in zip(lines, chunks, sentences, strict=True):
+            line, words, after = whole_line.strip(), None, before
+            if "[" in line and (shorter := _CITATION.sub("", line)) != line:
+                line, words = shorter, splitter.cut(shorter)
+                after = len(words)
+            reason = self._reason(line, whole_line, before if self._counts_before else after, splitter)
             if not reason and suspicious:
                 reason = _phrase(line, self._brace)
             if reason in _PAGE_TESTS:
@@ -88,14 +95,16 @@ class C4:
                 page.taken_out[reason] = page.taken_out.get(reason, 0) + 1
                 continue
             page.lines.append(line)
-            page.words.append(splitter.stretches(line, words))
-            page.citations += cited and len(line) < len(whole_line.strip())
+            if words is None:
+                page.sentences += found
+            else:
+                page.shortened.append(splitter.stretches(line, words))
         return page
 
-    def _reason(self, line: str, chunks: Sequence[str], num_words: int) -> str:
+    def _reason(self, line: str, whole_line: str, num_words: int, splitter: WordSplitter) -> str:
         """Why the form of a line takes it out, empty when it stays."""
         config = self._config
-        if len(line) > config.max_word_length < max(map(len, chunks)):
+        if len(line) > config.max_word_length < max(map(len, splitter.cut(whole_line))):
             return "word too long"
         if config.end_marks and (not line.endswith(config.end_marks) or line.endswith(_ELLIPSIS)):
             return "no end mark"
@@ -104,9 +113,10 @@ class C4:
     @staticmethod
     def _sentences(batch: TextBatch, pages: Sequence[_Page]) -> Integers:
         """Sentences in the lines that stay, per page."""
-        per_line = batch.splitters.language.count_sentences([words for page in pages for words in page.words])
-        page_of_line = np.repeat(np.arange(len(pages)), batch.count(len(page.words) for page in pages))
-        return np.bincount(page_of_line, weights=per_line, minlength=len(pages)).astype(np.int64)
+        per_line = batch.splitters.language.count_sentences([words for page in pages for words in page.shortened])
+        page_of_line = np.repeat(np.arange(len(pages)), batch.count(len(page.shortened) for page in pages))
+        shortened = np.bincount(page_of_line, weights=per_line, minlength=len(pages)).astype(np.int64)
+        return shortened + batch.count(page.sentences for page in pages)
 
 
 def _also_failed(verdicts: Verdicts, pages: Sequence[_Page]) -> Verdicts:
@@ -155,4 +165,4 @@ def _changes(batch: TextBatch, pages: Sequence[_Page]) -> dict[str, Integers]:
         f"line taken out: {reason}": batch.count(page.taken_out.get(reason, 0) for page in pages)
         for reason in _TAKEN_OUT
     }
-    return changes | {_WITHOUT_CITATIONS: batch.count(page.citations for page in pages)}
+    return changes | {_WITHOUT_CITATIONS: batch.count(len(page.shortened) for page in pages)}

@@ -13,7 +13,7 @@ from data_pipeline.rules.gopher_lines import runs_of_newlines
 from data_pipeline.rules.joined_ngram import duplicate_ngram_characters
 from data_pipeline.rules.ngram import repeated_ngrams, top_ngrams
 from data_pipeline.rules.verdict import Floats
-from data_pipeline.rules.words import Integers
+from data_pipeline.rules.word_columns import Integers
 
 _PARAGRAPH_BREAK = re.compile(r"\n{2,}")
 _TOP, _SHORTEST, _LONGEST = 4, 5, 10

@@ -24,7 +24,7 @@ from data_pipeline.rules.gopher_lines import Marks, line_marks
 from data_pipeline.rules.gopher_words import ascii_words, distinct_words, medians, occurring_words, words_with
 from data_pipeline.rules.verdict import Floats, Limit, Verdicts, first_broken
 from data_pipeline.rules.vocabulary import ALPHABETIC, NOT_SYMBOL
-from data_pipeline.rules.words import WordColumns
+from data_pipeline.rules.word_columns import WordColumns
 from llmsys.config.text import GopherQualityConfig
 
 # Bullets as typesetting and lists in plain text draw them.

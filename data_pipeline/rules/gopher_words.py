@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.rules.verdict import Floats
-from data_pipeline.rules.words import WordColumns
+from data_pipeline.rules.word_columns import WordColumns
 
 Mask = npt.NDArray[np.bool_]
 

@@ -15,7 +15,7 @@ import regex  # type: ignore[import-untyped]
 from data_pipeline.rules.batch import TextBatch, share
 from data_pipeline.rules.verdict import Floats, Limit, Verdicts, first_broken
 from data_pipeline.rules.vocabulary import NOT_SYMBOL
-from data_pipeline.rules.words import Integers, WordColumns
+from data_pipeline.rules.word_columns import Integers, WordColumns
 from llmsys.config.native_text import NativeTextConfig
 
 _LETTER, _OWN, _GARBAGE, _SIMPLIFIED, _TRADITIONAL = 1, 2, 4, 8, 16

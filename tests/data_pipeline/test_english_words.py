@@ -2,11 +2,14 @@
 
 import random
 
+import numpy as np
 import pytest
 from spacy.lang.char_classes import UNITS
 from spacy.symbols import IDS
 
 from data_pipeline.rules.chunk import LONGEST_CHUNK, LONGEST_PLAIN_CHUNK, EnglishChunks
+from data_pipeline.rules.chunk_table import ChunkTable
+from data_pipeline.rules.spans import spans_of, without_space
 from data_pipeline.rules.words import WordSplitter, stretches
 from tests.reference.rules_plain import english, sentences_of, words_of
 
@@ -85,12 +88,55 @@ def test_sentences_of_lines_equal_spacy() -> None:
     assert counted.tolist() == [len(sentences_of(line)) for line in lines]
 
 
+def test_chunks_and_lines_in_bytes_are_those_of_str_split_and_splitlines() -> None:
+    source, splitter = random.Random(0), WordSplitter()
+    spaces = [chr(point) for point in range(0x3001) if chr(point).isspace()]
+    parts = [
+        *spaces,
+        *spaces,
+        "\r\n",
+        "\n",
+        " ",
+        " ",
+        "  ",
+        *"ab.!éÂ中😀\0",
+        "—",
+        "‰",
+        "ab",
+        "y" * 15,
+        "z" * 16,
+        "word.",
+    ]
+    for _ in range(600):
+        texts = ["".join(source.choices(parts, k=source.randint(0, 30))) for _ in range(source.randint(0, 4))]
+        spans, chunks = spans_of(texts), [text.split() for text in texts]
+        assert spans.chunks_per_text.tolist() == list(map(len, chunks))
+        assert spans.chunks(np.arange(len(spans.starts_C))) == [chunk for one in chunks for chunk in one]
+        assert without_space(texts) == "".join("".join(one) for one in chunks).encode()
+        lines = [text.splitlines() for text in texts]
+        found, each = splitter.lines(texts, lines), [line for one in lines for line in one]
+        assert found.chunks_L.tolist() == [len(line.split()) for line in each]
+        by_strings = splitter.count_sentences([stretches(line, line.split()) for line in each])
+        assert found.sentences_L.tolist() == by_strings.tolist()
+
+
+def test_the_table_gives_every_chunk_one_number_of_its_own() -> None:
+    table, memo, source = ChunkTable(), dict[tuple[int, int], int](), np.random.default_rng(0)
+    for size in (1, 3, 40_000, 40_000):
+        low, high = source.integers(0, 500, (2, size), np.uint64) << np.uint64(40)
+        numbers, new = table.find(low, high, len(memo))
+        pairs = list(zip(low.tolist(), high.tolist(), strict=True))
+        for row in new.tolist():
+            assert memo.setdefault(pairs[row], len(memo)) == len(memo) - 1
+        assert numbers.tolist() == [memo[pair] for pair in pairs]
+
+
 def test_the_memo_is_bounded_and_forgets_without_a_trace() -> None:
     splitter = WordSplitter(memo_chunks=50)
     for start in range(0, 1000, 20):
         texts = [f"word{number} and state-of-the-art number {number}." for number in range(start, start + 20)]
         assert split(texts, splitter) == split(texts)
-        assert len(splitter._memo) <= 50 + 2 * 20 + 10
+        assert len(splitter._memory) <= 50 + 2 * 20 + 10
 
 
 @pytest.mark.parametrize("chunk", ["_" * (LONGEST_CHUNK + 1), "a1" * LONGEST_PLAIN_CHUNK, "(" * 10_000])

@@ -24,6 +24,7 @@ from data_pipeline.rules.outcome import reason
 from data_pipeline.rules.segment import chunk_splitter
 from data_pipeline.rules.verdict import Rule, Verdicts
 from data_pipeline.rules.words import WordSplitter
+from data_pipeline.side_files import rule_libraries
 from data_pipeline.stages.extract import extract_file
 from data_pipeline.stages.judge import reaching_rules
 from llmsys.config.data import CrawlConfig
@@ -96,6 +97,7 @@ def compare_dialects(data: CrawlConfig, dialects: Sequence[str]) -> list[Differe
         raise ConfigError(
             f"{','.join(dialects)} names {len(set(dialects))} dialect. Name two, such as datatrove,dolma."
         )
+    rule_libraries(data)
     judges = _Judges(data, dialects)
     families = list(readings(data.rules, dialects[0]))
     differences = {

@@ -11,6 +11,7 @@ from typing import Any
 
 from data_pipeline.extract.reference import extract_libraries
 from data_pipeline.journal import Journal
+from data_pipeline.language.profile import dictionaries
 from llmsys.config.custom_rules import ANY_LANGUAGE, BadWordsConfig, FasttextClassifierConfig, PerplexityConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.config.text import RuleConfig
@@ -37,8 +38,12 @@ def rule_files(data: CrawlConfig) -> list[Path]:
 
 
 def rule_libraries(data: CrawlConfig) -> list[str]:
-    """Return the versions of libraries that only some rules need; ConfigError when one is not installed."""
-    return [found for rule in data.rules for found in _library(rule)]
+    """Return the versions of what only some rules or languages need; ConfigError when one is not installed."""
+    found = [found for rule in data.rules for found in _library(rule)]
+    for name in dictionaries(data):
+        packages, extra = _DICTIONARIES[name]
+        found += [_version(package, f"the dictionary {name}", extra) for package in packages]
+    return found
 
 
 def _library(rule: RuleConfig) -> Iterator[str]:
@@ -49,11 +54,24 @@ def _library(rule: RuleConfig) -> Iterator[str]:
             package, extra, instead = "kenlm", "kenlm", " (cmake and a C++ compiler build it), or set reader: arpa"
         case _:
             return
+    yield _version(package, f"the rule {rule.kind}", extra, instead)
+
+
+# What finds the words of `words: {kind: dictionary}`, and the extra that installs it.
+_DICTIONARIES = {
+    "jieba": (("jieba",), "zh"),
+    "sudachipy": (("SudachiPy", "SudachiDict-core"), "ja"),
+    "pythainlp": (("pythainlp",), "th"),
+}
+
+
+def _version(package: str, what: str, extra: str, instead: str = "") -> str:
+    """A package with its version; ConfigError says what needs it and how to install it."""
     try:
-        yield f"{package}=={metadata.version(package)}"
+        return f"{package}=={metadata.version(package)}"
     except metadata.PackageNotFoundError:
         raise ConfigError(
-            f"the rule {rule.kind} needs the package {package}, which is not installed. "
+            f"{what} needs the package {package}, which is not installed. "
             f"Install it with: pip install 'llmsys[{extra}]'{instead}."
         ) from None
 

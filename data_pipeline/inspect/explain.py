@@ -17,6 +17,7 @@ from data_pipeline.document import is_heldout
 from data_pipeline.inspect.borders import Limits
 from data_pipeline.language.profile import rules_by_language
 from data_pipeline.rules.outcome import figure
+from data_pipeline.side_files import require_side_files
 from data_pipeline.stages.judge import judge_one
 from llmsys.config.data import CrawlConfig
 from llmsys.errors import DataError
@@ -42,6 +43,7 @@ class Capture:
 def explain(data: CrawlConfig, url: str) -> list[Capture]:
     """Follow every capture of a URL; DataError when the dataset is not there or has none."""
     manifest = load_manifest(data.folder)
+    require_side_files(data)
     rules = rules_by_language(data)
     limits = Limits(data.language, rules)
     captures = []

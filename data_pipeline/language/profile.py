@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from data_pipeline.language.code import known_codes
 from llmsys.config.data import CrawlConfig
-from llmsys.config.language_profile import LanguageProfile, language_rules
+from llmsys.config.language_profile import DictionaryWords, LanguageProfile, language_rules
 from llmsys.config.profiles import language_profiles
 from llmsys.config.text import RuleConfig
 
@@ -22,8 +22,14 @@ def rules_by_language(data: CrawlConfig, rules: Sequence[RuleConfig] | None = No
 
 
 def unspaced_languages(data: CrawlConfig) -> list[str]:
-    """The codes of the languages whose characters count as words, in order."""
-    return sorted(code for code, profile in _profiles(data).items() if profile.words.kind == "characters")
+    """The codes of the languages that write no words, whose near duplicates are found by characters, in order."""
+    return sorted(code for code, profile in _profiles(data).items() if profile.words.kind != "spaces")
+
+
+def dictionaries(data: CrawlConfig) -> list[str]:
+    """The dictionaries that find the words of some language, in order."""
+    words = [profile.words for profile in _profiles(data).values()]
+    return sorted({one.dictionary for one in words if isinstance(one, DictionaryWords)})
 
 
 def _profiles(data: CrawlConfig) -> dict[str, LanguageProfile]:

@@ -16,6 +16,7 @@ from llmsys.config.native_text import Script
 from llmsys.config.text import RuleConfig
 
 DEFAULT = "default"
+Dictionary = Literal["jieba", "sudachipy", "pythainlp"]
 
 _RULE: TypeAdapter[RuleConfig] = TypeAdapter(RuleConfig)
 
@@ -33,7 +34,14 @@ class CharacterWords(Section):
     kind: Literal["characters"] = "characters"
 
 
-Words = Annotated[SpacedWords | CharacterWords, Field(discriminator="kind")]
+class DictionaryWords(Section):
+    """Words of a dictionary, found as datatrove finds them; each library is an extra: llmsys[zh], [ja], [th]."""
+
+    kind: Literal["dictionary"] = "dictionary"
+    dictionary: Dictionary = Field(description="jieba splits Chinese, sudachipy Japanese, pythainlp Thai.")
+
+
+Words = Annotated[SpacedWords | CharacterWords | DictionaryWords, Field(discriminator="kind")]
 
 
 class LanguageProfile(Section):

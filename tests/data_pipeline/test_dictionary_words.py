@@ -1,0 +1,84 @@
+"""Laws of words by a dictionary: a chunk's words are the library's, and a library that is missing is named first."""
+
+import sys
+from importlib import metadata
+from types import SimpleNamespace
+
+import pytest
+
+from data_pipeline.language.profile import unspaced_languages
+from data_pipeline.rules.dictionary_words import LONGEST_PIECE, DictionaryChunks, _segmenter
+from data_pipeline.rules.segment import chunk_splitter
+from data_pipeline.rules.words import WordSplitter
+from data_pipeline.side_files import require_side_files, rule_libraries
+from llmsys.config.data import CrawlConfig
+from llmsys.config.language_profile import DictionaryWords
+from llmsys.config.profiles import read_profile
+from llmsys.errors import ConfigError
+
+CODES = {"zh": "jieba", "ja": "sudachipy", "th": "pythainlp"}
+
+
+def data(code: str) -> CrawlConfig:
+    profiles = {code: f"data/languages/dictionary/{code}"}
+    return CrawlConfig.model_validate({"language": {"keep": [code], "profiles": profiles}})
+
+
+def test_words_are_what_the_library_says_of_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pairs(text: str) -> list[str]:
+        return [text[start : start + 2] for start in range(0, len(text), 2)]
+
+    monkeypatch.setitem(sys.modules, "jieba", SimpleNamespace(cut=pairs, setLogLevel=lambda level: None))
+    _segmenter.cache_clear()
+    try:
+        splitter = WordSplitter(chunk_splitter(DictionaryWords(dictionary="jieba")))
+        words = splitter.split(["他说我们 不知道", "", "不知道"])
+        assert words.counts.tolist() == [4, 0, 2]
+        long = "字" * (LONGEST_PIECE + 3)
+        assert "".join(DictionaryChunks("jieba").split([long])[0]) == long
+        assert "。" in DictionaryChunks("jieba").sentence_marks
+    finally:
+        _segmenter.cache_clear()
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_dictionary_that_is_not_installed_is_named_before_anything_is_read(
+    code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(package: str) -> str:
+        raise metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    with pytest.raises(
+        ConfigError, match=rf"the dictionary {CODES[code]} needs the package .*pip install 'llmsys\[{code}\]'\."
+    ):
+        require_side_files(data(code))
+    monkeypatch.setattr(metadata, "version", lambda package: "1.2")
+    assert f"{CODES[code].lower()}==1.2" in [found.lower() for found in rule_libraries(data(code))]
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_shipped_profiles_ask_for_the_dictionary_and_near_duplicates_for_characters(code: str) -> None:
+    profile, characters = read_profile(f"data/languages/dictionary/{code}"), read_profile(f"data/languages/{code}")
+    assert profile.words == DictionaryWords.model_validate({"dictionary": CODES[code]})
+    assert (profile.scripts, profile.name, profile.end_marks) == (
+        characters.scripts,
+        characters.name,
+        characters.end_marks,
+    )
+    assert unspaced_languages(data(code)) == [code]
+
+
+@pytest.mark.parametrize(
+    ("dictionary", "text", "words"),
+    [
+        ("jieba", "我们不知道。", ["我们", "不", "知道", "。"]),
+        ("sudachipy", "東京都に行く", ["東京", "都", "に", "行く"]),
+        ("pythainlp", "ฉันรักภาษาไทย", ["ฉัน", "รัก", "ภาษาไทย"]),
+    ],
+)
+def test_the_libraries_find_the_words_of_the_language(dictionary: str, text: str, words: list[str]) -> None:
+    pytest.importorskip(dictionary)
+    assert DictionaryChunks(DictionaryWords.model_validate({"dictionary": dictionary}).dictionary).split([text]) == [
+        words
+    ]

@@ -1,6 +1,9 @@
 """Printed commands run as printed, a launch folder makes its run again, and only what was lost is started again."""
 
+import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +12,10 @@ import pytest
 import yaml
 
 from launch.train import STOPPED
-from llmsys.log import latest_events
+from llmsys.train.checkpoint_record import read_record
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.process import wait_until
-from tests.train.test_run import ROOT, llmsys
+from tests.train.test_run import ROOT
 
 SETTINGS = {
     "tokenizer": {"vocab_size": VOCABULARY},
@@ -22,8 +25,9 @@ SETTINGS = {
     },
     "batch": {"sequence_length": 32, "sequences": 8, "micro_sequences": 2},
     "optimizer": {"learning_rate": 0.01},
-    "train": {"tokens": 3 * 8 * 32, "log_every_steps": 1, "precision": "fp32"},
+    "train": {"tokens": 3 * 8 * 32, "precision": "fp32", "reproducibility": "bitwise", "threads_per_process": 1},
 }  # fmt: skip
+LAUNCH = [sys.executable, "-m", "launch.main", "launch"]
 COUNTED = """
 import os, pathlib, sys
 starts = pathlib.Path(sys.argv[1])
@@ -41,25 +45,51 @@ KEPT = ("-m", "launch.restart", "--meet=127.0.0.1:0", "--restarts=2", "--patienc
 ONE = ("-m", "launch.torchrun", "--nnodes=1:1", "--nproc-per-node=1", "--rdzv-backend=c10d")
 
 
-def losses(folder: Path) -> list[float]:
-    return [event["loss"] for event in latest_events(folder / "events.jsonl") if event["event"] == "evaluation"]
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.distributed
-def test_printed_commands_run_as_printed_and_the_launch_folder_makes_the_run_again(tmp_path: Path) -> None:
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is not a checkout of git")
+def test_printed_commands_run_as_printed_and_the_run_folder_alone_makes_the_run_again(tmp_path: Path) -> None:
+    """What code, settings and environment made a run is in its folder: from there the same bits come again."""
     data = make_dataset(tmp_path / "data")
-    (tmp_path / "toy.yaml").write_text(
+    toy = tmp_path / "toy.yaml"
+    toy.write_text(
         yaml.safe_dump(SETTINGS | {"run": {"folder": str(tmp_path / "first")}, "data": {"folder": str(data)}})
     )
-    printed = llmsys("launch", tmp_path / "toy.yaml", "nodes=127.0.0.1:2", "--print").stdout
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run(["bash", "-c", printed], check=True, cwd=tmp_path, env=environment, capture_output=True, timeout=400)
-    kept = tmp_path / "first" / "launch" / "config.yaml"
-    again = (f"run.folder={tmp_path / 'again'}", "engine.kind=deepspeed", "nodes=127.0.0.1:2")
-    llmsys("launch", kept, *again)
-    [first], [second] = losses(tmp_path / "first"), losses(tmp_path / "again")
-    assert second == pytest.approx(first, abs=1e-6)
+    one = checkout(tmp_path / "one", ROOT)
+    (one / "llmsys" / "new.py").write_text("import os, sys\nprint('by', os.environ['NCCL_X'], file=sys.stderr)\n")
+    with (one / "llmsys" / "train" / "build.py").open("a") as opened:  # neither is committed
+        opened.write("\nimport llmsys.new\n")
+    printed = run_in(one, [*LAUNCH, str(toy), "nodes=127.0.0.1:2", "--print"], NCCL_X="salt", HF_TOKEN="hush").stdout
+    assert run_in(tmp_path, ["bash", "-c", printed]).stderr.count("by salt") == 2
+    first = tmp_path / "first"
+    shutil.move(one, tmp_path / "away")
+
+    kit = first / "launch"
+    two = checkout(tmp_path / "two", ROOT, json.loads((kit / "code.json").read_text())["commit"])
+    again = f". {kit}/environment.sh && export PYTHONPATH=$PWD && git apply {kit}/code.diff && exec"
+    words = (str(kit / "config.yaml"), f"run.folder={tmp_path / 'second'}", "nodes=127.0.0.1:2")
+    assert run_in(two, ["bash", "-c", f"{again} {shlex.join([*LAUNCH, *words])}"]).stderr.count("by salt") == 2
+    assert state(tmp_path / "second") == state(first)
+    assert not any(b"hush" in path.read_bytes() for path in first.rglob("*") if path.is_file())
+
+
+def state(run: Path) -> str:
+    """The digest of what a run has come to."""
+    return str(read_record(max((run / "checkpoints").glob("step-*")))["state_hash"])
+
+
+def checkout(folder: Path, origin: Path, commit: str = "HEAD") -> Path:
+    subprocess.run(["git", "clone", "-q", "--shared", "--no-checkout", str(origin), str(folder)], check=True)
+    subprocess.run(["git", "-C", str(folder), "checkout", "-q", "--detach", commit], check=True)
+    return folder
+
+
+def run_in(folder: Path, words: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+    """Run in a folder, without what would lead to this checkout's code."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | more
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 @pytest.mark.distributed

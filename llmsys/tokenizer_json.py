@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ from llmsys.special_tokens import BYTE_PIECES, CONFIG_NAME, read_values, special
 JSON_NAME = "tokenizer.json"
 NOWHERE = "\uffff"  # a noncharacter: no vocabulary has a piece for it
 NONE = -1
+# GPT-2's table: bytes that print stand for themselves, the others, in their order, for the characters from U+0100 on.
+_PRINTED = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_HIDDEN = [byte for byte in range(0x100) if byte not in _PRINTED]
+_BYTE_PIECES = {byte: chr(0x100 + place) for place, byte in enumerate(_HIDDEN)}
 
 
 class JsonTokenizer:
@@ -89,6 +94,31 @@ class JsonTokenizer:
             encoding.ids for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)
         ]
         return [ids if self._spelled.keys().isdisjoint(ids) else self._as_text(ids) for ids in found]
+
+    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Return the ids that the model gives words which are normalised and divided already."""
+        tokenize = self._library.model.tokenize
+        found = [[token.id for token in tokenize(word)] for word in words]
+        if self._spelled.keys().isdisjoint(chain.from_iterable(found)):
+            return found
+        return [self._as_text(ids) for ids in found]
+
+    def normalize(self, text: str) -> str:
+        """Return what the model's words are cut from."""
+        normalizer = self._library.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text))
+
+    def is_one_word(self, text: str) -> bool:
+        """Whether a text that is normalised already is not divided before the model sees it."""
+        pre_tokenizer = self._library.pre_tokenizer
+        return pre_tokenizer is None or len(pre_tokenizer.pre_tokenize_str(text)) == 1
+
+    def bytes_as_pieces(self, words: Sequence[str]) -> list[str]:
+        """Return words as byte-level BPE writes them: a character for each byte."""
+        if not words:
+            return []
+        mapped = "\n".join(words).encode().decode("latin-1").translate(_BYTE_PIECES)
+        return mapped.split(_BYTE_PIECES[ord("\n")])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids; control tokens give nothing, bytes of an incomplete character give �."""

@@ -34,7 +34,7 @@ class CutRules:
 
     def __init__(self, pieces: Iterable[str], byte_fallback: bool) -> None:
         texts = list(pieces)
-        codes = _code_points("".join(texts).encode())
+        codes = code_points("".join(texts).encode())
         lengths = np.fromiter(map(len, texts), np.int64, len(texts))
         inner = np.ones(len(codes), np.bool_)
         inner[np.cumsum(lengths)[:-1]] = False
@@ -59,7 +59,7 @@ class CutRules:
         """Where a pair lies in the table. Two pairs in one place cost a cut, never a token."""
         return (left * _LEFT ^ right * _RIGHT) * _LEFT >> self._shift
 
-    def coarse(self, data: Bytes) -> Flags:
+    def coarse(self, data: Bytes, _: Places) -> Flags:
         """Which bytes begin a run of spaces, a run of newlines, or what follows newlines. (len(data) + 1,) flags."""
         cuts = np.zeros(len(data) + 1, np.bool_)
         spaces = data == SPACE
@@ -69,9 +69,9 @@ class CutRules:
             cuts[1:-1] |= newlines[1:] != newlines[:-1]
         return cuts
 
-    def fine(self, data: Bytes) -> Flags:
+    def fine(self, data: Bytes, _: Places) -> Flags:
         """Which bytes begin a character that no piece joins to the one before. (len(data) + 1,) flags."""
-        codes = _code_points(data.tobytes())
+        codes = code_points(data.tobytes())
         cuts = np.zeros(len(data) + 1, np.bool_)
         joined = np.zeros(len(codes) - 1, np.bool_)
         for start in range(0, len(joined), BLOCK):  # so that a text of any length takes little more than its own size
@@ -84,7 +84,8 @@ class CutRules:
         return cuts
 
 
-def _code_points(text: bytes) -> npt.NDArray[np.uint32]:
+def code_points(text: bytes) -> npt.NDArray[np.uint32]:
+    """The characters of a text in UTF-8; UnicodeDecodeError when it is not."""
     return np.frombuffer(text.decode().encode("utf-32-le"), np.uint32)
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import sentencepiece
+from tokenizers.pre_tokenizers import ByteLevel
 
-from data_pipeline.tokenize import columns, cuts
+from data_pipeline.tokenize import columns, cuts, short_words
 from data_pipeline.tokenize.check import check_sample
 from data_pipeline.tokenize.columns import Encoder, column_encoder
 from data_pipeline.tokenize.memo import Ragged, ends_of
@@ -51,6 +52,7 @@ MODELS: dict[str, tuple[dict[str, Any], str | None]] = {
     "over spaces": ({"split_by_whitespace": False}, "pieces with a space behind another character"),
     "space behind": ({"treat_whitespace_as_suffix": True}, "its spaces are not written in front of words"),
     "characters": ({"model_type": "char"}, "it is a model of kind char"),
+    "unigram": ({"model_type": "unigram", "vocab_size": 300, "byte_fallback": False}, "adds up 32-bit scores"),
 }  # fmt: skip
 
 
@@ -101,10 +103,49 @@ def test_the_ids_of_a_tokenizer_json_are_its_librarys(kind: str, tmp_path: Path)
     json_tokenizers.write(kind, tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     encoder = column_encoder(tokenizer)
-    assert (encoder.reason is None) == (kind in ("gpt2", "llama3", "qwen2"))
+    assert (encoder.reason is None) == (kind in ("gpt2", "llama3", "qwen2", "bert", "t5"))
     texts = trap_texts(150)
     expected = tokenizer.encode_batch(texts)
     assert ids_of(encoder, texts, len(texts)) == ids_of(encoder, texts, 29) == expected
+
+
+# What the ways to divide words look at: ends of lines, contractions, marks, characters that NFC turns into ASCII.
+WORD_PARTS = [
+    "\n", "\n", "\n\n", " ", "  ", "\t", "\r\n", "'", "'s", "'ve", "(", "((", "\u00a0", "\u3000", "a", "word", " The",
+    "12", " 7", "é", "e\u0301", "\u0301", "\u212a", "\u037e", "привет", "中文", "。", "한국", "\u1100\u1161", "_", "-",
+    "--", ".", ",", "!\n", "…", "“", "‖", "\u200b", "\0", "\x1c", "\x85", "<|x|>", "|x", "    ", "[SEP]", "\u0600", "İ",
+    "ς", "१२", "ने",
+]  # fmt: skip
+
+
+# Pieces of white space and over the edges of words: a cut in a wrong place shows in the ids.
+ACROSS = [
+    "\n\n", "\n\n\n", " \n", "\t\n", "s.", "'s", "'v", "((", "(a", "1a", "a1", "!\n", ".a", "\na", "-a", "\n7", "\n\t",
+    "  ",
+]  # fmt: skip
+
+
+def with_pieces(values: dict[str, Any], pieces: list[str]) -> dict[str, Any]:
+    """A byte-level BPE with these pieces more, each made from left to right."""
+    vocabulary, merges = values["model"]["vocab"], values["model"]["merges"]
+    for text in pieces:
+        piece, *rest = "".join(word for word, _ in ByteLevel(False, use_regex=False).pre_tokenize_str(text))
+        for one in rest:
+            merges.append([piece, one])
+            piece += one
+            vocabulary.setdefault(piece, max(vocabulary.values()) + 1)
+    return values
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama3", "qwen2", "bert"])
+def test_words_of_a_tokenizer_json_end_where_its_library_ends_them(kind: str, tmp_path: Path) -> None:
+    library = json_tokenizers.write(kind, tmp_path)
+    if kind != "bert":
+        (tmp_path / "tokenizer.json").write_text(json.dumps(with_pieces(json.loads(library.to_str()), ACROSS)))
+    tokenizer = load_tokenizer(tmp_path)
+    choose = random.Random(1)
+    texts = ["".join(choose.choices(WORD_PARTS, k=choose.choice([2, 3, 4, 8]))) for _ in range(3_000)]
+    assert ids_of(column_encoder(tokenizer), texts, 1_000) == tokenizer.encode_batch(texts)
 
 
 def published(name: str, tmp_path: Path) -> tuple[Tokenizer, str]:
@@ -128,6 +169,28 @@ def test_a_memory_that_is_full_begins_anew_and_changes_no_id(monkeypatch: pytest
     encoder = column_encoder(tokenizer)
     assert ids_of(encoder, texts, 7) == tokenizer.encode_batch(texts)
     assert len(encoder._words._memo) < 400  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("slots", [1 << 4, 1 << 12])
+def test_short_words_have_numbers_of_their_own_however_they_collide(
+    slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(short_words, "FIRST_SLOTS", slots)
+    monkeypatch.setattr(short_words, "_LOW_FACTOR", np.uint64(1 << 62))  # nearly all words want one of four slots
+    choose = random.Random(2)
+    words = sorted({bytes(choose.choices(b"\0\0ab", k=choose.randint(1, 15))) for _ in range(600)})
+    table = short_words.ShortWords()
+    for start in range(0, len(words), 150):
+        part = words[start : start + 150]
+        table.add(keys(part), np.arange(start, start + len(part)))
+    assert table.find(keys(words)).tolist() == list(range(len(words)))
+    strangers = [b"\0" * 16, b"ab" * 8, b"ab" * 20, *(word + b"\0" for word in words if word + b"\0" not in words)]
+    assert set(table.find(keys(strangers)).tolist()) == {-1}
+
+
+def keys(words: list[bytes]) -> short_words.Keys:
+    data, places = short_words.words_of(pa.array(words, pa.large_binary()))
+    return short_words.keys_of(data, places[:-1], np.diff(places))
 
 
 def test_long_parts_are_cut_in_blocks_as_they_are_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ _TOO_LONG = "its header says more bytes than there are"
 UNENDED = "damaged record: its header does not end"
 _OTHER = "its header says another length than it has"
 _SEARCH = 1 << 20
+_FIRST = 1 << 13
 _START_BYTES = 4_096  # the beginning of a record lies within so many bytes: what two blocks of a search must share
 
 
@@ -61,18 +62,18 @@ class Dialect(Protocol):
 
 
 def read_carefully(
-    flow: Flow, file: str, dialect: Dialect, keep_bytes: int, *, leave: bool = False
+    flow: Flow, file: str, dialect: Dialect, keep_bytes: int, *, leave: int = 0
 ) -> Generator[Record | Skip, None, int | None]:
     """Yield every record from where the flow stands, and a Skip for what is none.
 
     Returns:
-        Where a faster reader can go on, once the damage is behind us; None at the end of the file. Without `leave`,
-        reading always goes on to the end.
+        Where a faster reader can go on, `leave` records later; None at the end of the file. With 0, reading always
+        goes on to the end.
     """
     found = 0
     reader = _Careful(flow, file, dialect, keep_bytes)
     while reader.more():
-        if leave and found >= 2 and flow.at_member() and dialect.start.match(flow.peek(_START_BYTES)):
+        if leave and found >= leave and flow.at_member() and dialect.start.match(flow.peek(_START_BYTES)):
             return flow.offset
         for item in reader.next():
             found += 1
@@ -100,11 +101,22 @@ class _Careful:
             yield self._across()
             return
         header = self.dialect.parse(head)
-        if isinstance(header, Header):
+        last = self._unended(head) if header == UNENDED else None
+        if last:
+            self.flow.advance(len(head))
+            yield Record(offset, last.kind, last.headers, 0, b"")
+        elif isinstance(header, Header):
             fits = header.size + header.length <= self.keep
             yield self._record(offset, header) if fits else self._long(offset, header)
         else:
             yield self._illegible(offset, head, header)
+
+    def _unended(self, head: bytes) -> Header | None:
+        """The header of the last record of a file, if all that it lacks is the blank line behind it."""
+        if len(head) == _HEADER_BYTES or self.flow.broken or not head.endswith(b"\n"):
+            return None
+        header = self.dialect.parse(head + b"\n")
+        return header if isinstance(header, Header) and not header.length else None
 
     def _illegible(self, offset: int, head: bytes, reason: str) -> Skip:
         """No header, or one that says nothing usable."""
@@ -126,50 +138,39 @@ class _Careful:
         return Skip(self.file, damage.offset, damage.reason)
 
     def _record(self, offset: int, header: Header) -> Record | Skip:
+        """What a header that says a length within the limit stands for; it is read whole once it has proved honest."""
         size = header.size + header.length
-        block = self.flow.peek(size + _AHEAD)
-        following = block[size:]
+        end = self.flow.peek(1 + _AHEAD, size - 1)
         member = self.flow.next_member(size)
-        if member is not None and member >= header.size and self.dialect.opens(block[member:]):
+        if member is not None and member >= header.size and self.dialect.opens(self.flow.peek(_AHEAD, member)):
             self.flow.advance(member)
             return Skip(self.file, offset, _TOO_LONG)
-        if len(block) < size:
-            return self._cut(offset, header, block)
-        record = Record(offset, header.kind, header.headers, header.length, block[header.size : size])
-        if len(following) < _AHEAD and not following.strip(_SEPARATORS):
-            self.flow.advance(len(block))
-            # A check behind the record may have said that something in it is wrong.
-            return self._across() if self.flow.broken and self.flow.broken.offset == offset else record
-        if self._ends(following) or self.flow.next_member(size + 1) == size:
-            self.flow.advance(size)
-            return record
-        return self._lie(offset, header, block)
+        if not end:
+            return self._cut(offset, header)
+        following = end[1:]
+        is_last = len(following) < _AHEAD and not following.strip(_SEPARATORS)
+        if not (is_last or self._ends(following) or self.flow.next_member(size + 1) == size):
+            self._search(header.size)
+            return Skip(self.file, offset, _OTHER)
+        block = self.flow.peek(header.length, header.size)
+        self.flow.advance(size + (len(following) if is_last else 0))
+        if is_last and self.flow.broken and self.flow.broken.offset == offset:
+            return self._across()  # a check behind the record said that something in it is wrong
+        return Record(offset, header.kind, header.headers, header.length, block)
 
     def _ends(self, following: bytes) -> bool:
         """Whether a record that is followed by these bytes ends there, whatever they begin."""
         rest = following.lstrip(_SEPARATORS)
         return not rest or self.dialect.opens(rest) or following.startswith(self.dialect.separator)
 
-    def _cut(self, offset: int, header: Header, block: bytes) -> Skip:
+    def _cut(self, offset: int, header: Header) -> Skip:
         """A record of which the end is not there."""
         damage = self.flow.broken
-        inner = self.dialect.start.search(block, header.size)
-        if inner:
-            self.flow.advance(inner.start())
+        if self._search(header.size):
             return Skip(self.file, offset, _TOO_LONG)
-        self.flow.advance(len(block))
         if damage and damage.offset == offset:
             return self._across()
         return Skip(self.file, offset, _TOO_LONG if damage else "truncated")
-
-    def _lie(self, offset: int, header: Header, block: bytes) -> Skip:
-        """A record that does not end where its header says."""
-        inner = self.dialect.start.search(block, header.size)
-        if inner:
-            self.flow.advance(inner.start())
-        else:
-            self._search(len(block) - _AHEAD)
-        return Skip(self.file, offset, _OTHER)
 
     def _long(self, offset: int, header: Header) -> Record | Skip:
         """A record longer than is kept: passed over, unless its length is a lie."""
@@ -187,30 +188,37 @@ class _Careful:
 
     def _pass(self, offset: int, header: Header, honest: Record) -> Record | Skip:
         self.flow.advance(header.size)
-        left = header.length
+        left, window = header.length, _FIRST
         while left:
-            data = self.flow.peek(min(left, _SEARCH) + _START_BYTES)
+            step = min(left, window)
+            data = self.flow.peek(step + _START_BYTES)
             inner = self.dialect.start.search(data)
-            if inner and inner.start() < min(left, _SEARCH):
+            if inner and inner.start() < step:
                 self.flow.advance(inner.start())
                 return Skip(self.file, offset, _TOO_LONG)
-            if not data or len(data) < min(left, _SEARCH):
+            if len(data) < step:
                 self.flow.advance(len(data))
                 damage = self.flow.broken
                 if damage and damage.offset == offset:
                     return self._across()
                 return Skip(self.file, offset, "truncated")
-            step = min(left, _SEARCH)
             self.flow.advance(step)
             left -= step
+            window = min(window * 2, _SEARCH)
         return honest
 
-    def _search(self, begin: int) -> None:
-        """Go to the next beginning of a record behind `begin` bytes, or up to damage or the end."""
+    def _search(self, begin: int) -> bool:
+        """Go to the next beginning of a record behind `begin` bytes, or up to damage or the end; whether there is one.
+
+        Begins with few bytes: where records are short and many lie, each costs as much as is searched for it.
+        """
         self.flow.advance(begin - 1)  # a byte of what is before, because a record may have to begin a line
-        while data := self.flow.peek(_SEARCH):
+        window = _FIRST
+        while data := self.flow.peek(window):
             inner = self.dialect.start.search(data, 1)
             if inner:
                 self.flow.advance(inner.start())
-                return
-            self.flow.advance(max(len(data) - _START_BYTES, 1) if len(data) == _SEARCH else len(data))
+                return True
+            self.flow.advance(len(data) - _START_BYTES if len(data) == window else len(data))
+            window = min(window * 2, _SEARCH)
+        return False

@@ -25,8 +25,8 @@ class Flow(Protocol):
     offset: int
     broken: Break | None
 
-    def peek(self, size: int) -> bytes:
-        """Return up to `size` bytes from here, fewer only in front of damage or the end."""
+    def peek(self, size: int, begin: int = 0) -> bytes:
+        """Return up to `size` bytes, `begin` bytes from here, fewer only in front of damage or the end."""
 
     def advance(self, size: int) -> None:
         """Go on by `size` bytes, or up to damage or the end."""
@@ -51,9 +51,9 @@ class PlainFlow:
         self._source, self.offset = source, start
         self.broken: Break | None = None
 
-    def peek(self, size: int) -> bytes:
-        """Return up to `size` bytes from here."""
-        return self._source.read_at(self.offset, size)
+    def peek(self, size: int, begin: int = 0) -> bytes:
+        """Return up to `size` bytes, `begin` bytes from here."""
+        return self._source.read_at(self.offset + begin, size)
 
     def advance(self, size: int) -> None:
         """Go on by `size` bytes."""
@@ -87,11 +87,11 @@ class PackedFlow:
         self.broken: Break | None = None
         self._ended = False
 
-    def peek(self, size: int) -> bytes:
-        """Return up to `size` bytes from here."""
-        while len(self._buffer) - self._used < size and self._fill():
+    def peek(self, size: int, begin: int = 0) -> bytes:
+        """Return up to `size` bytes, `begin` bytes from here."""
+        while len(self._buffer) - self._used < begin + size and self._fill():
             pass
-        return bytes(memoryview(self._buffer)[self._used : self._used + size])
+        return bytes(memoryview(self._buffer)[self._used + begin : self._used + begin + size])
 
     def _fill(self) -> bool:
         if self.broken or self._ended:

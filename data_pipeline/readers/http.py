@@ -9,6 +9,7 @@ from dataclasses import dataclass
 _HEADER_BYTES = 1 << 16
 _STATUS = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})(?!\d)")
 _END = re.compile(rb"\r?\n\r?\n")
+_FOLD = re.compile(r"\n[ \t]+")  # a value that goes on in another line (RFC 9112, 5.2)
 _CHARSET = re.compile(r"""charset\s*=\s*["']?\s*([^\s;"',]+)""", re.IGNORECASE)
 
 
@@ -40,15 +41,10 @@ def parse_response(block: bytes) -> Response | None:
     end = _END.search(block, 0, _HEADER_BYTES)
     stop, begin = end.span() if end else (min(len(block), _HEADER_BYTES),) * 2
     headers: dict[str, str] = {}
-    name = ""
-    for line in block[:stop].decode("latin-1").replace("\r", "").split("\n")[1:]:
-        if line[:1] in " \t" and name:  # folded (RFC 9112, 5.2)
-            headers[name] += " " + line.strip()
-            continue
+    lines = _FOLD.sub(" ", block[:stop].decode("latin-1").replace("\r", "")).split("\n")
+    for line in lines[1:]:
         name, colon, value = line.partition(":")
         name = name.strip().lower() if colon else ""
         if name and name not in headers:
             headers[name] = value.strip()
-        elif name:
-            name = ""
     return Response(int(status.group(1)), headers, memoryview(block)[begin:])

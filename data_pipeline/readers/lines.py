@@ -51,7 +51,7 @@ class _Lines:
     def __init__(self, path: str, limit: int) -> None:
         self.path, self.limit = path, limit
         self.begin = 0  # decoded bytes before the current line
-        self.parts: list[bytes] = []
+        self.line = bytearray()
         self.size = 0
 
     def split(self, data: bytes) -> Iterator[tuple[int, bytes | None]]:
@@ -69,21 +69,25 @@ class _Lines:
     def drop(self) -> None:
         """Forget the line that has begun."""
         self.begin += self.size
-        self.parts, self.size = [], 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.size = 0
+        self.line.clear()
 
     def _add(self, part: bytes) -> None:
         self.size += len(part)
         if self.size <= self.limit:
-            self.parts.append(part)
+            self.line += part
         else:
-            self.parts = []
+            self.line.clear()
 
     def _end(self, part: bytes) -> tuple[int, bytes | None]:
         self._add(part)
         place = self.begin
-        line = b"".join(self.parts) if self.size <= self.limit else None
+        line = bytes(self.line) if self.size <= self.limit else None
         self.begin += self.size + 1
-        self.parts, self.size = [], 0
+        self._begin()
         return place, line
 
 

@@ -2,7 +2,8 @@
 
 Reads gzip members, zstd and lz4 frames from a `Source`, gives `Piece`s of decoded bytes and a `Break` where something
 is damaged. Promises: memory is bounded whatever a member decodes to; everything between two members that were read is
-named by one `Break`; time is linear in the bytes of the file.
+named by one `Break`; time is linear in the bytes of the file, because what damage costs is counted: where members that
+lead nowhere lie in one another, as no accident makes them, the rest of the file is one `Break`.
 """
 
 import io
@@ -22,6 +23,10 @@ GZIP = b"\x1f\x8b\x08"
 _BLOCK = 1 << 14  # what is decoded in one call is lost when the call meets damage
 _PIECE = 1 << 17
 _HEAD = 1 << 10  # compressed bytes that must decode for a place to count as the beginning of a member
+_FIRST = 1 << 9  # a search begins with so many bytes: most often the next member is near
+_MOST_WASTE, _WASTE_ROOM = 32, 64 << 20  # bytes that may be read in vain: so many times the file, and so many more
+_DECODED_COSTS = 64  # decoded bytes that cost as much as reading one
+_ENOUGH = "more damage than is searched: the rest is not read"
 _MAGIC = {
     GZIP: re.compile(rb"\x1f\x8b\x08[\x00-\x1f]"),
     ZSTD: re.compile(re.escape(ZSTD)),
@@ -63,26 +68,38 @@ class Members:
         """`plausible` judges the first decoded bytes of a place that might begin a member behind damage."""
         self.source, self.magic, self.plausible = source, magic, plausible
         self._zstd = _decompressor(source) if magic == ZSTD else None
+        self._decoded = 0  # bytes of the current member
+        self._left = _MOST_WASTE * source.size + _WASTE_ROOM  # of what may be read in vain
 
     def read(self, start: int) -> Iterator[Piece | Break]:
         """Decode from the member at `start` to the end of the file."""
         position: int | None = start
         while position is not None and position < self.source.size:
+            began, self._decoded = self.source.work, 0
             try:
                 position = yield from self._member(position)
             except FrameError as error:
                 yield Break(position, str(error))
-                position = self.find(position + 1)
+                self._left -= self.source.work - began + self._decoded // _DECODED_COSTS
+                position = self._find(position + 1)
+                if position is not None and self._left < 0:
+                    yield Break(position, _ENOUGH)
+                    return
 
-    def find(self, position: int) -> int | None:
-        """Where the next plausible member begins, None when there is none."""
-        pattern = _MAGIC[self.magic]
+    def _find(self, position: int) -> int | None:
+        """Where the next plausible member begins, or the search was given up; None when there is none."""
+        pattern, size = _MAGIC[self.magic], _FIRST
         while position < self.source.size:
-            block = self.source.read_at(position, _BLOCK + 8)
+            began = self.source.work
+            block = self.source.read_at(position, size + 8)
             for match in pattern.finditer(block):
-                if match.start() < _BLOCK and self._begins(position + match.start()):
-                    return position + match.start()
-            position += _BLOCK
+                place = position + match.start()
+                if match.start() < size and (self._begins(place) or self.source.work - began > self._left):
+                    self._left -= self.source.work - began
+                    return place
+            self._left -= self.source.work - began
+            position += size
+            size = min(size * 2, _BLOCK)
         return None
 
     def _begins(self, position: int) -> bool:
@@ -124,6 +141,7 @@ class Members:
             except zlib.error as error:
                 raise FrameError(f"damaged gzip member: {str(error).rpartition(': ')[2]}") from error
             if data:
+                self._decoded += len(data)
                 yield Piece(start, data, begins)
                 begins = False
         return position - len(inflate.unused_data)
@@ -135,6 +153,7 @@ class Members:
             file: Any = part
             stream: Any = self._zstd.stream_reader(file) if self._zstd else Lz4Reader(file)
             while data := stream.read(_PIECE):
+                self._decoded += len(data)
                 yield Piece(start, data, begins)
                 begins = False
         except UnreadableError:

@@ -25,6 +25,7 @@ PAGE_SCHEMA = pa.schema(
     ]
 )
 _BATCH_BYTES = 32 << 20  # pages are long at times; memory is bounded by bytes too
+_BATCH_SKIPS = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class Pages:
         """Take in what a reader found, and say whether the batch is full."""
         if isinstance(found, Skip):
             self._skipped.append(found)
-            return False
+            return len(self._skipped) >= _BATCH_SKIPS
         self._records += 1
         if isinstance(found, Page):
             self._pages.append(found)

@@ -52,7 +52,7 @@ def read_pages(
         stop: where to end; None for the end of the file.
 
     Yields:
-        Batches in file order; the last may have no pages. At least one.
+        Batches in file order, at least one; those between which nothing but damage lies have no pages.
     """
     config = config or ReadConfig()
     pages, seen = Pages(path, batch_pages), False

@@ -26,6 +26,10 @@ _NO_PAGES = {"warcinfo", "request", "metadata", "revisit"}
 _KIND_OF = {4: "response", 8: "resource", 128: "conversion", 256: "continuation"}  # FastWARC's numbers
 _OTHER_KINDS = {2, 16, 32, 64}  # warcinfo, request, metadata, revisit
 _UNKNOWN = "unknown WARC-Type"
+_STAY, _LONGEST_STAY = 2, 1 << 12  # records that are read carefully behind damage, more the more of it there is
+_TRUSTED = (
+    64 << 20
+)  # FastWARC passes over what a record says it has, up to the end of the file: not over more than this
 WARC = WarcDialect()
 
 
@@ -40,19 +44,21 @@ def walk(source: Source, take: Take, keep_bytes: int) -> Iterator[Found]:
     magic = compression(source)
     position: int | None = source.start
     if _by_record(source, magic):
+        stay = _STAY
         while position is not None:
             anchor = yield from _fast(source, position, take, keep_bytes)
             flow = open_flow(source, magic, anchor, WARC)
-            position = yield from _carefully(flow, source.path, WARC, take, keep_bytes, leave=True)
+            position = yield from _carefully(flow, source.path, WARC, take, keep_bytes, leave=stay)
+            stay = min(stay * 2, _LONGEST_STAY)
     else:
         flow = open_flow(source, magic, source.start, WARC)
-        yield from _carefully(flow, source.path, WARC, take, keep_bytes, leave=False)
+        yield from _carefully(flow, source.path, WARC, take, keep_bytes, leave=0)
 
 
 def walk_carefully(source: Source, dialect: Dialect, take: Take, keep_bytes: int) -> Iterator[Found]:
     """The same without FastWARC, for any dialect."""
     flow = open_flow(source, compression(source), 0, dialect)
-    yield from _carefully(flow, source.path, dialect, take, keep_bytes, leave=False)
+    yield from _carefully(flow, source.path, dialect, take, keep_bytes, leave=0)
 
 
 def open_flow(source: Source, magic: bytes, start: int, dialect: Dialect) -> Flow:
@@ -63,7 +69,7 @@ def open_flow(source: Source, magic: bytes, start: int, dialect: Dialect) -> Flo
 
 
 def _carefully(
-    flow: Flow, path: str, dialect: Dialect, take: Take, keep_bytes: int, *, leave: bool
+    flow: Flow, path: str, dialect: Dialect, take: Take, keep_bytes: int, *, leave: int
 ) -> Any:  # a generator of Found that returns where to go on
     records = read_carefully(flow, path, dialect, keep_bytes, leave=leave)
     while True:
@@ -93,10 +99,10 @@ def _fast(source: Source, start: int, take: Take, keep_bytes: int) -> Any:  # as
             if held is not None:
                 yield held
             held, anchor = None, record.stream_pos
-            if _has_length(record):
+            if _has_length(record) and record.content_length <= max(keep_bytes, _TRUSTED):
                 is_other = int(record.record_type) in _OTHER_KINDS
                 held = Other(anchor) if is_other else _taken(record, source.path, anchor, take, keep_bytes)
-            if held is None:  # fewer bytes than its header says, or it does not say how many
+            if held is None:  # fewer bytes than its header says, or very many, or it does not say how many
                 break
     except UnreadableError:
         raise

@@ -18,6 +18,7 @@ from data_pipeline.readers.remote import file_system, is_remote, said_of
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 60.0
 _READ_AHEAD = 8 << 20
+_READ_COSTS = 128  # what a read takes beside its bytes, in bytes
 
 Result = TypeVar("Result")
 sleep = time.sleep  # tests wait less
@@ -35,8 +36,12 @@ class ChangedError(OSError):
     """The file is another one than when it was opened first: what was read does not belong to the rest."""
 
 
+class NotRegularError(OSError):
+    """A pipe, a socket or a device in place of a file."""
+
+
 # Trying again does not help.
-_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ChangedError)
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotRegularError, ChangedError)
 
 
 class _Opened(Protocol):
@@ -57,7 +62,7 @@ class _Local:
         if stat.S_ISDIR(about.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(about.st_mode):
-            raise PermissionError(errno.EPERM, "Not a regular file")  # a pipe would wait for ever
+            raise NotRegularError("Not a regular file")  # a pipe would wait for ever
         self._handle = os.open(path, os.O_RDONLY)
         self.size = about.st_size
         self.version = f"{about.st_size} {about.st_mtime_ns} {about.st_ino}"
@@ -89,12 +94,15 @@ class _Remote:
 
 
 class Source(io.RawIOBase):
-    """One open file, or what a range of it shows: `start` is where to begin, `size` in bytes is where it ends."""
+    """One open file, or what a range of it shows: `start` is where to begin, `size` in bytes is where it ends.
+
+    `work` counts what reading has cost so far, in bytes.
+    """
 
     def __init__(self, path: str, tries: int, start: int = 0, stop: int | None = None) -> None:
         self.path, self.tries = path, tries
         self._place: Callable[[str], _Opened] = _Remote if is_remote(path) else _Local
-        self._position = self._bytes = 0
+        self._position = self._bytes = self.work = 0
         self._opened: _Opened | None = None
         self._opened = self._retry(None, lambda: self._place(path))
         self._version = self._opened.version
@@ -142,6 +150,7 @@ class Source(io.RawIOBase):
         wanted = max(0, min(size, self.size - position))
         data = self._retry(position, lambda: self._whole(position, wanted)) if wanted else b""
         self._bytes += wanted
+        self.work += wanted + _READ_COSTS
         return data
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ _READ = 1 << 15
 _HASH_READ = 1 << 20
 _LONGEST_HEADER = 1 << 16
 _LONGEST_RECORD = 1 << 31
+_LONGEST_NUMBER = 20  # digits and spaces of a length
 _GZIP, _PLAIN = b"\x1f\x8b\x08", b"WARC/"
 
 
@@ -98,7 +99,7 @@ def _record_length(head: bytes) -> int:
     if end < 0 or not head.startswith(_PLAIN):
         return -1
     lengths = [line.split(b":", 1)[1] for line in head[:end].split(b"\r\n") if line[:15].lower() == b"content-length:"]
-    if len(lengths) != 1 or not lengths[0].strip().isdigit():
+    if len(lengths) != 1 or not lengths[0].strip().isdigit() or len(lengths[0]) > _LONGEST_NUMBER:
         return -1
     return end + 4 + int(lengths[0]) + 4
 

@@ -7,14 +7,16 @@ import re
 
 from data_pipeline.readers.careful import UNENDED, Header
 
-_END = re.compile(rb"\r?\n\r?\n")
+_START = rb"WARC/(?:1\.[01]|0\.1[78])\r?\n[A-Za-z\-]+:"
+_INNER = re.compile(b"\n" + _START)  # no field of a header begins like a record
+_FOLD = re.compile(r"\n[ \t]+")
 _NO_HEADER = "damaged record: no WARC header"
 
 
 class WarcDialect:
     """WARC 0.17 to 1.1; lines may end without their carriage return."""
 
-    start = re.compile(rb"WARC/(?:1\.[01]|0\.1[78])\r?\n[A-Za-z\-]+:")
+    start = re.compile(_START)
     separator = b"\r\n\r\n"
 
     def opens(self, head: bytes) -> bool:
@@ -25,10 +27,10 @@ class WarcDialect:
         """Return the header at the beginning of `head`, or why there is none."""
         if not head.startswith(b"WARC/"):
             return _NO_HEADER
-        end = _END.search(head)
-        if end is None:
+        place, size = _blank_line(head)
+        if not size or _INNER.search(head, 0, place):
             return UNENDED
-        fields = _fields(head[: end.start()])
+        fields = _fields(head[:place])
         try:
             length = int(fields.get("content-length", "none"))
         except ValueError:
@@ -36,20 +38,21 @@ class WarcDialect:
         if length < 0:
             said = "Content-Length is no number" if "content-length" in fields else "no Content-Length"
             return f"damaged record: {said}"
-        return Header(end.end(), fields.get("warc-type", ""), fields, length)
+        return Header(place + size, fields.get("warc-type", ""), fields, length)
+
+
+def _blank_line(head: bytes) -> tuple[int, int]:
+    """Where the first line ends that a blank one follows, and the bytes of both ends; (0, 0) without one."""
+    found = [(place, len(ends)) for ends in (b"\n\r\n", b"\n\n") if (place := head.find(ends)) >= 0]
+    return min(found, default=(0, 0))
 
 
 def _fields(header: bytes) -> dict[str, str]:
+    """The first value of each field; values that go on in another line are joined by a space."""
     fields: dict[str, str] = {}
-    name = ""
-    for line in header.decode("utf-8", "replace").replace("\r", "").split("\n")[1:]:
-        if line[:1] in (" ", "\t") and name:
-            fields[name] += " " + line.strip()
-            continue
+    for line in _FOLD.sub(" ", header.decode("utf-8", "replace").replace("\r", "")).split("\n")[1:]:
         said, colon, value = line.partition(":")
         name = said.strip().lower() if colon else ""
-        if name in fields:
-            name = ""
-        elif name:
+        if name and name not in fields:
             fields[name] = value.strip()
     return fields

@@ -17,132 +17,35 @@ HIDDEN = 8  # not shown to readers
 TEASER = 16  # says in one sentence what the content is about
 GUTTER = 32  # line numbers of code, and marks that lead to a heading
 
-_SIDE = frozenset(
-    [
-        "ad",
-        "ads",
-        "adv",
-        "advert",
-        "advertisement",
-        "advertising",
-        "adsense",
-        "banner",
-        "breadcrumb",
-        "breadcrumbs",
-        "byline",
-        "author",
-        "authors",
-        "bio",
-        "comment",
-        "comments",
-        "community",
-        "cookie",
-        "cookies",
-        "consent",
-        "gdpr",
-        "credit",
-        "credits",
-        "disqus",
-        "disclaimer",
-        "footer",
-        "foot",
-        "infinite",
-        "login",
-        "masthead",
-        "menu",
-        "meta",
-        "metadata",
-        "modal",
-        "nav",
-        "navbar",
-        "navfooter",
-        "navheader",
-        "navigation",
-        "newsletter",
-        "outbrain",
-        "pager",
-        "pagination",
-        "paywall",
-        "popup",
-        "popular",
-        "privacy",
-        "promo",
-        "promoted",
-        "promotion",
-        "recirc",
-        "recommend",
-        "recommended",
-        "recommendation",
-        "recommendations",
-        "related",
-        "replies",
-        "respond",
-        "rss",
-        "share",
-        "sharing",
-        "shares",
-        "sharedaddy",
-        "shoutbox",
-        "sidebar",
-        "signup",
-        "social",
-        "sponsor",
-        "sponsored",
-        "sponsors",
-        "subscribe",
-        "subscription",
-        "survey",
-        "taboola",
-        "tag",
-        "tags",
-        "taxonomy",
-        "timestamp",
-        "toc",
-        "toolbar",
-        "tooltip",
-        "trending",
-        "widget",
-        "teaser",
-        "teasers",
-        "utility",
-        "skip",
-        "also",
-        "dateline",
-        "pubdate",
-        "date",
-        "caption",
-        "latest",
-        "recent",
-    ]
+_SIDE = [
+    "ad", "ads", "adv", "advert", "advertisement", "advertising", "adsense", "banner", "breadcrumb", "breadcrumbs",
+    "byline", "author", "authors", "bio", "comment", "comments", "community", "cookie", "cookies", "consent", "gdpr",
+    "credit", "credits", "disqus", "disclaimer", "footer", "foot", "infinite", "login", "masthead", "menu", "meta",
+    "metadata", "modal", "nav", "navbar", "navfooter", "navheader", "navigation", "newsletter", "outbrain", "pager",
+    "pagination", "paywall", "popup", "popular", "privacy", "promo", "promoted", "promotion", "recirc", "recommend",
+    "recommended", "recommendation", "recommendations", "related", "replies", "respond", "rss", "share", "sharing",
+    "shares", "sharedaddy", "shoutbox", "sidebar", "signup", "social", "sponsor", "sponsored", "sponsors", "subscribe",
+    "subscription", "survey", "taboola", "tag", "tags", "taxonomy", "timestamp", "toc", "toolbar", "tooltip",
+    "trending", "widget", "teaser", "teasers", "utility", "skip", "also", "dateline", "pubdate", "date", "caption",
+    "latest", "recent",
+]  # fmt: skip
+_MAIN = [
+    "article", "body", "content", "entry", "main", "page", "post", "story", "text", "blog", "column", "hentry",
+    "document", "section", "wrapper", "container",
+]  # fmt: skip
+_TEASER = ["dek", "standfirst", "blurb", "summary", "abstract", "description", "subhead", "subheading", "subtitle"]
+_GUTTER = ["lineno", "linenos", "linenumber", "linenumbers", "gutter", "headerlink", "anchorjs"]
+_FLAGS = (
+    dict.fromkeys(_SIDE, SIDE)
+    | dict.fromkeys(_MAIN, MAIN)
+    | dict.fromkeys(_TEASER, TEASER)
+    | dict.fromkeys(_GUTTER, GUTTER)
 )
-_MAIN = frozenset(
-    [
-        "article",
-        "body",
-        "content",
-        "entry",
-        "main",
-        "page",
-        "post",
-        "story",
-        "text",
-        "blog",
-        "column",
-        "hentry",
-        "document",
-        "section",
-        "wrapper",
-        "container",
-    ]
-)
-_TEASER = frozenset(
-    ["dek", "standfirst", "blurb", "summary", "abstract", "description", "subhead", "subheading", "subtitle"]
-)
-_GUTTER = frozenset(["lineno", "linenos", "linenumber", "linenumbers", "gutter", "headerlink", "anchorjs"])
 _BODY = re.compile(
     r"\b(?:article|entry|post|story|news|page) ?(?:body|content|text|copy)\b|\bbody ?(?:text|copy|content)\b|"
     r"\bmarkdown body\b|\bmw parser output\b|\brst content\b|\bmain ?content\b"
 )
+_BODY_ENDS = ("body", "content", "text", "copy", "output")  # one of them is in what `_BODY` finds
 _NAMES = re.compile(r'\s(?:id|class|role|itemprop)="([^"]*)"')
 _WORD = re.compile(r"[A-Za-z]+")
 _CASED = re.compile(r"[A-Z]?[a-z]{3,}")  # shorter parts of mixed case are mostly names made by programs
@@ -152,16 +55,30 @@ _HIDDEN = re.compile(r'\shidden=|display:\s*none|visibility:\s*hidden|aria-hidde
 @lru_cache(maxsize=1 << 14)
 def hint(attributes: str) -> int:
     """Read the attributes of an element, ` class="a b" id="c"`."""
-    said = HIDDEN if _HIDDEN.search(attributes) else NOTHING
-    words = _words(" ".join(_NAMES.findall(attributes)))
-    for flag, vocabulary in ((SIDE, _SIDE), (MAIN, _MAIN), (TEASER, _TEASER), (GUTTER, _GUTTER)):
-        if not vocabulary.isdisjoint(words):
-            said |= flag
-    return said | BODY if _BODY.search(" ".join(words)) else said
+    said = NOTHING
+    if ("hidden" in attributes or "none" in attributes) and _HIDDEN.search(attributes):
+        said = HIDDEN
+    names = " ".join(_NAMES.findall(attributes))
+    return said | _said_by(names) if names else said
+
+
+@lru_cache(maxsize=1 << 14)
+def _said_by(names: str) -> int:
+    """What the words of names say."""
+    words = _words(names)
+    said = NOTHING
+    for word in words:
+        if word in _FLAGS:
+            said |= _FLAGS[word]
+    joined = " ".join(words)
+    is_body = any(map(joined.__contains__, _BODY_ENDS)) and _BODY.search(joined)
+    return said | BODY if is_body else said
 
 
 def _words(names: str) -> list[str]:
     """The words of names in lower case: `post-body` and `postBody` have two."""
+    if names.islower():
+        return _WORD.findall(names)
     words: list[str] = []
     for word in _WORD.findall(names):
         if word.islower() or word.isupper():

@@ -46,7 +46,7 @@ def extract_pages(pages: pa.RecordBatch, config: ExtractConfig) -> Extracted:
     texts: list[str | None] = []
     beyond: list[Excess | None] = []
     for row, charset in enumerate(pages.column("charset").to_pylist()):
-        html = _as_utf8(payloads[row].as_py(), charset, config.max_page_bytes)
+        html = _as_utf8(payloads[row : row + 1], charset, config.max_page_bytes)
         over = html if isinstance(html, Excess) else _excess(html, config)
         beyond.append(over)
         texts.append(None if over or isinstance(html, Excess) else clean(extract(html)) or None)
@@ -71,19 +71,21 @@ def extractor(config: ExtractConfig) -> Extractor:
             return trafilatura_extractor(config)
 
 
-def _as_utf8(payload: bytes, charset: str, max_bytes: int) -> bytes | Excess:
-    """The page in UTF-8 without NUL, which no text holds."""
+def _as_utf8(page: pa.LargeBinaryArray, charset: str, max_bytes: int) -> bytes | Excess:
+    """The only page of an array in UTF-8 without NUL, which no text holds."""
+    payload: bytes = page[0].as_py()
     if len(payload) > max_bytes:
         return Excess("bytes", len(payload), max_bytes)
-    payload_is_utf8 = charset == "utf-8" and (payload.isascii() or _decodes(payload))
+    payload_is_utf8 = charset == "utf-8" and (payload.isascii() or _is_utf8(page))
     html = payload if payload_is_utf8 else payload.decode(charset, "replace").encode("utf-8", "replace")
     return html.replace(b"\0", b"")
 
 
-def _decodes(payload: bytes) -> bool:
+def _is_utf8(page: pa.LargeBinaryArray) -> bool:
+    """What decoding would say, several times as fast."""
     try:
-        payload.decode()
-    except UnicodeDecodeError:
+        page.cast(pa.large_string())
+    except pa.ArrowInvalid:
         return False
     return True
 

@@ -10,12 +10,21 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
+from data_pipeline.extract.attribute import all_attributes, too_many_attributes
+
 Nesting = Literal["linear", "square"]
 
 _TAG = re.compile(rb"<(/?)([a-zA-Z][^\s/>]*)")
 # Formatting elements open again by themselves; of `a` only one can be open.
 _FORMATTING = frozenset(b"b big code em font i nobr s small strike strong tt u".split())
-_REOPENED_TAG = re.compile(rb"<(?:" + b"|".join(sorted(_FORMATTING)) + rb")[\s/>]", re.IGNORECASE)
+_WELL_FORMED = rb'(?:\s++[a-z:-]++(?:="[^"<>]*+")?)*+\s*+>[^<]*+'
+# A formatting element around text and spans: its end tag ends it whatever it stands in.
+_CLOSED_AT_ONCE = re.compile(
+    rb"<(%b)%b(?:</?span%b)*+</\1>" % (b"|".join(sorted(_FORMATTING)), _WELL_FORMED, _WELL_FORMED), re.IGNORECASE
+)
 # Elements that hold nothing, and those that the next of their kind closes.
 _FLAT = frozenset(
     b"area base br col embed hr img input link meta source track wbr param p li dt dd tr td th thead tbody tfoot "
@@ -25,8 +34,7 @@ _FLAT = frozenset(
 _SCOPES = frozenset(b"table template applet marquee object svg math select button".split())
 _BLOCKS_MOVED = 7  # an end tag moves its formatting element through at most so many blocks (13.2.6.4.7)
 _FEW = 4_000_000  # pairs of tags; the worst page with fewer makes a quarter as many nodes
-_NO_ATTRIBUTES = 8_192  # bytes that hold a tag without many attributes
-_ATTRIBUTE = re.compile(rb"[\s/]*+=?[^\s/>=]++(?:\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s>]*+))?|[\s/]*+=")
+_SHORTEST_ATTRIBUTE = 2  # bytes, with what parts it from the one before
 _OPTION_STEPS = 16  # what one open option of a choice costs beside another element
 _STEPS_PER_NODE = 1_000  # open elements that a tag may have to look through
 
@@ -47,16 +55,19 @@ def excess(html: bytes, *, nesting: Nesting, max_nodes: int, max_attributes: int
         html: the page; its length is the caller's to check.
         nesting: how the parser's time grows with the depth of elements. Where it is by the square, a page may take
             `_STEPS_PER_NODE` steps for each node that it may have.
-        max_nodes: elements and texts that may come of the page.
+        max_nodes: elements, texts and attributes that may come of the page.
         max_attributes: attributes that one element may have.
     """
-    tags = html.count(b"<")
+    is_tag = np.frombuffer(html, np.uint8) == ord("<")
+    tags = int(np.count_nonzero(is_tag))
     nodes = 2 * tags + 1  # an element and the text behind it
+    if nodes + len(html) // _SHORTEST_ATTRIBUTE > max_nodes:
+        nodes += all_attributes(html, max_nodes - nodes)
     if nodes > max_nodes:
         return Excess("nodes", nodes, max_nodes)
-    if tags * tags > _FEW and (tags * len(_REOPENED_TAG.findall(html)) > _FEW or tags > max_nodes // 32):
+    if tags * tags > _FEW and (tags > max_nodes // 32 or tags * _open_formatting(html, is_tag) > _FEW):
         depth, reopened, options = open_elements(html)
-        nodes = tags * (2 + reopened)
+        nodes += tags * reopened
         if nodes > max_nodes:
             return Excess("nodes", nodes, max_nodes)
         steps = tags * (depth if nesting == "square" else options)
@@ -64,6 +75,26 @@ def excess(html: bytes, *, nesting: Nesting, max_nodes: int, max_attributes: int
             return Excess("steps", steps, max_nodes * _STEPS_PER_NODE)
     attributes = too_many_attributes(html, max_attributes)
     return Excess("attributes", attributes, max_attributes) if attributes else None
+
+
+def _open_formatting(html: bytes, is_tag: npt.NDArray[np.bool_]) -> int:
+    """How many formatting elements may stay open; others whose names begin with the same two letters count too."""
+    data = np.frombuffer(html + b"  ", np.uint8)
+    start = np.flatnonzero(is_tag) + 1
+    starts = int(np.count_nonzero(_FORMATTING_STARTS[data[start], data[start + 1]]))
+    return starts - len(_CLOSED_AT_ONCE.findall(html)) if starts * len(start) > _FEW else starts
+
+
+def _formatting_starts() -> npt.NDArray[np.bool_]:
+    """By the two bytes behind `<`: whether a formatting element may begin there."""
+    starts = np.zeros((256, 256), np.bool_)
+    for name in _FORMATTING:
+        for first in name[:1] + name[:1].upper():
+            starts[first, list(name[1:2] + name[1:2].upper() or b"\t\n\f\r />")] = True
+    return starts
+
+
+_FORMATTING_STARTS = _formatting_starts()
 
 
 def open_elements(html: bytes) -> tuple[int, int, int]:
@@ -129,35 +160,3 @@ class _Open:
         if heights[-1] > self.scopes[-1]:
             heights.pop()
             self.num_formatting -= 1
-
-
-def too_many_attributes(html: bytes, limit: int) -> int:
-    """The attributes of the first element found to have more than `limit`, counted to one beyond it; or 0.
-
-    Tags are looked for where `_NO_ATTRIBUTES` bytes hold no other; what is shorter has few attributes.
-    """
-    start = 0
-    while len(html) - start > _NO_ATTRIBUTES:
-        close = html.rfind(b">", start, start + _NO_ATTRIBUTES)
-        if close >= 0 and html.find(b"<", start, close) >= 0:
-            start = close + 1
-            continue
-        end = html.find(b">", start + _NO_ATTRIBUTES)
-        end = len(html) if end < 0 else end
-        after = _TAG.search(html, start, end)
-        for tag in (html.rfind(b"<", 0, start), after.start() if after else -1):
-            if tag >= 0 and _attributes(html, tag, limit) > limit:
-                return limit + 1
-        start = end + 1
-    return 0
-
-
-def _attributes(html: bytes, tag: int, limit: int) -> int:
-    """The attributes of the tag that starts at `tag`, counted to one beyond the limit."""
-    name = _TAG.match(html, tag)
-    count = 0
-    found = _ATTRIBUTE.match(html, name.end()) if name else None
-    while found and count <= limit:
-        count += 1
-        found = _ATTRIBUTE.match(html, found.end())
-    return count

@@ -9,8 +9,9 @@ from itertools import accumulate
 from data_pipeline.extract.hint import BODY, GUTTER, HIDDEN, MAIN, NOTHING, SIDE, hint
 from data_pipeline.extract.tree import Tree
 
+_SAYS_SIDE = HIDDEN | GUTTER | SIDE
 _SIDE_TAGS = frozenset(["footer", "menu", "figcaption", "aside", "form"])
-_NEVER = frozenset(["body", "html", "article", "main"])
+_NEVER = frozenset(["#", "body", "html", "article", "main"])
 _LARGEST_SIDE = 0.4  # of the characters of the page; what is larger is content, whatever it is called
 _LARGEST_NAMED_MAIN = 0.15  # the same when a name speaks for the element as well
 _HEADER_PARAGRAPH = 80  # characters from which a run inside `header` is an introduction
@@ -18,14 +19,28 @@ _ENOUGH = 250  # characters that have to be left, or names are believed less
 
 
 def side_runs(tree: Tree, lengths: list[int]) -> list[bool]:
-    """Mark the runs that are out; with less belief in names when little is left."""
+    """Mark the runs that are out, with less belief in names when little is left."""
     total = sum(lengths)
-    out = [False] * len(lengths)
     for believe in (True, False):
         out = _marked(tree, lengths, total, believe)
-        if sum(length for length, gone in zip(lengths, out, strict=True) if not gone) >= min(_ENOUGH, total):
+        if _left(lengths, out) >= min(_ENOUGH, total):
             return out
     return [False] * len(lengths)
+
+
+def side_runs_if_emptied(tree: Tree, lengths: list[int]) -> list[bool] | None:
+    """The same for a tree whose footers and asides were emptied; None where they would not all be out."""
+    if not tree.emptied:
+        return side_runs(tree, lengths)
+    total = sum(lengths) + sum(tree.emptied)
+    if max(tree.emptied) > total * _LARGEST_SIDE:
+        return None
+    out = _marked(tree, lengths, total, believe=True)
+    return out if _left(lengths, out) >= min(_ENOUGH, total) else None
+
+
+def _left(lengths: list[int], out: list[bool]) -> int:
+    return sum(length for length, gone in zip(lengths, out, strict=True) if not gone)
 
 
 def _marked(tree: Tree, lengths: list[int], total: int, believe: bool) -> list[bool]:
@@ -33,34 +48,31 @@ def _marked(tree: Tree, lengths: list[int], total: int, believe: bool) -> list[b
     out = [False] * len(lengths)
     before = [0, *accumulate(lengths)]
     done = header_done = 0
-    first, last = tree.first, tree.last
-    for element in range(1, len(tree.tag)):
-        start, end = first[element], last[element]
+    columns = zip(tree.tag, tree.attributes, tree.first, tree.last, strict=True)
+    for tag, attributes, start, end in columns:
         if end <= start or end <= done:
             continue
-        tag = tree.tag[element]
         if tag == "header" and believe and end > header_done:
             header_done = end
             for run in range(start, end):
                 if lengths[run] < _HEADER_PARAGRAPH or tree.linked[run] * 4 > lengths[run]:
                     out[run] = True
+        said = hint(attributes) if attributes else NOTHING
+        if not (said & _SAYS_SIDE or tag in _SIDE_TAGS) or tag in _NEVER:
+            continue
         size = before[end] - before[start]
-        if size <= total * _LARGEST_SIDE and tag not in _NEVER and _is_side(tree, element, size, total, believe):
+        if size <= total * _LARGEST_SIDE and _is_side(tag, said, size > total * _LARGEST_NAMED_MAIN, believe):
             out[start:end] = [True] * (end - start)
             done = end
     return out
 
 
-def _is_side(tree: Tree, element: int, size: int, total: int, believe: bool) -> bool:
+def _is_side(tag: str, said: int, large: bool, believe: bool) -> bool:
     """Whether tag or name say that an element is not content."""
-    attributes = tree.attributes[element]
-    said = hint(attributes) if attributes else NOTHING
     if said & (HIDDEN | GUTTER):
         return True
     if not believe:
-        return tree.tag[element] in ("footer", "menu")
-    if tree.tag[element] in _SIDE_TAGS:
+        return tag in ("footer", "menu")
+    if tag in _SIDE_TAGS:
         return True
-    if not said & SIDE or said & BODY:
-        return False
-    return not (said & MAIN and size > total * _LARGEST_NAMED_MAIN)
+    return bool(said & SIDE) and not said & BODY and not (said & MAIN and large)

@@ -1,111 +1,60 @@
 """An HTML page as two short lists: its block elements, and the runs of text between their tags.
 
-Reads HTML as UTF-8 bytes, gives a `Tree`. lexbor parses it (HTML's own algorithm, so that unclosed tags and broken
-entities are what a browser makes of them), drops what holds no text to read, and writes the rest out again; that form
-is regular, so that one pass over it is enough and no call per node is needed. Time and memory are linear in it.
+Reads the regular form that `extract.parse` gives, gives a `Tree`. One pass over tags and texts is enough, and no call
+per node is needed. Time and memory are linear in the page.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any, Final
 
-from selectolax.lexbor import LexborHTMLParser
+from data_pipeline.extract.parse import regular_form
 
-# Elements whose text is not read by readers of the page: programs, pictures, forms and navigation.
+# (text, name with "/" where it ends an element, attributes) again and again; a comment has no name. Inside attributes
+# lexbor writes `&gt;`.
+_TAGS = re.compile(r"<(?:!--.*?--|([^\s>]*)([^>]*))>", re.DOTALL)
+_BLOCKS = [
+    "address", "article", "aside", "blockquote", "body", "caption", "center", "dd", "details", "dir", "div", "dl",
+    "dt", "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hgroup",
+    "html", "legend", "li", "main", "menu", "ol", "p", "pre", "section", "summary", "table", "tbody", "td", "tfoot",
+    "th", "thead", "tr", "ul",
+]  # fmt: skip
 _UNREAD = [
-    "script",
-    "style",
-    "noscript",
-    "template",
-    "head",
-    "nav",
-    "svg",
-    "canvas",
-    "iframe",
-    "object",
-    "embed",
-    "applet",
-    "audio",
-    "video",
-    "map",
-    "select",
-    "datalist",
-    "button",
-    "textarea",
-    "dialog",
-    "noembed",
-    "noframes",
-    "rp",
-    "annotation",
-    "annotation-xml",
-    "img",
-    "picture",
-    "input",
-]
-_UNREAD_SELECTOR = ",".join(_UNREAD)
-# (text, "/" or "", name, attributes) again and again; a comment has no name. Inside attributes lexbor writes `&gt;`.
-_TAGS = re.compile(r"<(?:!--.*?--|(/?)([^\s>]*)([^>]*))>", re.DOTALL)
-_BLOCKS = frozenset(
-    [
-        "address",
-        "article",
-        "aside",
-        "blockquote",
-        "body",
-        "caption",
-        "center",
-        "dd",
-        "details",
-        "dir",
-        "div",
-        "dl",
-        "dt",
-        "fieldset",
-        "figcaption",
-        "figure",
-        "footer",
-        "form",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "h5",
-        "h6",
-        "header",
-        "hgroup",
-        "html",
-        "legend",
-        "li",
-        "main",
-        "menu",
-        "ol",
-        "p",
-        "pre",
-        "section",
-        "summary",
-        "table",
-        "tbody",
-        "td",
-        "tfoot",
-        "th",
-        "thead",
-        "tr",
-        "ul",
-    ]
-)
+    "annotation", "annotation-xml", "applet", "audio", "canvas", "datalist", "dialog", "head", "map", "object",
+    "picture", "rp", "textarea", "video",
+]  # fmt: skip
 HEADINGS = frozenset(["h1", "h2", "h3", "h4", "h5", "h6"])
 _LINE_BREAK = "\0"  # no parsed page holds one
+_KEPT_EMPTY = frozenset(["/td", "/th", "/tr"])  # which column a cell is in can be seen from those before it
+
+_OPENS: Final = 1
+_CLOSES: Final = 2
+_RULE: Final = 3  # this and those before it end a run of text
+_LINK: Final = 4
+_LINK_ENDS: Final = 5
+_BREAK: Final = 6
+_SKIPPED: Final = 7
+# What a tag does; the others, as those for bold text, do nothing.
+_EFFECTS = (
+    dict.fromkeys(_BLOCKS, _OPENS)
+    | {f"/{name}": _CLOSES for name in _BLOCKS}
+    | {"a": _LINK, "/a": _LINK_ENDS, "br": _BREAK, "hr": _RULE}
+    | dict.fromkeys(_UNREAD, _SKIPPED)
+)
 
 
 @dataclass(slots=True)
 class Tree:
-    """Block elements in document order, element 0 above them all, and runs of text in document order.
+    """Block elements with text in document order, element 0 above them all, and runs of text in document order.
 
     Attributes:
-        tag, attributes, parent: of each element; attributes as they were written, ` class="a" id="b"`.
+        tag, attributes, parent: of each element; attributes as they are written, ` class="a" id="b"`.
         first, last: the runs inside each element are first[e] to last[e] - 1.
         text: each run, white space folded, a newline where the page breaks a line; as it was inside `pre`.
         linked: characters of each run that are inside links.
         owner: the element that each run stands in.
+        emptied: characters of text in each footer and aside that was emptied.
     """
 
     tag: list[str] = field(default_factory=lambda: ["#"])
@@ -116,82 +65,94 @@ class Tree:
     text: list[str] = field(default_factory=list)
     linked: list[int] = field(default_factory=list)
     owner: list[int] = field(default_factory=list)
+    emptied: list[int] = field(default_factory=list)
 
 
-def read_tree(html: bytes) -> Tree:
-    """Parse a page; the limits of `extract.limit` are the caller's to check."""
-    return _read(_readable(html))
-
-
-def _readable(html: bytes) -> str:
-    """What is inside `body`, written out regularly."""
-    page = LexborHTMLParser(html)
-    for element in reversed(page.css(_UNREAD_SELECTOR)):  # what is inside another goes first
-        element.decompose(recursive=False)
-    body = page.body or page.root
-    written = (body.html if body is not None else None) or ""
-    return written.replace("&nbsp;", " ")
+def read_tree(html: bytes, *, empty_sides: bool = False) -> Tree:
+    """Parse a page, without what is in its footers and asides if so asked; limits are the caller's to check."""
+    written, emptied = regular_form(html, empty_sides=empty_sides)
+    tree = _read(written)
+    tree.emptied = emptied
+    return tree
 
 
 def _read(written: str) -> Tree:
     """One pass over tags and texts. It is long because it is the innermost loop: a call costs more than its work."""
     tree = Tree()
-    tag, parent, last = tree.tag, tree.parent, tree.last
+    tag, parent, first, last, texts = tree.tag, tree.parent, tree.first, tree.last, tree.text
+    columns: tuple[list[Any], ...] = (tag, tree.attributes, parent, first, last)
     run: list[str] = []  # pieces of the run that is being read
     linked = current = preformatted = 0
     in_link = False
+    effect_of = _EFFECTS.get
     pieces = iter(_TAGS.split(written))
-    piece = next(pieces)
-    if piece:
-        run.append(piece)
-    for slash, name, attributes, piece in zip(pieces, pieces, pieces, pieces, strict=True):
-        if name in _BLOCKS:
-            if run:
-                _end_run(tree, run, linked, current, preformatted > 0)
-                linked = 0
-            if not slash:
-                tag.append(name)
-                parent.append(current)
-                tree.attributes.append(attributes)
-                tree.first.append(len(tree.text))
-                last.append(-1)
-                current = len(tag) - 1
-                preformatted += name == "pre"
-            elif tag[current] == name:
-                preformatted -= name == "pre"
-                last[current] = len(tree.text)
-                current = parent[current]
-        elif name == "a":
-            in_link = not slash and "href=" in attributes  # `<a id="…"/>` is never closed
-        elif name == "br":
-            run.append(_LINE_BREAK)
-        elif name == "hr" and run:
-            _end_run(tree, run, linked, current, preformatted > 0)
-            linked = 0
-        if piece and (run or preformatted or not piece.isspace()):
-            run.append(piece)
+    text = next(pieces)
+    if text:
+        run.append(text)
+    for name, attributes, text in zip(pieces, pieces, pieces, strict=True):
+        effect = effect_of(name)
+        if effect is not None:
+            if effect <= _RULE:
+                if run:
+                    _end_run(tree, run, linked, current, preformatted > 0)
+                    linked = 0
+                if effect == _OPENS:
+                    tag.append(name)
+                    tree.attributes.append(attributes)
+                    parent.append(current)
+                    first.append(len(texts))
+                    last.append(-1)
+                    current = len(tag) - 1
+                    preformatted += name == "pre"
+                elif effect == _CLOSES and tag[current] == name[1:]:
+                    preformatted -= name == "/pre"
+                    closed, current = current, parent[current]
+                    last[closed] = len(texts)
+                    if first[closed] == len(texts) and closed == len(tag) - 1 and name not in _KEPT_EMPTY:
+                        for column in columns:
+                            column.pop()
+            elif effect == _LINK:
+                in_link = "href=" in attributes  # `<a id="…"/>` is never closed
+            elif effect == _LINK_ENDS:
+                in_link = False
+            elif effect == _BREAK:
+                run.append(_LINE_BREAK)
+            else:
+                text = _pass_over(name, pieces)
+        if text and (run or preformatted or not text.isspace()):
+            run.append(text)
             if in_link:
-                linked += len(piece)
+                linked += len(text.replace("&nbsp;", " "))
     if run:
         _end_run(tree, run, linked, current, preformatted > 0)
-    tree.last = [len(tree.text) if end < 0 else end for end in last]
-    tree.last[0] = len(tree.text)
+    last[0] = len(texts)
     return tree
+
+
+def _pass_over(name: str, pieces: Iterator[str]) -> str:
+    """Go on to the end of an element that is not read, and return the text behind it."""
+    depth = 1
+    for other, _, text in zip(pieces, pieces, pieces, strict=True):
+        depth += (other == name) - (other == f"/{name}")
+        if depth == 0:
+            return text
+    return ""
 
 
 def _end_run(tree: Tree, run: list[str], linked: int, owner: int, preformatted: bool) -> None:
     """Add what was read as a run of text, unless it is white space."""
-    text = "".join(run)
+    text = run[0] if len(run) == 1 else "".join(run)
     run.clear()
+    text = text.replace("&nbsp;", " ")
     if preformatted:
         text = text.replace(_LINE_BREAK, "\n").strip("\n")
-        if not text or text.isspace():
+        if text.isspace():
             return
     elif _LINE_BREAK in text:
-        text = "\n".join(" ".join(line.split()) for line in text.split(_LINE_BREAK)).strip("\n")
+        text = "\n".join([" ".join(line.split()) for line in text.split(_LINE_BREAK)]).strip("\n")
     else:
         text = " ".join(text.split())
     if text:
         tree.text.append(text)
-        tree.linked.append(min(linked, len(text)))
+        tree.linked.append(min(linked, len(text)) if linked else 0)
         tree.owner.append(owner)

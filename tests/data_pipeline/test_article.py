@@ -151,7 +151,11 @@ def test_comments_under_an_article_go() -> None:
         ("</div></p>stray", "stray"),
         ('<a<b c"d=e>odd</a<b>', "odd"),
         ("<p title='a>b' data-x=\"<i>\">quoted", "quoted"),
-        ("<xmp><b>raw</b></xmp>", "raw"),
+        ("<xmp><b>raw</b></xmp>", "<b>raw</b>"),
+        ("<!-- <xmp> --><p>a</p><xmp><!-- <p>b</xmp><p>c", "a\n\n<!-- <p>b\n\nc"),
+        ("x<plaintext><p>a</plaintext></div>", "x\n\n<p>a</plaintext></div>"),
+        ("<p>a<!--[if IE]><!-->b<!--<![endif]-->c", "abc"),
+        ("<dialog>x<dialog>y</dialog>z</dialog>seen<rp>(</rp>", "seen"),
         ("<body><frameset><p>x", "x"),
     ],
 )

@@ -21,7 +21,7 @@ from launch.forward import FORWARDED, ask_ranks
 from launch.orphan import child_environment
 from launch.route import is_this_host
 from launch.ssh import CONNECT_SECONDS, SSH_FAILED
-from launch.train import MENDABLE, STOPPED
+from launch.train import MENDABLE, STOPPED, UNMET
 from llmsys.errors import LaunchError
 
 SSH = ("ssh", "-tt", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
@@ -108,9 +108,9 @@ def outcome(statuses: dict[str, int], start: Start) -> int:
 
 
 def _said(failed: dict[str, int]) -> str:
-    lost = "could not be reached or kept by ssh"
+    meanings = {SSH_FAILED: "could not be reached or kept by ssh", UNMET: "did not meet the others"}
     return ", ".join(
-        f"{host or 'the launcher'} {lost if status == SSH_FAILED else f'ended with status {status}'}"
+        f"{host or 'the launcher'} {meanings.get(status, f'ended with status {status}')}"
         for host, status in failed.items()
     )
 

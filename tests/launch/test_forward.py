@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.forward import forwarding, ranks_below
+from launch.forward import ask_ranks, forwarding, ranks_below
 from tests.helpers.process import wait_until
 
 RANK = """
@@ -54,3 +54,19 @@ def test_a_second_sigterm_ends_everything_and_so_does_one_before_there_are_ranks
     launcher.wait(30)
     with forwarding(launcher.pid), pytest.raises(SystemExit, match="143"):
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_what_waits_to_start_ranks_is_asked_where_there_are_none_and_where_all_is_to_end(
+    launcher: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    config = str(tmp_path / "heard")
+    words = [sys.executable, "-c", "import time; time.sleep(60)", "launch.restart", "train.py"]
+    keeper, other = subprocess.Popen([*words, config]), subprocess.Popen([*words, "another"])
+    assert ask_ranks(config, signal.SIGUSR1) == 1
+    wait_until(lambda: (tmp_path / "heard").read_text() == "SIGUSR1", "the rank did not hear")
+    assert keeper.poll() is None
+    assert ask_ranks(config, signal.SIGKILL) == 1
+    assert keeper.wait(60) == -signal.SIGKILL
+    assert launcher.poll() is None
+    assert ask_ranks("another", signal.SIGTERM) == 0
+    assert other.wait(60) == -signal.SIGTERM

@@ -1,14 +1,20 @@
 """Laws of launch.restart: losses are sat out as long as there is patience, and no agent is waited for in vain."""
 
+import os
 import socket
 import sys
 from pathlib import Path
 
 import pytest
 
+from launch.commands import Command
+from launch.hosts import Host
 from launch.restart import Meeting, keep
+from launch.several import run_commands
+from launch.start import start_of
 from launch.torchrun import main as torchrun
 from launch.train import LOST_PEER, MENDABLE, STOPPED, UNMET
+from llmsys.config.run import RunConfig
 from llmsys.port import free_port
 
 COUNTED = """
@@ -90,3 +96,38 @@ def test_an_agent_whose_meeting_place_is_out_of_reach_is_started_anew(
 def test_torchruns_own_restarts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert torchrun(["--nnodes=1", "--max-restarts=2", "train.py"]) == MENDABLE
     assert "`python -m launch.restart --meet FIRST:PORT --restarts 2 --patience SECONDS`" in capsys.readouterr().err
+
+
+FAKE_SSH = """#!/bin/sh
+for line in "$@"; do :; done
+echo "$line" >> {folder}/lines
+[ $(wc -l < {folder}/lines) -gt 1 ] || exit 255
+touch {folder}/there
+"""
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_a_host_whose_connection_was_lost_is_taken_up_again_after_what_was_left_there_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], lasting: bool
+) -> None:
+    """For launchers that go on after a loss; with others the host is lost."""
+    (tmp_path / "ssh").write_text(FAKE_SSH.format(folder=tmp_path))
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("launch.several.AGAIN_SECONDS", 0.1)
+    config = RunConfig.model_validate({"run": {"folder": str(tmp_path / "run")}})
+    start = start_of(config, [Host("127.0.0.1", 1)], "torchrun", 0, 3)
+    start.folder.mkdir(parents=True)
+    (start.folder / "environment.sh").touch()
+    wait = f"until [ -e {tmp_path}/there ] || [ {int(lasting)} = 0 ]; do sleep 0.05; done"
+    here = Command("127.0.0.1", ("sh", "-c", wait), lasting)
+    there = Command("10.255.8.2", ("train",), lasting)
+    if lasting:
+        assert run_commands(start, [here, there]) == 0
+        first, second = (tmp_path / "lines").read_text().splitlines()
+        assert second.startswith(f". {start.folder}/environment.sh && {sys.executable} -m launch.forward ")
+        assert second.endswith(f"config.yaml 9 >/dev/null; {first}")
+        assert "the connection to 10.255.8.2 is lost; trying for 3600 s (--patience)" in capfd.readouterr().err
+    else:
+        assert run_commands(start, [here, there]) == 0
+        assert "lost: 10.255.8.2 could not be reached or kept by ssh" in capfd.readouterr().err

@@ -19,9 +19,7 @@ from data_pipeline.outcome import build_manifest, publish
 from data_pipeline.pairs.outcome import pairs_manifest
 from data_pipeline.pairs.pipeline import PairsPreparation
 from data_pipeline.preparation import Preparation, Until
-from data_pipeline.side_files import (
-    require_side_files,
-)
+from data_pipeline.side_files import require_side_files
 from llmsys.config.data import CrawlConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig

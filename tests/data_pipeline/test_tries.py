@@ -109,7 +109,7 @@ def test_a_poisoned_file_costs_itself_and_is_named_to_the_end(
     )
     command = ["prepare", str(config), "--until", "documents"]
     with monkeypatch.context() as patch:
-        patch.setattr("data_pipeline.pipeline.extract_file", poisoned)
+        patch.setattr("data_pipeline.preparation.extract_file", poisoned)
         assert main(command) == 3
     reason = "quarantined after 3 tries: ValueError: this page crashes the parser"
     assert f"skipped 1: {reason} (first: {crawl}/crawl-1.warc.gz at byte 0)" in capsys.readouterr().out
@@ -131,7 +131,7 @@ def poisoned(report: Report, *, source: str, **parts: Any) -> dict[str, Any]:
 def test_nothing_is_published_when_every_input_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     crawl = make_crawl(tmp_path / "crawl", files=1, pages=3)
     executor = {"kind": "inline", "backoff_seconds": 0, "tries": 1}
-    monkeypatch.setattr("data_pipeline.pipeline.extract_file", lambda report, **parts: 1 / 0)
+    monkeypatch.setattr("data_pipeline.preparation.extract_file", lambda report, **parts: 1 / 0)
     with pytest.raises(DataError, match=r"every input was quarantined, .* Read what quarantine/ of the dataset folder"):
         prepare(tiny_config(tmp_path / "data", crawl, executor=executor))
     assert not (tmp_path / "data" / "manifest.json").exists()

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,15 +53,28 @@ def require_the_laws_of_an_executor(executor: Executor, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
     pytest.importorskip("ray", reason="Ray is not installed")
-    from ray.cluster_utils import Cluster
-
-    small = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=small)
+    cluster = start_ray()
     try:
-        cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
         yield cluster.address
     finally:
         cluster.shutdown()
+
+
+def start_ray(tries: int = 3) -> Any:
+    """Two nodes. Ray gives its daemons half a minute to start, which a busy machine may not keep: then once more."""
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "object_store_memory": 80 << 20}
+    cluster = Cluster()
+    try:
+        cluster.add_node(**node, include_dashboard=False)
+        cluster.add_node(**node)
+    except Exception as error:
+        cluster.shutdown()
+        if tries == 1 or "timed out during startup" not in str(error):
+            raise
+        return start_ray(tries - 1)
+    return cluster
 
 
 @pytest.mark.distributed

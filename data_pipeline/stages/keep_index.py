@@ -17,6 +17,7 @@ from data_pipeline.dedup.decisions import dropped_in, without_rows
 from data_pipeline.dedup.index import INDEX_KEY_SCHEMA
 from data_pipeline.executors.event import Report
 from data_pipeline.stages.same import Range
+from data_pipeline.stages.sign import DOCUMENT_SCHEMA
 from llmsys.manifest import publish_bytes
 from llmsys.shards import ShardWriter, read_batches
 
@@ -29,7 +30,7 @@ def keep_documents(
     report: Report, *, number: int, dropped: Sequence[Path], documents: Path, output: Path
 ) -> dict[str, Any]:
     """Write ids and rows of the documents of a file that stay, in the order of the crawl; progress is in documents."""
-    table = pa.Table.from_batches(list(read_batches(documents)))
+    table = pa.Table.from_batches(list(read_batches(documents)), DOCUMENT_SCHEMA)
     rows = np.arange(table.num_rows)
     rows = rows[without_rows(rows, dropped_in(dropped, number))]
     kept = table.select(["id", "offset"]).take(pa.array(rows)).append_column("row", pa.array(rows))

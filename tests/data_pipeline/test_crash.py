@@ -1,11 +1,7 @@
 """Laws of dying: whatever is killed whenever, the same command ends with the same bytes."""
 
-import os
-import random
-import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,21 +17,9 @@ from llmsys.config.executor import InlineExecutor
 from llmsys.errors import DataError
 from llmsys.lock import folder_lock
 from tests.helpers.dying import count, die_until, fail, sleep_for_ever
+from tests.helpers.kills import kill_again_and_again, start
 from tests.helpers.process import has_ended, wait_for_pid, wait_until
 from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
-
-
-def count_files(folder: Path) -> int:
-    return sum(len(names) for _, _, names in os.walk(folder))
-
-
-def have_ended(workers: list[psutil.Process]) -> bool:
-    return all(has_ended(worker.pid) for worker in workers)
-
-
-def start(folder: Path, crawl: Path, workers: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tests.helpers.tiny_crawl", str(folder), str(crawl), str(workers)]
-    return subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=Path(__file__).parents[2])
 
 
 @pytest.fixture(scope="module")
@@ -53,22 +37,9 @@ def undisturbed(crawl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_preparation_killed_again_and_again_ends_with_the_same_bytes(
     crawl: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
-    folder, total = tmp_path / "killed", count_files(undisturbed)
-    choose, kills = random.Random(0), 0
-    for limit in sorted(choose.sample(range(3, total - 2), 5)):
-        process = start(folder, crawl, workers=2)
-        while process.poll() is None and count_files(folder) < limit:
-            time.sleep(0.001)
-        workers = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        process.kill()
-        kills += process.wait() == -signal.SIGKILL
-        wait_until(
-            lambda workers=workers: all(has_ended(worker.pid) for worker in workers), "a worker outlived its parent"
-        )
-        assert not (folder / "manifest.json").exists() or fingerprints(folder) == fingerprints(undisturbed)
-    assert kills >= 3
-    process = start(folder, crawl, workers=2)
-    assert process.wait() == 0
+    """Five times, at random; `python -m tests.helpers.kills` does it twenty times, for every kind of duplicate."""
+    folder = tmp_path / "killed"
+    assert kill_again_and_again(folder, crawl, undisturbed, kills=5, seed=0) >= 3
     assert fingerprints(folder) == fingerprints(undisturbed)
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import json
 import random
 import sys
 from pathlib import Path
@@ -83,7 +84,8 @@ def fingerprints(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-if __name__ == "__main__":  # python -m tests.helpers.tiny_crawl FOLDER CRAWL WORKERS
+if __name__ == "__main__":  # python -m tests.helpers.tiny_crawl FOLDER INPUTS DATA: JSON lists and sections
     from data_pipeline.pipeline import prepare
 
-    prepare(tiny_config(Path(sys.argv[1]), Path(sys.argv[2]), executor={"kind": "local", "workers": int(sys.argv[3])}))
+    given = [f"{name}/*.warc.gz" if Path(name).is_dir() else name for name in json.loads(sys.argv[2])]
+    prepare(tiny_config(Path(sys.argv[1]), given, **json.loads(sys.argv[3])))

@@ -58,12 +58,12 @@ json.dump({"seconds": time.process_time() - start, "said": said}, open(sys.argv[
 """
 
 ISO_639_3 = {"zh": ["cmn"], "sw": ["swh", "swa"], "lv": ["lvs", "lav"], "fa": ["pes", "fas"], "sq": ["als", "sqi"]}
-ISO_639_3 |= {"az": ["azj", "aze"], "et": ["ekk", "est"], "ms": ["zsm", "msa"], "ar": ["arb", "ara"], "de": ["deu"]}
+ISO_639_3 |= {"az": ["azj", "aze"], "et": ["ekk", "est"], "ms": ["zsm", "msa"], "ar": ["arb_Arab"], "de": ["deu"]}
 ISO_639_3 |= {"mn": ["khk", "mon"], "om": ["gaz", "orm"], "ko": ["kor"], "ja": ["jpn"], "th": ["tha"], "en": ["eng"]}
 ISO_639_3 |= {"fr": ["fra"], "es": ["spa"], "ru": ["rus"], "it": ["ita"], "pt": ["por"], "nl": ["nld"], "pl": ["pol"]}
 ISO_639_3 |= {"cs": ["ces"], "sv": ["swe"], "da": ["dan"], "nb": ["nob"], "nn": ["nno"], "fi": ["fin"], "hu": ["hun"]}
 ISO_639_3 |= {"tr": ["tur"], "el": ["ell"], "bg": ["bul"], "uk": ["ukr"], "ro": ["ron"], "sr": ["srp"], "hr": ["hrv"]}
-ISO_639_3 |= {"sk": ["slk"], "sl": ["slv"], "lt": ["lit"], "ca": ["cat"], "he": ["heb"], "hi": ["hin"], "vi": ["vie"]}
+ISO_639_3 |= {"sk": ["slk"], "sl": ["slv"], "lt": ["lit"], "ca": ["cat"], "he": ["heb"], "hi": ["hin_Deva"], "vi": ["vie"]}
 
 REASONS = {
     "empty text": "empty",
@@ -110,7 +110,11 @@ def main() -> int:
         start = time.process_time()
         ours = judged(own, profile, code)
         took = time.process_time() - start
-        theirs, seconds = reference(arguments.datatrove, own, profile, code)
+        try:
+            theirs, seconds = reference(arguments.datatrove, own, profile, code)
+        except LookupError as error:
+            print(f"{code}: datatrove did not answer: {error}")
+            continue
         pairs = [(one, other) for rule in ours for one, other in zip(ours[rule], theirs[rule], strict=True)]
         equal = sum(one == other for one, other in pairs)
         keep = sum((not one) == (not other) for one, other in pairs)
@@ -167,7 +171,10 @@ def _reason(rule: str, test: str | None, value: float | None, threshold: float |
 
 
 def reference(python: str, texts: Sequence[str], profile: LanguageProfile, code: str) -> tuple[Said, float]:
-    """What datatrove's filters say with the same thresholds, and its CPU seconds."""
+    """What datatrove's filters say with the same thresholds, and its CPU seconds.
+
+    LookupError when it cannot, as for words of a library that is not installed.
+    """
     repetition, quality, fineweb = rules_of(profile)
     options = {
         "gopher_repetition": {
@@ -198,7 +205,10 @@ def reference(python: str, texts: Sequence[str], profile: LanguageProfile, code:
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder, "given.json"), Path(folder, "said.json")
         given.write_text(json.dumps({"codes": ISO_639_3[code], "texts": list(texts), "options": options}))
-        subprocess.run([python, "-W", "ignore", "-c", REFERENCE, str(given), str(made)], check=True)
+        command = [python, "-W", "ignore", "-c", REFERENCE, str(given), str(made)]
+        run = subprocess.run(command, capture_output=True, text=True)
+        if run.returncode:
+            raise LookupError(run.stderr.strip().splitlines()[-1])
         found = json.loads(made.read_text())
     return found["said"], float(found["seconds"])
 

@@ -1,6 +1,6 @@
 """The data pipeline part by part, beside the tools that people use today, on the same files in one run.
 
-    python tools/bench/data.py 'crawl/*.warc.gz' [--datatrove PYTHON] [--pages 300] [--repeats 3] [--output table.md]
+    python tools/bench/data.py 'crawl/*.warc.gz' [--datatrove PYTHON] [--pages 60] [--repeats 3] [--output table.md]
 
 PYTHON is an interpreter that has datatrove (`python -m venv ref; ref/bin/pip install 'datatrove[processing]==0.10.1'
 lxml_html_clean`, and libmagic). All speeds are CPU seconds of one process (datatrove's extractor works in a second one,
@@ -9,7 +9,6 @@ two, are by the clock. The table states agreement beside speed. Our encoder is h
 """
 
 import argparse
-import glob
 import json
 import subprocess
 import sys
@@ -18,11 +17,13 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from data_pipeline.inputs import find_inputs
 from llmsys.config.data import CrawlConfig
 from llmsys.config.extract import ResiliparseExtract
 from tools.bench import data_parts as ours
 from tools.bench import data_reference as theirs
 from tools.bench import tokens
+from tools.bench.arguments import beside_datatrove
 from tools.bench.rules import RULES
 
 HEAD = "| part | this | beside | that | ratio | agreement |\n|---|---|---|---|---|---|"
@@ -159,15 +160,12 @@ def _peak(mebibytes: float) -> Row:
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("crawl", nargs="+", help="WARC files or patterns")
-    parser.add_argument("--datatrove", metavar="PYTHON", help="an interpreter that has datatrove")
-    parser.add_argument("--pages", type=int, default=300, help="records a file for datatrove (default: %(default)s)")
-    parser.add_argument("--limit", type=int, default=1_000, help="documents for parts (default: %(default)s)")
+    parser = beside_datatrove(__doc__, 500)
+    parser.add_argument("--pages", type=int, default=60, help="records a file for datatrove (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="of every measurement (default: %(default)s)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="where the table goes too")
     arguments = parser.parse_args()
-    files = sorted(path for pattern in arguments.crawl for path in glob.glob(pattern))
+    files = find_inputs(arguments.crawl)
     config = CrawlConfig(rules=RULES)
     began = time.monotonic()
     lines = [HEAD]
@@ -179,6 +177,7 @@ def main() -> int:
 
     print(HEAD)
     show(reading(files, arguments.repeats))
+    show(*processes(files, config, arguments.repeats))  # early: a process counts the memory of what started it
     texts, addresses = ours.english(files, config)
     if not texts:
         print(f"no English page in {' '.join(arguments.crawl)}", file=sys.stderr)
@@ -186,7 +185,6 @@ def main() -> int:
     show(*documents(files, config, addresses, arguments))
     some = texts[: arguments.limit] if arguments.limit else texts
     show(*rules(some, arguments), *signatures(some, arguments), *encoding(texts))
-    show(*processes(files, config, arguments.repeats))
     print(f"\n{len(files)} files, {len(texts):,} English pages, {time.monotonic() - began:,.0f} s", file=sys.stderr)
     if arguments.output:
         arguments.output.write_text("\n".join(lines) + "\n")

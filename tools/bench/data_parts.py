@@ -1,7 +1,6 @@
 """Our side of tools/bench/data.py: each part of the pipeline alone, in this process, with its CPU seconds."""
 
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -133,12 +132,3 @@ def equal_signatures(ours: Sequence[Any], theirs: Sequence[list[list[int]]]) -> 
         flat = np.array(other, np.uint64).reshape(-1) if other else None
         same += mine is None if flat is None or not len(flat) else mine is not None and bool(np.array_equal(mine, flat))
     return same / max(1, len(theirs))
-
-
-def peak_bytes() -> int:
-    """Largest resident set of this process and of any child that has ended, in bytes."""
-    import resource
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return max(resource.getrusage(kind).ru_maxrss for kind in kinds) * unit

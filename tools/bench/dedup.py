@@ -8,7 +8,6 @@ share of signatures with equal bits; and whether clusters and what is left of re
 taken in the order of the crawl, and so are copies: the first stays.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -31,6 +30,7 @@ from data_pipeline.inputs import find_inputs
 from data_pipeline.readers.read import read_pages
 from llmsys.config.deduplicate import MinhashDuplicates, SentenceDuplicates
 from llmsys.config.extract import ResiliparseExtract
+from tools.bench.arguments import beside_datatrove
 
 BATCH = 128
 SPANS = SentenceDuplicates()
@@ -182,10 +182,7 @@ def report_filter() -> None:
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("crawl", nargs="+", help="WARC files or patterns")
-    parser.add_argument("--datatrove", metavar="PYTHON", help="an interpreter that has datatrove")
-    parser.add_argument("--limit", type=int, default=500, help="documents; 0 takes all (default: %(default)s)")
+    parser = beside_datatrove(__doc__, 500)
     parser.add_argument("--runs", type=int, default=3, help="runs of which the median counts (default: %(default)s)")
     arguments = parser.parse_args()
     texts = crawl_texts(arguments.crawl, arguments.limit)

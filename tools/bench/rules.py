@@ -7,20 +7,15 @@ the two cannot share an environment. Prints CPU seconds of one process, from col
 documents per second, the ratios, and the share of documents with an equal verdict and text.
 """
 
-import argparse
-import glob
-import json
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import pyarrow as pa
 
 from data_pipeline.extract.html import extract_text
+from data_pipeline.inputs import find_inputs
 from data_pipeline.language.identify import identify, keep_mask
 from data_pipeline.readers.read import read_pages
 from data_pipeline.rules.chain import RuleChain
@@ -32,35 +27,19 @@ from llmsys.config.text import (
     GopherQualityConfig,
     GopherRepetitionConfig,
 )
+from tools.bench import data_reference as reference
+from tools.bench.arguments import beside_datatrove
 
 RULES = (GopherRepetitionConfig(), GopherQualityConfig(), C4DatatroveConfig(end_marks=()), FinewebQualityConfig())
 BATCH = 128
 WARM_RUNS = 3  # the median counts
-
-# Runs under the other interpreter: verdicts and rewritten texts of datatrove's filters, twice, with CPU seconds.
-REFERENCE = """
-import json, sys, time
-from datatrove.data import Document
-from datatrove.pipeline.filters import (
-    C4QualityFilter, FineWebQualityFilter, GopherQualityFilter, GopherRepetitionFilter)
-filters = [GopherRepetitionFilter(), GopherQualityFilter(),
-           C4QualityFilter(filter_no_terminal_punct=False), FineWebQualityFilter()]
-def judge(text):
-    document = Document(text=text, id="0", metadata={})
-    return document.text if all(one.filter(document) is True for one in filters) else None
-texts = [json.loads(line) for line in open(sys.argv[1])]
-judge(texts[0])
-start = time.process_time()
-results = [judge(text) for text in texts]
-json.dump({"seconds": time.process_time() - start, "results": results}, open(sys.argv[2], "w"))
-"""
 
 
 def english_texts(patterns: Sequence[str], limit: int) -> list[str]:
     """Extracted texts of the English pages, in the order of the crawl."""
     extract, language = ResiliparseExtract(), LanguageConfig()
     texts: list[str] = []
-    for path in sorted(path for pattern in patterns for path in glob.glob(pattern)):
+    for path in find_inputs(patterns):
         for batch in read_pages(path, max_page_bytes=extract.max_page_bytes):
             found = extract_text(batch.pages, extract).drop_null()
             codes, scores = identify(found, language)
@@ -83,23 +62,9 @@ def judge(chain: RuleChain, texts: Sequence[str]) -> list[str | None]:
     return results
 
 
-def reference(python: str, texts: Sequence[str]) -> tuple[float, list[str | None]]:
-    """CPU seconds and results of datatrove under another interpreter."""
-    with tempfile.TemporaryDirectory() as folder:
-        given, made = Path(folder, "texts.jsonl"), Path(folder, "results.json")
-        given.write_text("".join(json.dumps(text) + "\n" for text in texts))
-        subprocess.run([python, "-c", REFERENCE, str(given), str(made)], check=True)
-        found = json.loads(made.read_text())
-    return float(found["seconds"]), found["results"]
-
-
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("crawl", nargs="+", help="WARC files or patterns")
-    parser.add_argument("--datatrove", metavar="PYTHON", help="an interpreter that has datatrove")
-    parser.add_argument("--limit", type=int, default=500, help="documents; 0 takes all (default: %(default)s)")
-    arguments = parser.parse_args()
+    arguments = beside_datatrove(__doc__, 500).parse_args()
     texts = english_texts(arguments.crawl, arguments.limit)
     if not texts:
         print(f"no English page in {' '.join(arguments.crawl)}", file=sys.stderr)
@@ -117,7 +82,7 @@ def main() -> int:
     for run, took in seconds.items():
         print(f"  ours, {run:<10} {took:8.2f} s {len(texts) / took:8.0f} documents/s")
     if arguments.datatrove:
-        took, theirs = reference(arguments.datatrove, texts)
+        took, theirs = reference.chain(arguments.datatrove, texts, repeats=1)
         equal = sum(ours == other for ours, other in zip(results, theirs, strict=True))
         print(f"  datatrove        {took:8.2f} s {len(texts) / took:8.0f} documents/s")
         print(f"  ratio: {took / seconds['cold']:.1f} from cold, {took / seconds['warm']:.1f} warm")

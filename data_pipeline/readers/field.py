@@ -8,6 +8,7 @@ from typing import Any
 
 from data_pipeline.readers.page import Page, valid
 
+TOO_LONG = object()  # in place of a text that was not even decoded
 _ID_CHARACTERS = 256  # a longer id is none: ids are kept with every document and in memory
 
 
@@ -26,6 +27,8 @@ def field(row: Mapping[str, Any], name: str) -> Any:
 def document(offset: int, values: Mapping[str, Any], limit: int, text_field: str) -> Page | str:
     """A row as a page with its text; `limit` is in UTF-8 bytes of text."""
     text = values["text"]
+    if text is TOO_LONG:
+        return f"longer than {limit} bytes"
     if not isinstance(text, str):
         return f"no text in field '{text_field}'"
     text = valid(text)

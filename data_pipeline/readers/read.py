@@ -9,10 +9,11 @@ import os
 from collections.abc import Iterator
 
 from data_pipeline.readers.arc import ArcDialect
-from data_pipeline.readers.columns import read_arrow, read_parquet
+from data_pipeline.readers.arrow import read_arrow
 from data_pipeline.readers.lines import read_lines
 from data_pipeline.readers.member import Members, Piece, compression
 from data_pipeline.readers.page import Other, Page, PageBatch, Pages, Skip
+from data_pipeline.readers.parquet import read_parquet
 from data_pipeline.readers.record import walk, walk_carefully
 from data_pipeline.readers.remote import is_remote
 from data_pipeline.readers.source import Source, UnreadableError, open_source

@@ -1,0 +1,118 @@
+"""How large the pages of a parquet file become, before anything is unpacked.
+
+Reads headers of pages alone (Apache Parquet's PageHeader in Thrift's compact protocol), gives bytes and rows. What
+cannot be understood counts for nothing here: decoding it says why.
+"""
+
+from typing import Any
+
+from data_pipeline.readers.source import Source
+
+MOST_BYTES = 192 << 20  # of a page that is unpacked
+_ROWS_BYTES = 64 << 20
+
+_HEADER = 1 << 12  # bytes of a page's header that are looked at first; with statistics it may be longer
+_LONGEST_HEADER = 1 << 20
+_DEPTH = 8
+_STRUCT, _BINARY = 12, 8
+_FIXED = {1: 0, 2: 0, 3: 1, 7: 8}  # bytes of true, false, a byte, a double
+_VARINTS = (4, 5, 6)
+
+
+class _IllegibleError(Exception):
+    """Not what a header looks like."""
+
+
+def largest_page(source: Source, column: Any, most_rows: int) -> tuple[int, int]:
+    """Bytes of the largest page of a column chunk (pyarrow's ColumnChunkMetaData) once it is unpacked, and how many
+    rows, at most `most_rows`, can be decoded at once.
+
+    Between the first and the last of the pages that so many rows lie in there are at most 64 MiB. A value that is
+    written once can come back in every row of a dictionary, or of `DELTA_BYTE_ARRAY`.
+    """
+    starts = [column.data_page_offset, *([column.dictionary_page_offset] if column.has_dictionary_page else [])]
+    position, left, largest, rows = min(starts), column.num_values, 0, most_rows
+    end = min(position + column.total_compressed_size, source.size)
+    while position < end and left > 0:
+        try:
+            size, unpacked, packed, values = _page_header(source, position)
+        except (_IllegibleError, IndexError):
+            break
+        largest = max(largest, unpacked)
+        if values:
+            rows = min(rows, max(1, values * _ROWS_BYTES // max(1, unpacked)))
+        position += size + packed
+        left -= values
+    if column.has_dictionary_page or "DELTA_BYTE_ARRAY" in column.encodings:
+        rows = min(rows, max(1, _ROWS_BYTES // max(1, largest)))
+    return largest, rows
+
+
+def _page_header(source: Source, position: int) -> tuple[int, int, int, int]:
+    """Bytes of the header, of the page unpacked and packed, and how many values it holds."""
+    for size in (_HEADER, _LONGEST_HEADER):
+        try:
+            reader = _Compact(source.read_at(position, size))
+            fields = reader.struct(0)
+            break
+        except IndexError:
+            if size == _LONGEST_HEADER:
+                raise
+    unpacked, packed = fields.get(2, -1), fields.get(3, -1)
+    data = fields.get(5) or fields.get(8) or {}
+    if not (isinstance(unpacked, int) and isinstance(packed, int) and unpacked >= 0 and packed >= 0):
+        raise _IllegibleError
+    return reader.position, unpacked, packed, data.get(1, 0) if isinstance(data, dict) else 0
+
+
+class _Compact:
+    """Structs of Thrift's compact protocol: whole numbers and structs are kept by field, the rest is passed over."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.position = data, 0
+
+    def struct(self, depth: int) -> dict[int, Any]:
+        if depth > _DEPTH:
+            raise _IllegibleError
+        fields: dict[int, Any] = {}
+        number = 0
+        while head := self._byte():
+            number = number + (head >> 4) if head >> 4 else self._signed()
+            fields[number] = self._value(head & 15, depth)
+        return fields
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in _VARINTS:
+            return self._signed()
+        if kind == _STRUCT:
+            return self.struct(depth + 1)
+        if kind == _BINARY:
+            self._skip(self._varint())
+        elif kind in _FIXED:
+            self._skip(_FIXED[kind])
+        else:
+            raise _IllegibleError  # lists, sets and maps: no page header has one
+        return None
+
+    def _skip(self, size: int) -> None:
+        self.position += size
+        if self.position > len(self.data):
+            raise IndexError
+
+    def _byte(self) -> int:
+        self.position += 1
+        return self.data[self.position - 1]
+
+    def _varint(self) -> int:
+        value = shift = 0
+        while shift < 70:
+            byte = self._byte()
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+            shift += 7
+        raise _IllegibleError
+
+    def _signed(self) -> int:
+        value = self._varint()
+        return value >> 1 ^ -(value & 1)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llmsys.errors import DataError
@@ -140,7 +141,8 @@ class LanguageUsage(Record):
 class TokenizerUsage(Record):
     """How well the tokenizer fits the documents; dead pieces stand for text that is in none of them.
 
-    `checked_documents` were encoded a second time by the tokenizer's library, and had the same ids.
+    `checked_documents` were encoded a second time by the tokenizer's library, and had the same ids. `by_library` is the
+    rule by which the library was asked for every document; empty where it was not.
     """
 
     languages: dict[str, LanguageUsage]
@@ -148,6 +150,7 @@ class TokenizerUsage(Record):
     dead_pieces: int
     dead_examples: tuple[str, ...]
     checked_documents: int
+    by_library: str = ""
 
 
 class Contaminated(Record):
@@ -236,6 +239,7 @@ class Manifest(Record):
     decontamination: Decontamination | None = None  # when evaluation sets were looked for
     borders: tuple[Border, ...] = ()  # the documents nearest to each threshold
     labels: tuple[str, ...] = ()  # of labelled texts: a target of one token n means label n
+    checksum: str = ""  # xxh3_128 (hex) of the file with an empty one; empty again once it was compared
 
 
 def dataset_fingerprint(tokenizer_fingerprint: str | None, file_digests: Iterable[str]) -> str:
@@ -260,7 +264,7 @@ def load_manifest(folder: Path | str) -> Manifest:
             f"Prepare the dataset with: llmsys prepare CONFIG"
         ) from None
     try:
-        return Manifest.model_validate_json(text)
+        manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
@@ -268,13 +272,31 @@ def load_manifest(folder: Path | str) -> Manifest:
             f"{path} cannot be used: {where}: {first['msg']} (schema version {SCHEMA_VERSION} is expected). "
             f"Delete {path} and run llmsys prepare CONFIG again: what is whole is not made twice."
         ) from None
+    if manifest.checksum and (found := _checksum(text, manifest.checksum)) != manifest.checksum:
+        raise DataError(
+            f"{path} was damaged or changed after it was written: its checksum is {found}, and it says "
+            f"{manifest.checksum}. Delete {path} and run llmsys prepare CONFIG again: what is whole is not made twice."
+        )
+    return manifest.model_copy(update={"checksum": ""})
+
+
+def _checksum(text: bytes, said: str) -> str:
+    """The checksum of a manifest; it stands at the end of what it is the checksum of, and counts as empty."""
+    begin, _, end = text.rpartition(said.encode())
+    return xxhash.xxh3_128_hexdigest(begin + end)
 
 
 def write_manifest(folder: Path | str, manifest: Manifest) -> Path:
     """Publish manifest.json by rename, after which the dataset is whole."""
     path = Path(folder) / MANIFEST_NAME
-    publish_bytes(path, (manifest.model_dump_json(indent=1) + "\n").encode())
+    empty = manifest.model_copy(update={"checksum": ""})
+    checksum = xxhash.xxh3_128_hexdigest(_text(empty))
+    publish_bytes(path, _text(manifest.model_copy(update={"checksum": checksum})))
     return path
+
+
+def _text(manifest: Manifest) -> bytes:
+    return (manifest.model_dump_json(indent=1) + "\n").encode()
 
 
 def publish_bytes(path: Path, data: bytes) -> None:

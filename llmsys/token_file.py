@@ -58,9 +58,10 @@ class MappedTokens:
         return values, offsets
 
     def _damage(self, index: int, part: str, found: str, expected: str) -> DataError:
+        batch = self.entry.batches[index]
         return DataError(
-            f"{self.path}, record batch {index}: the checksum of its {part} is {found}, the manifest says {expected}: "
-            f"{DAMAGED} {NEXT_STEP}"
+            f"{self.path}, record batch {index}: the checksum of its {part} is {found}, the manifest says {expected} "
+            f"(bytes {batch.begin:,} to {batch.end:,}): {DAMAGED} {NEXT_STEP}"
         )
 
     def tokens(self, index: int, row: int) -> Tokens:

@@ -143,7 +143,7 @@ def load_tokenizer(path: Path | str, eos_token: str | None = None) -> Tokenizer:
         )
     try:
         return SentencePieceTokenizer(model)
-    except RuntimeError as error:
+    except (RuntimeError, UnicodeDecodeError) as error:  # the message about a damaged piece may hold its bytes
         raise DataError(
             f"{file} is not a SentencePiece model ({error}). Make one that is with: llmsys tokenizer CONFIG "
             f"(delete a damaged one first), or name one with tokenizer.kind=file tokenizer.path=FILE."

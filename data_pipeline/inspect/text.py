@@ -70,6 +70,7 @@ def usage_lines(usage: TokenizerUsage) -> list[str]:
         *rows,
         f"{usage.dead_pieces:,} of {usage.pieces:,} pieces are in no document; "
         f"{usage.checked_documents:,} documents were encoded a second time by the library, with the same ids",
+        *([f"every document was encoded by the tokenizer's library: {usage.by_library}"] if usage.by_library else []),
     ]
 
 

@@ -58,7 +58,9 @@ def _batch_findings(name: str, index: int, found: TokenBatch, expected: TokenBat
     for field, said in _SAID.items():
         ours, theirs = getattr(found, field), getattr(expected, field)
         if ours != theirs:
-            yield Finding(name, f"record batch {index}", f"the {said} is {_shown(ours)}, not {_shown(theirs)}")
+            problem = f"the {said} is {_shown(ours)}, not {_shown(theirs)}"
+            where = f"bytes {expected.begin:,} to {expected.end:,}"
+            yield Finding(name, f"record batch {index}", f"{problem} ({where})")
 
 
 def _values(name: str, index: int, batch: pa.RecordBatch, vocab_size: int, end: int | None) -> Iterator[Finding]:

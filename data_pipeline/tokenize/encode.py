@@ -59,7 +59,7 @@ def encode_file(
             writer.write(_rows(batch, with_ends(tokens, tokenizer.eos_id), schema, config))
             report(int(text_bytes(batch.column("text")).sum()), 0)
     usage.write(pieces)
-    return {"languages": usage.languages(), "checked": checked}
+    return {"languages": usage.languages(), "checked": checked, "reason": encoder.reason}
 
 
 def _encode(encoder: Encoder, batch: pa.RecordBatch, source: Path) -> Ragged:

@@ -84,6 +84,7 @@ def collect_usage(tokenizer: Tokenizer, results: Sequence[dict[str, Any]], piece
         dead_pieces=len(dead),
         dead_examples=tuple(texts[number] for number in dead[:DEAD_EXAMPLES]),
         checked_documents=sum(result["checked"] for result in results),
+        by_library=next((result["reason"] for result in results if result["reason"]), ""),
     )
 
 

@@ -21,6 +21,8 @@ def tokenizer_part(manifest: Manifest) -> Part | None:
         f"{number(usage.checked_documents)} documents were encoded a second time by the tokenizer's library, "
         f"with the same ids."
     )
+    if usage.by_library:
+        facts += f" The library encoded every document: {usage.by_library}."
     examples = [tag("code", piece.replace(" ", "␣")) for piece in usage.dead_examples]
     spaced = [one for example in examples for one in (example, " ")]
     dead = fold([f"the first {len(examples)} of the pieces in no document"], tag("p", spaced)) if examples else None

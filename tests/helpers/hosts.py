@@ -87,9 +87,13 @@ class Hosts:
         """The address of each host."""
         return {name: f"10.77.0.{number}" for number, name in enumerate(self.names, 1)}
 
+    def pids(self, name: str) -> list[int]:
+        """The processes of a host, but for the sshd that holds it."""
+        return [pid for pid in _pids(f"{self.prefix}{name}") if pid != self.daemons[name].pid]
+
     def crash(self, name: str) -> None:
-        """Kill everything on a host at once, as the loss of its power does; sshd alone stays, which holds the host."""
-        for pid in set(_pids(f"{self.prefix}{name}")) - {self.daemons[name].pid}:
+        """Kill everything on a host at once, as the loss of its power does."""
+        for pid in self.pids(name):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

@@ -130,9 +130,9 @@ def test_one_run_goes_from_launcher_to_launcher_and_loses_nothing(hosts: Hosts) 
     path = config_file(hosts, "passed", engine={"kind": "accelerate"}, train=FAST)
     assert [process.wait(300) for process in typed(hosts, path)] == [0, 0], hosts.log.read_text()
     assert worlds(hosts, "passed") == [2, 2, 2, 2]
-    train_calmly(config_file(hosts, "calm", train=FAST))
+    train_calmly(config_file(hosts, "fast", train=FAST))
     assert len(losses(hosts, "passed")) == STEPS
-    assert losses(hosts, "passed") == pytest.approx(losses(hosts, "calm"), rel=1e-5)
+    assert losses(hosts, "passed") == pytest.approx(losses(hosts, "fast"), rel=1e-5)
 
 
 def test_a_halted_host_a_dead_one_and_a_cut_cable_cost_nothing_but_time(hosts: Hosts) -> None:

@@ -79,7 +79,7 @@ class NearSide:
 class JoinedSide:
     """One side of a threshold in all files."""
 
-    side: Side = Side()
+    side: Side = field(default_factory=Side)
     thresholds: frozenset[float] = frozenset()
 
     def add(self, plain: Mapping[str, Any]) -> None:

@@ -40,9 +40,9 @@ from datatrove.pipeline.filters import FineWebQualityFilter, GopherQualityFilter
 from datatrove.utils.word_tokenizers import load_tokenizer_assignments
 given = json.load(open(sys.argv[1]))
 known = load_tokenizer_assignments()
-language = next((code for code in given["codes"] if code in known), None)
-if language is None:
-    sys.exit(f"datatrove has no words for {given['codes']}")
+language = given["code"]
+if language not in known:
+    sys.exit(f"it has no words for {language}")
 def options(one):
     return {k: [tuple(pair) for pair in v] if k.endswith("grams") else v for k, v in one.items()}
 rules = {"gopher_repetition": GopherRepetitionFilter, "gopher_quality": GopherQualityFilter,
@@ -57,13 +57,13 @@ for text in given["texts"]:
 json.dump({"seconds": time.process_time() - start, "said": said}, open(sys.argv[2], "w"))
 """
 
-ISO_639_3 = {"zh": ["cmn"], "sw": ["swh", "swa"], "lv": ["lvs", "lav"], "fa": ["pes", "fas"], "sq": ["als", "sqi"]}
-ISO_639_3 |= {"az": ["azj", "aze"], "et": ["ekk", "est"], "ms": ["zsm", "msa"], "ar": ["arb_Arab"], "de": ["deu"]}
-ISO_639_3 |= {"mn": ["khk", "mon"], "om": ["gaz", "orm"], "ko": ["kor"], "ja": ["jpn"], "th": ["tha"], "en": ["eng"]}
-ISO_639_3 |= {"fr": ["fra"], "es": ["spa"], "ru": ["rus"], "it": ["ita"], "pt": ["por"], "nl": ["nld"], "pl": ["pol"]}
-ISO_639_3 |= {"cs": ["ces"], "sv": ["swe"], "da": ["dan"], "nb": ["nob"], "nn": ["nno"], "fi": ["fin"], "hu": ["hun"]}
-ISO_639_3 |= {"tr": ["tur"], "el": ["ell"], "bg": ["bul"], "uk": ["ukr"], "ro": ["ron"], "sr": ["srp"], "hr": ["hrv"]}
-ISO_639_3 |= {"sk": ["slk"], "sl": ["slv"], "lt": ["lit"], "ca": ["cat"], "he": ["heb"], "hi": ["hin_Deva"], "vi": ["vie"]}
+# datatrove knows languages by ISO 639-3, some with their script.
+_CODES = """
+ar:arb_Arab bg:bul ca:cat cs:ces da:dan de:deu el:ell en:eng es:spa et:ekk fa:fas_Arab fi:fin fr:fra he:heb hi:hin_Deva
+hr:hrv hu:hun it:ita ja:jpn ko:kor lt:lit lv:lvs nb:nob nl:nld nn:nno pl:pol pt:por ro:ron ru:rus sk:slk sl:slv sq:als
+sr:srp sv:swe sw:swh th:tha tr:tur uk:ukr vi:vie zh:cmn
+"""
+ISO_639_3 = dict(pair.split(":") for pair in _CODES.split())
 
 REASONS = {
     "empty text": "empty",
@@ -204,7 +204,7 @@ def reference(python: str, texts: Sequence[str], profile: LanguageProfile, code:
     }
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder, "given.json"), Path(folder, "said.json")
-        given.write_text(json.dumps({"codes": ISO_639_3[code], "texts": list(texts), "options": options}))
+        given.write_text(json.dumps({"code": ISO_639_3[code], "texts": list(texts), "options": options}))
         command = [python, "-W", "ignore", "-c", REFERENCE, str(given), str(made)]
         run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode:

@@ -36,11 +36,19 @@ class Splitters:
 
 
 class TextBatch:
-    """Texts and their shared columns. D documents."""
+    """Texts and their shared columns. D documents.
 
-    def __init__(self, texts: Sequence[str], splitters: Splitters) -> None:
+    Args:
+        texts: the documents.
+        splitters: where their words come from.
+        word_counts: words of each document, where somebody has counted them.
+    """
+
+    def __init__(self, texts: Sequence[str], splitters: Splitters, word_counts: Integers | None = None) -> None:
         self.texts = texts
         self.splitters = splitters
+        if word_counts is not None:
+            self.word_counts = word_counts
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -54,6 +62,11 @@ class TextBatch:
     def words(self) -> WordColumns:
         """The words of all documents, in the sense of their language."""
         return self.splitters.language.split(self.texts)
+
+    @cached_property
+    def word_counts(self) -> Integers:
+        """Words of each document, in the sense of its language."""
+        return self.words.counts
 
     @cached_property
     def whitespace_words(self) -> WordColumns:
@@ -82,7 +95,9 @@ class TextBatch:
         """The documents that stay, with the columns that are already there."""
         if keep.all():
             return self
-        batch = TextBatch(list(compress(self.texts, keep.tolist())), self.splitters)
+        counted = self.__dict__.get("word_counts")
+        counted = counted if counted is None else counted[keep]
+        batch = TextBatch(list(compress(self.texts, keep.tolist())), self.splitters, counted)
         for name in _WORDS:
             if name in self.__dict__:
                 batch.__dict__[name] = self.__dict__[name].take(keep)

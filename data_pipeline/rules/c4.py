@@ -10,12 +10,13 @@ Both count sentences with spaCy's sentencizer; the original's code does so with 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 
 from data_pipeline.rules.batch import TextBatch
 from data_pipeline.rules.verdict import Limit, Verdicts, first_broken
-from data_pipeline.rules.word_columns import Integers
+from data_pipeline.rules.word_columns import Integers, LineColumns
 from data_pipeline.rules.words import WordSplitter
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig
 
@@ -36,8 +37,8 @@ class _Page:
     """What is left of one page."""
 
     lines: list[str] = field(default_factory=list)
-    sentences: int = 0  # in lines that stay as they were
-    shortened: list[list[str]] = field(default_factory=list)  # the other lines, as `stretches`
+    as_they_were: list[int] = field(default_factory=list)  # numbers of lines that stay so
+    shortened: list[str] = field(default_factory=list)  # the others
     taken_out: dict[str, int] = field(default_factory=dict)
     failed: str = ""
 
@@ -57,34 +58,31 @@ class C4:
 
     def judge(self, batch: TextBatch) -> Verdicts:
         """Verdicts and the rewritten texts."""
+        splitter = batch.splitters.language
         documents = [text.splitlines() for text in batch.texts]
-        measured = batch.splitters.language.lines(batch.texts, documents)
-        pages = [
-            self._clean(text, lines, chunks, sentences, batch.splitters.language)
-            for text, lines, chunks, sentences in zip(batch.texts, documents, *measured.per_text(), strict=True)
-        ]
+        measured = splitter.lines(batch.texts, documents)
+        chunks = measured.per_document(measured.chunks_L)
+        pages = [self._clean(*one, splitter) for one in zip(batch.texts, documents, chunks, strict=True)]
         changes = _changes(batch, pages)
+        words, sentences = _left(pages, measured, splitter)
         statistics = {
             "characters": batch.characters.astype(np.float64),
-            "sentences": self._sentences(batch, pages).astype(np.float64),
+            "sentences": sentences.astype(np.float64),
             "kept_lines": batch.count(len(page.lines) for page in pages).astype(np.float64),
             "lines_taken_out": batch.count(sum(page.taken_out.values()) for page in pages).astype(np.float64),
             "lines_without_citations": changes[_WITHOUT_CITATIONS].astype(np.float64),
         }
         verdicts = _also_failed(first_broken(self.limits, statistics, len(batch)), pages)
-        return replace(verdicts, texts=["\n".join(page.lines).strip() for page in pages], changes=changes)
+        return replace(verdicts, texts=["\n".join(page.lines).strip() for page in pages], words=words, changes=changes)
 
-    def _clean(
-        self, text: str, lines: Sequence[str], chunks: Sequence[int], sentences: Sequence[int], splitter: WordSplitter
-    ) -> _Page:
-        """Go through the lines of a text, whose chunks and sentences are counted."""
+    def _clean(self, text: str, lines: Sequence[str], chunks: Sequence[int], splitter: WordSplitter) -> _Page:
+        """Go through the lines of a text, whose chunks are counted."""
         page = _Page()
         suspicious = _suspicious(text, self._brace)
-        for whole_line, before, found in zip(lines, chunks, sentences, strict=True):
-            line, words, after = whole_line.strip(), None, before
+        for number, (whole_line, before) in enumerate(zip(lines, chunks, strict=True)):
+            line, after, is_shorter = whole_line.strip(), before, False
             if "[" in line and (shorter := _CITATION.sub("", line)) != line:
-                line, words = shorter, splitter.cut(shorter)
-                after = len(words)
+                line, after, is_shorter = shorter, len(splitter.cut(shorter)), True
             reason = self._reason(line, whole_line, before if self._counts_before else after, splitter)
             if not reason and suspicious:
                 reason = _phrase(line, self._brace)
@@ -95,10 +93,10 @@ class C4:
                 page.taken_out[reason] = page.taken_out.get(reason, 0) + 1
                 continue
             page.lines.append(line)
-            if words is None:
-                page.sentences += found
+            if is_shorter:
+                page.shortened.append(line)
             else:
-                page.shortened.append(splitter.stretches(line, words))
+                page.as_they_were.append(number)
         return page
 
     def _reason(self, line: str, whole_line: str, num_words: int, splitter: WordSplitter) -> str:
@@ -110,13 +108,22 @@ class C4:
             return "no end mark"
         return "too few words" if num_words < config.min_words_per_line else ""
 
-    @staticmethod
-    def _sentences(batch: TextBatch, pages: Sequence[_Page]) -> Integers:
-        """Sentences in the lines that stay, per page."""
-        per_line = batch.splitters.language.count_sentences([words for page in pages for words in page.shortened])
-        page_of_line = np.repeat(np.arange(len(pages)), batch.count(len(page.shortened) for page in pages))
-        shortened = np.bincount(page_of_line, weights=per_line, minlength=len(pages)).astype(np.int64)
-        return shortened + batch.count(page.sentences for page in pages)
+
+def _left(pages: Sequence[_Page], measured: LineColumns, splitter: WordSplitter) -> tuple[Integers, Integers]:
+    """Words and sentences in the lines that stay, per page."""
+    shortened = [line for page in pages for line in page.shortened]
+    shorter = splitter.lines(shortened, [[line] for line in shortened])
+    whole_lines = np.array([len(page.as_they_were) for page in pages], np.int64)
+    numbers = np.fromiter(chain.from_iterable(page.as_they_were for page in pages), np.int64, int(whole_lines.sum()))
+    numbers += np.repeat(measured.offsets[:-1], whole_lines)
+    page_of_whole = np.repeat(np.arange(len(pages)), whole_lines)
+    page_of_shorter = np.repeat(np.arange(len(pages)), [len(page.shortened) for page in pages])
+
+    def total(whole_L: Integers, shorter_L: Integers) -> Integers:
+        weights, place = np.append(whole_L[numbers], shorter_L), np.append(page_of_whole, page_of_shorter)
+        return np.bincount(place, weights=weights, minlength=len(pages)).astype(np.int64)
+
+    return total(measured.words_L, shorter.words_L), total(measured.sentences_L, shorter.sentences_L)
 
 
 def _also_failed(verdicts: Verdicts, pages: Sequence[_Page]) -> Verdicts:

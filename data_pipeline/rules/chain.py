@@ -74,7 +74,7 @@ class RuleChain:
                 verdicts = rule.judge(batch)
                 keep = verdicts.failed_D < 0
                 if verdicts.texts is not None:
-                    batch = TextBatch(verdicts.texts, self._splitters)
+                    batch = TextBatch(verdicts.texts, self._splitters, verdicts.words)
                 batch = batch.take(keep)
                 outcomes.append(_outcome(name, verdicts, batch.texts))
         return [_joined(outcomes) for outcomes in parts]

@@ -46,5 +46,5 @@ class FinewebQuality:
             "end_mark_line_share": share(ends, counts),
             "short_line_share": share(short, counts),
             "duplicate_line_character_share": share(repeated, batch.characters - newlines),
-            "newlines_per_word": share(newlines, batch.words.counts),
+            "newlines_per_word": share(newlines, batch.word_counts),
         }

@@ -5,7 +5,7 @@ with value and threshold. All comparisons are strict: a value equal to its thres
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -39,6 +39,7 @@ class Verdicts:
         texts: the texts as the rule rewrote them, None when it rewrites none.
         changes: columns of D counts of what the rule took out of each text.
         matches: what a failed test found, by number of the document, where that is more than its name says.
+        words: how many words the rewritten texts have, None where nobody counted them.
     """
 
     tests: tuple[str, ...]
@@ -49,6 +50,7 @@ class Verdicts:
     texts: Sequence[str] | None = None
     changes: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     matches: Mapping[int, str] = field(default_factory=dict)
+    words: npt.NDArray[np.int64] | None = None
 
 
 class Rule(Protocol):
@@ -82,13 +84,10 @@ def first_broken(limits: Sequence[Limit], statistics: Mapping[str, Floats], num_
 
 def fail_first(verdicts: Verdicts, test: str, fails_D: npt.NDArray[np.bool_]) -> Verdicts:
     """The same verdicts with one more test, without value and threshold, that comes before all others."""
-    nothing = np.where(fails_D, np.nan, verdicts.values_D)
-    return Verdicts(
-        (*verdicts.tests, test),
-        np.where(fails_D, len(verdicts.tests), verdicts.failed_D).astype(np.int8),
-        nothing,
-        np.where(fails_D, np.nan, verdicts.thresholds_D),
-        verdicts.statistics,
-        verdicts.texts,
-        verdicts.changes,
+    return replace(
+        verdicts,
+        tests=(*verdicts.tests, test),
+        failed_D=np.where(fails_D, len(verdicts.tests), verdicts.failed_D).astype(np.int8),
+        values_D=np.where(fails_D, np.nan, verdicts.values_D),
+        thresholds_D=np.where(fails_D, np.nan, verdicts.thresholds_D),
     )

@@ -67,19 +67,20 @@ class LineColumns:
 
     Attributes:
         chunks_L: chunks of each line.
+        words_L: words of each line.
         sentences_L: sentences of each line, counted from its beginning.
         offsets: int64, D + 1 values: where the lines of each document start, and where the last ones end.
     """
 
     chunks_L: Integers
+    words_L: Integers
     sentences_L: Integers
     offsets: Integers
 
-    def per_text(self) -> tuple[list[list[int]], list[list[int]]]:
-        """The chunks and the sentences of the lines of each document."""
-        places = list(pairwise(self.offsets.tolist()))
-        chunks, sentences = self.chunks_L.tolist(), self.sentences_L.tolist()
-        return [chunks[start:end] for start, end in places], [sentences[start:end] for start, end in places]
+    def per_document(self, column_L: Integers) -> list[list[int]]:
+        """The numbers of the lines of each document."""
+        numbers = column_L.tolist()
+        return [numbers[start:end] for start, end in pairwise(self.offsets.tolist())]
 
 
 def offsets_of(counts: npt.NDArray[Any]) -> Integers:

@@ -4,19 +4,17 @@ spaCy splits every stretch between white space by itself, so a memory of what ea
 speed of a look-up. Other kinds of words come from other `ChunkSplitter`s.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 
 from data_pipeline.rules.chunk import EnglishChunks
-from data_pipeline.rules.chunk_memory import SPACE_NUMBER, SPACE_WORD, ChunkMemory, ChunkSplitter
+from data_pipeline.rules.chunk_memory import SPACE_NUMBER, ChunkMemory, ChunkSplitter
 from data_pipeline.rules.spans import spans_of
 from data_pipeline.rules.vocabulary import PASSING, TERMINAL
 from data_pipeline.rules.word_columns import Integers, LineColumns, WordColumns, offsets_of
-
-_STRETCH = re.compile(r"\s+|\S+")
 
 
 class WordSplitter:
@@ -40,10 +38,6 @@ class WordSplitter:
         """Gives the chunks of a text, which rules on lines count as words; in most scripts white space parts them."""
         return self._splitter.cut
 
-    def stretches(self, line: str, chunks: list[str]) -> list[str]:
-        """What `count_sentences` needs of a line that has been cut into `chunks`."""
-        return stretches(line, chunks) if self._at_spaces else chunks
-
     def split(self, texts: Sequence[str]) -> WordColumns:
         """The words of each text."""
         self._memory.tidy()
@@ -56,55 +50,40 @@ class WordSplitter:
         words_W, words_per_chunk = self._memory.words(numbers)
         return WordColumns(words_W, offsets_of(words_per_chunk)[offsets_of(chunks)], self._memory.vocabulary)
 
-    def lines(self, texts: Sequence[str], lines: Sequence[list[str]]) -> LineColumns:
-        """What rules ask of the lines of each text, which are given as `str.splitlines` finds them."""
+    def lines(self, texts: Sequence[str], lines: Sequence[Sequence[str]]) -> LineColumns:
+        """What rules ask of the lines of each text, which are given as `str.splitlines` finds them.
+
+        In most scripts white space between two words of a line is a word to spaCy unless it is a single U+0020: it
+        can start a sentence, but is never counted.
+        """
         counts = _lengths(lines)
         total = int(counts.sum())
         if self._at_spaces:
             spans = spans_of(texts)
             line_C, spaces = spans.lines(counts)
-            chunks = np.bincount(line_C, minlength=total)
-            numbers = np.insert(self._memory.at(spans), spaces, SPACE_NUMBER)
-            line_C = np.insert(line_C, spaces, line_C[spaces])
+            numbers_C = self._memory.at(spans)
         else:
             cut = [self._splitter.cut(line) for one in lines for line in one]
-            chunks = _lengths(cut)
-            numbers, line_C = self._memory.of(list(chain.from_iterable(cut))), np.repeat(np.arange(total), chunks)
-        return LineColumns(chunks, self._sentences(numbers, line_C, total), offsets_of(counts))
+            line_C, spaces = np.repeat(np.arange(total), _lengths(cut)), np.zeros(0, np.int64)
+            numbers_C = self._memory.of(list(chain.from_iterable(cut)))
+        words_W, words_per_chunk = self._memory.words(np.insert(numbers_C, spaces, SPACE_NUMBER))
+        line_W = np.repeat(np.insert(line_C, spaces, line_C[spaces]), words_per_chunk)
+        chunks, words, not_counted = (np.bincount(one, minlength=total) for one in (line_C, line_W, line_C[spaces]))
+        return LineColumns(chunks, words - not_counted, self._sentences(words_W, line_W, words), offsets_of(counts))
 
-    def count_sentences(self, lines: Sequence[Sequence[str]]) -> Integers:
-        """Sentences of each line as spaCy's sentencizer finds them, a line being given as its `stretches`.
+    def _sentences(self, words_W: npt.NDArray[np.int32], line_W: Integers, words_L: Integers) -> Integers:
+        """Sentences of each line as spaCy's sentencizer finds them.
 
         A sentence starts at the first word of a line, and at the first word after a terminal mark that is no
         punctuation.
         """
-        line_C = np.repeat(np.arange(len(lines)), _lengths(lines))
-        return self._sentences(self._memory.of(list(chain.from_iterable(lines))), line_C, len(lines))
-
-    def _sentences(self, numbers_C: Integers, line_C: Integers, num_lines: int) -> Integers:
-        """Sentences of each line, from chunks and their lines."""
-        words_W, words_per_chunk = self._memory.words(numbers_C)
         word_flags = self._memory.vocabulary.flags[words_W]
-        line_W = np.repeat(line_C, words_per_chunk)
         decisive = np.flatnonzero((word_flags & PASSING) == 0)
         line = line_W[decisive]
         terminal = (word_flags[decisive] & TERMINAL) != 0
         starts = terminal[:-1] & ~terminal[1:] & (line[:-1] == line[1:])
-        has_words = np.bincount(line_W, minlength=num_lines) > 0
-        return np.bincount(line[1:][starts], minlength=num_lines) + has_words
+        return np.bincount(line[1:][starts], minlength=len(words_L)) + (words_L > 0)
 
 
 def _lengths(groups: Sequence[Sequence[str]]) -> Integers:
     return np.fromiter(map(len, groups), np.int64, len(groups))
-
-
-def stretches(line: str, chunks: list[str]) -> list[str]:
-    """What `count_sentences` needs of a line that has been split at white space into `chunks`.
-
-    A run of white space is a token of its own when something is left of it after one leading U+0020; such a token can
-    start a sentence, but one at an end of the line never makes one.
-    """
-    if " ".join(chunks) == line:
-        return chunks
-    found = _STRETCH.findall(line.strip())
-    return [SPACE_WORD if part.isspace() else part for part in found if part != " "]

@@ -10,7 +10,7 @@ from spacy.symbols import IDS
 from data_pipeline.rules.chunk import LONGEST_CHUNK, LONGEST_PLAIN_CHUNK, EnglishChunks
 from data_pipeline.rules.chunk_table import ChunkTable
 from data_pipeline.rules.spans import spans_of, without_space
-from data_pipeline.rules.words import WordSplitter, stretches
+from data_pipeline.rules.words import WordSplitter
 from tests.reference.rules_plain import english, sentences_of, words_of
 
 CHUNKS = [
@@ -84,8 +84,8 @@ def test_sentences_of_lines_equal_spacy() -> None:
         "".join(source.choice(parts) + source.choice(spaces) for _ in range(source.randint(0, 12))) for _ in range(400)
     ]
     lines += ["", " ", "  ", "a.  ", " a. b"]
-    counted = WordSplitter().count_sentences([stretches(line, line.split()) for line in lines])
-    assert counted.tolist() == [len(sentences_of(line)) for line in lines]
+    counted = WordSplitter().lines(lines, [[line] for line in lines])
+    assert counted.sentences_L.tolist() == [len(sentences_of(line)) for line in lines]
 
 
 def test_chunks_and_lines_in_bytes_are_those_of_str_split_and_splitlines() -> None:
@@ -116,8 +116,8 @@ def test_chunks_and_lines_in_bytes_are_those_of_str_split_and_splitlines() -> No
         lines = [text.splitlines() for text in texts]
         found, each = splitter.lines(texts, lines), [line for one in lines for line in one]
         assert found.chunks_L.tolist() == [len(line.split()) for line in each]
-        by_strings = splitter.count_sentences([stretches(line, line.split()) for line in each])
-        assert found.sentences_L.tolist() == by_strings.tolist()
+        assert found.words_L.tolist() == splitter.split(each).counts.tolist()
+        assert found.sentences_L.tolist() == splitter.lines(each, [[line] for line in each]).sentences_L.tolist()
 
 
 def test_the_table_gives_every_chunk_one_number_of_its_own() -> None:

@@ -112,9 +112,8 @@ def test_characters_of_scripts_without_spaces_are_words() -> None:
     assert spaced_out("ที่นี้がぎ") == "ที่ นี้ が ぎ"
     words = WordSplitter(CharacterChunks()).split([text, "", "道"])
     assert words.counts.tolist()[1:] == [0, 1]
-    assert WordSplitter(CharacterChunks()).count_sentences(
-        [CharacterChunks().cut("他说。我不知道！真的")]
-    ).tolist() == [3]
+    line = "他说。我不知道！真的"
+    assert WordSplitter(CharacterChunks()).lines([line], [[line]]).sentences_L.tolist() == [3]
     assert unspaced_languages(data("en", "ja", "th", "zh", "ko")) == ["ja", "th", "zh"]
 
 

@@ -95,6 +95,7 @@ class Workshop:
         total = sum(task.amount for task in stage.tasks)
         done = total - sum(stage.tasks[index].amount for index in missing)
         failures: list[tuple[Task, Failed]] = []
+        missing = sorted(missing, key=lambda index: -stage.tasks[index].amount)  # so that no worker idles at the end
         jobs = [stage.tasks[index].job for index in missing]
         with Progress(stage.name, total, stage.unit, done=done) as progress:
             meter = _Meter(progress, [stage.tasks[index].amount for index in missing])

@@ -1,0 +1,91 @@
+"""Laws of the script of a Slurm job, held to a Slurm of three lines: what it does when Slurm says this or that."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch.commands import Start
+from launch.hosts import Host
+from launch.slurm import WATCH, batch_text
+from launch.train import STOPPED
+from llmsys.lock import folder_lock
+from tests.helpers.process import wait_until
+
+HEARD = 'echo "$0 $*" >> "$SAID"\n'
+UNTIL = 'until [ "$(grep -c {} "$SAID")" -ge {} ]; do sleep 0.05; done'
+
+
+def commands_of_slurm(folder: Path, **bodies: str) -> dict[str, str]:
+    """An environment whose commands of Slurm write down how they were called and do what `bodies` say."""
+    (folder / "bin").mkdir()
+    (folder / "said").touch()
+    for name in ("squeue", "scontrol", "srun", "scancel"):
+        path = folder / "bin" / name
+        path.write_text(f"#!/bin/bash\n{HEARD}{bodies.get(name, '')}\n")
+        path.chmod(0o755)
+    names = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_CPUS_ON_NODE": "2", "SLURMD_NODENAME": "n2"}
+    found = {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "SAID": str(folder / "said")}
+    return os.environ | names | found | {"MASTER_HOST": "n1"}
+
+
+def job(folder: Path) -> Path:
+    """The script of a job of two nodes that trains into `folder / run`."""
+    kit = folder / "run" / "launch"
+    kit.mkdir(parents=True)
+    (kit / "environment.sh").touch()
+    start = Start((Host("n1", 1), Host("n2", 1)), kit, folder, 0, "toy", 2, 3, 60, 60)
+    (kit / "job.sbatch").write_text(batch_text(start, chosen=True, gpus=0, port=0))
+    return kit / "job.sbatch"
+
+
+def said(folder: Path) -> list[str]:
+    return [line.rpartition("/")[2] for line in (folder / "said").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("squeue", "hosts", "queued_again"),
+    [("echo n[2-3]", "n2 n3", True), ("echo n[1-3]", "n1 n2 n3", False), ("exit 1", "", False), ("", "", False)],
+    ids=["the first node is lost", "all is well", "nobody answers", "nothing is known"],
+)
+def test_a_job_that_may_shrink_is_queued_again_when_the_node_of_its_script_is_lost(
+    tmp_path: Path, squeue: str, hosts: str, queued_again: bool
+) -> None:
+    environment = commands_of_slurm(tmp_path, squeue=squeue, scontrol=f"printf '%s\\n' {hosts}")
+    script = WATCH.format(seconds=0) + UNTIL.format(*(("requeue", 1) if queued_again else ("squeue", 3)))
+    subprocess.run(["bash", "-c", script], env=environment, check=True, timeout=60)
+    assert ("scontrol requeue 7" in said(tmp_path)) == queued_again
+
+
+@pytest.mark.parametrize(
+    ("state", "saves", "queued_again", "words"),
+    [
+        ("RUNNING", True, True, ""),
+        ("RUNNING", False, False, "nothing was saved between start and stop"),
+        ("COMPLETING", True, False, ""),
+    ],
+    ids=["near its time limit", "nothing saved", "cancelled"],
+)
+def test_a_stopped_job_is_queued_again_unless_it_was_cancelled_or_has_come_no_further(
+    tmp_path: Path, state: str, saves: bool, queued_again: bool, words: str
+) -> None:
+    save = f"mkdir -p {tmp_path}/run/checkpoints/step-00000002" if saves else ""
+    scontrol = f"echo JobState={state}"
+    environment = commands_of_slurm(tmp_path, srun=f"{save}\nexit {STOPPED}", scontrol=scontrol)
+    done = subprocess.run(["bash", job(tmp_path)], env=environment, capture_output=True, text=True)
+    assert done.returncode == STOPPED
+    assert ("scontrol requeue 7" in said(tmp_path)) == queued_again
+    assert words in done.stderr
+
+
+def test_a_second_start_waits_for_ranks_of_the_first_that_were_cut_off_with_their_node(tmp_path: Path) -> None:
+    environment = commands_of_slurm(tmp_path, srun=f"ls {tmp_path}/gone")
+    script = job(tmp_path)
+    with folder_lock(tmp_path / "run"):
+        started = subprocess.Popen(["bash", script], env=environment | {"SLURM_RESTART_COUNT": "1"})
+        children = psutil.Process(started.pid).children
+        wait_until(lambda: [one for one in children() if one.name() == "flock"], "it does not wait")
+        (tmp_path / "gone").touch()
+    assert started.wait(60) == 0

@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from data_pipeline.inspect.dataset import inspect_dataset
+from data_pipeline.inspect.dataset import Inspection, inspect_dataset
 from data_pipeline.inspect.finding import Finding, as_table
+from data_pipeline.inspect.samples import check_samples
+from data_pipeline.inspect.text import as_text
 from data_pipeline.inspect.token_files import check_token_file
 from data_pipeline.pipeline import prepare
 from launch.main import main
 from llmsys.errors import DataError
 from llmsys.manifest import Manifest, dataset_fingerprint, load_manifest, write_manifest
-from llmsys.shards import open_tokens, read_batches
+from llmsys.shards import ShardWriter, open_tokens, read_batches
 from llmsys.tokenizer import load_tokenizer
 from tests.helpers.tiny_crawl import make_crawl, tiny_config
 
@@ -68,7 +71,25 @@ def test_people_get_counts_the_tokenizers_fit_and_samples(made: Path, capsys: py
     assert "everything is as the manifest says (fingerprint" in text
     assert "bytes/token" in text
     assert "pieces are in no document" in text
-    assert "2 documents encoded again and decoded; 2 give back their text as it was" in text
+    assert "2 documents encoded again, with the same ids, and decoded; 2 give their text back:" in text
+
+
+def test_a_text_that_the_tokenizer_changes_is_no_damage(dataset: Path) -> None:
+    """U+2581 is how SentencePiece writes a space, and comes back as one: the ids are the text's all the same."""
+    manifest, tokenizer = load_manifest(dataset), load_tokenizer(dataset / "tokenizer")
+    name = manifest.documents.files[0].name
+    (batch, *_) = read_batches(dataset / "documents" / name)
+    texts = [text.replace(" ", "\u2581", 1) for text in batch.column("text").to_pylist()]
+    changed = batch.set_column(batch.schema.get_field_index("text"), "text", pa.array(texts, pa.large_string()))
+    with ShardWriter(dataset / "documents" / name, batch.schema, "zstd") as writer:
+        writer.write(changed)
+    samples, findings = check_samples(dataset, manifest, tokenizer, 100)
+    assert findings == []
+    assert 0 < sum(not sample.same_text for sample in samples) == len(texts)
+    found = Inspection(dataset, manifest, samples=samples)
+    assert f"give their text back, {len(texts)} another (the tokenizer normalises text, or takes U+2581" in as_text(
+        found
+    )
 
 
 def change_digest(folder: Path) -> None:

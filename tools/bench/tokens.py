@@ -1,12 +1,13 @@
-"""Encoding by columns beside the tokenizer's library asked for each document, on the same texts, in one run.
+"""Encoding by columns beside the tokenizer's library, asked text by text and for all texts at once, in one run.
 
     python tools/bench/tokens.py 'crawl/*.warc.gz' sentences.jsonl.gz [--tokenizer FILE] [--limit 40]
 
 Every input is a set of texts of its own: a pattern of crawl files (their pages are extracted first), of document files
-of a dataset (.arrow), or of lines of JSON with a field `text` (.jsonl, .jsonl.gz). Without --tokenizer a SentencePiece
-BPE of 32,000 pieces is trained on all of them. Prints MB/s of UTF-8 text by CPU seconds of one process, the medians of
-three runs: the library text by text, the encoder cold (new memory) and warm (its second time), and the share of texts
-whose ids are equal.
+of a dataset (.arrow), or of lines of JSON with a field `text` (.jsonl, .jsonl.gz). Without --tokenizer four tokenizers
+are trained on all of them: SentencePiece's BPE and unigram, and a byte-level BPE and a WordPiece as tokenizer.json.
+Prints MB/s of UTF-8 text by CPU seconds of one process, the medians of three runs: the library text by text and its
+batch call, the encoder cold (new memory) and warm (its second time); in brackets how many times that is of each of the
+library's; and the share of texts whose ids are equal, cold and warm.
 """
 
 import argparse
@@ -23,9 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from tokenizers import Tokenizer as Library
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from data_pipeline.stages.extract import extract_file
-from data_pipeline.tokenize.columns import Encoder, LibraryEncoder, column_encoder
+from data_pipeline.tokenize.columns import column_encoder
 from data_pipeline.tokenize.memo import Ragged, ends_of
 from data_pipeline.tokenize.train import fit_sentencepiece
 from llmsys.config.extract import ResiliparseExtract
@@ -90,12 +93,29 @@ def in_batches(texts: list[str]) -> list[pa.Array]:
     return [*batches, pa.array(waiting, pa.large_string())] if waiting else batches
 
 
-def trained(folder: Path, texts: list[str], pieces: int) -> Tokenizer:
-    """A tokenizer of these texts."""
-    config = SentencePieceConfig(vocab_size=pieces)
-    lines = (line for text in texts for line in text.split("\n") if line)
-    fit_sentencepiece(lines, folder=folder, config=config, sample={"documents": len(texts), "bytes": 0})
-    return load_tokenizer(folder)
+def trained(folder: Path, texts: list[str], pieces: int) -> Iterator[tuple[str, Tokenizer]]:
+    """A tokenizer of each kind, of these texts."""
+    lines = [line for text in texts for line in text.split("\n") if line]
+    for kind in ("bpe", "unigram"):
+        config = SentencePieceConfig(vocab_size=pieces, model_type=kind)
+        fit_sentencepiece(
+            iter(lines), folder=folder / kind, config=config, sample={"documents": len(texts), "bytes": 0}
+        )
+        yield f"SentencePiece {kind.replace('bpe', 'BPE')}", load_tokenizer(folder / kind)
+    level = Library(models.BPE())
+    level.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    words = Library(models.WordPiece(unk_token="[UNK]"))
+    words.normalizer, words.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    for name, library, trainer in (
+        ("byte-level BPE, json", level, trainers.BpeTrainer(vocab_size=pieces, initial_alphabet=alphabet)),
+        ("WordPiece, json", words, trainers.WordPieceTrainer(vocab_size=pieces, special_tokens=["[UNK]"])),
+    ):
+        library.train_from_iterator(lines, trainer)
+        library.add_special_tokens(["<end>"])
+        file = folder / f"{name}.json"
+        library.save(str(file))
+        yield name, load_tokenizer(file, "<end>")
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -106,20 +126,21 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def measure(texts: list[str], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Medians of the seconds of each way, and the share of texts with equal ids."""
+    """Medians of the seconds of each way, the smallest share of texts with equal ids, and why the library encodes."""
     batches = in_batches(texts)
-    seconds: dict[str, list[float]] = {"library": [], "cold": [], "warm": []}
+    seconds: dict[str, list[float]] = {"library": [], "batch": [], "cold": [], "warm": []}
+    equal = len(texts)
     for _ in range(RUNS):
         took, theirs = timed(lambda: [tokenizer.encode(text) for text in texts])
         seconds["library"].append(took)
+        seconds["batch"].append(timed(lambda: [tokenizer.encode_batch(batch.to_pylist()) for batch in batches])[0])
         encoder = column_encoder(tokenizer)
         for name in ("cold", "warm"):
             took, ours = timed(lambda encoder=encoder: [encoder.encode(batch) for batch in batches])  # type: ignore[misc]
             seconds[name].append(took)
-    equal = sum(ids == other for ids, other in zip(_rows(ours), theirs, strict=True))
+            equal = min(equal, sum(ids == other for ids, other in zip(_rows(ours), theirs, strict=True)))
     found: dict[str, Any] = {name: statistics.median(values) for name, values in seconds.items()}
-    tokens = sum(map(len, theirs))
-    return found | {"tokens": tokens, "equal": equal / len(texts), "reason": _reason(encoder)}
+    return found | {"equal": equal / len(texts), "reason": encoder.reason}
 
 
 def _rows(parts: list[Ragged]) -> Iterator[list[int]]:
@@ -129,8 +150,17 @@ def _rows(parts: list[Ragged]) -> Iterator[list[int]]:
         yield from (values[begin:end] for begin, end in itertools.pairwise(ends))
 
 
-def _reason(encoder: Encoder) -> str:
-    return f" (by the library: {encoder.reason})" if isinstance(encoder, LibraryEncoder) else ""
+def row(name: str, pattern: str, texts: list[str], found: dict[str, Any]) -> str:
+    """A line of the table."""
+    size = sum(len(text.encode()) for text in texts) / 1e6
+    speeds = [f"{size / found[way]:.1f}" for way in ("library", "batch")]
+    for way in ("cold", "warm"):
+        times = ", ".join(f"{found[theirs] / found[way]:.1f}" for theirs in ("library", "batch"))
+        speeds.append(f"{size / found[way]:.1f} ({times})")
+    why = f"; by the library: {found['reason']}" if found["reason"] else ""
+    return " | ".join(
+        ["", name, f"{Path(pattern).name}, {size:.1f} MB", *speeds, f"{found['equal']:.2%}{why}", ""]
+    ).strip()
 
 
 def main() -> int:
@@ -148,22 +178,14 @@ def main() -> int:
     if empty := [pattern for pattern, texts in sets.items() if not texts]:
         print(f"no text in {empty[0]}", file=sys.stderr)
         return 2
+    everything = [text for texts in sets.values() for text in texts]
+    file: Path | None = arguments.tokenizer
+    print("| tokenizer | texts | library | its batch call | cold | warm | equal ids |\n|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
-        everything = [text for texts in sets.values() for text in texts]
-        file: Path | None = arguments.tokenizer
-        tokenizer = (
-            load_tokenizer(file, arguments.eos_token) if file else trained(Path(folder), everything, arguments.pieces)
-        )
-    print(f"{'texts':<28}{'MB':>7}{'tokens':>12}{'library':>9}{'cold':>8}{'warm':>8}  MB/s   ratio   equal ids")
-    for pattern, texts in sets.items():
-        found = measure(texts, tokenizer)
-        size = sum(len(text.encode()) for text in texts) / 1e6
-        speeds = "".join(
-            f"{size / found[name]:>{width}.1f}" for name, width in (("library", 9), ("cold", 8), ("warm", 8))
-        )
-        ratios = f"{found['library'] / found['cold']:.1f} {found['library'] / found['warm']:.1f}"
-        name = f"{Path(pattern).name[:27]:<28}{size:>7.1f}{found['tokens']:>12,}"
-        print(f"{name}{speeds}{ratios:>14}{found['equal']:>12.2%}{found['reason']}")
+        given = [(file.name, load_tokenizer(file, arguments.eos_token))] if file else None
+        for name, tokenizer in given or trained(Path(folder), everything, arguments.pieces):
+            for pattern, texts in sets.items():
+                print(row(name, pattern, texts, measure(texts, tokenizer)), flush=True)
     return 0
 
 

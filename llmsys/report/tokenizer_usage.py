@@ -3,10 +3,15 @@
 Reads the `usage` of a `Manifest`; gives a `Part`, or none where there are no tokens.
 """
 
+from collections.abc import Mapping
+
 from llmsys.manifest import LanguageUsage, Manifest
+from llmsys.report import plots
 from llmsys.report.markup import bytes_amount, fold, number, percent, table, tag
+from llmsys.report.plots import Figure
 from llmsys.report.run_sections import Part, part
 
+MAX_BARS = 24
 HEAD = ("language", "documents", "text", "tokens", "bytes per token", "words per token", "unknown", "as bytes")
 
 
@@ -26,7 +31,29 @@ def tokenizer_part(manifest: Manifest) -> Part | None:
     examples = [tag("code", piece.replace(" ", "␣")) for piece in usage.dead_examples]
     spaced = [one for example in examples for one in (example, " ")]
     dead = fold([f"the first {len(examples)} of the pieces in no document"], tag("p", spaced)) if examples else None
-    return part("tokenizer", "Tokenizer", [], table(HEAD, rows, numeric=range(1, 8)), tag("p", facts), dead)
+    return part(
+        "tokenizer",
+        "Tokenizer",
+        _figures(usage.languages),
+        table(HEAD, rows, numeric=range(1, 8)),
+        tag("p", facts),
+        dead,
+    )
+
+
+def _figures(languages: Mapping[str, LanguageUsage]) -> list[Figure]:
+    """Bytes per token of the languages with the most text, the longest tokens first; none for a single language."""
+    most = list(languages.items())[:MAX_BARS]  # the manifest has them in order of their bytes
+    if len(most) < 2:
+        return []
+    found = sorted(((one.bytes / max(one.tokens, 1), name or "(none)") for name, one in most), reverse=True)
+    values, names = [value for value, _ in found], [name for _, name in found]
+    traces, layout = plots.bars(names, values, [f"{value:.2f}" for value in values], "bytes of text per token")
+    caption = "A character has one byte in Latin script, two in Greek, Cyrillic, Hebrew and Arabic, three further east."
+    if len(languages) > MAX_BARS:
+        caption += f" The {MAX_BARS} languages with the most text; the table has all {len(languages)}."
+    title = "How long tokens are by language"
+    return [Figure("plot-tokenizer", title, traces, layout, caption, plots.bars_height(len(names)))]
 
 
 def _row(name: str, one: LanguageUsage) -> tuple[str, ...]:

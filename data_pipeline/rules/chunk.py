@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from functools import cache, cached_property
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -115,16 +116,19 @@ def _language(rules: str) -> tuple[Any, frozenset[str]]:
 
 
 def _spacy() -> Any:
-    """spaCy, which takes a second and only the rules need; without torch, which it would load for its networks: that is
-    seconds and 300 MB more in every worker.
+    """spaCy, which takes half a second and only the rules need; without its command line, and without torch, which it
+    would load for its networks: that is seconds and 300 MB more in every worker.
     """
-    if "torch" in sys.modules:
-        return import_module("spacy")
-    sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it now fails as if it were not installed
+    absent: dict[str, Any] = {"torch": None}  # an import of it fails as if it were not installed
+    absent["spacy.cli.info"] = ModuleType("spacy.cli.info")
+    absent["spacy.cli.info"].info = None
+    absent = {name: module for name, module in absent.items() if name not in sys.modules}
+    sys.modules.update(absent)
     try:
         return import_module("spacy")
     finally:
-        del sys.modules["torch"]
+        for name in absent:
+            del sys.modules[name]
 
 
 def _pieces(chunk: str) -> list[str]:

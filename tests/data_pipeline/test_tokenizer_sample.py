@@ -1,5 +1,6 @@
 """Laws of what a tokenizer is trained on: languages have their shares, hashes choose, nothing held back is learnt."""
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,37 @@ def test_whitespace_and_normalisation_are_as_the_config_says(tmp_path: Path) -> 
     assert not any(one.isspace() for one in pieces(trained(tmp_path / "nfkc", normalization="nmt_nfkc"), "fox\tdog"))
     single = trained(tmp_path / "single", allow_whitespace_only_pieces=False)
     assert not {one for one in single.text_pieces().values() if len(one) > 1 and one.isspace()}
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "bpe": {"language_weights": {"en": 2, "de": 1}},
+    "unigram": {"vocab_size": 300},
+    "unigram without bytes": {"vocab_size": 300, "byte_fallback": False, "add_dummy_prefix": True},
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux says which cores a process may use")
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_model_has_the_same_bytes_on_any_number_of_cores(name: str, tmp_path: Path) -> None:
+    choose = random.Random(3)
+    words = ["".join(choose.choices("abcdefghijklmnopqrstuvwxyzäöü猫犬", k=choose.randint(1, 9))) for _ in range(400)]
+    rows = [
+        {"id": f"{choose.getrandbits(128):032x}", "language": code, "text": " ".join(choose.choices(words, k=60))}
+        for code in ["en", "de"] * 40
+    ]
+    source = tmp_path / "documents.arrow"
+    with ShardWriter(source, document_schema([]), "zstd") as writer:
+        writer.write(pa.RecordBatch.from_pylist(rows, document_schema([])))
+    config = SentencePieceConfig(model_type=name.split()[0], **({"vocab_size": 330} | OPTIONS[name]))
+    cores, models = os.sched_getaffinity(0), []
+    for allowed in (cores, {min(cores)}):
+        os.sched_setaffinity(0, allowed)
+        try:
+            train_sentencepiece(_silent, sources=[source], folder=tmp_path, config=config, split=SPLIT)
+        finally:
+            os.sched_setaffinity(0, cores)
+        models.append((tmp_path / "tokenizer.model").read_bytes())
+    assert models[0] == models[1]
 
 
 @pytest.mark.parametrize(

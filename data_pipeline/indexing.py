@@ -22,7 +22,7 @@ from data_pipeline.stages.same import Range
 from data_pipeline.thinning import Comparisons
 from llmsys.config.deduplicate import ExactKeys, KeptIndex
 
-KEYS_PER_FILE = 4_000_000
+KEYS_PER_FILE = 2_000_000
 
 INDEXING_STAGES = (
     *("keep_documents_0", "keep_ids_0", "keep_documents_1", "keep_ids_1"),

@@ -33,10 +33,14 @@ def write_decisions(path: Path, schema: pa.Schema, source: Any, columns: Mapping
         path: the file to write.
         schema: its columns.
         source: the judged file of each row.
-        columns: numpy arrays or lists, as long as `source`.
+        columns: numpy or Arrow arrays, as long as `source`.
         sources: how many judged files there are.
     """
-    table = [pa.array(columns[field.name], field.type) for field in schema]
+    found = [columns[field.name] for field in schema]
+    table = [
+        column if isinstance(column, pa.Array) else pa.array(column, field.type)
+        for column, field in zip(found, schema, strict=True)
+    ]
     keys = [np.asarray(columns[field.name]) for field in reversed(schema) if not pa.types.is_string(field.type)]
     order = np.lexsort([*keys, source])
     edges = np.searchsorted(np.asarray(source)[order], np.arange(sources + 1))

@@ -63,19 +63,25 @@ class DocumentNames:
     def _tables(self) -> list[DocumentTable]:
         return [DocumentTable(dataset.documents) for dataset in self._earlier]
 
-    def of_items(self, items: Columns) -> tuple[list[str], list[str]]:
+    def of_items(self, items: Columns) -> tuple[pa.Array, pa.Array]:
         """Return the ids of items, and the names of the earlier datasets they lie in ("" for this one).
 
         An earlier item has age 0, the number of its dataset as source and its number there as row.
         """
-        names = np.full(len(items["row"]), "", object)
-        datasets = np.full(len(items["row"]), "", object)
         own = items["age"] == 1
-        if own.any():
-            names[own] = self._here.take(self._here.starts[items["source"][own]] + items["row"][own], "id").to_pylist()
-        for number, dataset in enumerate(self._earlier):
-            there = ~own & (items["source"] == number)
-            if there.any():
-                names[there] = self._tables[number].take(items["row"][there], "id").to_pylist()
-                datasets[there] = dataset.name
-        return names.tolist(), datasets.tolist()
+        home = np.where(own, 0, np.asarray(items["source"]).astype(np.int64) + 1)
+        pieces, places = [pa.array([], pa.string())], [np.zeros(0, np.int64)]
+        for number in range(len(self._earlier) + 1):
+            here = np.flatnonzero(home == number)
+            if len(here):
+                pieces.append(self._ids(number, items["source"][here], items["row"][here]))
+                places.append(here)
+        names = pa.concat_arrays(pieces).take(pa.array(np.argsort(np.concatenate(places))))
+        datasets = pa.array(["", *(dataset.name for dataset in self._earlier)], pa.string())
+        return names, datasets.take(pa.array(home))
+
+    def _ids(self, number: int, source: Integers, row: Integers) -> pa.Array:
+        """Ids of documents of this dataset (0), or of one of the earlier ones."""
+        if number:
+            return self._tables[number - 1].take(row, "id")
+        return self._here.take(self._here.starts[source] + row, "id")

@@ -24,6 +24,7 @@ from data_pipeline.stages.same import Range
 from data_pipeline.stages.sign import id_halves
 from llmsys.shards import ShardWriter, read_batches
 
+_IDS_AT_ONCE = 1 << 18
 LINK_SCHEMA = pa.schema([("left", pa.int64()), ("right", pa.int64())])
 
 
@@ -77,7 +78,8 @@ def drop_near(
     kept, datasets = _names(members[np.flatnonzero(fresh)][cluster[gone]], table, documents, earlier)
     dropped = members[gone]
     source = table.source_of(dropped)
-    columns = {"row": dropped - table.starts[source], "rule": [NEAR] * len(gone), "kept": kept, "earlier": datasets}
+    rule = pa.repeat(NEAR, len(gone))
+    columns = {"row": dropped - table.starts[source], "rule": rule, "kept": kept, "earlier": datasets}
     write_decisions(output, DROP_SCHEMA, source, {**columns, "size": sizes[cluster[gone]]}, len(documents))
     return {"clusters": int(fresh.sum()), "linked": len(members), "later": len(gone)}
 
@@ -88,13 +90,15 @@ def _best_first(members: Indices, label: Indices, table: DocumentTable) -> Any:
     characters = np.zeros(len(members), np.int64)
     characters[own] = table.take(members[own], "characters").to_numpy()
     halves = np.zeros((len(members), 2), np.uint64)
-    halves[own] = id_halves(table.take(members[own], "id").to_pylist())
+    for start in range(0, len(members), _IDS_AT_ONCE):
+        part = np.flatnonzero(own[start : start + _IDS_AT_ONCE]) + start
+        halves[part] = id_halves(table.take(members[part], "id").to_pylist())
     return np.lexsort([members, halves[:, 1], halves[:, 0], -characters, own, label])
 
 
 def _names(
     numbers: Indices, table: DocumentTable, documents: Sequence[Path], earlier: Sequence[EarlierDataset]
-) -> tuple[list[str], list[str]]:
+) -> tuple[pa.Array, pa.Array]:
     """Ids, and datasets, of documents that are numbered through."""
     own = numbers < table.starts[-1]
     first_earlier = table.starts[-1] + np.cumsum([0, *(dataset.rows for dataset in earlier)])

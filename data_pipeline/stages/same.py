@@ -105,7 +105,13 @@ def drop_same(report: Report, *, rule: str, part: Range, documents: Sequence[Pat
     """Write the documents of a range that have the same key as one that stays; progress is in ranges."""
     items, first, sizes = later_items(part.items())
     kept, datasets = DocumentNames(documents, part.earlier).of_items(first)
-    columns = {"row": items["row"], "rule": [rule] * len(kept), "kept": kept, "earlier": datasets, "size": sizes}
+    columns = {
+        "row": items["row"],
+        "rule": pa.repeat(rule, len(kept)),
+        "kept": kept,
+        "earlier": datasets,
+        "size": sizes,
+    }
     write_decisions(output, DROP_SCHEMA, items["source"], columns, len(part.sources))
     report(1, len(kept))
     return part.counts(len(kept))

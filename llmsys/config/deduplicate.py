@@ -96,21 +96,22 @@ class SubstringDuplicates(Section):
 
 
 class ExactKeys(Section):
-    """Every key of a task is sorted in memory: about 100 bytes each."""
+    """Every key of a task is sorted in memory: about 100 bytes each, and 270 each where most are repeated."""
 
     kind: Literal["sorted"] = "sorted"
-    keys_per_task: int = Field(4_000_000, ge=1, description="Keys that one task compares, about.")
+    keys_per_task: int = Field(2_000_000, ge=1, description="Keys that one task compares, about.")
 
 
 class BloomKeys(Section):
     """A counting Bloom filter finds the keys that may occur twice, and only these are sorted.
 
     Counters, as many as keys and error rate ask for, take two bits each; they are filled before any key is judged, so
-    that order decides nothing, and what the filter lets through by mistake is found out by the sort.
+    that order decides nothing, and what the filter lets through by mistake is found out by the sort. A key that is
+    repeated takes 270 bytes besides, so that this is for keys of which few are.
     """
 
     kind: Literal["bloom"] = "bloom"
-    keys_per_task: int = Field(64_000_000, ge=1, description="Keys that one task compares, about: expected items.")
+    keys_per_task: int = Field(16_000_000, ge=1, description="Keys that one task compares, about: expected items.")
     error_rate: float = Field(0.01, gt=0, lt=0.5, description="Share of unique keys that the filter lets through.")
 
 

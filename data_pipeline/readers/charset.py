@@ -12,21 +12,14 @@ import numpy as np
 from resiliparse.parse.encoding import map_encoding_to_html5
 
 from data_pipeline.readers.likelihood import WIDE, mean_likelihood, words_beyond_ascii
+from data_pipeline.readers.shown_charset import shown_charset
 
 FALLBACK = "cp1252"
 
-_MARKS = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
 _META_BYTES = 4_096  # browsers look at the first 1,024; real pages put scripts before their meta elements
 _META = re.compile(
     rb"""<(?:meta|\?xml)[^>]{0,512}?(?:charset|encoding)\s*=\s*["']?\s*([A-Za-z0-9_:.\-]{2,40})""", re.IGNORECASE
 )
-_SAMPLE_BYTES = 65_536
 
 # What pages mean when they name a subset: the superset that browsers and the vendors use.
 _SUPERSETS = {
@@ -51,7 +44,7 @@ _ALIASES = {
 _NARROW = (
     *("cp1250", "cp1251", "cp1252", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp1258", "cp874", "cp866"),
     *("iso8859-2", "iso8859-3", "iso8859-4", "iso8859-5", "iso8859-6", "iso8859-7", "iso8859-8", "iso8859-10"),
-    *("iso8859-13", "iso8859-15", "iso8859-16", "koi8-r", "koi8-u", "mac_cyrillic", "mac_roman"),
+    *("iso8859-13", "iso8859-15", "iso8859-16", "koi8-r", "koi8-u", "mac_cyrillic", "mac_roman", "cp850"),
 )
 # What a page may claim: charsets of text, of all the codecs of Python. The last ones are only ever claimed.
 _CLAIMABLE = frozenset(
@@ -59,19 +52,29 @@ _CLAIMABLE = frozenset(
     for name in (
         *_NARROW,
         *WIDE,
-        *("utf-8", "utf-16-le", "utf-16-be", "utf-16", "utf-32", "hz", "iso2022_jp", "iso2022_kr", "johab"),
-        *("iso8859-14", "cp437", "cp850", "cp852", "cp855", "cp862", "koi8-t", "kz1048", "mac_latin2", "mac_greek"),
+        *("utf-8", "utf-16-le", "utf-16-be", "utf-16", "utf-32", "hz", "iso2022_jp", "iso2022_kr"),
+        *("iso8859-14", "cp437", "cp852", "cp855", "cp862", "koi8-t", "kz1048", "mac_latin2", "mac_greek"),
     )
 )
-_ESCAPES = ((b"\x1b$B", "iso2022_jp"), (b"\x1b$@", "iso2022_jp"), (b"\x1b(J", "iso2022_jp"), (b"\x1b$)C", "iso2022_kr"))
 _MOST_REPLACED = 0.02  # of the bytes beyond ASCII
 # How much a claim weighs against what the content looks like, in natural logarithms; the content weighs more the more
 # there is of it, up to so many bytes. Western charsets are what servers say who say nothing.
-_CLAIM = {"meta": 9.0, "header": 7.0, "default": 6.0, "wide": 30.0, "usual": 3.0, "rare": -9.0, "rarest": -25.0}
+_CLAIM = {
+    "meta": 9.0,
+    "header": 7.0,
+    "default": 6.0,
+    "wide": 30.0,
+    "usual": 3.0,
+    "rare": -9.0,
+    "rarest": -25.0,
+    "alphabet": 30.0,
+}
 _USUAL = (FALLBACK, "cp1251", "gb18030", "cp932", "big5hkscs", "cp949")
 _RARE = ("iso8859-13", "iso8859-15", "mac_roman", "cp1258")
-_RAREST = ("iso8859-3", "iso8859-4", "iso8859-10", "iso8859-16")
+_RAREST = ("iso8859-3", "iso8859-4", "iso8859-10", "iso8859-16", "cp850", "johab")
 _MOST_EVIDENCE = 120
+_HUNGARIAN = frozenset("áéíóöőúüűÁÉÍÓÖŐÚÜŰ".encode("cp1250"))
+_HUNGARIAN_ALL = [group.encode("cp1250") for group in ("áÁéÉ", "őŐűŰ", "öÖüÜ")]  # some of each
 
 
 def detect_charset(payload: bytes, http_charset: str) -> str:
@@ -81,13 +84,8 @@ def detect_charset(payload: bytes, http_charset: str) -> str:
         payload: the page.
         http_charset: charset of the Content-Type header, "" when there is none.
     """
-    for mark, codec in _MARKS:
-        if payload.startswith(mark):
-            return codec
-    if b"\0" in payload[:1024] and (wide := _wide(payload)):
-        return wide
-    if payload.isascii():
-        return _escaped(payload)
+    if shown := shown_charset(payload):
+        return shown
     if _is_utf8(payload):
         return "utf-8"
     return _likeliest(payload, _codec(http_charset), _codec(_meta_charset(payload)))
@@ -104,7 +102,11 @@ def _likeliest(payload: bytes, header: str, meta: str) -> str:
             weights[codec] += _CLAIM["wide"] if codec in WIDE and fits(payload, codec) else 0.0
     for kind, members in (("usual", _USUAL), ("rare", _RARE), ("rarest", _RAREST)):
         for codec in members:
-            weights[codec] += _CLAIM[kind]
+            if kind == "usual" or codec not in (meta, header):  # nobody names a rare one by mistake
+                weights[codec] += _CLAIM[kind]
+    if _is_hungarian(words):
+        for codec in ("cp1250", "iso8859-2"):
+            weights[codec] += _CLAIM["alphabet"]
     scores = {codec: weight + evidence * mean_likelihood(words, codec) for codec, weight in weights.items()}
     best = max(scores, key=lambda codec: (scores[codec], codec == FALLBACK))
     return (
@@ -114,30 +116,14 @@ def _likeliest(payload: bytes, header: str, meta: str) -> str:
     )
 
 
-def _escaped(payload: bytes) -> str:
-    """Bytes of ASCII alone: charsets that switch by escapes, or nothing to decide."""
-    for escape, codec in _ESCAPES if b"\x1b" in payload else ():
-        if escape in payload and strictly(payload, codec):
-            return codec
-    if b"~" in payload and b"~{" in payload and b"~}" in payload and strictly(payload, "hz") and _says_chinese(payload):
-        return "hz"
-    return "utf-8"
+def _is_hungarian(words: bytes) -> bool:
+    """Whether the letters beyond ASCII are Hungarian's, with the two that Western Europe reads as õ and û.
 
-
-def _says_chinese(payload: bytes) -> bool:
-    """Whether what HZ decodes to is common Chinese, and not a page about tildes and braces."""
-    found = re.findall(rb"~\{((?:[!-~]{2})+?)~\}", payload[:_SAMPLE_BYTES])
-    words = b"".join(bytes(byte | 0x80 for byte in word) for word in found)
-    return bool(words) and mean_likelihood(words, "gb18030") > -9.0
-
-
-def strictly(payload: bytes, codec: str) -> bool:
-    """Whether the codec decodes the page without an error."""
-    try:
-        payload.decode(codec)
-    except (UnicodeDecodeError, ValueError):
-        return False
-    return True
+    Pairs cannot tell: õ is common in Estonian and Portuguese, û in French, and none of them has these letters alone.
+    """
+    letters = [byte for byte in words if byte >= 0xC0]
+    others = sum(byte not in _HUNGARIAN for byte in letters)
+    return others * 50 <= len(letters) and all(any(byte in group for byte in letters) for group in _HUNGARIAN_ALL)
 
 
 def fits(payload: bytes, codec: str) -> bool:
@@ -172,22 +158,6 @@ def _is_utf8(payload: bytes) -> bool:
     except UnicodeDecodeError:
         return fits(payload, "utf-8")
     return True
-
-
-def _wide(payload: bytes) -> str:
-    """UTF-16 and UTF-32 without a mark show in the zeros of their markup, which lie at the same places of each unit."""
-    start = np.frombuffer(payload[:1024], np.uint8)
-    zeros = [int(np.count_nonzero(start[place::4] == 0)) for place in range(4)]
-    if sum(zeros) * 10 < len(start):
-        return ""
-    if min(zeros[1:]) * 8 > len(start):  # three of four
-        return "utf-32-le"
-    if min(zeros[:3]) * 8 > len(start):
-        return "utf-32-be"
-    even, odd = zeros[0] + zeros[2], zeros[1] + zeros[3]
-    if min(even, odd) * 10 > max(even, odd):
-        return ""
-    return "utf-16-be" if even > odd else "utf-16-le"
 
 
 def decode_text(content: bytes, charset: str) -> str:

@@ -99,6 +99,7 @@ WIDE = {
     "gb18030": "gb2312",
     "big5hkscs": "big5",
     "cp949": "euc_kr",
+    "johab": "euc_kr",
 }
 
 
@@ -128,7 +129,7 @@ def _common(codec: str, code: bytes) -> float:
         return -7.0 if 0xB0 <= first <= 0xD7 else -11.0
     if codec == "big5hkscs":
         return -7.0 if 0xA4 <= first <= 0xC6 else -11.0
-    if codec == "cp949":
+    if codec in ("cp949", "johab"):
         return -6.0 if 0xB0 <= first <= 0xC8 else -12.0
     if codec == "euc_jp":
         return -7.5 if 0xB0 <= first <= 0xCF else -11.5

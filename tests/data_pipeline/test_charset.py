@@ -46,12 +46,12 @@ TEXTS = {
     "심을 부여받았으며 서로 형제애의 정신으로 행동하여야 한다.",
 }
 REAL = {
-    "de": ["cp1252", "iso8859-1", "iso8859-15", "mac_roman", "utf-16-le", "utf-32-le"],
+    "de": ["cp1252", "iso8859-1", "iso8859-15", "mac_roman", "cp850", "utf-16-le", "utf-16-be", "utf-32-le"],
     "fr": ["cp1252", "iso8859-1", "mac_roman"],
     "pl": ["cp1250", "iso8859-2"],
     "cs": ["cp1250", "iso8859-2"],
     "hu": ["cp1250", "iso8859-2"],
-    "ru": ["cp1251", "koi8-r", "cp866", "mac_cyrillic", "iso8859-5", "utf-16-be", "utf-32"],
+    "ru": ["cp1251", "koi8-r", "cp866", "mac_cyrillic", "iso8859-5", "utf-16-be", "utf-32", "utf-32-le"],
     "uk": ["cp1251", "koi8-u"],
     "bg": ["cp1251", "iso8859-5"],
     "el": ["cp1253", "iso8859-7"],
@@ -59,11 +59,11 @@ REAL = {
     "he": ["cp1255", "iso8859-8"],
     "ar": ["cp1256", "iso8859-6"],
     "lt": ["cp1257", "iso8859-13", "iso8859-4"],
-    "th": ["cp874", "iso8859-11"],
-    "ja": ["cp932", "euc_jp", "iso2022_jp", "utf-16-le"],
-    "zh": ["gb2312", "gbk", "gb18030", "hz", "utf-8"],
+    "th": ["cp874", "iso8859-11", "utf-16-be"],
+    "ja": ["cp932", "euc_jp", "iso2022_jp", "utf-16-le", "utf-16-be", "utf-32-be"],
+    "zh": ["gb2312", "gbk", "gb18030", "hz", "utf-16-be", "utf-8"],
     "tw": ["big5", "big5hkscs"],
-    "ko": ["euc_kr", "cp949", "iso2022_kr", "utf-8"],
+    "ko": ["euc_kr", "cp949", "johab", "iso2022_kr", "utf-8"],
 }
 WRONG = ["utf-8", "iso-8859-1", "windows-1252", "windows-1251", "shift_jis", "gbk", "koi8-r", "no-such-charset", ""]
 CASES = [(language, codec) for language, codecs in REAL.items() for codec in codecs]
@@ -106,3 +106,15 @@ def test_little_evidence_leaves_it_to_the_header(payload: bytes, header: str, fo
 def test_no_label_of_a_server_raises(label: str) -> None:
     page = "<html><body><p>Größere Städte führen über schöne Brücken.</p>"
     assert page.encode("cp1252").decode(detect_charset(page.encode("cp1252"), label)) == page
+
+
+def test_a_hungarian_page_without_a_claim_is_not_western() -> None:
+    for text in ("Tűrő a nő, és öt éve él így.", "Az ő fülébe súgott, s úgy örült a hűvös estének."):
+        for codec in ("cp1250", "iso8859-2"):
+            assert text.encode(codec).decode(detect_charset(text.encode(codec), "")) == text
+    for text in (
+        "Põhja-Eesti väikõnõ jõgi üle öö",
+        "Não põe à mesa pão nem coração",
+        "Où êtes-vous sûr d’être français",
+    ):
+        assert text.encode("cp1252").decode(detect_charset(text.encode("cp1252"), "")) == text

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 MEMO_BYTES = 100_000_000
 """Of each of the two memories of one process, about."""
 
+LONG_TEXT_BYTES = 500
+"""From this mean on an array for each text costs less than a list of Python's integers."""
+
 EncoderKind = Literal["columns", "library"]
 
 
@@ -100,8 +103,9 @@ class LibraryEncoder:
     def encode(self, texts: pa.Array) -> Ragged:
         """The tokens of each text of a large_string or large_binary column."""
         rows = texts.cast(pa.large_string()).to_pylist()
-        if self.reason and rows and isinstance(self._tokenizer, SentencePieceTokenizer):
-            arrays = self._tokenizer.encode_arrays(rows)  # better for whole texts, and worse for words
+        long = len(words_of(texts)[0]) > LONG_TEXT_BYTES * len(rows)
+        if long and isinstance(self._tokenizer, SentencePieceTokenizer):
+            arrays = self._tokenizer.encode_arrays(rows)
             return Ragged(np.concatenate(arrays).astype(self._dtype), np.array([len(ids) for ids in arrays], np.int64))
         with _no_collection():
             found = self._tokenizer.encode_batch(rows)

@@ -125,10 +125,11 @@ class Workshop:
     def _give_up(self, task: Task, failed: Failed) -> Record:
         """Note a quarantined input, and return a record without key or files, which is never saved."""
         assert task.without is not None
-        self._quarantine.put(task.name, failed, self._config.tries)
-        reason = quarantine_reason(failed, self._config.tries)
+        reason = quarantine_reason(failed.message, self._config.tries)
+        result = task.without(reason)
+        self._quarantine.put(task.name, failed, self._config.tries, result)
         _log.error("task %s is %s", task.name, reason)
-        return Record(key="", outputs=[], result=task.without(reason))
+        return Record(key="", outputs=[], result=result)
 
     def _patience(self, stage: "_Stage") -> float:
         """Wall clock of a try: only where the dataset can do without the input."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.document import document_id
 from data_pipeline.executors.event import Failed
 from data_pipeline.funnel import Tally
 from data_pipeline.journal import Record
@@ -25,9 +26,10 @@ class Quarantine:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / QUARANTINE
 
-    def put(self, task: str, failed: Failed, tries: int) -> None:
-        """Note a task that was given up."""
-        entry = {"task": task, "tries": tries, "cause": failed.cause, "message": failed.message}
+    def put(self, task: str, failed: Failed, tries: int, result: dict[str, Any]) -> None:
+        """Note a task that was given up, and the place that its result without an input names."""
+        place = {name: skip[name] for skip in result.get("skipped", [])[:1] for name in ("file", "offset")}
+        entry = {"task": task, **place, "tries": tries, "cause": failed.cause, "message": failed.message}
         text = json.dumps({**entry, "traceback": failed.traceback}, indent=1, ensure_ascii=False)
         publish_bytes(self._path(task), (text + "\n").encode("utf-8", "replace"))
 
@@ -47,9 +49,31 @@ def quarantined(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_bytes()) for path in sorted((folder / QUARANTINE).glob("*.json"))]
 
 
-def quarantine_reason(failed: Failed, tries: int) -> str:
+def quarantined_rows(folder: Path) -> list[dict[str, Any]]:
+    """Return what was given up as rows of dropped documents, each with its traceback in place of a text."""
+    return [_row(entry) for entry in quarantined(folder)]
+
+
+def _row(entry: dict[str, Any]) -> dict[str, Any]:
+    stage = "read" if entry["task"].startswith("extract/") else "extract"  # as the funnel counts it
+    reason = quarantine_reason(entry["message"], entry["tries"])
+    return {
+        **dict.fromkeys(("value", "threshold")),
+        "id": document_id(entry["task"], "", reason.encode()),
+        "url": "",
+        "file": entry.get("file", entry["task"]),
+        "offset": entry.get("offset", 0),
+        **dict.fromkeys(("stage", "rule"), stage),
+        "test": reason,
+        "reason": f"{reason}; task {entry['task']}",
+        "bytes": len(entry["traceback"].encode()),
+        "text": entry["traceback"],
+    }
+
+
+def quarantine_reason(message: str, tries: int) -> str:
     """Say in one line why an input is not in the dataset: the same words whoever tried."""
-    first = failed.message.splitlines()[0] if failed.message else "no message"
+    first = message.splitlines()[0] if message else "no message"
     return f"quarantined after {tries} {'tries' if tries > 1 else 'try'}: {first}"
 
 

@@ -1,7 +1,7 @@
 """What a dataset dropped, document by document: which test, its value beside the threshold, and the text.
 
-Reads dropped/ of a dataset folder; gives rows in the order of their ids. A place that could not be
-read is a row without address and text; an input in quarantine stands in the manifest alone.
+Reads dropped/ and quarantine/ of a dataset folder; gives rows in the order of their ids. A place that could not be read
+is a row without address and text; an input in quarantine one with its traceback.
 """
 
 import heapq
@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from data_pipeline.quarantine import quarantined_rows
 from llmsys.errors import DataError
 from llmsys.manifest import load_manifest
 from llmsys.shards import read_batches
@@ -35,6 +36,9 @@ def dropped_documents(folder: Path, wanted: dict[str, str], limit: int) -> tuple
         found = batch.filter(mask)
         total += found.num_rows
         kept = heapq.nsmallest(limit, [*kept, *found.to_pylist()], key=lambda row: row["id"])
+    given_up = [row for row in quarantined_rows(folder) if all(row[name] == value for name, value in wanted.items())]
+    total += len(given_up)
+    kept = heapq.nsmallest(limit, [*kept, *given_up], key=lambda row: row["id"])
     if not total:
         raise DataError(_nothing(folder, wanted))
     return total, kept

@@ -61,7 +61,7 @@ def test_failed_tasks_are_tried_again_with_longer_and_longer_waits(tmp_path: Pat
 def stage(folder: Path, *jobs: Any) -> list[Record]:
     """Do one stage whose tasks are inputs the dataset can do without."""
     tasks = [
-        Task(f"stage/{index}", [], [], job, 1, without=lambda reason: {"skipped": reason})
+        Task(f"stage/{index}", [], [], job, 1, without=lambda reason: {"instead": reason})
         for index, job in enumerate(jobs)
     ]
     with folder_lock(folder) as lock:
@@ -77,7 +77,7 @@ def test_an_input_that_fails_every_try_is_quarantined_and_the_next_run_tries_it_
     first = stage(tmp_path, good, bad)
     assert [record.result for record in first] == [
         {"tries": 2},
-        {"skipped": "quarantined after 3 tries: ConnectionResetError: the storage is away"},
+        {"instead": "quarantined after 3 tries: ConnectionResetError: the storage is away"},
     ]
     (entry,) = quarantined(tmp_path)
     assert (entry["task"], entry["tries"], entry["cause"]) == ("stage/1", 3, "error")
@@ -117,6 +117,10 @@ def test_a_poisoned_file_costs_itself_and_is_named_to_the_end(
     manifest = load_manifest(tmp_path / "data")
     assert [(skip.reason, skip.count) for skip in manifest.read.skipped] == [(reason, 1)]
     assert manifest.funnel[0].dropped[0].test == reason
+    assert main(["inspect", f"{tmp_path}/data", "--dropped", "rule=read"]) == 0
+    shown = capsys.readouterr().out
+    assert f"{crawl}/crawl-1.warc.gz at byte 0" in shown
+    assert "raise ValueError(" in shown  # its traceback
     assert main([*command, "--json"]) == 0  # the next run tries it again
     assert json.loads(capsys.readouterr().out)["quarantined"] == []
     assert load_manifest(tmp_path / "data").read.records > manifest.read.records

@@ -124,7 +124,8 @@ def signatures(texts: list[str], arguments: argparse.Namespace) -> list[Row]:
 def encoding(texts: list[str]) -> list[Row]:
     """Token ids of a BPE of 32,000 pieces beside SentencePiece asked for each document."""
     with tempfile.TemporaryDirectory() as folder:
-        found = tokens.measure(texts, tokens.trained(Path(folder), texts, 32_000))
+        _, tokenizer = next(tokens.trained(Path(folder), texts, 32_000))
+        found = tokens.measure(texts, tokenizer)
     size = sum(len(text.encode()) for text in texts) / 1e6
     agreement = f"{found['equal']:.2%} of texts with equal ids"
     names = [("token ids, cold", "cold"), ("token ids, words known", "warm")]
@@ -184,7 +185,9 @@ def main() -> int:
         return 2
     show(*documents(files, config, addresses, arguments))
     some = texts[: arguments.limit] if arguments.limit else texts
-    show(*rules(some, arguments), *signatures(some, arguments), *encoding(texts))
+    show(*rules(some, arguments))
+    show(*signatures(some, arguments))
+    show(*encoding(some))
     print(f"\n{len(files)} files, {len(texts):,} English pages, {time.monotonic() - began:,.0f} s", file=sys.stderr)
     if arguments.output:
         arguments.output.write_text("\n".join(lines) + "\n")

@@ -112,13 +112,14 @@ def chain(texts: Sequence[str], repeats: int) -> tuple[float, float, list[str | 
 
 
 def minhash(texts: Sequence[str], kind: str, repeats: int) -> tuple[float, list[Any]]:
-    """CPU seconds of signatures with a hash, words already known, and the signatures."""
+    """CPU seconds of signatures with a hash, and the signatures; None for a text too short for one."""
     signer = Signer(MinhashDuplicates.model_validate({"hash": kind}))
 
     def all_of_them() -> list[Any]:
         found: list[Any] = []
         for start in range(0, len(texts), BATCH):
-            found += signer.signatures(pa.array(texts[start : start + BATCH], pa.large_string()))
+            table, present = signer.signatures(pa.array(texts[start : start + BATCH], pa.large_string()))
+            found += [row if is_there else None for row, is_there in zip(table, present.tolist(), strict=True)]
         return found
 
     all_of_them()

@@ -1,10 +1,9 @@
 """A column of texts in, their tokens out: the library's own ids, many times faster than asking it for each text.
 
 Reads Arrow columns and a tokenizer; gives `Ragged` rows of tokens. A text is cut where no token can lie across the cut
-(`CutRules`), equal parts are found by Arrow, and each distinct part is encoded once: first between words, then, what is
-new, between any two characters that no piece joins, which leaves little for the library to do. Promises: the ids are
-those that the library gives for the whole text; a vocabulary that forbids the cuts is left to the library, with the
-reason in `reason`.
+(`CutRules`, `json_cuts`), parts that came before are found by their bytes, and what is new is cut again, which leaves
+little for the library to do. Promises: the ids are those that the library gives for the whole text; a tokenizer that
+forbids the cuts is left to the library, with the rule in `reason`.
 """
 
 import gc

@@ -163,6 +163,18 @@ def test_published_tokenizers_give_the_published_ids(name: str, tmp_path: Path) 
     assert ids_of(column_encoder(tokenizer), [row["text"] for row in rows], 400) == [row["ids"] for row in rows]
 
 
+def test_a_word_of_a_unigram_model_depends_on_the_text_before_it_and_so_goes_to_the_library() -> None:
+    tokenizer, before, word = load_tokenizer(VECTORS / "spm_test_model.model"), "it " * 500, "-wi-a-----"
+    alone, behind = tokenizer.encode(word), tokenizer.encode(before + word)[len(tokenizer.encode(before)) :]
+    assert sorted(alone) == sorted(behind)
+    assert (
+        alone != behind
+    )  # the same pieces in another order: two sums of 32-bit scores that only the start tells apart
+    encoder = column_encoder(tokenizer)
+    assert "adds up 32-bit scores over the whole text" in str(encoder.reason)
+    assert ids_of(encoder, [before + word, word], 2) == [tokenizer.encode(before + word), alone]
+
+
 def test_a_memory_that_is_full_begins_anew_and_changes_no_id(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, texts = train(), trap_texts(100)
     monkeypatch.setattr(columns, "MEMO_BYTES", 5_000)

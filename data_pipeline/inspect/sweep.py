@@ -17,6 +17,7 @@ from data_pipeline.language.code import known_codes
 from data_pipeline.rules.chain import limits_of
 from data_pipeline.rules.verdict import Limit
 from llmsys.config.language import LanguageConfig
+from llmsys.config.language_profile import DEFAULT
 from llmsys.config.profiles import language_profiles
 from llmsys.config.text import RuleConfig
 from llmsys.errors import DataError
@@ -39,11 +40,13 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Thresholds of one field. `test` is what compares with it, `now` its value in the dataset."""
+    """Thresholds of one field. `test` is what compares with it, `now` its values in the dataset: one, unless languages
+    differ.
+    """
 
     field: str
     test: str
-    now: float
+    now: tuple[float, ...]
     documents: int
     values: tuple[WhatIf, ...]
 
@@ -54,28 +57,30 @@ def sweep(folder: Path, wanted: str) -> Sweep:
     manifest = load_manifest(folder)
     kind, _, field = name.partition(".")
     if name == LANGUAGE_SCORE:
-        rule: Any = LanguageConfig.model_validate(manifest.config["data"]["language"])
-        tried: list[Limit | None] = [Limit("score", "language_score", "below", rule.minimum_score)]
+        rules: list[Any] = [LanguageConfig.model_validate(manifest.config["data"]["language"])]
+        tried: list[Limit | None] = [Limit("score", "language_score", "below", rules[0].minimum_score)]
     else:
-        rule = _rule(manifest, folder, kind, field)
-        tried = [_limit(rule, field, value, name) for value in values]
+        rules = _rule(manifest, folder, kind, field)
+        tried = [_limit(rule, field, value, name) for rule in rules for value in values]
+    now = sorted({getattr(rule, field) for rule in rules})
     limit = next((one for one in tried if one is not None), None)
     if limit is None:
         raise DataError(
             f"no test compares a stored statistic with {name}: it decides what is measured, or all values are "
-            f"{getattr(rule, field)} already. Prepare a copy of the dataset with it to see what it changes."
+            f"{now[0]} already. Prepare a copy of the dataset with it to see what it changes."
         )
     column = limit.statistic if name == LANGUAGE_SCORE else f"{kind}.{limit.statistic}"
     stay, back = _counts(folder, manifest, (kind, column), limit, values)
     found = [WhatIf(value, kept, more) for value, kept, more in zip(values, stay, back, strict=True)]
     documents = sum(entry.rows for entry in manifest.documents.files)
-    return Sweep(name, limit.test, float(getattr(rule, field)), documents, tuple(found))
+    return Sweep(name, limit.test, tuple(map(float, now)), documents, tuple(found))
 
 
 def sweep_as_text(found: Sweep) -> str:
     """A table with a line per value."""
+    now = f"{found.now[0]:g}" if len(found.now) == 1 else f"{found.now[0]:g} to {found.now[-1]:g} by language"
     lines = [
-        f"{found.field} is {found.now:g} ({found.test}), and {found.documents:,} documents are kept.",
+        f"{found.field} is {now} ({found.test}), and {found.documents:,} documents are kept.",
         f"{'value':>12}{'stay':>12}{'at most':>12}",
     ]
     for one in found.values:
@@ -93,8 +98,9 @@ def _parse(wanted: str) -> tuple[str, list[float]]:
     return name, values
 
 
-def _rule(manifest: Manifest, folder: Path, kind: str, field: str) -> Any:
-    rules = _rules(manifest)
+def _rule(manifest: Manifest, folder: Path, kind: str, field: str) -> list[Any]:
+    """The rule of a name as the languages of the dataset have it, each reading once."""
+    rules = [_RULE.validate_python(rule) for rule in manifest.config["data"].get("rules", ())]
     rule = next((one for one in rules if one.title == kind), None)
     if rule is None:
         there = ", ".join(one.title for one in rules) or "none"
@@ -102,20 +108,10 @@ def _rule(manifest: Manifest, folder: Path, kind: str, field: str) -> Any:
     if field not in type(rule).model_fields:
         fields = ", ".join(name for name in type(rule).model_fields if name.startswith(("min_", "max_")))
         raise DataError(f"{kind} has no field {field}. Thresholds it has: {fields}.")
-    return rule
-
-
-def _rules(manifest: Manifest) -> list[Any]:
-    """The rules of a dataset; those of its language's profile when it has but one language."""
-    data = manifest.config["data"]
-    rules = [_RULE.validate_python(rule) for rule in data.get("rules", ())]
-    if not rules:
-        return []
-    language = LanguageConfig.model_validate(data["language"])
-    if len(language.keep) != 1:
-        return rules
-    profile = language_profiles(language, known_codes(language.kind))[language.keep[0]]
-    return [profile.rule(rule) for rule in rules]
+    language = LanguageConfig.model_validate(manifest.config["data"]["language"])
+    profiles = language_profiles(language, known_codes(language.kind))
+    own = [profiles.get(code, profiles[DEFAULT]) for code in manifest.languages if code in (language.keep or [code])]
+    return list(dict.fromkeys(profile.rule(rule) for profile in own)) or [rule]
 
 
 def _limit(rule: Any, field: str, value: float, name: str) -> Limit | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from data_pipeline.inspect.sweep import sweep, sweep_as_text
 from data_pipeline.pipeline import prepare
 from data_pipeline.rules.chain import build, limits_of
 from launch.main import main
@@ -82,6 +83,13 @@ def test_each_document_is_held_against_the_thresholds_of_its_language(folder: Pa
     other = [row["gopher_quality.mean_word_length"] for row in rows(folder, "documents") if row != german]
     assert abs(value - 10) < min(abs(one - 10) for one in other)  # nearest by the threshold of another language
     assert german["id"] not in {near.id for near in border.kept.nearest}
+
+
+def test_a_sweep_says_where_languages_have_thresholds_of_their_own(folder: Path) -> None:
+    found = sweep(folder, "gopher_quality.max_mean_word_length=3,10,15")
+    assert found.now == (10, 15)
+    assert "gopher_quality.max_mean_word_length is 10 to 15 by language" in sweep_as_text(found)
+    assert found.values[0].stay == 0 < found.values[2].stay == found.documents
 
 
 def test_files_batches_and_the_order_of_the_inputs_change_nothing(folder: Path, crawl: Path, tmp_path: Path) -> None:

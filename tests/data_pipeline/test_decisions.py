@@ -40,7 +40,7 @@ def kept(folder: Path, crawl: Path, words: int) -> int:
 
 def test_a_sweep_counts_what_another_threshold_keeps(dataset: CrawlConfig, crawl: Path, tmp_path: Path) -> None:
     found = sweep(dataset.folder, "gopher_quality.min_words=150,180,190,100_000")
-    assert (found.field, found.test, found.now) == ("gopher_quality.min_words", "words", 180)
+    assert (found.field, found.test, found.now) == ("gopher_quality.min_words", "words", (180,))
     looser, now, stricter, none = found.values
     assert (now.stay, now.might_return) == (found.documents, 0)
     assert none.stay == 0

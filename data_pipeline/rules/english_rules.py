@@ -33,7 +33,7 @@ _INFIX = re.compile(
     r"""|(?<=[a-z,'"`“”‘’][.])(?=[A-Z,'"`“”‘’])|(?<=[A-Za-z],)(?=[A-Za-z])"""
     r"""|(?<=[A-Za-z0-9][~\-–—:<>=/])(?=[A-Za-z])|(?<=[A-Za-z0-9]-)-{1,2}(?=[A-Za-z])|(?<=[A-Za-z0-9]—)—(?=[A-Za-z]))"""
 )
-_MAY_BE_ADDRESS = re.compile(r"[A-Za-z0-9]\.(?:[a-z]{2}|[0-9])")
+_MAY_BE_ADDRESS = re.compile(r"[A-Za-z0-9“”‘’–—…]\.(?:[a-z]{2}|[0-9])")  # its names may hold any letter or mark
 
 # Characters that these rules say nothing about, and digits beside letters that are not English.
 _UNKNOWN, _DIGIT = re.compile(r"[^\w\x00-\x7f“”‘’–—…]"), re.compile(r"\d")

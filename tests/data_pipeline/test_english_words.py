@@ -20,6 +20,7 @@ CHUNKS = [
     "l’eau", "https://a.org/b?c=d", "a@b.org", "#tag", "@name", "foo_bar", "x=y", "中文。", "naïve.", "Ünder,",
     "3.14", "3.", "(3)", "[4]", "]x[", "\u200b", "😀", "😀😀x", "Mr.", "Id.", "id.", "Ill.", "Ill,", "ill.", "co.",
     "co", "(co.)", "im.", "Ima)", "C.", "km.", "5km.", "word...", "word!!", "IS_ALPHA", "NORM",
+    "O….tk{_", "m—S”’.os", "a–b.com", "(ಠ_ಠ)…”", "10.0.0.1:80/x",
 ]  # fmt: skip
 
 

@@ -7,30 +7,18 @@ Runs that stand in what is not content by tag or name (`extract.side`) are out, 
 from itertools import accumulate
 
 from data_pipeline.extract.hint import BODY, hint
-from data_pipeline.extract.side import side_runs, side_runs_if_emptied
+from data_pipeline.extract.side import PARAGRAPH, side_runs, side_runs_if_emptied
 from data_pipeline.extract.tree import HEADINGS, Tree, read_tree
-
-PARAGRAPH = 80  # characters from which a run reads like a paragraph
 
 
 class Page:
     """A tree, the lengths of its runs, which of them are out, and sums over the others."""
 
-    def __init__(self, tree: Tree, lengths: list[int], out: list[bool]) -> None:
+    def __init__(self, tree: Tree, lengths: list[int], paragraphs: list[int], out: list[bool]) -> None:
         self.tree, self.lengths, self.out = tree, lengths, out
-        self._characters = [0, *accumulate([0 if gone else length for length, gone in zip(lengths, out, strict=True)])]
-        self._linked = [0, *accumulate([0 if gone else count for count, gone in zip(tree.linked, out, strict=True)])]
-        self._paragraphs = [
-            0,
-            *accumulate([length if self._is_paragraph(run) else 0 for run, length in enumerate(lengths)]),
-        ]
-
-    def _is_paragraph(self, run: int) -> bool:
-        """Whether a run is long, not out, not made of links, and no heading."""
-        length = self.lengths[run]
-        if length < PARAGRAPH or self.out[run] or self.tree.linked[run] * 4 > length:
-            return False
-        return self.tree.tag[self.tree.owner[run]] not in HEADINGS
+        self._characters = _sums(lengths, out)
+        self._linked = _sums(tree.linked, out)
+        self._paragraphs = _sums(paragraphs, out)
 
     def size(self, element: int) -> int:
         """Characters in an element."""
@@ -53,10 +41,25 @@ class Page:
 def read_page(html: bytes) -> Page:
     """Read a page; footers and asides, which are many, are read only where they may be content."""
     tree = read_tree(html, empty_sides=True)
-    lengths = list(map(len, tree.text))
-    out = side_runs_if_emptied(tree, lengths)
+    lengths, paragraphs = _lengths(tree)
+    out = side_runs_if_emptied(tree, lengths, paragraphs)
     if out is None:
         tree = read_tree(html)
-        lengths = list(map(len, tree.text))
-        out = side_runs(tree, lengths)
-    return Page(tree, lengths, out)
+        lengths, paragraphs = _lengths(tree)
+        out = side_runs(tree, lengths, paragraphs)
+    return Page(tree, lengths, paragraphs, out)
+
+
+def _lengths(tree: Tree) -> tuple[list[int], list[int]]:
+    """The characters of each run, and again where it reads like a paragraph: long, not made of links, no heading."""
+    lengths = list(map(len, tree.text))
+    tag, runs = tree.tag, zip(lengths, tree.linked, tree.owner, strict=True)
+    return lengths, [
+        length if length >= PARAGRAPH and linked * 4 <= length and tag[owner] not in HEADINGS else 0
+        for length, linked, owner in runs
+    ]
+
+
+def _sums(counts: list[int], out: list[bool]) -> list[int]:
+    """The sum of what is not out before each run, and of all."""
+    return [0, *accumulate([0 if gone else count for count, gone in zip(counts, out, strict=True)])]

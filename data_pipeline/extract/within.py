@@ -6,8 +6,9 @@ phrases about the page, and headings whose text went.
 """
 
 from data_pipeline.extract.hint import TEASER, hint
-from data_pipeline.extract.page import PARAGRAPH, Page
+from data_pipeline.extract.page import Page
 from data_pipeline.extract.phrase import is_phrase
+from data_pipeline.extract.side import PARAGRAPH
 from data_pipeline.extract.tree import HEADINGS, Tree
 from data_pipeline.extract.weigh import marks
 

@@ -172,3 +172,17 @@ def test_attributes_are_written_without_angle_brackets() -> None:
 def test_nested_lists_take_time_in_proportion() -> None:
     deep = "<ul><li>" * 2_000 + "the innermost item of the list" + paragraphs(0)
     assert sentence(0) in extract_article(page(deep))
+
+
+def test_a_name_does_not_put_out_what_holds_most_paragraphs() -> None:
+    links = "".join(
+        f"<div><a href='/{n}'>The {word} of number {n} in the archive</a></div>" for n in range(9) for word in WORDS
+    )
+    post = f"<div class='widget Blog'><div class='date-posts'>{paragraphs(0, 1, 2, 3)}</div></div>"
+    text = extract_article(page(links, post))
+    assert all(sentence(seed) in text for seed in range(4))
+
+
+def test_an_aside_goes_unless_it_holds_the_content() -> None:
+    assert sentence(9) not in extract_article(page(paragraphs(*range(4)) + f"<aside><p>{sentence(9)}</p></aside>"))
+    assert sentence(9) in extract_article(page("<p>Short.</p>", f"<aside>{paragraphs(9, 10, 11, 12)}</aside>"))

@@ -3,6 +3,7 @@
 import pyarrow as pa
 import pytest
 
+from data_pipeline.extract.attribute import all_attributes
 from data_pipeline.extract.html import extract_pages
 from data_pipeline.extract.limit import Excess, excess, open_elements
 from data_pipeline.extract.reference import trafilatura_extractor
@@ -92,3 +93,21 @@ def test_trafilatura_is_an_extractor() -> None:
     html = "<article>" + "<p>A paragraph about the mill by the river, at some length.</p>" * 5 + "</article>"
     pages = pa.record_batch({"charset": ["utf-8"], "payload": pa.array([html.encode()], pa.large_binary())})
     assert "mill by the river" in extract_pages(pages, TrafilaturaExtract()).texts[0].as_py()
+
+
+def test_attributes_are_counted_as_nodes() -> None:
+    element = "<p " + " ".join(f"a{n}" for n in range(900)) + ">"
+    config = ArticleExtract(max_nodes=5_000)
+    assert beyond(element * 5, config) is None
+    assert beyond(element * 6, config) == Excess("nodes", 5_001, 5_000)
+
+
+@pytest.mark.parametrize("value", ["'a b > c'", '"a b"', "a"])
+def test_values_of_attributes_are_no_attributes(value: str) -> None:
+    assert all_attributes(f"<p x={value} y = {value} z><a\tb>".encode(), 100) == 4
+
+
+@pytest.mark.parametrize("name", ["b", "B", "font", "CODE"])
+def test_elements_that_are_closed_at_once_stay_cheap(name: str) -> None:
+    html = f'<p><{name} class="x">a<span>b</span></{name}> <i>c</i></p>' * 3_000
+    assert excess(html.encode(), nesting="square", max_nodes=10**6, max_attributes=10**3) is None

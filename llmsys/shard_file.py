@@ -61,10 +61,17 @@ class ShardWriter:
         self.aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
     def __enter__(self) -> "ShardWriter":
-        """Open the file aside."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = open(self.aside, "wb")
-        self.arrow = pa.ipc.new_file(self.file, self.schema, options=self.options)
+        """Open the file aside and write its schema; DataError when the disk refuses it."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.file = open(self.aside, "wb")
+        except OSError as error:
+            raise DataError(write_failure(self.path, error)) from error
+        try:
+            self.arrow = pa.ipc.new_file(self.file, self.schema, options=self.options)
+        except OSError as error:
+            self._discard()
+            raise DataError(write_failure(self.path, error)) from error
         return self
 
     def write(self, batch: pa.RecordBatch) -> None:

@@ -92,28 +92,25 @@ def _one(record: Record, path: str, take: Take) -> Found:
 def _fast(source: Source, start: int, take: Take, keep_bytes: int) -> Any:  # as above
     """Yield all records but the last one that FastWARC can read, and return where that one begins."""
     held: Found | None = None
-    anchor = start
+    anchor, trusted = start, max(keep_bytes, _TRUSTED)
     source.seek(start)
     try:
         for record in ArchiveIterator(source, record_types=any_type, parse_http=False):
             if held is not None:
                 yield held
             held, anchor = None, record.stream_pos
-            if _has_length(record) and record.content_length <= max(keep_bytes, _TRUSTED):
+            length = record.content_length
+            if length <= trusted and (length or record.headers.get("Content-Length")):
                 is_other = int(record.record_type) in _OTHER_KINDS
                 held = Other(anchor) if is_other else _taken(record, source.path, anchor, take, keep_bytes)
-            if held is None:  # fewer bytes than its header says, or very many, or it does not say how many
+            # Fewer bytes than its header says, or very many, or it does not say how many: FastWARC takes that for none.
+            if held is None:
                 break
     except UnreadableError:
         raise
     except (OSError, ValueError, EOFError):
         pass  # the careful reader says what it is
     return anchor
-
-
-def _has_length(record: WarcRecord) -> bool:
-    """Whether a header says how long its record is; FastWARC takes one that does not for empty, and says nothing."""
-    return bool(record.content_length or record.headers.get("Content-Length"))
 
 
 def _taken(record: WarcRecord, path: str, offset: int, take: Take, keep_bytes: int) -> Found | None:

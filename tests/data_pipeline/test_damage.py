@@ -161,6 +161,16 @@ def test_damaged_parquet_and_arrow_never_raise_and_name_what_is_lost(tmp_path: P
     assert read(parquet)[1] == [(0, "empty file")]
 
 
+@pytest.mark.parametrize("cut", [b"", b"\n", b"\r\n\r\n"])
+def test_a_last_header_without_a_block_needs_nothing_behind_it_but_its_lines(tmp_path: Path, cut: bytes) -> None:
+    path = tmp_path / "a.warc"
+    path.write_bytes(page(0) + b"WARC/1.0\nWARC-Type: metadata\nFold: a\n b\nContent-Length: 0\n" + cut)
+    pages, skips, count = read(path)
+    assert (len(pages), skips, count) == (1, [], 2)
+    path.write_bytes(page(0) + b"WARC/1.0\nWARC-Type: metadata\nContent-Length: 0")
+    assert [reason for _, reason in read(path)[1]] == ["truncated"]
+
+
 def lying(length: int) -> bytes:
     http = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + PAGE % b"short"
     headers = "WARC-Target-URI: https://example.org/9\r\nContent-Type: application/http; msgtype=response\r\n"

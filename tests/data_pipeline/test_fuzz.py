@@ -98,7 +98,7 @@ def test_what_was_not_hit_is_read_and_what_was_is_named(
         is_whole = set(good.contents) <= set(found.contents) or len(content) in ends
         if not (is_whole or found.skips):  # bytes that no checksum covers can change unseen
             assert kind in ("plain", "lz4")
-        assert all(skip.reason and 0 <= skip.offset for skip in found.skips)
+        assert all(skip.reason and skip.offset >= 0 for skip in found.skips)
         assert found.work < 60 * len(content) + 200_000
 
 
@@ -156,7 +156,7 @@ def test_members_inside_one_another_cost_a_counted_number_of_bytes_and_are_named
     monkeypatch.setattr(member_module, "_WASTE_ROOM", 1 << 16)
     good = b"".join(packed(kind, [page(0), page(1)]))
     path = tmp_path / f"a.warc.{kind}"
-    path.write_bytes(good + make(400, 60) + good)  # type: ignore[operator]
+    path.write_bytes(good + make(150, 60) + good)  # type: ignore[operator]
     found = Read(path, monkeypatch)
     assert found.contents[:2] == [PAGE % f"Page number {n}.".encode() for n in (0, 1)]
     assert found.skips[0].offset == len(good)
@@ -196,7 +196,7 @@ def test_a_header_of_nothing_but_continued_lines_or_one_endless_number_is_read_o
 
 def test_skips_wait_for_no_page_so_that_damage_without_end_costs_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "a.warc"
-    path.write_bytes(b"WARC/1.0\r\nA: b\r\n" * 5_000)
+    path.write_bytes(b"WARC/1.0\r\nA: b\r\n" * 4_500)
     batches = [len(batch.skipped) for batch in read_module.read_pages(str(path), max_page_bytes=1_000)]
-    assert sum(batches) == 5_000
-    assert max(batches) < 5_000
+    assert sum(batches) == 4_500
+    assert max(batches) < 4_500

@@ -1,13 +1,21 @@
 """Laws of little room: a full disk ends with a clear error and nothing half-published, and memory does not grow."""
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
 
 from data_pipeline.pipeline import prepare
 from llmsys.config.run import RunConfig
+from llmsys.errors import DataError
+from llmsys.shards import ShardWriter
 from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +66,53 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing_half_published(tmp_path
         assert not list(folder.glob("quarantine/*"))
         prepare(plain_config(folder, pattern), until="documents")
         assert fingerprints(folder) == fingerprints(tmp_path / "whole")
+
+
+WRITERS = [
+    *("journal/survey/*", "journal/extract/*", "work/extracted/*", "work/unread/*", "work/judged/*"),
+    *("documents/*.arrow", "dropped/*", "documents/*.parquet", "documents/*.jsonl.zst"),
+    *("tokenizer/*", "work/encoded/*", "tokens/*", "manifest.json"),
+]
+
+
+def test_a_disk_that_fills_up_at_any_writer_is_named_and_the_next_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crawl = make_crawl(tmp_path / "crawl", files=1, pages=8)
+    whole, data = (
+        tiny_config(tmp_path / name, crawl, documents={"shards": 1, "copies": ["parquet", "jsonl.zst"]})
+        for name in ("whole", "data")
+    )
+    prepare(whole)
+    folder, replace = tmp_path / "data", os.replace
+    for pattern in WRITERS:
+        for made in folder.glob(pattern):  # by the run that failed at another file of this stage
+            made.unlink()
+
+        def full(source: Any, target: Any, pattern: str = pattern) -> None:
+            if Path(target).relative_to(folder).match(pattern):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            replace(source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", full)
+            with pytest.raises(DataError, match=rf"{folder}/.* could not be written: No space left.* where it stopped"):
+                prepare(data)
+        assert not (folder / "manifest.json").exists()
+        assert not [*folder.rglob("*.tmp"), *folder.glob("quarantine/*")]
+    prepare(data)
+    assert fingerprints(folder) == fingerprints(tmp_path / "whole")
+
+
+def test_a_disk_that_refuses_the_first_byte_of_a_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pa.ipc, "new_file", full)
+    writer = ShardWriter(tmp_path / "x.arrow", pa.schema([("a", pa.int64())]))
+    with pytest.raises(DataError, match=r"x\.arrow could not be written: No space left on device"), writer:
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_memory_is_bounded_by_the_batch_and_not_by_the_input(tmp_path: Path) -> None:

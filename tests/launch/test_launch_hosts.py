@@ -23,12 +23,13 @@ from tests.helpers.process import wait_until
 
 pytestmark = [
     pytest.mark.distributed,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(bool(why_not()), reason=f"no hosts can be made here: {why_not()}"),
 ]
 
 PDSH = pytest.mark.skipif(not Path("/usr/bin/pdsh").exists(), reason="apt-get install pdsh is wanted")
 STEPS = 40
+PATIENCE_SECONDS = 500.0  # starts of four ranks follow each other, on a machine that may have other work
 FAST = {"reproducibility": "fast"}
 BOTH = "alpha:1,beta:1"
 
@@ -118,17 +119,17 @@ def test_one_run_goes_from_launcher_to_launcher_and_loses_nothing(hosts: Hosts) 
     for start, (number, status) in enumerate(((signal.SIGTERM, STOPPED), (signal.SIGINT, 130)), 1):
         path = config_file(hosts, "passed", engine={"kind": "deepspeed", "zero_stage": start + 1}, train=FAST)
         process = hosts.start("alpha", *launch(path, BOTH), log=hosts.log)
-        wait_until(partial(saved_or_ended, hosts, "passed", start, [process]), "nothing was saved")
+        wait_until(partial(saved_or_ended, hosts, "passed", start, [process]), "nothing was saved", PATIENCE_SECONDS)
         process.send_signal(number)
-        assert process.wait(300) == status, hosts.log.read_text()
-        wait_until(lambda: not any(ranks(hosts, name) for name in hosts.names), "ranks are left")
+        assert process.wait(PATIENCE_SECONDS) == status, hosts.log.read_text()
+        wait_until(lambda: not any(ranks(hosts, name) for name in hosts.names), "ranks are left", PATIENCE_SECONDS)
     started = typed(hosts, path, "--no-ssh")
-    wait_until(partial(saved_or_ended, hosts, "passed", 3, started), "nothing was saved")
+    wait_until(partial(saved_or_ended, hosts, "passed", 3, started), "nothing was saved", PATIENCE_SECONDS)
     [rank] = ranks(hosts, "beta")
     rank.send_signal(signal.SIGTERM)
-    assert [process.wait(300) for process in started] == [STOPPED, STOPPED], hosts.log.read_text()
+    assert [process.wait(PATIENCE_SECONDS) for process in started] == [STOPPED, STOPPED], hosts.log.read_text()
     path = config_file(hosts, "passed", engine={"kind": "accelerate"}, train=FAST)
-    assert [process.wait(300) for process in typed(hosts, path)] == [0, 0], hosts.log.read_text()
+    assert [process.wait(PATIENCE_SECONDS) for process in typed(hosts, path)] == [0, 0], hosts.log.read_text()
     assert worlds(hosts, "passed") == [2, 2, 2, 2]
     train_calmly(config_file(hosts, "fast", train=FAST))
     assert len(losses(hosts, "passed")) == STEPS
@@ -146,16 +147,16 @@ def test_a_halted_host_a_dead_one_and_a_cut_cable_cost_nothing_but_time(hosts: H
         assert process.poll() is None, hosts.log.read_text()
         return worlds(hosts, "lost")[-1:] == [ranks] and saved_or_ended(hosts, "lost", 1, [process])
 
-    wait_until(lambda: trains_with(4), "three hosts did not begin")
+    wait_until(lambda: trains_with(4), "three hosts did not begin", PATIENCE_SECONDS)
     hosts.signal("gamma", signal.SIGSTOP)
-    wait_until(lambda: trains_with(2), "two hosts did not go on")
+    wait_until(lambda: trains_with(2), "two hosts did not go on", PATIENCE_SECONDS)
     hosts.signal("gamma", signal.SIGKILL)
     hosts.cut("beta")
-    wait_until(lambda: not agents(hosts, "beta"), "the agent behind the cut cable was not ended")
+    wait_until(lambda: not agents(hosts, "beta"), "the agent behind the cut cable was not ended", PATIENCE_SECONDS)
     assert process.poll() is None, hosts.log.read_text()
     starts = len(worlds(hosts, "lost"))
     hosts.mend("beta")
-    assert process.wait(300) == 0, hosts.log.read_text()
+    assert process.wait(PATIENCE_SECONDS) == 0, hosts.log.read_text()
     assert "no step was finished for 15 s" in hosts.log.read_text()
     assert "the run ended on what was left; lost: gamma could not be reached or kept by ssh" in hosts.log.read_text()
     assert len(worlds(hosts, "lost")) > starts

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_pipeline.tokenize.cuts import ESCAPED_SPACE, Bytes, CutRules, Flags, Places
-from data_pipeline.tokenize.json_cuts import before_spaces, cut_problem
+from data_pipeline.tokenize.json_cuts import before_spaces, cut_problem, is_sentencepiece_bpe, prepends_space
 from data_pipeline.tokenize.memo import Memo, Ragged
 from data_pipeline.tokenize.model import ModelFacts, model_facts, without_normalizer
 from data_pipeline.tokenize.short_words import words_of
@@ -54,15 +54,26 @@ def column_encoder(tokenizer: Tokenizer, kind: EncoderKind = "columns") -> Encod
         return _of_json(tokenizer)
     facts = model_facts(tokenizer.model)
     rules = CutRules(tokenizer.text_pieces().values(), facts.byte_fallback)
-    problem = _problem(tokenizer, facts) or rules.problem
-    return SentencePieceEncoder(tokenizer, facts, rules) if problem is None else LibraryEncoder(tokenizer, problem)
+    if problem := _problem(tokenizer, facts) or rules.problem:
+        return LibraryEncoder(tokenizer, problem)
+    library = SentencePieceTokenizer(without_normalizer(tokenizer.model))
+    rewrites = tokenizer if facts.has_rules or facts.trims_spaces else None
+    return PiecesEncoder(library, rules, prefix=facts.adds_prefix, rewrites=rewrites)
 
 
 def _of_json(tokenizer: Tokenizer) -> Encoder:
     from llmsys.tokenizer_json import JsonTokenizer  # its library is not always needed
 
     assert isinstance(tokenizer, JsonTokenizer)
-    problem = cut_problem(tokenizer.values())
+    values = tokenizer.values()
+    if is_sentencepiece_bpe(values):
+        special = (token["content"] for token in values["added_tokens"])  # a text may spell one
+        pieces = [piece.replace(ESCAPED_SPACE, " ") for piece in (*tokenizer.text_pieces().values(), *special)]
+        rules = CutRules(pieces, byte_fallback=True)
+        if rules.problem is None:
+            return PiecesEncoder(tokenizer.without_prefix(), rules, prefix=prepends_space(values))
+        return LibraryEncoder(tokenizer, rules.problem)
+    problem = cut_problem(values)
     return JsonEncoder(tokenizer) if problem is None else LibraryEncoder(tokenizer, problem)
 
 
@@ -112,16 +123,21 @@ class LibraryEncoder:
         return Ragged(np.fromiter(chain.from_iterable(found), self._dtype, int(lengths.sum())), lengths)
 
 
-class SentencePieceEncoder:
-    """Normalises texts as the model asks, and encodes each distinct part of them once."""
+class PiecesEncoder:
+    """SentencePiece's BPE, its own or written as a tokenizer.json: cut by what its pieces join.
+
+    Texts become what the model sees, by the tokenizer that `rewrites` characters or by the space put before them where
+    `prefix` says so; `library` does neither, and encodes each distinct part once.
+    """
 
     reason: str | None = None
 
-    def __init__(self, tokenizer: SentencePieceTokenizer, facts: ModelFacts, rules: CutRules) -> None:
-        self._tokenizer, self._facts = tokenizer, facts
-        dtype = np.dtype(token_dtype(tokenizer.vocab_size))
-        library = LibraryEncoder(SentencePieceTokenizer(without_normalizer(tokenizer.model)), "")
-        parts = _Level(rules.fine, library.encode, Memo(dtype, MEMO_BYTES))
+    def __init__(
+        self, library: Tokenizer, rules: CutRules, *, prefix: bool, rewrites: SentencePieceTokenizer | None = None
+    ) -> None:
+        self._prefix, self._rewrites = prefix, rewrites
+        dtype = np.dtype(token_dtype(library.vocab_size))
+        parts = _Level(rules.fine, LibraryEncoder(library, "").encode, Memo(dtype, MEMO_BYTES))
         self._words = _Level(rules.coarse, parts.encode, Memo(dtype, MEMO_BYTES))
 
     def encode(self, texts: pa.Array) -> Ragged:
@@ -130,9 +146,9 @@ class SentencePieceEncoder:
 
     def _normalized(self, texts: pa.Array) -> pa.Array:
         """Texts as the model sees them, with U+0020 for the space that it writes as U+2581."""
-        if self._facts.has_rules or self._facts.trims_spaces:
-            texts = pa.array(self._tokenizer.normalize(texts.to_pylist()), pa.large_string())
-        elif self._facts.adds_prefix:
+        if self._rewrites is not None:
+            texts = pa.array(self._rewrites.normalize(texts.to_pylist()), pa.large_string())
+        elif self._prefix:
             prefix = pc.if_else(pc.equal(pc.binary_length(texts), 0), "", " ").cast(pa.large_string())
             texts = pc.binary_join_element_wise(prefix, texts, pa.scalar("", pa.large_string()))
         if pc.any(pc.match_substring(texts, ESCAPED_SPACE)).as_py():

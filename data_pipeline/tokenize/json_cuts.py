@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.tokenize.cuts import SPACE, Bytes, Flags, Places
+from data_pipeline.tokenize.cuts import ESCAPED_SPACE, SPACE, Bytes, Flags, Places
+from llmsys.special_tokens import BYTE_PIECES
 
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _GPT2_LONG = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -76,6 +77,29 @@ def _splits_at_spaces(pre_tokenizer: dict[str, Any] | None) -> bool:
 def _is_metaspace(step: dict[str, Any]) -> bool:
     # ▁ is put before a text that does not begin with one: every part but the first does.
     return step["type"] == "Metaspace" and bool(step.get("split", True))
+
+
+def is_sentencepiece_bpe(values: dict[str, Any]) -> bool:
+    """Whether it is SentencePiece's BPE as Llama 2 has it: no words, spaces written ▁, bytes for what has no piece.
+
+    Then a text is one word to the model, which joins pieces as SentencePiece does, and `CutRules` say where it ends.
+    """
+    model, added = values["model"], added_texts(values)
+    if model["type"] != "BPE" or not model.get("byte_fallback") or values.get("pre_tokenizer") or added:
+        return False
+    if any(model.get(name) for name in ("dropout", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")):
+        return False
+    if any(piece in BYTE_PIECES for pair in model["merges"] for piece in pair):
+        return False  # what bytes join to has no text
+    *first, last = _steps(values.get("normalizer"), "normalizers") or [{}]
+    escapes = last.get("pattern") == {"String": " "} and last.get("content") == ESCAPED_SPACE
+    prefix = first in ([], [{"type": "Prepend", "prepend": ESCAPED_SPACE}])
+    return escapes and prefix and model["vocab"].keys() >= set(BYTE_PIECES)
+
+
+def prepends_space(values: dict[str, Any]) -> bool:
+    """Whether a space is put before every text."""
+    return any(step["type"] == "Prepend" for step in _steps(values.get("normalizer"), "normalizers"))
 
 
 def is_byte_level(values: dict[str, Any]) -> bool:

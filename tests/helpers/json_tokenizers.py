@@ -119,7 +119,19 @@ def t5() -> tuple[Tokenizer, dict[str, Any]]:
     return tokenizer, {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
-KINDS = {"gpt2": gpt2, "llama3": llama3, "qwen2": qwen2, "llama2": llama2, "bert": bert, "t5": t5}
+def mistral() -> tuple[Tokenizer, dict[str, Any]]:
+    """As llama2, but no piece reaches over a space, as in published models."""
+    tokenizer, config = llama2()
+    values = json.loads(tokenizer.to_str())
+    vocabulary, merges = values["model"]["vocab"], values["model"]["merges"]
+    across = {piece for piece in vocabulary if "▁" in piece.lstrip("▁")}
+    values["model"]["merges"] = [pair for pair in merges if not across & {*pair, "".join(pair)}]
+    for number, piece in enumerate(sorted(across)):  # ids stay without gaps
+        vocabulary[f"<unused{number}>"] = vocabulary.pop(piece)
+    return Tokenizer.from_str(json.dumps(values)), config
+
+
+KINDS = {"mistral": mistral, "gpt2": gpt2, "llama3": llama3, "qwen2": qwen2, "llama2": llama2, "bert": bert, "t5": t5}
 LOSSLESS = ("gpt2", "llama3", "qwen2", "llama2")
 
 

@@ -8,7 +8,6 @@ normaliser and decoder let it: byte-level BPE does, NFC and lower-casing do not.
 The library is imported here alone, and this file only when a tokenizer.json is opened.
 """
 
-import copy
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ from typing import Any
 # Its thread pool would not survive a fork, and processes are the unit of parallel work. Read at every call.
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-from tokenizers import AddedToken, normalizers
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
 from llmsys.errors import DataError
@@ -95,14 +94,6 @@ class JsonTokenizer:
             encoding.ids for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)
         ]
         return [ids if self._spelled.keys().isdisjoint(ids) else self._as_text(ids) for ids in found]
-
-    def without_prefix(self) -> "JsonTokenizer":
-        """Return the same tokenizer for texts that have the space before them already."""
-        other = copy.copy(self)
-        other._library = Library.from_str(self._library.to_str())
-        other._library.encode_special_tokens = True
-        other._library.normalizer = normalizers.Replace(" ", "\u2581")
-        return other
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """Return the ids that the model gives words which are normalised and divided already."""

@@ -10,7 +10,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -58,7 +58,7 @@ def column_encoder(tokenizer: Tokenizer, kind: EncoderKind = "columns") -> Encod
         return LibraryEncoder(tokenizer, problem)
     library = SentencePieceTokenizer(without_normalizer(tokenizer.model))
     rewrites = tokenizer if facts.has_rules or facts.trims_spaces else None
-    return PiecesEncoder(library, rules, prefix=facts.adds_prefix, rewrites=rewrites)
+    return PiecesEncoder(LibraryEncoder(library, ""), rules, prefix=facts.adds_prefix, rewrites=rewrites)
 
 
 def _of_json(tokenizer: Tokenizer) -> Encoder:
@@ -71,7 +71,7 @@ def _of_json(tokenizer: Tokenizer) -> Encoder:
         pieces = [piece.replace(ESCAPED_SPACE, " ") for piece in (*tokenizer.text_pieces().values(), *special)]
         rules = CutRules(pieces, byte_fallback=True)
         if rules.problem is None:
-            return PiecesEncoder(tokenizer.without_prefix(), rules, prefix=prepends_space(values))
+            return PiecesEncoder(ModelEncoder(tokenizer), rules, prefix=prepends_space(values))
         return LibraryEncoder(tokenizer, rules.problem)
     problem = cut_problem(values)
     return JsonEncoder(tokenizer) if problem is None else LibraryEncoder(tokenizer, problem)
@@ -108,7 +108,7 @@ class LibraryEncoder:
     def __init__(self, tokenizer: Tokenizer, reason: str) -> None:
         self.reason: str | None = reason
         self._tokenizer = tokenizer
-        self._dtype = np.dtype(token_dtype(tokenizer.vocab_size))
+        self.dtype = np.dtype(token_dtype(tokenizer.vocab_size))
 
     def encode(self, texts: pa.Array) -> Ragged:
         """The tokens of each text of a large_string or large_binary column."""
@@ -116,11 +116,28 @@ class LibraryEncoder:
         long = len(words_of(texts)[0]) > LONG_TEXT_BYTES * len(rows)
         if long and isinstance(self._tokenizer, SentencePieceTokenizer):
             arrays = self._tokenizer.encode_arrays(rows)
-            return Ragged(np.concatenate(arrays).astype(self._dtype), np.array([len(ids) for ids in arrays], np.int64))
+            return Ragged(np.concatenate(arrays).astype(self.dtype), np.array([len(ids) for ids in arrays], np.int64))
         with _no_collection():
-            found = self._tokenizer.encode_batch(rows)
-        lengths = np.fromiter(map(len, found), np.int64, len(found))
-        return Ragged(np.fromiter(chain.from_iterable(found), self._dtype, int(lengths.sum())), lengths)
+            return _ragged(self._tokenizer.encode_batch(rows), self.dtype)
+
+
+class ModelEncoder:
+    """Asks the model of a tokenizer.json that has no words, past its normaliser: spaces are written here."""
+
+    def __init__(self, tokenizer: "JsonTokenizer") -> None:
+        self._tokenizer = tokenizer
+        self.dtype = np.dtype(token_dtype(tokenizer.vocab_size))
+
+    def encode(self, texts: pa.Array) -> Ragged:
+        """The tokens of each text of a large_string or large_binary column."""
+        escaped = pc.replace_substring(texts.cast(pa.large_string()), " ", ESCAPED_SPACE)
+        with _no_collection():
+            return _ragged(self._tokenizer.encode_words(escaped.to_pylist()), self.dtype)
+
+
+def _ragged(rows: list[list[int]], dtype: "np.dtype[Any]") -> Ragged:
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    return Ragged(np.fromiter(chain.from_iterable(rows), dtype, int(lengths.sum())), lengths)
 
 
 class PiecesEncoder:
@@ -133,12 +150,16 @@ class PiecesEncoder:
     reason: str | None = None
 
     def __init__(
-        self, library: Tokenizer, rules: CutRules, *, prefix: bool, rewrites: SentencePieceTokenizer | None = None
+        self,
+        library: "LibraryEncoder | ModelEncoder",
+        rules: CutRules,
+        *,
+        prefix: bool,
+        rewrites: SentencePieceTokenizer | None = None,
     ) -> None:
         self._prefix, self._rewrites = prefix, rewrites
-        dtype = np.dtype(token_dtype(library.vocab_size))
-        parts = _Level(rules.fine, LibraryEncoder(library, "").encode, Memo(dtype, MEMO_BYTES))
-        self._words = _Level(rules.coarse, parts.encode, Memo(dtype, MEMO_BYTES))
+        parts = _Level(rules.fine, library.encode, Memo(library.dtype, MEMO_BYTES))
+        self._words = _Level(rules.coarse, parts.encode, Memo(library.dtype, MEMO_BYTES))
 
     def encode(self, texts: pa.Array) -> Ragged:
         """The tokens of each text."""

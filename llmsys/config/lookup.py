@@ -52,7 +52,7 @@ def config_names() -> list[str]:
 
 def _run_configs(root: Path, pattern: str) -> list[Path]:
     """The files below a folder that describe runs and models; language profiles are named by what needs them."""
-    return sorted(path for path in root.rglob(pattern) if path.parent != root / PROFILES)
+    return sorted(path for path in root.rglob(pattern) if root / PROFILES not in path.parents)
 
 
 def displayed(path: Path) -> str:

@@ -12,7 +12,7 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-RUNS = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.name != "languages")  # those are no runs
+RUNS = sorted(path for path in CONFIGS.rglob("*.yaml") if "languages" not in path.parts)  # those are no runs
 MODEL = """\
 vocab_size: 1000
 hidden_size: 64

@@ -17,7 +17,7 @@ from llmsys.config.show import as_marked_yaml, as_yaml, differences
 from llmsys.config.yaml_text import parse
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-RUNS = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.name != "languages")  # those are no runs
+RUNS = sorted(path for path in CONFIGS.rglob("*.yaml") if "languages" not in path.parts)  # those are no runs
 OVERRIDES = ["schedule.kind=linear", "run.name='3e-4'", "generation.prompts=['a: b', 'no']", "model.norm.eps=1e-6"]
 
 

@@ -45,8 +45,11 @@ def ask_ranks(config: str, number: int) -> int:
 
 
 @contextlib.contextmanager
-def forwarding(top: int = 0) -> Iterator[None]:
-    """Forward signals of this process to the ranks below process `top` (0: this one) while the block runs."""
+def forwarding(top: int = 0) -> Iterator[list[int]]:
+    """Forward signals of this process to the ranks below process `top` (0: this one) while the block runs.
+
+    Yields the list of those that ranks were sent.
+    """
     asked: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -60,7 +63,7 @@ def forwarding(top: int = 0) -> Iterator[None]:
 
     before = {number: signal.signal(number, forward) for number in FORWARDED}
     try:
-        yield
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -112,7 +112,7 @@ def _attempt(
     agent = subprocess.Popen(command, env=child_environment())
     ranks: list[psutil.Process] = []
     lived_until, open_at = None, time.monotonic()
-    with forwarding(agent.pid):
+    with forwarding(agent.pid) as asked:
         while (status := _status(agent, LOOK_SECONDS)) is None:
             now = time.monotonic()
             if seen := ranks_below(agent.pid):
@@ -125,6 +125,8 @@ def _attempt(
     for rank in ranks:
         with suppress(psutil.Error):
             rank.kill()
+    if asked and status < 0:  # the ranks have stopped, and the agent found nobody left to tell
+        return STOPPED, time.monotonic()
     if lived_until is None and (status < 0 or status == UNMET):
         return UNMET, None
     return status, lived_until or time.monotonic()

@@ -31,6 +31,15 @@ if not first.exists():
     first.touch()
     time.sleep(600)
 """
+STOPPING = """
+import os, pathlib, signal, sys, time
+def stop(number, frame):
+    pathlib.Path(sys.argv[1]).touch()
+    os._exit(75)
+signal.signal(signal.SIGUSR1, stop)
+os.kill(int(sys.argv[2]), signal.SIGUSR1)
+time.sleep(600)
+"""
 HERE = Meeting("127.0.0.1", 1)
 
 
@@ -91,6 +100,18 @@ def test_an_agent_whose_meeting_place_is_out_of_reach_is_started_anew(
         monkeypatch.setattr(Meeting, "open", lambda self: knocks.pop(0) if knocks else place.fileno() > 0)
         assert keep([sys.executable, "-c", STUCK_ONCE, str(tmp_path / "first")], elsewhere, 0, 100) == 0
     assert not knocks
+
+
+def test_ranks_that_stopped_stay_stopped_though_their_agent_hangs_for_a_host_that_has_left(
+    tmp_path: Path, elsewhere: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.restart.SHUT_SECONDS", 0.0)
+    monkeypatch.setattr("launch.restart.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(Meeting, "open", lambda self: not (tmp_path / "asked").exists())
+    (tmp_path / "train.py").write_text(STOPPING)
+    rank = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "asked"), str(os.getpid())]
+    agent = "import subprocess, sys, time; subprocess.run(sys.argv[1:]); time.sleep(600)"
+    assert keep([sys.executable, "-c", agent, *rank], elsewhere, 3, 100) == STOPPED
 
 
 def test_torchruns_own_restarts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ _ENCODE = tuple(
         "cuts",
         "json_cuts",
         "json_words",
+        "library",
         "word_cuts",
         "short_words",
         "memo",

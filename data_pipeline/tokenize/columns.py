@@ -6,11 +6,8 @@ little for the library to do. Promises: the ids are those that the library gives
 forbids the cuts is left to the library, with the rule in `reason`.
 """
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +15,7 @@ import pyarrow.compute as pc
 
 from data_pipeline.tokenize.cuts import ESCAPED_SPACE, Bytes, CutRules, Flags, Places
 from data_pipeline.tokenize.json_cuts import before_spaces, cut_problem, is_sentencepiece_bpe, prepends_space
+from data_pipeline.tokenize.library import LibraryEncoder, ModelEncoder
 from data_pipeline.tokenize.memo import Memo, Ragged
 from data_pipeline.tokenize.model import ModelFacts, model_facts, without_normalizer
 from data_pipeline.tokenize.short_words import words_of
@@ -29,9 +27,6 @@ if TYPE_CHECKING:
 
 MEMO_BYTES = 100_000_000
 """Of each of the two memories of one process, about."""
-
-LONG_TEXT_BYTES = 500
-"""From this mean on an array for each text costs less than a list of Python's integers."""
 
 EncoderKind = Literal["columns", "library"]
 
@@ -90,56 +85,6 @@ def _problem(tokenizer: SentencePieceTokenizer, facts: ModelFacts) -> str | None
     return "it has pieces that are switched off" if tokenizer.has_unused_pieces else None
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """No search for cycles while lists by the hundred thousand are made: it would take a third of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-class LibraryEncoder:
-    """Asks the library for every text."""
-
-    def __init__(self, tokenizer: Tokenizer, reason: str) -> None:
-        self.reason: str | None = reason
-        self._tokenizer = tokenizer
-        self.dtype = np.dtype(token_dtype(tokenizer.vocab_size))
-
-    def encode(self, texts: pa.Array) -> Ragged:
-        """The tokens of each text of a large_string or large_binary column."""
-        rows = texts.cast(pa.large_string()).to_pylist()
-        long = len(words_of(texts)[0]) > LONG_TEXT_BYTES * len(rows)
-        if long and isinstance(self._tokenizer, SentencePieceTokenizer):
-            arrays = self._tokenizer.encode_arrays(rows)
-            return Ragged(np.concatenate(arrays).astype(self.dtype), np.array([len(ids) for ids in arrays], np.int64))
-        with _no_collection():
-            return _ragged(self._tokenizer.encode_batch(rows), self.dtype)
-
-
-class ModelEncoder:
-    """Asks the model of a tokenizer.json that has no words, past its normaliser: spaces are written here."""
-
-    def __init__(self, tokenizer: "JsonTokenizer") -> None:
-        self._tokenizer = tokenizer
-        self.dtype = np.dtype(token_dtype(tokenizer.vocab_size))
-
-    def encode(self, texts: pa.Array) -> Ragged:
-        """The tokens of each text of a large_string or large_binary column."""
-        escaped = pc.replace_substring(texts.cast(pa.large_string()), " ", ESCAPED_SPACE)
-        with _no_collection():
-            return _ragged(self._tokenizer.encode_words(escaped.to_pylist()), self.dtype)
-
-
-def _ragged(rows: list[list[int]], dtype: "np.dtype[Any]") -> Ragged:
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    return Ragged(np.fromiter(chain.from_iterable(rows), dtype, int(lengths.sum())), lengths)
-
-
 class PiecesEncoder:
     """SentencePiece's BPE, its own or written as a tokenizer.json: cut by what its pieces join.
 
@@ -151,7 +96,7 @@ class PiecesEncoder:
 
     def __init__(
         self,
-        library: "LibraryEncoder | ModelEncoder",
+        library: LibraryEncoder | ModelEncoder,
         rules: CutRules,
         *,
         prefix: bool,

@@ -9,11 +9,17 @@ import psutil
 PATIENCE_SECONDS = 180.0  # only a broken test waits this long
 
 
-def wait_until(condition: Callable[[], object], what: str, look_seconds: float = 0.02) -> None:
+def wait_until(
+    condition: Callable[[], object],
+    what: str,
+    look_seconds: float = 0.02,
+    *,
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> None:
     """Return as soon as the condition holds; fail with `what` when it never does. A dear look is worth a pause."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + patience_seconds
     while not condition():
-        assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS:.0f} s in vain: {what}"
+        assert time.monotonic() < deadline, f"waited {patience_seconds:.0f} s in vain: {what}"
         time.sleep(look_seconds)
 
 

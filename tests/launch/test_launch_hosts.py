@@ -34,6 +34,9 @@ FAST = {"reproducibility": "fast"}
 BOTH = "alpha:1,beta:1"
 
 
+patiently = partial(wait_until, patience_seconds=PATIENCE_SECONDS)
+
+
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     folder = tmp_path_factory.mktemp("hosts")
@@ -119,12 +122,12 @@ def test_one_run_goes_from_launcher_to_launcher_and_loses_nothing(hosts: Hosts) 
     for start, (number, status) in enumerate(((signal.SIGTERM, STOPPED), (signal.SIGINT, 130)), 1):
         path = config_file(hosts, "passed", engine={"kind": "deepspeed", "zero_stage": start + 1}, train=FAST)
         process = hosts.start("alpha", *launch(path, BOTH), log=hosts.log)
-        wait_until(partial(saved_or_ended, hosts, "passed", start, [process]), "nothing was saved", PATIENCE_SECONDS)
+        patiently(partial(saved_or_ended, hosts, "passed", start, [process]), "nothing was saved")
         process.send_signal(number)
         assert process.wait(PATIENCE_SECONDS) == status, hosts.log.read_text()
-        wait_until(lambda: not any(ranks(hosts, name) for name in hosts.names), "ranks are left", PATIENCE_SECONDS)
+        patiently(lambda: not any(ranks(hosts, name) for name in hosts.names), "ranks are left")
     started = typed(hosts, path, "--no-ssh")
-    wait_until(partial(saved_or_ended, hosts, "passed", 3, started), "nothing was saved", PATIENCE_SECONDS)
+    patiently(partial(saved_or_ended, hosts, "passed", 3, started), "nothing was saved")
     [rank] = ranks(hosts, "beta")
     rank.send_signal(signal.SIGTERM)
     assert [process.wait(PATIENCE_SECONDS) for process in started] == [STOPPED, STOPPED], hosts.log.read_text()
@@ -147,12 +150,12 @@ def test_a_halted_host_a_dead_one_and_a_cut_cable_cost_nothing_but_time(hosts: H
         assert process.poll() is None, hosts.log.read_text()
         return worlds(hosts, "lost")[-1:] == [ranks] and saved_or_ended(hosts, "lost", 1, [process])
 
-    wait_until(lambda: trains_with(4), "three hosts did not begin", PATIENCE_SECONDS)
+    patiently(lambda: trains_with(4), "three hosts did not begin")
     hosts.signal("gamma", signal.SIGSTOP)
-    wait_until(lambda: trains_with(2), "two hosts did not go on", PATIENCE_SECONDS)
+    patiently(lambda: trains_with(2), "two hosts did not go on")
     hosts.signal("gamma", signal.SIGKILL)
     hosts.cut("beta")
-    wait_until(lambda: not agents(hosts, "beta"), "the agent behind the cut cable was not ended", PATIENCE_SECONDS)
+    patiently(lambda: not agents(hosts, "beta"), "the agent behind the cut cable was not ended")
     assert process.poll() is None, hosts.log.read_text()
     starts = len(worlds(hosts, "lost"))
     hosts.mend("beta")

@@ -20,7 +20,7 @@ class _Limits(Section):
     max_nodes: int = Field(
         1_000_000,
         ge=1,
-        description="Elements and texts that the parser might make of the page at most, about 400 B each.",
+        description="Elements, texts and attributes that the parser might make of the page at most, about 400 B each.",
     )
     max_attributes: int = Field(
         1_000, ge=1, description="Attributes of one element; each is compared with those before it."

@@ -17,6 +17,11 @@ from data_pipeline.executors.inline import attempt
 from data_pipeline.executors.local import loss, too_slow
 from llmsys.errors import ConfigError, DataError
 
+# How soon a host is asked whether it lives that says nothing: by Ray's default after five minutes, and until then a run
+# waits for the task of one that was cut off, though its node was long declared dead. Read as Ray is loaded.
+for _limit in ("time", "timeout"):
+    os.environ.setdefault(f"RAY_grpc_client_keepalive_{_limit}_ms", "20000")
+
 try:
     import ray
     from ray.exceptions import RayError

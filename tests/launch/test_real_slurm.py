@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 NODES = [f"n{number}" for number in range(1, 7)]
-STEPS, ENDLESS = 32, 10**5
+STEPS, ENDLESS = 48, 10**5
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,15 @@ class Job:
 
 
 def submit(slurm: Slurm, folder: Path, name: str, steps: int, *options: str) -> Job:
-    words = ["launch", str(toy(folder, name, steps)), "nodes=2", "launch.processes=1", "--gpus", "0", *options]
+    words = [
+        "launch",
+        str(toy(folder, name, steps)),
+        "nodes=2",
+        "launch.processes=1",
+        "--gpus=0",
+        "--sbatch=--hold",
+        *options,
+    ]
     said = slurm.said(sys.executable, "-m", "launch.main", *words)
     assert "Submitted batch job" in said
     return Job(slurm, folder / name, said.split()[-1])
@@ -121,6 +129,7 @@ def test_jobs_outlive_lost_nodes_and_time_limits_with_every_bit_and_one_that_is_
     whole = submit(slurm, hosts.folder, "whole", STEPS)
     fewer = submit(slurm, hosts.folder, "fewer", STEPS, "--least", "1")
     timed = submit(slurm, hosts.folder, "timed", ENDLESS)
+    slurm.said("scontrol", "release", whole.number, fewer.number, timed.number)
     lost: dict[str, str] = {}
 
     def lose_nodes_of_what_has_saved() -> bool:

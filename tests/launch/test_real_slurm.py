@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,20 @@ import yaml
 from llmsys.doctor.toy_data import LENGTH, SEQUENCES, make_toy_data, toy_config
 from llmsys.log import latest_events, read_events
 from tests.helpers import hosts as hosts_of
-from tests.helpers import real_slurm
+from tests.helpers import process, real_slurm
 from tests.helpers.hosts import ROOT, Hosts, real_hosts
-from tests.helpers.process import wait_until
 from tests.helpers.real_slurm import LOOK, Slurm, slurm_on
 
 WHY_NOT = hosts_of.why_not() or real_slurm.why_not()
 pytestmark = [
     pytest.mark.distributed,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(bool(WHY_NOT), reason=f"no Slurm on several hosts can be made here: {WHY_NOT}"),
 ]
 
 NODES = [f"n{number}" for number in range(1, 7)]
+wait_until = partial(process.wait_until, patience_seconds=500)
+"""Three jobs start at once, each with two torchruns and two ranks: that takes minutes where others work too."""
 STEPS, ENDLESS = 48, 10**5
 
 
@@ -82,7 +84,7 @@ class Job:
         wait_until(
             lambda: (self.shows("JobState"), self.shows("Restarts")) == wanted,
             f"{self.run.name} did not become {state}",
-            LOOK,
+            look_seconds=LOOK,
         )
 
     def start_again(self) -> None:

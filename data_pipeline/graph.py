@@ -19,8 +19,10 @@ from data_pipeline.journal import Journal, Record, digest_of
 from data_pipeline.quarantine import Quarantine, quarantine_reason
 from llmsys.config.executor import ExecutorConfig, InlineExecutor
 from llmsys.errors import DataError
-from llmsys.log import EventWriter, Progress, logger
+from llmsys.events import EventWriter
+from llmsys.log import logger
 from llmsys.manifest import MANIFEST_NAME
+from llmsys.progress import Progress
 
 _log = logger(__name__)
 

@@ -15,7 +15,7 @@ from data_pipeline.funnel import Tally
 from data_pipeline.journal import Record
 from data_pipeline.stages.survey import Block
 from llmsys.errors import DataError
-from llmsys.manifest import publish_bytes
+from llmsys.publish import publish_bytes
 
 QUARANTINE = "quarantine"
 

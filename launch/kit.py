@@ -22,7 +22,7 @@ from launch.local import SCRIPT
 from llmsys import __version__
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
-from llmsys.manifest import publish_bytes
+from llmsys.publish import publish_bytes
 
 ROOT = SCRIPT.parent.parent
 PREFIXES = ("CUDA_", "DS_", "FI_", "GLOO_", "HF_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_", "UCX_", "WANDB_")

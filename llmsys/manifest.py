@@ -5,9 +5,7 @@ report draws. Promises: it is published last and by rename, holds no clock and n
 so has the same bytes for the same input and configuration, whatever the workers.
 """
 
-import contextlib
 import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +14,7 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llmsys.errors import DataError
+from llmsys.publish import publish_bytes
 from llmsys.threshold import Border
 
 SCHEMA_VERSION = 1
@@ -297,37 +296,3 @@ def write_manifest(folder: Path | str, manifest: Manifest) -> Path:
 
 def _text(manifest: Manifest) -> bytes:
     return (manifest.model_dump_json(indent=1) + "\n").encode()
-
-
-def publish_bytes(path: Path, data: bytes) -> None:
-    """Write a small file aside, sync it and rename it into place: a reader sees the old file or the whole new one."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(aside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # nothing was made where nothing may be removed
-            aside.unlink(missing_ok=True)
-        raise DataError(write_failure(path, error)) from error
-    sync_folder(path.parent)
-
-
-def write_failure(path: Path, error: OSError) -> str:
-    """Say that a file could not be written, why, and that nothing half-written stays behind."""
-    return (
-        f"{path} could not be written: {error.strerror or error}. Nothing half-written was left under that name. "
-        f"Free space or mend the folder, then run the same command again: it continues where it stopped."
-    )
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename in this folder survive a power failure."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -17,7 +17,8 @@ import pyarrow as pa
 import xxhash
 
 from llmsys.errors import DataError
-from llmsys.manifest import DocumentFile, TokenBatch, TokenFile, sync_folder, write_failure
+from llmsys.manifest import DocumentFile, TokenBatch, TokenFile
+from llmsys.publish import sync_folder, write_failure
 
 ARROW_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowSerializationError, OSError)
 SIDE_COLUMNS = ("id", "file", "offset", "url_hash")

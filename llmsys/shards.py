@@ -22,9 +22,9 @@ from llmsys.manifest import (
     TokenFile,
     dataset_fingerprint,
     load_manifest,
-    publish_bytes,
     write_manifest,
 )
+from llmsys.publish import publish_bytes
 from llmsys.shard_file import (
     DAMAGED,
     NEXT_STEP,

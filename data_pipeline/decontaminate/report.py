@@ -14,7 +14,8 @@ import pyarrow as pa
 from data_pipeline.decontaminate.cut import cut_spans
 from data_pipeline.decontaminate.index import PARTS, GramIndex, item_names
 from llmsys.config.decontaminate import NgramDecontamination
-from llmsys.manifest import Contaminated, ContaminationOfSet, Decontamination, publish_bytes
+from llmsys.manifest import Contaminated, ContaminationOfSet, Decontamination
+from llmsys.publish import publish_bytes
 
 STAGE = "decontaminate"
 EXAMPLES = 5

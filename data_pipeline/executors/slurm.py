@@ -22,7 +22,7 @@ from data_pipeline.executors.local import loss, too_slow
 from llmsys.config.executor import SlurmExecutor
 from llmsys.errors import DataError
 from llmsys.log import logger
-from llmsys.manifest import publish_bytes
+from llmsys.publish import publish_bytes
 
 _log = logger(__name__)
 _GRACE_POLLS = 3  # a result may take a moment to show on another node's file system

@@ -13,7 +13,7 @@ from typing import Any
 
 from data_pipeline.executors.event import Done
 from data_pipeline.executors.inline import attempt
-from llmsys.manifest import publish_bytes
+from llmsys.publish import publish_bytes
 
 
 def main(folder: Path, jobs: int, task: int) -> int:

@@ -21,7 +21,7 @@ from data_pipeline.rules.chain import limits_of
 from data_pipeline.rules.verdict import Limit
 from llmsys.config.language import LanguageConfig
 from llmsys.config.language_profile import DEFAULT, read_language_rules
-from llmsys.manifest import publish_bytes
+from llmsys.publish import publish_bytes
 from llmsys.shard_file import read_columns
 from llmsys.threshold import Border
 

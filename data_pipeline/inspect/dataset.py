@@ -12,8 +12,8 @@ from data_pipeline.inspect.finding import Finding
 from data_pipeline.inspect.samples import Sample, check_samples
 from data_pipeline.inspect.token_files import check_token_file
 from llmsys.errors import DataError
-from llmsys.log import Progress
 from llmsys.manifest import DocumentFile, Manifest, Split, TokenFile, dataset_fingerprint, load_manifest
+from llmsys.progress import Progress
 from llmsys.tokenizer import Tokenizer, load_tokenizer
 
 ROOMS = ("documents", "dropped", "tokens")

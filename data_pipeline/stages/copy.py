@@ -17,7 +17,7 @@ import zstandard
 
 from data_pipeline.executors.event import Report
 from llmsys.errors import DataError
-from llmsys.manifest import sync_folder, write_failure
+from llmsys.publish import sync_folder, write_failure
 from llmsys.shards import read_batches, read_schema
 
 _LEVEL = 3

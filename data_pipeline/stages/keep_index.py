@@ -18,7 +18,7 @@ from data_pipeline.dedup.index import INDEX_KEY_SCHEMA
 from data_pipeline.executors.event import Report
 from data_pipeline.stages.same import Range
 from data_pipeline.stages.sign import DOCUMENT_SCHEMA
-from llmsys.manifest import publish_bytes
+from llmsys.publish import publish_bytes
 from llmsys.shards import ShardWriter, read_batches
 
 ID_SCHEMA = pa.schema([("id", pa.string())])

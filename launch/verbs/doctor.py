@@ -34,7 +34,7 @@ def _parity(arguments: argparse.Namespace) -> int:
 
     from llmsys.doctor.cells import ENGINES, matrix
     from llmsys.doctor.parity_table import failures, run_parity, table
-    from llmsys.log import Progress
+    from llmsys.progress import Progress
 
     engines = tuple(arguments.engine.split(",")) if arguments.engine else tuple(ENGINES)
     if unknown := set(engines) - ENGINES.keys():
@@ -61,7 +61,7 @@ def _crash(arguments: argparse.Namespace) -> int:
     # Killed processes cannot give their semaphores back; that is the drill, and no news to anyone.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
     from llmsys.doctor.crash import DRILLS, run_drills, with_kills
-    from llmsys.log import Progress
+    from llmsys.progress import Progress
 
     if arguments.drills == "list":
         print("\n".join(f"{drill.name:<52}{drill.promise}" for drill in DRILLS))

@@ -17,7 +17,7 @@ from launch.start import PATIENCE_SECONDS, require_hosts, start_of
 from llmsys.config.load import load_run
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
-from llmsys.manifest import publish_bytes
+from llmsys.publish import publish_bytes
 
 MINE = ("nodes",)
 SLURMS_CHOICE = "of-slurms-choice"

@@ -9,7 +9,7 @@ from llmsys.config.load import Resolved, read_config
 from llmsys.config.override import read_overrides
 from llmsys.config.yaml_text import dump
 from llmsys.errors import ConfigError
-from llmsys.manifest import publish_bytes
+from llmsys.publish import publish_bytes
 
 MINE = ("gpus", "device", "cluster")
 ILLEGAL, TOO_LARGE = 2, 1

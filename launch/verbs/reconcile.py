@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
     from llmsys.config.yaml_text import dump
     from llmsys.estimate.reconcile import profile_to_update, read_all, updated
     from llmsys.estimate.reconcile_text import as_text
-    from llmsys.manifest import publish_bytes
+    from llmsys.publish import publish_bytes
 
     runs, problems = read_all(arguments.runs)
     if not runs:

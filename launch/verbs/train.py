@@ -10,7 +10,7 @@ from llmsys.config.data import dataset_folders
 from llmsys.config.load import load_run
 from llmsys.config.run import RunConfig
 from llmsys.errors import DataError
-from llmsys.log import latest_events
+from llmsys.events import latest_events
 from llmsys.manifest import joint_fingerprint, load_manifest
 
 

@@ -27,7 +27,7 @@ from llmsys.calibrate.kernels import (
 )
 from llmsys.calibrate.links import link_of, link_seconds
 from llmsys.estimate.device import Device, Efficiency, Link, Number
-from llmsys.log import Progress
+from llmsys.progress import Progress
 
 HERE = "measured here by llmsys calibrate"
 

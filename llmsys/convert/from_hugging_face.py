@@ -28,7 +28,7 @@ from llmsys.convert.source import CHECKPOINTS, KEPT, RECORD, RUN_CONFIG, UNUSED,
 from llmsys.convert.streamed import FILE_BYTES, Piece, write_tensors
 from llmsys.convert.their_tokenizer import TheirTokenizer, take_tokenizer
 from llmsys.errors import CheckpointError
-from llmsys.log import Progress
+from llmsys.progress import Progress
 from llmsys.train.checkpoint_write import publish_weights
 
 SMALL_FILE_BYTES = 1 << 26

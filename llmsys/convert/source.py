@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llmsys.errors import CheckpointError, ConfigError
-from llmsys.manifest import sync_folder
+from llmsys.publish import sync_folder
 from llmsys.train.checkpoint_record import RECORD as CHECKPOINT_RECORD
 
 KEPT, RECORD, UNUSED = "hugging_face", "record.json", "unused.safetensors"

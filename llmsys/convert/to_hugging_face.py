@@ -26,7 +26,8 @@ from llmsys.convert.source import KEPT, RECORD, RUN_CONFIG, UNUSED, checkpoint_i
 from llmsys.convert.streamed import CheckpointReader
 from llmsys.convert.tokenizer_files import token_ids, write_tokenizer
 from llmsys.errors import CheckpointError
-from llmsys.log import Progress, logger
+from llmsys.log import logger
+from llmsys.progress import Progress
 from llmsys.train.average import average_last
 from llmsys.train.dataset import tokenizer_path
 

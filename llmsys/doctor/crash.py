@@ -22,7 +22,7 @@ from llmsys.doctor import accident as accidents
 from llmsys.doctor.accident import MOMENTS, Accident
 from llmsys.doctor.attempt import attempt
 from llmsys.doctor.toy_data import STEPS, make_toy_data, toy_config
-from llmsys.log import latest_events
+from llmsys.events import latest_events
 from llmsys.train.checkpoint_record import read_record
 
 STOPPED, HUNG = 75, 4

@@ -16,7 +16,8 @@ from llmsys.data.digest import as_text, digest_of
 from llmsys.engine.engine import Engine
 from llmsys.engine.state_hash import state_hash
 from llmsys.errors import CheckpointError, DataError
-from llmsys.log import latest_events, logger
+from llmsys.events import latest_events
+from llmsys.log import logger
 from llmsys.optim.schedule import balance_factor, learning_rate
 from llmsys.parallel.group import device_of_this_rank, joined
 from llmsys.parallel.mesh import make_meshes

@@ -18,7 +18,7 @@ from llmsys.data.mixture import MixedWindows
 from llmsys.data.packing import PackedDocuments
 from llmsys.data.steps import GroupedSteps, Steps, WindowSteps
 from llmsys.errors import DataError
-from llmsys.log import latest_events
+from llmsys.events import latest_events
 from llmsys.shard_file import read_batches
 from llmsys.shards import SideColumn, TokenShards
 from llmsys.train.checkpoint import whole_names

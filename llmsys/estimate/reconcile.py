@@ -18,7 +18,7 @@ from llmsys.estimate.interval import Interval
 from llmsys.estimate.parameters import count_parameters
 from llmsys.estimate.residual import Residual, class_of, of_runs, residuals
 from llmsys.estimate.time import step_time
-from llmsys.log import Event, iterate_events
+from llmsys.events import Event, iterate_events
 
 UNKNOWN = "unknown"
 OLDER = "It was trained before predictions were written down"

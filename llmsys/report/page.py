@@ -13,7 +13,8 @@ from pathlib import Path
 from llmsys import __version__
 from llmsys.errors import DataError
 from llmsys.log import logger
-from llmsys.manifest import MANIFEST_NAME, Manifest, load_manifest, publish_bytes
+from llmsys.manifest import MANIFEST_NAME, Manifest, load_manifest
+from llmsys.publish import publish_bytes
 from llmsys.report.dataset_sections import dataset_notes, dataset_numbers, dataset_origin, dataset_parts
 from llmsys.report.markup import Html, bytes_amount, join, json_for_script, section, tag
 from llmsys.report.run import RunRecord, read_run

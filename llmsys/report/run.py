@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from llmsys.log import Event, iterate_events
+from llmsys.events import Event, iterate_events
 
 CURVES = (
     "tokens",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeGuard
 
-from llmsys.log import duration
+from llmsys.progress import duration
 from llmsys.report import plots
 from llmsys.report.cost_sections import answers, cost_numbers, prediction
 from llmsys.report.markup import Html, amount, definitions, fold, number, percent, section, table, tag, user_text

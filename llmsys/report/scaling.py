@@ -13,7 +13,7 @@ from llmsys.estimate.scaling.chinchilla import Parametric
 from llmsys.estimate.scaling.fit import UNKNOWNS, Fit
 from llmsys.estimate.scaling.law import Request
 from llmsys.estimate.scaling.points import Point
-from llmsys.manifest import publish_bytes
+from llmsys.publish import publish_bytes
 from llmsys.report.markup import Html, amount, number, section, table
 from llmsys.report.page import document
 from llmsys.report.plots import BLUE, FAINT, GREEN, ORANGE, PURPLE, Figure, Trace, line

@@ -14,8 +14,9 @@ from llmsys.config.run import RunConfig
 from llmsys.data.loader import StepLoader
 from llmsys.data.steps import Steps
 from llmsys.estimate.parameters import count_parameters
+from llmsys.events import EventWriter
 from llmsys.lock import folder_lock
-from llmsys.log import EventWriter, logger
+from llmsys.log import logger
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.fp8 import require_fp8
 from llmsys.parallel.group import TIMEOUT_SECONDS, device_of_this_rank, joined, on_rank_zero, rank, world_size

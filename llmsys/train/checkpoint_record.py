@@ -14,7 +14,7 @@ from typing import Any
 import xxhash
 
 from llmsys.errors import CheckpointError
-from llmsys.manifest import publish_bytes
+from llmsys.publish import publish_bytes
 
 FORMAT = 1
 RECORD = "state.json"

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
 
 from llmsys.errors import CheckpointError, LlmsysError, disk_problem
-from llmsys.manifest import sync_folder
 from llmsys.parallel.crew import Crew
 from llmsys.parallel.group import rank
+from llmsys.publish import sync_folder
 from llmsys.train.checkpoint_record import digests_of, files_of, write_record
 
 PARTIAL = ".step-*.partial"

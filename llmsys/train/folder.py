@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from llmsys.config.run import RunConfig
-from llmsys.manifest import publish_bytes
+from llmsys.publish import publish_bytes
 
 RECORDED_PACKAGES = ("torch", "deepspeed", "accelerate", "sentencepiece", "pyarrow", "numpy", "pydantic")
 

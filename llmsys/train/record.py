@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from llmsys.log import EventWriter, logger
+from llmsys.events import EventWriter
+from llmsys.log import logger
 from llmsys.train.saver import Save
 from llmsys.train.tracking import Trackers
 

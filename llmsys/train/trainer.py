@@ -18,9 +18,10 @@ from llmsys.data.loader import StepLoader
 from llmsys.data.order import order_key
 from llmsys.engine.engine import Engine, StepResult
 from llmsys.errors import CheckpointError, Stopped
-from llmsys.log import Progress, logger
+from llmsys.log import logger
 from llmsys.optim.schedule import balance_factor, learning_rate
 from llmsys.parallel.group import gathered, rank, sum_over_ranks, world_size
+from llmsys.progress import Progress
 from llmsys.train import checkpoint
 from llmsys.train.balance import ExpertReport, set_balance, settle_experts
 from llmsys.train.bitwise import hashed

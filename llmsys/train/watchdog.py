@@ -23,7 +23,8 @@ from typing import TextIO
 
 import psutil
 
-from llmsys.log import EventWriter, logger
+from llmsys.events import EventWriter
+from llmsys.log import logger
 from llmsys.parallel.group import rank, world_size
 from llmsys.train.heartbeat import STACKS_SIGNAL, Heartbeat, culprits, rouse
 

@@ -14,7 +14,7 @@ from llmsys.estimate.device import read_device
 from llmsys.estimate.reconcile import profile_to_update, read_all, read_reconciled, updated
 from llmsys.estimate.residual import residuals
 from llmsys.estimate.time import StepTime, step_time
-from llmsys.log import EventWriter
+from llmsys.events import EventWriter
 from tests.helpers.device_profile import NAME, abacus, write_abacus
 
 DENSE, MOE = ("layout.expert=1", "model.moe=null", "model.intermediate_size=704"), ("layout.expert=1",)

@@ -14,16 +14,9 @@ from pathlib import Path
 import pytest
 
 from llmsys.errors import DataError
-from llmsys.log import (
-    EventWriter,
-    Progress,
-    configure_logging,
-    duration,
-    iterate_events,
-    latest_events,
-    logger,
-    read_events,
-)
+from llmsys.events import EventWriter, iterate_events, latest_events, read_events
+from llmsys.log import configure_logging, logger
+from llmsys.progress import Progress, duration
 
 
 @pytest.fixture(autouse=True)

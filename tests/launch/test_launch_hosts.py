@@ -16,7 +16,7 @@ import yaml
 
 from launch.train import STOPPED
 from llmsys.doctor.toy_data import LENGTH, SEQUENCES, make_toy_data, toy_config
-from llmsys.log import latest_events
+from llmsys.events import latest_events
 from llmsys.train.checkpoint_record import read_record
 from tests.helpers.hosts import ROOT, Hosts, real_hosts, why_not
 from tests.helpers.process import wait_until

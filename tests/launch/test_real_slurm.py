@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from llmsys.doctor.toy_data import LENGTH, SEQUENCES, make_toy_data, toy_config
-from llmsys.log import latest_events, read_events
+from llmsys.events import latest_events, read_events
 from tests.helpers import hosts as hosts_of
 from tests.helpers import process, real_slurm
 from tests.helpers.hosts import ROOT, Hosts, real_hosts

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmsys.log import latest_events
+from llmsys.events import latest_events
 from llmsys.report import run as run_module
 from llmsys.report.run import ExpertLoads, read_run
 from llmsys.report.run_sections import run_numbers

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import yaml
 
-from llmsys.log import latest_events, read_events
+from llmsys.events import latest_events, read_events
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.process import PATIENCE_SECONDS
 from tests.train.test_run import ROOT, final_loss, llmsys, wait_for_step

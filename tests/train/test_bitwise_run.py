@@ -13,7 +13,7 @@ import torch
 
 from llmsys.config.load import load_run
 from llmsys.errors import CheckpointError
-from llmsys.log import latest_events, read_events
+from llmsys.events import latest_events, read_events
 from llmsys.parallel.group import joined
 from llmsys.train.bitwise import check_loaded, without_mode
 from llmsys.train.build import run

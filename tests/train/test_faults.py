@@ -14,7 +14,7 @@ from llmsys.config.train import TrainConfig
 from llmsys.data.batch import Batch
 from llmsys.engine.engine import Accept, LogicalState, StepResult, always
 from llmsys.errors import LlmsysError, Stopped
-from llmsys.log import EventWriter, latest_events
+from llmsys.events import EventWriter, latest_events
 from llmsys.train.blame import contents
 from llmsys.train.checkpoint import load, newest_whole, resumable_record
 from llmsys.train.dataset import open_data

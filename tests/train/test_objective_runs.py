@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 
-from llmsys.log import read_events
+from llmsys.events import read_events
 from llmsys.train.checkpoint import load_tensors, stored_tensors
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.tiny_pairs import WORDS, pairs_config, sentence_pairs

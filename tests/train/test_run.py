@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from launch.train import STOPPED
-from llmsys.log import latest_events, read_events
+from llmsys.events import latest_events, read_events
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.device_profile import write_abacus
 from tests.helpers.process import PATIENCE_SECONDS

@@ -6,7 +6,7 @@ import pytest
 
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
-from llmsys.log import EventWriter, read_events
+from llmsys.events import EventWriter, read_events
 from llmsys.train import tracking
 from llmsys.train.record import Record
 from llmsys.train.tracking import Trackers

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmsys.errors import DataError
 from llmsys.estimate.scaling.law import FLOPS_PER_PARAMETER_AND_TOKEN
-from llmsys.log import latest_events
+from llmsys.events import latest_events
 
 COLUMNS = ("parameters", "tokens", "loss")
 

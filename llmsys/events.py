@@ -1,0 +1,142 @@
+"""What a run says to programs: events.jsonl, an append-only file (`EventWriter`, `read_events`, `latest_events`).
+
+Promises: one event is one line and one write, so that a killed process can damage the last line only, and no reader
+stumbles over it.
+"""
+
+import errno
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from llmsys.errors import DataError
+from llmsys.log import logger
+
+Event = dict[str, Any]
+
+
+class EventWriter:
+    """Appends events to a file, one JSON object a line: {"time": unix seconds, "event": kind, …}.
+
+    Several processes may append to one file. A number that is not finite is written as null, since JSON has no word
+    for it.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        """Open the file at `path`, or create it with its folder; a half-written last line is closed off."""
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        size = os.fstat(self._descriptor).st_size
+        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+            os.write(self._descriptor, b"\n")
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one event with the time of now (3 decimals). Raises OSError when the disk is full."""
+        record = {"time": round(time.time(), 3), "event": event, **fields}
+        text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        line = text.encode("utf-8", errors="replace") + b"\n"
+        try:
+            written = os.write(self._descriptor, line)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from None  # os.write does not know its file
+        if written != len(line):
+            raise OSError(errno.ENOSPC, "event written only in part", str(self.path))
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        """Return the writer itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file."""
+        self.close()
+
+
+def _finite(value: Any) -> Any:
+    """`value` as strict JSON can hold it: nan and inf become null, paths text, arrays plain numbers."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):  # numpy and torch, without importing either
+        return _finite(value.tolist())
+    raise TypeError(f"an event holds plain JSON values, not {type(value).__name__}: {value!r}")
+
+
+def iterate_events(path: Path | str) -> Iterator[Event]:
+    """Yield the events of a file in the order written, without holding them all.
+
+    A broken last line is what a killed writer leaves: skipped in silence. Broken lines before it are skipped, counted
+    and warned about. Raises DataError when there is no such file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"{path}: no event file here. `llmsys train CONFIG` writes one into the run's folder.")
+    broken = 0
+    last_was_broken = False
+    with path.open("rb") as lines:
+        for line in lines:
+            if not line.strip():
+                continue
+            event = _parse_event(line)
+            last_was_broken = event is None
+            broken += last_was_broken
+            if event is not None:
+                yield event
+    broken -= last_was_broken
+    if broken:
+        logger(__name__).warning(
+            "%s: skipped %d broken line(s) before the end; a writer was killed there, or the file was edited. "
+            "All other lines were read.",
+            path,
+            broken,
+        )
+
+
+def _parse_event(line: bytes) -> Event | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and isinstance(value.get("event"), str) else None
+
+
+def read_events(path: Path | str) -> list[Event]:
+    """All events of a file in the order written; broken lines as in `iterate_events`."""
+    return list(iterate_events(path))
+
+
+def latest_events(path: Path | str) -> list[Event]:
+    """The events that still hold: after a crash steps are logged again, and the last record per (event, step) counts.
+
+    A `start` that resumed from step s (null: from nothing) takes back every earlier record of a later step, since that
+    part of the trajectory was lost. Records without a step are all kept. Order: as last written.
+    """
+    kept: dict[tuple[str, object], Event] = {}
+    for number, event in enumerate(iterate_events(path)):
+        if event["event"] == "start":
+            resumed_from = event.get("resumed_from") or 0
+            kept = {key: old for key, old in kept.items() if "step" not in old or old["step"] <= resumed_from}
+        key = (event["event"], event.get("step", f"record {number}"))
+        kept.pop(key, None)
+        kept[key] = event
+    return list(kept.values())

@@ -1,0 +1,151 @@
+"""How far a stage is, for the impatient: a bar on a terminal, else a line now and then."""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+PLAIN_LINE_SECONDS = 5.0
+
+
+class Progress:
+    """How far one stage is: done, rate, time left. A bar on a terminal, else a plain line every few seconds.
+
+        with Progress("extract", total=len(pages), unit="page") as progress:
+            for page in pages:
+                progress.advance(1, dropped=dropped)
+
+    Ranks other than 0 print nothing.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        total: float | None,
+        unit: str,
+        *,
+        done: float = 0,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Name the stage and what it counts.
+
+        Args:
+            stage: what is being done, as a reader would say it.
+            total: how much there is in `unit`; None when nobody knows yet.
+            unit: "page", "step", …; "B" counts bytes and is shown as MB; "tok" and others are scaled by thousands.
+            done: what was done before (a resumed run); it counts as done, but not for the rate.
+            stream: where to print, standard error by default.
+            clock: seconds, for tests.
+        """
+        self.stage, self.total, self.unit, self.done = stage, total, unit, done
+        self._at_start = done
+        self._stream = stream
+        self._clock = clock
+        self._details: dict[str, object] = {}
+        self._bar: Any = None
+        self._silent = int(os.environ.get("RANK") or 0) != 0
+
+    def __enter__(self) -> Self:
+        """Start the clock; on a terminal draw the bar."""
+        self._began = self._printed = self._clock()
+        stream = self._stream or sys.stderr
+        if not self._silent and _columns(stream) > 0:
+            from tqdm import tqdm  # only where a bar is drawn
+
+            self._bar = tqdm(
+                desc=self.stage,
+                total=self.total,
+                initial=self.done,
+                unit=self.unit,
+                unit_scale=True,
+                dynamic_ncols=True,
+                file=stream,
+            )
+        return self
+
+    def advance(self, amount: float = 1, **details: object) -> None:
+        """Count `amount` more as done; `details` (dropped=12, loss=3.2) are shown behind the numbers."""
+        self.done += amount
+        self._details.update(details)
+        if self._bar is not None:
+            if details:
+                self._bar.set_postfix_str(_details_text(self._details), refresh=False)
+            self._bar.update(amount)
+        elif not self._silent and self._clock() - self._printed >= PLAIN_LINE_SECONDS:
+            self._print(self.line())
+
+    def line(self) -> str:
+        """The state as one plain line: stage, done of total, rate, time left, details."""
+        seconds = max(self._clock() - self._began, 1e-9)
+        rate = (self.done - self._at_start) / seconds
+        parts = [_amount(self.done, self.unit)]
+        if self.total:
+            done = _amount(self.done, "B" if self.unit == "B" else "")
+            parts = [f"{done} of {_amount(self.total, self.unit)} ({self.done / self.total:.0%})"]
+        if seconds >= 0.1 and rate > 0:  # a rate over less time says nothing
+            parts.append(f"{_amount(rate, self.unit)}/s")
+            if self.total is not None and self.done < self.total:
+                parts.append(f"{duration((self.total - self.done) / rate)} left")
+        if self._details:
+            parts.append(_details_text(self._details))
+        return f"{self.stage}: " + ", ".join(parts)
+
+    def _print(self, line: str) -> None:
+        stream = self._stream or sys.stderr
+        with contextlib.suppress(BrokenPipeError):  # a reader that went away must not stop the work
+            stream.write(line + "\n")
+            stream.flush()
+        self._printed = self._clock()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Say the final state: how much in which time, or that it stopped early."""
+        if self._bar is not None:
+            self._bar.close()
+        elif not self._silent:
+            ending = "done" if kind is None else "stopped"
+            self._print(f"{self.line()}, {ending} after {duration(self._clock() - self._began)}")
+
+
+def _columns(stream: TextIO) -> int:
+    """Columns of the terminal behind `stream`; 0 where there is none, or one that does not know its size."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    except OSError:
+        return 0
+
+
+def _details_text(details: dict[str, object]) -> str:
+    return ", ".join(
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in details.items()
+    )
+
+
+def _amount(value: float, unit: str = "") -> str:
+    """A count with its unit and a thousands prefix: 3 pages, 1.2k steps, 12.3 MB."""
+    power = 0
+    while abs(value) >= 999.5 and power < 5:
+        value, power = value / 1000, power + 1
+    prefix = ("", "k", "M", "G", "T", "P")[power]
+    number = f"{value:.0f}" if float(value).is_integer() or abs(value) >= 99.95 else f"{value:.3g}"
+    if unit == "B":
+        return f"{number} {prefix}B"
+    plural = "" if unit in ("", "tok") or (value == 1 and not power) else "s"
+    return f"{number}{prefix} {unit}{plural}".rstrip()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: 8 s, 2 min 05 s, 3 h 07 min, 2 d 04 h."""
+    whole = int(seconds + 0.5)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"

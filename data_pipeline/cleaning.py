@@ -6,12 +6,12 @@ Reads the sections `decontaminate` and `pii`, gives the records of the final doc
 adds no stage; then the collected documents are the final ones.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from data_pipeline.decontaminate.index import build_index
 from data_pipeline.decontaminate.report import decontamination
-from data_pipeline.graph import Task, Workshop
+from data_pipeline.graph import Stage, Task, Workshop
 from data_pipeline.journal import Record
 from data_pipeline.side_files import digests_of
 from data_pipeline.stages.clean import Contamination, clean_file
@@ -20,8 +20,6 @@ from llmsys.config.data import CrawlConfig
 from llmsys.config.decontaminate import KeepContamination, NgramDecontamination
 from llmsys.config.pii import KeepPii
 from llmsys.manifest import Decontamination
-
-Stage = Callable[[str, list[Task], str], list[Record]]
 
 INDEX = ("work/decontamination/ngrams.arrow", "work/decontamination/items.arrow")
 MATCHES = "work/decontamination/matches.arrow"

@@ -3,16 +3,13 @@
 Reads the records of final documents, gives one record per copied file; adds no stage when no copy is asked for.
 """
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from data_pipeline.graph import Task
+from data_pipeline.graph import Stage, Task
 from data_pipeline.journal import Record
 from data_pipeline.stages.copy import copy_documents
 from llmsys.config.data import CrawlConfig
-
-Stage = Callable[[str, list[Task], str], list[Record]]
 
 
 def copy_final(data: CrawlConfig, stage: Stage, documents: list[Record]) -> list[Record]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from data_pipeline.dedup.index import open_earlier
 from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA
 from data_pipeline.dedup.naming import EXACT, NEAR, URL
-from data_pipeline.graph import Task, Workshop
+from data_pipeline.graph import Stage, Task, Workshop
 from data_pipeline.indexing import INDEXING_STAGES, keep_index
 from data_pipeline.journal import Record
 from data_pipeline.language.profile import unspaced_languages
@@ -30,7 +30,6 @@ from llmsys.config.data import CrawlConfig
 from llmsys.config.deduplicate import KeepDuplicates, MinhashDuplicates, UrlDuplicates
 
 _RULES = {"url": URL, "text": EXACT}
-Stage = Callable[[str, list[Task], str], list[Record]]
 
 DEDUPLICATION_STAGES = (
     *("sign", "same_url", "same_text", "sign_left", "link", "near"),

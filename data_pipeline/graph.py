@@ -48,6 +48,10 @@ class Task:
     without: Callable[[str], dict[str, Any]] | None = None
 
 
+Stage = Callable[[str, list[Task], str], list[Record]]
+"""Does the tasks of one stage, by its name, with the unit of its progress, and gives their records in order."""
+
+
 class Workshop:
     """Does the stages of one dataset folder with one executor."""
 

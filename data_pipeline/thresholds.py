@@ -4,17 +4,15 @@ Reads the records of final documents, gives the `Border`s of the manifest, which
 document.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
-from data_pipeline.graph import Task
+from data_pipeline.graph import Stage, Task
 from data_pipeline.inspect.borders import Limits, joined_borders, summarize_borders
 from data_pipeline.journal import Record
 from data_pipeline.language.profile import rules_by_language
 from llmsys.config.data import CrawlConfig
 from llmsys.threshold import Border
-
-Stage = Callable[[str, list[Task], str], list[Record]]
 
 
 def find_borders(data: CrawlConfig, stage: Stage, final: Sequence[Record], stages: Sequence[str]) -> tuple[Border, ...]:

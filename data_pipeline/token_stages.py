@@ -5,8 +5,7 @@ Reads collected documents by their records, gives the records of what it made.
 
 from functools import partial
 
-from data_pipeline.deduplication import Stage
-from data_pipeline.graph import Task, Workshop
+from data_pipeline.graph import Stage, Task, Workshop
 from data_pipeline.journal import Record
 from data_pipeline.tokenize.copy import copy_task
 from data_pipeline.tokenize.encode import encode_file

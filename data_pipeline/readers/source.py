@@ -11,6 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from data_pipeline.readers.remote import file_system, is_remote, said_of
@@ -191,11 +192,9 @@ class Source(io.RawIOBase):
     def _forget(self) -> None:
         """Close what failed, so that the next try opens it anew."""
         opened, self._opened = self._opened, None
-        try:
-            if opened is not None:
+        if opened is not None:
+            with suppress(Exception):  # it is broken already
                 opened.close()
-        except Exception:  # it is broken already
-            pass
 
 
 def open_source(path: str, tries: int = 5, start: int = 0, stop: int | None = None) -> Source:

@@ -43,11 +43,6 @@ class Skipped:
     reason: str
 
 
-def read_setups(path: Path = RUNS) -> list[Setup]:
-    """Every measured time of the file that can be priced."""
-    return [one for one in read_all(path) if isinstance(one, Setup)]
-
-
 def read_all(path: Path = RUNS) -> Iterator[Setup | Skipped]:
     """Every row with a measured time: as a setup, or with the reason why it is none."""
     truth = json.loads(path.read_text(encoding="utf-8"))

@@ -4,7 +4,6 @@ The result always holds every law. A single recommendation would hide that publi
 tokens per parameter at the same compute.
 """
 
-from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -112,8 +111,3 @@ def _experts(config: ScaleConfig, optima: list[Optimum]) -> list[dict[str, Any]]
         }
         for law in CLARK
     ]
-
-
-def request_of(config: ScaleConfig, bought: Bought) -> dict[str, Any]:
-    """The question as it was understood, for the JSON answer."""
-    return asdict(bought) | config.model_dump(mode="json")

@@ -30,11 +30,6 @@ class Kaplan:
         return float((8.8e13 / parameters) ** 0.076)
 
     @staticmethod
-    def loss_of_tokens(tokens: float) -> float:
-        """Nats per token of a model that is large enough, stopped in time, its equation 1.2."""
-        return float((5.4e13 / tokens) ** 0.095)
-
-    @staticmethod
     def loss(parameters: float, tokens: float) -> float:
         """Nats per token of both limits together, its equation 1.5 with the constants of its table 2."""
         return float(((6.4e13 / parameters) ** (0.076 / 0.103) + 1.8e13 / tokens) ** 0.103)

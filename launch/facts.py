@@ -24,9 +24,10 @@ PACKAGES = ("torch", "deepspeed", "accelerate", "numpy", "pyarrow")
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
     """Every fact; a field that ends in `problem` holds the message of what could not be had."""
-    facts: dict[str, Any] = {"node": platform.node(), "versions": versions(), "commit": commit(), "code": code_digest()}
+    facts: dict[str, Any] = {"versions": versions(), "commit": commit(), "code": code_digest()}
     facts |= _told("address", lambda: address_of(request["first"]))
-    facts |= _told("port", lambda: require_port(request["port"]) if request["rank"] == 0 else "not asked")
+    if request["port"] and request["rank"] == 0:
+        facts |= _told("port", lambda: require_port(request["port"]))
     facts |= _told("free_port", lambda: free_port(EVERYWHERE))
     facts |= _told("folder", lambda: mark(Path(request["folder"]), request["marker"], request["rank"]))
     facts |= _told("devices", devices)
@@ -74,11 +75,10 @@ def address_of(name: str) -> str:
         ) from None
 
 
-def require_port(wanted: int) -> int:
-    """The port that ranks will meet at, after asking whether it can be had."""
+def require_port(wanted: int) -> None:
+    """Ask whether the port that ranks will meet at can be had."""
     if reason := why_taken(wanted, EVERYWHERE):
         raise LlmsysError(f"port {wanted} cannot be had ({reason}). Set launch.port to another, or end what holds it.")
-    return wanted
 
 
 def mark(folder: Path, marker: str, rank: int) -> dict[str, int]:

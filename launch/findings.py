@@ -74,9 +74,8 @@ def clock(host: str, answer: Answer) -> Finding:
 def same_everywhere(facts: Facts) -> Iterator[Finding]:
     """Versions and code: what most hosts have is the measure, and the first host's where they are divided."""
     names = list(next(iter(facts.values()))["versions"])
-    for told in facts.values():
-        told["versions"]["code"] = f"{told['code']} {told['commit']}".strip()
-    wanted = {name: _common([told["versions"][name] for told in facts.values()]) for name in (*names, "code")}
+    wanted = {name: _common([told["versions"][name] for told in facts.values()]) for name in names}
+    code = _common([told["code"] for told in facts.values()])
     for host, told in facts.items():
         mine = told["versions"]
         other = [name for name in names if mine[name] != wanted[name]]
@@ -85,11 +84,12 @@ def same_everywhere(facts: Facts) -> Iterator[Finding]:
             yield Finding(host, "versions", said, f"Install {name} {wanted[name]} there, or share one environment.")
         if not other:
             yield Finding(host, "versions", ", ".join(f"{name} {mine[name]}" for name in ("python", "llmsys", "torch")))
-        if mine["code"] != wanted["code"]:
-            said = f"files of code differ: digest {mine['code']}, elsewhere {wanted['code']}"
+        digest = f"digest {told['code']} {told['commit']}".strip()
+        if told["code"] != code:
+            said = f"files of code differ: {digest}, elsewhere {code}"
             yield Finding(host, "code", said, "Bring it to the same commit there, or share one checkout.")
         else:
-            yield Finding(host, "code", f"digest {mine['code']}")
+            yield Finding(host, "code", digest)
 
 
 def addresses(host: str, told: Mapping[str, Any], first: str, several: bool) -> Finding:

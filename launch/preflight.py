@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launch import findings
+from launch.commands import bare
 from launch.exchange import exchange
 from launch.findings import Finding, problem
 from launch.hosts import Host
 from launch.room import room
 from launch.ssh import TIMED_OUT, Answer, ask_all, last_json, python_line
+from launch.start import PORT
 from llmsys.config.run import RunConfig
 from llmsys.data.plan import RunPlan
 from llmsys.errors import LlmsysError
@@ -29,8 +31,6 @@ REACH_SECONDS, SHELL_SECONDS = 10, 5
 """How long a host may take to answer at all, and later to a command of the shell."""
 PATIENCES, SHORT_QUESTIONS_SECONDS = 2, 5
 """A preflight lasts two patiences, one for facts and one for the exchange, and this: under a minute with 25 s."""
-PORT = 29_500
-"""Where ranks meet when launch.port leaves it open."""
 ALL = "all"
 
 
@@ -51,7 +51,7 @@ class Question(NamedTuple):
     @property
     def first(self) -> str:
         """The host where ranks meet, without the user that ssh may need."""
-        return self.names[0].rpartition("@")[2]
+        return bare(self.names[0])
 
     @property
     def ranks(self) -> int:
@@ -156,7 +156,7 @@ def _facts_command(question: Question, name: str, marker: str) -> str:
         "first": question.first,
         "ranks": question.ranks,
         "first_rank": sum(host.slots for host in question.hosts[:rank]),
-        "port": question.config.launch.port or PORT,
+        "port": question.config.launch.port or (PORT if len(question.hosts) > 1 else 0),
         "folder": str(question.folder),
         "marker": marker,
     }

@@ -59,7 +59,6 @@ if __name__ == "__main__":
     try:
         told = main(int(sys.argv[1]))
     except Exception as error:
-        told = {"problem": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+        told = {"problem": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
     print(json.dumps(told), flush=True)
-    sys.stdout.flush()
     os._exit(0)  # peers may be gone, and a library's clean-up would wait for them

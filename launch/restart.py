@@ -65,10 +65,16 @@ def keep(command: Sequence[str], meeting: Meeting, restarts: int, patience_secon
 
     `restarts` counts ranks that ran and were lost; hosts that wait for each other are limited by the patience alone.
     """
+    with forwarding() as asked:
+        return _keep(command, meeting, restarts, patience_seconds, asked)
+
+
+def _keep(command: Sequence[str], meeting: Meeting, restarts: int, patience_seconds: float, asked: list[int]) -> int:
+    """See `keep`; ranks that were `asked` to stop are not started again, however they ended."""
     left, lost_at, pause = restarts, time.monotonic(), 1.0
     while _wait_for_door(meeting, lost_at + patience_seconds):
-        status, lived_until = _attempt(command, meeting, lost_at, patience_seconds)
-        if status in FINAL:
+        status, lived_until = _attempt(command, meeting, lost_at, patience_seconds, asked)
+        if status in FINAL or asked:
             return status
         if lived_until is not None:
             if left == 0:
@@ -102,9 +108,9 @@ def _wait_for_door(meeting: Meeting, deadline: float) -> bool:
 
 
 def _attempt(
-    command: Sequence[str], meeting: Meeting, lost_at: float, patience_seconds: float
+    command: Sequence[str], meeting: Meeting, lost_at: float, patience_seconds: float, asked: list[int]
 ) -> tuple[int, float | None]:
-    """One agent from start to end: its status, and when its ranks were seen last (None: there were none).
+    """One agent from start to end: its status, and when its ranks were seen last (None: the hosts did not meet).
 
     An agent without ranks is ended when the patience is over, and where its meeting place is out of reach. Agent and
     ranks are gone afterwards.
@@ -112,24 +118,30 @@ def _attempt(
     agent = subprocess.Popen(command, env=child_environment())
     ranks: list[psutil.Process] = []
     lived_until, open_at = None, time.monotonic()
-    with forwarding(agent.pid) as asked:
-        while (status := _status(agent, LOOK_SECONDS)) is None:
-            now = time.monotonic()
-            if seen := ranks_below(agent.pid):
-                ranks, lived_until, open_at = seen, now, now
-                continue
-            open_at = now if meeting.here or meeting.open() else open_at
-            waited = now - (lost_at if lived_until is None else lived_until)
-            if waited > patience_seconds or now - open_at > SHUT_SECONDS:
-                agent.kill()
-    for rank in ranks:
-        with suppress(psutil.Error):
-            rank.kill()
-    if asked and status < 0:  # the ranks have stopped, and the agent found nobody left to tell
+    while (status := _status(agent, LOOK_SECONDS)) is None:
+        now = time.monotonic()
+        if seen := ranks_below(agent.pid):
+            ranks, lived_until, open_at = seen, now, now
+            continue
+        open_at = now if meeting.here or meeting.open() else open_at
+        waited = now - (lost_at if lived_until is None else lived_until)
+        if waited > patience_seconds or now - open_at > SHUT_SECONDS:
+            agent.kill()
+    left = [rank for rank in ranks if _kill(rank)]
+    if asked and status < 0 and not left:  # the ranks have stopped, and the agent found nobody left to tell
         return STOPPED, time.monotonic()
     if lived_until is None and (status < 0 or status == UNMET):
         return UNMET, None
-    return status, lived_until or time.monotonic()
+    return LOST_PEER if status < 0 else status, lived_until or time.monotonic()
+
+
+def _kill(rank: psutil.Process) -> bool:
+    """End a rank; whether there was something to end."""
+    with suppress(psutil.Error):
+        was_running = rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE
+        rank.kill()
+        return was_running
+    return False
 
 
 def _status(agent: subprocess.Popen[bytes], seconds: float) -> int | None:

@@ -20,7 +20,7 @@ from data_pipeline.dedup.naming import EXACT, NEAR, URL
 from data_pipeline.graph import Stage, Task, Workshop
 from data_pipeline.indexing import INDEXING_STAGES, keep_index
 from data_pipeline.journal import Record
-from data_pipeline.language.profile import unspaced_languages
+from data_pipeline.language.profile import found_by_characters
 from data_pipeline.left import Left, Signed
 from data_pipeline.stages.link import drop_near, link_range
 from data_pipeline.stages.same import Range, drop_same
@@ -45,7 +45,8 @@ class Deduplication:
         self.data, self.config, self.name = data, data.deduplicate, data.name
         self.workshop, self.folder, self._do = workshop, data.folder, stage
         digest = workshop.journal.input_digest
-        self.earlier = [open_earlier(folder, self.config, digest) for folder in self.config.against]
+        self.by_characters = found_by_characters(data) if self.config.minhash.kind != "none" else {}
+        self.earlier = [open_earlier(one, self.config, self.by_characters, digest) for one in self.config.against]
 
     def run(self, judged: Sequence[Record], names: Sequence[str]) -> Left:
         """Do every comparison that is asked for."""
@@ -86,7 +87,7 @@ class Deduplication:
         part: dict[str, Any] = {"relations": list(relations)}
         part |= {"url": config.url.model_dump(mode="json")} if "url" in relations else {}
         near = "near" in relations
-        unspaced = unspaced_languages(self.data) if near else []
+        unspaced = [code for code, by_characters in self.by_characters.items() if by_characters]
         part |= {"minhash": config.minhash.model_dump(mode="json"), "unspaced": unspaced} if near else {}
         tasks = []
         for number, (record, name) in enumerate(zip(left.kept, left.names, strict=True)):

@@ -48,7 +48,7 @@ def keep_index(plan: Comparisons, states: Sequence[tuple[Left, Signed]]) -> None
             found = _keys(plan, relation, left, signed, kept, starts[:-1])
             keys[relation] = [Path(record.outputs[0].name).name for record in found]
             digests |= zip(keys[relation], (record.digests[0] for record in found), strict=True)
-    content = index_content(plan.name, rows, keys, digests, plan.config)
+    content = index_content(plan.name, rows, keys, digests, plan.config, plan.by_characters)
     job = partial(write_index, content=content, output=plan.folder / path)
     plan.stage("name_index", [Task("name_index/all", [content], [path], job, 1)], "file")
 

@@ -6,7 +6,7 @@ Reads the files named here; gives a version per stage, which is part of the key 
 from data_pipeline.deduplication import DEDUPLICATION_STAGES
 from data_pipeline.journal import code_version
 
-_COMMON = ("data_pipeline/document.py", "data_pipeline/waiting.py", "llmsys/shard_file.py")
+_COMMON = ("data_pipeline/document.py", "data_pipeline/waiting.py", "llmsys/shard_file.py", "llmsys/threshold.py")
 _TOKENIZER = ("tokenize/train.py", "tokenize/sample.py", "tokenize/copy.py", "tokenize/publish.py")
 _ENCODE = tuple(
     f"tokenize/{name}.py"

@@ -31,6 +31,7 @@ class Comparisons(Protocol):
     """What is needed of whoever plans the comparisons."""
 
     config: DeduplicateConfig
+    by_characters: dict[str, bool]
     name: str
     folder: Path
 

@@ -49,21 +49,24 @@ def index_content(
     keys: Mapping[str, Sequence[str]],
     digests: Mapping[str, str],
     config: DeduplicateConfig,
+    by_characters: Mapping[str, bool],
 ) -> Any:
     """Return what `index.json` says: rows of the files of ids, key files by relation, digests of all, parameters."""
     documents = [{"name": file, "rows": count} for file, count in rows.items()]
-    top = {"format": _FORMAT, "dataset": name, "minhash": minhash_identity(config)}
+    top = {"format": _FORMAT, "dataset": name, "minhash": minhash_identity(config), "by_characters": by_characters}
     return {**top, "documents": documents, "keys": keys, "files": digests}
 
 
-def open_earlier(folder: Path, config: DeduplicateConfig, digest_of_file: Callable[[Path], str]) -> EarlierDataset:
+def open_earlier(
+    folder: Path, config: DeduplicateConfig, by_characters: Mapping[str, bool], digest_of_file: Callable[[Path], str]
+) -> EarlierDataset:
     """Open the index of a dataset folder; DataError when there is none or it cannot be compared with."""
     path = folder / INDEX / INDEX_FILE
     try:
         content = json.loads(path.read_bytes())
         if content["format"] != _FORMAT:
             raise ValueError
-        name, files = content["dataset"], content["files"]
+        name, files, theirs = content["dataset"], content["files"], dict(content["by_characters"])
         documents = {folder / INDEX / part["name"]: int(part["rows"]) for part in content["documents"]}
         keys = {kind: tuple(folder / INDEX / name for name in names) for kind, names in content["keys"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -72,6 +75,7 @@ def open_earlier(folder: Path, config: DeduplicateConfig, digest_of_file: Callab
             f"Prepare it with data.deduplicate.index.kind=kept, or take it out of the list."
         ) from None
     _require_relations(folder, content, config)
+    _require_same_words(folder, theirs, by_characters)
     for file, digest in files.items():
         if digest_of_file(folder / INDEX / file) != digest:
             raise DataError(
@@ -94,6 +98,17 @@ def _require_relations(folder: Path, content: dict[str, Any], config: Deduplicat
         raise DataError(
             f"the index of {folder} was made with data.deduplicate.minhash {content['minhash']}, "
             f"this config says {minhash_identity(config)}. Use the same values in both."
+        )
+
+
+def _require_same_words(folder: Path, theirs: Mapping[str, bool], ours: Mapping[str, bool]) -> None:
+    """Refuse an index in which a language was compared by characters and here is by words, or the reverse."""
+    other = [code for code in sorted(theirs.keys() & ours.keys()) if theirs[code] != ours[code]]
+    if other:
+        raise DataError(
+            f"the index of {folder} was made with near duplicates in {', '.join(other)} found by "
+            f"{'characters' if theirs[other[0]] else 'words'}, and this config's data.language.profiles ask for "
+            f"{'characters' if ours[other[0]] else 'words'}. Use the same profiles in both."
         )
 
 

@@ -25,7 +25,7 @@ _TEXTS_AT_ONCE = 4096  # bounds the tables of short texts: 4096 x 112 numbers ta
 
 
 class Signer:
-    """Turns texts into signatures; holds the permutations of one configuration and the words seen so far."""
+    """Turns texts into signatures; holds the permutations of one configuration, and spaCy's answers about odd parts."""
 
     def __init__(self, config: MinhashDuplicates) -> None:
         self.config = config

@@ -21,9 +21,9 @@ def rules_by_language(data: CrawlConfig, rules: Sequence[RuleConfig] | None = No
     return language_rules(_profiles(data), data.rules if rules is None else rules)
 
 
-def unspaced_languages(data: CrawlConfig) -> list[str]:
-    """The codes of the languages that write no words, whose near duplicates are found by characters, in order."""
-    return sorted(code for code, profile in _profiles(data).items() if profile.words.kind != "spaces")
+def found_by_characters(data: CrawlConfig) -> dict[str, bool]:
+    """For each language with a profile, whether near duplicates are found by characters: it writes no spaces."""
+    return {code: profile.words.kind != "spaces" for code, profile in sorted(_profiles(data).items())}
 
 
 def dictionaries(data: CrawlConfig) -> list[str]:

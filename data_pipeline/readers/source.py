@@ -147,8 +147,11 @@ class Source(io.RawIOBase):
         return len(data)
 
     def read_at(self, position: int, size: int) -> bytes:
-        """Return `size` bytes from a position, fewer only at the end of the file; the position of `read` stays."""
-        wanted = max(0, min(size, self.size - position))
+        """Return `size` bytes from a position, fewer at the end of the file, none before its beginning.
+
+        The position of `read` stays.
+        """
+        wanted = max(0, min(size, self.size - position)) if position >= 0 else 0
         data = self._retry(position, lambda: self._whole(position, wanted)) if wanted else b""
         self._bytes += wanted
         self.work += wanted + _READ_COSTS

@@ -56,6 +56,7 @@ class WordSplitter:
         In most scripts white space between two words of a line is a word to spaCy unless it is a single U+0020: it
         can start a sentence, but is never counted.
         """
+        self._memory.tidy()
         counts = _lengths(lines)
         total = int(counts.sum())
         if self._at_spaces:

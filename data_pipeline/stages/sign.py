@@ -33,7 +33,7 @@ _LARGEST = (1 << 64) - 1
 
 @lru_cache(maxsize=1)
 def _signer(config: MinhashDuplicates) -> Signer:
-    """One signer per process: it remembers how words are split."""
+    """One signer per process: it remembers what spaCy said of unusual parts."""
     return Signer(config)
 
 

@@ -73,6 +73,9 @@ def test_an_index_that_cannot_be_compared_with_is_refused(earlier: Path, tmp_pat
     less = {kind: files for kind, files in content["keys"].items() if kind != "text"}
     (earlier / "index" / "index.json").write_text(json.dumps(content | {"keys": less}))
     assert "holds near, url, but no text keys" in refused()
+    assert content["by_characters"] == {"default": False, "en": False}
+    (earlier / "index" / "index.json").write_text(json.dumps(content | {"by_characters": {"en": True, "xx": True}}))
+    assert "near duplicates in en found by characters, and this config's data.language.profiles" in refused()
     (earlier / "index" / "index.json").write_text(json.dumps(content))
     path = next((earlier / "index").glob("near-*.arrow"))
     path.write_bytes(path.read_bytes()[:-9] + b"123456789")

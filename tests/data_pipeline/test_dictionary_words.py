@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_pipeline.language.profile import unspaced_languages
+from data_pipeline.language.profile import found_by_characters
 from data_pipeline.rules.dictionary_words import LONGEST_PIECE, DictionaryChunks, _segmenter
 from data_pipeline.rules.segment import chunk_splitter
 from data_pipeline.rules.words import WordSplitter
@@ -66,7 +66,7 @@ def test_the_shipped_profiles_ask_for_the_dictionary_and_near_duplicates_for_cha
         characters.name,
         characters.end_marks,
     )
-    assert unspaced_languages(data(code)) == [code]
+    assert found_by_characters(data(code)) == {code: True, "default": False}
 
 
 @pytest.mark.parametrize(

@@ -133,11 +133,14 @@ def test_the_table_gives_every_chunk_one_number_of_its_own() -> None:
 
 
 def test_the_memo_is_bounded_and_forgets_without_a_trace() -> None:
-    splitter = WordSplitter(memo_chunks=50)
+    by_text, by_line = WordSplitter(memo_chunks=50), WordSplitter(memo_chunks=50)
     for start in range(0, 1000, 20):
         texts = [f"word{number} and state-of-the-art number {number}." for number in range(start, start + 20)]
-        assert split(texts, splitter) == split(texts)
-        assert len(splitter._memory) <= 50 + 2 * 20 + 10
+        assert split(texts, by_text) == split(texts)
+        lines = [[text] for text in texts]
+        words = by_line.lines(texts, lines).words_L
+        assert words.tolist() == WordSplitter().lines(texts, lines).words_L.tolist()
+        assert max(len(by_text._memory), len(by_line._memory)) <= 50 + 2 * 20 + 10
 
 
 @pytest.mark.parametrize("chunk", ["_" * (LONGEST_CHUNK + 1), "a1" * LONGEST_PLAIN_CHUNK, "(" * 10_000])

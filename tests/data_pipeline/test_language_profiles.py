@@ -7,7 +7,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from data_pipeline.language.code import known_codes
-from data_pipeline.language.profile import rules_by_language, unspaced_languages
+from data_pipeline.language.profile import found_by_characters, rules_by_language
 from data_pipeline.rules.by_language import LanguageChains
 from data_pipeline.rules.chain import RuleChain
 from data_pipeline.rules.character_words import CharacterChunks, spaced_out
@@ -114,7 +114,8 @@ def test_characters_of_scripts_without_spaces_are_words() -> None:
     assert words.counts.tolist()[1:] == [0, 1]
     line = "他说。我不知道！真的"
     assert WordSplitter(CharacterChunks()).lines([line], [[line]]).sentences_L.tolist() == [3]
-    assert unspaced_languages(data("en", "ja", "th", "zh", "ko")) == ["ja", "th", "zh"]
+    found = found_by_characters(data("en", "ja", "th", "zh", "ko"))
+    assert found == {"default": False, "en": False, "ja": True, "ko": False, "th": True, "zh": True}
 
 
 @pytest.mark.parametrize(

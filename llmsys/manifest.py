@@ -288,8 +288,7 @@ def _checksum(text: bytes, said: str) -> str:
 def write_manifest(folder: Path | str, manifest: Manifest) -> Path:
     """Publish manifest.json by rename, after which the dataset is whole."""
     path = Path(folder) / MANIFEST_NAME
-    empty = manifest.model_copy(update={"checksum": ""})
-    checksum = xxhash.xxh3_128_hexdigest(_text(empty))
+    checksum = xxhash.xxh3_128_hexdigest(_text(manifest))
     publish_bytes(path, _text(manifest.model_copy(update={"checksum": checksum})))
     return path
 

@@ -19,7 +19,7 @@ _MARKERS: Mapping[str, str] = {
         kelmarin esok petang sains perisian pautan laman daripada agensi maklumat pengurus perniagaan kedai hendaklah
         menerusi perkhidmatan kakitangan pasaran pelaburan pelancong* peguam mahkamah penyelidik* kemalangan kesihatan
         pesakit sijil peperiksaan cuti kerajaan universiti* kualiti* aktiviti* fakulti* identiti* kapasiti* komuniti*
-        majoriti* minoriti* kuantiti* eksport* import* projek* objek* kontrak* telefon*
+        majoriti* minoriti* kuantiti* eksport import projek* objek* kontrak* telefon*
     """,
     "id": """
         karena yaitu bisa uang bahwa sedangkan berbagai senin kamis jumat maret juni juli agustus desember kantor polisi
@@ -28,13 +28,13 @@ _MARKERS: Mapping[str, str] = {
         nggak kapan warga butuh membutuhkan usai pemerintah* saat setelah provinsi kabupaten kecamatan penelitian
         peneliti kesehatan perusahaan karyawan pengacara pengadilan kecelakaan bandara pesawat liburan harus merilis
         dirilis merupakan terjadi menjadi banget kok udah diposting posting musik universitas* kualitas* aktivitas*
-        fakultas* identitas* kapasitas* komunitas* mayoritas* minoritas* ekspor* impor* proyek* subyek* obyek*
+        fakultas* identitas* kapasitas* komunitas* mayoritas* minoritas* ekspor impor proyek* subyek* obyek*
     """,
     "hr": """
         tko netko nitko svatko itko tijekom uvjet* tisuć* glazb* sustav* siječanj siječnj* veljač* ožujk* ožujak
         travnj* travanj svibnj* svibanj lipnj* lipanj srpnj* srpanj kolovoz* rujan rujn* listopad* studeni studenog*
         prosinac prosinc* kazališ* zrakoplov* vlak* europ* tjedan tjedn* točk* točn* zemljopis* povijes* sveučiliš*
-        tvrtk* poduzeć* ravnatelj* veleposlan* izvješć* izvješt* priopć* suradn* surađ* sudjelov* unatoč gospodarst*
+        tvrtk* poduzeć* ravnatelj* veleposlan* izvješć* priopć* suradn* surađ* sudjelov* unatoč gospodarst*
         gospodarsk* znanost* znanstven* uporab* računal* obitelj* obavijest* odvjetni* stupanj stupnj* razin* skupin*
         milijun* ubojst* djelatnik* nazoč* dužnosni* glasnogovorni* izbornik* momčad* natjec* natječ* proračun* dionic*
         tečaj* čimbeni* osobn* tisak tiskov* vlastit* županij* udrug* udruž* uvijek rabi* tvornic* kruh* žlic* rajčic*

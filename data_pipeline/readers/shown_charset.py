@@ -37,13 +37,7 @@ def _escaped(payload: bytes) -> str:
     for escape, codec in _ESCAPES if b"\x1b" in payload else ():
         if escape in payload and _strictly(payload, codec):
             return codec
-    if (
-        b"~" in payload
-        and b"~{" in payload
-        and b"~}" in payload
-        and _strictly(payload, "hz")
-        and _says_chinese(payload)
-    ):
+    if b"~{" in payload and b"~}" in payload and _strictly(payload, "hz") and _says_chinese(payload):
         return "hz"
     return "utf-8"
 

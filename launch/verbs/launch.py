@@ -10,6 +10,7 @@ from typing import Any
 from launch.commands import NATURAL, Launcher, Start, bare, commands
 from launch.hosts import Host, parse_nodes
 from launch.kit import secrets_left, write_kit
+from launch.own_words import own_words
 from launch.route import is_this_host
 from launch.several import run_commands
 from launch.slurm import batch_text
@@ -55,14 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write what travels and start the run, or print how to. Status 75: stopped and saved."""
-    words = [word for word in arguments.overrides if word.partition("=")[0] not in MINE]
-    asked = [word.partition("=")[2] for word in arguments.overrides if word.partition("=")[0] in MINE]
-    if len(asked) != 1:
-        raise LaunchError("A launch needs its hosts once. Give nodes=first:8,second:8, nodes=HOSTFILE or nodes=COUNT.")
-    config = load_run(arguments.config, words)
-    count = int(asked[0]) if asked[0].isdigit() else None
+    mine, words = own_words(arguments.overrides, MINE)
+    if not mine:
+        raise LaunchError("A launch needs hosts. Give nodes=first:8,second:8, nodes=HOSTFILE or nodes=COUNT.")
+    config, nodes = load_run(arguments.config, words), mine["nodes"]
+    count = int(nodes) if nodes.isdigit() else None
     launcher: Launcher = arguments.by or ("slurm" if count is not None else NATURAL[config.engine.kind])
-    hosts = parse_nodes(asked[0]) if count is None else _anonymous(config, count, launcher)
+    hosts = parse_nodes(nodes) if count is None else _anonymous(config, count, launcher)
     start = start_of(config, hosts, launcher, arguments.least, arguments.restarts, arguments.patience)
     write_kit(config, hosts)
     for name in secrets_left():

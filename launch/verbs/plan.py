@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from launch.own_words import own_words
 from llmsys.config.load import Resolved, read_config
 from llmsys.config.override import read_overrides
 from llmsys.config.yaml_text import dump
@@ -25,8 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; status 0. A layout that is checked: 0 legal and fits, 1 does not fit, 2 illegal."""
-    mine = {word.partition("=")[0]: word.partition("=")[2] for word in arguments.overrides if _is_mine(word)}
-    words = [word for word in arguments.overrides if not _is_mine(word)]
+    mine, words = own_words(arguments.overrides, MINE)
     resolved = read_config(arguments.config, words)
     if arguments.check is not None:
         return _check(arguments, resolved, mine)
@@ -45,10 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
         data["config"] = str(arguments.output)
     print(json.dumps(data) if arguments.json else f"{plan_text(data)}\n\nstart it: {data['launch']}")
     return 0
-
-
-def _is_mine(word: str) -> bool:
-    return word.partition("=")[0] in MINE
 
 
 def _cluster(mine: dict[str, str]) -> Any:

@@ -6,6 +6,7 @@ import time
 
 from launch.findings import Finding
 from launch.hosts import parse_nodes
+from launch.own_words import own_words
 from llmsys.config.load import load_run
 from llmsys.errors import ConfigError
 
@@ -32,11 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; status 1 when something would fail."""
-    words = [word for word in arguments.overrides if not word.startswith("nodes=")]
-    nodes = [word.partition("=")[2] for word in arguments.overrides if word.startswith("nodes=")]
-    if not nodes:
+    mine, words = own_words(arguments.overrides, MINE)
+    if not mine:
         raise ConfigError("A preflight needs hosts. Give nodes=first:8,second:8, or nodes=HOSTFILE.")
-    hosts, config = parse_nodes(nodes[-1]), load_run(arguments.config, words)
+    hosts, config = parse_nodes(mine["nodes"]), load_run(arguments.config, words)
     from launch.preflight import Question, preflight
 
     began = time.monotonic()

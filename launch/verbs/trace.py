@@ -4,6 +4,7 @@ import argparse
 import json
 from typing import Any
 
+from launch.own_words import own_words
 from llmsys.config.load import load_run
 from llmsys.errors import ConfigError
 
@@ -17,10 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer; with --json, as one object."""
-    asked = {word.partition("=")[0]: word.partition("=")[2] for word in arguments.overrides if _is_mine(word)}
+    asked, words = own_words(arguments.overrides, MINE)
     if len(asked) != 1:
         raise ConfigError("Ask for one thing: step=N, url=URL or document=ID.")
-    config = load_run(arguments.config, [word for word in arguments.overrides if not _is_mine(word)])
+    config = load_run(arguments.config, words)
     if "step" in asked and not asked["step"].isdigit():
         raise ConfigError(f"step={asked['step']} is not a step. Use a number, counted from 1.")
     from llmsys.doctor.trace import Tracer, checkpoints_after, progress_of
@@ -48,10 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"refused steps, which changed no weight: {', '.join(map(str, answer['refused_steps']))}")
     print(f"checkpoints that saw it: {', '.join(checkpoints) or 'none'}")
     return 0
-
-
-def _is_mine(word: str) -> bool:
-    return word.partition("=")[0] in MINE
 
 
 def _documents(tracer: Any, step: int, as_json: bool) -> int:

@@ -250,3 +250,10 @@ def test_what_cannot_be_opened_is_one_skip(tmp_path: Path) -> None:
         path = tmp_path / name
         batches = list(read_pages(str(path), max_page_bytes=LIMIT))
         assert batches[0].skipped == [Skip(str(path), 0, f"unreadable file: {reason}")]
+
+
+@pytest.mark.parametrize("content", [b"PAR1", b"PAR1ab", b"ARROW1\0\0", b"ARROW1\0\0" + b"\xff" * 12 + b"ARROW1"])
+def test_a_footer_that_lies_before_the_file_is_damage_and_no_failing_storage(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "short").write_bytes(content)
+    [skip] = [one for batch in read_pages(str(tmp_path / "short"), max_page_bytes=LIMIT) for one in batch.skipped]
+    assert (skip.offset, skip.again) == (0, False), skip.reason

@@ -11,7 +11,7 @@ from data_pipeline.language import bayes
 from data_pipeline.language.code import BAYES_CODES, COMPACT_CODES, standard
 from data_pipeline.language.compact import compact_labels, detect
 from data_pipeline.language.identify import identify, keep_mask
-from data_pipeline.language.neighbours import GROUPS, markers
+from data_pipeline.language.neighbours import _MARKERS, GROUPS, markers
 from llmsys.config.language import LanguageConfig
 
 SENTENCES = {
@@ -131,3 +131,5 @@ def test_no_word_speaks_for_two_neighbours() -> None:
         for code in group:
             found = markers(" ".join(NEIGHBOURS[code] for code in group), group)
             assert found[code] == markers(NEIGHBOURS[code], group)[code] >= 4
+            for word in _MARKERS[code].replace("*", "").split():
+                assert [one for one, count in markers(word, group).items() if count] == [code], word

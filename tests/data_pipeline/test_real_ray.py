@@ -41,7 +41,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
 
 
 def start_ray(hosts: Hosts, name: str, *words: str) -> None:
-    """Ray gives its own daemons half a minute to start, which a busy machine may not keep: then once more."""
+    """Ray gives its own daemons half a minute to start, which a busy machine may not keep: then again, three times."""
     log = hosts.folder / f"ray-{name}.log"
     for _ in range(3):
         started = hosts.start(name, *RAY, f"--node-ip-address={hosts.addresses[name]}", *words, log=log)
@@ -79,15 +79,17 @@ def works(worker: psutil.Process) -> bool:
 def test_a_worker_and_then_a_host_may_be_lost_in_the_middle_and_the_bytes_are_those_of_one_process(
     cluster: Hosts, tmp_path: Path
 ) -> None:
-    crawl = make_crawl(tmp_path / "crawl", files=2, pages=10)
+    crawl = make_crawl(tmp_path / "crawl", files=4, pages=10)
     config = tiny_config(tmp_path / "ray", crawl, executor={"kind": "ray", "address": HEAD})
     (tmp_path / "ray.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     log = tmp_path / "log"
     preparing = cluster.start("alpha", sys.executable, "-m", "launch.main", "prepare", f"{tmp_path}/ray.yaml", log=log)
+    held = halt_in_a_task(cluster, "alpha")  # while it stands still, every other task of the stage must run on beta
     os.kill(halt_in_a_task(cluster, "beta"), signal.SIGKILL)
     wait_until(lambda: "was lost by Ray" in log.read_text(), "nobody missed the worker")
     halt_in_a_task(cluster, "beta")
     cluster.crash("beta")
+    os.kill(held, signal.SIGCONT)
     assert preparing.wait(600) == 0, log.read_text()
     assert log.read_text().count("was lost by Ray") == 2
     prepare(tiny_config(tmp_path / "here", crawl))

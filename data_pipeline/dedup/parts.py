@@ -5,22 +5,19 @@ without their apostrophe, numbers with a unit, symbols) are given to spaCy, each
 """
 
 import re
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from data_pipeline.dedup.fold import SPACE, ZERO, Folded, Integers, Mask
 from data_pipeline.dedup.simplify import Codes, code_points, text_of
+from data_pipeline.dedup.stretch import Hashes, StretchHasher
 from data_pipeline.rules.chunk import EnglishChunks
-from data_pipeline.rules.vocabulary import HASH_BASE
-
-Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
 _UNIT_AT_END = re.compile(r"\d\D{1,8}\Z")  # spaCy splits units off: "5km" is two words
 _MOST_ASKED = 200_000  # parts about which the answer is remembered at most
-_INVERSE_BASE = np.uint64(pow(int(HASH_BASE), -1, 1 << 64))
 
 
 class Parts(NamedTuple):
@@ -39,38 +36,6 @@ def parts_of(codes: Codes) -> Parts:
     """Return the parts of characters that end with a space."""
     edges = np.flatnonzero(np.diff(codes != SPACE, prepend=False))
     return Parts(edges[::2], edges[1::2])
-
-
-class SpellingHasher:
-    """Hashes stretches of the same characters: of c1…cn the sum of (code point + 1) · base^(n-i) modulo 2^64.
-
-    Sums of (c + 1) · base^-i from the first character on make the hash of every stretch one difference.
-    """
-
-    def __init__(self, codes: Codes) -> None:
-        count = len(codes)
-        self._sums = np.zeros(count + 1, np.uint64)
-        terms = codes + np.uint64(1)
-        terms *= _powers(int(_INVERSE_BASE), count)
-        np.cumsum(terms, out=self._sums[1:])
-        self._powers = _powers(int(HASH_BASE), count)
-
-    def hashes(self, parts: Parts) -> Hashes:
-        """Return the hash of each part; none is empty."""
-        hashes: Hashes = (self._sums[parts.ends] - self._sums[parts.starts]) * self._powers[parts.ends - 1]
-        return hashes
-
-
-def _powers(base: int, count: int) -> Hashes:
-    """base^0, base^1, … modulo 2^64."""
-    return _table_of_powers(base, max(1 << 17, 1 << count.bit_length()))[:count]
-
-
-@lru_cache(maxsize=4)
-def _table_of_powers(base: int, count: int) -> Hashes:
-    powers = np.full(count, base, np.uint64)
-    powers[0] = 1
-    return np.multiply.accumulate(powers)
 
 
 class PartCutter:
@@ -126,7 +91,7 @@ class PartCutter:
         """The sorted hashes of spaCy's exceptions, and a mask of the lowest 16 bits that one of them has."""
         spelled = [chunk for chunk in sorted(self._english.exceptions) if not chunk.isspace()]
         codes = code_points(" ".join([*spelled, ""]))
-        hashes = np.sort(SpellingHasher(codes).hashes(parts_of(codes)))
+        hashes = np.sort(StretchHasher(codes).between(*parts_of(codes)))
         is_low = np.zeros(1 << 16, np.bool_)
         is_low[hashes.astype(np.uint16)] = True
         return hashes, is_low

@@ -17,15 +17,13 @@ import numpy as np
 import xxhash
 
 from data_pipeline.dedup.simplify import Codes, code_points
+from data_pipeline.dedup.stretch import INVERSE_BASE, Hashes, StretchHasher
 
-Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
-_BASE = np.uint64(0x9E3779B97F4A7C15)
-_INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 _MIX = np.uint64(0xD6E8FEB86659FD93)
 _HALF = np.uint64(32)
-_CHARACTERS_AT_ONCE = 1 << 20  # bounds the work tables at about 80 MB
+_CHARACTERS_AT_ONCE = 1 << 20  # bounds the work tables at about 110 MB
 
 
 def anchors(text: str, length: int) -> Hashes:
@@ -78,15 +76,9 @@ def _anchors_of(codes: Codes, length: int) -> Hashes:
 
 
 def _piece_hashes(codes: Codes, length: int) -> Hashes:
-    """Hash every piece of `length` characters: the sum of (c + 1) base^-i over its places, times base^begin, mixed."""
-    count = len(codes)
-    powers = np.full(count + 1, _BASE)
-    inverses = np.full(count + 1, _INVERSE)
-    powers[0] = inverses[0] = 1
-    powers, inverses = np.multiply.accumulate(powers), np.multiply.accumulate(inverses)
-    sums = np.zeros(count + 1, np.uint64)
-    np.cumsum((codes.astype(np.uint64) + np.uint64(1)) * inverses[:-1], out=sums[1:])
-    hashes = (sums[length:] - sums[:-length]) * powers[: count - length + 1]
+    """Hash every piece of `length` characters: as a stretch, divided by base^(length - 1), and mixed."""
+    hashes = StretchHasher(codes).of_length(length)
+    hashes *= np.uint64(pow(int(INVERSE_BASE), length - 1, 1 << 64))
     hashes = (hashes ^ (hashes >> _HALF)) * _MIX
     return hashes ^ (hashes >> _HALF)
 

@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from data_pipeline.dedup.fold import SPACE, Integers, fold_all
-from data_pipeline.dedup.parts import Hashes, PartCutter, SpellingHasher, parts_of
+from data_pipeline.dedup.parts import PartCutter, parts_of
 from data_pipeline.dedup.simplify import WHITE_SPACE, Codes, text_of
+from data_pipeline.dedup.stretch import Hashes, StretchHasher
 
 _BLOCK = 1 << 16  # characters worked on at once, about 40 bytes each
 _LONGEST = 1 << 20  # characters without white space, behind a block, that are not cut
@@ -50,12 +51,12 @@ class SimplifyingSplitter:
         counts, hashes, spelled = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)], [b""]
         for block in _blocks([piece for pieces in pieces_of for piece in pieces]):
             folded = fold_all(block)
-            hasher, parts = SpellingHasher(folded.codes), parts_of(folded.codes)
-            found = hasher.hashes(parts)
+            hasher, parts = StretchHasher(folded.codes), parts_of(folded.codes)
+            found = hasher.between(*parts)
             cuts = self._cutter.cuts(folded, parts, found)
             if len(cuts):
                 parts = parts.cut(cuts)
-                found = hasher.hashes(parts)
+                found = hasher.between(*parts)
             counts.append(np.diff(np.searchsorted(parts.starts, folded.edges)))
             hashes.append(found)
             if self._spelling:

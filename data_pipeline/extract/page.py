@@ -7,7 +7,7 @@ Runs that stand in what is not content by tag or name (`extract.side`) are out, 
 from itertools import accumulate
 
 from data_pipeline.extract.hint import BODY, hint
-from data_pipeline.extract.side import PARAGRAPH, side_runs, side_runs_if_emptied
+from data_pipeline.extract.side import PARAGRAPH, side_runs
 from data_pipeline.extract.tree import HEADINGS, Tree, read_tree
 
 
@@ -39,15 +39,10 @@ class Page:
 
 
 def read_page(html: bytes) -> Page:
-    """Read a page; footers and asides, which are many, are read only where they may be content."""
-    tree = read_tree(html, empty_sides=True)
+    """Read a page; limits are the caller's to check."""
+    tree = read_tree(html)
     lengths, paragraphs = _lengths(tree)
-    out = side_runs_if_emptied(tree, lengths, paragraphs)
-    if out is None:
-        tree = read_tree(html)
-        lengths, paragraphs = _lengths(tree)
-        out = side_runs(tree, lengths, paragraphs)
-    return Page(tree, lengths, paragraphs, out)
+    return Page(tree, lengths, paragraphs, side_runs(tree, lengths, paragraphs))
 
 
 def _lengths(tree: Tree) -> tuple[list[int], list[int]]:

@@ -6,50 +6,28 @@ block has its end tag, and `<` and `>` stand for nothing but tags and comments. 
 """
 
 import re
-from typing import NamedTuple
 
-from selectolax.lexbor import LexborHTMLParser, LexborNode
+from selectolax.lexbor import LexborHTMLParser
 
 # Programs, pictures, forms and navigation. Each name costs time on every page, so that here are only those which pages
 # have many of, and those whose text is written as it is; `extract.tree` passes over the others that are not read.
 _UNREAD = "script,style,noscript,template,iframe,noembed,noframes,svg,nav,select,button,img,input"
-_SIDES = ("footer", "aside")
-_UNREAD_AND_SIDES = ",".join((_UNREAD, *_SIDES))
 # Text that is written as it is, and comments that may hold such tags.
 _RAW = re.compile("<!--.*?-->|<xmp[^>]*>(.*?)</xmp>|<plaintext[^>]*>(.*)</plaintext>", re.DOTALL)
 
 
-class RegularForm(NamedTuple):
-    """What is inside the body of a page, and the characters of text in each footer and aside that was emptied."""
-
-    written: str
-    emptied: list[int]
-
-
-def regular_form(html: bytes, *, empty_sides: bool = False) -> RegularForm:
-    """Write a page out again; the limits of `extract.limit` are the caller's to check."""
+def regular_form(html: bytes) -> str:
+    """Write out again what is inside the body of a page; the limits of `extract.limit` are the caller's to check."""
     page = LexborHTMLParser(html)
     body = page.body or page.root
     if body is None:
-        return RegularForm("", [])
-    emptied: list[int] = []
-    for element in reversed(body.css(_UNREAD_AND_SIDES if empty_sides else _UNREAD)):  # what is inside another first
-        if empty_sides and element.tag in _SIDES:
-            emptied.append(_emptied(element))
-        else:
-            element.decompose(recursive=False)
+        return ""
+    for element in reversed(body.css(_UNREAD)):  # what is inside another first
+        element.decompose(recursive=False)
     written = body.html or ""
     if "<xmp" in written or "<plaintext" in written:
         written = _RAW.sub(_as_code, written)
-    return RegularForm(written, emptied)
-
-
-def _emptied(element: LexborNode) -> int:
-    """Take out what is in an element, and return how long its text was."""
-    length = len(" ".join(element.text().split()))
-    for child in list(element.iter(include_text=True)):
-        child.decompose(recursive=False)
-    return length
+    return written
 
 
 def _as_code(raw: re.Match[str]) -> str:

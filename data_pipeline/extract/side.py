@@ -26,24 +26,9 @@ def side_runs(tree: Tree, lengths: list[int], paragraphs: list[int]) -> list[boo
     total = sum(lengths)
     for believe in (True, False):
         out = _marked(tree, lengths, paragraphs, total, believe)
-        if _left(lengths, out) >= min(_ENOUGH, total):
+        if sum(length for length, gone in zip(lengths, out, strict=True) if not gone) >= min(_ENOUGH, total):
             return out
     return [False] * len(lengths)
-
-
-def side_runs_if_emptied(tree: Tree, lengths: list[int], paragraphs: list[int]) -> list[bool] | None:
-    """The same for a tree whose footers and asides were emptied; None where they would not all be out."""
-    if not tree.emptied:
-        return side_runs(tree, lengths, paragraphs)
-    total = sum(lengths) + sum(tree.emptied)
-    if max(tree.emptied) > total * _LARGEST_SIDE:
-        return None
-    out = _marked(tree, lengths, paragraphs, total, believe=True)
-    return out if _left(lengths, out) >= min(_ENOUGH, total) else None
-
-
-def _left(lengths: list[int], out: list[bool]) -> int:
-    return sum(length for length, gone in zip(lengths, out, strict=True) if not gone)
 
 
 def _marked(tree: Tree, lengths: list[int], paragraphs: list[int], total: int, believe: bool) -> list[bool]:

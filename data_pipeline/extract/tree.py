@@ -54,7 +54,6 @@ class Tree:
         text: each run, white space folded, a newline where the page breaks a line; as it was inside `pre`.
         linked: characters of each run that are inside links.
         owner: the element that each run stands in.
-        emptied: characters of text in each footer and aside that was emptied.
     """
 
     tag: list[str] = field(default_factory=lambda: ["#"])
@@ -65,15 +64,11 @@ class Tree:
     text: list[str] = field(default_factory=list)
     linked: list[int] = field(default_factory=list)
     owner: list[int] = field(default_factory=list)
-    emptied: list[int] = field(default_factory=list)
 
 
-def read_tree(html: bytes, *, empty_sides: bool = False) -> Tree:
-    """Parse a page, without what is in its footers and asides if so asked; limits are the caller's to check."""
-    written, emptied = regular_form(html, empty_sides=empty_sides)
-    tree = _read(written)
-    tree.emptied = emptied
-    return tree
+def read_tree(html: bytes) -> Tree:
+    """Parse a page; limits are the caller's to check."""
+    return _read(regular_form(html))
 
 
 def _read(written: str) -> Tree:

@@ -49,9 +49,9 @@ def add_lead(page: Page, root: int, keep: list[bool]) -> None:
     for run in range(headline + 1, start):
         length, owner = page.lengths[run], tree.owner[run]
         said = hint(tree.attributes[owner]) | hint(tree.attributes[tree.parent[owner]])
-        if page.out[run] or said & TEASER or length < _LEAD or tree.linked[run] * 4 > length:
-            continue
-        keep[run] = marks(tree.text[run]) > 0
+        reads_like_one = length >= _LEAD and tree.linked[run] * 4 <= length and marks(tree.text[run])
+        if reads_like_one and not page.out[run] and not said & TEASER:
+            keep[run] = True
 
 
 def drop_link_boxes(page: Page, root: int, keep: list[bool]) -> None:

@@ -186,3 +186,22 @@ def test_a_name_does_not_put_out_what_holds_most_paragraphs() -> None:
 def test_an_aside_goes_unless_it_holds_the_content() -> None:
     assert sentence(9) not in extract_article(page(paragraphs(*range(4)) + f"<aside><p>{sentence(9)}</p></aside>"))
     assert sentence(9) in extract_article(page("<p>Short.</p>", f"<aside>{paragraphs(9, 10, 11, 12)}</aside>"))
+
+
+def test_a_name_does_not_put_out_what_is_large_by_the_aside_in_it() -> None:
+    aside = f"<aside>{paragraphs(20, 21, 22)}</aside>"
+    text = extract_article(page(paragraphs(0, 1, 2, 3), f"<div class='related'>{aside}{paragraphs(10, 11)}</div>"))
+    assert text.split("\n\n") == [sentence(seed) for seed in (0, 1, 2, 3, 10, 11)]
+
+
+def test_a_paragraph_beside_the_content_stays_without_marks_of_punctuation() -> None:
+    plain = " ".join(WORDS)
+    text = extract_article(f"<div><h1>The mill</h1><p>{plain}</p><div>{paragraphs(*range(6))}</div></div>".encode())
+    assert plain in text.split("\n\n")
+
+
+def test_a_page_builder_that_calls_all_that_it_builds_a_widget_puts_nothing_out() -> None:
+    built = f"<div class='elementor-widget elementor-widget-text'>{paragraphs(9)}</div>"
+    text = extract_article(page(paragraphs(*range(6)) + built + f"<div class='widget'>{paragraphs(8)}</div>"))
+    assert sentence(9) in text
+    assert sentence(8) not in text

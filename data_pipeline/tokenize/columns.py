@@ -7,7 +7,7 @@ forbids the cuts is left to the library, with the rule in `reason`.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -69,7 +69,7 @@ def _of_json(tokenizer: Tokenizer) -> Encoder:
             return PiecesEncoder(ModelEncoder(tokenizer), rules, prefix=prepends_space(values))
         return LibraryEncoder(tokenizer, rules.problem)
     problem = cut_problem(values)
-    return JsonEncoder(tokenizer) if problem is None else LibraryEncoder(tokenizer, problem)
+    return JsonEncoder(tokenizer, values) if problem is None else LibraryEncoder(tokenizer, problem)
 
 
 def _problem(tokenizer: SentencePieceTokenizer, facts: ModelFacts) -> str | None:
@@ -123,18 +123,21 @@ class PiecesEncoder:
 
 
 class JsonEncoder:
-    """A tokenizer.json that divides texts into words: encodes each distinct word with the spaces before it once."""
+    """A tokenizer.json that divides texts into words: encodes each distinct word with the spaces before it once.
+
+    `values` are the tokenizer's, which take a while to read.
+    """
 
     reason: str | None = None
 
-    def __init__(self, tokenizer: "JsonTokenizer") -> None:
-        from data_pipeline.tokenize.json_words import JsonWords, words_problem
+    def __init__(self, tokenizer: "JsonTokenizer", values: dict[str, Any]) -> None:
+        from data_pipeline.tokenize.json_words import JsonWords, has_plain_words
         from data_pipeline.tokenize.word_cuts import WordCuts
 
         dtype = np.dtype(token_dtype(tokenizer.vocab_size))
         below = LibraryEncoder(tokenizer, "").encode
-        if words_problem(tokenizer.values()) is None:
-            cuts = WordCuts(tokenizer)
+        if has_plain_words(values):
+            cuts = WordCuts(tokenizer, values)
             below = _Level(cuts.cuts, JsonWords(tokenizer, cuts, dtype).encode, Memo(dtype, MEMO_BYTES)).encode
         self._words = _Level(before_spaces, below, Memo(dtype, MEMO_BYTES))
 

@@ -29,14 +29,15 @@ CHUNK_BYTES = 1 << 16  # normalised at once: the library keeps a record of every
 _PREFIXES = ' !"#$%&()*+,-./:;<=>?@[\\]^_`{|}~'  # all of ASCII that is no letter, digit or apostrophe
 
 
-def words_problem(values: dict[str, Any]) -> str | None:
-    """Why parts cannot be cut further and given to the model word by word; None when they can."""
+def has_plain_words(values: dict[str, Any]) -> bool:
+    """Whether parts can be cut further and given to the model word by word.
+
+    Words must be GPT-2's or BERT's; added tokens must be no words, and few enough to look for.
+    """
     if adds_prefix(values) or not (is_byte_level(values) or is_bert(values)):
-        return "its words are not those of GPT-2 or BERT"
+        return False
     added = [token.strip(" ") for token in added_texts(values)]
-    if len(added) > MOST_ADDED or not all(token.isascii() and not token.isalpha() for token in added if token):
-        return "its added tokens could be words, or are too many to look for"
-    return None
+    return len(added) <= MOST_ADDED and all(token.isascii() and not token.isalpha() for token in added if token)
 
 
 class JsonWords:

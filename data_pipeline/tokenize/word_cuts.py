@@ -6,6 +6,8 @@ punctuation and Chinese characters apart. A cut is in front of ASCII or a letter
 white space before them. Which characters are letters to the library it is asked, once for each that comes.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -30,10 +32,9 @@ _NO_GLUE = _PUNCTUATION & (ord("'") != _ASCII)  # begins no 's or 've
 
 
 class WordCuts:
-    """The cuts of one tokenizer, of which `json_words.words_problem` knows no problem."""
+    """The cuts of one tokenizer, whose values are such that it `json_words.has_plain_words`."""
 
-    def __init__(self, tokenizer: JsonTokenizer) -> None:
-        values = tokenizer.values()
+    def __init__(self, tokenizer: JsonTokenizer, values: dict[str, Any]) -> None:
         self._tokenizer = tokenizer
         self.bert = is_bert(values)
         self.gpt2 = not self.bert and is_gpt2(values)

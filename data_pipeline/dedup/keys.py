@@ -37,9 +37,9 @@ VALUE_SCHEMA = pa.schema([("high", pa.uint64())])
 class KeyWriter(WaitingWriter):
     """Writes keys in sorted runs; `count` is how many were written."""
 
-    def __init__(self, path: Path, schema: pa.Schema, keys_per_run: int = KEYS_PER_RUN) -> None:
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
         super().__init__(ShardWriter(path, schema))
-        self._schema, self._limit = schema, keys_per_run
+        self._schema = schema
         self._waiting: list[Mapping[str, Any]] = []
         self._size = 0
         self.count = 0
@@ -48,7 +48,7 @@ class KeyWriter(WaitingWriter):
         """Take in columns of equal length, one per field of the schema."""
         self._waiting.append(columns)
         self._size += len(columns["high"])
-        if self._size >= self._limit:
+        if self._size >= KEYS_PER_RUN:
             self._flush()
 
     def _flush(self) -> None:

@@ -47,7 +47,7 @@ def sign_file(
     keys: Mapping[str, Path],
     url: UrlDuplicates | None,
     minhash: MinhashDuplicates | None,
-    unspaced: Sequence[str] = (),
+    unspaced: Sequence[str],
 ) -> dict[str, Any]:
     """Write the documents of a judged file and its keys, by relation ("url", "text", "near"); progress is in documents.
 

@@ -19,6 +19,7 @@ from data_pipeline.tokenize.short_words import LONGEST, ShortWords, keys_of, wor
 Indices = npt.NDArray[np.int64]
 
 ENTRY_BYTES = 150  # of a short key in a Python dictionary, with its object, number and tokens
+MOST_BYTES = 64  # of a text that is worth remembering
 
 
 class Ragged(NamedTuple):
@@ -45,10 +46,10 @@ def ends_of(lengths: Indices) -> Indices:
 
 
 class Memo:
-    """Tokens by the bytes of a text; texts longer than `longest` bytes are not worth remembering."""
+    """Tokens by the bytes of a text."""
 
-    def __init__(self, dtype: npt.DTypeLike, limit_bytes: int, longest: int = 64) -> None:
-        self.dtype, self._limit, self._longest = dtype, limit_bytes, longest
+    def __init__(self, dtype: npt.DTypeLike, limit_bytes: int) -> None:
+        self.dtype, self._limit = dtype, limit_bytes
         self._clear()
 
     def _clear(self) -> None:
@@ -95,10 +96,10 @@ class Memo:
             self._clear()
         data, places = words_of(texts)
         sizes = np.diff(places)
-        rows = np.cumsum(sizes <= self._longest) - 1 + len(self)
-        short, long = np.flatnonzero(sizes <= LONGEST), np.flatnonzero((sizes > LONGEST) & (sizes <= self._longest))
+        rows = np.cumsum(sizes <= MOST_BYTES) - 1 + len(self)
+        short, long = np.flatnonzero(sizes <= LONGEST), np.flatnonzero((sizes > LONGEST) & (sizes <= MOST_BYTES))
         self._short.add(keys_of(data, places[short], sizes[short]), rows[short])
         self._long.update(zip(texts.take(pa.array(long)).to_pylist(), rows[long].tolist(), strict=True))
-        kept = tokens if len(short) + len(long) == len(sizes) else tokens.take(np.flatnonzero(sizes <= self._longest))
+        kept = tokens if len(short) + len(long) == len(sizes) else tokens.take(np.flatnonzero(sizes <= MOST_BYTES))
         self._values.extend(kept.values)
         self._lengths.extend(kept.lengths)

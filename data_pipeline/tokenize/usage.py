@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from data_pipeline.document import text_bytes
 from data_pipeline.tokenize.memo import Ragged, ends_of
+from data_pipeline.tokenize.short_words import words_of
 from llmsys.manifest import LanguageUsage, TokenizerUsage
 from llmsys.shards import ShardWriter, read_batches
 from llmsys.special_tokens import BYTE_PIECES
@@ -90,14 +91,13 @@ def collect_usage(tokenizer: Tokenizer, results: Sequence[dict[str, Any]], piece
 
 def _words(texts: pa.Array) -> npt.NDArray[np.int64]:
     """Words of each text."""
-    offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    if offsets[0] == offsets[-1]:
+    data, ends = words_of(texts)
+    if not len(data):
         return np.zeros(len(texts), np.int64)
-    data = np.frombuffer(texts.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
     inside = data > 0x20
     begins = inside.copy()
     begins[1:] &= ~inside[:-1]
-    first = (offsets[:-1] - offsets[0])[np.diff(offsets) > 0]
+    first = ends[:-1][np.diff(ends) > 0]
     begins[first] = inside[first]  # whatever the text before it ends with
-    counts: npt.NDArray[np.int64] = np.diff(np.searchsorted(np.flatnonzero(begins), offsets - offsets[0]))
+    counts: npt.NDArray[np.int64] = np.diff(np.searchsorted(np.flatnonzero(begins), ends))
     return counts

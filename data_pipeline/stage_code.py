@@ -25,9 +25,10 @@ _ENCODE = tuple(
         "check",
     )
 )
+_ARRAYS = ("rules/growing.py", "rules/ragged.py")
 _URL = ("rules/url.py", "rules/entry_list.py", "rules/word_pattern.py")
 _SIMPLE = ("decontaminate/words.py", "dedup/simplify.py")
-_CONTAMINATION = ("decontaminate", "dedup/simplify.py", "rules/characters.py", "stages/decontaminate.py")
+_CONTAMINATION = ("decontaminate", "dedup/simplify.py", "rules/characters.py", "stages/decontaminate.py", *_ARRAYS)
 _COMPARING = ("sign", "same", "link", "keep_index", "leave_out", "take_out", "strings")
 _DEDUPLICATION = (
     ("dedup", "rules", *(f"stages/{name}.py" for name in _COMPARING)),
@@ -50,10 +51,10 @@ _CODE = {
     "index": (_CONTAMINATION, ("numpy", "pyarrow", "xxhash")),
     "contamination": (_CONTAMINATION, ("numpy", "pyarrow", "xxhash")),
     "matches": (("stages/decontaminate.py",), ("numpy", "pyarrow")),
-    "clean": (("decontaminate", "pii", "funnel.py", "stages/clean.py"), ("numpy", "pyarrow")),
+    "clean": (("decontaminate", *_ARRAYS, "pii", "funnel.py", "stages/clean.py"), ("numpy", "pyarrow")),
     "tokenizer": (_TOKENIZER, ("sentencepiece", "tokenizers")),
-    "encode": ((*_ENCODE, "rules/growing.py"), ("pyarrow", "numpy", "sentencepiece", "tokenizers", "xxhash")),
-    "tokens": (("tokenize/layout.py", "tokenize/encode.py"), ("pyarrow", "numpy", "xxhash")),
+    "encode": ((*_ENCODE, *_ARRAYS), ("pyarrow", "numpy", "sentencepiece", "tokenizers", "xxhash")),
+    "tokens": (("tokenize/layout.py", "tokenize/encode.py", "rules/ragged.py"), ("pyarrow", "numpy", "xxhash")),
 }
 
 

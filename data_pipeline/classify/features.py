@@ -11,9 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from data_pipeline.decontaminate.words import Hashes, Integers, SimpleWords, ngram_hashes
+from data_pipeline.decontaminate.words import Hashes, SimpleWords, ngram_hashes
 from data_pipeline.dedup.simplify import simplify
 from data_pipeline.rules.growing import GrowingArray
+from data_pipeline.rules.ragged import Integers, places_of
 
 
 class FeatureConfig(NamedTuple):
@@ -77,9 +78,9 @@ class _CharacterRuns:
         chunks = [text.split() for text in texts]
         ids = np.array([self._id(chunk) for one in chunks for chunk in one], np.int64)
         counts = self._counts.view[ids]
-        sources = np.repeat(self._starts.view[ids] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+        runs = self._runs.view[places_of(self._starts.view[ids], counts)]
         document = np.repeat(np.arange(len(texts)), [len(one) for one in chunks])
-        return self._runs.view[sources], np.repeat(document, counts)
+        return runs, np.repeat(document, counts)
 
     def _id(self, chunk: str) -> int:
         found = self._memo.get(chunk)

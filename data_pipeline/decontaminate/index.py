@@ -14,8 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from data_pipeline.decontaminate.items import Grams, item_grams, read_items
-from data_pipeline.decontaminate.words import Hashes, Integers, SimpleWords, Words, ngram_hashes
+from data_pipeline.decontaminate.words import Hashes, SimpleWords, Words, ngram_hashes
 from data_pipeline.executors.event import Report
+from data_pipeline.rules.ragged import Integers, places_of
 from llmsys.config.decontaminate import NgramDecontamination
 from llmsys.errors import DataError
 from llmsys.shards import ShardWriter, read_batches
@@ -117,7 +118,7 @@ class GramIndex:
         """Return the items that n-grams belong to, as (which of `numbers`, item, number in `PARTS`) each."""
         starts, counts = self._ends[numbers], self._ends[numbers + 1] - self._ends[numbers]
         which = np.repeat(np.arange(len(numbers)), counts)
-        places = np.arange(len(which)) + np.repeat(starts - np.cumsum(counts) + counts, counts)
+        places = places_of(starts, counts)
         return which, self._items[places].astype(np.int64), self._parts[places].astype(np.int64)
 
     def _may_hold(self, hashes: Hashes) -> npt.NDArray[np.bool_]:

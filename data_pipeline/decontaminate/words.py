@@ -16,9 +16,9 @@ import xxhash
 
 from data_pipeline.dedup.simplify import simplify
 from data_pipeline.rules.growing import GrowingArray
+from data_pipeline.rules.ragged import Integers, offsets_of, places_of
 
 Hashes = npt.NDArray[np.uint64]
-Integers = npt.NDArray[np.int64]
 
 # Thai, Lao, Myanmar, Khmer, kana, Han; Hangul has spaces.
 _UNSPACED = (
@@ -54,8 +54,7 @@ class SimpleWords:
             self._forget()
         chunks = [_chunks(text) for text in texts]
         hashes, counts = self._look_up(list(chain.from_iterable(chunks)))
-        chunk_offsets = np.cumsum([0, *map(len, chunks)])
-        return Words(hashes, np.concatenate([[0], np.cumsum(counts)])[chunk_offsets])
+        return Words(hashes, offsets_of(counts)[offsets_of(list(map(len, chunks)))])
 
     def spans(self, text: str) -> tuple[Integers, Integers]:
         """Where each word of a text begins and ends, in characters; words of one chunk share its span."""
@@ -73,14 +72,12 @@ class SimpleWords:
             self._learn(list(dict.fromkeys(chunks[number] for number in unseen.tolist())))
             ids[unseen] = [self._memo[chunks[number]] for number in unseen.tolist()]
         counts = self._counts.view[ids]
-        ends = np.cumsum(counts)
-        sources = np.repeat(self._starts.view[ids] - (ends - counts), counts) + np.arange(counts.sum())
-        return self._hashes.view[sources], counts
+        return self._hashes.view[places_of(self._starts.view[ids], counts)], counts
 
     def _learn(self, chunks: list[str]) -> None:
         words = [simplify(chunk).split() for chunk in chunks]
         counts = np.fromiter(map(len, words), np.int64, len(words))
-        self._starts.extend(len(self._hashes) + np.cumsum(counts) - counts)
+        self._starts.extend(len(self._hashes) + offsets_of(counts)[:-1])
         self._counts.extend(counts)
         encoded = (word.encode("utf-8", "surrogatepass") for word in chain.from_iterable(words))
         self._hashes.extend(np.fromiter(map(xxhash.xxh3_64_intdigest, encoded), np.uint64, int(counts.sum())))

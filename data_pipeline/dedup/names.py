@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from data_pipeline.dedup.index import EarlierDataset
 from data_pipeline.dedup.keys import Columns
+from data_pipeline.rules.ragged import offsets_of
 from llmsys.shards import read_batches
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -27,7 +28,7 @@ class DocumentTable:
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
         rows = [sum(batch.num_rows for batch in read_batches(path)) for path in paths]
-        self.starts: Integers = np.concatenate([[0], np.cumsum(np.array(rows, np.int64))]).astype(np.int64)
+        self.starts = offsets_of(rows)
 
     def take(self, documents: Integers, column: str) -> pa.Array:
         """Return a column of some documents, in the order in which they are given."""

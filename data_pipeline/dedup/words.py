@@ -15,6 +15,7 @@ from data_pipeline.dedup.fold import SPACE, Integers, fold_all
 from data_pipeline.dedup.parts import PartCutter, parts_of
 from data_pipeline.dedup.simplify import WHITE_SPACE, Codes, text_of
 from data_pipeline.dedup.stretch import Hashes, StretchHasher
+from data_pipeline.rules.ragged import offsets_of
 
 _BLOCK = 1 << 16  # characters worked on at once, about 40 bytes each
 _LONGEST = 1 << 20  # characters without white space, behind a block, that are not cut
@@ -100,10 +101,3 @@ def _spell(codes: Codes, cuts: Integers) -> bytes:
     kept = codes != SPACE
     kept[1:] |= kept[:-1].copy()
     return text_of(codes[kept]).encode()
-
-
-def offsets_of(counts: Sequence[int] | Integers) -> Integers:
-    """Where each of the groups starts, and where the last one ends."""
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets

@@ -11,8 +11,9 @@ import numpy as np
 from data_pipeline.rules.batch import TextBatch, share
 from data_pipeline.rules.gopher_lines import not_blank, runs_of_newlines
 from data_pipeline.rules.ngram import repeated_ngrams, top_ngrams
+from data_pipeline.rules.ragged import offsets_of
 from data_pipeline.rules.verdict import Floats
-from data_pipeline.rules.word_columns import Integers, WordColumns, offsets_of
+from data_pipeline.rules.word_columns import Integers, WordColumns
 
 _TOP = (2, 3, 4)
 _LONGEST = 10

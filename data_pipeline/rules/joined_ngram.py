@@ -11,7 +11,7 @@ import numpy.typing as npt
 from data_pipeline.rules.batch import TextBatch
 from data_pipeline.rules.group import Hashes, Indices, crowded, repeated
 from data_pipeline.rules.ngram import mixed, salt
-from data_pipeline.rules.word_columns import Integers, offsets_of
+from data_pipeline.rules.ragged import Integers, offsets_of
 
 _PREFIX_BYTES = 16
 _FEWEST_WORDS = 5  # an n-gram of so many words and 16 bytes has the 16 bytes within it

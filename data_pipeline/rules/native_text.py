@@ -13,6 +13,7 @@ import numpy.typing as npt
 import regex  # type: ignore[import-untyped]
 
 from data_pipeline.rules.batch import TextBatch, share
+from data_pipeline.rules.ragged import offsets_of
 from data_pipeline.rules.verdict import Floats, Limit, Verdicts, first_broken
 from data_pipeline.rules.vocabulary import NOT_SYMBOL
 from data_pipeline.rules.word_columns import Integers, WordColumns
@@ -73,8 +74,7 @@ def _code_points(texts: Iterable[str]) -> npt.NDArray[np.uint32]:
 
 def _sums(chosen: npt.NDArray[np.bool_], ends: Integers) -> Integers:
     """How many of the characters before each document's end are chosen, less those before its beginning."""
-    running = np.concatenate([np.zeros(1, np.int64), np.cumsum(chosen)])
-    return np.diff(running[ends], prepend=0)
+    return np.diff(offsets_of(chosen)[ends], prepend=0)
 
 
 def _stop_word_share(words: WordColumns, stop_words: frozenset[str]) -> Floats:

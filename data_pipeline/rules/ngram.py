@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.rules.group import Hashes, repeated
-from data_pipeline.rules.word_columns import Integers, WordColumns, offsets_of
+from data_pipeline.rules.ragged import offsets_of
+from data_pipeline.rules.word_columns import Integers, WordColumns
 
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _STEP = np.uint64(0x94D049BB133111EB)

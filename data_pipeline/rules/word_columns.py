@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from data_pipeline.rules.ragged import offsets_of as offsets_of  # chunk_memory has it from here
 from data_pipeline.rules.vocabulary import Vocabulary
 
 Integers = npt.NDArray[np.int64]
@@ -81,10 +82,3 @@ class LineColumns:
         """The numbers of the lines of each document."""
         numbers = column_L.tolist()
         return [numbers[start:end] for start, end in pairwise(self.offsets.tolist())]
-
-
-def offsets_of(counts: npt.NDArray[Any]) -> Integers:
-    """Where each of the groups starts, and where the last one ends."""
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets

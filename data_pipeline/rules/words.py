@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from data_pipeline.rules.chunk import EnglishChunks
 from data_pipeline.rules.chunk_memory import SPACE_NUMBER, ChunkMemory, ChunkSplitter
+from data_pipeline.rules.ragged import offsets_of
 from data_pipeline.rules.spans import spans_of
 from data_pipeline.rules.vocabulary import PASSING, TERMINAL
-from data_pipeline.rules.word_columns import Integers, LineColumns, WordColumns, offsets_of
+from data_pipeline.rules.word_columns import Integers, LineColumns, WordColumns
 
 
 class WordSplitter:

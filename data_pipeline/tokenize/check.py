@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from data_pipeline.document import positions
-from data_pipeline.tokenize.memo import Ragged, ends_of
+from data_pipeline.rules.ragged import offsets_of
+from data_pipeline.tokenize.memo import Ragged
 from llmsys.errors import DataError
 from llmsys.tokenizer import Tokenizer
 
@@ -24,7 +25,7 @@ def check_sample(batch: pa.RecordBatch, tokens: Ragged, tokenizer: Tokenizer) ->
     places = positions(ids, "check", 0)
     rows = np.union1d(np.flatnonzero(places % np.uint64(ONE_OF) == 0), [int(places.argmin())]).tolist()
     expected = tokenizer.encode_batch(batch.column("text").take(pa.array(rows)).to_pylist())
-    ends = ends_of(tokens.lengths)
+    ends = offsets_of(tokens.lengths)
     for row, theirs in zip(rows, expected, strict=True):
         ours = tokens.values[ends[row] : ends[row + 1]].tolist()
         if ours != theirs:

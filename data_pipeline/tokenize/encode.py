@@ -15,6 +15,7 @@ import xxhash
 
 from data_pipeline.document import is_heldout, positions, text_bytes
 from data_pipeline.executors.event import Report
+from data_pipeline.rules.ragged import offsets_of
 from data_pipeline.tokenize.check import check_sample
 from data_pipeline.tokenize.columns import Encoder, EncoderKind, column_encoder
 from data_pipeline.tokenize.memo import Ragged
@@ -102,6 +103,5 @@ def _rows(batch: pa.RecordBatch, tokens: Ragged, schema: pa.Schema, config: Craw
 
 def token_lists(values: Any, lengths: Any, schema: pa.Schema) -> pa.ListArray:
     """Return rows of tokens from their values one after another and their lengths."""
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), type=schema.field("tokens").type)
+    offsets = pa.array(offsets_of(lengths), pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.array(values), type=schema.field("tokens").type)

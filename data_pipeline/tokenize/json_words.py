@@ -15,9 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from data_pipeline.rules.ragged import offsets_of
 from data_pipeline.tokenize.cuts import code_points
 from data_pipeline.tokenize.json_cuts import added_texts, adds_prefix, is_bert, is_byte_level
-from data_pipeline.tokenize.memo import Ragged, ends_of
+from data_pipeline.tokenize.memo import Ragged
 from data_pipeline.tokenize.short_words import words_of
 from data_pipeline.tokenize.word_cuts import WordCuts
 from llmsys.tokenizer_json import JsonTokenizer
@@ -63,9 +64,8 @@ class JsonWords:
         normal = [text for chunk in _chunks(texts.take(pa.array(rows))) for text in self._normal(chunk)]
         words = self._without_edges(normal)
         lengths = np.fromiter(map(len, words), np.int64, len(words))
-        odd = np.zeros(int(lengths.sum()) + 1, np.int64)
-        np.cumsum(~self._cuts.are_plain(code_points("".join(words).encode())), out=odd[1:])
-        plain = np.flatnonzero((np.diff(odd[ends_of(lengths)]) == 0) & (lengths > 0))
+        odd = offsets_of(~self._cuts.are_plain(code_points("".join(words).encode())))
+        plain = np.flatnonzero((np.diff(odd[offsets_of(lengths)]) == 0) & (lengths > 0))
         chosen = [(words if self._cuts.bert else normal)[row] for row in plain.tolist()]
         return rows[plain], chosen if self._cuts.bert else self._tokenizer.bytes_as_pieces(chosen)
 

@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_pipeline.rules.growing import GrowingArray
+from data_pipeline.rules.ragged import Integers, offsets_of
 from data_pipeline.tokenize.short_words import LONGEST, ShortWords, keys_of, words_of
-
-Indices = npt.NDArray[np.int64]
 
 ENTRY_BYTES = 150  # of a short key in a Python dictionary, with its object, number and tokens
 MOST_BYTES = 64  # of a text that is worth remembering
@@ -26,23 +25,16 @@ class Ragged(NamedTuple):
     """Rows of tokens: `values` holds them one behind another, `lengths` how many each row has."""
 
     values: npt.NDArray[Any]
-    lengths: Indices
+    lengths: Integers
 
-    def take(self, rows: Indices) -> "Ragged":
+    def take(self, rows: Integers) -> "Ragged":
         """The rows asked for, in that order."""
-        lists = pa.LargeListArray.from_arrays(pa.array(ends_of(self.lengths)), pa.array(self.values))
+        lists = pa.LargeListArray.from_arrays(pa.array(offsets_of(self.lengths)), pa.array(self.values))
         return Ragged(pc.take(lists, pa.array(rows)).flatten().to_numpy(), self.lengths[rows])
 
-    def grouped(self, starts: Indices) -> "Ragged":
+    def grouped(self, starts: Integers) -> "Ragged":
         """The same tokens in longer rows, where row i is made of the rows from starts[i] to starts[i + 1]."""
-        return Ragged(self.values, np.diff(ends_of(self.lengths)[starts]))
-
-
-def ends_of(lengths: Indices) -> Indices:
-    """Where rows of these lengths begin, and where the last ends: (rows + 1,)."""
-    ends = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=ends[1:])
-    return ends
+        return Ragged(self.values, np.diff(offsets_of(self.lengths)[starts]))
 
 
 class Memo:
@@ -82,7 +74,7 @@ class Memo:
     def _all(self) -> Ragged:
         return Ragged(self._values.view, self._lengths.view)
 
-    def _find_long(self, texts: pa.Array) -> Indices:
+    def _find_long(self, texts: pa.Array) -> Integers:
         """The row of each text that is too long for `ShortWords`, -1 for one that is not known and for all others."""
         rows = np.full(len(texts), -1)
         long = np.flatnonzero(np.diff(words_of(texts)[1]) > LONGEST)

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from data_pipeline.document import text_bytes
-from data_pipeline.tokenize.memo import Ragged, ends_of
+from data_pipeline.rules.ragged import offsets_of
+from data_pipeline.tokenize.memo import Ragged
 from data_pipeline.tokenize.short_words import words_of
 from llmsys.manifest import LanguageUsage, TokenizerUsage
 from llmsys.shards import ShardWriter, read_batches
@@ -41,7 +42,7 @@ class UsageCounter:
     def add(self, batch: pa.RecordBatch, tokens: Ragged) -> None:
         """Count a batch of documents; their tokens are without begin and end ids."""
         self._pieces += np.bincount(tokens.values, minlength=len(self._pieces))
-        kinds, ends = self._kinds[tokens.values], ends_of(tokens.lengths)
+        kinds, ends = self._kinds[tokens.values], offsets_of(tokens.lengths)
         table = np.stack(
             [
                 np.ones(batch.num_rows, np.int64),

@@ -13,10 +13,11 @@ import pytest
 import sentencepiece
 from tokenizers.pre_tokenizers import ByteLevel
 
+from data_pipeline.rules.ragged import offsets_of
 from data_pipeline.tokenize import columns, cuts, short_words
 from data_pipeline.tokenize.check import check_sample
 from data_pipeline.tokenize.columns import Encoder, column_encoder
-from data_pipeline.tokenize.memo import Ragged, ends_of
+from data_pipeline.tokenize.memo import Ragged
 from llmsys.errors import DataError
 from llmsys.tokenizer import SentencePieceTokenizer, Tokenizer, load_tokenizer
 from tests.helpers import json_tokenizers
@@ -81,7 +82,7 @@ def ids_of(encoder: Encoder, texts: list[str], batch_rows: int) -> list[list[int
     rows: list[list[int]] = []
     for start in range(0, len(texts), batch_rows):
         found = encoder.encode(pa.array(texts[start : start + batch_rows], pa.large_string()))
-        ends = ends_of(found.lengths)
+        ends = offsets_of(found.lengths)
         rows += [found.values[ends[row] : ends[row + 1]].tolist() for row in range(len(found.lengths))]
     return rows
 

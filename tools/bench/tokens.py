@@ -27,9 +27,10 @@ import pyarrow as pa
 from tokenizers import Tokenizer as Library
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
+from data_pipeline.rules.ragged import offsets_of
 from data_pipeline.stages.extract import extract_file
 from data_pipeline.tokenize.columns import column_encoder
-from data_pipeline.tokenize.memo import Ragged, ends_of
+from data_pipeline.tokenize.memo import Ragged
 from data_pipeline.tokenize.train import fit_sentencepiece
 from llmsys.config.extract import ResiliparseExtract
 from llmsys.config.read import ReadConfig
@@ -145,7 +146,7 @@ def measure(texts: list[str], tokenizer: Tokenizer) -> dict[str, Any]:
 
 def _rows(parts: list[Ragged]) -> Iterator[list[int]]:
     for part in parts:
-        ends = ends_of(part.lengths).tolist()
+        ends = offsets_of(part.lengths).tolist()
         values = part.values.tolist()
         yield from (values[begin:end] for begin, end in itertools.pairwise(ends))
 

@@ -1,8 +1,9 @@
 """The bytes of one file, here or elsewhere, at any position; a read that fails is tried again with back-off.
 
 Reads a path or URL, gives a `Source` that FastWARC, Arrow and our own readers take for a binary file. Promises: what is
-read is complete and of one version of the file, or an `UnreadableError`; a stream that ends before the size of the file
-is an error too, and is tried again like any other; waiting decides when, never what.
+read is complete and of one version of the file (known by size, time and inode here, and by its tag elsewhere),
+or an `UnreadableError`; a stream that ends before the size of the file is an error too, and is tried again like any
+other; waiting decides when, never what.
 """
 
 import errno
@@ -41,6 +42,7 @@ class NotRegularError(OSError):
     """A pipe, a socket or a device in place of a file."""
 
 
+_CHANGED = "the file changed while it was read"
 # Trying again does not help.
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotRegularError, ChangedError)
 
@@ -56,7 +58,10 @@ class _Opened(Protocol):
 
 
 class _Local:
-    """A file on this machine; reading it holds no position, so that nothing can lose it."""
+    """A file on this machine; reading it holds no position, so that nothing can lose it.
+
+    Each read asks afterwards whether the file is still what was opened: what was rewritten in place is of two versions.
+    """
 
     def __init__(self, path: str) -> None:
         about = os.stat(path)
@@ -65,14 +70,20 @@ class _Local:
         if not stat.S_ISREG(about.st_mode):
             raise NotRegularError("Not a regular file")  # a pipe would wait for ever
         self._handle = os.open(path, os.O_RDONLY)
-        self.size = about.st_size
-        self.version = f"{about.st_size} {about.st_mtime_ns} {about.st_ino}"
+        self.size, self.version = about.st_size, _stamp(about)
 
     def read_at(self, position: int, size: int) -> bytes:
-        return os.pread(self._handle, size, position)
+        data = os.pread(self._handle, size, position)
+        if _stamp(os.fstat(self._handle)) != self.version:
+            raise ChangedError(_CHANGED)
+        return data
 
     def close(self) -> None:
         os.close(self._handle)
+
+
+def _stamp(about: os.stat_result) -> str:
+    return f"{about.st_size} {about.st_mtime_ns} {about.st_ino}"
 
 
 class _Remote:
@@ -168,7 +179,7 @@ class Source(io.RawIOBase):
         if self._opened is None:
             self._opened = self._place(self.path)
             if self._opened.version != self._version:
-                raise ChangedError("the file changed while it was read")
+                raise ChangedError(_CHANGED)
         data = self._opened.read_at(position, size)
         while len(data) < size:
             more = self._opened.read_at(position + len(data), size - len(data))

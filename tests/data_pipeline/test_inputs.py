@@ -1,12 +1,15 @@
 """Laws of inputs: paths, URLs, patterns and lists name files; a file elsewhere is known, retried, and read the same."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fsspec.registry import _registry
 
@@ -164,6 +167,53 @@ def test_a_source_that_ends_early_is_an_error_and_not_the_end(
     monkeypatch.setattr(source_module, "_Remote", lambda url: Short(place(url), {}))
     with open_source("memory://x/a", 2) as source, pytest.raises(OSError, match="the file ends at byte 6 of 10"):
         source.read_at(0, 10)
+
+
+def documents(rows: int) -> pa.Table:
+    return pa.table({"text": [f"Document {number} of a few. " * 40 for number in range(rows)]})
+
+
+def write_documents(path: Path, rows: int) -> None:
+    table = documents(rows)
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=50, compression="none")
+    elif path.suffix == ".arrow":
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=50)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    else:
+        path.write_bytes(b"".join(members(*map(page, range(rows)))))
+
+
+@pytest.mark.parametrize("name", ["a.warc.gz", "a.jsonl", "a.parquet", "a.arrow"])
+def test_a_file_that_is_rewritten_in_place_while_it_is_read_is_read_no_further_and_again_by_the_next_run(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    write_documents(path, 500)
+    size, time = path.stat().st_size, path.stat().st_mtime_ns
+    batches = read_pages(str(path), max_page_bytes=10_000, batch_pages=10)
+    count = next(batches).pages.num_rows
+    with path.open("r+b") as file:
+        file.write(b"x")  # as long as before, and all but one byte the same
+    os.utime(path, ns=(time + 1, time + 1))
+    rest = list(batches)
+    (skip,) = [skip for batch in rest for skip in batch.skipped]
+    assert (skip.reason, skip.again) == ("unreadable after 1 try: the file changed while it was read", True)
+    assert 0 <= skip.offset <= size
+    assert count + sum(batch.pages.num_rows for batch in rest) < 500
+
+
+def test_a_file_whose_name_passes_to_another_while_it_is_read_is_read_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    write_documents(path, 500)
+    batches = read_pages(str(path), max_page_bytes=10_000, batch_pages=10)
+    first = next(batches)
+    (tmp_path / "b.jsonl").write_text("{}\n")
+    os.replace(tmp_path / "b.jsonl", path)
+    texts = [text for batch in (first, *batches) for text in batch.pages["text"].to_pylist()]
+    assert texts == documents(500)["text"].to_pylist()
 
 
 def test_documents_are_copied_to_other_formats_that_can_be_read_again(tmp_path: Path) -> None:

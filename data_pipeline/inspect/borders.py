@@ -6,7 +6,7 @@ threshold and then by id; memory and the size of a summary do not grow with the 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -77,13 +77,12 @@ def summarize_borders(
     kept: dict[Key, NearSide] = {key: NearSide() for key in limits.tests()}
     gone: dict[Key, NearSide] = {}
     _read_kept(documents, limits, kept, report)
-    _read_dropped(dropped, gone, report)
+    _read_dropped(dropped, limits.rules, gone, report)
     found = [one for sides in (kept, gone) for side in sides.values() for one in side.nearest]
     texts = _texts(found)
     said = [
         {"test": key, "dropped": gone.get(key, NearSide()).plain(texts), "kept": kept.get(key, NearSide()).plain(texts)}
         for key in dict.fromkeys([*kept, *gone])
-        if key[0] in limits.rules
     ]
     publish_bytes(output, json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode())
     return {}
@@ -137,8 +136,8 @@ def _measured(name: str) -> bool:
     return "." in name or name == "language_score"
 
 
-def _read_dropped(path: Path, sides: dict[Key, NearSide], report: Report) -> None:
-    """Take in the documents that were dropped by a value, each beside the threshold it was compared with."""
+def _read_dropped(path: Path, rules: Set[str], sides: dict[Key, NearSide], report: Report) -> None:
+    """Take in the documents that `rules` dropped by a value, each beside the threshold it was compared with."""
     for number, batch in enumerate(read_columns(path, _DROPPED.__contains__)):
         place = Place(path, number, batch.column("id"))
         values, thresholds, sizes = (_floats(batch, name) for name in ("value", "threshold", "bytes"))
@@ -147,10 +146,12 @@ def _read_dropped(path: Path, sides: dict[Key, NearSide], report: Report) -> Non
         )
         known = np.isfinite(values) & np.isfinite(thresholds)
         for name in sorted(set(names[known].tolist())):
+            rule, _, test = name.partition("\0")
+            if rule not in rules:
+                continue
             for drops, beyond in (("above", values > thresholds), ("below", values <= thresholds)):
                 rows = np.flatnonzero(known & beyond & (names == name))
                 if len(rows):
-                    rule, _, test = name.partition("\0")
                     side = sides.setdefault((rule, test, drops), NearSide())
                     side.add(values[rows], thresholds[rows], rows, place)
                     side.bytes += int(sizes[rows].sum())

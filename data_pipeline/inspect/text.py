@@ -53,10 +53,12 @@ def as_text(inspection: Inspection) -> str:
 
 def _sample_lines(samples: list[Sample]) -> list[str]:
     same = sum(sample.same_text for sample in samples)
-    lines = [f"{len(samples)} documents encoded again, with the same ids, and decoded; {same} give their text back:"]
+    others = ""
     if same < len(samples):
         why = "the tokenizer normalises text, or takes U+2581 for the space that it writes so"
-        lines[0] = lines[0].replace(":", f", {len(samples) - same} another ({why}):")
+        others = f", {len(samples) - same} another ({why})"
+    head = f"{len(samples)} documents encoded again, with the same ids, and decoded; {same} give their text back"
+    lines = [f"{head}{others}:"]
     for sample in samples[:SHOWN_SAMPLES]:
         place = f"{sample.file} at {sample.offset}"
         lines.append(f"  {sample.split} {sample.document}: {sample.url or sample.id} ({place})")

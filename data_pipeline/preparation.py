@@ -4,7 +4,7 @@ Reads the `data` and `tokenizer` sections of a run, gives the records of every s
 outputs; nothing else may.
 """
 
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from data_pipeline.cleaning import clean_documents, collected_names
@@ -61,7 +61,7 @@ class Preparation:
         outcome.collected = clean_documents(self.data, self.workshop, self._stage, outcome.collected)
         outcome.require_documents()
         outcome.copies = copy_final(self.data, self._stage, outcome.collected)
-        outcome.borders = find_borders(self.data, self._stage, outcome.collected, funnel_stages(self.data))
+        outcome.borders = find_borders(self.data, self.rules, self._stage, outcome.collected, funnel_stages(self.data))
         if until == "documents":
             return outcome
         outcome.tokenizer = make_tokenizer(self.data, self.tokenizer, self.workshop, self._stage, outcome.collected)
@@ -70,6 +70,11 @@ class Preparation:
         outcome.encoded = encode_documents(self.data, self._stage, outcome.collected, outcome.tokenizer)
         outcome.tokens = write_tokens(self.data, self._stage, outcome.encoded, outcome.tokenizer)
         return outcome
+
+    @cached_property
+    def rules(self) -> str:
+        """The words and rules of each language, see `rules_by_language`."""
+        return rules_by_language(self.data)
 
     def _stage(self, name: str, tasks: list[Task], unit: str) -> list[Record]:
         return self.workshop.stage(name, tasks, unit=unit, code=code_of(name))
@@ -118,9 +123,8 @@ class Preparation:
         return self._stage("extract", tasks, "B")
 
     def _judge(self, extracted: list[Record], names: list[str]) -> list[Record]:
-        rules = rules_by_language(self.data)
-        require_languages(self.data, read_language_rules(rules))
-        part = self.data.model_dump(mode="json", include={"unicode", "language", "documents"}) | {"rules": rules}
+        require_languages(self.data, read_language_rules(self.rules))
+        part = self.data.model_dump(mode="json", include={"unicode", "language", "documents"}) | {"rules": self.rules}
         part["documents"].pop("copies")
         files = digests_of(self.workshop.journal, rule_files(self.data)) + rule_libraries(self.data)
         part["files"] = files
@@ -133,7 +137,7 @@ class Preparation:
                 kept=self.folder / outputs[0],
                 dropped=self.folder / outputs[1],
                 config=self.data,
-                rules=rules,
+                rules=self.rules,
                 files=tuple(files),
             )
             without = partial(without_pages, record.result["pages"], record.result["html_bytes"])

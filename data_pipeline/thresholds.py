@@ -10,14 +10,14 @@ from functools import partial
 from data_pipeline.graph import Stage, Task
 from data_pipeline.inspect.borders import Limits, joined_borders, summarize_borders
 from data_pipeline.journal import Record
-from data_pipeline.language.profile import rules_by_language
 from llmsys.config.data import CrawlConfig
 from llmsys.threshold import Border
 
 
-def find_borders(data: CrawlConfig, stage: Stage, final: Sequence[Record], stages: Sequence[str]) -> tuple[Border, ...]:
-    """Return the documents nearest to each threshold; `stages` are those of the funnel."""
-    rules = rules_by_language(data)
+def find_borders(
+    data: CrawlConfig, rules: str, stage: Stage, final: Sequence[Record], stages: Sequence[str]
+) -> tuple[Border, ...]:
+    """Return the documents nearest to each threshold of `rules_by_language`; `stages` are those of the funnel."""
     decides = [data.language.model_dump(mode="json", include={"keep", "minimum_score"}), rules]
     tasks = []
     for record in final:

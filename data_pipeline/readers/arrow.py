@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from data_pipeline.readers.arrow_message import Message, file_messages, stream_messages
-from data_pipeline.readers.columns import DAMAGE, ROWS, Rows, TooLargeError, columns_of, damage
+from data_pipeline.readers.columns import DAMAGE, ROWS, Rows, TooLargeError, columns_of, damage, has_text
 from data_pipeline.readers.page import Page, Skip
 from data_pipeline.readers.source import Source
 from llmsys.config.read import ReadConfig
@@ -21,10 +21,13 @@ _SHARED_BYTES = 64 << 20  # that some rows may take when they can share bytes
 
 def read_arrow(source: Source, max_text_bytes: int, config: ReadConfig) -> Iterator[Page | Skip]:
     """Yield the documents of an Arrow file (Feather is one) or stream."""
+    reader = Rows(source, max_text_bytes, config)
     is_file = source.read_at(0, 6) == b"ARROW1"
+    messages = file_messages(source) if is_file else []
+    said = [message for message in messages if message.is_batch]
+    rows = sum(message.rows for message in said)
     try:
         file = pa.PythonFile(source, mode="r")
-        messages = file_messages(source) if is_file else []
         shared = sum(message.size for message in messages if not message.is_batch)
         if shared > _MOST_BATCH:
             raise TooLargeError(f"dictionaries of {shared} bytes, more than {_MOST_BATCH}")
@@ -32,23 +35,20 @@ def read_arrow(source: Source, max_text_bytes: int, config: ReadConfig) -> Itera
         columns = columns_of(arrow.schema, config)
         batches = arrow.num_record_batches if is_file else None
     except TooLargeError as error:
-        rows = sum(message.rows for message in messages if message.is_batch)
-        yield Skip(source.path, 0, str(error), max(1, rows))
+        yield Skip(source.path, 0, str(error), reader.believed(rows))
         return
     except DAMAGE as error:
         yield damage(source, 0, "Arrow file", error)
         return
-    reader = Rows(source, max_text_bytes, config)
-    if config.text.split(".")[0] not in columns and config.text not in columns:
-        yield reader.without_text(1)
+    if not has_text(columns, config):
+        yield reader.without_text(rows)
     elif batches is None:
         yield from reader.read(_slices(_of_stream(source, arrow), columns), "record batch", 1)
     else:
-        said = [message for message in messages if message.is_batch]
         for index in range(batches):
             message = said[index] if len(said) == batches else Message(True, 1, 0)
             part = _slices(_of_file(arrow, index, message), columns)
-            yield from reader.read(part, "record batch", max(1, message.rows))
+            yield from reader.read(part, "record batch", message.rows)
 
 
 def _of_file(arrow: Any, index: int, message: Message) -> Iterator[pa.RecordBatch]:

@@ -17,7 +17,8 @@ from data_pipeline.readers.source import Source, UnreadableError
 from llmsys.config.read import ReadConfig
 
 ROWS = 128  # that become pages at once
-_MOST_ROWS = 1 << 40  # of a part: a damaged header says any number
+_FEW_ROWS = 1 << 20  # any file may hold so many, and
+_ROWS_PER_BYTE = 8  # a longer one so many for each of its bytes: a header says any number, and nulls take no room
 DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, MemoryError, OverflowError, TypeError)
 _FIELDS = ("text", "url", "id", "date")
 
@@ -29,8 +30,13 @@ def columns_of(schema: pa.Schema, config: ReadConfig) -> list[str]:
     return [name for name in schema.names if name in wanted]
 
 
+def has_text(columns: list[str], config: ReadConfig) -> bool:
+    """Whether the text is one of the columns or a field in one."""
+    return config.text in columns or config.text.split(".")[0] in columns
+
+
 class TooLargeError(Exception):
-    """What would take too much memory to decode."""
+    """What would take too much memory or time to decode."""
 
 
 class Rows:
@@ -38,18 +44,26 @@ class Rows:
 
     def __init__(self, source: Source, limit: int, config: ReadConfig) -> None:
         self.source, self.limit, self.config = source, limit, config
-        self.row = 0
+        self.row = self._read = 0
+        self.most = max(_FEW_ROWS, source.size * _ROWS_PER_BYTE)
 
     def without_text(self, rows: int) -> Skip:
         """Say that no row has what is wanted."""
-        return Skip(self.source.path, 0, f"no text in field '{self.config.text}'", count=max(rows, 1))
+        return Skip(self.source.path, 0, f"no text in field '{self.config.text}'", self.believed(rows))
+
+    def believed(self, rows: int) -> int:
+        """As many rows as a header says, if there is room for them in the file."""
+        return max(1, min(rows, self.most))
 
     def read(self, batches: Iterator[pa.RecordBatch], part: str, count: int) -> Iterator[Page | Skip]:
         """Yield the documents of one part of the file; `count` rows are lost when none of it can be read."""
-        begin, count = self.row, max(1, min(count, _MOST_ROWS))
+        begin, count = self.row, self.believed(count)
         while True:
             try:
                 batch = next(batches, None)
+                self._read += batch.num_rows if batch else 0
+                if self._read > self.most:
+                    raise TooLargeError(f"more than {self.most} rows in a file of {self.source.size} bytes")
                 found = [] if batch is None else self._documents(batch)
             except UnreadableError:
                 raise

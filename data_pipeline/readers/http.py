@@ -6,10 +6,11 @@ Reads the block of a record, gives a `Response`; None when there is no status li
 import re
 from dataclasses import dataclass
 
+from data_pipeline.readers.header import header_fields
+
 _HEADER_BYTES = 1 << 16
 _STATUS = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})(?!\d)")
 _END = re.compile(rb"\r?\n\r?\n")
-_FOLD = re.compile(r"\n[ \t]+")  # a value that goes on in another line (RFC 9112, 5.2)
 _CHARSET = re.compile(r"""charset\s*=\s*["']?\s*([^\s;"',]+)""", re.IGNORECASE)
 
 
@@ -40,11 +41,5 @@ def parse_response(block: bytes) -> Response | None:
         return None
     end = _END.search(block, 0, _HEADER_BYTES)
     stop, begin = end.span() if end else (min(len(block), _HEADER_BYTES),) * 2
-    headers: dict[str, str] = {}
-    lines = _FOLD.sub(" ", block[:stop].decode("latin-1").replace("\r", "")).split("\n")
-    for line in lines[1:]:
-        name, colon, value = line.partition(":")
-        name = name.strip().lower() if colon else ""
-        if name and name not in headers:
-            headers[name] = value.strip()
+    headers = header_fields(block[:stop].decode("latin-1"))
     return Response(int(status.group(1)), headers, memoryview(block)[begin:])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_pipeline.readers.columns import DAMAGE, ROWS, Rows, TooLargeError, columns_of, damage
+from data_pipeline.readers.columns import DAMAGE, ROWS, Rows, TooLargeError, columns_of, damage, has_text
 from data_pipeline.readers.page import Page, Skip
 from data_pipeline.readers.page_size import MOST_BYTES, largest_page
 from data_pipeline.readers.source import Source
@@ -34,7 +34,7 @@ def read_parquet(source: Source, max_text_bytes: int, config: ReadConfig) -> Ite
         yield damage(source, 0, "parquet file", error)
         return
     reader = Rows(source, max_text_bytes, config)
-    if config.text.split(".")[0] not in columns and config.text not in columns:
+    if not has_text(columns, config):
         yield reader.without_text(sum(rows))
         return
     for group, count in enumerate(rows):

@@ -6,10 +6,10 @@ Reads the first bytes of a record, gives its header or what is wrong with it.
 import re
 
 from data_pipeline.readers.careful import UNENDED, Header
+from data_pipeline.readers.header import header_fields
 
 _START = rb"WARC/(?:1\.[01]|0\.1[78])\r?\n[A-Za-z\-]+:"
 _INNER = re.compile(b"\n" + _START)  # no field of a header begins like a record
-_FOLD = re.compile(r"\n[ \t]+")
 _NO_HEADER = "damaged record: no WARC header"
 
 
@@ -30,7 +30,7 @@ class WarcDialect:
         place, size = _blank_line(head)
         if not size or _INNER.search(head, 0, place):
             return UNENDED
-        fields = _fields(head[:place])
+        fields = header_fields(head[:place].decode("utf-8", "replace"))
         try:
             length = int(fields.get("content-length", "none"))
         except ValueError:
@@ -45,14 +45,3 @@ def _blank_line(head: bytes) -> tuple[int, int]:
     """Where the first line ends that a blank one follows, and the bytes of both ends; (0, 0) without one."""
     found = [(place, len(ends)) for ends in (b"\n\r\n", b"\n\n") if (place := head.find(ends)) >= 0]
     return min(found, default=(0, 0))
-
-
-def _fields(header: bytes) -> dict[str, str]:
-    """The first value of each field; values that go on in another line are joined by a space."""
-    fields: dict[str, str] = {}
-    for line in _FOLD.sub(" ", header.decode("utf-8", "replace").replace("\r", "")).split("\n")[1:]:
-        said, colon, value = line.partition(":")
-        name = said.strip().lower() if colon else ""
-        if name and name not in fields:
-            fields[name] = value.strip()
-    return fields

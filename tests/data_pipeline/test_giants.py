@@ -1,5 +1,6 @@
 """Laws of what is too large to be decoded: it is refused by its header, named with its rows, and the rest is read."""
 
+import struct
 from pathlib import Path
 
 import pyarrow as pa
@@ -7,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_pipeline.readers import arrow as arrow_module
+from data_pipeline.readers import columns as columns_module
 from data_pipeline.readers import parquet as parquet_module
 from data_pipeline.readers.arrow_message import file_messages, stream_messages
 from data_pipeline.readers.page_size import largest_page
@@ -83,3 +85,46 @@ def test_dictionaries_and_footers_beyond_the_limit_are_refused(tmp_path: Path, m
     pq.write_table(SMALL, tmp_path / "a.parquet")
     monkeypatch.setattr(parquet_module, "_MOST_FOOTER", 100)
     assert read(tmp_path / "a.parquet")[1][0][1].startswith("a parquet file with a footer of ")
+
+
+def varint(number: int) -> bytes:
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + varint(number >> 7)
+
+
+def lying(path: Path, table: pa.Table, rows: int) -> Path:
+    """Write a table of 77 rows whose headers say another number."""
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+        content = path.read_bytes()
+        begin = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+        footer = content[begin:-8].replace(varint(2 * 77), varint(2 * rows))
+        path.write_bytes(content[:begin] + footer + len(footer).to_bytes(4, "little") + content[-4:])
+        return path
+    with (pa.ipc.new_file if path.suffix == ".arrow" else pa.ipc.new_stream)(path, table.schema) as writer:
+        writer.write_table(table)
+    path.write_bytes(path.read_bytes().replace(struct.pack("<q", 77), struct.pack("<q", rows)))
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.stream"])
+def test_a_header_that_says_any_number_of_rows_makes_no_total_and_no_work_beyond_the_bytes_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(columns_module, "_FEW_ROWS", 1_000)
+    for table in (pa.table({"n": list(range(77))}), pa.table({"text": pa.nulls(77), "n": list(range(77))})):
+        assert sum(count for _, _, count in read(lying(tmp_path / name, table, 77))[1]) in (77, 1)
+        path = lying(tmp_path / name, table, 1 << 62)
+        offsets, skips = read(path)
+        assert offsets == []
+        assert 1 <= sum(count for _, _, count in skips) <= 2 * 8 * path.stat().st_size
+
+
+def test_rows_without_bytes_end_and_those_before_them_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns_module, "_FEW_ROWS", 1_000)
+    table = pa.table({"text": pa.nulls(77)})
+    path = lying(tmp_path / "a.arrow", table, 1 << 62)
+    most = 8 * path.stat().st_size
+    skips = read(path)[1]
+    assert skips[0] == (0, "no text in field 'text'", 1)
+    assert skips[-1][1] == f"more than {most} rows in a file of {path.stat().st_size} bytes"
+    assert len(skips) == most // 128 * 128 + 1

@@ -87,6 +87,9 @@ def test_two_nodes_of_ray_give_the_same_bytes_and_share_the_work(
     try:
         assert cluster.limit == 2
         require_the_laws_of_an_executor(cluster, tmp_path)
+        assert len(ended(list(cluster.run([partial(meet, tmp_path / "meeting", name, 2) for name in "ab"])))) == 2
+        assert len(cluster.nodes) == 2
+        # Both nodes have a worker now, whose start would otherwise take longer than this task may.
         slow = ended(list(cluster.run([partial(sleep_for_ever, tmp_path / "pid")], seconds=1.0)))
         assert isinstance(slow[0], Failed)
         assert slow[0].cause == "slow"
@@ -94,8 +97,6 @@ def test_two_nodes_of_ray_give_the_same_bytes_and_share_the_work(
         wait_until(lambda: has_ended(pid), "the process of a slow try outlived it")
         monkeypatch.chdir(tmp_path)  # relative paths begin where the command was given, on every node
         prepare(tiny_config(Path("ray"), crawl, executor={"kind": "ray", "address": ray_address}))
-        assert len(ended(list(cluster.run([partial(meet, tmp_path / "meeting", name, 2) for name in "ab"])))) == 2
-        assert len(cluster.nodes) == 2
     finally:
         cluster.close()
     prepare(tiny_config(tmp_path / "here", crawl))

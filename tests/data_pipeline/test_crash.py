@@ -16,7 +16,7 @@ from data_pipeline.pipeline import prepare
 from llmsys.config.executor import InlineExecutor
 from llmsys.errors import DataError
 from llmsys.lock import folder_lock
-from tests.helpers.dying import count, die_until, fail, sleep_for_ever
+from tests.helpers.dying import count, die_until, fail, leave, meet, sleep_for_ever, wait_for
 from tests.helpers.kills import kill_again_and_again, start
 from tests.helpers.process import has_ended, wait_for_pid, wait_until
 from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
@@ -67,20 +67,41 @@ def test_a_busy_worker_dies_with_its_parent(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_or_hangs_fails_its_own_job_only(tmp_path: Path) -> None:
-    jobs = [partial(die_until, tmp_path / "a", 9), partial(sleep_for_ever, tmp_path / "b"), fail, partial(count, 3)]
+    """The limit counts from when a job is handed out, and a worker's start is in it: here both are up before, and the
+    one that dies does so in the last job."""
+    jobs = [partial(sleep_for_ever, tmp_path / "b"), fail, partial(count, 3), partial(die_until, tmp_path / "a", 9)]
     pool = LocalPool(workers=2)
     try:
+        list(pool.run([partial(meet, tmp_path / "meeting", name, 2) for name in "ab"]))
         events = {event.index: event for event in pool.run(jobs, seconds=1.0) if not isinstance(event, Advanced)}
     finally:
         pool.close()
-    assert events.pop(3) == Done(3, {"counted": 3})
+    assert events.pop(2) == Done(2, {"counted": 3})
     failed = [event for _, event in sorted(events.items()) if isinstance(event, Failed)]
-    assert [event.cause for event in failed] == ["lost", "slow", "error"]
-    assert failed[0].message.startswith("its process was killed by signal 9 (SIGKILL). When the machine ran out of")
-    assert failed[1].message == "took longer than 1 s, so that its process was ended (data.executor.task_seconds)."
-    assert failed[2].message == "ValueError: a bug"
-    assert "in fail" in failed[2].traceback
+    assert [event.cause for event in failed] == ["slow", "error", "lost"]
+    assert failed[2].message.startswith("its process was killed by signal 9 (SIGKILL). When the machine ran out of")
+    assert failed[0].message == "took longer than 1 s, so that its process was ended (data.executor.task_seconds)."
+    assert failed[1].message == "ValueError: a bug"
+    assert "in fail" in failed[1].traceback
     assert has_ended(wait_for_pid(tmp_path / "b"))
+
+
+def test_a_worker_that_waits_loads_what_comes_next_once_and_one_that_is_alone_never_waits(tmp_path: Path) -> None:
+    pool, alone = LocalPool(workers=2), LocalPool(workers=1)
+    pool.ahead = alone.ahead = partial(leave, tmp_path / "ahead")
+    (tmp_path / "ahead").mkdir()
+    try:
+        assert [event for event in alone.run([partial(count, 3)] * 3) if isinstance(event, Failed)] == []
+        assert not any((tmp_path / "ahead").iterdir())
+        list(pool.run([partial(meet, tmp_path / "meeting", name, 2) for name in "ab"]))
+        waited = list(pool.run([partial(wait_for, tmp_path / "ahead")], seconds=60))
+        assert isinstance(waited[-1], Done), "the worker that waited has loaded nothing"
+        again = [event for event in pool.run([partial(count, 3)] * 4) if isinstance(event, Done)]
+        assert len(again) == 4  # what failed ahead costs no task
+    finally:
+        pool.close()
+        alone.close()
+    assert {path.read_text() for path in (tmp_path / "ahead").iterdir()} == {"x"}
 
 
 def make_file(path: Path, report: Report) -> dict[str, Any]:

@@ -195,7 +195,7 @@ def test_bytes_are_scaled_to_megabytes():
 
 def test_an_error_ends_progress_with_how_far_it_came():
     stream = io.StringIO()
-    progress = Progress("read", 2, "file", stream=stream)
+    progress = Progress("read", 2, "file", stream=stream, clock=_Clock())
     with contextlib.suppress(ValueError), progress:
         progress.advance()
         int("broken")
@@ -224,7 +224,10 @@ def _shown(ours):
 
 def test_a_terminal_that_does_not_know_its_width_gets_plain_lines():
     ours, theirs = _terminal(columns=0)
-    with os.fdopen(theirs, "w") as terminal, Progress("extract", 1, "page", stream=terminal) as progress:
+    with (
+        os.fdopen(theirs, "w") as terminal,
+        Progress("extract", 1, "page", stream=terminal, clock=_Clock()) as progress,
+    ):
         progress.advance()
     assert _shown(ours) == "extract: 1 of 1 page (100%), done after 0 s\r\n"
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 COMMANDS = ("sbatch", "squeue", "scancel")
@@ -39,8 +40,9 @@ def main(command: str, words: list[str]) -> int:
         if options.get("name") != name and options.get("jobs") != array:
             continue
         if command == "scancel":
-            os.killpg(int(path.read_text().split("\n")[0]), signal.SIGKILL)
-            path.unlink()
+            with suppress(ProcessLookupError):  # it has ended, and left its note
+                os.killpg(int(path.read_text().split("\n")[0]), signal.SIGKILL)
+            path.unlink(missing_ok=True)
         elif "%K" in options["format"]:
             print("\n".join(f"{task} R" for task in path.read_text().split("\n")[2].split()))
         else:

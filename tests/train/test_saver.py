@@ -3,7 +3,7 @@
 import hashlib
 import multiprocessing
 import signal
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -157,11 +157,11 @@ def test_a_reader_takes_the_next_when_its_checkpoint_is_removed_under_it(tmp_pat
 
 
 def _late(*arguments: Any) -> None:
-    time.sleep(0.5)
+    MAY_WRITE.wait(PATIENCE_SECONDS)
     WRITE_TENSORS(*arguments)
 
 
-WRITE_TENSORS = checkpoint_write._write_tensors
+WRITE_TENSORS, MAY_WRITE = checkpoint_write._write_tensors, threading.Event()
 
 
 def on_two_ranks(rank: int, folder: Path) -> dict[str, Any]:
@@ -171,11 +171,15 @@ def on_two_ranks(rank: int, folder: Path) -> dict[str, Any]:
     for step in range(2):
         engine.train_step(share_of(step, rank, 2, 1), LEARNING_RATE)
         for mode, saver in savers.items():
-            checkpoint_write._write_tensors = _late if mode == "async" else WRITE_TENSORS
+            MAY_WRITE.set()
             saver.wait()
+            if mode == "async":
+                MAY_WRITE.clear()
+            checkpoint_write._write_tensors = _late if mode == "async" else WRITE_TENSORS
             saver.save(engine.state(), step + 1, {})
     alone = savers["async"]._thread is not None and savers["async"]._thread.is_alive()
     engine.train_step(share_of(2, rank, 2, 1), LEARNING_RATE)  # while the second is still being written
+    MAY_WRITE.set()
     savers["async"].finish()
     failed = _fails_on_rank_one(rank, savers["async"], engine)
     newest = newest_whole(folder / "sync")

@@ -2,10 +2,9 @@
 
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,21 +23,11 @@ from llmsys.config.deduplicate import DeduplicateConfig, MinhashDuplicates
 from llmsys.config.executor import InlineExecutor
 from llmsys.config.run import RunConfig
 from llmsys.shards import read_batches
+from tools.bench.measure import cpu_seconds, median_seconds
 from tools.bench.rules import RULES, judge
 
-Result = TypeVar("Result")
 BATCH = 128
 NO_DUPLICATES = DeduplicateConfig.model_validate({"exact": {"kind": "none"}, "minhash": {"kind": "none"}})
-
-
-def timed(work: Callable[[], Result], repeats: int) -> tuple[float, Result]:
-    """The median of the CPU seconds of this process, and the last result."""
-    seconds = []
-    for _ in range(repeats):
-        start = time.process_time()
-        result = work()
-        seconds.append(time.process_time() - start)
-    return statistics.median(seconds), result
 
 
 def silent(amount: float, dropped: int) -> None:
@@ -105,8 +94,8 @@ def chain(texts: Sequence[str], repeats: int) -> tuple[float, float, list[str | 
     cold, warm = [], []
     for _ in range(repeats):
         memory = RuleChain(RULES)
-        cold.append(timed(lambda memory=memory: judge(memory, texts), 1)[0])  # type: ignore[misc]
-        took, results = timed(lambda memory=memory: judge(memory, texts), 1)  # type: ignore[misc]
+        cold.append(cpu_seconds(lambda memory=memory: judge(memory, texts))[0])  # type: ignore[misc]
+        took, results = cpu_seconds(lambda memory=memory: judge(memory, texts))  # type: ignore[misc]
         warm.append(took)
     return statistics.median(cold), statistics.median(warm), results
 
@@ -123,7 +112,7 @@ def minhash(texts: Sequence[str], kind: str, repeats: int) -> tuple[float, list[
         return found
 
     all_of_them()
-    return timed(all_of_them, repeats)
+    return median_seconds(all_of_them, repeats)
 
 
 def equal_signatures(ours: Sequence[Any], theirs: Sequence[list[list[int]]]) -> float:

@@ -3,9 +3,10 @@
     python tools/bench/dedup.py 'crawl/*.warc.gz' [--datatrove PYTHON] [--limit 500] [--runs 3]
 
 PYTHON is an interpreter that has datatrove (`python -m venv ref; ref/bin/pip install 'datatrove[processing]==0.10.1'`);
-the two cannot share an environment. Prints CPU seconds of one process, the median of the runs, from cold and warm; the
-share of signatures with equal bits; and whether clusters and what is left of repeated sentences are equal. Texts are
-taken in the order of the crawl, and so are copies: the first stays.
+the two cannot share an environment. Prints CPU seconds of one process: for signatures the median of the runs, of the
+first time that a signer sees the texts (cold) and of its second (warm); for sentences, strings and all that datatrove
+does those of one run, the first in its process. Says how many signatures, clusters and texts left of repeated sentences
+are equal. Texts are taken in the order of the crawl, and so are copies: the first stays.
 """
 
 import json
@@ -13,8 +14,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,9 @@ from data_pipeline.dedup.cluster import clusters
 from data_pipeline.dedup.minhash import Signer
 from data_pipeline.dedup.strings import anchors
 from data_pipeline.dedup.units import sentence_splitter, units_of, without_runs
-from data_pipeline.extract.html import extract_text
-from data_pipeline.inputs import find_inputs
-from data_pipeline.readers.read import read_pages
 from llmsys.config.deduplicate import MinhashDuplicates, SentenceDuplicates
-from llmsys.config.extract import ResiliparseExtract
 from tools.bench.arguments import beside_datatrove
+from tools.bench.measure import cpu_seconds, crawl_texts
 
 BATCH = 128
 SPANS = SentenceDuplicates()
@@ -67,36 +65,20 @@ json.dump({"minhash": minhash, "signatures": signatures, "spans": spans,
 """
 
 
-def crawl_texts(patterns: Sequence[str], limit: int) -> list[str]:
-    """Extracted texts of all pages, in the order of the crawl; 0 takes all."""
-    extract = ResiliparseExtract()
-    texts: list[str] = []
-    for path in find_inputs(patterns):
-        for batch in read_pages(path, max_page_bytes=extract.max_page_bytes):
-            texts += extract_text(batch.pages, extract).drop_null().to_pylist()
-            if limit and len(texts) >= limit:
-                return texts[:limit]
-    return texts
-
-
 def in_batches(work: Callable[[Sequence[str]], Any], texts: Sequence[str]) -> list[Any]:
     """What `work` gives for batches of texts, joined."""
     return [one for start in range(0, len(texts), BATCH) for one in work(texts[start : start + BATCH])]
 
 
-def timed(make: Callable[[], Callable[[], Any]], runs: int) -> tuple[float, float, Any]:
-    """Median CPU seconds of a first and a second call of what `make` gives, and the result."""
-    seconds: list[tuple[float, float]] = []
-    result = None
+def cold_and_warm(make: Callable[[], Callable[[], Any]], runs: int) -> tuple[float, float, Any]:
+    """Median CPU seconds of a first and of a second call of what `make` gives, and the result."""
+    cold, warm = [], []
     for _ in range(runs):
-        call, pair = make(), []
-        for _ in range(2):
-            start = time.process_time()
-            result = call()
-            pair.append(time.process_time() - start)
-        seconds.append((pair[0], pair[1]))
-    cold, warm = (statistics.median(times) for times in zip(*seconds, strict=True))
-    return cold, warm, result
+        call = make()
+        cold.append(cpu_seconds(call)[0])
+        seconds, result = cpu_seconds(call)
+        warm.append(seconds)
+    return statistics.median(cold), statistics.median(warm), result
 
 
 def signing(texts: Sequence[str], kind: Any) -> Callable[[], Callable[[], Any]]:
@@ -183,9 +165,10 @@ def report_filter() -> None:
 def main() -> int:
     """Measure and print."""
     parser = beside_datatrove(__doc__, 500)
-    parser.add_argument("--runs", type=int, default=3, help="runs of which the median counts (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=3, help="of signatures; the median counts (default: %(default)s)")
     arguments = parser.parse_args()
-    texts = crawl_texts(arguments.crawl, arguments.limit)
+    pages = (text for _, texts in crawl_texts(arguments.crawl) for text in texts.to_pylist())
+    texts = list(islice(pages, arguments.limit or None))
     if not texts:
         print(f"no page in {' '.join(arguments.crawl)}", file=sys.stderr)
         return 2
@@ -195,15 +178,15 @@ def main() -> int:
         line("datatrove signatures, sha1", theirs["minhash"], texts, None)
     signatures: list[Any] = []
     for kind in ("combined", "sha1"):
-        cold, warm, signatures = timed(signing(texts, kind), arguments.runs)
+        cold, warm, signatures = cold_and_warm(signing(texts, kind), arguments.runs)
         line(f"signatures, {kind}, cold", cold, texts, theirs.get("minhash"))
         line(f"signatures, {kind}, warm", warm, texts, theirs.get("minhash"))
-    cold, _, left = timed(lambda: lambda: spans_left(texts), 1)
+    seconds, left = cpu_seconds(lambda: spans_left(texts))
     if theirs:
         line("datatrove 3-sentence spans", theirs["spans"], texts, None)
-    line("3-sentence spans", cold, texts, theirs.get("spans"))
-    cold, _, _ = timed(lambda: lambda: [anchors(text, 250) for text in texts], 1)
-    line("anchors of strings of 250", cold, texts, None)
+    line("3-sentence spans", seconds, texts, theirs.get("spans"))
+    seconds, _ = cpu_seconds(lambda: [anchors(text, 250) for text in texts])
+    line("anchors of strings of 250", seconds, texts, None)
     report_filter()
     if theirs:
         found = [row.tolist() if present else None for row, present in signatures]

@@ -8,13 +8,12 @@ write tokens, because datatrove's other replacements depend on what was replaced
 """
 
 import argparse
-import glob
 import json
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,7 @@ import pyarrow as pa
 
 from data_pipeline.decontaminate.index import GramIndex, build_index
 from data_pipeline.decontaminate.words import SimpleWords
-from data_pipeline.extract.html import extract_text
 from data_pipeline.pii.replace import replace_pii
-from data_pipeline.readers.read import read_pages
 from data_pipeline.rules.bad_words import BadWords
 from data_pipeline.rules.batch import Splitters, TextBatch
 from data_pipeline.rules.url import UrlRules
@@ -34,10 +31,10 @@ from data_pipeline.unicode.repair import repair_texts
 from llmsys.config.custom_rules import BadWordsConfig, WordList
 from llmsys.config.decontaminate import EvaluationSet, NgramDecontamination
 from llmsys.config.entries import EntryList
-from llmsys.config.extract import ResiliparseExtract
 from llmsys.config.pii import ReplacePii
 from llmsys.config.unicode import FtfyUnicode
 from llmsys.config.url import UrlLists
+from tools.bench.measure import cpu_seconds, crawl_texts
 
 # Runs under the other interpreter, over the same pages and lists.
 REFERENCE = """
@@ -102,17 +99,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _pages(pattern: str, limit: int) -> list[Page]:
-    pages: list[Page] = []
-    for path in sorted(glob.glob(pattern)):
-        for batch in read_pages(path, max_page_bytes=5 << 20):
-            urls, texts = (
-                batch.pages.column("url").to_pylist(),
-                extract_text(batch.pages, ResiliparseExtract()).to_pylist(),
-            )
-            pages += [(url, text) for url, text in zip(urls, texts, strict=True) if text]
-            if limit and len(pages) >= limit:
-                return pages[:limit]
-    return pages
+    columns = (zip(urls.to_pylist(), texts.to_pylist(), strict=True) for urls, texts in crawl_texts([pattern]))
+    return list(islice((page for pages in columns for page in pages if page[1]), limit or None))
 
 
 def _lists(pages: Sequence[Page]) -> dict[str, list[str]]:
@@ -123,12 +111,6 @@ def _lists(pages: Sequence[Page]) -> dict[str, list[str]]:
         "hosts": hosts[::7], "hard": ["license", "buy"], "soft": ["html", "doc", "en", "docs"],
         "parts": ["sect", "apt"], "bad": [word[::-1] for word in seen[::40] if len(word) > 2][:400],
     }  # fmt: skip
-
-
-def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    begun = time.process_time()
-    outcome = call()
-    return time.process_time() - begun, outcome
 
 
 def _ours(pages: Sequence[Page], words: dict[str, list[str]]) -> dict[str, tuple[float, list[Any]]]:
@@ -143,11 +125,11 @@ def _ours(pages: Sequence[Page], words: dict[str, list[str]]) -> dict[str, tuple
     batch = TextBatch(texts.to_pylist(), Splitters(WordSplitter(WhitespaceChunks())))
     rules.judge([pages[0][0]])
     repair_texts(texts[:1], FtfyUnicode())
-    urls, refusals = _timed(lambda: rules.judge([url for url, _ in pages]))
-    unicode, repaired = _timed(lambda: repair_texts(texts, FtfyUnicode()).texts.to_pylist())
+    urls, refusals = cpu_seconds(lambda: rules.judge([url for url, _ in pages]))
+    unicode, repaired = cpu_seconds(lambda: repair_texts(texts, FtfyUnicode()).texts.to_pylist())
     tokens = ReplacePii(replace_with="token")
-    pii, replaced = _timed(lambda: replace_pii(texts, [""] * len(texts), tokens)[0].to_pylist())
-    bad_words, verdicts = _timed(lambda: bad.judge(batch))
+    pii, replaced = cpu_seconds(lambda: replace_pii(texts, [""] * len(texts), tokens)[0].to_pylist())
+    bad_words, verdicts = cpu_seconds(lambda: bad.judge(batch))
     return {
         "url": (urls, [URL_TESTS[one.test] if one else None for one in refusals]),
         "unicode": (unicode, repaired),
@@ -179,10 +161,10 @@ def _decontamination(texts: Sequence[str], sets: Sequence[Sequence[str]], size: 
     )
     with tempfile.TemporaryDirectory() as folder:
         grams, items = Path(folder, "grams.arrow"), Path(folder, "items.arrow")
-        indexing, _ = _timed(lambda: build_index(lambda *_: None, grams=grams, items=items, config=config))
+        indexing, _ = cpu_seconds(lambda: build_index(lambda *_: None, grams=grams, items=items, config=config))
         index, words = GramIndex(grams), SimpleWords()
-    cold, found = _timed(lambda: [index.find(words.split(texts[n : n + 64])) for n in range(0, len(texts), 64)])
-    warm, _ = _timed(lambda: [index.find(words.split(texts[n : n + 64])) for n in range(0, len(texts), 64)])
+    cold, found = cpu_seconds(lambda: [index.find(words.split(texts[n : n + 64])) for n in range(0, len(texts), 64)])
+    warm, _ = cpu_seconds(lambda: [index.find(words.split(texts[n : n + 64])) for n in range(0, len(texts), 64)])
     matches = sum(len(positions) for positions, _ in found)
     print(f"decontamination: {len(index.words):,} n-grams indexed in {indexing:.2f} s, {matches:,} matches")
     print(f"  from cold {cold:.2f} s ({size / cold:.1f} MB/s), warm {warm:.2f} s ({size / warm:.1f} MB/s)")

@@ -3,23 +3,18 @@
     python tools/bench/rules.py 'crawl/*.warc.gz' [--datatrove PYTHON] [--limit 500]
 
 PYTHON is an interpreter that has datatrove (`python -m venv ref; ref/bin/pip install 'datatrove[processing]==0.10.1'`);
-the two cannot share an environment. Prints CPU seconds of one process, from cold and warm (the median of three runs),
-documents per second, the ratios, and the share of documents with an equal verdict and text.
+the two cannot share an environment. Prints CPU seconds of one process (of one run from cold, and one of datatrove; the
+median of three warm), documents per second, the ratios, and the share of documents with an equal verdict and text.
 """
 
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 
 import pyarrow as pa
 
-from data_pipeline.extract.html import extract_text
-from data_pipeline.inputs import find_inputs
 from data_pipeline.language.identify import identify, keep_mask
-from data_pipeline.readers.read import read_pages
 from data_pipeline.rules.chain import RuleChain
-from llmsys.config.extract import ResiliparseExtract
 from llmsys.config.language import LanguageConfig
 from llmsys.config.line_rules import C4DatatroveConfig
 from llmsys.config.text import (
@@ -29,6 +24,7 @@ from llmsys.config.text import (
 )
 from tools.bench import data_reference as reference
 from tools.bench.arguments import beside_datatrove
+from tools.bench.measure import cpu_seconds, crawl_texts
 
 RULES = (GopherRepetitionConfig(), GopherQualityConfig(), C4DatatroveConfig(end_marks=()), FinewebQualityConfig())
 BATCH = 128
@@ -37,13 +33,10 @@ WARM_RUNS = 3  # the median counts
 
 def english_texts(patterns: Sequence[str], limit: int) -> list[str]:
     """Extracted texts of the English pages, in the order of the crawl."""
-    extract, language = ResiliparseExtract(), LanguageConfig()
+    language = LanguageConfig()
     texts: list[str] = []
-    for path in find_inputs(patterns):
-        for batch in read_pages(path, max_page_bytes=extract.max_page_bytes):
-            found = extract_text(batch.pages, extract).drop_null()
-            codes, scores = identify(found, language)
-            texts += found.filter(keep_mask(codes, scores, language)).to_pylist()
+    for _, found in crawl_texts(patterns):
+        texts += found.filter(keep_mask(*identify(found, language), language)).to_pylist()
     return texts[:limit] if limit else texts
 
 
@@ -75,17 +68,16 @@ def main() -> int:
     runs: list[float] = []
     results: list[str | None] = []
     for _ in range(1 + WARM_RUNS):
-        start = time.process_time()
-        results = judge(chain, texts)
-        runs.append(time.process_time() - start)
-    seconds = {"cold": runs[0], "warm": statistics.median(runs[1:])}
-    for run, took in seconds.items():
+        seconds, results = cpu_seconds(lambda: judge(chain, texts))
+        runs.append(seconds)
+    times = {"cold": runs[0], "warm": statistics.median(runs[1:])}
+    for run, took in times.items():
         print(f"  ours, {run:<10} {took:8.2f} s {len(texts) / took:8.0f} documents/s")
     if arguments.datatrove:
         took, theirs = reference.chain(arguments.datatrove, texts, repeats=1)
         equal = sum(ours == other for ours, other in zip(results, theirs, strict=True))
         print(f"  datatrove        {took:8.2f} s {len(texts) / took:8.0f} documents/s")
-        print(f"  ratio: {took / seconds['cold']:.1f} from cold, {took / seconds['warm']:.1f} warm")
+        print(f"  ratio: {took / times['cold']:.1f} from cold, {took / times['warm']:.1f} warm")
         print(f"  equal verdict and text: {equal} of {len(texts)}")
     return 0
 

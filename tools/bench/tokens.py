@@ -18,8 +18,7 @@ import json
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,13 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from data_pipeline.rules.ragged import offsets_of
-from data_pipeline.stages.extract import extract_file
 from data_pipeline.tokenize.columns import column_encoder
 from data_pipeline.tokenize.memo import Ragged
 from data_pipeline.tokenize.train import fit_sentencepiece
-from llmsys.config.extract import ResiliparseExtract
-from llmsys.config.read import ReadConfig
 from llmsys.config.tokenizer import SentencePieceConfig
 from llmsys.shards import read_batches
 from llmsys.tokenizer import Tokenizer, load_tokenizer
+from tools.bench.measure import cpu_seconds, crawl_texts
 
 BATCH_BYTES = 8_000_000  # as document files have
 RUNS = 3
@@ -62,17 +59,8 @@ def _file_texts(path: Path) -> Iterator[str]:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         yield from (json.loads(line)["text"] for line in data.split(b"\n") if line)
     else:
-        with tempfile.TemporaryDirectory() as folder:
-            output = Path(folder, "texts.arrow")
-            unread = output.with_suffix(".unread")
-            extract_file(
-                _silent, source=str(path), output=output, unread=unread, config=ResiliparseExtract(), read=ReadConfig()
-            )
-            yield from _arrow_texts(output)
-
-
-def _silent(amount: float, dropped: int) -> None:
-    pass
+        for _, texts in crawl_texts([str(path)]):
+            yield from texts.to_pylist()
 
 
 def _arrow_texts(path: Path) -> Iterator[str]:
@@ -119,25 +107,19 @@ def trained(folder: Path, texts: list[str], pieces: int) -> Iterator[tuple[str, 
         yield name, load_tokenizer(file, "<end>")
 
 
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """CPU seconds of this process, and the result."""
-    start = time.process_time()
-    result = work()
-    return time.process_time() - start, result
-
-
 def measure(texts: list[str], tokenizer: Tokenizer) -> dict[str, Any]:
     """Medians of the seconds of each way, the smallest share of texts with equal ids, and why the library encodes."""
     batches = in_batches(texts)
     seconds: dict[str, list[float]] = {"library": [], "batch": [], "cold": [], "warm": []}
     equal = len(texts)
     for _ in range(RUNS):
-        took, theirs = timed(lambda: [tokenizer.encode(text) for text in texts])
+        took, theirs = cpu_seconds(lambda: [tokenizer.encode(text) for text in texts])
         seconds["library"].append(took)
-        seconds["batch"].append(timed(lambda: [tokenizer.encode_batch(batch.to_pylist()) for batch in batches])[0])
+        took, _ = cpu_seconds(lambda: [tokenizer.encode_batch(batch.to_pylist()) for batch in batches])
+        seconds["batch"].append(took)
         encoder = column_encoder(tokenizer)
         for name in ("cold", "warm"):
-            took, ours = timed(lambda encoder=encoder: [encoder.encode(batch) for batch in batches])  # type: ignore[misc]
+            took, ours = cpu_seconds(lambda encoder=encoder: [encoder.encode(batch) for batch in batches])  # type: ignore[misc]
             seconds[name].append(took)
             equal = min(equal, sum(ids == other for ids, other in zip(_rows(ours), theirs, strict=True)))
     found: dict[str, Any] = {name: statistics.median(values) for name, values in seconds.items()}

@@ -1,0 +1,37 @@
+"""What the benches of the data pipeline do alike: count CPU seconds, and take the texts out of a crawl's pages."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import pyarrow as pa
+
+from data_pipeline.extract.html import extract_text
+from data_pipeline.inputs import find_inputs
+from data_pipeline.readers.read import read_pages
+from llmsys.config.extract import ResiliparseExtract
+
+Result = TypeVar("Result")
+
+
+def cpu_seconds(work: Callable[[], Result]) -> tuple[float, Result]:
+    """The CPU seconds of this process in one run, and the result."""
+    start = time.process_time()
+    result = work()
+    return time.process_time() - start, result
+
+
+def median_seconds(work: Callable[[], Result], runs: int) -> tuple[float, Result]:
+    """The median of the CPU seconds of so many runs, and the last result."""
+    measured = [cpu_seconds(work) for _ in range(runs)]
+    return statistics.median(seconds for seconds, _ in measured), measured[-1][1]
+
+
+def crawl_texts(patterns: Sequence[str]) -> Iterator[tuple[pa.Array, pa.Array]]:
+    """URLs and texts of the pages of a crawl that give a text, by resiliparse: batch by batch, in the crawl's order."""
+    extract = ResiliparseExtract()
+    for path in find_inputs(patterns):
+        for batch in read_pages(path, max_page_bytes=extract.max_page_bytes):
+            texts = extract_text(batch.pages, extract)
+            yield batch.pages.column("url").filter(texts.is_valid()), texts.drop_null()

@@ -19,6 +19,8 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 SPACE, ZERO = ord(" "), ord("0")
 _CODE, _ODD, _SPECIAL = (1 << 21) - 1, 1 << 21, 1 << 22
+_UNKNOWN = 1 << 23
+_PAGE_BITS = 8
 _BORDER = "\U0010ffff"  # no character, it folds to itself
 
 
@@ -36,22 +38,6 @@ class Folded(NamedTuple):
     edges: Integers
 
 
-class _Table(NamedTuple):
-    """What characters fold to: a value is a code point with the flag `_ODD`, or of some the number of a spelling.
-
-    Attributes:
-        values: by code point, one value, or the number of a spelling with the flag `_SPECIAL`.
-        spellings: values of all spellings, one after another; `begins` and `sizes`: where, and how many.
-        moves: by number of a spelling, whether canonical order may move its character.
-    """
-
-    values: Codes
-    spellings: Codes
-    begins: Integers
-    sizes: Integers
-    moves: Mask
-
-
 def _values(text: str) -> Codes:
     """The values of characters that are folded already."""
     codes = code_points(text)
@@ -60,25 +46,58 @@ def _values(text: str) -> Codes:
     return np.where(spaces, SPACE, np.where(letters, codes, codes | np.uint32(_ODD))).astype(np.uint32)
 
 
+class _Table:
+    """What characters fold to, a page of 256 being learnt when one of its characters is first met.
+
+    Attributes:
+        values: by code point, a code point with the flag `_ODD` or without, the number of a spelling with the flag
+            `_SPECIAL`, or `_UNKNOWN`.
+        spellings: values of all spellings, one after another; `begins` and `sizes`: where, and how many.
+        moves: by number of a spelling, whether canonical order may move its character.
+    """
+
+    def __init__(self) -> None:
+        self.values: Codes = np.arange(0x110000, dtype=np.uint32) | np.uint32(_ODD)
+        for points in (*CHANGING, HAN):
+            self.values[points.start : points.stop] = _UNKNOWN
+        self._numbers: dict[str, int] = {}
+        self._list_spellings()
+
+    def of(self, codes: Codes) -> Codes:
+        """The values of characters, none of them unknown any more."""
+        values = self.values[codes]
+        unknown = values == _UNKNOWN
+        if unknown.any():
+            self._learn(np.unique(codes[unknown] >> _PAGE_BITS))
+            values = self.values[codes]
+        return values
+
+    def _learn(self, pages: Codes) -> None:
+        """Ask `fold` about every character of these pages that it may change."""
+        points = (pages[:, None] << _PAGE_BITS | np.arange(1 << _PAGE_BITS, dtype=np.uint32)).ravel()
+        points = points[self.values[points] == _UNKNOWN]
+        folded = fold(_BORDER.join([*map(chr, points.tolist()), ""]))
+        ends = np.flatnonzero(code_points(folded) == ord(_BORDER))
+        sizes = np.diff(ends, prepend=-1) - 1
+        moving = np.fromiter(map(unicodedata.combining, folded), np.uint8, len(folded)) > 0
+        simple = (sizes == 1) & ~moving[ends - 1]
+        self.values[points[simple]] = _values(folded)[ends[simple] - 1]
+        for place in np.flatnonzero(~simple).tolist():
+            text = folded[ends[place] - sizes[place] : ends[place]]
+            self.values[points[place]] = self._numbers.setdefault(text, len(self._numbers)) | _SPECIAL
+        self._list_spellings()
+
+    def _list_spellings(self) -> None:
+        self.spellings = _values("".join(self._numbers))
+        self.sizes: Integers = np.fromiter(map(len, self._numbers), np.int64, len(self._numbers))
+        self.begins: Integers = np.cumsum(self.sizes) - self.sizes
+        self.moves: Mask = np.array([any(map(unicodedata.combining, text)) for text in self._numbers], np.bool_)
+
+
 @lru_cache(maxsize=1)
 def _table() -> _Table:
-    """Ask `fold` about every character that it may change, once: a tenth of a second."""
-    points = [point for part in CHANGING for point in part]
-    folded = fold("".join([chr(point) + _BORDER for point in points]))
-    ends = np.flatnonzero(code_points(folded) == ord(_BORDER))
-    sizes = np.diff(ends, prepend=-1) - 1
-    moving = np.fromiter(map(unicodedata.combining, folded), np.uint8, len(folded)) > 0
-    simple = (sizes == 1) & ~moving[ends - 1]
-    values = np.arange(0x110000, dtype=np.uint32) | np.uint32(_ODD)
-    values[HAN.start : HAN.stop] = _values("".join(map(chr, HAN)))
-    values[np.array(points)[simple]] = _values(folded)[ends[simple] - 1]
-    numbers: dict[str, int] = {}
-    for place in np.flatnonzero(~simple).tolist():
-        text = folded[ends[place] - sizes[place] : ends[place]]
-        values[points[place]] = numbers.setdefault(text, len(numbers)) | _SPECIAL
-    lengths = np.fromiter(map(len, numbers), np.int64, len(numbers))
-    moves = np.array([any(map(unicodedata.combining, text)) for text in numbers], np.bool_)
-    return _Table(values, _values("".join(numbers)), np.cumsum(lengths) - lengths, lengths, moves)
+    """One table per process."""
+    return _Table()
 
 
 def fold_all(texts: Sequence[str]) -> Folded:
@@ -89,7 +108,7 @@ def fold_all(texts: Sequence[str]) -> Folded:
         texts = [text.lower() for text in texts]
         joined = " ".join([*texts, ""])
     codes, edges = code_points(joined), _edges(texts)
-    values = table.values[codes]
+    values = table.of(codes)
     special = np.flatnonzero(values >= _SPECIAL)
     numbers = values[special] & np.uint32(_CODE)
     if table.moves[numbers].any():

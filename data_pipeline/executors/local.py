@@ -5,23 +5,15 @@ takes too long is replaced; workers end with the process that started them, even
 until they have.
 """
 
-import multiprocessing
 import os
 import signal
-import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
-from multiprocessing.reduction import DupFd
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import wait
 
-from data_pipeline.executors.event import Advanced, Event, Failed, Job, Report
-from data_pipeline.executors.inline import attempt
-
-_PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+from data_pipeline.executors.event import Advanced, Event, Failed, Job
+from data_pipeline.executors.worker import Worker
 
 
 def available_cores() -> int:
@@ -29,38 +21,20 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _Worker:
-    """One process and the two pipes to it: one for jobs and events, one that only ever closes."""
-
-    def __init__(self, lock: int | None) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        lifeline, self.lifeline = context.Pipe(duplex=False)
-        held = DupFd(lock) if lock is not None else None
-        self.process: SpawnProcess = context.Process(target=_work, args=(theirs, lifeline, held), daemon=True)
-        with _single_threaded():
-            self.process.start()
-        theirs.close()
-        lifeline.close()
-        self.index: int | None = None
-        self.since = 0.0
-
-    def end(self) -> None:
-        """Kill the process: whatever it writes is published by rename, so there is nothing to wait for."""
-        self.process.kill()
-        self.process.join()
-        self.connection.close()
-        self.lifeline.close()
-
-
 class LocalPool:
-    """Worker processes that live through all stages of a run."""
+    """Worker processes that live through all stages of a run.
+
+    Attributes:
+        ahead: loads what tasks of a later stage need; called once by each worker that waits for the others of a stage.
+    """
+
+    ahead: Callable[[], object] | None = None
 
     def __init__(self, workers: int, lock: int | None = None) -> None:
         """Start nothing yet. `workers` 0 means one per core; `lock` is a file descriptor that workers hold open."""
         self.limit = workers or available_cores()
         self.lock = lock
-        self._workers: list[_Worker] = []
+        self._workers: list[Worker] = []
 
     def run(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
         """Yield what happens until every job is done or has failed."""
@@ -85,7 +59,7 @@ class LocalPool:
         while waiting:
             worker = next((each for each in self._workers if each.index is None), None)
             if worker is None and len(self._workers) < self.limit:
-                worker = _Worker(self.lock)
+                worker = Worker(self.lock)
                 self._workers.append(worker)
             if worker is None:
                 return
@@ -94,11 +68,14 @@ class LocalPool:
                 worker.connection.send((worker.index, jobs[worker.index]))
             except (BrokenPipeError, ConnectionResetError):
                 return  # it died while idle; _ready finds it, and its job counts as lost
+        for worker in self._workers:
+            if self.ahead is not None and worker.index is None:
+                worker.load(self.ahead)
 
-    def _busy(self) -> list[_Worker]:
+    def _busy(self) -> list[Worker]:
         return [worker for worker in self._workers if worker.index is not None]
 
-    def _ready(self, seconds: float) -> list[_Worker]:
+    def _ready(self, seconds: float) -> list[Worker]:
         """Wait until a busy worker says something, ends, or has worked on its job for longer than `seconds`."""
         busy = self._busy()
         until = min((worker.since for worker in busy), default=0.0) + seconds + 0.01
@@ -106,7 +83,7 @@ class LocalPool:
         ready = wait([*(worker.connection for worker in busy), *(worker.process.sentinel for worker in busy)], patience)
         return [worker for worker in busy if worker.connection in ready or worker.process.sentinel in ready]
 
-    def _receive(self, worker: _Worker) -> Event | None:
+    def _receive(self, worker: Worker) -> Event | None:
         """Return the next event of a worker; None when it is dead and has nothing more to say."""
         try:
             event: Event = worker.connection.recv()
@@ -116,12 +93,12 @@ class LocalPool:
             worker.index = None
         return event
 
-    def _lost(self, worker: _Worker) -> Failed:
+    def _lost(self, worker: Worker) -> Failed:
         """Take a worker out that has died on its own."""
         index = self._replace(worker)
         return Failed(index, loss(_ending(worker.process.exitcode)), "", "lost")
 
-    def _replace(self, worker: _Worker) -> int:
+    def _replace(self, worker: Worker) -> int:
         """Take a worker out and return the index of the job it had."""
         self._workers.remove(worker)
         worker.end()
@@ -146,53 +123,3 @@ def loss(ending: str) -> str:
 def too_slow(seconds: float) -> str:
     """Say that the wall clock ended a try."""
     return f"took longer than {seconds:g} s, so that its process was ended (data.executor.task_seconds)."
-
-
-class _single_threaded:  # noqa: N801 (a context manager, used as a function)
-    """Children start with one thread per numeric library: processes are the unit of parallel work."""
-
-    def __enter__(self) -> None:
-        self.before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-        os.environ.update(dict.fromkeys(self.before, "1"))
-
-    def __exit__(self, *_: object) -> None:
-        for name, value in self.before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-# --- inside the worker process ---
-
-
-def _work(connection: Connection, lifeline: Connection, lock: Any) -> None:
-    """Do jobs until the pipe closes. `lock` is unpickled into a duplicate of the parent's lock, open until the end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears ctrl-c too, and ends its workers
-    _die_with_parent(lifeline)
-    held = lock.detach() if lock is not None else None
-    try:
-        while True:
-            index, job = connection.recv()
-            connection.send(attempt(index, job, _reporter(connection, index)))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        if held is not None:
-            os.close(held)
-
-
-def _reporter(connection: Connection, index: int) -> Report:
-    return lambda amount, dropped: connection.send(Advanced(index, amount, dropped))
-
-
-def _die_with_parent(lifeline: Connection) -> None:
-    """End this process when its parent does: at once where the kernel offers it, else when the pipe breaks."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    def watch() -> None:
-        lifeline.poll(None)  # nothing is ever sent: it returns when the other end closes
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -48,14 +48,17 @@ class BayesModel:
     @cached_property
     def reach(self) -> int:
         """The longest way from the first state to any other: so many bytes decide the state."""
-        rows = self.moves.reshape(-1, 256)
-        seen = np.zeros(len(self.feature), np.bool_)
+        rows, row_of = self.moves.reshape(-1, 256), self.row_base >> 8
+        seen, read = np.zeros(len(row_of), np.bool_), np.zeros(len(rows), np.bool_)
         states, steps = np.zeros(1, np.int64), -1
         while len(states):
             seen[states] = True
             steps += 1
-            following = np.zeros_like(seen)  # marked, not sorted: it is asked in every process that starts
-            following[rows[self.row_base[states] >> 8]] = True
+            # Marked, not sorted, and a row that states share is read once: this is asked in every process that starts.
+            new, following = np.zeros_like(read), np.zeros_like(seen)
+            new[row_of[states]] = True
+            following[rows[new & ~read]] = True
+            read |= new
             states = np.flatnonzero(following & ~seen)
         return steps
 

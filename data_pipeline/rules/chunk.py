@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache, cached_property
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -43,13 +43,13 @@ class EnglishChunks:
 
     def split(self, chunks: Sequence[str]) -> list[list[str]]:
         """The words of each chunk; a chunk must not be empty or contain white space."""
-        words = list(map(self._known, chunks))
+        words = list(map(self._english.words if self._rules == "en" else self._known, chunks))
         hard = [number for number, found in enumerate(words) if found is None]
         pieces = [_pieces(chunks[number]) for number in hard]
         split = iter(self._by_rules([piece for group in pieces for piece in group]))
         for number, group in zip(hard, pieces, strict=True):
             words[number] = [word for _ in group for word in next(split)]
-        return [found or [] for found in words]
+        return cast(list[list[str]], words)
 
     @property
     def sentence_marks(self) -> frozenset[str]:
@@ -62,9 +62,7 @@ class EnglishChunks:
         return frozenset(_language(self._rules)[0].tokenizer.rules)
 
     def _known(self, chunk: str) -> list[str] | None:
-        """The words of a chunk, None where spaCy has to be asked."""
-        if self._rules == "en":
-            return self._english.words(chunk) if len(chunk) <= LONGEST_CHUNK or chunk.isalpha() else None
+        """The words of a chunk of a language with spaces, None where spaCy has to be asked."""
         match = _PLAIN.fullmatch(chunk)
         if match is None:
             return None
@@ -100,7 +98,7 @@ class EnglishChunks:
         tokenizer = _language(self._rules)[0].tokenizer
         orth = import_module("spacy.symbols").ORTH
         exceptions = {name: [word[orth] for word in words] for name, words in tokenizer.rules.items()}
-        return EnglishRules(exceptions, tokenizer.url_match)
+        return EnglishRules(exceptions, tokenizer.url_match, LONGEST_CHUNK)
 
 
 @cache

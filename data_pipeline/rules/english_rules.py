@@ -46,11 +46,12 @@ class EnglishRules:
     Args:
         exceptions: chunks, or what is left of one when its marks are off, with words of their own.
         is_address: spaCy's test for addresses, which stay whole.
+        longest: characters of a chunk that is not all letters; of a longer one spaCy is asked.
     """
 
-    def __init__(self, exceptions: Mapping[str, Sequence[str]], is_address: Any) -> None:
+    def __init__(self, exceptions: Mapping[str, Sequence[str]], is_address: Any, longest: int) -> None:
         self._exceptions: Mapping[str, Sequence[str]] = {}
-        self._is_address = is_address
+        self._is_address, self._longest = is_address, longest
         self._joined: set[tuple[str, str]] = set()
         apart = [self._marks_off(name) for name in exceptions]
         # Where the words that an exception would have without being one stand side by side, spaCy joins them again.
@@ -63,6 +64,8 @@ class EnglishRules:
             return list(self._exceptions[chunk])
         if chunk.isalpha():
             return [chunk]
+        if len(chunk) > self._longest:
+            return None
         if _foreign(chunk) and (_UNKNOWN.search(chunk) or _DIGIT.search(chunk)):
             return None
         body, last = chunk[:-1], chunk[-1]

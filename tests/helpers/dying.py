@@ -37,6 +37,21 @@ def meet(folder: Path, name: str, others: int, report: Report) -> dict[str, Any]
     return {"counted": 1}
 
 
+def wait_for(folder: Path, report: Report) -> dict[str, Any]:
+    """Wait until somebody has left something there."""
+    while not any(folder.iterdir()):
+        time.sleep(0.02)
+    report(1, 0)
+    return {"found": sorted(path.name for path in folder.iterdir())}
+
+
+def leave(folder: Path) -> None:
+    """Leave a mark of one's own, then fail."""
+    with open(folder / str(os.getpid()), "a") as file:
+        file.write("x")
+    raise ValueError("not to be loaded")
+
+
 def fail(report: Report) -> dict[str, Any]:
     """A bug in a task."""
     raise ValueError("a bug")

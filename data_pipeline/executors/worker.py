@@ -1,0 +1,106 @@
+"""One worker process: jobs in by a pipe, events out by it, until the pipe or the process that started it ends.
+
+Promises: a worker ends with the process that started it, even when that is killed, and holds its lock until then.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+from data_pipeline.executors.event import Advanced, Report
+from data_pipeline.executors.inline import attempt
+
+_PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+
+
+class Worker:
+    """One process and the two pipes to it: one for jobs and events, one that only ever closes."""
+
+    def __init__(self, lock: int | None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        lifeline, self.lifeline = context.Pipe(duplex=False)
+        held = DupFd(lock) if lock is not None else None
+        self.process: SpawnProcess = context.Process(target=_work, args=(theirs, lifeline, held), daemon=True)
+        with _single_threaded():
+            self.process.start()
+        theirs.close()
+        lifeline.close()
+        self.index: int | None = None
+        self.since = 0.0
+        self._is_ahead = False
+
+    def load(self, ahead: Callable[[], object]) -> None:
+        """Have it load something between two jobs, once."""
+        if not self._is_ahead:
+            self._is_ahead = True
+            with suppress(BrokenPipeError, ConnectionResetError):
+                self.connection.send((None, ahead))
+
+    def end(self) -> None:
+        """Kill the process: whatever it writes is published by rename, so there is nothing to wait for."""
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+        self.lifeline.close()
+
+
+class _single_threaded:  # noqa: N801 (a context manager, used as a function)
+    """Children start with one thread per numeric library: processes are the unit of parallel work."""
+
+    def __enter__(self) -> None:
+        self.before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        os.environ.update(dict.fromkeys(self.before, "1"))
+
+    def __exit__(self, *_: object) -> None:
+        for name, value in self.before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+# --- inside the process ---
+
+
+def _work(connection: Connection, lifeline: Connection, lock: Any) -> None:
+    """Do jobs until the pipe closes. `lock` is unpickled into a duplicate of the parent's lock, open until the end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears ctrl-c too, and ends its workers
+    _die_with_parent(lifeline)
+    held = lock.detach() if lock is not None else None
+    try:
+        while True:
+            index, job = connection.recv()
+            if index is None:
+                with suppress(Exception):  # the task that needs it will say what is wrong
+                    job()
+                continue
+            connection.send(attempt(index, job, _reporter(connection, index)))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        if held is not None:
+            os.close(held)
+
+
+def _reporter(connection: Connection, index: int) -> Report:
+    return lambda amount, dropped: connection.send(Advanced(index, amount, dropped))
+
+
+def _die_with_parent(lifeline: Connection) -> None:
+    """End this process when its parent does: at once where the kernel offers it, else when the pipe breaks."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        lifeline.poll(None)  # nothing is ever sent: it returns when the other end closes
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

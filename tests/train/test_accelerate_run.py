@@ -12,7 +12,8 @@ import yaml
 from llmsys.events import latest_events, read_events
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.process import PATIENCE_SECONDS
-from tests.train.test_run import ROOT, final_loss, llmsys, wait_for_step
+from tests.helpers.standstill import standstill
+from tests.train.test_run import ROOT, final_loss, llmsys
 
 STEPS = 8
 
@@ -45,12 +46,13 @@ def test_accelerate_joins_its_ranks_and_hands_its_run_on(config: Path, tmp_path:
     alone = ("engine.kind=torch", "launch.processes=1")
     llmsys("train", config, *alone, f"run.folder={tmp_path / 'calm'}")
     calm = [e["loss"] for e in latest_events(tmp_path / "calm" / "events.jsonl") if e["event"] == "evaluation"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "launch.main", "train", str(config)], cwd=ROOT, stderr=subprocess.PIPE, text=True
-    )
-    wait_for_step(config, 3, process, 0)
+    middle = standstill(tmp_path / "middle", step=4)
+    words = [sys.executable, "-m", "launch.main", "train", str(config)]
+    process = subprocess.Popen(words, cwd=ROOT, env=middle.environment, stderr=subprocess.PIPE, text=True)
+    middle.wait(process)
     ranks = [p for p in psutil.Process(process.pid).children(recursive=True) if "train.py" in " ".join(p.cmdline())]
     max(ranks, key=lambda rank: rank.pid).send_signal(signal.SIGKILL)
+    middle.go_on()
     message = process.communicate(timeout=PATIENCE_SECONDS)[1]
     assert "was killed by signal 9" in message
     assert "Traceback" not in message
@@ -58,7 +60,7 @@ def test_accelerate_joins_its_ranks_and_hands_its_run_on(config: Path, tmp_path:
     llmsys("train", config, *alone)
     starts = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["event"] == "start"]
     assert [(start["engine"], start["world_size"]) for start in starts] == [("accelerate", 2), ("torch", 1)]
-    assert starts[1]["resumed_from"] >= 2
+    assert starts[1]["resumed_from"] == 2
     assert final_loss(config) == pytest.approx(calm[-1], rel=1e-5)
 
 

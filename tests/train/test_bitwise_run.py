@@ -19,7 +19,8 @@ from llmsys.train.bitwise import check_loaded, without_mode
 from llmsys.train.build import run
 from tests.helpers.bitwise import CASES, build
 from tests.helpers.dataset import VOCABULARY, make_dataset
-from tests.helpers.process import PATIENCE_SECONDS, wait_until
+from tests.helpers.process import PATIENCE_SECONDS
+from tests.helpers.standstill import standstill
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 24
@@ -62,20 +63,21 @@ def told(folder: Path) -> list[dict[str, Any]]:
 def test_a_killed_run_goes_on_with_another_number_of_processes_and_the_same_bits(config: Path, tmp_path: Path) -> None:
     run(load_run(str(config), [f"run.folder={tmp_path / 'calm'}"]), lambda *_: [])
     words = [sys.executable, "-m", "launch.main", "train", str(config), "launch.processes=2", "layout.expert=2"]
-    process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    first = tmp_path / "killed" / "checkpoints" / "step-00000004"
-    wait_until(lambda: first.exists() or process.poll() is not None, "no checkpoint was written")
+    middle = standstill(tmp_path / "middle", step=8)
+    process = subprocess.Popen(words, cwd=ROOT, env=middle.environment, stderr=subprocess.PIPE, text=True)
+    middle.wait(process)
     ranks = [
         one for one in psutil.Process(process.pid).children(recursive=True) if "train.py" in " ".join(one.cmdline())
     ]
     ranks[-1].send_signal(signal.SIGKILL)
+    middle.go_on()
     message = process.communicate(timeout=PATIENCE_SECONDS)[1]
     assert "bitwise mode: the same weights and moments, bit for bit, on any power of two of processes" in message
     assert "divides the 4 micro-batches of a step" in message
     run(load_run(str(config), []), lambda *_: [])
     starts = [event for event in read_events(tmp_path / "killed" / "events.jsonl") if event["event"] == "start"]
     assert [(start["world_size"], start["reproducibility"]) for start in starts] == [(2, "bitwise"), (1, "bitwise")]
-    assert 0 < starts[1]["resumed_from"] < STEPS
+    assert starts[1]["resumed_from"] == 4
     assert told(tmp_path / "killed") == told(tmp_path / "calm")
     records = [json.loads((tmp_path / one / "checkpoints" / f"step-{STEPS:08d}" / "state.json").read_text())
                for one in ("killed", "calm")]  # fmt: skip

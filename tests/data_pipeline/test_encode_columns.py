@@ -20,6 +20,7 @@ from data_pipeline.tokenize.columns import Encoder, column_encoder
 from data_pipeline.tokenize.memo import Ragged
 from llmsys.errors import DataError
 from llmsys.tokenizer import SentencePieceTokenizer, Tokenizer, load_tokenizer
+from llmsys.tokenizer_json import JsonTokenizer
 from tests.helpers import json_tokenizers
 
 VECTORS = Path(__file__).parents[1] / "data" / "tokenizer"
@@ -162,6 +163,15 @@ def test_published_tokenizers_give_the_published_ids(name: str, tmp_path: Path) 
     tokenizer, file = published(name, tmp_path)
     rows = [json.loads(line) for line in gzip.decompress((VECTORS / file).read_bytes()).split(b"\n") if line]
     assert ids_of(column_encoder(tokenizer), [row["text"] for row in rows], 400) == [row["ids"] for row in rows]
+
+
+def test_a_worker_that_starts_reads_a_tokenizer_json_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    json_tokenizers.write("gpt2", tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    read, asked = JsonTokenizer.values, []
+    monkeypatch.setattr(JsonTokenizer, "values", lambda self: asked.append(self) or read(self))
+    assert column_encoder(tokenizer).reason is None
+    assert asked == [tokenizer]
 
 
 def test_a_word_of_a_unigram_model_depends_on_the_text_before_it_and_so_goes_to_the_library() -> None:

@@ -182,7 +182,7 @@ def test_many_records_that_lie_cost_as_much_as_they_are_long(
     assert work[1] < 2.6 * work[0]
 
 
-def test_a_header_of_nothing_but_continued_lines_or_one_endless_number_is_read_once(
+def test_a_header_of_nothing_but_continued_lines_or_one_endless_number_is_named_and_costs_no_other_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folded = record("response", b"x", "A: b\r\n" + " \n" * 20_000)
@@ -190,8 +190,10 @@ def test_a_header_of_nothing_but_continued_lines_or_one_endless_number_is_read_o
     path = tmp_path / "a.warc.gz"
     path.write_bytes(b"".join(members(page(0), folded, digits, page(1))) + gzip.compress(digits))
     found = Read(path, monkeypatch)
-    assert len(found.contents) == 2
-    assert [skip.reason for skip in found.skips][-1] == "damaged record: Content-Length is no number"
+    assert found.contents == [PAGE % f"Page number {n}.".encode() for n in (0, 1)]
+    no_number = "damaged record: Content-Length is no number"
+    assert [skip.reason for skip in found.skips] == ["no WARC-Target-URI", no_number, no_number]
+    assert found.work < 20 * path.stat().st_size
 
 
 def test_skips_wait_for_no_page_so_that_damage_without_end_costs_no_memory(tmp_path: Path) -> None:

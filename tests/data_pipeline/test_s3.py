@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,8 +35,8 @@ def s3(storage: FakeS3, monkeypatch: pytest.MonkeyPatch) -> FakeS3:
     return storage
 
 
-def read(**options: Any) -> tuple[list[tuple[int, bytes]], list[Skip]]:
-    batches = list(read_pages(URL, max_page_bytes=10_000, **options))
+def read(path: str = URL) -> tuple[list[tuple[int, bytes]], list[Skip]]:
+    batches = list(read_pages(path, max_page_bytes=10_000))
     rows = [row for batch in batches for row in batch.pages.to_pylist()]
     return [(row["offset"], row["payload"]) for row in rows], [skip for batch in batches for skip in batch.skipped]
 
@@ -45,11 +44,7 @@ def read(**options: Any) -> tuple[list[tuple[int, bytes]], list[Skip]]:
 def here(folder: Path) -> list[tuple[int, bytes]]:
     path = folder / "1.warc.gz"
     path.write_bytes(CONTENT)
-    return [
-        (row["offset"], row["payload"])
-        for batch in read_pages(str(path), max_page_bytes=10_000)
-        for row in batch.pages.to_pylist()
-    ]
+    return read(str(path))[0]
 
 
 def test_patterns_and_lists_of_a_bucket_name_files_that_are_read_as_those_here(s3: FakeS3, tmp_path: Path) -> None:

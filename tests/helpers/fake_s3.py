@@ -67,17 +67,20 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_HEAD(self) -> None:
-        self._object(unquote(urlsplit(self.path).path).removeprefix("/crawl").removeprefix("/"), body=False)
+        self._asked(body=False)
 
     def do_GET(self) -> None:
+        self._asked(body=True)
+
+    def _asked(self, *, body: bool) -> None:
         parts = urlsplit(self.path)
         bucket, _, key = unquote(parts.path).removeprefix("/").partition("/")
         if f"Credential={ACCESS_KEY}/" not in self.headers.get("Authorization", ""):
-            self._error(403, "InvalidAccessKeyId")
+            self._error(403, "InvalidAccessKeyId", body=body)
         elif bucket != "crawl":
-            self._error(404, "NoSuchBucket")
-        elif key:
-            self._object(key, body=True)
+            self._error(404, "NoSuchBucket", body=body)
+        elif key or not body:
+            self._object(key, body=body)
         else:
             self._listing({name: values[0] for name, values in parse_qs(parts.query).items()})
 
@@ -97,9 +100,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _object(self, key: str, *, body: bool) -> None:
         content = self.s3.objects.get(key)
-        if f"Credential={ACCESS_KEY}/" not in self.headers.get("Authorization", ""):
-            self._error(403, "InvalidAccessKeyId", body=body)
-            return
         if content is None:
             self._error(404, "NoSuchKey", body=body)
             return

@@ -6,7 +6,6 @@ next run, which does only what is missing; an input that fails every try is quar
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.executors.choose import choose_executor
-from data_pipeline.executors.event import Advanced, Done, Failed, Job
+from data_pipeline.executors.event import Done, Failed, Job
 from data_pipeline.executors.local import LocalPool
 from data_pipeline.executors.tries import Again, run_with_tries
 from data_pipeline.journal import Journal, Record, digest_of
+from data_pipeline.meter import Meter
 from data_pipeline.quarantine import Quarantine, quarantine_reason
 from llmsys.config.executor import ExecutorConfig, InlineExecutor
 from llmsys.errors import DataError
@@ -118,7 +118,7 @@ class Workshop:
         missing = sorted(missing, key=lambda index: -stage.tasks[index].amount)  # so that no worker idles at the end
         jobs = [stage.tasks[index].job for index in missing]
         with Progress(stage.name, total, stage.unit, done=done) as progress:
-            meter = _Meter(progress, [stage.tasks[index].amount for index in missing])
+            meter = Meter(progress, [stage.tasks[index].amount for index in missing])
             for event in run_with_tries(self._executor, jobs, self._config, self._patience(stage)):
                 task = stage.tasks[missing[event.index]]
                 meter.show(event)
@@ -172,33 +172,6 @@ class _Stage:
     keys: Sequence[str]
     records: list[Record | None]
     unit: str
-
-
-class _Meter:
-    """What the progress of a stage shows: a failed try is taken back, and a task that is done counts as a whole one."""
-
-    def __init__(self, progress: Progress, wholes: Sequence[float]) -> None:
-        self.progress, self.wholes, self.again = progress, wholes, 0
-        self._dropped = 0
-        self._amounts: defaultdict[int, float] = defaultdict(float)
-        self._drops: defaultdict[int, int] = defaultdict(int)
-
-    def show(self, event: Advanced | Done | Failed | Again) -> None:
-        """Draw an event."""
-        if isinstance(event, Advanced):
-            self._amounts[event.index] += event.amount
-            self._drops[event.index] += event.dropped
-            self._advance(event.amount, event.dropped)
-        elif isinstance(event, Done):
-            self._advance(self.wholes[event.index] - self._amounts.pop(event.index, 0), 0)
-        elif isinstance(event, Again):
-            self.again += 1
-            self._advance(-self._amounts.pop(event.index, 0), -self._drops.pop(event.index, 0))
-
-    def _advance(self, amount: float, dropped: int) -> None:
-        self._dropped += dropped
-        details = {"dropped": self._dropped, "tried_again": self.again}
-        self.progress.advance(amount, **{name: value for name, value in details.items() if value})
 
 
 def _sentence(message: str) -> str:

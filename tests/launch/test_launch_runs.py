@@ -14,7 +14,7 @@ import yaml
 from launch.train import STOPPED
 from llmsys.train.checkpoint_record import read_record
 from tests.helpers.dataset import VOCABULARY, make_dataset
-from tests.helpers.process import wait_until
+from tests.helpers.process import PATIENCE_SECONDS, wait_until
 from tests.train.test_run import ROOT
 
 SETTINGS = {
@@ -115,5 +115,5 @@ def test_torchrun_that_is_asked_to_stop_waits_for_its_ranks_to_save(tmp_path: Pa
     process = subprocess.Popen([sys.executable, *words, str(tmp_path / "train.py"), str(tmp_path / "ready")], cwd=ROOT)
     wait_until((tmp_path / "ready").exists, "the rank did not start")
     process.terminate()
-    assert process.wait(100) == STOPPED
+    assert process.wait(PATIENCE_SECONDS) == STOPPED
     assert "SIGTERM" not in (tmp_path / "ready").read_text()  # torch would end the ranks after half a minute

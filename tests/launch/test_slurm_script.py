@@ -12,7 +12,7 @@ from launch.hosts import Host
 from launch.slurm import WATCH, batch_text
 from launch.train import STOPPED
 from llmsys.lock import folder_lock
-from tests.helpers.process import wait_until
+from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
 HEARD = 'echo "$0 $*" >> "$SAID"\n'
 UNTIL = 'until [ "$(grep -c {} "$SAID")" -ge {} ]; do sleep 0.05; done'
@@ -55,7 +55,7 @@ def test_a_job_that_may_shrink_is_queued_again_when_the_node_of_its_script_is_lo
 ) -> None:
     environment = commands_of_slurm(tmp_path, squeue=squeue, scontrol=f"printf '%s\\n' {hosts}")
     script = WATCH.format(seconds=0) + UNTIL.format(*(("requeue", 1) if queued_again else ("squeue", 3)))
-    subprocess.run(["bash", "-c", script], env=environment, check=True, timeout=60)
+    subprocess.run(["bash", "-c", script], env=environment, check=True, timeout=PATIENCE_SECONDS)
     assert ("scontrol requeue 7" in said(tmp_path)) == queued_again
 
 
@@ -88,4 +88,4 @@ def test_a_second_start_waits_for_ranks_of_the_first_that_were_cut_off_with_thei
         children = psutil.Process(started.pid).children
         wait_until(lambda: [one for one in children() if one.name() == "flock"], "it does not wait")
         (tmp_path / "gone").touch()
-    assert started.wait(60) == 0
+    assert started.wait(PATIENCE_SECONDS) == 0

@@ -7,7 +7,7 @@ per node is needed. Time and memory are linear in the page.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from data_pipeline.extract.parse import regular_form
 
@@ -74,8 +74,8 @@ def read_tree(html: bytes) -> Tree:
 def _read(written: str) -> Tree:
     """One pass over tags and texts. It is long because it is the innermost loop: a call costs more than its work."""
     tree = Tree()
-    tag, parent, first, last, texts = tree.tag, tree.parent, tree.first, tree.last, tree.text
-    columns: tuple[list[Any], ...] = (tag, tree.attributes, parent, first, last)
+    tag, said, parent, texts = tree.tag, tree.attributes, tree.parent, tree.text
+    first, last = tree.first, tree.last
     run: list[str] = []  # pieces of the run that is being read
     linked = current = preformatted = 0
     in_link = False
@@ -92,20 +92,23 @@ def _read(written: str) -> Tree:
                     _end_run(tree, run, linked, current, preformatted > 0)
                     linked = 0
                 if effect == _OPENS:
-                    tag.append(name)
-                    tree.attributes.append(attributes)
                     parent.append(current)
+                    current = len(tag)
+                    tag.append(name)
+                    said.append(attributes)
                     first.append(len(texts))
                     last.append(-1)
-                    current = len(tag) - 1
-                    preformatted += name == "pre"
+                    if name == "pre":
+                        preformatted += 1
                 elif effect == _CLOSES and tag[current] == name[1:]:
-                    preformatted -= name == "/pre"
-                    closed, current = current, parent[current]
-                    last[closed] = len(texts)
-                    if first[closed] == len(texts) and closed == len(tag) - 1 and name not in _KEPT_EMPTY:
-                        for column in columns:
-                            column.pop()
+                    if name == "/pre":
+                        preformatted -= 1
+                    last[current] = len(texts)
+                    if first[current] == len(texts) and current == len(tag) - 1 and name not in _KEPT_EMPTY:
+                        del tag[-1], said[-1], first[-1], last[-1]
+                        current = parent.pop()
+                    else:
+                        current = parent[current]
             elif effect == _LINK:
                 in_link = "href=" in attributes  # `<a id="…"/>` is never closed
             elif effect == _LINK_ENDS:

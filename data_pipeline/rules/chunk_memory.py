@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from data_pipeline.rules.chunk_table import ChunkTable
 from data_pipeline.rules.growing import GrowingArray
+from data_pipeline.rules.ragged import Integers, offsets_of, places_of
 from data_pipeline.rules.spans import SHORT_BYTES, Spans
 from data_pipeline.rules.vocabulary import Vocabulary
-from data_pipeline.rules.word_columns import Integers, offsets_of
 
 SPACE_WORD = " "  # stands for a run of white space that is a token; no chunk looks like it
 SPACE_NUMBER = 0
@@ -87,9 +87,7 @@ class ChunkMemory:
     def words(self, numbers_C: Integers) -> tuple[npt.NDArray[np.int32], Integers]:
         """All words of all chunks one after another, and the number of words of each chunk."""
         counts = self._chunk_counts.view[numbers_C].astype(np.int64)
-        offsets = offsets_of(counts)
-        sources = np.repeat(self._chunk_starts.view[numbers_C] - offsets[:-1], counts) + np.arange(offsets[-1])
-        return self._chunk_words.view[sources], counts
+        return self._chunk_words.view[places_of(self._chunk_starts.view[numbers_C], counts)], counts
 
     def _learn(self, chunks: Sequence[str]) -> None:
         """Split chunks that have no number, and give them those that follow."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.rules.ragged import offsets_of as offsets_of  # chunk_memory has it from here
+from data_pipeline.rules.ragged import offsets_of
 from data_pipeline.rules.vocabulary import Vocabulary
 
 Integers = npt.NDArray[np.int64]

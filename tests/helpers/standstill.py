@@ -2,7 +2,7 @@
 
 Tiny steps are over in milliseconds, and a test that looks for a step and then kills comes too late on a fast machine,
 or where it gets no processor for a moment. Nothing in the code that users run knows of this: the environment names a
-folder with a `sitecustomize.py`, which hears of every folder that a rank makes and halts it at one checkpoint's.
+folder with a `sitecustomize.py`, which hears of every folder that a rank makes and halts rank 0 at one checkpoint's.
 """
 
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.helpers.process import wait_until
 
+ROOT = Path(__file__).resolve().parents[2]
 SITE = """
 import os, signal, sys, time
 FOLDER = {folder!r}
@@ -21,9 +22,10 @@ def hold(event, arguments):
             pass
         while not os.path.exists(FOLDER + "/go"):
             time.sleep(0.02)
-if os.environ.get("RANK") == "0":
-    sys.addaudithook(hold)
-    heard = os.open(FOLDER + "/heard", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK)
+if "RANK" in os.environ:
+    if os.environ["RANK"] == "0":
+        sys.addaudithook(hold)
+    heard = os.open(FOLDER + "/heard-" + os.environ["RANK"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK)
     signal.set_wakeup_fd(heard)  # the number of each signal that a handler of Python is called for, as one byte
 """
 
@@ -37,24 +39,30 @@ class Standstill:
     @property
     def environment(self) -> dict[str, str]:
         """This process's environment, for a run that is to stand still."""
-        later = os.environ.get("PYTHONPATH")
-        return os.environ | {"PYTHONPATH": os.pathsep.join([str(self.python_path), *([later] if later else [])])}
+        return os.environ | {"PYTHONPATH": f"{self.python_path}{os.pathsep}{os.environ.get('PYTHONPATH', ROOT)}"}
+
+    @property
+    def words(self) -> list[str]:
+        """The same, to be put before a command."""
+        return ["env", f"PYTHONPATH={self.environment['PYTHONPATH']}"]
+
+    @property
+    def reached(self) -> bool:
+        """Whether the run stands still."""
+        return (self.python_path / "reached").exists()
 
     def wait(self, *processes: subprocess.Popen[str] | subprocess.Popen[bytes], patience_seconds: float = 300) -> None:
         """Until the run stands still. Fails when one of its processes has ended before."""
 
         def reached() -> bool:
             assert all(process.poll() is None for process in processes), "the run ended before it stood still"
-            return (self.python_path / "reached").exists()
+            return self.reached
 
         wait_until(reached, "the run did not come to where it is to stand still", patience_seconds=patience_seconds)
 
-    def wait_for_signal(self, number: int, patience_seconds: float = 300) -> None:
-        """Until rank 0 has heard a signal, which its handler then knows of before the next step."""
-        heard = self.python_path / "heard"
-        wait_until(
-            lambda: number in heard.read_bytes(), f"signal {number} did not come", patience_seconds=patience_seconds
-        )
+    def heard(self, number: int, rank: int = 0) -> bool:
+        """Whether a rank has heard a signal: its handler is called before the next step."""
+        return number in (self.python_path / f"heard-{rank}").read_bytes()
 
     def go_on(self) -> None:
         """Let it."""

@@ -3,7 +3,7 @@ cancelled: nothing is lost, and every bit is that of a calm run in one process."
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from tests.helpers import hosts as hosts_of
 from tests.helpers import process, real_slurm
 from tests.helpers.hosts import ROOT, Hosts, real_hosts
 from tests.helpers.real_slurm import LOOK, Slurm, slurm_on
+from tests.helpers.standstill import standstill
 
 WHY_NOT = hosts_of.why_not() or real_slurm.why_not()
 pytestmark = [
@@ -93,7 +94,7 @@ class Job:
         self.slurm.said("scontrol", "update", f"JobId={self.number}", "StartTime=now+5", "TimeLimit=UNLIMITED")
 
 
-def submit(slurm: Slurm, folder: Path, name: str, steps: int, *options: str) -> Job:
+def submit(slurm: Slurm, folder: Path, name: str, steps: int, *options: str, before: Sequence[str] = ()) -> Job:
     words = [
         "launch",
         str(toy(folder, name, steps)),
@@ -103,7 +104,7 @@ def submit(slurm: Slurm, folder: Path, name: str, steps: int, *options: str) -> 
         "--sbatch=--hold",
         *options,
     ]
-    said = slurm.said(sys.executable, "-m", "launch.main", *words)
+    said = slurm.said(*before, sys.executable, "-m", "launch.main", *words)
     assert "Submitted batch job" in said
     return Job(slurm, folder / name, said.split()[-1])
 
@@ -128,20 +129,23 @@ def test_jobs_outlive_lost_nodes_and_time_limits_with_every_bit_and_one_that_is_
 ) -> None:
     """Three jobs at once, since most of this is waiting. `whole` needs both of its nodes and loses the one where its
     script runs; `fewer` may go on with what is left and loses the other; `timed` nears its time limit."""
-    whole = submit(slurm, hosts.folder, "whole", STEPS)
-    fewer = submit(slurm, hosts.folder, "fewer", STEPS, "--least", "1")
+    middles = {name: standstill(hosts.folder / f"middle-{name}", STEPS // 2) for name in ("whole", "fewer")}
+    whole = submit(slurm, hosts.folder, "whole", STEPS, before=middles["whole"].words)
+    fewer = submit(slurm, hosts.folder, "fewer", STEPS, "--least", "1", before=middles["fewer"].words)
     timed = submit(slurm, hosts.folder, "timed", ENDLESS)
     slurm.said("scontrol", "release", whole.number, fewer.number, timed.number)
     lost: dict[str, str] = {}
 
-    def lose_nodes_of_what_has_saved() -> bool:
+    def lose_nodes_of_what_stands_still() -> bool:
         for job, which in ((whole, 0), (fewer, 1)):
-            if job.run.name not in lost and job.steps("checkpoint"):
+            middle = middles[job.run.name]
+            if job.run.name not in lost and middle.reached:
                 lost[job.run.name] = job.nodes()[which]
                 hosts.crash(lost[job.run.name])
+                middle.go_on()
         return len(lost) == 2
 
-    wait_until(lose_nodes_of_what_has_saved, "no step was made")
+    wait_until(lose_nodes_of_what_stands_still, "no step was made")
     wait_until(lambda: timed.steps("checkpoint"), "no step was made")
     slurm.said("scontrol", "update", f"JobId={timed.number}", "TimeLimit=5")  # its notice is as long
     calm = [sys.executable, str(ROOT / "launch" / "train.py"), str(toy(hosts.folder, "calm", STEPS))]

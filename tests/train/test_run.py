@@ -18,7 +18,7 @@ from launch.train import STOPPED
 from llmsys.events import latest_events, read_events
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.device_profile import write_abacus
-from tests.helpers.process import PATIENCE_SECONDS
+from tests.helpers.process import PATIENCE_SECONDS, wait_until
 from tests.helpers.standstill import standstill
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,7 +89,7 @@ def test_a_killed_run_ends_with_the_loss_of_an_undisturbed_one(config: Path, tmp
         sent = signal.SIGTERM if victim == "stopped" else signal.SIGKILL
         (max(ranks, key=lambda rank: rank.pid) if victim == "rank" else process).send_signal(sent)
         if victim == "stopped":
-            middle.wait_for_signal(signal.SIGTERM)
+            wait_until(lambda at=middle: at.heard(signal.SIGTERM), "the rank heard nothing")
         middle.go_on()
         message = process.communicate(timeout=PATIENCE_SECONDS)[1]
         if victim == "rank":

@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from llmsys.events import latest_events
 from llmsys.train.checkpoint_record import read_record
 from tests.helpers.hosts import ROOT, Hosts, real_hosts, why_not
 from tests.helpers.process import wait_until
+from tests.helpers.standstill import Standstill, standstill
 
 pytestmark = [
     pytest.mark.distributed,
@@ -107,9 +108,14 @@ def train_calmly(config: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def typed(hosts: Hosts, config: Path, *more: str) -> list[subprocess.Popen[bytes]]:
+def heard_or_gone(hosts: Hosts, middle: Standstill) -> bool:
+    """Whether rank 0 has heard that it is to stop, or was ended."""
+    return middle.heard(signal.SIGTERM) or not ranks(hosts, "alpha")
+
+
+def typed(hosts: Hosts, config: Path, *more: str, before: Sequence[str] = ()) -> list[subprocess.Popen[bytes]]:
     """What `llmsys launch --print` says, typed on each host into a shell that knows nothing."""
-    printed = hosts.run("alpha", *launch(config, BOTH, *more, "--print"))
+    printed = hosts.run("alpha", *before, *launch(config, BOTH, *more, "--print"))
     lines = re.findall(r"^# on (\w+):\n(.*)$", printed.stdout, flags=re.MULTILINE)
     assert [host for host, _ in lines] == BOTH.replace(":1", "").split(","), printed.stderr
     return [hosts.start(host, "env", "-u", "PYTHONPATH", "bash", "-c", line, log=hosts.log) for host, line in lines]
@@ -121,15 +127,21 @@ def test_one_run_goes_from_launcher_to_launcher_and_loses_nothing(hosts: Hosts) 
     without ssh until SIGTERM, and accelerate. After each, no rank is left anywhere, and at last no step is another."""
     for start, (number, status) in enumerate(((signal.SIGTERM, STOPPED), (signal.SIGINT, 130)), 1):
         path = config_file(hosts, "passed", engine={"kind": "deepspeed", "zero_stage": start + 1}, train=FAST)
-        process = hosts.start("alpha", *launch(path, BOTH), log=hosts.log)
-        patiently(partial(saved_or_ended, hosts, "passed", start, [process]), "nothing was saved")
+        middle = standstill(hosts.folder / f"middle-{start}", 8 * start)
+        process = hosts.start("alpha", *middle.words, *launch(path, BOTH), log=hosts.log)
+        middle.wait(process, patience_seconds=PATIENCE_SECONDS)
         process.send_signal(number)
+        patiently(partial(heard_or_gone, hosts, middle), "the ranks heard nothing")
+        middle.go_on()
         assert process.wait(PATIENCE_SECONDS) == status, hosts.log.read_text()
         patiently(lambda: not any(ranks(hosts, name) for name in hosts.names), "ranks are left")
-    started = typed(hosts, path, "--no-ssh")
-    patiently(partial(saved_or_ended, hosts, "passed", 3, started), "nothing was saved")
+    middle = standstill(hosts.folder / "middle-3", 24)
+    started = typed(hosts, path, "--no-ssh", before=middle.words)
+    middle.wait(*started, patience_seconds=PATIENCE_SECONDS)
     [rank] = ranks(hosts, "beta")
     rank.send_signal(signal.SIGTERM)
+    patiently(partial(middle.heard, signal.SIGTERM, rank=1), "the rank heard nothing")
+    middle.go_on()
     assert [process.wait(PATIENCE_SECONDS) for process in started] == [STOPPED, STOPPED], hosts.log.read_text()
     path = config_file(hosts, "passed", engine={"kind": "accelerate"}, train=FAST)
     assert [process.wait(PATIENCE_SECONDS) for process in typed(hosts, path)] == [0, 0], hosts.log.read_text()
@@ -144,7 +156,8 @@ def test_a_halted_host_a_dead_one_and_a_cut_cable_cost_nothing_but_time(hosts: H
     behind it has been given up: the run waits, and goes on by itself."""
     path = config_file(hosts, "lost", layout={"expert": 2}, train={"hang_timeout_seconds": 15})
     words = launch(path, "alpha:1,beta:1,gamma:2", "--least", "2", "--restarts", "20")
-    process = hosts.start("alpha", *words, log=hosts.log)
+    late = standstill(hosts.folder / "late", STEPS - 4)  # no further before the cable is out
+    process = hosts.start("alpha", *late.words, *words, log=hosts.log)
 
     def trains_with(ranks: int) -> bool:
         assert process.poll() is None, hosts.log.read_text()
@@ -155,6 +168,7 @@ def test_a_halted_host_a_dead_one_and_a_cut_cable_cost_nothing_but_time(hosts: H
     patiently(lambda: trains_with(2), "two hosts did not go on")
     hosts.signal("gamma", signal.SIGKILL)
     hosts.cut("beta")
+    late.go_on()
     patiently(lambda: not agents(hosts, "beta"), "the agent behind the cut cable was not ended")
     assert process.poll() is None, hosts.log.read_text()
     starts = len(worlds(hosts, "lost"))

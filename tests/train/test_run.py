@@ -105,7 +105,7 @@ def test_a_killed_run_ends_with_the_loss_of_an_undisturbed_one(config: Path, tmp
     starts = [event["resumed_from"] for event in events if event["event"] == "start"]
     assert starts[:2] == [None, 2]
     assert starts[2:] == [event["step"] for event in events if event["event"] == "stopped"]
-    assert starts[2] in (6, 7, 8)  # a save in the background lets the run go on, as far as to the next
+    assert 6 <= starts[2] <= 9  # a save in the background lets the run go on as far as to the next; one step more hears
 
 
 def test_a_finished_run_is_left_alone_and_can_be_used(config: Path) -> None:

@@ -88,6 +88,8 @@ def test_a_killed_run_ends_with_the_loss_of_an_undisturbed_one(config: Path, tmp
         ranks = [p for p in psutil.Process(process.pid).children(recursive=True) if "train.py" in " ".join(p.cmdline())]
         sent = signal.SIGTERM if victim == "stopped" else signal.SIGKILL
         (max(ranks, key=lambda rank: rank.pid) if victim == "rank" else process).send_signal(sent)
+        if victim == "launcher":  # its ranks end where they stand, some time after
+            psutil.wait_procs(ranks, timeout=PATIENCE_SECONDS)
         if victim == "stopped":
             wait_until(lambda at=middle: at.heard(signal.SIGTERM), "the rank heard nothing")
         middle.go_on()

@@ -6,15 +6,13 @@ next run, which does only what is missing; an input that fails every try is quar
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.executors.choose import choose_executor
 from data_pipeline.executors.event import Done, Failed, Job
-from data_pipeline.executors.local import LocalPool
 from data_pipeline.executors.tries import Again, run_with_tries
 from data_pipeline.journal import Journal, Record, digest_of
 from data_pipeline.meter import Meter
@@ -82,18 +80,6 @@ class Workshop:
         self._quarantine.keep_only(name, given_up)
         self.journal.forget_others(name, [task.name for task in tasks])
         return [record for record in records if record is not None]
-
-    @contextmanager
-    def loading(self, load: Callable[[], object]) -> Iterator[None]:
-        """Let local workers that wait for others in these stages call `load`: it loads what the next stage needs."""
-        if not isinstance(self._executor, LocalPool):
-            yield
-            return
-        self._executor.ahead = load
-        try:
-            yield
-        finally:
-            self._executor.ahead = None
 
     def withdraw_manifest(self) -> None:
         """Take the manifest away: from here on the files are not what it says."""

@@ -29,7 +29,7 @@ from data_pipeline.side_files import (
 from data_pipeline.stage_code import code_of
 from data_pipeline.stages.collect import collect_shard
 from data_pipeline.stages.extract import extract_file
-from data_pipeline.stages.judge import judge_file, load_judge
+from data_pipeline.stages.judge import judge_file
 from data_pipeline.stages.survey import Block, blocks_of, survey_file
 from data_pipeline.thresholds import find_borders
 from data_pipeline.token_stages import encode_documents, make_tokenizer, write_tokens
@@ -49,9 +49,8 @@ class Preparation:
 
     def run(self, inputs: list[str], until: Until) -> Outcome:
         """Do the stages up to `until` and return the records of each; DataError when no document stays."""
-        with self.workshop.loading(partial(load_judge, self.data, self.rules, self._rule_files)):
-            blocks = self._survey(inputs)
-            outcome = Outcome(inputs=inputs, extracted=self._extract(blocks))
+        blocks = self._survey(inputs)
+        outcome = Outcome(inputs=inputs, extracted=self._extract(blocks))
         extracted, names = not_quarantined(outcome.extracted, [block.name for block in blocks])
         outcome.judged = self._judge(extracted, names)
         read = [record for record, judged in zip(extracted, outcome.judged, strict=True) if judged.outputs]
@@ -76,11 +75,6 @@ class Preparation:
     def rules(self) -> str:
         """The words and rules of each language, see `rules_by_language`."""
         return rules_by_language(self.data)
-
-    @cached_property
-    def _rule_files(self) -> tuple[str, ...]:
-        """Digests of the files and names of the libraries that decide with the rules."""
-        return (*digests_of(self.workshop.journal, rule_files(self.data)), *rule_libraries(self.data))
 
     def _stage(self, name: str, tasks: list[Task], unit: str) -> list[Record]:
         return self.workshop.stage(name, tasks, unit=unit, code=code_of(name))
@@ -132,7 +126,10 @@ class Preparation:
         require_languages(self.data, read_language_rules(self.rules))
         part = self.data.model_dump(mode="json", include={"unicode", "language", "documents"}) | {"rules": self.rules}
         part["documents"].pop("copies")
-        part["files"] = self._rule_files
+        part["files"] = files = (
+            *digests_of(self.workshop.journal, rule_files(self.data)),
+            *rule_libraries(self.data),
+        )
         tasks = []
         for record, name in zip(extracted, names, strict=True):
             outputs = [f"work/judged/{name}.arrow", f"work/judged/{name}.dropped.arrow"]
@@ -143,7 +140,7 @@ class Preparation:
                 dropped=self.folder / outputs[1],
                 config=self.data,
                 rules=self.rules,
-                files=self._rule_files,
+                files=files,
             )
             without = partial(without_pages, record.result["pages"], record.result["html_bytes"])
             decides = [record.digests[:1], part]

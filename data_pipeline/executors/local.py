@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import wait
 
 from data_pipeline.executors.event import Advanced, Event, Failed, Job
@@ -22,13 +22,7 @@ def available_cores() -> int:
 
 
 class LocalPool:
-    """Worker processes that live through all stages of a run.
-
-    Attributes:
-        ahead: loads what tasks of a later stage need; called once by each worker that waits for the others of a stage.
-    """
-
-    ahead: Callable[[], object] | None = None
+    """Worker processes that live through all stages of a run."""
 
     def __init__(self, workers: int, lock: int | None = None) -> None:
         """Start nothing yet. `workers` 0 means one per core; `lock` is a file descriptor that workers hold open."""
@@ -68,9 +62,6 @@ class LocalPool:
                 worker.connection.send((worker.index, jobs[worker.index]))
             except (BrokenPipeError, ConnectionResetError):
                 return  # it died while idle; _ready finds it, and its job counts as lost
-        for worker in self._workers:
-            if self.ahead is not None and worker.index is None:
-                worker.load(self.ahead)
 
     def _busy(self) -> list[Worker]:
         return [worker for worker in self._workers if worker.index is not None]

@@ -9,8 +9,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import DupFd
@@ -37,14 +35,6 @@ class Worker:
         lifeline.close()
         self.index: int | None = None
         self.since = 0.0
-        self._is_ahead = False
-
-    def load(self, ahead: Callable[[], object]) -> None:
-        """Have it load something between two jobs, once."""
-        if not self._is_ahead:
-            self._is_ahead = True
-            with suppress(BrokenPipeError, ConnectionResetError):
-                self.connection.send((None, ahead))
 
     def end(self) -> None:
         """Kill the process: whatever it writes is published by rename, so there is nothing to wait for."""
@@ -80,10 +70,6 @@ def _work(connection: Connection, lifeline: Connection, lock: Any) -> None:
     try:
         while True:
             index, job = connection.recv()
-            if index is None:
-                with suppress(Exception):  # the task that needs it will say what is wrong
-                    job()
-                continue
             connection.send(attempt(index, job, _reporter(connection, index)))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         if held is not None:

@@ -66,13 +66,6 @@ def judge_file(
     }
 
 
-def load_judge(config: CrawlConfig, rules: str, files: tuple[str, ...]) -> None:
-    """Load the models and words that `judge_file` needs."""
-    text = pa.array(["A text."], pa.large_string())
-    codes, _ = identify(text, config.language)
-    chains(rules, files).apply(text, codes)
-
-
 def reaching_rules(texts: pa.RecordBatch, config: CrawlConfig) -> pa.RecordBatch:
     """Return the documents of a batch of extracted texts as they reach the first rule."""
     return _Judge(LanguageChains(NO_RULES), config.language, config.unicode).batch(texts)[0]

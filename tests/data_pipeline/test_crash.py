@@ -16,7 +16,7 @@ from data_pipeline.pipeline import prepare
 from llmsys.config.executor import InlineExecutor
 from llmsys.errors import DataError
 from llmsys.lock import folder_lock
-from tests.helpers.dying import count, die_until, fail, leave, meet, sleep_for_ever, wait_for
+from tests.helpers.dying import count, die_until, fail, meet, sleep_for_ever
 from tests.helpers.kills import kill_again_and_again, start
 from tests.helpers.process import has_ended, wait_for_pid, wait_until
 from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
@@ -84,25 +84,6 @@ def test_a_worker_that_dies_or_hangs_fails_its_own_job_only(tmp_path: Path) -> N
     assert failed[1].message == "ValueError: a bug"
     assert "in fail" in failed[1].traceback
     assert has_ended(wait_for_pid(tmp_path / "b"))
-
-
-def test_a_worker_that_waits_loads_what_comes_next_once_and_one_that_is_alone_never_waits(tmp_path: Path) -> None:
-    pool, alone = LocalPool(workers=2), LocalPool(workers=1)
-    pool.ahead = alone.ahead = partial(leave, tmp_path / "ahead")
-    (tmp_path / "ahead").mkdir()
-    try:
-        assert [event for event in alone.run([partial(count, 3)] * 3) if isinstance(event, Failed)] == []
-        assert not any((tmp_path / "ahead").iterdir())
-        list(pool.run([partial(meet, tmp_path / "meeting", name, 2) for name in "ab"]))
-        waited = list(pool.run([partial(wait_for, tmp_path / "ahead")], seconds=60))
-        assert isinstance(waited[-1], Done), "the worker that waited has loaded nothing"
-        again = [event for event in pool.run([partial(count, 3)] * 4) if isinstance(event, Done)]
-        assert len(again) == 4  # what failed ahead costs no task
-    finally:
-        pool.close()
-        alone.close()
-    processes = [path.name.partition("-")[0] for path in (tmp_path / "ahead").iterdir()]
-    assert len(processes) == len(set(processes)) > 0
 
 
 def make_file(path: Path, report: Report) -> dict[str, Any]:

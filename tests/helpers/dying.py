@@ -37,20 +37,6 @@ def meet(folder: Path, name: str, others: int, report: Report) -> dict[str, Any]
     return {"counted": 1}
 
 
-def wait_for(folder: Path, report: Report) -> dict[str, Any]:
-    """Wait until somebody has left something there."""
-    while not any(folder.iterdir()):
-        time.sleep(0.02)
-    report(1, 0)
-    return {"found": sorted(path.name for path in folder.iterdir())}
-
-
-def leave(folder: Path) -> None:
-    """Leave a mark of one's own, then fail."""
-    (folder / f"{os.getpid()}-{time.monotonic_ns()}").touch()  # whole at once: its process may be ended any time
-    raise ValueError("not to be loaded")
-
-
 def fail(report: Report) -> dict[str, Any]:
     """A bug in a task."""
     raise ValueError("a bug")

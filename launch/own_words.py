@@ -13,6 +13,8 @@ def own_words(words: Sequence[str], names: Collection[str]) -> tuple[dict[str, s
         name, _, value = word.partition("=")
         if name not in names:
             rest.append(word)
-        elif mine.setdefault(name, value) != value:
+        elif name in mine:
             raise ConfigError(f"{name}={mine[name]} and {name}={value} are given. Give {name}= once.")
+        else:
+            mine[name] = value
     return mine, rest

@@ -212,6 +212,7 @@ def test_a_layout_that_does_not_fit_the_hosts_is_refused(tmp_path: Path) -> None
     [
         ([], "A launch needs hosts."),
         (["nodes=a:2", "nodes=b:2"], "nodes=a:2 and nodes=b:2 are given. Give nodes= once."),
+        (["nodes=a:2", "nodes=a:2"], "nodes=a:2 and nodes=a:2 are given. Give nodes= once."),
         (["nodes=2", "--by", "torchrun"], "nodes=2 is a number of hosts, and torchrun needs names."),
         (["nodes=2", "launch.processes=0"], "starts no rank. Say how many hosts, and the ranks of each"),
         (["nodes=10.9.8.1:2,10.9.8.2:2", "--by", "deepspeed", "--least", "1"], "deepspeed cannot go on with fewer"),

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,7 +88,7 @@ def documents(files: list[str], config: CrawlConfig, addresses: list[str], argum
     plain = config.model_copy(update={"extract": ResiliparseExtract()})
     rows = []
     for chosen, state, repeats in ((config, "first", 1), (config, "again", arguments.repeats), (plain, "again", 1)):
-        seconds, made = median_seconds(lambda chosen=chosen: ours.to_documents(files, chosen), repeats)  # type: ignore[misc]
+        seconds, made = median_seconds(partial(ours.to_documents, files, chosen), repeats)
         other = took * made["html"] / found["html"] if found else None
         agreement = f"kept {made['kept'] / made['pages']:.1%} of {made['pages']:,} pages, they {found.get('kept', 0):,}"
         agreement += f" of {found.get('pages', 0):,}: other texts"

@@ -3,6 +3,7 @@
 import statistics
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,9 @@ def chain(texts: Sequence[str], repeats: int) -> tuple[float, float, list[str | 
     cold, warm = [], []
     for _ in range(repeats):
         memory = RuleChain(RULES)
-        cold.append(cpu_seconds(lambda memory=memory: judge(memory, texts))[0])  # type: ignore[misc]
-        took, results = cpu_seconds(lambda memory=memory: judge(memory, texts))  # type: ignore[misc]
+        again = partial(judge, memory, texts)
+        cold.append(cpu_seconds(again)[0])
+        took, results = cpu_seconds(again)
         warm.append(took)
     return statistics.median(cold), statistics.median(warm), results
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from data_pipeline.journal import Journal
 from data_pipeline.readers.remote import find_remote, is_remote, remote_digest, remote_identity, remote_size
-from data_pipeline.readers.source import open_source
+from data_pipeline.readers.source import open_source, stamp_of
 from llmsys.errors import DataError
 
 _DATA_FILE = (
@@ -56,12 +56,11 @@ def input_size(path: str) -> int:
 
 
 def stamp(path: str) -> list[int]:
-    """Return size, time and number of a local file: what it must change to be looked at again; [] without a file."""
+    """Return what a local file must change to be looked at again, see `stamp_of`; [] without a file."""
     try:
-        status = os.stat(path)
+        return stamp_of(os.stat(path))
     except OSError:
         return []
-    return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
 def input_identity(journal: Journal, path: str) -> str:

@@ -126,10 +126,8 @@ class Preparation:
         require_languages(self.data, read_language_rules(self.rules))
         part = self.data.model_dump(mode="json", include={"unicode", "language", "documents"}) | {"rules": self.rules}
         part["documents"].pop("copies")
-        part["files"] = files = (
-            *digests_of(self.workshop.journal, rule_files(self.data)),
-            *rule_libraries(self.data),
-        )
+        files = (*digests_of(self.workshop.journal, rule_files(self.data)), *rule_libraries(self.data))
+        part["files"] = files
         tasks = []
         for record, name in zip(extracted, names, strict=True):
             outputs = [f"work/judged/{name}.arrow", f"work/judged/{name}.dropped.arrow"]

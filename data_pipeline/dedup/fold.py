@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_pipeline.dedup.simplify import CHANGING, HAN, NUMBER_SEPARATORS, Codes, code_points, fold
+from data_pipeline.rules.ragged import Integers, offsets_of
 
-Integers = np.ndarray[Any, np.dtype[np.int64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 SPACE, ZERO = ord(" "), ord("0")
@@ -89,8 +89,8 @@ class _Table:
 
     def _list_spellings(self) -> None:
         self.spellings = _values("".join(self._numbers))
-        self.sizes: Integers = np.fromiter(map(len, self._numbers), np.int64, len(self._numbers))
-        self.begins: Integers = np.cumsum(self.sizes) - self.sizes
+        self.sizes = np.fromiter(map(len, self._numbers), np.int64, len(self._numbers))
+        self.begins = offsets_of(self.sizes)[:-1]
         self.moves: Mask = np.array([any(map(unicodedata.combining, text)) for text in self._numbers], np.bool_)
 
 
@@ -120,7 +120,7 @@ def fold_all(texts: Sequence[str]) -> Folded:
 
 
 def _edges(texts: Sequence[str]) -> Integers:
-    return np.cumsum([0, *map(len, texts)]) + np.arange(len(texts) + 1)
+    return offsets_of(list(map(len, texts))) + np.arange(len(texts) + 1)
 
 
 def _one_by_one(texts: Sequence[str]) -> tuple[Codes, Integers]:
@@ -156,7 +156,7 @@ def _changed(
     if several.any():
         counts = np.ones(len(values), np.int64)
         counts[special], counts[gone] = sizes, 0
-        begins = np.concatenate([[0], np.cumsum(counts)])
+        begins = offsets_of(counts)
         values, starts = np.repeat(values, counts), begins[special]
         for place in range(int(sizes.max())):
             has = sizes > place

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_pipeline.dedup.fold import SPACE, ZERO, Folded, Integers, Mask
+from data_pipeline.dedup.fold import SPACE, ZERO, Folded, Mask
 from data_pipeline.dedup.simplify import Codes, code_points, text_of
 from data_pipeline.dedup.stretch import Hashes, StretchHasher
 from data_pipeline.rules.chunk import EnglishChunks
+from data_pipeline.rules.ragged import Integers
 
 _UNIT_AT_END = re.compile(r"\d\D{1,8}\Z")  # spaCy splits units off: "5km" is two words
 _MOST_ASKED = 200_000  # parts about which the answer is remembered at most

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.dedup.fold import SPACE, Integers, fold_all
+from data_pipeline.dedup.fold import SPACE, fold_all
 from data_pipeline.dedup.parts import PartCutter, parts_of
 from data_pipeline.dedup.simplify import WHITE_SPACE, Codes, text_of
 from data_pipeline.dedup.stretch import Hashes, StretchHasher
-from data_pipeline.rules.ragged import offsets_of
+from data_pipeline.rules.ragged import Integers, offsets_of
 
 _BLOCK = 1 << 16  # characters worked on at once, about 40 bytes each
 _LONGEST = 1 << 20  # characters without white space, behind a block, that are not cut

@@ -1,8 +1,7 @@
 """Tasks in worker processes on this machine; a worker that dies fails its task's try and nothing else.
 
 Reads jobs, gives events as they happen. Promises: results do not depend on the number of workers; one that dies or
-takes too long is replaced; workers end with the process that started them, even when it is killed, and hold its lock
-until they have.
+takes too long is replaced; workers outlive nobody, see `worker.py`.
 """
 
 import os

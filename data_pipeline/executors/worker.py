@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import DupFd
@@ -44,18 +46,17 @@ class Worker:
         self.lifeline.close()
 
 
-class _single_threaded:  # noqa: N801 (a context manager, used as a function)
+@contextmanager
+def _single_threaded() -> Iterator[None]:
     """Children start with one thread per numeric library: processes are the unit of parallel work."""
-
-    def __enter__(self) -> None:
-        self.before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-        os.environ.update(dict.fromkeys(self.before, "1"))
-
-    def __exit__(self, *_: object) -> None:
-        for name, value in self.before.items():
-            if value is None:
-                del os.environ[name]
-            else:
+    before = {name: os.environ.pop(name, None) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    os.environ.update(dict.fromkeys(before, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
                 os.environ[name] = value
 
 

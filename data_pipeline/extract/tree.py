@@ -67,13 +67,11 @@ class Tree:
 
 
 def read_tree(html: bytes) -> Tree:
-    """Parse a page; limits are the caller's to check."""
-    return _read(regular_form(html))
+    """Parse a page; limits are the caller's to check.
 
-
-def _read(written: str) -> Tree:
-    """One pass over tags and texts. It is long because it is the innermost loop: a call costs more than its work."""
-    tree = Tree()
+    One pass over tags and texts. It is long because it is the innermost loop: a call costs more than its work.
+    """
+    written, tree = regular_form(html), Tree()
     tag, said, parent, texts = tree.tag, tree.attributes, tree.parent, tree.text
     first, last = tree.first, tree.last
     run: list[str] = []  # pieces of the run that is being read

@@ -70,11 +70,11 @@ class _Local:
         if not stat.S_ISREG(about.st_mode):
             raise NotRegularError("Not a regular file")  # a pipe would wait for ever
         self._handle = os.open(path, os.O_RDONLY)
-        self.size, self.version = about.st_size, _stamp(about)
+        self.size, self.version = about.st_size, str(stamp_of(about))
 
     def read_at(self, position: int, size: int) -> bytes:
         data = os.pread(self._handle, size, position)
-        if _stamp(os.fstat(self._handle)) != self.version:
+        if str(stamp_of(os.fstat(self._handle))) != self.version:
             raise ChangedError(_CHANGED)
         return data
 
@@ -82,8 +82,9 @@ class _Local:
         os.close(self._handle)
 
 
-def _stamp(about: os.stat_result) -> str:
-    return f"{about.st_size} {about.st_mtime_ns} {about.st_ino}"
+def stamp_of(about: os.stat_result) -> list[int]:
+    """Return size, time and number of a file here: what it must change to count as another one."""
+    return [about.st_size, about.st_mtime_ns, about.st_ino]
 
 
 class _Remote:

@@ -20,6 +20,7 @@ from data_pipeline.dedup.keys import Columns, taken
 from data_pipeline.dedup.names import DocumentNames, DocumentTable
 from data_pipeline.dedup.naming import NEAR
 from data_pipeline.executors.event import Report
+from data_pipeline.rules.ragged import offsets_of
 from data_pipeline.stages.same import Range
 from data_pipeline.stages.sign import id_halves
 from llmsys.shards import ShardWriter, read_batches
@@ -36,7 +37,7 @@ def link_range(report: Report, *, part: Range, documents: Sequence[Path], output
     items = part.items()
     items = taken(items, repeated(items["high"]))
     starts = DocumentTable(documents).starts
-    first_earlier = starts[-1] + np.cumsum([0, *(dataset.rows for dataset in part.earlier)])
+    first_earlier = starts[-1] + offsets_of([dataset.rows for dataset in part.earlier])
     own = items["age"] == 1
     numbers = items["row"].copy()
     numbers[own] += starts[items["source"][own]]
@@ -101,7 +102,7 @@ def _names(
 ) -> tuple[pa.Array, pa.Array]:
     """Ids, and datasets, of documents that are numbered through."""
     own = numbers < table.starts[-1]
-    first_earlier = table.starts[-1] + np.cumsum([0, *(dataset.rows for dataset in earlier)])
+    first_earlier = table.starts[-1] + offsets_of([dataset.rows for dataset in earlier])
     source, row = table.source_of(numbers), numbers.copy()
     row[own] -= table.starts[source[own]]
     source[~own] = np.searchsorted(first_earlier, numbers[~own], side="right") - 1

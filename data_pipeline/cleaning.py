@@ -11,11 +11,12 @@ from functools import partial
 
 from data_pipeline.decontaminate.index import build_index
 from data_pipeline.decontaminate.report import decontamination
-from data_pipeline.graph import Stage, Task, Workshop
+from data_pipeline.graph import Workshop
 from data_pipeline.journal import Record
 from data_pipeline.side_files import digests_of
 from data_pipeline.stages.clean import Contamination, clean_file
 from data_pipeline.stages.decontaminate import decide_matches, scan_file
+from data_pipeline.task import Stage, Task
 from llmsys.config.data import CrawlConfig
 from llmsys.config.decontaminate import KeepContamination, NgramDecontamination
 from llmsys.config.pii import KeepPii

@@ -6,9 +6,9 @@ Reads the records of final documents, gives one record per copied file; adds no 
 from functools import partial
 from pathlib import Path
 
-from data_pipeline.graph import Stage, Task
 from data_pipeline.journal import Record
 from data_pipeline.stages.copy import copy_documents
+from data_pipeline.task import Stage, Task
 from llmsys.config.data import CrawlConfig
 
 

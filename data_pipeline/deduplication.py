@@ -17,7 +17,7 @@ import pyarrow as pa
 from data_pipeline.dedup.index import open_earlier
 from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA
 from data_pipeline.dedup.naming import EXACT, NEAR, URL
-from data_pipeline.graph import Stage, Task, Workshop
+from data_pipeline.graph import Workshop
 from data_pipeline.indexing import INDEXING_STAGES, keep_index
 from data_pipeline.journal import Record
 from data_pipeline.language.profile import found_by_characters
@@ -25,6 +25,7 @@ from data_pipeline.left import Left, Signed
 from data_pipeline.stages.link import drop_near, link_range
 from data_pipeline.stages.same import Range, drop_same
 from data_pipeline.stages.sign import sign_file
+from data_pipeline.task import Stage, Task
 from data_pipeline.thinning import THINNING_STAGES, take_out_spans, take_out_strings
 from llmsys.config.data import CrawlConfig
 from llmsys.config.deduplicate import KeepDuplicates, MinhashDuplicates, UrlDuplicates
@@ -47,28 +48,39 @@ class Deduplication:
         digest = workshop.journal.input_digest
         self.by_characters = found_by_characters(data) if self.config.minhash.kind != "none" else {}
         self.earlier = [open_earlier(one, self.config, self.by_characters, digest) for one in self.config.against]
+        self.cuts = not isinstance(self.config.spans, KeepDuplicates)
+        self.near = ["near"] if self.config.minhash.kind != "none" else []
+        parts = (("url", self.config.url), ("text", self.config.exact))
+        self.exact = [relation for relation, part in parts if part.kind != "none"]
 
     def run(self, judged: Sequence[Record], names: Sequence[str]) -> Left:
         """Do every comparison that is asked for."""
         left = Left(names, judged, [judged])
-        config = self.config
-        exact = [relation for relation, part in (("url", config.url), ("text", config.exact)) if part.kind != "none"]
-        near = ["near"] if config.minhash.kind != "none" else []
-        cuts = not isinstance(config.spans, KeepDuplicates)
         states = []
-        if exact or (near and not cuts):
-            signed = self._sign("sign", left, exact if cuts else [*exact, *near])
-            for relation in exact:
+        if self._relations:
+            signed = self._sign("sign", left, self._relations)
+            for relation in self.exact:
                 left = left.decided(_RULES[relation], self._same(relation, _RULES[relation], left, signed))
             states = [(left, signed)]
-        if cuts:
+        if self.cuts:
             left = take_out_spans(self, left)
-            states = states if not near else [*states, (left, self._sign("sign_left", left, near))]
-        if near:
+            states = states if not self.near else [*states, (left, self._sign("sign_left", left, self.near))]
+        if self.near:
             left = left.decided(NEAR, self._near(left, states[-1][1]))
             states[-1] = (left, states[-1][1])
         keep_index(self, states)
-        return left if isinstance(config.substring, KeepDuplicates) else take_out_strings(self, left)
+        return left if isinstance(self.config.substring, KeepDuplicates) else take_out_strings(self, left)
+
+    def signing(self) -> Callable[[Record, str], Task] | None:
+        """What gives, from the record of a judged file and its name, the task of the first stage here, if it is one."""
+        if not self._relations:
+            return None
+        return partial(self._signing("sign", self._relations), 0, ())
+
+    @property
+    def _relations(self) -> list[str]:
+        """What judged files are compared by as they are; near duplicates come after whatever changes texts."""
+        return self.exact if self.cuts else [*self.exact, *self.near]
 
     def stage(self, name: str, tasks: list[Task], unit: str) -> list[Record]:
         """Do the tasks of a stage."""
@@ -83,20 +95,27 @@ class Deduplication:
         return [self.path(record, output) for record in records]
 
     def _sign(self, stage: str, left: Left, relations: Sequence[str]) -> Signed:
+        signing = self._signing(stage, relations)
+        files = enumerate(zip(left.kept, left.names, strict=True))
+        tasks = [signing(number, left.decisions, record, name) for number, (record, name) in files]
+        return Signed(self.stage(stage, tasks, "document"), relations)
+
+    def _signing(self, stage: str, relations: Sequence[str]) -> Callable[[int, Sequence[Record], Record, str], Task]:
+        """What gives the task of one file, by its number and the decisions to apply, which know it by this number."""
         config = self.config
         part: dict[str, Any] = {"relations": list(relations)}
         part |= {"url": config.url.model_dump(mode="json")} if "url" in relations else {}
         near = "near" in relations
         unspaced = [code for code, by_characters in self.by_characters.items() if by_characters]
         part |= {"minhash": config.minhash.model_dump(mode="json"), "unspaced": unspaced} if near else {}
-        tasks = []
-        for number, (record, name) in enumerate(zip(left.kept, left.names, strict=True)):
+
+        def task(number: int, decisions: Sequence[Record], record: Record, name: str) -> Task:
             outputs = [f"work/{stage}/{name}.{relation}.arrow" for relation in ("documents", *relations)]
             job = partial(
                 sign_file,
                 source=self.path(record),
                 number=number,
-                dropped=self.paths(left.decisions),
+                dropped=self.paths(decisions),
                 documents=self.folder / outputs[0],
                 keys={relation: self.folder / path for relation, path in zip(relations, outputs[1:], strict=True)},
                 url=config.url if isinstance(config.url, UrlDuplicates) else None,
@@ -104,9 +123,10 @@ class Deduplication:
                 unspaced=unspaced,
             )
             rows = sum(rows for _, rows in record.result["kept_batches"])
-            decides = [record.digests[0], [record.digests for record in left.decisions], part]
-            tasks.append(Task(f"{stage}/{name}", decides, outputs, job, rows))
-        return Signed(self.stage(stage, tasks, "document"), relations)
+            decides = [record.digests[0], [decision.digests for decision in decisions], part]
+            return Task(f"{stage}/{name}", decides, outputs, job, rows)
+
+        return task
 
     def ranges(
         self, stage: str, keys: int, inputs: Sequence[Any], job_of: Callable[[int, int, Path], Callable[..., Any]]

@@ -6,17 +6,19 @@ next run, which does only what is missing; an input that fails every try is quar
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.executors.choose import choose_executor
-from data_pipeline.executors.event import Done, Failed, Job
+from data_pipeline.executors.event import Done, Early, Failed
 from data_pipeline.executors.tries import Again, run_with_tries
-from data_pipeline.journal import Journal, Record, digest_of
+from data_pipeline.following import Following, Forerun
+from data_pipeline.journal import Journal, Record
 from data_pipeline.meter import Meter
 from data_pipeline.quarantine import Quarantine, quarantine_reason
+from data_pipeline.task import Task
 from llmsys.config.executor import ExecutorConfig, InlineExecutor
 from llmsys.errors import DataError
 from llmsys.events import EventWriter
@@ -27,31 +29,6 @@ from llmsys.progress import Progress
 _log = logger(__name__)
 
 
-@dataclass(frozen=True)
-class Task:
-    """One call that makes some files.
-
-    Attributes:
-        name: "stage/what", unique in the graph; also the name of its record.
-        inputs: everything that decides the outputs, besides the code: plain data that JSON can hold.
-        outputs: the files it publishes, relative to the dataset folder.
-        job: what makes them; picklable.
-        amount: its share of the stage's progress, in the stage's unit.
-        without: gives, from the reason, the result that stands for a quarantined input; None: the stage needs the task.
-    """
-
-    name: str
-    inputs: Sequence[Any]
-    outputs: Sequence[str]
-    job: Job
-    amount: float
-    without: Callable[[str], dict[str, Any]] | None = None
-
-
-Stage = Callable[[str, list[Task], str], list[Record]]
-"""Does the tasks of one stage, by its name, with the unit of its progress, and gives their records in order."""
-
-
 class Workshop:
     """Does the stages of one dataset folder with one executor."""
 
@@ -60,22 +37,29 @@ class Workshop:
         self.folder = folder
         self.journal = Journal(folder)
         self.made = self.found = 0
+        self._early: set[str] = set()  # tasks that this run has made before their stage
         self._config = executor
         self._quarantine = Quarantine(folder)
         self._outputs: set[Path] = set()
         self._events = EventWriter(folder / "events.jsonl")
         self._executor = choose_executor(executor, folder, lock)
 
-    def stage(self, name: str, tasks: Sequence[Task], *, unit: str, code: str) -> list[Record]:
-        """Do what is missing of a stage and return the records of all its tasks; DataError when some failed."""
-        keys = [digest_of(code, task.name, task.inputs) for task in tasks]
+    def stage(
+        self, name: str, tasks: Sequence[Task], *, unit: str, code: str, following: Following | None = None
+    ) -> list[Record]:
+        """Do what is missing of a stage and return the records of all its tasks; DataError when some failed.
+
+        Of the stage that is `following`, what this one's records make possible may be done on the way.
+        """
+        keys = [task.key(code) for task in tasks]
         records = [self.journal.find(task.name, key) for task, key in zip(tasks, keys, strict=True)]
         missing = [index for index, record in enumerate(records) if record is None]
         self._outputs.update(self.folder / output for task in tasks for output in task.outputs)
-        self.found += len(tasks) - len(missing)
+        self.found += len({task.name for task, record in zip(tasks, records, strict=True) if record} - self._early)
         if missing:
             self.withdraw_manifest()
-            self._make(_Stage(name, tasks, keys, records, unit), missing)
+            forerun = Forerun(self.journal, following, self._executor.ahead)
+            self._make(_Stage(name, tasks, keys, records, unit), missing, forerun)
         given_up = [task.name for task, record in zip(tasks, records, strict=True) if record and not record.key]
         self._quarantine.keep_only(name, given_up)
         self.journal.forget_others(name, [task.name for task in tasks])
@@ -96,37 +80,42 @@ class Workshop:
         rooms |= {room for room in work.iterdir() if room.name != "encoded"} if work.is_dir() else set()
         return [path for room in sorted(rooms) for path in sorted(room.iterdir()) if path not in self._outputs]
 
-    def _make(self, stage: "_Stage", missing: Sequence[int]) -> None:
+    def _make(self, stage: "_Stage", missing: Sequence[int], forerun: Forerun) -> None:
         began = time.monotonic()
         total = sum(task.amount for task in stage.tasks)
         done = total - sum(stage.tasks[index].amount for index in missing)
         failures: list[tuple[Task, Failed]] = []
         missing = sorted(missing, key=lambda index: -stage.tasks[index].amount)  # so that no worker idles at the end
-        jobs = [stage.tasks[index].job for index in missing]
-        with Progress(stage.name, total, stage.unit, done=done) as progress:
-            meter = Meter(progress, [stage.tasks[index].amount for index in missing])
-            for event in run_with_tries(self._executor, jobs, self._config, self._patience(stage)):
-                task = stage.tasks[missing[event.index]]
+        tasks = [stage.tasks[index] for index in missing]
+        with Progress(forerun.title(stage.name), total, stage.unit, done=done) as progress:
+            meter = Meter(progress, [task.amount for task in tasks])
+            jobs, patience = [task.job for task in tasks], self._patience(stage)
+            for event in run_with_tries(self._executor, jobs, self._config, patience):
                 meter.show(event)
                 match event:
+                    case Early():
+                        forerun.hear(event)
                     case Done():
-                        self._keep(stage, missing[event.index], event.result)
+                        forerun.offer(missing[event.index], self._keep(stage, missing[event.index], event.result))
                     case Again():
-                        _log.warning("task %s will be tried again: %s", task.name, event.failed.message)
-                    case Failed() if task.without and event.cause != "mend":
-                        stage.records[missing[event.index]] = self._give_up(task, event)
+                        _log.warning("task %s will be tried again: %s", tasks[event.index].name, event.failed.message)
+                    case Failed() if tasks[event.index].without and event.cause != "mend":
+                        stage.records[missing[event.index]] = self._give_up(tasks[event.index], event)
                     case Failed():
-                        failures.append((task, event))
+                        failures.append((tasks[event.index], event))
+        self.made += len(forerun.done)
+        self._early.update(forerun.done)
         seconds = round(time.monotonic() - began, 3)
-        counts = {"tasks": len(missing), "failed": len(failures), "again": meter.again, "seconds": seconds}
-        self._events.write("stage", stage=stage.name, **counts)
+        counts = {"tasks": len(tasks), "failed": len(failures), "again": meter.again, "ahead": len(forerun.done)}
+        self._events.write("stage", stage=stage.name, **counts, seconds=seconds)
         if failures:
             raise _failure(stage.name, len(stage.tasks), failures)
 
-    def _keep(self, stage: "_Stage", index: int, result: dict[str, Any]) -> None:
+    def _keep(self, stage: "_Stage", index: int, result: dict[str, Any]) -> Record:
         task = stage.tasks[index]
-        stage.records[index] = self.journal.save(task.name, stage.keys[index], task.outputs, result)
+        stage.records[index] = record = self.journal.save(task.name, stage.keys[index], task.outputs, result)
         self.made += 1
+        return record
 
     def _give_up(self, task: Task, failed: Failed) -> Record:
         """Note a quarantined input, and return a record without key or files, which is never saved."""

@@ -14,11 +14,11 @@ import numpy as np
 
 from data_pipeline.dedup.index import INDEX, INDEX_FILE, index_content
 from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA
-from data_pipeline.graph import Task
 from data_pipeline.journal import Record
 from data_pipeline.left import Left, Signed
 from data_pipeline.stages.keep_index import keep_documents, keep_ids, keep_keys, write_index
 from data_pipeline.stages.same import Range
+from data_pipeline.task import Task
 from data_pipeline.thinning import Comparisons
 from llmsys.config.deduplicate import ExactKeys, KeptIndex
 

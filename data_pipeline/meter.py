@@ -3,13 +3,16 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from data_pipeline.executors.event import Advanced, Done, Failed
+from data_pipeline.executors.event import Advanced, Done, Early, Event, Failed
 from data_pipeline.executors.tries import Again
 from llmsys.progress import Progress
 
 
 class Meter:
-    """What the progress of a stage shows: a failed try is taken back, and a task that is done counts as a whole one."""
+    """What the progress of a stage shows: a failed try is taken back, and a task that is done counts as a whole one.
+
+    Of tasks of the next stage only what they dropped is shown; they are numbered downwards from -1 here.
+    """
 
     def __init__(self, progress: Progress, wholes: Sequence[float]) -> None:
         self.progress, self.wholes, self.again = progress, wholes, 0
@@ -17,17 +20,28 @@ class Meter:
         self._amounts: defaultdict[int, float] = defaultdict(float)
         self._drops: defaultdict[int, int] = defaultdict(int)
 
-    def show(self, event: Advanced | Done | Failed | Again) -> None:
+    def show(self, event: Event | Early | Again) -> None:
         """Draw an event."""
-        if isinstance(event, Advanced):
-            self._amounts[event.index] += event.amount
-            self._drops[event.index] += event.dropped
-            self._advance(event.amount, event.dropped)
-        elif isinstance(event, Done):
-            self._advance(self.wholes[event.index] - self._amounts.pop(event.index, 0), 0)
-        elif isinstance(event, Again):
-            self.again += 1
-            self._advance(-self._amounts.pop(event.index, 0), -self._drops.pop(event.index, 0))
+        match event:
+            case Advanced(index, amount, dropped):
+                self._tell(index, amount, dropped)
+            case Done(index):
+                self._advance(self.wholes[index] - self._amounts.pop(index, 0), 0)
+            case Again(index):
+                self.again += 1
+                self._take_back(index)
+            case Early(Advanced(index, _, dropped)):
+                self._tell(-1 - index, 0, dropped)
+            case Early(Failed(index)):
+                self._take_back(-1 - index)
+
+    def _tell(self, index: int, amount: float, dropped: int) -> None:
+        self._amounts[index] += amount
+        self._drops[index] += dropped
+        self._advance(amount, dropped)
+
+    def _take_back(self, index: int) -> None:
+        self._advance(-self._amounts.pop(index, 0), -self._drops.pop(index, 0))
 
     def _advance(self, amount: float, dropped: int) -> None:
         self._dropped += dropped

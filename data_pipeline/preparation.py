@@ -4,6 +4,7 @@ Reads the `data` and `tokenizer` sections of a run, gives the records of every s
 outputs; nothing else may.
 """
 
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -11,7 +12,8 @@ from data_pipeline.cleaning import clean_documents, collected_names
 from data_pipeline.copies import copy_final
 from data_pipeline.deduplication import Deduplication
 from data_pipeline.extract.reference import extract_libraries
-from data_pipeline.graph import Task, Workshop
+from data_pipeline.following import Following
+from data_pipeline.graph import Workshop
 from data_pipeline.inputs import input_identity, input_name, input_size, stamp
 from data_pipeline.journal import Record, digest_of
 from data_pipeline.language.profile import rules_by_language
@@ -31,6 +33,7 @@ from data_pipeline.stages.collect import collect_shard
 from data_pipeline.stages.extract import extract_file
 from data_pipeline.stages.judge import judge_file
 from data_pipeline.stages.survey import Block, blocks_of, survey_file
+from data_pipeline.task import Task
 from data_pipeline.thresholds import find_borders
 from data_pipeline.token_stages import encode_documents, make_tokenizer, write_tokens
 from llmsys.config.data import CrawlConfig
@@ -49,13 +52,14 @@ class Preparation:
 
     def run(self, inputs: list[str], until: Until) -> Outcome:
         """Do the stages up to `until` and return the records of each; DataError when no document stays."""
+        deduplication = Deduplication(self.data, self.workshop, self._stage)
         blocks = self._survey(inputs)
-        outcome = Outcome(inputs=inputs, extracted=self._extract(blocks))
+        outcome = Outcome(inputs=inputs, extracted=self._extract(blocks, deduplication))
         extracted, names = not_quarantined(outcome.extracted, [block.name for block in blocks])
         outcome.judged = self._judge(extracted, names)
         read = [record for record, judged in zip(extracted, outcome.judged, strict=True) if judged.outputs]
         judged, names = not_quarantined(outcome.judged, names)
-        left = Deduplication(self.data, self.workshop, self._stage).run(judged, names)
+        left = deduplication.run(judged, names)
         outcome.thinned = left.changed
         outcome.collected = self._collect(left.with_unread(read))
         outcome.collected = clean_documents(self.data, self.workshop, self._stage, outcome.collected)
@@ -76,8 +80,8 @@ class Preparation:
         """The words and rules of each language, see `rules_by_language`."""
         return rules_by_language(self.data)
 
-    def _stage(self, name: str, tasks: list[Task], unit: str) -> list[Record]:
-        return self.workshop.stage(name, tasks, unit=unit, code=code_of(name))
+    def _stage(self, name: str, tasks: list[Task], unit: str, following: Following | None = None) -> list[Record]:
+        return self.workshop.stage(name, tasks, unit=unit, code=code_of(name), following=following)
 
     def _survey(self, inputs: list[str]) -> list[Block]:
         """Cut long files into blocks; a file elsewhere is one, known by its tag or time."""
@@ -97,7 +101,7 @@ class Preparation:
             blocks += blocks_of(path, name, result)
         return blocks
 
-    def _extract(self, blocks: list[Block]) -> list[Record]:
+    def _extract(self, blocks: list[Block], deduplication: Deduplication) -> list[Record]:
         config, read = self.data.extract, self.data.read
         part: list[Any] = [part.model_dump(mode="json") for part in (config, read, self.data.url)]
         lists = digests_of(self.workshop.journal, url_files(self.data))
@@ -120,30 +124,43 @@ class Preparation:
             decides = [block.source, block.digest, block.start, part, lists]
             without = partial(without_block, block)
             tasks.append(Task(f"extract/{block.name}", decides, outputs, job, block.size, without))
-        return self._stage("extract", tasks, "B")
+        sign = self._following("sign", deduplication.signing(), blocks)
+        return self._stage("extract", tasks, "B", self._following("judge", self._judging(), blocks, sign))
+
+    def _following(
+        self, stage: str, task: Callable[[Record, str], Task] | None, blocks: list[Block], then: Following | None = None
+    ) -> Following | None:
+        if task is None:
+            return None
+        return Following(stage, code_of(stage), lambda index, record: task(record, blocks[index].name), then)
 
     def _judge(self, extracted: list[Record], names: list[str]) -> list[Record]:
+        return self._stage("judge", list(map(self._judging(), extracted, names)), "page")
+
+    def _judging(self) -> Callable[[Record, str], Task]:
+        """What gives, from the record of an extracted block and its name, the task that judges it."""
         require_languages(self.data, read_language_rules(self.rules))
         part = self.data.model_dump(mode="json", include={"unicode", "language", "documents"}) | {"rules": self.rules}
         part["documents"].pop("copies")
         files = (*digests_of(self.workshop.journal, rule_files(self.data)), *rule_libraries(self.data))
         part["files"] = files
-        tasks = []
-        for record, name in zip(extracted, names, strict=True):
+
+        def task(extracted: Record, name: str) -> Task:
             outputs = [f"work/judged/{name}.arrow", f"work/judged/{name}.dropped.arrow"]
             job = partial(
                 judge_file,
-                source=self.folder / record.outputs[0].name,
+                source=self.folder / extracted.outputs[0].name,
                 kept=self.folder / outputs[0],
                 dropped=self.folder / outputs[1],
                 config=self.data,
                 rules=self.rules,
                 files=files,
             )
-            without = partial(without_pages, record.result["pages"], record.result["html_bytes"])
-            decides = [record.digests[:1], part]
-            tasks.append(Task(f"judge/{name}", decides, outputs, job, record.result["pages"], without))
-        return self._stage("judge", tasks, "page")
+            pages, html_bytes = extracted.result["pages"], extracted.result["html_bytes"]
+            decides = [extracted.digests[:1], part]
+            return Task(f"judge/{name}", decides, outputs, job, pages, partial(without_pages, pages, html_bytes))
+
+        return task
 
     def _collect(self, left: Left) -> list[Record]:
         sources = left.sources(self.folder)

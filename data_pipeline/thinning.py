@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from data_pipeline.dedup.keys import ITEM_SCHEMA, VALUE_SCHEMA
-from data_pipeline.graph import Task
 from data_pipeline.journal import Record
 from data_pipeline.left import Left
 from data_pipeline.stages.same import Range, drop_places, repeated_values
 from data_pipeline.stages.strings import StringEdit, anchor_file, window_file
 from data_pipeline.stages.take_out import Edit, SpanEdit, take_out_file, unit_file
+from data_pipeline.task import Task
 from llmsys.config.deduplicate import DeduplicateConfig, KeepDuplicates, SubstringDuplicates
 
 THINNING_STAGES = (

@@ -7,9 +7,9 @@ document.
 from collections.abc import Sequence
 from functools import partial
 
-from data_pipeline.graph import Stage, Task
 from data_pipeline.inspect.borders import Limits, joined_borders, summarize_borders
 from data_pipeline.journal import Record
+from data_pipeline.task import Stage, Task
 from llmsys.config.data import CrawlConfig
 from llmsys.threshold import Border
 

@@ -5,8 +5,9 @@ Reads collected documents by their records, gives the records of what it made.
 
 from functools import partial
 
-from data_pipeline.graph import Stage, Task, Workshop
+from data_pipeline.graph import Workshop
 from data_pipeline.journal import Record
+from data_pipeline.task import Stage, Task
 from data_pipeline.tokenize.copy import copy_task
 from data_pipeline.tokenize.encode import encode_file
 from data_pipeline.tokenize.layout import SPLITS, plan_files, write_token_file

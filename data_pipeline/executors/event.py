@@ -3,6 +3,7 @@
 Reads nothing; the types here are the border between the task graph and whoever does the work.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -44,10 +45,25 @@ class Failed:
 Event = Advanced | Done | Failed
 
 
+@dataclass(frozen=True, slots=True)
+class Early:
+    """An event of a job that was done ahead, by the number it was put there with."""
+
+    event: Event
+
+
+Ahead = deque[tuple[int, Job]]
+"""Jobs of later stages that can be done already, each with a number: who reads the events of a stage puts them in."""
+
+
 class Executor(Protocol):
     """Who does the work. Every job is tried once: what a failure costs is decided in one place, see tries.py."""
 
-    def run(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
+    @property
+    def ahead(self) -> Ahead | None:
+        """Where jobs of later stages can be put while a stage is done; None: stages come one after the other."""
+
+    def run(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event | Early]:
         """Yield what happens until every job is done or failed; a job may take so many seconds, 0: for ever."""
 
     def close(self) -> None:

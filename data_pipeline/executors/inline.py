@@ -17,6 +17,8 @@ _PLACE_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 class Inline:
     """Does each job when its event is asked for; nothing here can end a job that takes too long."""
 
+    ahead = None
+
     def run(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
         """Yield what happens, job by job."""
         for index, job in enumerate(jobs):

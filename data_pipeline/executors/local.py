@@ -2,6 +2,9 @@
 
 Reads jobs, gives events as they happen. Promises: results do not depend on the number of workers; one that dies or
 takes too long is replaced; workers outlive nobody, see `worker.py`.
+
+Jobs ahead of the stage go to workers that have done such already: what they load and learn (models, words), each worker
+would load and learn anew. Nobody then waits for the slowest job of a stage but at the very end.
 """
 
 import os
@@ -9,10 +12,14 @@ import signal
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import wait
 
-from data_pipeline.executors.event import Advanced, Event, Failed, Job
+from data_pipeline.executors.event import Advanced, Ahead, Early, Event, Failed, Job
 from data_pipeline.executors.worker import Worker
+
+BEHIND = 3
+"""How many early jobs may wait for each worker that does such: beginning with them costs another about as much time."""
 
 
 def available_cores() -> int:
@@ -27,19 +34,22 @@ class LocalPool:
         """Start nothing yet. `workers` 0 means one per core; `lock` is a file descriptor that workers hold open."""
         self.limit = workers or available_cores()
         self.lock = lock
+        self.ahead: Ahead | None = deque() if self.limit > 1 else None  # one worker gains nothing by it
         self._workers: list[Worker] = []
 
-    def run(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
-        """Yield what happens until every job is done or has failed."""
-        waiting = deque(range(len(jobs)))
-        while waiting or self._busy():
-            self._hand_out(jobs, waiting)
+    def run(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event | Early]:
+        """Yield what happens until every job is done or has failed; so with those ahead, while there are workers."""
+        waiting = deque(enumerate(jobs))
+        for worker in self._workers:
+            worker.practised = False
+        while waiting or self._busy() or (self.ahead and self._workers):
+            self._hand_out(waiting)
             for worker in self._ready(seconds):
                 event = self._receive(worker)
-                yield event if event is not None else self._lost(worker)
+                yield _event(worker, event if event is not None else self._lost(worker))
             for worker in self._busy():
                 if seconds and time.monotonic() - worker.since > seconds:
-                    yield Failed(self._replace(worker), too_slow(seconds), "", "slow")
+                    yield _event(worker, Failed(self._replace(worker), too_slow(seconds), "", "slow"))
 
     def close(self) -> None:
         """End all workers."""
@@ -47,20 +57,29 @@ class LocalPool:
             worker.end()
         self._workers.clear()
 
-    def _hand_out(self, jobs: Sequence[Job], waiting: deque[int]) -> None:
-        """Give a job to every idle worker, starting workers while there are jobs for them."""
-        while waiting:
-            worker = next((each for each in self._workers if each.index is None), None)
-            if worker is None and len(self._workers) < self.limit:
-                worker = Worker(self.lock)
-                self._workers.append(worker)
-            if worker is None:
-                return
-            worker.index, worker.since = waiting.popleft(), time.monotonic()
-            try:
-                worker.connection.send((worker.index, jobs[worker.index]))
-            except (BrokenPipeError, ConnectionResetError):
-                return  # it died while idle; _ready finds it, and its job counts as lost
+    def _hand_out(self, waiting: Ahead) -> None:
+        """Give a job to every idle worker that should have one, starting workers while there are jobs for them."""
+        for worker in self._workers:
+            if worker.index is None:
+                self._give(worker, waiting)
+        while waiting and len(self._workers) < self.limit:
+            self._workers.append(Worker(self.lock))
+            self._give(self._workers[-1], waiting)
+
+    def _give(self, worker: Worker, waiting: Ahead) -> None:
+        """Give an idle worker the job that is best for it; none when what it is good at will soon be there."""
+        practised = sum(each.practised for each in self._workers)
+        ahead = self.ahead or deque()
+        worker.early = bool(ahead) and (worker.practised or len(ahead) > BEHIND * practised)
+        worker.practised |= worker.early
+        queue = ahead if worker.early else waiting
+        others = sum(each.index is not None and not each.early for each in self._workers)
+        last = worker.practised and len(waiting) <= others  # of the stage: its jobs are left to those others
+        if not queue or (last and not worker.early):
+            return
+        (worker.index, job), worker.since = queue.popleft(), time.monotonic()
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died while idle: _ready finds it, its job is lost
+            worker.connection.send((worker.index, job))
 
     def _busy(self) -> list[Worker]:
         return [worker for worker in self._workers if worker.index is not None]
@@ -94,6 +113,10 @@ class LocalPool:
         worker.end()
         assert worker.index is not None
         return worker.index
+
+
+def _event(worker: Worker, event: Event) -> Event | Early:
+    return Early(event) if worker.early else event
 
 
 def _ending(status: int | None) -> str:

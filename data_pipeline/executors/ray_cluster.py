@@ -37,6 +37,8 @@ _ENDING_SECONDS = 60.0
 class RayCluster:
     """A connection to a cluster; what lives there for other users is left alone."""
 
+    ahead = None
+
     def __init__(self, address: str, workers: int) -> None:
         """Join the cluster at `address`, or start one on this machine; DataError when nobody answers."""
         self._own = not ray.is_initialized()

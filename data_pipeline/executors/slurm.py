@@ -32,6 +32,8 @@ _ENDED_BY_TIME = ("TIMEOUT", "DEADLINE")
 class SlurmArrays:
     """Arrays submitted with sbatch, watched through their result files and squeue."""
 
+    ahead = None
+
     def __init__(self, config: SlurmExecutor, folder: Path) -> None:
         """Use `folder` for jobs and results; DataError when there is no sbatch, or an old array cannot be ended."""
         self.config, self.folder = config, folder.absolute()

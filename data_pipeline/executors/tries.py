@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from data_pipeline.executors.event import Event, Executor, Failed, Job
+from data_pipeline.executors.event import Early, Event, Executor, Failed, Job
 from llmsys.config.executor import ExecutorConfig
 
 LONGEST_WAIT_SECONDS = 60.0
@@ -28,13 +28,16 @@ def run_with_tries(
     config: ExecutorConfig,
     seconds: float = 0,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Event | Again]:
+) -> Iterator[Event | Early | Again]:
     """Yield what happens; `Failed` only for a task that is given up: tried often enough, or a person's to mend."""
     left = list(range(len(jobs)))
     for number in range(1, config.tries + 1):
         last = number == config.tries
         again: list[int] = []
         for event in executor.run([jobs[index] for index in left], seconds):
+            if isinstance(event, Early):  # its own stage does again what failed
+                yield event
+                continue
             event = _renumbered(event, left[event.index])
             if isinstance(event, Failed) and event.cause != "mend" and not last:
                 again.append(event.index)

@@ -13,11 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from data_pipeline.graph import Task, Workshop
+from data_pipeline.graph import Workshop
 from data_pipeline.journal import Record, code_version
 from data_pipeline.pairs.encode import Limits, encode_pairs
 from data_pipeline.pairs.read import read_pairs
 from data_pipeline.pairs.tokenizer import train_on_pairs
+from data_pipeline.task import Task
 from data_pipeline.tokenize.copy import copy_task
 from data_pipeline.tokenize.publish import SENTENCEPIECE_FILES
 from llmsys.config.pairs import LabelledConfig, PairsConfig

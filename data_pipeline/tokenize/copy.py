@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.executors.event import Report
-from data_pipeline.graph import Task, Workshop
+from data_pipeline.graph import Workshop
 from data_pipeline.journal import digest_of
+from data_pipeline.task import Task
 from data_pipeline.tokenize.publish import SENTENCEPIECE_FILES, publish_json_tokenizer, publish_sentencepiece
 from llmsys.config.tokenizer import FileTokenizerConfig
 from llmsys.tokenizer import JSON_NAME, load_tokenizer, model_file

@@ -11,8 +11,9 @@ import pytest
 
 from data_pipeline.executors.event import Advanced, Done, Failed, Report
 from data_pipeline.executors.local import LocalPool
-from data_pipeline.graph import Task, Workshop
+from data_pipeline.graph import Workshop
 from data_pipeline.pipeline import prepare
+from data_pipeline.task import Task
 from llmsys.config.executor import InlineExecutor
 from llmsys.errors import DataError
 from llmsys.lock import folder_lock

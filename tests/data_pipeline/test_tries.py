@@ -10,11 +10,12 @@ import pytest
 from data_pipeline.executors.event import Advanced, Done, Failed, Report
 from data_pipeline.executors.inline import Inline
 from data_pipeline.executors.tries import Again, run_with_tries
-from data_pipeline.graph import Task, Workshop
+from data_pipeline.graph import Workshop
 from data_pipeline.journal import Record
 from data_pipeline.pipeline import prepare
 from data_pipeline.quarantine import quarantined
 from data_pipeline.stages.extract import extract_file
+from data_pipeline.task import Task
 from launch.main import main
 from llmsys.config.executor import InlineExecutor
 from llmsys.errors import DataError

@@ -8,9 +8,10 @@ import pyarrow as pa
 
 from data_pipeline.deduplication import Deduplication, Left
 from data_pipeline.document import DROPPED_SCHEMA, document_schema
-from data_pipeline.graph import Task, Workshop
+from data_pipeline.graph import Workshop
 from data_pipeline.journal import Record
 from data_pipeline.stages.collect import collect_shard
+from data_pipeline.task import Task
 from llmsys.config.data import CrawlConfig
 from llmsys.config.executor import InlineExecutor
 from llmsys.lock import folder_lock

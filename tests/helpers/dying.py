@@ -37,6 +37,14 @@ def meet(folder: Path, name: str, others: int, report: Report) -> dict[str, Any]
     return {"counted": 1}
 
 
+def pass_gate(gate: Path, report: Report) -> dict[str, Any]:
+    """Wait until a test opens the gate; says which process this is."""
+    while not gate.exists():
+        time.sleep(0.01)
+    report(1, 1)
+    return {"pid": os.getpid()}
+
+
 def fail(report: Report) -> dict[str, Any]:
     """A bug in a task."""
     raise ValueError("a bug")

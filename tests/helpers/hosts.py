@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,10 +92,16 @@ class Hosts:
         return [pid for pid in _pids(f"{self.prefix}{name}") if pid != self.daemons[name].pid]
 
     def crash(self, name: str) -> None:
-        """Kill everything on a host at once, as the loss of its power does."""
-        for pid in self.pids(name):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """Kill everything on a host at once, as the loss of its power does.
+
+        All of it stands still before any of it ends: a process that saw another one die would tell of it, as srun asks
+        Slurm to end a step that has lost a node. Slurm asks a minute later, when another start has the step's name.
+        """
+        halted: set[int] = set()
+        while running := set(self.pids(name)) - halted:
+            _send(signal.SIGSTOP, running)
+            halted |= running
+        _send(signal.SIGKILL, halted)
 
     def processes(self, name: str) -> list[psutil.Process]:
         """What runs in a host's network."""
@@ -221,9 +227,7 @@ def _remove(hosts: Hosts) -> None:
     """End every process in the namespaces, then remove these; what was never made is no trouble."""
     for name in (*hosts.names, "net"):
         host = f"{hosts.prefix}{name}"
-        for pid in _pids(host):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        _send(signal.SIGKILL, _pids(host))
         subprocess.run(["ip", "netns", "delete", host], capture_output=True)
         shutil.rmtree(Path("/etc/netns") / host, ignore_errors=True)
     for daemon in hosts.daemons.values():
@@ -234,6 +238,12 @@ def _pids(namespace: str) -> list[int]:
     """The processes of a network namespace; none where it was never made."""
     listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True)
     return [int(pid) for pid in listed.stdout.split()]
+
+
+def _send(number: int, pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _ip(*words: str) -> None:

@@ -3,9 +3,10 @@
 import multiprocessing
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +38,28 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) ->
         for process in processes:
             process.start()
         try:
-            return [_answer(rank, receiver) for rank, (receiver, _) in enumerate(pipes)]
+            return _answers({receiver: rank for rank, (receiver, _) in enumerate(pipes)})
         finally:
             for process in processes:
                 process.kill()
                 process.join()
 
 
-def _answer(rank: int, receiver: Connection) -> Any:
-    if not receiver.poll(TIMEOUT_SECONDS):
-        raise TimeoutError(f"rank {rank} did not answer within {TIMEOUT_SECONDS} s")
-    kind, value = receiver.recv()
-    if kind == "error":
-        raise AssertionError(f"rank {rank} raised:\n{value}")
-    return value
+def _answers(ranks: dict[Connection, int]) -> list[Any]:
+    """The results by rank, taken as they come: what one rank raised is told at once, though others then wait for it."""
+    results: dict[int, Any] = {}
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while len(results) < len(ranks):
+        silent = [receiver for receiver, rank in ranks.items() if rank not in results]
+        ready = wait(silent, timeout=deadline - time.monotonic())
+        if not ready:
+            raise TimeoutError(f"ranks {[ranks[one] for one in silent]} did not answer within {TIMEOUT_SECONDS} s")
+        for receiver in ready:
+            kind, value = receiver.recv()  # type: ignore[union-attr]
+            if kind == "error":
+                raise AssertionError(f"rank {ranks[receiver]} raised:\n{value}")
+            results[ranks[receiver]] = value
+    return [results[rank] for rank in sorted(results)]
 
 
 def _rank_main(

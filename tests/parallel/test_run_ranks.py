@@ -1,4 +1,4 @@
-"""What tests on several ranks stand on: a rank's end is told at once, with its reason, and a crash costs one more try."""
+"""What tests on several ranks stand on: how a rank ended is told at once, and a crash costs one more try."""
 
 import os
 import signal
@@ -44,7 +44,8 @@ def test_a_crash_of_native_code_is_said_and_the_ranks_run_once_more(tmp_path: Pa
 
 
 def test_a_second_crash_fails() -> None:
-    with pytest.warns(UserWarning), pytest.raises(AssertionError, match="^rank 1 was killed by SIGSEGV$"):
+    told = "rank 1 was killed by SIGSEGV"
+    with pytest.warns(UserWarning, match=told), pytest.raises(AssertionError, match=rf"^{told}$"):
         run_ranks(crash, 2)
 
 
@@ -54,5 +55,5 @@ def test_what_the_second_rank_raised_is_told_though_the_first_waits_for_it() -> 
 
 
 def test_a_rank_that_ends_without_an_answer_is_named() -> None:
-    with pytest.raises(AssertionError, match="rank"):
+    with pytest.raises(AssertionError, match="rank 1 raised:\nit ended without an answer|rank 0 raised"):
         run_ranks(leave, 2)

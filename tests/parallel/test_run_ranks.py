@@ -55,5 +55,5 @@ def test_what_the_second_rank_raised_is_told_though_the_first_waits_for_it() -> 
 
 
 def test_a_rank_that_ends_without_an_answer_is_named() -> None:
-    with pytest.raises(AssertionError, match="rank 1 raised:\nit ended without an answer|rank 0 raised"):
+    with pytest.raises(AssertionError, match=r"rank 1 raised:\nit ended without an answer|rank 0 raised"):
         run_ranks(leave, 2)

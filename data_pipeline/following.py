@@ -46,7 +46,8 @@ class Forerun:
         self.journal, self.ahead = journal, ahead
         self.following = following if ahead is not None else None
         if ahead is not None:
-            ahead.clear()  # of what an earlier stage left when its workers died
+            ahead.next.clear()  # of what an earlier stage left when its workers died
+            ahead.later.clear()
         self.done: list[str] = []
         self._steps: list[_Step] = []
 
@@ -78,7 +79,6 @@ class Forerun:
         if found := self.journal.find(task.name, key):
             self._offer(following.then, index, found)
             return
-        begun = following is not self.following  # and goes on first
-        put = self.ahead.appendleft if begun else self.ahead.append
-        put((len(self._steps), task.job))
+        queue = self.ahead.next if following is self.following else self.ahead.later
+        queue.append((len(self._steps), task.job))
         self._steps.append(_Step(task, key, following.then, index))

@@ -5,7 +5,7 @@ Reads nothing; the types here are the border between the task graph and whoever 
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 Report = Callable[[float, int], None]  # amount done since the last call (in the stage's unit), documents dropped
@@ -52,8 +52,24 @@ class Early:
     event: Event
 
 
-Ahead = deque[tuple[int, Job]]
-"""Jobs of later stages that can be done already, each with a number: who reads the events of a stage puts them in."""
+Queue = deque[tuple[int, Job]]
+"""Jobs, each with its number."""
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Jobs of other stages that can be done already; who reads the events of a stage puts them in.
+
+    Attributes:
+        next: those of the next stage.
+        later: those of the stages after that one.
+    """
+
+    next: Queue = field(default_factory=deque)
+    later: Queue = field(default_factory=deque)
+
+    def __len__(self) -> int:
+        return len(self.next) + len(self.later)
 
 
 class Executor(Protocol):

@@ -3,8 +3,9 @@
 Reads jobs, gives events as they happen. Promises: results do not depend on the number of workers; one that dies or
 takes too long is replaced; workers outlive nobody, see `worker.py`.
 
-Jobs ahead of the stage go to workers that have done such already: what they load and learn (models, words), each worker
-would load and learn anew. Nobody then waits for the slowest job of a stage but at the very end.
+Jobs of the next stage go to workers that have done such already: what they load and learn (models, words), each worker
+would load and learn anew. Those of later stages are for whoever has nothing else to do. So nobody waits for the slowest
+job of a stage but at the very end.
 """
 
 import os
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 
-from data_pipeline.executors.event import Advanced, Ahead, Early, Event, Failed, Job
+from data_pipeline.executors.event import Advanced, Ahead, Early, Event, Failed, Job, Queue
 from data_pipeline.executors.worker import Worker
 
 BEHIND = 3
@@ -34,7 +35,7 @@ class LocalPool:
         """Start nothing yet. `workers` 0 means one per core; `lock` is a file descriptor that workers hold open."""
         self.limit = workers or available_cores()
         self.lock = lock
-        self.ahead: Ahead | None = deque() if self.limit > 1 else None  # one worker gains nothing by it
+        self.ahead = Ahead() if self.limit > 1 else None  # one worker gains nothing by it
         self._workers: list[Worker] = []
 
     def run(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event | Early]:
@@ -57,7 +58,7 @@ class LocalPool:
             worker.end()
         self._workers.clear()
 
-    def _hand_out(self, waiting: Ahead) -> None:
+    def _hand_out(self, waiting: Queue) -> None:
         """Give a job to every idle worker that should have one, starting workers while there are jobs for them."""
         for worker in self._workers:
             if worker.index is None:
@@ -66,20 +67,28 @@ class LocalPool:
             self._workers.append(Worker(self.lock))
             self._give(self._workers[-1], waiting)
 
-    def _give(self, worker: Worker, waiting: Ahead) -> None:
+    def _give(self, worker: Worker, waiting: Queue) -> None:
         """Give an idle worker the job that is best for it; none when what it is good at will soon be there."""
-        practised = sum(each.practised for each in self._workers)
-        ahead = self.ahead or deque()
-        worker.early = bool(ahead) and (worker.practised or len(ahead) > BEHIND * practised)
-        worker.practised |= worker.early
-        queue = ahead if worker.early else waiting
-        others = sum(each.index is not None and not each.early for each in self._workers)
-        last = worker.practised and len(waiting) <= others  # of the stage: its jobs are left to those others
-        if not queue or (last and not worker.early):
+        queue = self._queue(worker, waiting)
+        if not queue:
             return
+        worker.early = queue is not waiting
         (worker.index, job), worker.since = queue.popleft(), time.monotonic()
         with suppress(BrokenPipeError, ConnectionResetError):  # it died while idle: _ready finds it, its job is lost
             worker.connection.send((worker.index, job))
+
+    def _queue(self, worker: Worker, waiting: Queue) -> Queue:
+        """Where the next job of a worker comes from."""
+        ahead = self.ahead or Ahead()
+        if worker.practised and len(ahead.later) > BEHIND * len(self._workers):
+            return ahead.later  # or the end would be all theirs
+        practised = sum(each.practised for each in self._workers)
+        if ahead.next and (worker.practised or len(ahead.next) > BEHIND * practised):
+            worker.practised = True
+            return ahead.next
+        others = sum(each.index is not None and not each.early for each in self._workers)
+        last = worker.practised and len(waiting) <= others  # of the stage: they are left to those others
+        return waiting if waiting and not last else ahead.later
 
     def _busy(self) -> list[Worker]:
         return [worker for worker in self._workers if worker.index is not None]

@@ -59,7 +59,7 @@ def test_jobs_ahead_stay_with_the_worker_that_has_done_one_and_it_leaves_the_las
     gates["e2"].touch()
     with local_pool(2) as pool:
         assert pool.ahead is not None
-        ahead = pool.ahead
+        ahead = pool.ahead.next
         pids: dict[Any, int] = {}
         for event in pool.run([partial(pass_gate, gates[str(number)]) for number in range(4)]):
             early = isinstance(event, Early)
@@ -106,11 +106,26 @@ def test_another_worker_helps_when_too_much_waits(tmp_path: Path) -> None:
         def hear(event: Event) -> None:
             if event.index == 1:
                 assert pool.ahead is not None
-                pool.ahead.extend(enumerate(early))
+                pool.ahead.next.extend(enumerate(early))
 
         found = ends(pool, list(jobs), hear)
     assert {key for key in found if isinstance(key, tuple)} == {("early", number) for number in range(BEHIND + 2)}
     assert all(isinstance(event, Done) for event in found.values())
+
+
+def test_a_worker_with_nothing_else_to_do_takes_jobs_of_later_stages(tmp_path: Path) -> None:
+    """One worker is in a job of the next stage that only ends with the one of the stage after it."""
+    with local_pool(2) as pool:
+        assert pool.ahead is not None
+        ahead = pool.ahead
+
+        def hear(event: Event) -> None:
+            if event.index == 1:
+                ahead.next.append((0, partial(pass_gate, tmp_path / "gate")))
+                ahead.later.append((1, partial(touch, tmp_path / "gate")))
+
+        found = ends(pool, [partial(count, 1)] * 2, hear)
+    assert found.keys() == {0, 1, ("early", 0), ("early", 1)}
 
 
 def touch(path: Path, report: Report) -> dict[str, Any]:
@@ -125,7 +140,7 @@ def test_a_job_ahead_that_fails_dies_or_hangs_costs_itself_only(tmp_path: Path) 
         def hear(event: Event) -> None:
             if event.index == 0:
                 assert pool.ahead is not None
-                pool.ahead.extend(enumerate(early))
+                pool.ahead.next.extend(enumerate(early))
 
         found = ends(pool, [partial(count, 1)] * 6, hear, seconds=5.0)
     causes = {key: event.cause for key, event in found.items() if isinstance(event, Failed)}

@@ -11,7 +11,7 @@ from llmsys.progress import Progress
 class Meter:
     """What the progress of a stage shows: a failed try is taken back, and a task that is done counts as a whole one.
 
-    Of tasks of the next stage only what they dropped is shown; they are numbered downwards from -1 here.
+    Of tasks that are done ahead only what they dropped is shown; they are numbered downwards from -1 here.
     """
 
     def __init__(self, progress: Progress, wholes: Sequence[float]) -> None:

@@ -125,7 +125,7 @@ class Preparation:
             without = partial(without_block, block)
             tasks.append(Task(f"extract/{block.name}", decides, outputs, job, block.size, without))
         sign = self._following("sign", deduplication.signing(), blocks)
-        return self._stage("extract", tasks, "B", self._following("judge", self._judging(), blocks, sign))
+        return self._stage("extract", tasks, "B", self._following("judge", self._judging, blocks, sign))
 
     def _following(
         self, stage: str, task: Callable[[Record, str], Task] | None, blocks: list[Block], then: Following | None = None
@@ -135,8 +135,9 @@ class Preparation:
         return Following(stage, code_of(stage), lambda index, record: task(record, blocks[index].name), then)
 
     def _judge(self, extracted: list[Record], names: list[str]) -> list[Record]:
-        return self._stage("judge", list(map(self._judging(), extracted, names)), "page")
+        return self._stage("judge", list(map(self._judging, extracted, names)), "page")
 
+    @cached_property
     def _judging(self) -> Callable[[Record, str], Task]:
         """What gives, from the record of an extracted block and its name, the task that judges it."""
         require_languages(self.data, read_language_rules(self.rules))

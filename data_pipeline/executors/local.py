@@ -73,18 +73,20 @@ class LocalPool:
         if not queue:
             return
         worker.early = queue is not waiting
+        worker.practised |= self.ahead is not None and queue is self.ahead.next
         (worker.index, job), worker.since = queue.popleft(), time.monotonic()
         with suppress(BrokenPipeError, ConnectionResetError):  # it died while idle: _ready finds it, its job is lost
             worker.connection.send((worker.index, job))
 
     def _queue(self, worker: Worker, waiting: Queue) -> Queue:
         """Where the next job of a worker comes from."""
-        ahead = self.ahead or Ahead()
+        ahead = self.ahead
+        if ahead is None:
+            return waiting
         if worker.practised and len(ahead.later) > BEHIND * len(self._workers):
             return ahead.later  # or the end would be all theirs
         practised = sum(each.practised for each in self._workers)
         if ahead.next and (worker.practised or len(ahead.next) > BEHIND * practised):
-            worker.practised = True
             return ahead.next
         others = sum(each.index is not None and not each.early for each in self._workers)
         last = worker.practised and len(waiting) <= others  # of the stage: they are left to those others

@@ -37,7 +37,7 @@ class Worker:
         lifeline.close()
         self.index: int | None = None
         self.since = 0.0
-        self.early = self.practised = False  # its job was put ahead; it has had one of those
+        self.early = self.practised = False  # its job was put ahead; it has had one of the next stage
 
     def end(self) -> None:
         """Kill the process: whatever it writes is published by rename, so there is nothing to wait for."""

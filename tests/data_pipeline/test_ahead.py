@@ -153,11 +153,11 @@ def test_one_worker_does_one_stage_after_the_other() -> None:
     assert LocalPool(1).ahead is None
 
 
-def test_progress_counts_what_was_dropped_ahead_and_takes_back_what_failed() -> None:
+def test_progress_counts_what_was_dropped_ahead_and_takes_back_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     with Progress("stage", 10, "B") as progress:
         meter = Meter(progress, [10.0])
         shown: list[tuple[float, Any]] = []
-        progress.advance = lambda amount, **details: shown.append((amount, details))  # type: ignore[method-assign]
+        monkeypatch.setattr(progress, "advance", lambda amount, **details: shown.append((amount, details)))
         failed = Failed(0, "lost", "", "lost")
         for event in (Early(Advanced(0, 5, 3)), Early(failed), Early(Advanced(0, 5, 2)), Early(Done(0, {}))):
             meter.show(event)

@@ -19,9 +19,6 @@ TIMEOUT_SECONDS = 240
 PRELOADED = ["torch", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint"]
 
 
-CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
-
-
 class CrashError(AssertionError):
     """A rank was ended by a crash of native code."""
 
@@ -30,8 +27,8 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) ->
     """`function(rank, *arguments)` on `world_size` fresh processes; the results by rank.
 
     An exception on any rank fails the test with that rank's number and traceback; a rank that hangs or dies is named.
-    Once in thousands of groups the thread in which torch 2.13 works for gloo (`pt_gloo_runloop`) dies in malloc, which
-    finds a list of its own that something freed twice has cut short. So a crash is said, and the ranks run once more.
+    Seen once in all runs of the tests: the thread in which torch 2.13 works for gloo (`pt_gloo_runloop`) died of
+    SIGSEGV in malloc, over a list of free pieces that was cut short. So that is said, and the ranks run once more.
     """
     try:
         return _run(function, world_size, arguments)
@@ -86,8 +83,8 @@ def _answer(rank: int, receiver: Connection, processes: list[Any]) -> Any:
         return value
     for other, process in enumerate(processes):
         process.join(timeout=1)  # what a rank raises may come of another's end
-        if process.exitcode and -process.exitcode in CRASHES:
-            raise CrashError(f"rank {other} was killed by {signal.Signals(-process.exitcode).name}")
+        if process.exitcode == -signal.SIGSEGV:
+            raise CrashError(f"rank {other} was killed by SIGSEGV")
     raise AssertionError(f"rank {rank} raised:\n{value}")
 
 

@@ -12,6 +12,7 @@ from data_pipeline.journal import Journal
 from data_pipeline.readers.remote import find_remote, is_remote, remote_digest, remote_identity, remote_size
 from data_pipeline.readers.source import open_source, stamp_of
 from llmsys.errors import DataError
+from llmsys.redact import REDACTED
 
 _DATA_FILE = (
     ".warc",
@@ -39,6 +40,11 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
         raise DataError("data.inputs is empty. Name crawl files, such as data.inputs='[crawl/*.warc.gz]'.")
     found: set[str] = set()
     for pattern, where in _unlisted(patterns, "data.inputs", 0):
+        if is_remote(pattern) and REDACTED in pattern:
+            raise DataError(
+                f"{where}: '{pattern}' comes from a record of an earlier run, which holds no secrets. "
+                f"Give the address again, with its password, token or signature."
+            )
         found.update(_remote(pattern, where) if is_remote(pattern) else _local(pattern, where))
     return sorted(found)
 

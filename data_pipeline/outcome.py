@@ -41,6 +41,7 @@ from llmsys.manifest import (
     load_manifest,
     write_manifest,
 )
+from llmsys.redact import redact_values
 from llmsys.shards import token_dtype
 from llmsys.threshold import Border
 from llmsys.tokenizer import load_tokenizer
@@ -98,6 +99,7 @@ def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: Outco
         "data": data.model_dump(mode="json", exclude={"folder", "executor"}) | {"inputs": sorted(set(data.inputs))},
         "tokenizer": tokenizer.model_dump(mode="json"),
     }
+    config = redact_values(config)
     made: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
     splits = _splits(outcome.tokens) if outcome.tokens is not None else {}
     documents = _document_files(outcome.collected, 0, "documents_rows")

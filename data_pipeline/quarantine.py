@@ -16,6 +16,7 @@ from data_pipeline.journal import Record
 from data_pipeline.stages.survey import Block
 from llmsys.errors import DataError
 from llmsys.publish import publish_bytes
+from llmsys.redact import redact_secrets
 
 QUARANTINE = "quarantine"
 
@@ -82,7 +83,7 @@ def quarantine_reason(message: str, tries: int) -> str:
 
 def without_block(block: Block, reason: str) -> dict[str, Any]:
     """Return the result of an extraction that was given up: one skip, at the beginning of the block."""
-    skip = {"file": block.source, "offset": block.start, "reason": reason, "count": 1}
+    skip = {"file": redact_secrets(block.source), "offset": block.start, "reason": reason, "count": 1}
     return {"records": 0, "pages": 0, "html_bytes": 0, "skipped": [skip], "noted": []}
 
 

@@ -50,9 +50,9 @@ def versions() -> dict[str, str]:
 
 def commit() -> str:
     """The commit of the checkout that the code lies in; "" where it is not a checkout."""
-    from llmsys.train.folder import git_state
+    from llmsys.source_code import read_source
 
-    return str((git_state(Path(__file__).parent) or {}).get("commit", ""))[:12]
+    return str(read_source()["commit"] or "")[:12]
 
 
 def code_digest() -> str:

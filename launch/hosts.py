@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llmsys.errors import LaunchError
+from llmsys.local_path import require_local_path
 
 HOSTFILE_LINE = re.compile(r"(?P<name>\S+)\s+slots=(?P<slots>\d+)")
 NODE = re.compile(r"(?P<name>[^\s:]+):(?P<slots>\d+)")
@@ -29,7 +30,7 @@ def parse_nodes(text: str) -> list[Host]:
     Raises LaunchError for a path that is no file, no host at all, a line that cannot be read, a host without a slot,
     and a host named twice.
     """
-    path = Path(text)
+    path = require_local_path(text, "nodes")
     if path.is_file():
         hosts = [_host(place, line, HOSTFILE_LINE, "host slots=8") for place, line in _lines(path)]
     elif "/" in text or ":" not in text:

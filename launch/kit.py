@@ -22,12 +22,12 @@ from launch.local import SCRIPT
 from llmsys import __version__
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
-from llmsys.publish import publish_bytes
+from llmsys.publish import PRIVATE, publish_bytes
+from llmsys.redact import has_secret, is_secret_name, redact_values
 
 ROOT = SCRIPT.parent.parent
 PREFIXES = ("CUDA_", "DS_", "FI_", "GLOO_", "HF_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_", "UCX_", "WANDB_")
 ON_THIS_HOST_ONLY = ("CUDA_VISIBLE_DEVICES", "DS_ENV_FILE")
-SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 DEEPSPEED_NAME = ".deepspeed_env"
 PDSH = "PDSH_SSH_ARGS_APPEND"
 PDSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=8 -o ServerAliveInterval=15"
@@ -49,16 +49,16 @@ def write_kit(config: RunConfig, hosts: Sequence[Host], environment: Mapping[str
     """
     folder = kit_folder(config)
     folder.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(redact_values(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True)
     publish_bytes(folder / "config.yaml", text.encode())
     publish_bytes(folder / "hostfile", "".join(f"{host.name} slots={host.slots}\n" for host in hosts).encode())
     travelling = travelling_environment(environment, folder)
     shell = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in travelling.items())
-    publish_bytes(folder / "environment.sh", shell.encode())
-    publish_bytes(folder / DEEPSPEED_NAME, deepspeed_text(travelling, _user_files()).encode())
+    publish_bytes(folder / "environment.sh", shell.encode(), PRIVATE)
+    publish_bytes(folder / DEEPSPEED_NAME, deepspeed_text(travelling, _user_files()).encode(), PRIVATE)
     state, difference = code_state(ROOT)
-    publish_bytes(folder / "code.json", json.dumps(state, indent=2).encode())
-    publish_bytes(folder / "code.diff", difference)
+    publish_bytes(folder / "code.json", json.dumps(redact_values(state), indent=2).encode(), PRIVATE)
+    publish_bytes(folder / "code.diff", difference, PRIVATE)
     return folder
 
 
@@ -67,7 +67,7 @@ def travelling_environment(environment: Mapping[str, str], folder: Path) -> dict
     chosen = {
         name: value
         for name, value in sorted(environment.items())
-        if name.startswith(PREFIXES) and name not in ON_THIS_HOST_ONLY and not SECRET.search(name)
+        if name.startswith(PREFIXES) and name not in ON_THIS_HOST_ONLY and not _is_secret(name, value)
     }
     for name, value in chosen.items():
         if "\n" in value:
@@ -82,9 +82,14 @@ def travelling_environment(environment: Mapping[str, str], folder: Path) -> dict
 
 def secrets_left(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Variables that would travel if they did not look like secrets, those of the user's own files too."""
-    theirs = {line.partition("=")[0].strip() for line in _lines(_user_files())}
-    ours = {name for name in environment if name.startswith(PREFIXES)}
-    return sorted(name for name in ours | theirs if SECRET.search(name))
+    theirs = [(name.strip(), value) for name, _, value in (line.partition("=") for line in _lines(_user_files()))]
+    ours = [(name, value) for name, value in environment.items() if name.startswith(PREFIXES)]
+    return sorted({name for name, value in (*ours, *theirs) if _is_secret(name, value)})
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Whether a variable stays on this host: by its name, or by what it holds, such as a URL with a password."""
+    return is_secret_name(name) or has_secret(value)
 
 
 def deepspeed_text(travelling: Mapping[str, str], before: Sequence[Path]) -> str:
@@ -95,7 +100,7 @@ def deepspeed_text(travelling: Mapping[str, str], before: Sequence[Path]) -> str
     Its launcher puts a value between double quotes for the remote shell where need be; what means something there even
     so is escaped.
     """
-    theirs = [line for line in _lines(before) if not SECRET.search(line.partition("=")[0])]
+    theirs = [line for line in _lines(before) if not _is_secret(*line.split("=", 1))]
     escaped = {name: SHELL_MEANS_SOMETHING.sub(r"\\\1", value) for name, value in travelling.items()}
     quoted = [f"{name}={value}" for name, value in escaped.items()]
     return "".join(f"{line}\n" for line in (*theirs, *quoted))

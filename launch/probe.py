@@ -24,10 +24,12 @@ def main(timeout_seconds: int) -> dict[str, Any]:
     import torch.distributed as dist
 
     from llmsys.calibrate.links import link_seconds
+    from llmsys.parallel.rendezvous import bind_rendezvous
 
     choose_interface()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    bind_rendezvous()
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_seconds))
     require_right_sums(device)
     size = BYTES_ON_ACCELERATOR if device.type == "cuda" else BYTES_ON_CPU

@@ -6,13 +6,16 @@ queues it again by itself after a node has failed, unless fewer nodes are enough
 takes no account of the first, where the script runs: when that one is lost, the others queue the job again.
 """
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from launch.commands import Start, bare, even_slots, torchrun_words
 from launch.train import STOPPED
+from llmsys.errors import LaunchError
 from llmsys.lock import LOCK_NAME
+from llmsys.redact import has_secret, redact_secrets
 
 NOTICE_SECONDS = 300
 """How long before the time limit the run is asked to stop: a step, a save, and some air."""
@@ -20,6 +23,7 @@ AIR_SECONDS = 60
 LOOK_SECONDS = 30
 """How often the other nodes ask whether the first is still part of the job."""
 FIRST_PORT = 20_000
+NEEDS_QUOTES = re.compile(r"[\s\"'\\#]")
 
 BODY = """\
 unset LLMSYS_PARENT  # names a process of the host that submitted
@@ -69,12 +73,37 @@ def batch_text(start: Start, *, chosen: bool, gpus: int, port: int, more: Sequen
     slots = even_slots(start.hosts, "a Slurm job")
     nodes = len(start.hosts)
     options = [f"--job-name={start.name}", f"--nodes={nodes}", "--ntasks-per-node=1", "--exclusive", "--requeue"]
-    options += ["--open-mode=append", f"--signal=B:USR1@{NOTICE_SECONDS}", f"--output={start.folder}/slurm-%j.out"]
+    options += [
+        "--open-mode=append",
+        f"--signal=B:USR1@{NOTICE_SECONDS}",
+        f"--output={_escape_percent(start.folder)}/slurm-%j.out",
+    ]
     if not chosen:
         options.append(f"--nodelist={','.join(bare(host.name) for host in start.hosts)}")
     options += [f"--gpus-per-node={gpus}"] * bool(gpus) + ["--no-kill"] * (start.least < nodes) + list(more)
-    head = "".join(f"#SBATCH {option}\n" for option in options)
+    head = "".join(f"#SBATCH {_quote_option(option)}\n" for option in options)
     return "#!/bin/bash\n" + head + "\n" + _body(start, slots, port)
+
+
+def _escape_percent(folder: Path) -> str:
+    """A path as Slurm takes it for output files, where %j is the number of the job."""
+    return str(folder).replace("%", "%%")
+
+
+def _quote_option(option: str) -> str:
+    """An option as a line of `#SBATCH` takes it: sbatch parts words at blanks, and knows quotes and backslashes.
+
+    Raises LaunchError for an option that holds a secret, or several lines.
+    """
+    if has_secret(option) or "\n" in option:
+        reason = "several lines" if "\n" in option else "a secret, and job.sbatch lies in the shared run folder"
+        raise LaunchError(
+            f"--sbatch={redact_secrets(option)!r} holds {reason}. Leave it out, and set it in the environment of every "
+            f"node, or in a file that only you can read."
+        )
+    if not NEEDS_QUOTES.search(option):
+        return option
+    return '"' + option.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _body(start: Start, slots: int, port: int) -> str:

@@ -20,6 +20,7 @@ from launch.forward import forwarding
 from launch.orphan import die_with_parent
 from launch.train import HUNG, LOST_PEER, MENDABLE, STOPPED, UNMET
 from llmsys.log import configure_logging, logger
+from llmsys.parallel.rendezvous import bind_rendezvous
 
 NO_RESTARTS = (
     "llmsys: error: --max-restarts={0} would start ranks again that were stopped. Leave it out, and put "
@@ -48,6 +49,7 @@ def outcome_of(start: Callable[[], None]) -> int:
     configure_logging()
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ.setdefault("PET_SIGNALS_TO_HANDLE", SIGNALS_OF_TORCH)
+    bind_rendezvous(agents=True)
     # Ranks have a store of their own: one that joins late reads old addresses in that of the agents.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     try:

@@ -6,6 +6,8 @@ as one message without a traceback. `disk_problem` says which of the system's ow
 
 import errno
 
+from llmsys.redact import redact_secrets
+
 DISK_ERRORS = frozenset(
     (
         errno.ENOSPC,
@@ -22,7 +24,11 @@ DISK_ERRORS = frozenset(
 
 
 class LlmsysError(Exception):
-    """Anything a user can mend: printed as one message, exit status 2."""
+    """Anything a user can mend: printed as one message, exit status 2; without the secrets of URLs in it."""
+
+    def __str__(self) -> str:
+        """Return the message."""
+        return redact_secrets(super().__str__())
 
 
 class ConfigError(LlmsysError):

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from llmsys.errors import DataError
 from llmsys.log import logger
+from llmsys.redact import redact_secrets
 
 Event = dict[str, Any]
 
@@ -69,14 +70,16 @@ def _finite(value: Any) -> Any:
     """`value` as strict JSON can hold it: nan and inf become null, paths text, arrays plain numbers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if value is None or isinstance(value, str | int):
+    if isinstance(value, str):
+        return redact_secrets(value)
+    if value is None or isinstance(value, int):
         return value
     if isinstance(value, dict):
         return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     if isinstance(value, Path):
-        return str(value)
+        return redact_secrets(str(value))
     if hasattr(value, "tolist"):  # numpy and torch, without importing either
         return _finite(value.tolist())
     raise TypeError(f"an event holds plain JSON values, not {type(value).__name__}: {value!r}")

@@ -15,6 +15,7 @@ from llmsys.errors import DataError
 from llmsys.log import logger
 
 LOCK_NAME = ".lock"
+MOUNTS = Path("/proc/mounts")
 
 
 @contextmanager
@@ -48,7 +49,9 @@ def _acquire(handle: int, folder: Path, wait_seconds: float) -> None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
-        except BlockingIOError:
+        except OSError as error:
+            if not isinstance(error, BlockingIOError):
+                raise DataError(_describe_lockless(folder, error)) from None
             holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
         if time.monotonic() >= deadline:
             raise DataError(
@@ -59,3 +62,28 @@ def _acquire(handle: int, folder: Path, wait_seconds: float) -> None:
             logger(__name__).info("waiting for process %s, which writes %s", holder, folder)
             said = True
         time.sleep(0.05)
+
+
+def _describe_lockless(folder: Path, error: OSError) -> str:
+    """Say that a file system cannot lock, which one it is, and the ways out."""
+    kind, place = find_mount(folder)
+    return (
+        f"{folder} lies on {kind} mounted at {place}, where flock does not work ({error.strerror}), and without a lock "
+        f"two commands could write one folder. Mount it with locks (Lustre: -o flock; NFS: version 4, or without "
+        f"nolock and with lockd running), or name a folder on another file system (run.folder, data.folder)."
+    )
+
+
+def find_mount(folder: Path, mounts: Path = MOUNTS) -> tuple[str, str]:
+    """Return the type of the file system that a folder lies on, and where it is mounted."""
+    try:
+        rows = [line.split() for line in mounts.read_text().splitlines()]
+    except OSError:
+        return "a file system", "an unknown place"
+    whole = folder.resolve()
+    places = [(Path(row[1].replace("\\040", " ")), row[2]) for row in rows if len(row) > 2]
+    around = [(place, kind) for place, kind in places if place == whole or place in whole.parents]
+    if not around:
+        return "a file system", "an unknown place"
+    place, kind = max(reversed(around), key=lambda one: len(one[0].parts))  # of two at one place, the later one
+    return kind, str(place)

@@ -8,6 +8,8 @@ import os
 import sys
 from typing import TextIO
 
+from llmsys.redact import redact_secrets
+
 
 def logger(name: str) -> logging.Logger:
     """Return the logger of one module; call it as `logger(__name__)`. Lines appear once `configure_logging` has run."""
@@ -46,7 +48,7 @@ class _LineHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         stream = self._stream or sys.stderr
         try:
-            line = self.format(record)
+            line = redact_secrets(self.format(record))
             if record.levelno >= logging.WARNING:
                 line = f"{record.levelname.lower()}: {line}"
             bar_library = sys.modules.get("tqdm")  # imported only where a bar was drawn

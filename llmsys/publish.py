@@ -6,13 +6,22 @@ from pathlib import Path
 
 from llmsys.errors import DataError
 
+PRIVATE = 0o600
+"""For files that say what an environment held: their owner alone reads them."""
 
-def publish_bytes(path: Path, data: bytes) -> None:
-    """Write a small file aside, sync it and rename it into place: a reader sees the old file or the whole new one."""
+
+def publish_bytes(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Write a small file aside, sync it and rename it into place: a reader sees the old file or the whole new one.
+
+    `mode` holds from the first byte on; without one the umask decides.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(aside, "wb") as file:
+        aside.unlink(missing_ok=True)  # one of an earlier process would keep its mode
+        with open(
+            aside, "wb", opener=lambda name, flags: os.open(name, flags, 0o666 if mode is None else mode)
+        ) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

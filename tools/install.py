@@ -91,6 +91,11 @@ def only_one(venv: Path) -> Iterator[int]:
         except BlockingIOError:
             print("install: another install of this checkout is running; waiting for it", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise SystemExit(
+                f"install: {venv} lies on a file system where flock does not work ({error.strerror}), and without a "
+                f"lock two installs could mix. Mount it with locks, or put the checkout on another file system."
+            ) from None
         yield lock.fileno()
 
 

@@ -20,6 +20,7 @@ from data_pipeline.classify.linear import LinearModel, LinearScorer
 from data_pipeline.classify.train import train_linear
 from data_pipeline.pairs.line import lines_of
 from llmsys.errors import DataError, LlmsysError
+from llmsys.local_path import parse_local_path
 
 Labelled = list[tuple[str, str]]
 
@@ -67,8 +68,8 @@ def _split(rows: Labelled, held_back: float) -> tuple[Labelled, Labelled]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path, help="labelled texts")
-    parser.add_argument("--output", type=Path, required=True, help="file of the model (.npz)")
+    parser.add_argument("files", nargs="+", type=parse_local_path, help="labelled texts")
+    parser.add_argument("--output", type=parse_local_path, required=True, help="file of the model (.npz)")
     parser.add_argument("--bits", type=int, default=18, help="features are numbers below 2^bits (default: 18)")
     parser.add_argument("--word-ngrams", type=int, default=2, help="longest run of words (default: 2)")
     parser.add_argument("--char-ngrams", type=_range, default=(0, 0), help="runs of characters, such as 3-5")

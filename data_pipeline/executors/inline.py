@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from data_pipeline.executors.event import Advanced, Done, Event, Failed, Job, Report
 from llmsys.errors import LlmsysError, disk_problem
+from llmsys.redact import redact_secrets
 
 # What another try cannot mend, and what no input is to blame for.
 _PLACE_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS))
@@ -44,4 +45,5 @@ def attempt(index: int, job: Job, report: Report) -> Done | Failed:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _PLACE_ERRORS and (problem := disk_problem(error)):
             return Failed(index, str(problem), "", "mend")
-        return Failed(index, f"{type(error).__name__}: {error}", traceback.format_exc())
+        said, where = f"{type(error).__name__}: {error}", traceback.format_exc()
+        return Failed(index, redact_secrets(said), redact_secrets(where))

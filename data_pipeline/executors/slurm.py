@@ -22,7 +22,7 @@ from data_pipeline.executors.local import loss, too_slow
 from llmsys.config.executor import SlurmExecutor
 from llmsys.errors import DataError
 from llmsys.log import logger
-from llmsys.publish import publish_bytes
+from llmsys.publish import PRIVATE, publish_bytes
 
 _log = logger(__name__)
 _GRACE_POLLS = 3  # a result may take a moment to show on another node's file system
@@ -65,7 +65,7 @@ class SlurmArrays:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         for number, job in enumerate(jobs):
-            (self.folder / f"{number}.job").write_bytes(pickle.dumps(job))
+            publish_bytes(self.folder / f"{number}.job", pickle.dumps(job), PRIVATE)  # a URL may hold a password
         each = str(self.config.jobs_per_task)
         command = shlex.join([sys.executable, "-m", "data_pipeline.executors.slurm_task", str(self.folder), each])
         root = Path(__file__).resolve().parents[2]
@@ -73,6 +73,7 @@ class SlurmArrays:
             self.folder / "script.sh",
             f"#!/bin/sh\nexport PYTHONPATH={shlex.quote(str(root))}${{PYTHONPATH:+:$PYTHONPATH}} OMP_NUM_THREADS=1\n"
             f'exec {command} "$SLURM_ARRAY_TASK_ID"\n'.encode(),
+            PRIVATE,
         )
 
     def _submit(self, tasks: int, seconds: float) -> str:
@@ -82,7 +83,7 @@ class SlurmArrays:
         limit = [f"--time={minutes}"] if seconds else []
         words = [
             "sbatch", "--parsable", "--no-requeue", f"--job-name={self.name}", f"--chdir={os.getcwd()}",
-            f"--array=0-{tasks - 1}{at_a_time}", f"--output={self.folder}/%a.log", *limit, *self.config.options,
+            f"--array=0-{tasks - 1}{at_a_time}", f"--output={str(self.folder).replace('%', '%%')}/%a.log", *limit, *self.config.options,
             str(self.folder / "script.sh"),
         ]  # fmt: skip
         array = _ask(words).strip().split(";")[0]

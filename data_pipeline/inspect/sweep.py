@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from data_pipeline.language.code import known_codes
@@ -20,6 +19,7 @@ from llmsys.config.language import LanguageConfig
 from llmsys.config.language_profile import DEFAULT
 from llmsys.config.profiles import language_profiles
 from llmsys.config.text import RuleConfig
+from llmsys.config.yaml_text import parse
 from llmsys.errors import DataError
 from llmsys.manifest import Manifest, load_manifest
 from llmsys.shard_file import read_columns, read_schema
@@ -90,7 +90,7 @@ def sweep_as_text(found: Sweep) -> str:
 
 def _parse(wanted: str) -> tuple[str, list[float]]:
     name, _, text = wanted.partition("=")
-    values = [yaml.safe_load(part.replace("_", "")) for part in text.split(",") if part.strip()]
+    values = [parse(part, "--sweep")[0] for part in text.split(",") if part.strip()]
     if name.count(".") != 1 or not values or not all(isinstance(value, int | float) for value in values):
         raise DataError(
             f"--sweep {wanted!r} is no question. Write rule.field=a,b,c: gopher_quality.min_words=30,50,80."

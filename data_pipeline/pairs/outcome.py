@@ -25,6 +25,7 @@ from llmsys.manifest import (
     TokenFile,
     dataset_fingerprint,
 )
+from llmsys.redact import redact_values
 from llmsys.shards import token_dtype
 
 
@@ -43,7 +44,7 @@ def pairs_manifest(data: PairsConfig | LabelledConfig, tokenizer: TokenizerConfi
     return Manifest(
         name=data.name,
         fingerprint=dataset_fingerprint(made.get("fingerprint"), digests or [file.digest for file in documents.files]),
-        config=config,
+        config=redact_values(config),
         config_digest=digest_of(config),
         vocab_size=made.get("vocab_size"),
         token_dtype=token_dtype(made["vocab_size"]) if made else None,

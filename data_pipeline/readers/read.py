@@ -19,6 +19,7 @@ from data_pipeline.readers.remote import is_remote
 from data_pipeline.readers.source import Source, UnreadableError, open_source
 from data_pipeline.readers.warc import PageTaker
 from llmsys.config.read import ReadConfig
+from llmsys.redact import redact_secrets, redact_url
 
 _PACKED = (".gz", ".zst", ".zstd", ".lz4")
 _BY_NAME = {
@@ -56,7 +57,8 @@ def read_pages(
         Batches in file order, at least one; those between which nothing but damage lies have no pages.
     """
     config = config or ReadConfig()
-    pages, seen = Pages(path, batch_pages), False
+    name = redact_url(path) if is_remote(path) else path
+    pages, seen = Pages(name, batch_pages), False
     try:
         with open_source(path, config.tries, start, stop) as source:
             for found in _found(source, max_page_bytes, config):
@@ -64,13 +66,13 @@ def read_pages(
                 if pages.add(found):
                     yield pages.take(source.progress)
             if not seen:
-                pages.add(Skip(path, 0, "empty file"))
+                pages.add(Skip(name, 0, "empty file"))
     except UnreadableError as error:
-        pages.add(Skip(path, error.position, str(error), again=True))
+        pages.add(Skip(name, error.position, str(error), again=True))
     except OSError as error:
         # Who may read it, and what lies elsewhere, changes without a trace in the file.
         again = is_remote(path) or isinstance(error, PermissionError)
-        pages.add(Skip(path, 0, f"unreadable file: {_why(error)}", again=again))
+        pages.add(Skip(name, 0, redact_secrets(f"unreadable file: {_why(error)}"), again=again))
     yield pages.take(source.progress if seen else 0)
 
 

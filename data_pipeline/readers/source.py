@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from data_pipeline.readers.remote import file_system, is_remote, said_of
+from llmsys.redact import redact_secrets, redact_url
 
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 60.0
@@ -31,7 +32,8 @@ class UnreadableError(OSError):
 
     def __init__(self, position: int, tries: int, cause: Exception) -> None:
         self.position = position
-        super().__init__(f"unreadable after {tries} {'tries' if tries > 1 else 'try'}: {cause}")
+        said = redact_secrets(str(cause))
+        super().__init__(f"unreadable after {tries} {'tries' if tries > 1 else 'try'}: {said}")
 
 
 class ChangedError(OSError):
@@ -113,7 +115,8 @@ class Source(io.RawIOBase):
     """
 
     def __init__(self, path: str, tries: int, start: int = 0, stop: int | None = None) -> None:
-        self.path, self.tries = path, tries
+        self.path = redact_url(path) if is_remote(path) else path  # what records and messages call it
+        self._address, self.tries = path, tries
         self._place: Callable[[str], _Opened] = _Remote if is_remote(path) else _Local
         self._position = self._bytes = self.work = 0
         self._opened: _Opened | None = None
@@ -178,7 +181,7 @@ class Source(io.RawIOBase):
 
     def _whole(self, position: int, size: int) -> bytes:
         if self._opened is None:
-            self._opened = self._place(self.path)
+            self._opened = self._place(self._address)
             if self._opened.version != self._version:
                 raise ChangedError(_CHANGED)
         data = self._opened.read_at(position, size)

@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 
 from llmsys.errors import ConfigError
+from llmsys.local_path import parse_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--output is the profile's file; --base takes the board's own figures of a known device."""
-    parser.add_argument("--output", type=Path, default=Path("device.yaml"), help="file to write (default: %(default)s)")
+    parser.add_argument(
+        "--output", type=parse_local_path, default=Path("device.yaml"), help="file to write (default: %(default)s)"
+    )
     parser.add_argument("--processes", type=int, default=1, help="processes to start; their links are measured too")
     parser.add_argument("--base", metavar="NAME", help="profile of this very device, for its peak, memory and wires")
     parser.add_argument("--watts", type=float, help="power limit of one device (default: what its driver says)")

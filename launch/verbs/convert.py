@@ -3,10 +3,10 @@
 import argparse
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 from llmsys.errors import ConfigError
+from llmsys.local_path import parse_local_path
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 SIZE_HELP = "largest file to write, such as 2GB or 500MiB (default: as the folder came, or 5GB)"
@@ -14,8 +14,12 @@ SIZE_HELP = "largest file to write, such as 2GB or 500MiB (default: as the folde
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """SOURCE decides the direction: a Hugging Face folder is read into ours, a run folder is written as theirs."""
-    parser.add_argument("source", metavar="SOURCE", type=Path, help="a Hugging Face folder, a run folder, a checkpoint")
-    parser.add_argument("destination", metavar="DESTINATION", type=Path, help="folder to make; must not exist")
+    parser.add_argument(
+        "source", metavar="SOURCE", type=parse_local_path, help="a Hugging Face folder, a run folder, a checkpoint"
+    )
+    parser.add_argument(
+        "destination", metavar="DESTINATION", type=parse_local_path, help="folder to make; must not exist"
+    )
     parser.add_argument("--max-shard-size", metavar="SIZE", help=SIZE_HELP)
     parser.add_argument("--dry-run", action="store_true", help="list which tensor becomes which, and write nothing")
 

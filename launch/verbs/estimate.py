@@ -2,11 +2,11 @@
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmsys.config.load import Resolved, read_config
 from llmsys.errors import ConfigError
+from llmsys.local_path import parse_local_path
 
 if TYPE_CHECKING:
     from llmsys.estimate.cluster import Cluster
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", help="profile of the accelerator: a name such as h100-sxm, or a YAML file")
     parser.add_argument("--gpus", type=int, help="devices to price it on (default: the processes of the config)")
-    parser.add_argument("--cluster", type=Path, metavar="FILE", help="YAML with prices, power and failures")
+    parser.add_argument("--cluster", type=parse_local_path, metavar="FILE", help="YAML with prices, power and failures")
     parser.add_argument(
         "--price-per-hour", type=float, metavar="P", help="of one accelerator, in the cluster's currency"
     )

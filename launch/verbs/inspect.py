@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from llmsys.errors import ConfigError, DataError
+from llmsys.local_path import require_local_path
 
 WRONG = 1
 
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def dataset_folders_of(name: str, overrides: list[str]) -> tuple[Path, ...]:
     """The folder itself, or the folders that a config names."""
-    if Path(name).is_dir():
+    if require_local_path(name, "DATASET").is_dir():
         if overrides:
             raise DataError(f"{name} is a folder, and {overrides[0]} is for configs. Leave it out, or name the config.")
         return (Path(name),)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from launch.start import PATIENCE_SECONDS, require_hosts, start_of
 from llmsys.config.load import load_run
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
-from llmsys.publish import publish_bytes
+from llmsys.publish import PRIVATE, publish_bytes
 
 MINE = ("nodes",)
 SLURMS_CHOICE = "of-slurms-choice"
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = commands(launcher, start, over_ssh=not arguments.no_ssh and len(hosts) > 1)
     lines = [(command.host, command.line(start)) for command in chosen]
     text = "".join(f"# on {host or 'this host, which reaches the others by pdsh'}:\n{line}\n" for host, line in lines)
-    publish_bytes(start.folder / "run.sh", text.encode())
+    publish_bytes(start.folder / "run.sh", text.encode(), PRIVATE)
     if arguments.print:
         data = {"folder": str(start.folder), "commands": [{"host": host, "line": line} for host, line in lines]}
         print(json.dumps(data) if arguments.json else text, end="\n" if arguments.json else "")
@@ -98,14 +99,18 @@ def _slurm(arguments: argparse.Namespace, config: RunConfig, start: Start, count
     gpus = start.hosts[0].slots if arguments.gpus is None else arguments.gpus
     text = batch_text(start, chosen=count is not None, gpus=gpus, port=config.launch.port, more=arguments.sbatch)
     path: Path = start.folder / "job.sbatch"
-    publish_bytes(path, text.encode())
+    publish_bytes(path, text.encode(), PRIVATE)
     if arguments.print:
-        data: dict[str, Any] = {"folder": str(start.folder), "job": str(path), "command": f"sbatch {path}"}
+        data: dict[str, Any] = {
+            "folder": str(start.folder),
+            "job": str(path),
+            "command": shlex.join(["sbatch", str(path)]),
+        }
         print(json.dumps(data) if arguments.json else text, end="\n" if arguments.json else "")
         return 0
     try:
         return subprocess.run(["sbatch", str(path)], check=False).returncode
     except FileNotFoundError:
         raise LaunchError(
-            f"sbatch is not on this host's PATH. The job is written: run `sbatch {path}` on a host of the cluster."
+            f"sbatch is not on this host's PATH. The job is written: run `{shlex.join(['sbatch', str(path)])}` on a host of the cluster."
         ) from None

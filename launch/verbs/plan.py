@@ -10,6 +10,7 @@ from llmsys.config.load import Resolved, read_config
 from llmsys.config.override import read_overrides
 from llmsys.config.yaml_text import dump
 from llmsys.errors import ConfigError
+from llmsys.local_path import parse_local_path, require_local_path
 from llmsys.publish import publish_bytes
 
 MINE = ("gpus", "device", "cluster")
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"gpus=N device=NAME say where, or cluster=FILE with prices and failures too.\n{parser.epilog}"
     parser.add_argument("--check", metavar="LAYOUT", help="judge one layout, ours or published: tp=8,cp=1,pp=16,dp=64")
     parser.add_argument("--top", type=int, default=5, help="how many of the fastest to print (default: 5)")
-    parser.add_argument("--output", type=Path, help="write the fastest as a config to train with")
+    parser.add_argument("--output", type=parse_local_path, help="write the fastest as a config to train with")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _cluster(mine: dict[str, str]) -> Any:
     from llmsys.estimate.cluster import Cluster, read_cluster
 
-    cluster = read_cluster(Path(mine["cluster"])) if "cluster" in mine else Cluster()
+    cluster = read_cluster(require_local_path(mine["cluster"], "cluster")) if "cluster" in mine else Cluster()
     if "cluster" not in mine and "gpus" not in mine:
         raise ConfigError("A plan needs a place. Give gpus=64 device=h100-sxm, or cluster=FILE.")
     gpus = mine.get("gpus", str(cluster.devices))

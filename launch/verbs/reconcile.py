@@ -2,16 +2,19 @@
 
 import argparse
 import json
-from pathlib import Path
 
 from llmsys.errors import ConfigError, DataError
+from llmsys.local_path import parse_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Run folders; --update is the device profile to write."""
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folders")
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=parse_local_path, help="run folders")
     parser.add_argument(
-        "--update", metavar="FILE", type=Path, help="device profile that gets the residual of the runs; made if missing"
+        "--update",
+        metavar="FILE",
+        type=parse_local_path,
+        help="device profile that gets the residual of the runs; made if missing",
     )
 
 

@@ -2,15 +2,17 @@
 
 import argparse
 import json
-from pathlib import Path
 
 from llmsys.config.load import load_run
 from llmsys.errors import DataError
+from llmsys.local_path import parse_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--output chooses the file."""
-    parser.add_argument("--output", type=Path, help="the HTML file (default: report.html in the run or data folder)")
+    parser.add_argument(
+        "--output", type=parse_local_path, help="the HTML file (default: report.html in the run or data folder)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from llmsys.config.override import read_overrides
 from llmsys.config.problems import config_error
 from llmsys.config.scale import ScaleConfig
 from llmsys.errors import ConfigError
+from llmsys.local_path import parse_local_path, require_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "words", metavar="WORD", nargs="+", help="budget=… and its limits; or fit, then run folders and CSV files"
     )
-    parser.add_argument("--output", type=Path, default=Path("scaling.html"), help="fit: where the plots go")
+    parser.add_argument("--output", type=parse_local_path, default=Path("scaling.html"), help="fit: where the plots go")
     parser.add_argument("--resamples", type=int, default=200, help="fit: resamplings behind the intervals")
 
 
@@ -67,7 +68,9 @@ def _fit(arguments: argparse.Namespace) -> int:
     from llmsys.estimate.scaling.fit_text import as_dict, as_text
     from llmsys.estimate.scaling.points import read_points
 
-    folders = [Path(word) for word in arguments.words[1:] if not word.startswith("budget=")]
+    folders = [
+        require_local_path(word, "llmsys scale fit") for word in arguments.words[1:] if not word.startswith("budget=")
+    ]
     budgets = [_config([word]).parsed_budget for word in arguments.words[1:] if word.startswith("budget=")]
     if any(unit != "FLOPs" for _, unit in budgets):
         raise ConfigError("llmsys scale fit takes budgets in FLOPs, such as budget=1e21.")

@@ -3,16 +3,16 @@
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from llmsys.config.load import load_run
 from llmsys.errors import DataError
+from llmsys.local_path import parse_local_path, require_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--input and --output choose files; without them it reads and writes as a filter."""
     parser.add_argument("--input", default="-", help="file with a sentence on each line; - reads standard input")
-    parser.add_argument("--output", type=Path, help="file for the translations (default: standard output)")
+    parser.add_argument("--output", type=parse_local_path, help="file for the translations (default: standard output)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _read(name: str) -> str:
     try:
-        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        return sys.stdin.read() if name == "-" else require_local_path(name, "--input").read_text(encoding="utf-8")
     except FileNotFoundError:
         raise DataError(f"--input {name} does not exist. Give a text file with a sentence on each line.") from None
     except UnicodeDecodeError as error:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from llmsys.calibrate.kernels import LARGE, SMALL, Sizes
 from llmsys.calibrate.measure import calibrate
 from llmsys.estimate.device import Device
+from llmsys.parallel.rendezvous import bind_rendezvous
 
 
 def measure_machine(
@@ -17,6 +18,7 @@ def measure_machine(
     device = _device()
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
     if several:
+        bind_rendezvous()
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         found = calibrate(sizes or (LARGE if device.type == "cuda" else SMALL), device, watts=watts, base=base)

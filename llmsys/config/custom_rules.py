@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from llmsys.config.entries import EntryList
+from llmsys.config.local_path import LocalPath
 from llmsys.config.named_rule import NamedRule
 from llmsys.config.rule import Broken, refuse
 
@@ -58,7 +59,7 @@ class BadWordsConfig(NamedRule):
 class _Classifier(NamedRule):
     """What classifiers have in common."""
 
-    model: Path = Field(description="Model file; a relative path starts in the working folder.")
+    model: LocalPath = Field(description="Model file; a relative path starts in the working folder.")
     label: str = Field(min_length=1, description="Label whose score decides, as the model names it.")
     min_score: Fraction = Field(0.0, description="Documents whose score lies below are dropped.")
     max_score: Fraction = Field(1.0, description="Documents whose score lies above are dropped.")
@@ -91,11 +92,11 @@ class PerplexityConfig(NamedRule):
     """
 
     kind: Literal["perplexity"] = "perplexity"
-    model: Path = Field(description="Language model: .arpa or .arpa.gz, or KenLM's binary with `reader: kenlm`.")
+    model: LocalPath = Field(description="Language model: .arpa or .arpa.gz, or KenLM's binary with `reader: kenlm`.")
     reader: Literal["kenlm", "arpa"] = Field(
         "kenlm", description="kenlm: the library, which is an extra; arpa: our own reader of ARPA files, slower."
     )
-    pieces: Path | None = Field(None, description="SentencePiece model that splits lines; null: white space does.")
+    pieces: LocalPath | None = Field(None, description="SentencePiece model that splits lines; null: white space does.")
     normalize: Literal["ccnet", "none"] = Field(
         "ccnet", description="ccnet: lower case, no accents, digits as 0, plain punctuation, no control characters."
     )

@@ -15,6 +15,7 @@ from llmsys.config.deduplicate import DeduplicateConfig
 from llmsys.config.executor import ExecutorConfig, LocalExecutor
 from llmsys.config.extract import ArticleExtract, ExtractConfig
 from llmsys.config.language import LanguageConfig
+from llmsys.config.local_path import LocalPath
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.named_rule import ambiguous
 from llmsys.config.pairs import LabelledConfig, PairsConfig
@@ -69,7 +70,7 @@ class CrawlConfig(Section):
 
     kind: Literal["crawl"] = "crawl"
     name: str = Field("data", min_length=1, description="Name of the dataset, for people.")
-    folder: Path = Field(Path("runs/data"), description="Folder that `prepare` writes and `train` reads.")
+    folder: LocalPath = Field(Path("runs/data"), description="Folder that `prepare` writes and `train` reads.")
     inputs: tuple[str, ...] = Field(
         (),
         description="Crawl files and files of documents: paths, URLs, patterns (`**` enters folders), or @ and a list.",

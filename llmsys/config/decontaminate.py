@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
+from llmsys.config.local_path import LocalPath
 from llmsys.config.rule import Broken, refuse
 
 Part = Literal["query", "label", "overlap"]
@@ -18,7 +19,7 @@ class EvaluationSet(Section):
     """The items of one evaluation set. Field names may lead into a mapping (`answers.text`) or name a list of texts."""
 
     name: str = Field(min_length=1, description="Name of the set in reasons and reports.")
-    files: tuple[Path, ...] = Field(min_length=1, description="Files of JSON lines, plain, .gz or .zst.")
+    files: tuple[LocalPath, ...] = Field(min_length=1, description="Files of JSON lines, plain, .gz or .zst.")
     query: tuple[str, ...] = Field((), description="Fields that hold a question or prompt, such as [prompt].")
     label: tuple[str, ...] = Field((), description="Fields that hold an answer, such as [canonical_solution].")
     item: str = Field("", description="Field that names an item; empty: its line number.")

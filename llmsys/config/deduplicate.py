@@ -4,12 +4,12 @@ Reads nothing, gives `DeduplicateConfig`. Each kind is a tagged section; what is
 stays depends on the data alone, never on the order of files or the number of workers.
 """
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from llmsys.config.base import Section
+from llmsys.config.local_path import LocalPath
 
 
 class KeepDuplicates(Section):
@@ -145,7 +145,7 @@ class DeduplicateConfig(Section):
     substring: Annotated[SubstringDuplicates | KeepDuplicates, Field(discriminator="kind")] = Field(
         KeepDuplicates(), description="Long strings that occur more than once."
     )
-    against: tuple[Path, ...] = Field(
+    against: tuple[LocalPath, ...] = Field(
         (), description="Dataset folders with an index; what they hold stays, and its duplicates here are dropped."
     )
     index: Annotated[KeptIndex | NoIndex, Field(discriminator="kind")] = Field(

@@ -3,17 +3,18 @@
 Reads nothing, gives `EntryList`. The project ships no list of its own.
 """
 
-from pathlib import Path
-
 from pydantic import Field
 
 from llmsys.config.base import Section
+from llmsys.config.local_path import LocalPath
 
 
 class EntryList(Section):
     """Entries of files and of the config together. A file has one entry a line, and comments that begin with `#`."""
 
-    files: tuple[Path, ...] = Field((), description="Files, plain or .gz, UTF-8; paths start in the working folder.")
+    files: tuple[LocalPath, ...] = Field(
+        (), description="Files, plain or .gz, UTF-8; paths start in the working folder."
+    )
     entries: tuple[str, ...] = Field((), description="Entries written here.")
 
     @property

@@ -3,19 +3,19 @@ questions scored by likelihood.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
+from llmsys.config.local_path import LocalPath
 from llmsys.config.rule import Broken, refuse
 
 SUFFIXES = (".gz", ".jsonl", ".json")
 
 
 class _Questions(Section):
-    path: Path = Field(description="A .jsonl or .jsonl.gz file, or a folder of them that are read in their order.")
+    path: LocalPath = Field(description="A .jsonl or .jsonl.gz file, or a folder of them that are read in their order.")
     name: str = Field("", description="Name in logs and events; left out: the file's.")
     max_questions: int = Field(0, ge=0, description="Questions to ask, from the first on; 0 asks all.")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import llmsys
 from llmsys.errors import ConfigError
+from llmsys.local_path import require_local_path
 
 PROFILES = "data/languages"
 
@@ -26,6 +27,7 @@ def find_config(name: str, folder: Path, asked_by: str = "") -> Path:
     Raises ConfigError with the closest names when there is none, or with all of them when there are several.
     """
     origin = f"{asked_by}: " if asked_by else ""
+    require_local_path(name, asked_by or "CONFIG")
     for root in (folder, *config_roots()):
         # The folder of a Hugging Face model stands for its config.json.
         for candidate in (root / name, root / f"{name}.yaml", root / name / "config.json"):

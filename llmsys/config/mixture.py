@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
+from llmsys.config.local_path import LocalPath
 from llmsys.config.rule import Broken, refuse
 
 LONGEST_PERIOD = 1 << 16
@@ -24,7 +25,7 @@ Weight = Annotated[float, Field(ge=0)]
 class SourceConfig(Section):
     """One prepared dataset of a mixture."""
 
-    folder: Path = Field(description="Dataset folder, prepared with a config of its own.")
+    folder: LocalPath = Field(description="Dataset folder, prepared with a config of its own.")
     weight: Weight = Field(1.0, description="Share of the sequences, in relation to the weights of the others.")
     name: str = Field("", description="Name in logs and evaluations; left out: the folder's last part.")
 

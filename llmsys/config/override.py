@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmsys.config.merge import Layer
-from llmsys.config.yaml_text import Keys, parse
+from llmsys.config.yaml_text import MAX_DEPTH, Keys, parse
 from llmsys.errors import ConfigError
 
 COMMAND_LINE = "command line"
@@ -34,6 +34,11 @@ def _add(override: str, values: dict[str, Any], origins: dict[Keys, str]) -> Non
     keys = tuple(path.strip().split("."))
     if not equals or not all(keys):
         raise ConfigError(f"{override!r} is not section.key=value. Write, say, batch.sequence_length=1024.")
+    if len(keys) > MAX_DEPTH:
+        raise ConfigError(
+            f"{override[:40]!r}… names a key {len(keys):,} levels deep, and no section is deeper than {MAX_DEPTH}. "
+            f"Write, say, batch.sequence_length=1024."
+        )
     value, _ = parse(text, f"command line, {path}")
     target: Any = values
     for key in keys[:-1]:

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
 from llmsys.config.executor import ExecutorConfig, LocalExecutor
+from llmsys.config.local_path import LocalPath
 from llmsys.config.rule import Broken, refuse
 
 
@@ -23,11 +24,11 @@ class PairsConfig(Section):
 
     kind: Literal["pairs"] = "pairs"
     name: str = Field("pairs", min_length=1, description="Name of the dataset, for people.")
-    folder: Path = Field(Path("runs/pairs"), description="Folder that `prepare` writes and `train` reads.")
-    source: tuple[Path, ...] = Field((), description="Files to translate from, one sentence per line.")
-    target: tuple[Path, ...] = Field((), description="Their translations, a file for each source file.")
-    heldout_source: tuple[Path, ...] = Field((), description="Source files kept for evaluation.")
-    heldout_target: tuple[Path, ...] = Field((), description="Their reference translations.")
+    folder: LocalPath = Field(Path("runs/pairs"), description="Folder that `prepare` writes and `train` reads.")
+    source: tuple[LocalPath, ...] = Field((), description="Files to translate from, one sentence per line.")
+    target: tuple[LocalPath, ...] = Field((), description="Their translations, a file for each source file.")
+    heldout_source: tuple[LocalPath, ...] = Field((), description="Source files kept for evaluation.")
+    heldout_target: tuple[LocalPath, ...] = Field((), description="Their reference translations.")
     max_tokens: int = Field(256, ge=2, description="Longest side of a training pair, closing token included.")
     shard_pairs: int = Field(500_000, ge=1, description="Pairs per token file, about.")
     executor: ExecutorConfig = Field(LocalExecutor(), description="Who does the work.")
@@ -57,9 +58,9 @@ class LabelledConfig(Section):
 
     kind: Literal["labelled"] = "labelled"
     name: str = Field("labelled", min_length=1, description="Name of the dataset, for people.")
-    folder: Path = Field(Path("runs/labelled"), description="Folder that `prepare` writes and `train` reads.")
-    inputs: tuple[Path, ...] = Field((), description="Files to train on: .tsv or .jsonl, plain or .gz.")
-    heldout_inputs: tuple[Path, ...] = Field((), description="Files kept for evaluation.")
+    folder: LocalPath = Field(Path("runs/labelled"), description="Folder that `prepare` writes and `train` reads.")
+    inputs: tuple[LocalPath, ...] = Field((), description="Files to train on: .tsv or .jsonl, plain or .gz.")
+    heldout_inputs: tuple[LocalPath, ...] = Field((), description="Files kept for evaluation.")
     labels: tuple[str, ...] = Field((), description="Labels in the order of their numbers; empty: as found, sorted.")
     max_tokens: int = Field(256, ge=2, description="Tokens of a text that are kept, closing token included.")
     shard_pairs: int = Field(500_000, ge=1, description="Texts per token file, about.")

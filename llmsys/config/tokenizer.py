@@ -4,12 +4,12 @@ Reads nothing, gives the tagged union `TokenizerConfig`. Option names follow Sen
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
+from llmsys.config.local_path import LocalPath
 from llmsys.config.rule import Broken, refuse
 
 
@@ -73,7 +73,7 @@ class FileTokenizerConfig(Section):
     """A tokenizer that exists already, SentencePiece's or a tokenizer.json; it is copied into the dataset folder."""
 
     kind: Literal["file"] = "file"
-    path: Path = Field(
+    path: LocalPath = Field(
         description="A tokenizer.json or SentencePiece model, or the folder that holds one; tokenizer.json goes first."
     )
     eos_token: str | None = Field(

@@ -7,13 +7,16 @@ from pydantic import Field
 
 from llmsys.config.base import Section
 from llmsys.config.faults import SpikeConfig
+from llmsys.config.local_path import LocalPath
 
 
 class NameConfig(Section):
     """`run:` — what the run is called and where it writes."""
 
     name: str = Field("run", min_length=1, description="Name in logs, reports and trackers.")
-    folder: Path = Field(Path("runs/run"), description="Everything the run writes; relative to the working directory.")
+    folder: LocalPath = Field(
+        Path("runs/run"), description="Everything the run writes; relative to the working directory."
+    )
     seed: int = Field(0, ge=0, description="Seed of the starting weights and of the order of the data.")
 
 
@@ -51,7 +54,7 @@ class TrainConfig(Section):
     compile: Literal["none", "block"] = Field(
         "none", description="block: each block goes through torch.compile; needs a C++ compiler, or Triton on GPUs."
     )
-    start_from: Path | None = Field(
+    start_from: LocalPath | None = Field(
         None, description="Run folder or checkpoint whose weights a new run begins with, by name."
     )
     bad_step: Literal["skip", "rewind", "stop"] = Field(

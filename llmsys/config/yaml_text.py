@@ -6,6 +6,7 @@ with file and line.
 """
 
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,8 +26,29 @@ _SCALARS = (
 )
 
 
+MAX_DEPTH = 64
+"""Levels of a document: no config has ten."""
+MAX_ALIASED_VALUES = 1_000
+"""Values that aliases may repeat: nine lines of nine aliases each stand for a billion."""
+
+
 class _Reader(yaml.SafeLoader):
-    """Reads with our scalars only."""
+    """Reads with our scalars only, and not deeper than any config is."""
+
+    name_shown = ""
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            line = self.peek_event().start_mark.line + 1
+            raise ConfigError(
+                f"{self.name_shown}:{line}: values are nested deeper than {MAX_DEPTH} levels, and no section is. "
+                f"Write keys and lists as `llmsys show --schema` describes them."
+            )
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 class _Writer(yaml.SafeDumper):
@@ -56,12 +78,20 @@ def parse(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
     `name` is what error messages call the text. An empty document is None.
     """
     reader = _Reader(text)
+    reader.name_shown = name
     try:
         node = reader.get_single_node()
         lines: dict[Keys, int] = {}
         value = None if node is None else _Converter(reader, name, lines).convert(node, (), frozenset())
     except yaml.YAMLError as error:
         raise ConfigError(_explain(error, text, name)) from None
+    except ValueError as error:
+        if "digits" not in str(error):
+            raise
+        raise ConfigError(
+            f"{name}: a number has more digits than can be read ({sys.get_int_max_str_digits():,}). "
+            f"Write a smaller one, or put it in quotes where text is meant."
+        ) from None
     finally:
         reader.dispose()
     return value, lines
@@ -83,17 +113,32 @@ class _Converter:
 
     def __init__(self, reader: _Reader, name: str, lines: dict[Keys, int]) -> None:
         self.reader, self.name, self.lines = reader, name, lines
+        self._seen: set[int] = set()
+        self._aliased = 0
 
     def convert(self, node: yaml.Node, keys: Keys, open_nodes: frozenset[int]) -> Any:
         self.lines.setdefault(keys, node.start_mark.line + 1)
         if id(node) in open_nodes:
             raise ConfigError(f"{self.name}:{node.start_mark.line + 1}: this alias contains itself. Write it out.")
+        self._count(node)
         inside = open_nodes | {id(node)}
         if isinstance(node, yaml.MappingNode):
             return {key: self.convert(child, (*keys, key), inside) for key, child in self._pairs(node, keys)}
         if isinstance(node, yaml.SequenceNode):
             return [self.convert(child, (*keys, str(i)), inside) for i, child in enumerate(node.value)]
         return self.reader.construct_object(node)
+
+    def _count(self, node: yaml.Node) -> None:
+        """Refuse a document whose aliases repeat more values than anybody writes."""
+        if id(node) not in self._seen:
+            self._seen.add(id(node))
+            return
+        self._aliased += 1
+        if self._aliased > MAX_ALIASED_VALUES:
+            raise ConfigError(
+                f"{self.name}:{node.start_mark.line + 1}: aliases repeat more than {MAX_ALIASED_VALUES:,} values. "
+                f"Write them out, or inherit a file with `base:`."
+            )
 
     def _pairs(self, node: yaml.MappingNode, keys: Keys) -> Iterator[tuple[str, yaml.Node]]:
         seen: dict[str, int] = {}
@@ -121,4 +166,4 @@ def _explain(error: yaml.YAMLError, text: str, name: str) -> str:
     if "\t" in line[: len(line) - len(line.lstrip())]:
         return f"{name}:{mark.line + 1}: a tab indents this line, and YAML allows only spaces. Use two spaces a level."
     problem = getattr(error, "problem", None) or str(error)
-    return f"{name}:{mark.line + 1}: not YAML: {problem}. The line reads {line.strip()!r}."
+    return f"{name}:{mark.line + 1}: not YAML: {problem}. The line reads {line.strip()[:200]!r}."

@@ -17,6 +17,7 @@ from llmsys.config.problems import config_error
 from llmsys.config.rule import listed
 from llmsys.config.yaml_text import parse
 from llmsys.errors import ConfigError
+from llmsys.local_path import require_local_path
 
 FOLDER = Path(__file__).with_name("devices")
 Number = Literal["fp32", "bf16", "fp16", "fp8"]
@@ -116,7 +117,7 @@ def read_device(name: str) -> Device:
     """
     if (FOLDER / f"{name}.yaml").is_file():
         return _packaged(name)
-    if not Path(name).is_file():
+    if not require_local_path(name, "device").is_file():
         raise ConfigError(_unknown(name))
     return _read(Path(name))
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from llmsys.errors import LaunchError, LlmsysError
+from llmsys.parallel.rendezvous import bind_rendezvous
 
 Value = TypeVar("Value")
 
@@ -39,6 +40,7 @@ def joined(timeout_seconds: int = TIMEOUT_SECONDS) -> Iterator[None]:
     timeout = datetime.timedelta(seconds=timeout_seconds)
     if "RANK" in os.environ:
         _check_launcher_variables()
+        bind_rendezvous()
         dist.init_process_group(backend, timeout=timeout)
     else:
         dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore(), timeout=timeout)

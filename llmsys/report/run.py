@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from llmsys.config.yaml_text import parse
+from llmsys.errors import ConfigError
 from llmsys.events import Event, iterate_events
 
 CURVES = (
@@ -207,10 +207,10 @@ def _read_config(record: RunRecord) -> None:
     path = record.folder / "config.yaml"
     try:
         record.config_text = path.read_text("utf-8", errors="replace")
-        config = yaml.safe_load(record.config_text)
+        config, _ = parse(record.config_text, str(path))
     except FileNotFoundError:
         record.notes.append(f"No configuration: {path} does not exist. `llmsys train CONFIG` writes it when it starts.")
-    except yaml.YAMLError as error:
+    except ConfigError as error:
         record.notes.append(f"{path} is not readable as YAML ({str(error).splitlines()[0]}); shown as text only.")
     else:
         record.config = config if isinstance(config, dict) else {}

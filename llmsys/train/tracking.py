@@ -4,6 +4,7 @@ from typing import Any
 
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
+from llmsys.redact import redact_values
 
 
 class Trackers:
@@ -21,7 +22,7 @@ class Trackers:
             self._trackers.append(made)
         for tracker in self._trackers:
             _start(tracker)
-            tracker.store_init_configuration(_flat(config.model_dump(mode="json")))
+            tracker.store_init_configuration(_flat(redact_values(config.model_dump(mode="json"))))
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Send the numbers of one step."""

@@ -1,0 +1,10 @@
+"""The type of config values that are paths of this machine; a URL is refused under its key."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+from llmsys.local_path import check_local_path
+
+LocalPath = Annotated[Path, BeforeValidator(check_local_path)]

@@ -81,9 +81,10 @@ class SlurmArrays:
         at_a_time = f"%{self.config.workers}" if self.config.workers else ""
         minutes = int(seconds * self.config.jobs_per_task // 60) + 1  # Slurm counts minutes
         limit = [f"--time={minutes}"] if seconds else []
+        logs = str(self.folder).replace("%", "%%")  # Slurm fills %a in
         words = [
             "sbatch", "--parsable", "--no-requeue", f"--job-name={self.name}", f"--chdir={os.getcwd()}",
-            f"--array=0-{tasks - 1}{at_a_time}", f"--output={str(self.folder).replace('%', '%%')}/%a.log", *limit, *self.config.options,
+            f"--array=0-{tasks - 1}{at_a_time}", f"--output={logs}/%a.log", *limit, *self.config.options,
             str(self.folder / "script.sh"),
         ]  # fmt: skip
         array = _ask(words).strip().split(";")[0]

@@ -99,12 +99,13 @@ def _slurm(arguments: argparse.Namespace, config: RunConfig, start: Start, count
     gpus = start.hosts[0].slots if arguments.gpus is None else arguments.gpus
     text = batch_text(start, chosen=count is not None, gpus=gpus, port=config.launch.port, more=arguments.sbatch)
     path: Path = start.folder / "job.sbatch"
+    command = shlex.join(["sbatch", str(path)])
     publish_bytes(path, text.encode(), PRIVATE)
     if arguments.print:
         data: dict[str, Any] = {
             "folder": str(start.folder),
             "job": str(path),
-            "command": shlex.join(["sbatch", str(path)]),
+            "command": command,
         }
         print(json.dumps(data) if arguments.json else text, end="\n" if arguments.json else "")
         return 0
@@ -112,5 +113,5 @@ def _slurm(arguments: argparse.Namespace, config: RunConfig, start: Start, count
         return subprocess.run(["sbatch", str(path)], check=False).returncode
     except FileNotFoundError:
         raise LaunchError(
-            f"sbatch is not on this host's PATH. The job is written: run `{shlex.join(['sbatch', str(path)])}` on a host of the cluster."
+            f"sbatch is not on this host's PATH. The job is written: run `{command}` on a host of the cluster."
         ) from None

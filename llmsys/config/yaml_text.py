@@ -41,7 +41,7 @@ class _Reader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            line = self.peek_event().start_mark.line + 1
+            line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
             raise ConfigError(
                 f"{self.name_shown}:{line}: values are nested deeper than {MAX_DEPTH} levels, and no section is. "
                 f"Write keys and lists as `llmsys show --schema` describes them."

@@ -16,7 +16,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.rendezvous
 
 from llmsys.log import logger
 
@@ -25,13 +24,14 @@ log = logger(__name__)
 BACKLOG = 2_048
 
 
+RANK_MODULE = "torch.distributed.rendezvous"
 _ELASTIC = "torch.distributed.elastic.rendezvous"
 AGENT_MODULES = (f"{_ELASTIC}.c10d_rendezvous_backend", f"{_ELASTIC}.static_tcp_rendezvous")
 
 
 def bind_rendezvous(*, agents: bool = False) -> None:
     """Have the stores that torch opens in this process listen as `open_store` does; with `agents`, torchrun's too."""
-    for name in (torch.distributed.rendezvous.__name__, *(AGENT_MODULES if agents else ())):
+    for name in (RANK_MODULE, *(AGENT_MODULES if agents else ())):
         vars(importlib.import_module(name))["TCPStore"] = open_store
 
 

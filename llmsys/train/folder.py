@@ -1,6 +1,7 @@
 """The run folder: what it holds, who may write to it, and the record of where the run came from.
 
-config.yaml (resolved), environment.json (versions, the source of llmsys, host), events.jsonl, checkpoints/, report.html, .lock.
+config.yaml (resolved), environment.json (versions, the code it ran, host), events.jsonl, checkpoints/, report.html,
+.lock.
 """
 
 import importlib.metadata

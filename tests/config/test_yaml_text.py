@@ -1,7 +1,10 @@
 """YAML as people write it: numbers are numbers, words are words, and a slip names its line."""
 
+import time
+
 import pytest
 
+from llmsys.config.override import read_overrides
 from llmsys.config.yaml_text import dump, inline, parse
 from llmsys.errors import ConfigError
 
@@ -75,3 +78,37 @@ def test_a_slip_names_file_line_and_way_out(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text, "f.yaml")
     assert message in str(caught.value)
+
+
+HOSTILE = {
+    "aliases of aliases": (
+        "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)),
+        r"x:1: aliases repeat more than 1,000 values. Write them out, or inherit a file with `base:`",
+    ),
+    "one alias too often": (f"a: &a y\nb: [{', '.join(['*a'] * 5_000)}]", "x:1: aliases repeat more than 1,000"),
+    "lists in lists": ("run: " + "[" * 50_000, "x:1: values are nested deeper than 64 levels, and no section is. Write"),
+    "mappings in mappings": ("\n".join(" " * i + "a:" for i in range(2_000)), "x:64: values are nested deeper than 64"),
+    "a number without end": ("a: " + "9" * 10_000, r"x: a number has more digits than can be read \(4,300\). Write"),
+    "an alias of itself": ("a: &a [*a]", "x:1: this alias contains itself. Write it out."),
+}
+
+
+@pytest.mark.parametrize("title", HOSTILE)
+def test_hostile_documents_end_with_a_message_and_soon(title: str) -> None:
+    text, message = HOSTILE[title]
+    began = time.process_time()
+    with pytest.raises(ConfigError, match=message):
+        parse(text, "x")
+    assert time.process_time() - began < 5
+
+
+def test_aliases_that_a_person_writes_are_values() -> None:
+    text = "a: &a {b: 1, c: [2]}\nd: [*a, *a]\ne: *a\n"
+    one = {"b": 1, "c": [2]}
+    assert parse(text, "x")[0] == {"a": one, "d": [one, one], "e": one}
+
+
+def test_overrides_are_no_deeper_than_files() -> None:
+    for override in (".".join(["a"] * 5_000) + "=1", "run.name=" + "[" * 50_000):
+        with pytest.raises(ConfigError, match=r"deeper than 64"):
+            read_overrides([override])

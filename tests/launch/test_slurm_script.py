@@ -1,6 +1,7 @@
 """Laws of the script of a Slurm job, held to a Slurm of three lines: what it does when Slurm says this or that."""
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from launch.commands import Start
 from launch.hosts import Host
 from launch.slurm import WATCH, batch_text
 from launch.train import STOPPED
+from llmsys.errors import LaunchError
 from llmsys.lock import folder_lock
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
@@ -89,3 +91,44 @@ def test_a_second_start_waits_for_ranks_of_the_first_that_were_cut_off_with_thei
         wait_until(lambda: [one for one in children() if one.name() == "flock"], "it does not wait")
         (tmp_path / "gone").touch()
     assert started.wait(PATIENCE_SECONDS) == 0
+
+
+SHOW_WORDS = 'printf "%s\\n" "$@" > "$SAID.words"; pwd >> "$SAID.words"\n'
+
+
+def test_paths_with_spaces_reach_every_command_of_a_job_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of the run, the working directory and the interpreter have spaces, quotes and signs of shells."""
+    home = tmp_path / 'my "own" $HOME runs #1'
+    python = home / "venv with space" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/bash\n{SHOW_WORDS}")
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    (home / "run" / "checkpoints").mkdir(parents=True)
+    script = job(home)
+    assert str(home / "run" / "launch") in str(script)
+    run_task = '[ "$1" = --ntasks-per-node=1 ] && bash -c "${@: -1}"'
+    environment = commands_of_slurm(tmp_path, srun=run_task, scontrol="echo n1")
+    environment |= {"SLURM_RESTART_COUNT": "1"}  # waits for the lock of the run folder
+    done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert (done.returncode, done.stderr) == (0, "")
+    *words, working = (tmp_path / "said.words").read_text().splitlines()
+    assert working == str(home)
+    assert words[-1] == str(home / "run" / "launch" / "config.yaml")
+    assert words[:3] == ["-m", "launch.restart", f"--meet=n1:{words[2].rpartition(':')[2]}"]
+    assert str(python) in words
+
+
+def test_sbatch_reads_every_option_as_it_was_meant(tmp_path: Path) -> None:
+    kit = tmp_path / "my runs 100%" / "launch"
+    start = Start((Host("n1", 1), Host("n2", 1)), kit, tmp_path, 0, "toy", 2, 3, 60, 60)
+    more = ["--comment=a b", '--comment=say "c" \\ d', "--reservation=x#1", "--time=1:00:00"]
+    text = batch_text(start, chosen=True, gpus=0, port=0, more=more)
+    head = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+    options = [shlex.split(line, comments=True) for line in head]  # sbatch knows quotes, backslashes and remarks alike
+    assert all(len(one) == 1 for one in options)
+    read = [one[0] for one in options]
+    assert f"--output={tmp_path}/my runs 100%%/launch/slurm-%j.out" in read
+    assert read[-4:] == more
+    with pytest.raises(LaunchError, match="holds several lines. Leave it out"):
+        batch_text(start, chosen=True, gpus=0, port=0, more=["--comment=a\nrm x"])

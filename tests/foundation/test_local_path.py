@@ -17,7 +17,9 @@ from llmsys.errors import ConfigError
 from llmsys.local_path import find_url_violation
 
 
-@pytest.mark.parametrize("url", ["s3://b/run", "gs://b/run", "s3:/b/run", "hf://x/y", "https://h/x", "simplecache::s3://b/c"])
+@pytest.mark.parametrize(
+    "url", ["s3://b/run", "gs://b/run", "s3:/b/run", "hf://x/y", "https://h/x", "simplecache::s3://b/c"]
+)
 def test_urls_are_refused_with_what_to_do(url: str) -> None:
     said = find_url_violation(url)
     assert said is not None

@@ -55,7 +55,9 @@ def test_what_is_no_secret_stays(text: str) -> None:
 
 
 def test_names_are_secret_by_their_parts() -> None:
-    secret = "GH_PAT HF_TOKEN MY_AUTH SSH_PASSPHRASE AWS_CREDENTIALS WANDB_API_KEY SIGNING_KEY DB_PWD NPM_PASS lower_token"
+    secret = (
+        "GH_PAT HF_TOKEN MY_AUTH SSH_PASSPHRASE AWS_CREDENTIALS WANDB_API_KEY SIGNING_KEY DB_PWD NPM_PASS lower_token"
+    )
     plain = "PATH PYTHONPATH HF_HOME NCCL_DEBUG WANDB_PROJECT OMP_NUM_THREADS TORCH_COMPASS KEYBOARD"
     assert [name for name in secret.split() if not is_secret_name(name)] == []
     assert [name for name in plain.split() if is_secret_name(name)] == []

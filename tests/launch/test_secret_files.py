@@ -88,7 +88,9 @@ def test_the_record_of_a_run_has_the_source_of_the_code_and_no_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # no checkout
-    config = RunConfig.model_validate({"run": {"folder": str(tmp_path / "run")}, "data": {"inputs": INPUTS}})
+    config = RunConfig.model_validate(
+        {"run": {"folder": str(tmp_path / "run")}, "data": {"kind": "crawl", "inputs": INPUTS}}
+    )
     record(config, "abc", 1)
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert Path(environment["source"]["folder"], "llmsys", "train", "folder.py").is_file()

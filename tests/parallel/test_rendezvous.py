@@ -44,7 +44,14 @@ def listening() -> set[str]:
 def test_neither_ranks_nor_their_agent_can_be_reached_from_another_host(tmp_path: Path, words: tuple[str, ...]) -> None:
     (tmp_path / "look.py").write_text(LOOK)
     options = [word.format(port=free_port()) for word in words]
-    command = [sys.executable, "-m", *options, "--nproc-per-node=2", "--local-addr=127.0.0.1", str(tmp_path / "look.py")]
+    command = [
+        sys.executable,
+        "-m",
+        *options,
+        "--nproc-per-node=2",
+        "--local-addr=127.0.0.1",
+        str(tmp_path / "look.py"),
+    ]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr

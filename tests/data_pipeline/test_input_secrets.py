@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
+import fsspec  # type: ignore[import-untyped]
 import pytest
 
 import data_pipeline.readers.source as source_module
@@ -98,7 +98,7 @@ def test_jobs_of_slurm_are_for_their_owner_alone_and_their_folder_may_have_space
     config = SlurmExecutor(poll_seconds=0.1, jobs_per_task=2)
     folder = tmp_path / "my data" / "slurm"
     arrays = SlurmArrays(config, folder)
-    arrays._write([lambda_free])
+    arrays._write([count_one])
     assert {path.name for path in folder.iterdir() if path.stat().st_mode & 0o077} == set()
     crawl = make_crawl(tmp_path / "a crawl", files=1, pages=6)
     plain = {"rules": [], "deduplicate": {"exact": {"kind": "none"}, "minhash": {"kind": "none"}}}
@@ -107,5 +107,5 @@ def test_jobs_of_slurm_are_for_their_owner_alone_and_their_folder_may_have_space
     assert fingerprints(tmp_path / "my data") == fingerprints(tmp_path / "here")
 
 
-def lambda_free(report: Any) -> dict[str, Any]:
-    return count(report, 1)
+def count_one(report: Any) -> dict[str, Any]:
+    return count(1, report)

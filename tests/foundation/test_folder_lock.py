@@ -1,4 +1,4 @@
-"""Laws of locks and private files: a file system without flock is named with a way out, and modes hold from the start."""
+"""Laws of locks and private files: no flock is named with a way out, and modes hold from the first byte."""
 
 import errno
 import fcntl

@@ -130,5 +130,5 @@ def test_sbatch_reads_every_option_as_it_was_meant(tmp_path: Path) -> None:
     read = [one[0] for one in options]
     assert f"--output={tmp_path}/my runs 100%%/launch/slurm-%j.out" in read
     assert read[-4:] == more
-    with pytest.raises(LaunchError, match="holds several lines. Leave it out"):
+    with pytest.raises(LaunchError, match=r"holds several lines\. Leave it out"):
         batch_text(start, chosen=True, gpus=0, port=0, more=["--comment=a\nrm x"])

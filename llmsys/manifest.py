@@ -164,10 +164,30 @@ class Contaminated(Record):
     excerpt: str
 
 
+class SparedDocument(Record):
+    """A document that keeps a spared item."""
+
+    id: str
+    url: str
+
+
+class SparedItem(Record):
+    """An item that stays in documents, because too many of them have its n-gram.
+
+    `documents` counts those that keep it; at most five are examples, those with the smallest ids.
+    """
+
+    item: str
+    ngram: str
+    documents: int
+    examples: tuple[SparedDocument, ...]
+
+
 class ContaminationOfSet(Record):
     """What was found of one evaluation set; at most five examples, those with the smallest document ids.
 
-    `too_short` counts questions and answers with too few words to be looked for.
+    `too_short` counts questions and answers with too few words to be looked for. `items_spared` counts the items that
+    stay in some document; `spared` names the first hundred of them, those of most documents first.
     """
 
     items: int
@@ -177,6 +197,8 @@ class ContaminationOfSet(Record):
     documents_dropped: int
     documents_cut: int
     examples: tuple[Contaminated, ...]
+    items_spared: int = 0
+    spared: tuple[SparedItem, ...] = ()
 
 
 class Decontamination(Record):

@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(
         json.dumps(result)
         if arguments.json
-        else "\n".join([*skipped(manifest), *fit(manifest), described(result, noun)])
+        else "\n".join([*skipped(manifest), *list_spared_items(manifest), *fit(manifest), described(result, noun)])
     )
     if isinstance(config.data, CrawlConfig) and result["tokens"] and not manifest.splits["heldout"].tokens:
         logger(__name__).warning(
@@ -120,6 +120,18 @@ def skipped(manifest: Manifest) -> list[str]:
     return [
         f"skipped {sum(skip.count for skip in skips):,}: {reason} (first: {skips[0].file} at byte {skips[0].offset:,})"
         for reason, skips in sorted(by_reason.items())
+    ]
+
+
+def list_spared_items(manifest: Manifest) -> list[str]:
+    """Return a line for each evaluation set with items that stay because too many documents have them."""
+    sets = manifest.decontamination.sets if manifest.decontamination else {}
+    return [
+        f"decontamination: {one.items_spared:,} items of {name} are spared because too many documents have them: "
+        f"{', '.join(item.item for item in one.spared[:5])}{', …' if one.items_spared > 5 else ''} "
+        f"(lines with action spared in decontamination/; data.decontaminate.max_documents decides)"
+        for name, one in sets.items()
+        if one.items_spared
     ]
 
 

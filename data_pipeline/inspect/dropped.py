@@ -68,7 +68,7 @@ def _row(row: dict[str, Any]) -> str:
     shown = "\n".join(f"    {line}" for line in text.splitlines())
     more = f"\n    … ({row['bytes']:,} bytes)" if row["bytes"] > len(text.encode()) else ""
     return (
-        f"{row['url'] or 'not read'}\n  {row['file']} at byte {row['offset']:,}\n"
+        f"{row['url'] or ('not read' if row['stage'] == 'read' else '(it has no URL)')}\n  {row['file']} at byte {row['offset']:,}\n"
         f"  {row['rule']}: {row['test']}{value}{threshold}{why}\n{shown}{more}"
     ).rstrip("\n")
 

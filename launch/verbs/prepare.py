@@ -10,7 +10,7 @@ from llmsys.config.load import load_run
 from llmsys.config.run import RunConfig
 from llmsys.errors import DataError
 from llmsys.log import logger
-from llmsys.manifest import Manifest, Skip
+from llmsys.manifest import Manifest, Skip, load_manifest
 
 QUARANTINED = 3  # the exit status when the dataset is whole but for inputs that failed every try
 
@@ -97,9 +97,13 @@ def _sweep(config: RunConfig, arguments: argparse.Namespace) -> int:
 
 
 def _explain(config: RunConfig, arguments: argparse.Namespace) -> int:
+    from data_pipeline.inspect.dataset_config import describe_config_differences
     from data_pipeline.inspect.explain import explain, explanation_as_text
 
-    found = explain(crawl_of(config.data), arguments.explain)
+    data = crawl_of(config.data)
+    found = explain(data, arguments.explain)
+    if differences := describe_config_differences(load_manifest(data.folder), data):
+        logger(__name__).warning("%s", differences)
     result = [asdict(capture) for capture in found]
     print(json.dumps(result, ensure_ascii=False) if arguments.json else explanation_as_text(found))
     return 0

@@ -207,7 +207,8 @@ HIDDEN = "The seven exemplary grey geese never flew over any frozen state-of-the
 )
 def test_what_a_reader_does_not_see_hides_no_item(tmp_path: Path, disguise: str) -> None:
     noise = "Before it all there stands a long and winding sentence of other words -- and after it "
-    for item, text in [(HIDDEN, disguise), (disguise, HIDDEN)]:
+    pairs: list[tuple[str, str]] = [(HIDDEN, disguise), (disguise, HIDDEN)]
+    for item, text in pairs:
         rules = config(write_set(tmp_path, [{"question": item}]))
         found, _, _ = matches(tmp_path, rules, [noise, f"{noise}{text} {noise}"])
         words = len(HIDDEN.replace("-", " ").split())

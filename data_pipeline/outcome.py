@@ -220,6 +220,7 @@ def _read(outcome: Outcome) -> ReadSummary:
         files=len(outcome.inputs),
         records=sum(result["records"] for result in results),
         html_bytes=sum(result["html_bytes"] for result in results),
+        given_text_bytes=sum(result.get("given_text_bytes", 0) for result in results),
         skipped=_summed(skip for result in results for skip in result["skipped"]),
         noted=_summed(note for result in results for note in result["noted"]),
     )

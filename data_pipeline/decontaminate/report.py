@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 from data_pipeline.decontaminate.cut import cut_spans
 from data_pipeline.decontaminate.index import PARTS, GramIndex, item_names
 from llmsys.config.decontaminate import NgramDecontamination
-from llmsys.manifest import Contaminated, ContaminationOfSet, Decontamination, SparedDocument, SparedItem
+from llmsys.manifest import Contaminated, ContaminationOfSet, Decontamination
 from llmsys.publish import publish_bytes
+from llmsys.spared_item import SparedDocument, SparedItem
 
 STAGE = "decontaminate"
 SPARED = "spared"

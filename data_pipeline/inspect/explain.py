@@ -25,6 +25,7 @@ from data_pipeline.staging import is_change_unfinished
 from llmsys.config.data import CrawlConfig
 from llmsys.errors import DataError
 from llmsys.manifest import load_manifest
+from llmsys.record_place import format_record_place
 from llmsys.shards import read_batches
 
 EXCERPT_CHARACTERS = 1_000
@@ -77,7 +78,9 @@ def _judged(page: pa.RecordBatch, data: CrawlConfig, rules: str, limits: Limits)
     row = page.to_pylist()[0]
     capture = Capture(*(row[name] for name in ("id", "url", "date", "file", "offset")))
     stages, left, drops = judge_one(page, data, rules)
-    capture.steps.append(("read", "read", f"{row['bytes_html']:,} bytes at byte {row['offset']:,}"))
+    capture.steps.append(
+        ("read", "read", f"{row['bytes_html']:,} bytes of {format_record_place(row['file'], row['offset'])}")
+    )
     for stage, counts in stages.items():
         if not counts["documents_in"]:
             break
@@ -146,7 +149,10 @@ def explanation_as_text(captures: Sequence[Capture]) -> str:
 
 
 def _text(capture: Capture) -> str:
-    lines = [capture.url, f"  captured {capture.date}, {capture.file} at byte {capture.offset:,}, id {capture.id}"]
+    lines = [
+        capture.url,
+        f"  captured {capture.date}, {format_record_place(capture.file, capture.offset)}, id {capture.id}",
+    ]
     lines += [_step(*step) for step in capture.steps]
     return "\n".join([*lines, *(f"    {line}" for line in capture.excerpt.splitlines())])
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from llmsys.errors import DataError
 from llmsys.manifest import load_manifest
+from llmsys.record_place import format_record_place
 from llmsys.shards import open_tokens, read_batches
 from llmsys.tokenizer import load_tokenizer
 
@@ -68,7 +69,7 @@ def place_as_text(place: TokenPlace) -> str:
     return (
         f"token {place.token:,} of {place.split} is token {place.token_of_document:,} of document {place.document:,}\n"
         f"  id      {place.id}\n"
-        f"  record  {place.file} at byte {place.offset:,}\n"
+        f"  record  {format_record_place(place.file, place.offset)}\n"
         f"  url     {_describe_url(place.url)}  (xxh64 {place.url_hash})\n"
         f"  text    {place.before}⟦{place.piece}⟧{place.behind}"
     )

@@ -11,6 +11,7 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import DataError
 from llmsys.log import logger
 from llmsys.manifest import Manifest, Skip, load_manifest
+from llmsys.record_place import format_record_place
 
 QUARANTINED = 3  # the exit status when the dataset is whole but for inputs that failed every try
 
@@ -72,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
         "usage": None if manifest.usage is None else manifest.usage.model_dump(),
         "quarantined": (given_up := quarantined(config.data.folder)),
     }
-    noun = NOUNS[config.data.kind]
+    came_as_text = 0 < manifest.read.html_bytes == manifest.read.given_text_bytes
+    noun = "documents" if came_as_text else NOUNS[config.data.kind]
     print(
         json.dumps(result)
         if arguments.json
@@ -121,8 +123,9 @@ def skipped(manifest: Manifest) -> list[str]:
     by_reason: dict[str, list[Skip]] = {}
     for skip in manifest.read.skipped:
         by_reason.setdefault(skip.reason, []).append(skip)
+    places = {reason: format_record_place(skips[0].file, skips[0].offset) for reason, skips in by_reason.items()}
     return [
-        f"skipped {sum(skip.count for skip in skips):,}: {reason} (first: {skips[0].file} at byte {skips[0].offset:,})"
+        f"skipped {sum(skip.count for skip in skips):,}: {reason} (first: {places[reason]})"
         for reason, skips in sorted(by_reason.items())
     ]
 

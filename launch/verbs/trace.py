@@ -7,6 +7,7 @@ from typing import Any
 from launch.own_words import own_words
 from llmsys.config.load import load_run
 from llmsys.errors import ConfigError
+from llmsys.record_place import format_record_place
 
 MINE = ("step", "url", "document")
 
@@ -59,7 +60,7 @@ def _documents(tracer: Any, step: int, as_json: bool) -> int:
     print(f"step {step}: {len(documents)} documents")
     for one in documents:
         source = f"{one['source']}: " if one["source"] else ""
-        print(f"{one['id']}  {source}{one['file']} at {one['offset']}  {_describe_url(one['url'])}")
+        print(f"{one['id']}  {source}{format_record_place(one['file'], one['offset'])}  {_describe_url(one['url'])}")
     return 0
 
 

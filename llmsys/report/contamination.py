@@ -3,9 +3,10 @@
 Reads a `Manifest`, gives a `Part`, or nothing when no set was looked for.
 """
 
-from llmsys.manifest import Contaminated, ContaminationOfSet, Manifest, SparedItem
+from llmsys.manifest import Contaminated, ContaminationOfSet, Manifest
 from llmsys.report.markup import Html, definitions, fold, join, number, percent, table, tag, user_text
 from llmsys.report.run_sections import Part, part
+from llmsys.spared_item import SparedItem
 
 
 def contamination_part(manifest: Manifest) -> Part | None:

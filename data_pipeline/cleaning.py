@@ -16,6 +16,7 @@ from data_pipeline.journal import Record
 from data_pipeline.side_files import digests_of
 from data_pipeline.stages.clean import Contamination, clean_file
 from data_pipeline.stages.decontaminate import decide_matches, scan_file
+from data_pipeline.staging import get_place_to_write
 from data_pipeline.task import Stage, Task
 from llmsys.config.data import CrawlConfig
 from llmsys.config.decontaminate import KeepContamination, NgramDecontamination
@@ -42,8 +43,6 @@ def collected_names(data: CrawlConfig, shard: int) -> list[str]:
 def clean_documents(data: CrawlConfig, workshop: Workshop, stage: Stage, collected: list[Record]) -> list[Record]:
     """Return the records of the final documents: outputs are documents, dropped, and the report of decontamination."""
     reports = isinstance(data.decontaminate, NgramDecontamination)
-    if not reports:
-        _forget_reports(workshop)
     if not cleans(data):
         return collected
     rooms = [*_ROOMS, (REPORTS, ".jsonl")] if reports else _ROOMS
@@ -59,7 +58,7 @@ def clean_documents(data: CrawlConfig, workshop: Workshop, stage: Stage, collect
         job = partial(
             clean_file,
             source=(documents, dropped),
-            outputs=[workshop.folder / output for output in outputs],
+            outputs=[get_place_to_write(workshop.folder, output) for output in outputs],
             made=record.result,
             contamination=found,
             config=data,
@@ -71,13 +70,6 @@ def clean_documents(data: CrawlConfig, workshop: Workshop, stage: Stage, collect
 
 _ROOMS = [("documents", ".arrow"), ("dropped", ".arrow")]
 REPORTS = "decontamination"
-
-
-def _forget_reports(workshop: Workshop) -> None:
-    """Remove the reports of an earlier config that looked for evaluation sets."""
-    for path in sorted((workshop.folder / REPORTS).glob("*.jsonl")):
-        workshop.withdraw_manifest()
-        path.unlink()
 
 
 def _contamination(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from data_pipeline.journal import Record
 from data_pipeline.stages.copy import copy_documents
+from data_pipeline.staging import find_output, get_place_to_write
 from data_pipeline.task import Stage, Task
 from llmsys.config.data import CrawlConfig
 
@@ -17,9 +18,10 @@ def copy_final(data: CrawlConfig, stage: Stage, documents: list[Record]) -> list
     tasks = []
     for format in data.documents.copies:
         for record in documents:
-            source = data.folder / record.outputs[0].name
+            source = find_output(data.folder, record.outputs[0].name)
             output = f"documents/{Path(source).stem}.{format}"
-            job = partial(copy_documents, source=source, output=data.folder / output, format=format)
+            place = get_place_to_write(data.folder, output)
+            job = partial(copy_documents, source=source, output=place, format=format)
             decides = [record.digests[0], format]
             name = f"copies/{Path(output).name}"
             tasks.append(Task(name, decides, [output], job, record.result["documents_rows"]))

@@ -1,8 +1,9 @@
 """The task graph, one stage at a time: what is done is found in the journal, the rest is given to an executor.
 
 Reads tasks, gives their journal records in the order of the tasks. Promises: a task is recorded only after its files
-are published; the manifest is withdrawn before the first file changes; a failed task stops neither the others nor the
-next run, which does only what is missing; an input that fails every try is quarantined, the rest goes on without it.
+are published; what a manifest names does not change before the next manifest (see `staging`); a failed task stops
+neither the others nor the next run, which does only what is missing; an input that fails every try is quarantined, the
+rest goes on without it.
 """
 
 import time
@@ -18,6 +19,7 @@ from data_pipeline.following import Following, Forerun
 from data_pipeline.journal import Journal, Record
 from data_pipeline.meter import Meter
 from data_pipeline.quarantine import Quarantine, quarantine_reason
+from data_pipeline.staging import begin_change, publish_staged
 from data_pipeline.task import Task
 from llmsys.config.executor import ExecutorConfig, InlineExecutor
 from llmsys.errors import DataError
@@ -57,7 +59,7 @@ class Workshop:
         self._outputs.update(self.folder / output for task in tasks for output in task.outputs)
         self.found += len({task.name for task, record in zip(tasks, records, strict=True) if record} - self._early)
         if missing:
-            self.withdraw_manifest()
+            begin_change(self.folder)
             forerun = Forerun(self.journal, following, self._executor.ahead)
             self._make(_Stage(name, tasks, keys, records, unit), missing, forerun)
         given_up = [task.name for task, record in zip(tasks, records, strict=True) if record and not record.key]
@@ -78,7 +80,13 @@ class Workshop:
         rooms = {output.parent for output in self._outputs}
         work = self.folder / "work"
         rooms |= {room for room in work.iterdir() if room.name != "encoded"} if work.is_dir() else set()
+        rooms |= {self.folder / "decontamination"} if (self.folder / "decontamination").is_dir() else set()
+        rooms = {room for room in rooms if room.is_dir()}  # until they are published, new ones are in staging/
         return [path for room in sorted(rooms) for path in sorted(room.iterdir()) if path not in self._outputs]
+
+    def publish_files(self) -> None:
+        """Put the new versions of this run's outputs in their places, with the manifest withdrawn."""
+        publish_staged(self.folder, sorted(self._outputs))
 
     def _make(self, stage: "_Stage", missing: Sequence[int], forerun: Forerun) -> None:
         began = time.monotonic()

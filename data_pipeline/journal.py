@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from data_pipeline.staging import discard_stale, find_output
 from llmsys.shards import file_digest, publish_bytes
 
 JOURNAL = "journal"
@@ -93,19 +94,28 @@ class Journal:
         return self.folder / JOURNAL / f"{name}.json"
 
     def _describe(self, name: str) -> Output:
-        path = self.folder / name
+        path = find_output(self.folder, name)
         status = path.stat()
         return Output(name=name, size=status.st_size, modified_ns=status.st_mtime_ns, digest=file_digest(path))
 
     def _is_whole(self, output: Output) -> bool:
-        path = self.folder / output.name
-        try:
-            status = path.stat()
-        except OSError:
-            return False
+        staged, path = find_output(self.folder, output.name), self.folder / output.name
+        if staged != path:
+            if _is_same(staged, output):
+                return True
+            discard_stale(self.folder, output.name)  # of a task that ended before its record
+        return _is_same(path, output)
+
+
+def _is_same(path: Path, output: Output) -> bool:
+    """Whether a file is what a record says of it."""
+    try:
+        status = path.stat()
         if status.st_size != output.size:
             return False
         return status.st_mtime_ns == output.modified_ns or file_digest(path) == output.digest
+    except OSError:
+        return False
 
 
 def _read_json(path: Path) -> dict[str, Any]:

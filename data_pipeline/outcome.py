@@ -21,6 +21,7 @@ from data_pipeline.journal import Record, digest_of
 from data_pipeline.stages.clean import PII
 from data_pipeline.stages.collect import LENGTH_EDGES
 from data_pipeline.stages.judge import stage_names
+from data_pipeline.staging import find_output, is_change_unfinished
 from data_pipeline.tokenize.usage import collect_usage
 from llmsys.config.data import CrawlConfig
 from llmsys.config.tokenizer import TokenizerConfig
@@ -131,12 +132,13 @@ def publish(workshop: Workshop, manifest: Manifest) -> Manifest:
     folder, leftovers, present = workshop.folder, workshop.leftovers(), _present(workshop.folder)
     if present is not None and _covers(present, manifest):
         manifest = present
-        if not leftovers and not workshop.made:
+        if not leftovers and not workshop.made and not is_change_unfinished(folder):
             _log.info("%s is complete, nothing to do (fingerprint %s)", folder, manifest.fingerprint)
             return manifest
     workshop.withdraw_manifest()
     for path in leftovers:
         path.unlink()
+    workshop.publish_files()
     write_manifest(folder, manifest)
     counts = f"{workshop.made} tasks done, {workshop.found} found done"
     _log.info("%s: %s (fingerprint %s)", folder, counts, manifest.fingerprint)
@@ -170,7 +172,7 @@ def funnel_stages(data: CrawlConfig) -> list[str]:
 def _usage(folder: Path, outcome: Outcome) -> TokenizerUsage | None:
     if outcome.tokenizer is None or outcome.tokens is None:
         return None
-    tokenizer = load_tokenizer(folder / outcome.tokenizer.outputs[0].name)
+    tokenizer = load_tokenizer(find_output(folder, outcome.tokenizer.outputs[0].name))
     pieces = [folder / record.outputs[1].name for record in outcome.encoded]
     return collect_usage(tokenizer, [record.result for record in outcome.encoded], pieces)
 
@@ -220,6 +222,7 @@ def _read(outcome: Outcome) -> ReadSummary:
         files=len(outcome.inputs),
         records=sum(result["records"] for result in results),
         html_bytes=sum(result["html_bytes"] for result in results),
+        given_text_bytes=sum(result.get("given_text_bytes", 0) for result in results),
         skipped=_summed(skip for result in results for skip in result["skipped"]),
         noted=_summed(note for result in results for note in result["noted"]),
     )

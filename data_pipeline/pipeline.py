@@ -20,6 +20,7 @@ from data_pipeline.pairs.outcome import pairs_manifest
 from data_pipeline.pairs.pipeline import PairsPreparation
 from data_pipeline.preparation import Preparation, Until
 from data_pipeline.side_files import require_side_files
+from data_pipeline.staging import finish_interrupted_publication
 from llmsys.config.data import CrawlConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
@@ -52,6 +53,7 @@ def prepare(config: RunConfig, until: str = "tokens") -> Manifest:
         )  # what is missing is said before the crawl is read, not hours later
     with folder_lock(data.folder) as lock:
         remove_asides(data.folder)  # the lock is free only when no writer lives
+        finish_interrupted_publication(data.folder)
         workshop = Workshop(data.folder, data.executor, lock)
         try:
             manifest = _make(config, workshop, inputs, cast(Until, until))

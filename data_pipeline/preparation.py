@@ -33,6 +33,7 @@ from data_pipeline.stages.collect import collect_shard
 from data_pipeline.stages.extract import extract_file
 from data_pipeline.stages.judge import judge_file
 from data_pipeline.stages.survey import Block, blocks_of, survey_file
+from data_pipeline.staging import get_place_to_write
 from data_pipeline.task import Task
 from data_pipeline.thresholds import find_borders
 from data_pipeline.token_stages import encode_documents, make_tokenizer, write_tokens
@@ -176,8 +177,8 @@ class Preparation:
                 sources=sources,
                 decisions=decisions,
                 rules=left.rules,
-                documents=self.folder / outputs[0],
-                dropped=self.folder / outputs[1],
+                documents=get_place_to_write(self.folder, outputs[0]),
+                dropped=get_place_to_write(self.folder, outputs[1]),
                 batch_bytes=self.data.documents.batch_bytes,
             )
             rows = sum(rows for source in sources for owner, rows in source.kept_batches if owner == shard)

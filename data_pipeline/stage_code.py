@@ -27,7 +27,7 @@ _ENCODE = tuple(
 )
 _ARRAYS = ("rules/growing.py", "rules/ragged.py")
 _URL = ("rules/url.py", "rules/entry_list.py", "rules/word_pattern.py")
-_SIMPLE = ("decontaminate/words.py", "dedup/simplify.py")
+_SIMPLE = ("decontaminate/words.py", "decontaminate/hidden.py", "dedup/simplify.py")
 _CONTAMINATION = ("decontaminate", "dedup/simplify.py", "rules/characters.py", "stages/decontaminate.py", *_ARRAYS)
 _COMPARING = ("sign", "same", "link", "keep_index", "leave_out", "take_out", "strings")
 _DEDUPLICATION = (

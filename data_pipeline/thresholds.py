@@ -9,6 +9,7 @@ from functools import partial
 
 from data_pipeline.inspect.borders import Limits, joined_borders, summarize_borders
 from data_pipeline.journal import Record
+from data_pipeline.staging import find_output
 from data_pipeline.task import Stage, Task
 from llmsys.config.data import CrawlConfig
 from llmsys.threshold import Border
@@ -21,7 +22,7 @@ def find_borders(
     decides = [data.language.model_dump(mode="json", include={"keep", "minimum_score"}), rules]
     tasks = []
     for record in final:
-        documents, dropped = (data.folder / output.name for output in record.outputs[:2])
+        documents, dropped = (find_output(data.folder, output.name) for output in record.outputs[:2])
         output = f"work/thresholds/{documents.stem}.json"
         job = partial(
             summarize_borders,

@@ -7,6 +7,7 @@ from functools import partial
 
 from data_pipeline.graph import Workshop
 from data_pipeline.journal import Record
+from data_pipeline.staging import find_output, get_place_to_write
 from data_pipeline.task import Stage, Task
 from data_pipeline.tokenize.copy import copy_task
 from data_pipeline.tokenize.encode import encode_file
@@ -24,10 +25,10 @@ def make_tokenizer(
     if isinstance(config, FileTokenizerConfig):
         return stage("tokenizer", [copy_task(workshop, data.folder, config)], "file")[0]
     outputs = [f"tokenizer/{name}" for name in SENTENCEPIECE_FILES]
-    folder = data.folder / "tokenizer"
+    folder = get_place_to_write(data.folder, "tokenizer")
     part = config.model_dump(mode="json")
     split = data.split
-    sources = [data.folder / record.outputs[0].name for record in collected]
+    sources = [find_output(data.folder, record.outputs[0].name) for record in collected]
     job = partial(train_sentencepiece, sources=sources, folder=folder, config=config, split=split)
     decides = [part, split.model_dump(mode="json"), [record.digests[0] for record in collected]]
     rows = sum(record.result["documents_rows"] for record in collected)
@@ -40,14 +41,14 @@ def encode_documents(data: CrawlConfig, stage: Stage, collected: list[Record], t
     part = data.model_dump(mode="json", include={"split": True, "tokens": {"seed"}})
     tasks = []
     for record in collected:
-        source = data.folder / record.outputs[0].name
+        source = find_output(data.folder, record.outputs[0].name)
         outputs = [f"work/encoded/{source.name}", f"work/encoded/{source.stem}.pieces.arrow"]
         job = partial(
             encode_file,
             source=source,
             output=data.folder / outputs[0],
             pieces=data.folder / outputs[1],
-            model=data.folder / tokenizer.outputs[0].name,
+            model=find_output(data.folder, tokenizer.outputs[0].name),
             fingerprint=means,
             config=data,
         )
@@ -68,7 +69,7 @@ def write_tokens(data: CrawlConfig, stage: Stage, encoded: list[Record], tokeniz
                 write_token_file,
                 plan=plan,
                 sources=sources,
-                output=data.folder / output,
+                output=get_place_to_write(data.folder, output),
                 vocab_size=tokenizer.result["vocab_size"],
                 batch_tokens=data.tokens.batch_tokens,
             )

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llmsys.errors import DataError
 from llmsys.publish import publish_bytes
+from llmsys.spared_item import SparedItem
 from llmsys.threshold import Border
 
 SCHEMA_VERSION = 1
@@ -105,7 +106,7 @@ class Drop(Record):
 
 
 class FunnelStage(Record):
-    """One stage of the funnel. Bytes are HTML before extraction and UTF-8 text after it.
+    """One stage of the funnel. Bytes are of HTML or given text before extraction, and of UTF-8 text after it.
 
     `changed` counts what was done to documents that stay: lines taken out, addresses replaced.
     """
@@ -165,9 +166,9 @@ class Contaminated(Record):
 
 
 class ContaminationOfSet(Record):
-    """What was found of one evaluation set; at most five examples, those with the smallest document ids.
+    """What was found of one evaluation set, with at most five examples, those with the smallest document ids.
 
-    `too_short` counts questions and answers with too few words to be looked for.
+    `too_short` counts parts with too few words to be looked for; `spared` names the hundred items of most documents.
     """
 
     items: int
@@ -177,6 +178,8 @@ class ContaminationOfSet(Record):
     documents_dropped: int
     documents_cut: int
     examples: tuple[Contaminated, ...]
+    items_spared: int = 0
+    spared: tuple[SparedItem, ...] = ()
 
 
 class Decontamination(Record):
@@ -206,11 +209,12 @@ class Skip(Record):
 
 
 class ReadSummary(Record):
-    """What was read from the crawl."""
+    """What was read: `html_bytes` of pages and texts, of which `given_text_bytes` came as text."""
 
     files: int
     records: int
     html_bytes: int
+    given_text_bytes: int = 0
     skipped: tuple[Skip, ...] = ()
     noted: tuple[Skip, ...] = ()  # pages that were kept although something is wrong with them
 

@@ -4,7 +4,8 @@ Reads the config named by --config (its `data.inputs` are crawl shards), runs th
 in order, and writes everything below one folder: the dataset, which both engines share, and a run per engine. Each verb
 continues where an earlier one was stopped, so the same command after a kill at any moment ends with the same files.
 
-The last line it prints is `bits_per_byte model=… gzip=… xz=…`; the exit status is 0 when the model beats both.
+The last line it prints is `bits_per_byte model=… gzip=… xz=… heldout_bytes=…`; the exit status is 0 when the model
+beats both.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch.orphan import child_environment, die_with_parent
+from llmsys.compressor_comparison import describe_heldout_bytes
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,8 @@ def describe_evaluation(evaluation: Mapping[str, float]) -> str:
     """The yardstick as a small table: the model beside two compressors of the same held-back bytes."""
     rows = (
         ("the model", evaluation["bits_per_byte"], f"{evaluation['loss']:.3f} nats per token"),
-        ("gzip -9", evaluation["gzip_bits_per_byte"], "of the same bytes"),
-        ("xz -9", evaluation["xz_bits_per_byte"], "of the same bytes"),
+        ("gzip -9", evaluation["gzip_bits_per_byte"], describe_heldout_bytes(evaluation["evaluated_bytes"])),
+        ("xz -9", evaluation["xz_bits_per_byte"], describe_heldout_bytes(evaluation["evaluated_bytes"])),
     )
     return "\n".join(f"  {name:<10}{bits:>7.3f} bits per byte   {note}" for name, bits, note in rows)
 
@@ -131,7 +133,8 @@ def shell(demo: Demo, arguments: Sequence[str]) -> str:
 def yardstick(evaluation: Mapping[str, float]) -> tuple[str, bool]:
     """The last line of the demo, and whether the model needs fewer bits per byte than either compressor."""
     model, gzip, xz = (evaluation[f"{name}bits_per_byte"] for name in ("", "gzip_", "xz_"))
-    return f"bits_per_byte model={model:.3f} gzip={gzip:.3f} xz={xz:.3f}", model < min(gzip, xz)
+    size = int(evaluation["evaluated_bytes"])
+    return f"bits_per_byte model={model:.3f} gzip={gzip:.3f} xz={xz:.3f} heldout_bytes={size}", model < min(gzip, xz)
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> Demo:

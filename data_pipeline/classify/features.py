@@ -43,7 +43,7 @@ class HashedFeatures:
 
     def __init__(self, config: FeatureConfig) -> None:
         self._config = config
-        self._words = SimpleWords()
+        self._words = SimpleWords(ignores_disguise=False)  # models were trained on these words
         self._characters = _CharacterRuns(config.char_ngrams) if any(config.char_ngrams) else None
 
     def find(self, texts: Sequence[str]) -> Features:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
+from data_pipeline.decontaminate.hidden import iter_joined_readings
 from data_pipeline.decontaminate.words import Hashes, SimpleWords, ngram_hashes
 from llmsys.config.decontaminate import EvaluationSet, NgramDecontamination, Part
 from llmsys.errors import DataError
@@ -91,7 +92,22 @@ def _texts(row: Any, key: str, where: str) -> list[str]:
 
 
 def item_grams(item: Item, config: NgramDecontamination, words: SimpleWords) -> tuple[list[Grams], int]:
-    """Return the n-grams of an item, and the number of its parts that are too short to be looked for."""
+    """Return the n-grams of an item, and the number of its parts that are too short to be looked for.
+
+    An item in which the ends of lines break words gives those of the broken and of the whole words.
+    """
+    found, short = _grams_of_parts(item, config, words)
+    whole = Item(item.name, *(list(map(_make_words_whole, texts)) for texts in (item.queries, item.labels)))
+    if whole != item:
+        found = found + _grams_of_parts(whole, config, words)[0]
+    return found, short
+
+
+def _make_words_whole(text: str) -> str:
+    return next(iter_joined_readings(text), text)
+
+
+def _grams_of_parts(item: Item, config: NgramDecontamination, words: SimpleWords) -> tuple[list[Grams], int]:
     split = words.split([*item.queries, *item.labels])
     parts = np.split(split.hashes, split.offsets[1:-1])
     queries, labels = parts[: len(item.queries)], parts[len(item.queries) :]

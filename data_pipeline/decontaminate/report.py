@@ -4,27 +4,31 @@ Gives a verdict per document, and for the report a row per document and item: wh
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from data_pipeline.decontaminate.cut import cut_spans
 from data_pipeline.decontaminate.index import PARTS, GramIndex, item_names
 from llmsys.config.decontaminate import NgramDecontamination
 from llmsys.manifest import Contaminated, ContaminationOfSet, Decontamination
 from llmsys.publish import publish_bytes
+from llmsys.spared_item import SparedDocument, SparedItem
 
 STAGE = "decontaminate"
+SPARED = "spared"
 EXAMPLES = 5
+MAX_SPARED_ITEMS = 100  # of each set that the manifest names; the reports have all
 _EXCERPT_CHARACTERS = 80  # of the text on each side of a match
 _MATCH_CHARACTERS = 400
 
 
 class Finding(NamedTuple):
-    """What becomes of a document: its new text, or the verdict that drops it; and its rows of the report."""
+    """What becomes of a document: its new text, or the verdict that drops it, or neither; and its report rows."""
 
     text: str | None
     verdict: tuple[str, float | None, float | None, str] | None
@@ -39,7 +43,12 @@ class Findings:
         self._names = item_names(items)
 
     def of(self, document: dict[str, Any], matches: pa.RecordBatch) -> Finding:
-        """Judge a document (its columns id, url, text) by its matches."""
+        """Judge a document (its columns id, url, text) by its matches; those that are spared are only reported."""
+        is_spared = matches.column("spared")
+        spared = [{**row, "action": SPARED} for row in self._rows(document, matches.filter(is_spared))]
+        matches = matches.filter(pc.invert(is_spared))
+        if not matches.num_rows:
+            return Finding(None, None, spared)
         rows = self._rows(document, matches)
         first, others = rows[0], f" and {len(rows) - 1} more" if len(rows) > 1 else ""
         where = f"{first['set']} {first['item']}{others}"
@@ -50,8 +59,8 @@ class Findings:
             spans = zip(matches.column("begin").to_pylist(), matches.column("end").to_pylist(), strict=True)
             cut = cut_spans(document["text"], spans, self._config)
             text, verdict = (None, self._after_cut(cut.failed, cut.pieces, where)) if cut.failed else (cut.text, None)
-        action = "dropped" if verdict else "cut"
-        return Finding(text, verdict, [{**row, "action": action} for row in rows])
+        rows = [{**row, "action": "dropped" if verdict else "cut"} for row in rows]
+        return Finding(text, verdict, rows if verdict else [*rows, *_without_items_of(spared, rows)])
 
     def _after_cut(self, test: str, pieces: int, where: str) -> tuple[str, float | None, float | None, str]:
         if test == "pieces":
@@ -92,11 +101,20 @@ class Findings:
         }
 
 
+def _without_items_of(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows whose items are in no row of the others."""
+    named = {(row["set"], row["item"]) for row in others}
+    return [row for row in rows if (row["set"], row["item"]) not in named]
+
+
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return per set the ids of documents that were dropped and cut, the items that were found, and examples."""
+    """Return per set the numbers of documents dropped and cut, the items found, the items spared, and examples."""
     sets: dict[str, dict[str, Any]] = {}
     for row in rows:
-        one = sets.setdefault(row["set"], {"dropped": set(), "cut": set(), "items": set(), "rows": []})
+        one = sets.setdefault(row["set"], {"dropped": set(), "cut": set(), "items": set(), "rows": [], SPARED: {}})
+        if row["action"] == SPARED:
+            _count_spared(one[SPARED], row)
+            continue
         one[row["action"]].add(row["id"])
         one["items"].add(row["item"])
         one["rows"].append(row)
@@ -106,9 +124,41 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
             "cut": len(one["cut"]),
             "items": sorted(one["items"]),
             "examples": _examples(one["rows"]),
+            SPARED: one[SPARED],
         }
         for name, one in sets.items()
     }
+
+
+def _count_spared(items: dict[str, dict[str, Any]], row: Mapping[str, Any]) -> None:
+    """Count a document of a spared item, and keep those with the smallest ids."""
+    new = {"documents": 1, "ngram": row["ngram"], "examples": [{"id": row["id"], "url": row["url"]}]}
+    items[row["item"]] = _join_spared(items[row["item"]], new) if row["item"] in items else new
+
+
+def _join_spared(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Join what two groups of documents say of one spared item."""
+    examples = sorted([*one["examples"], *other["examples"]], key=lambda example: str(example["id"]))[:EXAMPLES]
+    ngram = min(one["ngram"], other["ngram"])
+    return {"documents": one["documents"] + other["documents"], "ngram": ngram, "examples": examples}
+
+
+def _build_spared_items(summaries: Iterable[Mapping[str, Any]]) -> list[SparedItem]:
+    """Return all spared items of a set, those of most documents first, from the summaries of all files."""
+    items: dict[str, dict[str, Any]] = {}
+    for one in summaries:
+        for name, item in one.get(SPARED, {}).items():
+            items[name] = _join_spared(items[name], item) if name in items else item
+    order = sorted(items, key=lambda name: (-items[name]["documents"], name))
+    return [
+        SparedItem(
+            item=name,
+            ngram=items[name]["ngram"],
+            documents=items[name]["documents"],
+            examples=tuple(SparedDocument(**example) for example in items[name]["examples"]),
+        )
+        for name in order
+    ]
 
 
 def _examples(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -127,6 +177,7 @@ def decontamination(
 def _joined(name: str, counts: Mapping[str, int], summaries: Sequence[Mapping[str, Any]]) -> ContaminationOfSet:
     own = [one[name] for one in summaries if name in one]
     fields = Contaminated.model_fields
+    spared = _build_spared_items(own)
     return ContaminationOfSet(
         **counts,
         items_found=len({item for one in own for item in one["items"]}),
@@ -136,6 +187,8 @@ def _joined(name: str, counts: Mapping[str, int], summaries: Sequence[Mapping[st
             Contaminated(**{key: row[key] for key in fields})
             for row in _examples([row for one in own for row in one["examples"]])
         ),
+        items_spared=len(spared),
+        spared=tuple(spared[:MAX_SPARED_ITEMS]),
     )
 
 

@@ -1,8 +1,9 @@
 """Texts in, hashes of their simplified words out, and where each word stands.
 
 Words are what lies between white space after simplification (lower case, numbers as 0, no punctuation, no accents);
-in scripts without spaces each character is a word. A memo from what stands between white space to its words makes this
-a dictionary look-up; it is bounded, and what it holds changes no result.
+in scripts without spaces each character is a word. Invisible characters and compatibility forms hide none. A memo from
+what stands between white space to its words makes this a dictionary look-up; it is bounded, and what it holds changes
+no result.
 """
 
 import re
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from data_pipeline.decontaminate.hidden import reveal_letters
 from data_pipeline.dedup.simplify import simplify
 from data_pipeline.rules.growing import GrowingArray
 from data_pipeline.rules.ragged import Integers, offsets_of, places_of
@@ -42,10 +44,14 @@ class SimpleWords:
     Args:
         memo_chunks: chunks to remember at most, about 200 bytes each. Beyond it the memo starts again from nothing.
         memo_characters: characters of chunks to remember at most.
+        ignores_disguise: whether invisible characters and compatibility forms make no other word.
     """
 
-    def __init__(self, memo_chunks: int = 500_000, memo_characters: int = 8_000_000) -> None:
+    def __init__(
+        self, memo_chunks: int = 500_000, memo_characters: int = 8_000_000, *, ignores_disguise: bool = True
+    ) -> None:
         self._limits = memo_chunks, memo_characters
+        self._ignores_disguise = ignores_disguise
         self._forget()
 
     def split(self, texts: Sequence[str]) -> Words:
@@ -75,7 +81,10 @@ class SimpleWords:
         return self._hashes.view[places_of(self._starts.view[ids], counts)], counts
 
     def _learn(self, chunks: list[str]) -> None:
-        words = [simplify(chunk).split() for chunk in chunks]
+        if self._ignores_disguise:
+            words = [_chunks(simplify(reveal_letters(chunk))) for chunk in chunks]
+        else:
+            words = [simplify(chunk).split() for chunk in chunks]
         counts = np.fromiter(map(len, words), np.int64, len(words))
         self._starts.extend(len(self._hashes) + offsets_of(counts)[:-1])
         self._counts.extend(counts)

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from data_pipeline.quarantine import quarantined_rows
 from llmsys.errors import DataError
 from llmsys.manifest import load_manifest
+from llmsys.record_place import format_record_place
 from llmsys.shards import read_batches
 
 FIELDS = ("stage", "rule", "test")
@@ -68,7 +69,8 @@ def _row(row: dict[str, Any]) -> str:
     shown = "\n".join(f"    {line}" for line in text.splitlines())
     more = f"\n    … ({row['bytes']:,} bytes)" if row["bytes"] > len(text.encode()) else ""
     return (
-        f"{row['url'] or 'not read'}\n  {row['file']} at byte {row['offset']:,}\n"
+        f"{row['url'] or ('not read' if row['stage'] == 'read' else '(it has no URL)')}\n"
+        f"  {format_record_place(row['file'], row['offset'])}\n"
         f"  {row['rule']}: {row['test']}{value}{threshold}{why}\n{shown}{more}"
     ).rstrip("\n")
 

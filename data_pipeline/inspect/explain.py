@@ -1,7 +1,8 @@
 """One page through every stage: what each made of it, with the numbers it went by.
 
-Reads work/extracted, documents/ and dropped/ of a prepared dataset, and asks language and rules about the page again;
-gives a step per stage, for every capture of the URL. Changes nothing.
+Reads work/extracted, documents/ and dropped/ of a prepared dataset, and asks language and rules about the page again,
+by the config of the dataset and not by that of a file; gives a step per stage, for every capture of the URL. Changes
+nothing.
 """
 
 import textwrap
@@ -15,13 +16,16 @@ import pyarrow.compute as pc
 
 from data_pipeline.document import is_heldout
 from data_pipeline.inspect.borders import Limits
+from data_pipeline.inspect.dataset_config import read_dataset_config
 from data_pipeline.language.profile import rules_by_language
 from data_pipeline.rules.outcome import figure
 from data_pipeline.side_files import require_side_files
 from data_pipeline.stages.judge import judge_one
+from data_pipeline.staging import is_change_unfinished
 from llmsys.config.data import CrawlConfig
 from llmsys.errors import DataError
 from llmsys.manifest import load_manifest
+from llmsys.record_place import format_record_place
 from llmsys.shards import read_batches
 
 EXCERPT_CHARACTERS = 1_000
@@ -41,8 +45,18 @@ class Capture:
 
 
 def explain(data: CrawlConfig, url: str) -> list[Capture]:
-    """Follow every capture of a URL; DataError when the dataset is not there or has none."""
+    """Follow every capture of a URL; DataError when the dataset is not there, is being changed, or has none.
+
+    Only the folder of `data` counts: everything else is what the dataset was made by.
+    """
     manifest = load_manifest(data.folder)
+    if is_change_unfinished(data.folder):
+        raise DataError(
+            f"{data.folder} cannot be explained now: a preparation with other settings or inputs began to replace "
+            f"work/ and did not finish, and the published dataset was not made from what is there. "
+            f"Run llmsys prepare CONFIG to its end first."
+        )
+    data = read_dataset_config(manifest, data)
     require_side_files(data)
     rules = rules_by_language(data)
     limits = Limits(data.language, rules)
@@ -64,7 +78,9 @@ def _judged(page: pa.RecordBatch, data: CrawlConfig, rules: str, limits: Limits)
     row = page.to_pylist()[0]
     capture = Capture(*(row[name] for name in ("id", "url", "date", "file", "offset")))
     stages, left, drops = judge_one(page, data, rules)
-    capture.steps.append(("read", "read", f"{row['bytes_html']:,} bytes at byte {row['offset']:,}"))
+    capture.steps.append(
+        ("read", "read", f"{row['bytes_html']:,} bytes of {format_record_place(row['file'], row['offset'])}")
+    )
     for stage, counts in stages.items():
         if not counts["documents_in"]:
             break
@@ -115,7 +131,7 @@ def _found(capture: Capture, data: CrawlConfig) -> None:
             split = "held back for evaluation" if heldout else "for training"
             capture.steps.append(("documents", "kept", f"{path.name}, {split}"))
             return
-    capture.steps.append(("documents", "missing", "the dataset was made by other settings; prepare it again"))
+    capture.steps.append(("documents", "missing", "documents/ and dropped/ lack it; run llmsys inspect"))
 
 
 def _pages(paths: Sequence[Path], column: str, value: str) -> Iterator[pa.RecordBatch]:
@@ -133,7 +149,10 @@ def explanation_as_text(captures: Sequence[Capture]) -> str:
 
 
 def _text(capture: Capture) -> str:
-    lines = [capture.url, f"  captured {capture.date}, {capture.file} at byte {capture.offset:,}, id {capture.id}"]
+    lines = [
+        capture.url,
+        f"  captured {capture.date}, {format_record_place(capture.file, capture.offset)}, id {capture.id}",
+    ]
     lines += [_step(*step) for step in capture.steps]
     return "\n".join([*lines, *(f"    {line}" for line in capture.excerpt.splitlines())])
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from llmsys.errors import DataError
 from llmsys.manifest import load_manifest
+from llmsys.record_place import format_record_place
 from llmsys.shards import open_tokens, read_batches
 from llmsys.tokenizer import load_tokenizer
 
@@ -17,7 +18,7 @@ AROUND = 40
 
 @dataclass(frozen=True)
 class TokenPlace:
-    """A token by its number in a split; `url` is empty when documents/ is gone."""
+    """A token by its number in a split; `url` is None when its document is gone, and empty when that has none."""
 
     split: str
     token: int
@@ -27,7 +28,7 @@ class TokenPlace:
     file: str
     offset: int
     url_hash: str
-    url: str
+    url: str | None
     before: str
     piece: str
     behind: str
@@ -68,17 +69,23 @@ def place_as_text(place: TokenPlace) -> str:
     return (
         f"token {place.token:,} of {place.split} is token {place.token_of_document:,} of document {place.document:,}\n"
         f"  id      {place.id}\n"
-        f"  record  {place.file} at byte {place.offset:,}\n"
-        f"  url     {place.url or '(its document is gone)'}  (xxh64 {place.url_hash})\n"
+        f"  record  {format_record_place(place.file, place.offset)}\n"
+        f"  url     {_describe_url(place.url)}  (xxh64 {place.url_hash})\n"
         f"  text    {place.before}⟦{place.piece}⟧{place.behind}"
     )
 
 
-def _url(folder: Path, name: str) -> str:
+def _describe_url(url: str | None) -> str:
+    if url is None:
+        return "(its document is gone)"
+    return url or "(it has none)"
+
+
+def _url(folder: Path, name: str) -> str | None:
     for entry in load_manifest(folder).documents.files:
         path = folder / "documents" / entry.name
         for batch in read_batches(path) if path.is_file() and path.suffix == ".arrow" else ():
             row: Any = batch.column("id").index(name).as_py()
-            if row >= 0 and "url" in batch.schema.names:
-                return str(batch.column("url")[row].as_py())
-    return ""
+            if row >= 0:
+                return str(batch.column("url")[row].as_py() or "") if "url" in batch.schema.names else ""
+    return None

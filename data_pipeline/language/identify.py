@@ -15,6 +15,7 @@ from data_pipeline.language.bayes import bayes_model
 from data_pipeline.language.code import BAYES_CODES, standard
 from data_pipeline.language.compact import UNKNOWN, detect
 from data_pipeline.language.neighbours import GROUPS, markers
+from data_pipeline.language.yat import find_serbian_share
 from llmsys.config.language import LanguageConfig
 
 # No language that CLD2 alone knows is taken for one of these with more than this probability.
@@ -77,7 +78,21 @@ def _combined(texts: Sequence[str]) -> _Identified:
             codes[number], scores[number] = code, score
     for group in GROUPS:
         _among_neighbours(texts, codes, scores, group)
+    _find_latin_serbian(texts, codes, scores)
     return codes, scores
+
+
+_ASKED = frozenset({"hr", "bs"})
+_LATIN_SERBIAN = frozenset({"sr", "hr", "bs", "sl"})  # what py3langid shares the probability of such a text among
+
+
+def _find_latin_serbian(texts: Sequence[str], codes: list[str], scores: npt.NDArray[np.float64]) -> None:
+    """Correct the codes of texts in Serbian with Latin letters; the score is as for neighbours."""
+    for number, code in enumerate(codes):
+        share = find_serbian_share(texts[number]) if code in _ASKED else None
+        if share is not None:
+            in_group = float(bayes_model().probability([texts[number]], _LATIN_SERBIAN)[0])
+            codes[number], scores[number] = "sr", in_group * share
 
 
 def _among_neighbours(

@@ -56,12 +56,13 @@ GROUPS: Sequence[frozenset[str]] = (frozenset({"ms", "id"}), frozenset({"hr", "b
 def markers(text: str, group: frozenset[str]) -> dict[str, int]:
     """How many marker words of each language of a group stand in a text."""
     lower = text.lower()
-    return {code: len(_pattern(code).findall(lower)) for code in sorted(group)}
+    return {code: len(build_marker_pattern(_MARKERS[code]).findall(lower)) for code in sorted(group)}
 
 
 @cache
-def _pattern(code: str) -> re.Pattern[str]:
-    entries = _MARKERS[code].split()
+def build_marker_pattern(markers_of_language: str) -> re.Pattern[str]:
+    """Return the expression that finds the words of a list, and those that begin with a stem (`*`) of it."""
+    entries = markers_of_language.split()
     words = [entry for entry in entries if not entry.endswith("*")]
     stems = [entry[:-1] for entry in entries if entry.endswith("*")]
     return re.compile(rf"\b(?:(?:{'|'.join(words)})\b|(?:{'|'.join(stems)}))")

@@ -18,6 +18,7 @@ from data_pipeline.journal import Record, code_version
 from data_pipeline.pairs.encode import Limits, encode_pairs
 from data_pipeline.pairs.read import read_pairs
 from data_pipeline.pairs.tokenizer import train_on_pairs
+from data_pipeline.staging import find_output, get_place_to_write
 from data_pipeline.task import Task
 from data_pipeline.tokenize.copy import copy_task
 from data_pipeline.tokenize.publish import SENTENCEPIECE_FILES
@@ -81,8 +82,8 @@ class PairsPreparation:
             job = partial(
                 read_pairs,
                 files=paths,
-                output=self.folder / outputs[0],
-                dropped=self.folder / outputs[1],
+                output=get_place_to_write(self.folder, outputs[0]),
+                dropped=get_place_to_write(self.folder, outputs[1]),
                 labels=labels,
             )
             digests = [self.workshop.journal.input_digest(path) for path in paths]
@@ -115,10 +116,10 @@ class PairsPreparation:
         if isinstance(self.tokenizer, FileTokenizerConfig):
             return self._stage("tokenizer", [copy_task(self.workshop, self.folder, self.tokenizer)], "file")[0]
         outputs = [f"tokenizer/{name}" for name in SENTENCEPIECE_FILES]
-        folder, config = self.folder / "tokenizer", self.tokenizer
+        folder, config = get_place_to_write(self.folder, "tokenizer"), self.tokenizer
         part = config.model_dump(mode="json")
         sides = ("source",) if isinstance(self.data, LabelledConfig) else ("source", "target")
-        sources = [self.folder / record.outputs[0].name for record in read]
+        sources = [find_output(self.folder, record.outputs[0].name) for record in read]
         job = partial(train_on_pairs, sources=sources, folder=folder, config=config, sides=sides)
         rows = sum(sum(record.result["rows"]) for record in read)
         decides = [part, [record.digests[0] for record in read], sides]
@@ -138,10 +139,10 @@ class PairsPreparation:
                     outputs = [*names, f"dropped/{split}-{number:05d}.tokens.arrow"]
                     job = partial(
                         encode_pairs,
-                        source=self.folder / record.outputs[0].name,
+                        source=find_output(self.folder, record.outputs[0].name),
                         batches=batches,
-                        outputs=tuple(self.folder / name for name in outputs),
-                        model=self.folder / tokenizer.outputs[0].name,
+                        outputs=tuple(get_place_to_write(self.folder, name) for name in outputs),
+                        model=find_output(self.folder, tokenizer.outputs[0].name),
                         labels=labels,
                         limits=limits,
                     )

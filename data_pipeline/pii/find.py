@@ -1,21 +1,28 @@
-"""Where personal data stand in a text: e-mail addresses, public IPv4 addresses, telephone numbers.
+"""Where personal data stand in a text: e-mail addresses, public IP addresses, telephone numbers.
 
-Reads a text, gives spans in its order that do not overlap. E-mail and IP addresses are what datatrove's expressions
-match. Every search is linear in the text, however it is made: e-mail addresses are looked for around each `@`, and the
-other patterns have a bounded length.
+Reads a text, gives spans in its order that do not overlap. E-mail addresses of ASCII and IPv4 addresses are what
+datatrove's expressions match; letters of other alphabets belong to an address too (RFC 6531), and letters of scripts
+without spaces do where nothing else is on their side of the `@`, because otherwise they are the text around it. Every
+search is linear in the text, however it is made: e-mail addresses are looked for around each `@`, and the other
+patterns have a bounded length.
 """
 
 import re
 from collections.abc import Iterator
+from functools import cache
+from unicodedata import category
+
+from data_pipeline.pii.ipv6 import find_ipv6
 
 Span = tuple[int, int]
 
-_ATOM = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789!#$%&'*+/=?^_`{|}~-")
+_ASCII_ATOM = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789!#$%&'*+/=?^_`{|}~-")
 _BYTE = r"(?:25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)"
-_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
-_DOMAIN = re.compile(
-    rf"(?:{_LABEL}\.)+{_LABEL}|\[(?:{_BYTE}\.){{3}}(?:{_BYTE}|[A-Za-z0-9-]*[A-Za-z0-9]:)\]"
-)  # fmt: skip
+_LITERAL = rf"\[(?:{_BYTE}\.){{3}}(?:{_BYTE}|[A-Za-z0-9-]*[A-Za-z0-9]:)\]"
+# Thai, Lao, Myanmar, Khmer, kana, Han: their words have no spaces, so that text and address may touch.
+_UNSPACED = ((0xE00, 0xEFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF),
+             (0x20000, 0x3FFFF))  # fmt: skip
+_MAX_UNSPACED = 64  # characters of a local part (RFC 5321)
 _IP = re.compile(rf"(?:{_BYTE}\.){{3}}{_BYTE}")
 
 # IANA's registry of special IPv4 addresses that are not global, as first address and length of the prefix. Written down
@@ -36,13 +43,51 @@ _PHONE = re.compile(
 _PHONE_DIGITS = range(8, 16)  # E.164 allows 15
 
 
+def _is_unspaced(character: str) -> bool:
+    code = ord(character)
+    return code >= _UNSPACED[0][0] and any(first <= code <= last for first, last in _UNSPACED)
+
+
+@cache
+def _list_letters() -> tuple[str, str]:
+    """Return letters, marks and digits beyond ASCII for the brackets of an expression: of scripts with spaces, and not.
+
+    Planes beyond the second have Han only.
+    """
+    codes = [code for code in range(0x80, 0x20000) if chr(code).isalnum() or category(chr(code))[0] == "M"]
+    ranges: list[list[int]] = []
+    for code in codes:
+        if not _is_unspaced(chr(code)):
+            if ranges and code == ranges[-1][1] + 1:
+                ranges[-1][1] = code
+            else:
+                ranges.append([code, code])
+    spaced, unspaced = ("".join(f"{chr(a)}-{chr(b)}" for a, b in found) for found in (ranges, _UNSPACED))
+    return spaced, unspaced
+
+
+@cache
+def _domain_pattern() -> re.Pattern[str]:
+    """A host name: each label is of letters with spaces between their words, or of letters without."""
+    spaced, unspaced = (f"A-Za-z0-9{letters}" for letters in _list_letters())
+    label = rf"(?:[{spaced}](?:[{spaced}-]*[{spaced}])?|[{unspaced}](?:[{unspaced}-]*[{unspaced}])?)"
+    return re.compile(rf"(?:{label}\.)+{label}|{_LITERAL}")
+
+
+def _is_atom(character: str) -> bool:
+    """Whether a character belongs to a local part: ASCII, or a letter, mark or digit of a script with spaces."""
+    if character.isascii():
+        return character in _ASCII_ATOM
+    return (character.isalnum() or category(character)[0] == "M") and not _is_unspaced(character)
+
+
 def find_emails(text: str) -> Iterator[Span]:
     """Yield the spans of e-mail addresses: a dotted local part behind a word boundary, `@`, a host name with a dot."""
     end = 0
     at = text.find("@")
     while at >= 0:
         begin = _local_part(text, end, at)
-        found = _DOMAIN.match(text, at + 1) if begin < at else None
+        found = _domain_pattern().match(text, at + 1) if begin < at else None
         if found:
             end = found.end()
             yield begin, end
@@ -52,7 +97,11 @@ def find_emails(text: str) -> Iterator[Span]:
 def _local_part(text: str, first: int, at: int) -> int:
     """Where the local part before position `at` begins, not before `first`; `at` when there is none."""
     begin = at
-    while begin > first and (text[begin - 1] in _ATOM or (text[begin - 1] == "." and text[begin : begin + 1] != ".")):
+    if begin > first and _is_unspaced(text[begin - 1]):
+        while begin > max(first, at - _MAX_UNSPACED) and (_is_unspaced(text[begin - 1]) or text[begin - 1].isalnum()):
+            begin -= 1
+        return begin
+    while begin > first and (_is_atom(text[begin - 1]) or (text[begin - 1] == "." and text[begin : begin + 1] != ".")):
         if text[begin - 1] == "." and begin == at:
             return at
         begin -= 1
@@ -67,14 +116,25 @@ def _is_boundary(text: str, position: int) -> bool:
 
 
 def _in_word(character: str) -> bool:
-    return character.isalnum() or character == "_"
+    if character.isascii():
+        return character.isalnum() or character == "_"
+    return _is_atom(character)
 
 
 def find_ips(text: str) -> Iterator[Span]:
-    """Yield the spans of public IPv4 addresses. As in datatrove a longer row of numbers counts by its first four."""
+    """Yield the spans of public IP addresses. As in datatrove a longer row of numbers counts by its first four."""
+    end = 0
+    longer = find_ipv6(text) if ":" in text else iter(())
+    next_longer = next(longer, None)
     for found in _IP.finditer(text):
-        if is_public(found[0]):
+        while next_longer and next_longer[0] < found.end():
+            yield next_longer
+            end, next_longer = next_longer[1], next(longer, None)
+        if found.start() >= end and is_public(found[0]):
             yield found.span()
+    if next_longer:
+        yield next_longer
+    yield from longer
 
 
 def is_public(address: str) -> bool:

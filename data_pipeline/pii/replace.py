@@ -2,7 +2,7 @@
 
 A replacement follows from the seed and the match (and, when asked, the document's id), so that it does not matter who
 replaced what before. Reserved replacements are addresses and numbers that belong to nobody: example.com and example.org
-(RFC 2606), the documentation networks (RFC 5737), telephone numbers 555-0100 to 555-0199.
+(RFC 2606), the documentation networks (RFC 5737, RFC 3849), telephone numbers 555-0100 to 555-0199.
 """
 
 import hashlib
@@ -22,7 +22,9 @@ _FIND: dict[PiiKind, Callable[[str], Iterator[Span]]] = {
 }  # fmt: skip
 # What a text must hold to be searched at all; asked of all texts at once.
 _NEEDS: dict[PiiKind, str] = {
-    "email": "@", "ip": r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]", "phone": r"\+[1-9]|[0-9][ .)-]{1,2}[2-9][0-9]{2}[ .-]",
+    "email": "@",
+    "ip": r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]|[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:]|64:[fF][fF]9[bB]:",
+    "phone": r"\+[1-9]|[0-9][ .)-]{1,2}[2-9][0-9]{2}[ .-]",
 }  # fmt: skip
 _TOKEN: dict[PiiKind, str] = {"email": "<EMAIL>", "ip": "<IP>", "phone": "<PHONE>"}
 _EMAILS = ("email@example.com", "firstname.lastname@example.org")
@@ -63,6 +65,8 @@ def replacement(kind: PiiKind, match: str, name: str, config: ReplacePii) -> str
     match kind:
         case "email":
             return _EMAILS[number % len(_EMAILS)]
+        case "ip" if ":" in match:
+            return f"2001:db8::{number % 0xFFFF + 1:x}:{number // 0xFFFF % 0xFFFF + 1:x}"
         case "ip":
             return f"{_NETWORKS[number % len(_NETWORKS)]}.{number // len(_NETWORKS) % 254 + 1}"
         case "phone":

@@ -41,7 +41,7 @@ def read_arrow(source: Source, max_text_bytes: int, config: ReadConfig) -> Itera
         yield damage(source, 0, "Arrow file", error)
         return
     if not has_text(columns, config):
-        yield reader.without_text(rows)
+        yield reader.without_text(rows, arrow.schema)
     elif batches is None:
         yield from reader.read(_slices(_of_stream(source, arrow), columns), "record batch", 1)
     else:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.readers.field import TOO_LONG, document
+from data_pipeline.readers.field import TOO_LONG, describe_missing_text, document
 from data_pipeline.readers.page import Page, Skip
 from data_pipeline.readers.source import Source, UnreadableError
 from llmsys.config.read import ReadConfig
@@ -35,6 +35,18 @@ def has_text(columns: list[str], config: ReadConfig) -> bool:
     return config.text in columns or config.text.split(".")[0] in columns
 
 
+def list_text_columns(schema: pa.Schema) -> list[str]:
+    """Return the names of the columns that hold text, those of a structure a as `a.b`."""
+    names = [one.name for one in schema if _is_text(one.type)]
+    structures = [one for one in schema if pa.types.is_struct(one.type)]
+    return names + [f"{one.name}.{inner.name}" for one in structures for inner in one.type if _is_text(inner.type)]
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
 class TooLargeError(Exception):
     """What would take too much memory or time to decode."""
 
@@ -47,9 +59,10 @@ class Rows:
         self.row = self._read = 0
         self.most = max(_FEW_ROWS, source.size * _ROWS_PER_BYTE)
 
-    def without_text(self, rows: int) -> Skip:
-        """Say that no row has what is wanted."""
-        return Skip(self.source.path, 0, f"no text in field '{self.config.text}'", self.believed(rows))
+    def without_text(self, rows: int, schema: pa.Schema) -> Skip:
+        """Say that no row has what is wanted, and which columns of the file hold text."""
+        reason = describe_missing_text(self.config.text, list_text_columns(schema))
+        return Skip(self.source.path, 0, reason, self.believed(rows))
 
     def believed(self, rows: int) -> int:
         """As many rows as a header says, if there is room for them in the file."""

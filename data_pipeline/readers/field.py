@@ -3,12 +3,13 @@
 Reads the values of one row, gives a page that needs no extraction, or why the row is no document.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from data_pipeline.readers.page import Page, valid
 
 TOO_LONG = object()  # in place of a text that was not even decoded
+_SHOWN_FIELDS, _NAME_CHARACTERS = 8, 40
 _ID_CHARACTERS = 256  # a longer id is none: ids are kept with every document and in memory
 
 
@@ -24,13 +25,34 @@ def field(row: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def document(offset: int, values: Mapping[str, Any], limit: int, text_field: str) -> Page | str:
-    """A row as a page with its text; `limit` is in UTF-8 bytes of text."""
+def find_text_fields(row: Mapping[str, Any]) -> list[str]:
+    """Return the names of the fields that hold text, fields of a mapping in the field a as `a.b`."""
+    names = [name for name, value in row.items() if isinstance(value, str)]
+    mappings = [(name, value) for name, value in row.items() if isinstance(value, Mapping)]
+    return names + [
+        f"{name}.{inner}" for name, one in mappings for inner, value in one.items() if isinstance(value, str)
+    ]
+
+
+def describe_missing_text(text_field: str, names: Collection[str] | None = None) -> str:
+    """Return why a row is no document, with the fields that could be meant; None: they are not known."""
+    if names is None:
+        return f"no text in field '{text_field}'"
+    shown = [f"'{valid(name)[:_NAME_CHARACTERS]}'" for name in sorted(names)[:_SHOWN_FIELDS]]
+    more = f" and {len(names) - _SHOWN_FIELDS} more" if len(names) > _SHOWN_FIELDS else ""
+    found = f"text is in {', '.join(shown)}{more} (data.read.text names the field)" if shown else "no field has text"
+    return f"no text in field '{text_field}': {found}"
+
+
+def document(
+    offset: int, values: Mapping[str, Any], limit: int, text_field: str, names: Collection[str] | None = None
+) -> Page | str:
+    """A row as a page with its text; `limit` is in UTF-8 bytes of text, `names` are the fields of the row with text."""
     text = values["text"]
     if text is TOO_LONG:
         return f"longer than {limit} bytes"
     if not isinstance(text, str):
-        return f"no text in field '{text_field}'"
+        return describe_missing_text(text_field, names)
     text = valid(text)
     if len(text) > limit or len(text.encode()) > limit:
         return f"longer than {limit} bytes"

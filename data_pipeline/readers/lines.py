@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from data_pipeline.readers.charset import fits
-from data_pipeline.readers.field import document, field
+from data_pipeline.readers.field import document, field, find_text_fields
 from data_pipeline.readers.member import Break, Members, Piece
 from data_pipeline.readers.page import Page, Skip
 from data_pipeline.readers.source import Source
@@ -103,7 +103,8 @@ def _document(path: str, offset: int, line: bytes | None, limit: int, config: Re
         yield Skip(path, offset, row)
         return
     values = {name: field(row, getattr(config, name)) for name in ("text", "url", "id", "date")}
-    made = document(offset, values, limit, config.text)
+    names = None if isinstance(values["text"], str) else find_text_fields(row)
+    made = document(offset, values, limit, config.text, names)
     yield Skip(path, offset, made) if isinstance(made, str) else made
 
 

@@ -35,7 +35,7 @@ def read_parquet(source: Source, max_text_bytes: int, config: ReadConfig) -> Ite
         return
     reader = Rows(source, max_text_bytes, config)
     if not has_text(columns, config):
-        yield reader.without_text(sum(rows))
+        yield reader.without_text(sum(rows), file.schema_arrow)
         return
     for group, count in enumerate(rows):
         yield from reader.read(_batches(file, source, group, columns), "row group", count)

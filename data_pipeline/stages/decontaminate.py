@@ -1,7 +1,7 @@
 """Documents in, which of their words are evaluation items out: a map over files, then one exchange over all of them.
 
 `scan_file` finds the n-grams of items in one file of documents; `decide_matches` counts in how many documents each
-n-gram stands and leaves out those of too many. Memory holds the index of n-grams, then the matches: never texts.
+n-gram stands and marks those of too many as spared. Memory holds the index of n-grams, then the matches: never texts.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.decontaminate.index import gram_index
+from data_pipeline.decontaminate.hidden import iter_joined_readings
+from data_pipeline.decontaminate.index import GramIndex, gram_index
 from data_pipeline.decontaminate.words import SimpleWords
 from data_pipeline.executors.event import Report
 from llmsys.shards import ShardWriter, read_batches
 
 # Row of the document in its file, number of the n-gram in the index, and the characters of the text that match.
 MATCH_SCHEMA = pa.schema([("row", pa.int64()), ("gram", pa.int32()), ("begin", pa.int64()), ("end", pa.int64())])
+
+DECIDED_SCHEMA = pa.schema([*MATCH_SCHEMA, ("spared", pa.bool_())])
+"""Matches, and whether so many documents have their n-gram that it decides nothing."""
 
 _SLICE_CHARACTERS = 2 << 20  # texts that are searched together
 
@@ -37,17 +41,41 @@ def scan_file(report: Report, *, source: Path, output: Path, index: Path, digest
         for batch in read_batches(source):
             texts = batch.column("text").to_pylist()
             for first, last in _slices(texts):
-                split = words.split(texts[first:last])
-                positions, numbers = grams.find(split)
-                if len(positions):
-                    documents = np.searchsorted(split.offsets, positions, side="right") - 1
-                    spans = _spans(words, texts[first:last], split.offsets, documents, positions, grams.words[numbers])
-                    columns = [rows + first + documents, numbers.astype(np.int32), *spans]
-                    writer.write(pa.record_batch([pa.array(column) for column in columns], schema=MATCH_SCHEMA))
-                    matches += len(positions)
+                found = _find_matches(texts[first:last], rows + first, grams, words)
+                if found.num_rows:
+                    writer.write(found)
+                    matches += found.num_rows
             rows += batch.num_rows
             report(batch.num_rows, 0)
     return {"rows": rows, "matches": matches}
+
+
+def _find_matches(texts: Sequence[str], first_row: int, index: GramIndex, words: SimpleWords) -> pa.RecordBatch:
+    """Return the matches in all readings of some texts, each once, in the order of the texts and places."""
+    found = [_search(texts, np.arange(len(texts)) + first_row, index, words)]
+    for number, text in enumerate(texts):
+        for joined in iter_joined_readings(text):
+            found.append(_search([joined], np.array([first_row + number]), index, words))
+    if not any(one.num_rows for one in found[1:]):
+        return found[0]
+    columns = [np.concatenate([one.column(name).to_numpy() for one in found]) for name in MATCH_SCHEMA.names]
+    row, gram, begin, end = columns
+    order = np.lexsort((end, gram, -index.words[gram].astype(np.int64), begin, row))
+    ordered = np.stack([column[order] for column in columns])
+    is_new = np.append(True, (ordered[:, 1:] != ordered[:, :-1]).any(axis=0))
+    return pa.record_batch([pa.array(column[order][is_new]) for column in columns], schema=MATCH_SCHEMA)
+
+
+def _search(texts: Sequence[str], rows: Any, index: GramIndex, words: SimpleWords) -> pa.RecordBatch:
+    """Return the matches in one reading of texts; `rows` are the numbers of their documents."""
+    split = words.split(texts)
+    positions, numbers = index.find(split)
+    if not len(positions):
+        return pa.RecordBatch.from_pylist([], MATCH_SCHEMA)
+    documents = np.searchsorted(split.offsets, positions, side="right") - 1
+    spans = _spans(words, texts, split.offsets, documents, positions, index.words[numbers])
+    columns = [rows[documents], numbers.astype(np.int32), *spans]
+    return pa.record_batch([pa.array(column) for column in columns], schema=MATCH_SCHEMA)
 
 
 def _slices(texts: Sequence[str]) -> list[tuple[int, int]]:
@@ -73,13 +101,13 @@ def _spans(words: SimpleWords, texts: Sequence[str], offsets: Any, documents: An
 
 
 def decide_matches(report: Report, *, sources: Sequence[Path], output: Path, max_documents: int) -> dict[str, Any]:
-    """Write a record batch per source: its matches without the n-grams of more than `max_documents` documents."""
+    """Write a record batch per source: its matches, those by n-grams of more than `max_documents` documents spared."""
     tables = [_matches(source) for source in sources]
     exempt = _exempt(tables, max_documents)
-    with ShardWriter(output, MATCH_SCHEMA, "zstd") as writer:
+    with ShardWriter(output, DECIDED_SCHEMA, "zstd") as writer:
         for table in tables:
-            stays = ~np.isin(table.column("gram").to_numpy(), exempt)
-            writer.write(table.filter(pa.array(stays)))
+            spared = np.isin(table.column("gram").to_numpy(), exempt)
+            writer.write(pa.record_batch([*table.columns, pa.array(spared)], schema=DECIDED_SCHEMA))
             report(1, 0)
     return {"exempt": len(exempt)}
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from data_pipeline.document import DROPPED_SCHEMA, TEXT_SCHEMA, document_id
 from data_pipeline.executors.event import Report
@@ -47,7 +48,7 @@ def extract_file(
     read goes to `unread`, all of it to the first file of dropped documents.
     """
     gate = Gate(urls, lists)
-    records = pages = html_bytes = position = 0
+    records = pages = html_bytes = given_text_bytes = position = 0
     skipped, noted = _Sums(), _Sums()
     dropped_batches: list[list[int]] = []
     with (
@@ -55,6 +56,7 @@ def extract_file(
         ShardWriter(unread, DROPPED_SCHEMA, "zstd") as unread_writer,
     ):
         for batch in read_pages(source, max_page_bytes=config.max_page_bytes, config=read, start=start, stop=stop):
+            given_text_bytes += _count_given_text_bytes(batch.pages)
             allowed, refused = gate.split(batch.pages)
             for texts in (gate.passed(_texts(allowed, config)), gate.refused(_texts(refused, None))):
                 if texts.num_rows:
@@ -69,7 +71,13 @@ def extract_file(
             noted.add(batch.noted)
             position = max(position, batch.position)
     counts = {"records": records, "pages": pages, "html_bytes": html_bytes, "dropped_batches": dropped_batches}
+    counts["given_text_bytes"] = given_text_bytes
     return counts | {"skipped": skipped.plain(), "noted": noted.plain(), "again": skipped.again}
+
+
+def _count_given_text_bytes(pages: pa.RecordBatch) -> int:
+    """Return the UTF-8 bytes of the texts that came as text."""
+    return int(pc.sum(pc.binary_length(pages.column("text"))).as_py() or 0)
 
 
 def _texts(pages: pa.RecordBatch, config: ExtractConfig | None) -> pa.RecordBatch:

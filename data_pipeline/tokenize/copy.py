@@ -11,6 +11,7 @@ from typing import Any
 from data_pipeline.executors.event import Report
 from data_pipeline.graph import Workshop
 from data_pipeline.journal import digest_of
+from data_pipeline.staging import get_place_to_write
 from data_pipeline.task import Task
 from data_pipeline.tokenize.publish import SENTENCEPIECE_FILES, publish_json_tokenizer, publish_sentencepiece
 from llmsys.config.tokenizer import FileTokenizerConfig
@@ -28,7 +29,7 @@ def copy_task(workshop: Workshop, folder: Path, config: FileTokenizerConfig) -> 
 
         decides.append(digest_of(copied_files(file, config.eos_token)[CONFIG_NAME].decode()))
         names = (JSON_NAME, CONFIG_NAME, "made.json")
-    job = partial(copy_tokenizer, folder=folder / "tokenizer", config=config)
+    job = partial(copy_tokenizer, folder=get_place_to_write(folder, "tokenizer"), config=config)
     return Task("tokenizer/model", decides, [f"tokenizer/{name}" for name in names], job, 1)
 
 

@@ -10,7 +10,8 @@ from llmsys.config.load import load_run
 from llmsys.config.run import RunConfig
 from llmsys.errors import DataError
 from llmsys.log import logger
-from llmsys.manifest import Manifest, Skip
+from llmsys.manifest import Manifest, Skip, load_manifest
+from llmsys.record_place import format_record_place
 
 QUARANTINED = 3  # the exit status when the dataset is whole but for inputs that failed every try
 
@@ -72,11 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
         "usage": None if manifest.usage is None else manifest.usage.model_dump(),
         "quarantined": (given_up := quarantined(config.data.folder)),
     }
-    noun = NOUNS[config.data.kind]
+    came_as_text = 0 < manifest.read.html_bytes == manifest.read.given_text_bytes
+    noun = "documents" if came_as_text else NOUNS[config.data.kind]
     print(
         json.dumps(result)
         if arguments.json
-        else "\n".join([*skipped(manifest), *fit(manifest), described(result, noun)])
+        else "\n".join([*skipped(manifest), *list_spared_items(manifest), *fit(manifest), described(result, noun)])
     )
     if isinstance(config.data, CrawlConfig) and result["tokens"] and not manifest.splits["heldout"].tokens:
         logger(__name__).warning(
@@ -97,9 +99,13 @@ def _sweep(config: RunConfig, arguments: argparse.Namespace) -> int:
 
 
 def _explain(config: RunConfig, arguments: argparse.Namespace) -> int:
+    from data_pipeline.inspect.dataset_config import describe_config_differences
     from data_pipeline.inspect.explain import explain, explanation_as_text
 
-    found = explain(crawl_of(config.data), arguments.explain)
+    data = crawl_of(config.data)
+    found = explain(data, arguments.explain)
+    if differences := describe_config_differences(load_manifest(data.folder), data):
+        logger(__name__).warning("%s", differences)
     result = [asdict(capture) for capture in found]
     print(json.dumps(result, ensure_ascii=False) if arguments.json else explanation_as_text(found))
     return 0
@@ -117,9 +123,22 @@ def skipped(manifest: Manifest) -> list[str]:
     by_reason: dict[str, list[Skip]] = {}
     for skip in manifest.read.skipped:
         by_reason.setdefault(skip.reason, []).append(skip)
+    places = {reason: format_record_place(skips[0].file, skips[0].offset) for reason, skips in by_reason.items()}
     return [
-        f"skipped {sum(skip.count for skip in skips):,}: {reason} (first: {skips[0].file} at byte {skips[0].offset:,})"
+        f"skipped {sum(skip.count for skip in skips):,}: {reason} (first: {places[reason]})"
         for reason, skips in sorted(by_reason.items())
+    ]
+
+
+def list_spared_items(manifest: Manifest) -> list[str]:
+    """Return a line for each evaluation set with items that stay because too many documents have them."""
+    sets = manifest.decontamination.sets if manifest.decontamination else {}
+    return [
+        f"decontamination: {one.items_spared:,} items of {name} are spared because too many documents have them: "
+        f"{', '.join(item.item for item in one.spared[:5])}{', …' if one.items_spared > 5 else ''} "
+        f"(lines with action spared in decontamination/; data.decontaminate.max_documents decides)"
+        for name, one in sets.items()
+        if one.items_spared
     ]
 
 

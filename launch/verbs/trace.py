@@ -7,6 +7,7 @@ from typing import Any
 from launch.own_words import own_words
 from llmsys.config.load import load_run
 from llmsys.errors import ConfigError
+from llmsys.record_place import format_record_place
 
 MINE = ("step", "url", "document")
 
@@ -59,5 +60,12 @@ def _documents(tracer: Any, step: int, as_json: bool) -> int:
     print(f"step {step}: {len(documents)} documents")
     for one in documents:
         source = f"{one['source']}: " if one["source"] else ""
-        print(f"{one['id']}  {source}{one['file']} at {one['offset']}  {one['url'] or '(its text is gone)'}")
+        print(f"{one['id']}  {source}{format_record_place(one['file'], one['offset'])}  {_describe_url(one['url'])}")
     return 0
+
+
+def _describe_url(url: str | None) -> str:
+    """Return the URL, or why there is none: its document is no longer kept, or never had one."""
+    if url is None:
+        return "(its text is gone)"
+    return url or "(it has no URL)"

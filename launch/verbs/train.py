@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.local import run_local
+from llmsys.compressor_comparison import describe_heldout_bytes
 from llmsys.config.data import dataset_folders
 from llmsys.config.load import load_run
 from llmsys.config.run import RunConfig
@@ -87,5 +88,6 @@ def _heldout(result: dict[str, Any]) -> str:
     return (
         f"held-back documents: {result['loss']:.4f} nats per token, {result['bits_per_byte']:.4f} bits per byte "
         f"({result['evaluated_tokens']:,} tokens, {result['evaluated_bytes']:,} bytes); the same bytes take "
-        f"{result['gzip_bits_per_byte']:.4f} with gzip -9 and {result['xz_bits_per_byte']:.4f} with xz -9"
+        f"{result['gzip_bits_per_byte']:.4f} with gzip -9 and {result['xz_bits_per_byte']:.4f} with xz -9 "
+        f"({describe_heldout_bytes(result['evaluated_bytes'])})"
     )

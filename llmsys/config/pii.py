@@ -19,7 +19,7 @@ class KeepPii(Section):
 
 
 class ReplacePii(Section):
-    """E-mail addresses, public IPv4 addresses and telephone numbers are replaced.
+    """E-mail addresses, public IP addresses (IPv4 and IPv6) and telephone numbers are replaced.
 
     A replacement follows from the match and the seed (or from the document's id too), never from what was replaced
     before it, so that neither workers nor the order of files change a text.

@@ -44,7 +44,9 @@ class Tracer:
         self.steps: Steps = steps_of(config.model_copy(update={"batch": _one_rank(config)}), 1, 0)
 
     def documents_of(self, step: int) -> list[dict[str, Any]]:
-        """Every document with tokens in step `step`: source, id, url (None when its text is gone), file, offset.
+        """Every document with tokens in step `step`: source, id, url, file, offset.
+
+        The URL is None when the document's text is gone, and empty when it has none.
 
         Raises DataError for a step that the run does not have.
         """
@@ -104,8 +106,9 @@ class Tracer:
         for shards in self.dataset.sources:
             for path in sorted((shards.folder / "documents").glob("*.arrow")):
                 for batch in read_batches(path):
-                    pairs = zip(batch.column("id").to_pylist(), batch.column("url").to_pylist(), strict=True)
-                    found |= {one: url for one, url in pairs if one in ids}
+                    names = batch.column("id").to_pylist()
+                    urls = batch.column("url").to_pylist() if "url" in batch.schema.names else [""] * len(names)
+                    found |= {one: url or "" for one, url in zip(names, urls, strict=True) if one in ids}
                 if len(found) == len(ids):
                     return found
         return found

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from llmsys.manifest import Drop, Example, FunnelStage, Manifest, Skip
 from llmsys.report import plots
 from llmsys.report.contamination import contamination_part
+from llmsys.report.input_units import describe_funnel_bytes, describe_input, format_offset
 from llmsys.report.markup import (
     Html,
     amount,
@@ -40,7 +41,7 @@ def dataset_numbers(manifest: Manifest) -> Numbers:
         first, last = manifest.funnel[0], manifest.funnel[-1]
         remark = f"{percent(last.documents_out, first.documents_in)} of {number(first.documents_in)}"
         numbers.append(("documents kept", number(last.documents_out), remark))
-        numbers.append(("clean text", bytes_amount(last.bytes_out), f"from {bytes_amount(first.bytes_in)} of HTML"))
+        numbers.append(("clean text", bytes_amount(last.bytes_out), f"from {describe_input(manifest)}"))
     tokens = sum(split.tokens for split in manifest.splits.values())
     if tokens:
         text = sum(split.bytes for split in manifest.splits.values())
@@ -90,7 +91,7 @@ def _funnel(manifest: Manifest) -> Part | None:
         for stage in stages
     ]
     head = ("stage", "documents in", "documents out", "dropped", "bytes in", "bytes out")
-    note = tag("p", "Bytes are HTML before extraction and UTF-8 text after it.", class_="muted")
+    note = tag("p", describe_funnel_bytes(manifest), class_="muted")
     numbers = table(head, rows, numeric=range(1, 6))
     return part("funnel", "Funnel", figures, numbers, note, *_changes(stages), *_reasons(drops, manifest.borders))
 
@@ -127,7 +128,7 @@ def _funnel_figure(stages: tuple[FunnelStage, ...]) -> Figure:
     kept |= {"name": "kept", "hovertemplate": "%{y}: %{x:,} kept<extra></extra>"}
     gone |= {"name": "dropped here", "hovertemplate": "%{y}: %{x:,} dropped<extra></extra>"}
     layout = plots.lying("documents") | {"barmode": "stack", "showlegend": True}
-    height = plots.bars_height(len(names))
+    height = plots.bars_height(len(names), names)
     return Figure("plot-funnel", "What is left after each stage", [kept, gone], layout, height=height)
 
 
@@ -140,7 +141,13 @@ def _drops_figure(drops: list[Drop]) -> Figure:
         "documents dropped",
         plots.ORANGE,
     )
-    return Figure("plot-drops", "Which test dropped them", traces, layout, height=plots.bars_height(len(counted)))
+    return Figure(
+        "plot-drops",
+        "Which test dropped them",
+        traces,
+        layout,
+        height=plots.bars_height(len(counted), (name for name, _ in counted)),
+    )
 
 
 def _dropped(stage: FunnelStage) -> Html:
@@ -216,7 +223,7 @@ def _reading(manifest: Manifest) -> Part | None:
     read = manifest.read
     skipped = sum(skip.count for skip in read.skipped)
     facts = (
-        f"{number(read.files)} files, {number(read.records)} records, {bytes_amount(read.html_bytes)} of HTML; "
+        f"{number(read.files)} files, {number(read.records)} records, {describe_input(manifest)}; "
         f"{number(skipped)} records could not be used."
     )
     return part("reading", "Reading", [], tag("p", facts), _skips(read.skipped) if read.skipped else None)
@@ -224,10 +231,10 @@ def _reading(manifest: Manifest) -> Part | None:
 
 def _skips(skips: tuple[Skip, ...]) -> Html:
     ordered = sorted(skips, key=lambda skip: (-skip.count, skip.file, skip.offset))
-    rows = [(skip.reason, number(skip.count), skip.file, number(skip.offset)) for skip in ordered[:MAX_SKIP_ROWS]]
+    rows = [(skip.reason, number(skip.count), skip.file, format_offset(skip)) for skip in ordered[:MAX_SKIP_ROWS]]
     left = len(ordered) - len(rows)
     more = tag("p", f"{number(left)} more rows are in manifest.json.", class_="muted") if left else None
-    head = ("why it was skipped", "records", "file", "first at byte")
+    head = ("why it was skipped", "records", "file", "first at")
     return tag("div", table(head, rows, numeric=[1, 3]), more)
 
 

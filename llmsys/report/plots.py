@@ -5,6 +5,7 @@ are names (theme:…) that the page fills in for light or dark; a curve has at m
 """
 
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -17,6 +18,8 @@ THINNING_RULE = (
     f"Curves longer than {MAX_POINTS:,} points are thinned: of each of {MAX_POINTS // 2:,} equal stretches the lowest "
     "and the highest point are drawn."
 )
+LABEL_CHARACTERS = 34
+"""In a line of a bar's label."""
 SMOOTHED_FROM = 200
 """A curve of at least so many points gets a running mean over it."""
 
@@ -170,10 +173,11 @@ def bars(
     labels: Sequence[str], values: Sequence[float], texts: Sequence[str], x_title: str, colours: str | list[str] = BLUE
 ) -> tuple[list[Trace], dict[str, Any]]:
     """Lying bars, the first on top, each with its text; labels may be user text."""
+    longest = max(map(len, texts), default=0)
     trace: Trace = {
         "type": "bar",
         "orientation": "h",
-        "y": [plot_text(label) for label in _apart(labels)],
+        "y": _write_labels(labels),
         "x": list(values),
         "text": [plot_text(text) for text in texts],
         "textposition": "outside",
@@ -181,7 +185,9 @@ def bars(
         "hovertemplate": "%{y}: %{text}<extra></extra>",
         "cliponaxis": False,
     }
-    return [trace], lying(x_title) | {"margin": {"r": 52}}  # room for the text of the longest bar
+    return [trace], lying(x_title) | {
+        "margin": {"r": max(52, 12 + 8 * longest)}
+    }  # room for the text of the longest bar
 
 
 def lying(x_title: str) -> dict[str, Any]:
@@ -194,9 +200,10 @@ def lying(x_title: str) -> dict[str, Any]:
     }
 
 
-def bars_height(count: int) -> int:
-    """Pixels for so many lying bars."""
-    return 90 + 30 * max(count, 2)
+def bars_height(count: int, labels: Iterable[str] = ()) -> int:
+    """Pixels for so many lying bars, with room for the lines of the longest label on each."""
+    lines = max((len(wrap_label(label)) for label in labels), default=1)
+    return 90 + max(30, 12 + 15 * lines) * max(count, 2)
 
 
 def largest(items: Iterable[tuple[str, float]], limit: int) -> list[tuple[str, float]]:
@@ -259,14 +266,16 @@ def expert_heat(load_LE: list[list[float]]) -> tuple[list[Trace], dict[str, Any]
     }
 
 
-def _apart(labels: Sequence[str], characters: int = 34) -> list[str]:
-    """Labels that leave room for the bars, and no two of them the same: plotly would draw these as one bar."""
-    cuts = [
-        label if len(label) <= characters else f"{label[: characters // 4]}…{label[1 - characters * 3 // 4 :]}"
-        for label in labels
-    ]
-    before = [cuts[:number].count(cut) for number, cut in enumerate(cuts)]
-    return [f"{cut} ({same + 1})" if same else cut for cut, same in zip(cuts, before, strict=True)]
+def _write_labels(labels: Sequence[str]) -> list[str]:
+    """Return whole labels in lines that leave room for the bars, no two of them the same: plotly would draw one bar."""
+    before = [labels[:number].count(label) for number, label in enumerate(labels)]
+    whole = [f"{label} ({same + 1})" if same else label for label, same in zip(labels, before, strict=True)]
+    return ["<br>".join(map(plot_text, wrap_label(label))) for label in whole]
+
+
+def wrap_label(label: str) -> list[str]:
+    """Return the lines of a label: cut between words, and within one that is longer than a line."""
+    return textwrap.wrap(label, LABEL_CHARACTERS, break_on_hyphens=False) or [label]
 
 
 def _short(value: float) -> float:

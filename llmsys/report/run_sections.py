@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeGuard
 
+from llmsys.compressor_comparison import describe_heldout_bytes, is_heldout_too_small
 from llmsys.progress import duration
 from llmsys.report import plots
 from llmsys.report.cost_sections import answers, cost_numbers, prediction
@@ -61,6 +62,8 @@ def run_numbers(record: RunRecord) -> Numbers:
     if evaluation and _is_number(evaluation.get("bits_per_byte")):
         rivals = [("xz", evaluation.get("xz_bits_per_byte")), ("gzip", evaluation.get("gzip_bits_per_byte"))]
         remark = ", ".join(f"{name} {value:.3f}" for name, value in rivals if _is_number(value))
+        size = evaluation.get("evaluated_bytes")
+        remark += f" {describe_heldout_bytes(size if _is_number(size) else None)}" if remark else ""
         numbers.append(("bits per byte", f"{evaluation['bits_per_byte']:.3f}", remark))
     if evaluation and _is_number(evaluation.get("loss")):
         numbers.append(("validation loss", f"{evaluation['loss']:.3f}", "nats per token"))
@@ -114,14 +117,19 @@ def _yardstick(record: RunRecord) -> Part | None:
     )
     if best is None:
         verdict = "No compressor was measured beside it."
+    elif is_heldout_too_small(evaluation.get("evaluated_bytes") or 0):
+        verdict = "So little text was held back that nothing follows for the model and the compressors."
     elif shown[0][1] < best[1]:
         verdict = f"The model needs {1 - shown[0][1] / best[1]:.0%} fewer bits than {best[0]}, the better compressor."
     else:
         verdict = f"The model does not beat {best[0]} yet."
     sizes = {"bytes": evaluation.get("evaluated_bytes"), "tokens": evaluation.get("evaluated_tokens")}
     measured = [f"{amount(size)} {word}" for word, size in sizes.items() if _is_number(size)]
-    caption = f"{verdict} Lower is better. Measured at step {number(evaluation['step'])}"
-    caption += f" on {' = '.join(measured)} of documents the model never saw." if measured else "."
+    size = sizes["bytes"] if _is_number(sizes["bytes"]) else None
+    caption = (
+        f"{verdict} Lower is better. Compared {describe_heldout_bytes(size)}, at step {number(evaluation['step'])}"
+    )
+    caption += f" ({' = '.join(measured)} of documents the model never saw)." if measured else "."
     figure = Figure("plot-yardstick", "Against compressors", traces, layout, caption, plots.bars_height(len(shown)))
     return part("yardstick", "Yardstick", [figure])
 

@@ -10,7 +10,7 @@ from itertools import groupby
 from llmsys.report.markup import Html, bytes_amount, definitions, fold, join, number, tag, user_text
 from llmsys.threshold import CLOSE, Border, NearThreshold, Side
 
-URL_CHARACTERS = 300
+URL_CHARACTERS = 2_000  # of an endless address; a longer one says how much is missing
 EARLY_EXIT = (
     "A document leaves at the first test that it fails, and the tests behind that one are not asked. So a looser "
     "threshold gives back no more documents than are counted here, and how many fail one test alone cannot be read "
@@ -62,9 +62,14 @@ def _side(heading: str, side: Side) -> Html:
     return tag("div", tag("h4", heading), documents)
 
 
+def _build_url(url: str) -> Html:
+    left = len(url) - URL_CHARACTERS
+    more = tag("span", f" … {number(left)} more characters", class_="muted") if left > 0 else None
+    return tag("span", url[:URL_CHARACTERS], more)
+
+
 def _document(near: NearThreshold) -> Html:
-    url = near.url if len(near.url) <= URL_CHARACTERS else f"{near.url[:URL_CHARACTERS]}…"
-    facts = [("value", number(near.value)), ("threshold", number(near.threshold)), ("page", join(url))]
+    facts = [("value", number(near.value)), ("threshold", number(near.threshold)), ("page", _build_url(near.url))]
     if near.reason:
         facts.append(("reason", join(near.reason)))
     return tag("div", definitions(facts), user_text(near.excerpt), class_="example")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from data_pipeline.pipeline import prepare
+from launch.verbs.prepare import list_spared_items
 from llmsys.errors import DataError
 from llmsys.manifest import load_manifest
 from llmsys.report.contamination import contamination_part
@@ -112,6 +113,29 @@ def test_bytes_follow_from_the_data_and_what_is_no_longer_asked_for_is_undone(cr
     ]
     assert sum("joe@mail.com" in row["text"] for row in rows(tmp_path / "one", "documents")) == 2
     assert not list((tmp_path / "one" / "decontamination").iterdir())
+
+
+@pytest.mark.parametrize("action", ["drop", "cut"])
+def test_spared_items_are_named_with_the_documents_that_keep_them(crawl: Path, tmp_path: Path, action: str) -> None:
+    asked = sections(tmp_path, action)
+    asked["decontaminate"]["max_documents"] = 1
+    manifest = prepare(tiny_config(tmp_path / "data", crawl, **asked), until="documents")
+    urls = {f"https://example.org/{number}/3" for number in range(2)}
+    assert urls <= {row["url"] for row in rows(tmp_path / "data", "documents")}
+    lines = "".join(path.read_text() for path in (tmp_path / "data" / "decontamination").iterdir()).splitlines()
+    found = [json.loads(line) for line in lines]
+    assert {(row["item"], row["url"], row["action"]) for row in found} == {("q1", url, "spared") for url in urls}
+    assert manifest.decontamination is not None
+    quiz = manifest.decontamination.sets["quiz"]
+    assert (quiz.items_spared, quiz.items_found, quiz.documents_dropped) == (1, 0, 0)
+    (item,) = quiz.spared
+    assert (item.item, item.documents, {example.url for example in item.examples}) == ("q1", 2, urls)
+    assert item.ngram in QUESTION
+    shown = str((contamination_part(load_manifest(tmp_path / "data")) or pytest.fail("nothing is shown")).html)
+    assert all(url in shown for url in urls)
+    assert "1 items spared" in shown
+    (said,) = list_spared_items(manifest)
+    assert said.startswith("decontamination: 1 items of quiz are spared because too many documents have them: q1 (")
 
 
 def test_a_changed_list_is_read_again_and_a_missing_one_is_named(crawl: Path, tmp_path: Path) -> None:

@@ -124,14 +124,22 @@ def test_lines_survive_damage_to_other_members(tmp_path: Path, kind: str) -> Non
     [
         (b'{"text": "cut', "not JSON: Unterminated string starting at"),
         (b'["text"]', "not a JSON object"),
-        (b'{"words": "x"}', "no text in field 'text'"),
-        (b'{"text": 7}', "no text in field 'text'"),
+        (
+            b'{"words": "x", "meta": {"body": "y", "n": 1}, "n": 7}',
+            "no text in field 'text': text is in 'meta.body', 'words' (data.read.text names the field)",
+        ),
+        (b'{"text": 7}', "no text in field 'text': no field has text"),
+        (
+            b'{"' + b'": "", "'.join(b"%02d" % n + b"n" * 50 for n in range(10)) + b'": ""}',
+            f"no text in field 'text': text is in {', '.join(repr(f'{n:02d}' + 'n' * 38) for n in range(8))} and 2 more "
+            f"(data.read.text names the field)",
+        ),
         (b'{"text": "' + b"a" * (LIMIT + 1) + b'"}', f"longer than {LIMIT} bytes"),
         (b'{"text": "' + b"a" * 50_000_000 + b'"}', f"longer than {LIMIT} bytes"),
         (b"[" * 100_000, "not JSON: nested too deep"),
         (b"\xff\xfe\xfd not text", "not UTF-8"),
     ],
-    ids=["cut", "list", "no-text", "number", "long", "50-MB", "deep", "bytes"],
+    ids=["cut", "list", "no-text", "number", "many-fields", "long", "50-MB", "deep", "bytes"],
 )
 def test_a_line_that_is_no_document_is_named_and_the_next_is_read(tmp_path: Path, line: bytes, reason: str) -> None:
     path = tmp_path / "a.jsonl"

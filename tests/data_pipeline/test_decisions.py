@@ -1,11 +1,13 @@
 """Laws of reading decisions: what a dataset says about a page, a drop or another threshold is what was decided."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from data_pipeline.inspect.dataset import inspect_dataset
 from data_pipeline.inspect.dropped import dropped_as_text, dropped_documents, parse_wanted
 from data_pipeline.inspect.explain import explain, explanation_as_text
 from data_pipeline.inspect.sweep import sweep, sweep_as_text
@@ -98,6 +100,35 @@ def test_every_page_is_explained_as_it_was_decided(dataset: CrawlConfig) -> None
     assert "https://example-0.org/3\n  captured 2024-05-01" in explanation_as_text([stays])
     with pytest.raises(DataError, match=r"is not among the pages of .*\. Write the address as the crawl has it"):
         explain(dataset, "https://nowhere.org/")
+
+
+def test_a_page_is_explained_by_the_config_of_its_dataset(
+    dataset: CrawlConfig, crawl: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    _, drops = dropped_documents(dataset.folder, {"stage": "gopher_quality"}, 1)
+    file = tmp_path / "other.yaml"
+    file.write_text(
+        f"data:\n  kind: crawl\n  folder: {dataset.folder}\n  inputs: ['{crawl}/*.warc.gz']\n"
+        f"  rules: [{{kind: gopher_quality, min_words: 1}}]\n"
+    )
+    assert main(["prepare", str(file), "--explain", drops[0]["url"]]) == 0
+    said = capsys.readouterr()
+    assert drops[0]["reason"] in " ".join(said.out.split())
+    assert "was made by another config than this one, and is explained by its own: data." in said.out + said.err
+    assert "data.rules.0.min_words was 180 and is 1" in said.out + said.err
+
+
+def test_a_dataset_is_not_explained_by_what_an_unfinished_change_left(
+    dataset: CrawlConfig, crawl: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(dataset.folder, tmp_path / "data"))
+    with pytest.raises(DataError, match="no document is left"):
+        prepare(config(folder, crawl, 100_000), until="documents")
+    assert inspect_dataset(folder, 0).findings == []
+    with pytest.raises(DataError, match=r"cannot be explained now: .* Run llmsys prepare CONFIG to its end first\."):
+        explain(dataset.model_copy(update={"folder": folder}), "https://example-0.org/3")
+    prepare(config(folder, crawl), until="documents")
+    assert explain(dataset.model_copy(update={"folder": folder}), "https://example-0.org/3")
 
 
 def test_what_is_neither_a_dataset_nor_a_config_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,8 +65,8 @@ def matches(
     decide_matches(
         ignore, sources=[folder / "found.arrow"], output=folder / "decided.arrow", max_documents=rules.max_documents
     )
-    batch = next(read_batches(folder / "decided.arrow"))
-    return batch.to_pylist(), GramIndex(grams), items
+    decided = next(read_batches(folder / "decided.arrow")).to_pylist()
+    return [match for match in decided if not match["spared"]], GramIndex(grams), items
 
 
 def test_matches_equal_their_plain_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,3 +186,39 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
         index(tmp_path, config(tmp_path / "cut.gz"))
     with pytest.raises(ValidationError, match="neither query nor label names a field"):
         EvaluationSet(name="x", files=(path,))
+
+
+HIDDEN = "The seven exemplary grey geese never flew over any frozen state-of-the-art lake before sunrise"
+
+
+@pytest.mark.parametrize(
+    "disguise",
+    [
+        "\u200b".join(HIDDEN),
+        HIDDEN.replace("e", "e\u00ad").replace("a", "a\u2060"),
+        HIDDEN.replace("exem", "exem\u00ad\n").replace("fro", "fro-\r\n   ").replace("state-", "state-\n"),
+        HIDDEN.replace("exem", "exem- ").replace("be", "be\u2010\n"),
+        HIDDEN.replace("geese", "ge-\u200b\nese").replace("never", "nev-\ner").replace("any", "an-\ny"),
+        HIDDEN.translate({code: code + 0xFEE0 for code in range(0x21, 0x7F)}),
+        HIDDEN.replace("fl", "\ufb02").replace("s", "\u017f"),
+        HIDDEN.replace(" ", "\ufeff \u200e"),
+        "".join(chr(0x1D400 + ord(one) - 65) if one.isupper() else one for one in HIDDEN),
+    ],
+)
+def test_what_a_reader_does_not_see_hides_no_item(tmp_path: Path, disguise: str) -> None:
+    noise = "Before it all there stands a long and winding sentence of other words -- and after it "
+    pairs: list[tuple[str, str]] = [(HIDDEN, disguise), (disguise, HIDDEN)]
+    for item, text in pairs:
+        rules = config(write_set(tmp_path, [{"question": item}]))
+        found, _, _ = matches(tmp_path, rules, [noise, f"{noise}{text} {noise}"])
+        words = len(HIDDEN.replace("-", " ").split())
+        assert {match["row"] for match in found} == {1}
+        assert len({match["gram"] for match in found}) >= words - 12
+        assert min(match["begin"] for match in found) == len(noise)
+        assert max(match["end"] for match in found) <= len(noise) + len(text) + 1
+
+
+def test_a_half_width_word_of_a_script_without_spaces_is_found_by_its_characters(tmp_path: Path) -> None:
+    path = write_set(tmp_path, [{"question": "カタカナノブンショウ"}])
+    found, _, _ = matches(tmp_path, config(path), ["xx ｶﾀｶﾅﾉﾌﾞﾝｼｮｳ yy", "カタカナ\u200bノブンショウ"])
+    assert {match["row"] for match in found} == {0, 1}

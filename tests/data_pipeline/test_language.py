@@ -11,7 +11,8 @@ from data_pipeline.language import bayes
 from data_pipeline.language.code import BAYES_CODES, COMPACT_CODES, standard
 from data_pipeline.language.compact import compact_labels, detect
 from data_pipeline.language.identify import identify, keep_mask
-from data_pipeline.language.neighbours import _MARKERS, GROUPS, markers
+from data_pipeline.language.neighbours import _MARKERS, GROUPS, build_marker_pattern, markers
+from data_pipeline.language.yat import _EKAVIAN, _IJEKAVIAN
 from llmsys.config.language import LanguageConfig
 
 SENTENCES = {
@@ -124,6 +125,41 @@ def test_words_tell_close_neighbours_apart_whatever_was_guessed(code: str, monke
     assert scores[0].as_py() > 0.65
     codes, scores = identify(pa.array(["2024"]), LanguageConfig())  # no word decides: the guess stays
     assert (codes.to_pylist(), scores[0].as_py()) == ([other], pytest.approx(0.9))
+
+
+SERBIAN = (
+    "Prošle nedelje deca su gledala predstavu u pozorištu, a posle nje je reditelj odgovorio na pitanja.",
+    "Vreme će biti lepo u celoj zemlji, sa vetrom na severu i snegom na planinama.",
+    "Predsednik opštine kaže da je rešenje uvek u dogovoru i da su dve škole već obnovljene.",
+)
+
+
+@pytest.mark.parametrize("text", SERBIAN)
+def test_serbian_in_latin_letters_is_serbian(text: str) -> None:
+    assert identify(pa.array([text]), LanguageConfig())[0].to_pylist() == ["sr"]
+    codes, scores = identify(pa.array([" ".join(SERBIAN)]), LanguageConfig())
+    assert (codes.to_pylist(), scores[0].as_py() > 0.65) == (["sr"], True)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("hr", f"{NEIGHBOURS['hr']} Djeca su uvijek lijepo vrijeme provodila na rijeci, a predsjednik je to vidio."),
+        ("bs", f"{NEIGHBOURS['bs']} Djeca su uvijek lijepo vrijeme provodila na rijeci, a predsjednik je to vidio."),
+        (
+            "sl",
+            "Po celem svetu je lepo vreme, dve reki na severu pa sta po snegu in vetru spremenili tok v teh mestih.",
+        ),
+        ("sr", "Прошле недеље деца су гледала представу у позоришту, а после ње је редитељ одговорио на питања."),
+    ],
+)
+def test_its_neighbours_are_not_taken_for_serbian_in_latin_letters(code: str, text: str) -> None:
+    assert identify(pa.array([text]), LanguageConfig())[0].to_pylist() == [code]
+
+
+def test_each_word_of_yat_speaks_for_one_side() -> None:
+    for words, other in ((_EKAVIAN, _IJEKAVIAN), (_IJEKAVIAN, _EKAVIAN)):
+        assert not build_marker_pattern(other).findall(words.replace("*", ""))
 
 
 def test_no_word_speaks_for_two_neighbours() -> None:

@@ -61,7 +61,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing_half_published(tmp_path
         assert full.returncode == 2, full.stderr
         assert "could not be written: File too large. Nothing half-written was left under that name." in full.stdout
         assert "continues where it stopped" in full.stdout
-        assert not (folder / "manifest.json").exists()
+        assert (folder / "manifest.json").exists() == (folder == late)  # what it names is as it was before
         assert not list(folder.rglob(".*.tmp"))
         assert not list(folder.glob("quarantine/*"))
         prepare(plain_config(folder, pattern), until="documents")

@@ -35,6 +35,48 @@ def test_public_addresses_are_pythons_but_for_the_networks_that_its_releases_see
 
 
 @pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("Схема: иван.петров@почта.рф, и ещё.", ["иван.петров@почта.рф"]),
+        ("Schreib an jörg.müller@bücher.example!", ["jörg.müller@bücher.example"]),
+        ("josé@españa.es; ΝΊΚΟΣ@παράδειγμα.ελ", ["josé@españa.es", "ΝΊΚΟΣ@παράδειγμα.ελ"]),
+        ("संपर्क@डेटामेल.भारत", ["संपर्क@डेटामेल.भारत"]),
+        ("请联系joe@mail.com谢谢", ["joe@mail.com"]),
+        ("邮箱：用户@例子.中国。", ["用户@例子.中国"]),
+        ("e\u0301ric@mail.fr", ["e\u0301ric@mail.fr"]),
+        ("«é@b.cd» é@ @é.fr", ["é@b.cd"]),
+    ],
+)
+def test_addresses_with_letters_of_any_script_are_found_whole(text: str, addresses: list[str]) -> None:
+    assert [text[begin:end] for begin, end in find_emails(text)] == addresses
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("at 2a00:1450:4001:81b::200e.", ["2a00:1450:4001:81b::200e"]),
+        (
+            "http://[2606:4700:4700::1111]:443/ and 2001:4860:4860::8888/128",
+            ["2606:4700:4700::1111", "2001:4860:4860::8888"],
+        ),
+        ("2600::, 2620:FE:0:0:0:0:0:9%eth0: the server", ["2600::", "2620:FE:0:0:0:0:0:9"]),
+        ("64:ff9b::8.8.8.8 or ::ffff:8.8.4.4", ["64:ff9b::8.8.8.8", "8.8.4.4"]),
+        ("9.9.9.9, 2a00::1, 1.1.1.1", ["9.9.9.9", "2a00::1", "1.1.1.1"]),
+        ("fe80::1 ::1 fd00::7 2001:db8::1 3fff::1 ff02::1", []),
+        ("2024:05:01 12:30:45 00:1a:2b:3c:4d:5e std::vector 2023:a 2a00:::1 2a00::1::2", []),
+        ("x2a00::1 2a00::1x 2a00:1:2:3:4:5:6:7:8", []),
+    ],
+)
+def test_public_ipv6_addresses_are_found_and_replaced(text: str, addresses: list[str]) -> None:
+    found = list(find_ips(text))
+    assert [text[begin:end] for begin, end in found] == addresses
+    clean = replaced(text)
+    assert not any(address in clean.split() for address in addresses)
+    assert clean.count("2001:db8::") == text.count("2001:db8::") + sum(":" in address for address in addresses)
+    assert list(find_ips(clean)) == []
+
+
+@pytest.mark.parametrize(
     ("text", "number"),
     [
         ("call +49 30 901820 now", "+49 30 901820"),

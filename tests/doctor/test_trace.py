@@ -102,6 +102,25 @@ def test_the_verb_answers_both_questions(run: Path, capsys: pytest.CaptureFixtur
     assert "steps trained on it" in capsys.readouterr().out
 
 
+def test_a_document_without_url_is_not_called_gone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run.parent / "toy" / "documents" / "documents-00000.arrow"
+    before = path.read_bytes()
+    ids = [entry["id"] for entry in Tracer(load_run(str(run))).documents_of(3)]
+    columns = ({"id": ids[1:], "url": [""] * (len(ids) - 1)}, {"id": ids[1:]})  # pairs have no such column
+    try:
+        for values in columns:
+            batch = pa.record_batch(values)
+            with ShardWriter(path, batch.schema) as writer:
+                writer.write(batch)
+            assert main(["trace", str(run), "step=3"]) == 0
+            first, *others = capsys.readouterr().out.splitlines()[1:]
+            assert first.endswith("(its text is gone)")
+            assert others
+            assert all(line.endswith("(it has no URL)") for line in others)
+    finally:
+        path.write_bytes(before)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -8,8 +8,9 @@ from collections.abc import Collection, Sequence
 
 from data_pipeline.dedup.simplify import simplify
 
-ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
-LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+LETTER = r"[^\W\x00-\x7f]"  # beyond ASCII; of scripts that write spaces
+ATOM = rf"(?:[A-Za-z0-9!#$%&'*+/=?^_`{{|}}~-]|{LETTER})+"
+LABEL = rf"(?:[A-Za-z0-9]|{LETTER})(?:(?:[A-Za-z0-9-]|{LETTER})*(?:[A-Za-z0-9]|{LETTER}))?"
 # Takes time that grows with the square of the text, which the fast one must not.
 EMAIL = re.compile(rf"\b{ATOM}(?:\.{ATOM})*@(?:{LABEL}\.)+{LABEL}")
 

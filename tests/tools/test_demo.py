@@ -34,7 +34,7 @@ if verb == "evaluate":
     assert sys.argv[-1] == "--json"
     print(json.dumps({"loss": 4.2, **plan["evaluation"]}))
 """
-GOOD = {"bits_per_byte": 1.23449, "gzip_bits_per_byte": 2.3456, "xz_bits_per_byte": 2.1}
+GOOD = {"bits_per_byte": 1.23449, "gzip_bits_per_byte": 2.3456, "xz_bits_per_byte": 2.1, "evaluated_bytes": 250_123}
 
 
 class Stage:
@@ -66,7 +66,7 @@ def test_every_verb_runs_once_in_order_on_the_same_config(engine: str, tmp_path:
 def test_the_last_line_is_the_yardstick(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(Stage(tmp_path).arguments) == 0
     output, errors = capfd.readouterr()
-    assert output.splitlines()[-1] == "bits_per_byte model=1.234 gzip=2.346 xz=2.100"
+    assert output.splitlines()[-1] == "bits_per_byte model=1.234 gzip=2.346 xz=2.100 heldout_bytes=250123"
     assert errors == ""
     assert "[4/6] evaluate" in output
     assert "out/torch/report.html" in output

@@ -1,0 +1,55 @@
+"""The config that a dataset was made by, as its manifest says, and where the config of a file differs from it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ValidationError
+
+from llmsys.config.data import CrawlConfig
+from llmsys.errors import DataError
+from llmsys.manifest import Manifest
+
+MAX_SHOWN_DIFFERENCES = 8
+
+
+def read_dataset_config(manifest: Manifest, data: CrawlConfig) -> CrawlConfig:
+    """Return the config of the dataset in the folder of `data`; DataError when this version cannot read it."""
+    stored = manifest.config.get("data", {})
+    own = {"folder": data.folder, "executor": data.executor.model_dump()}
+    try:
+        return CrawlConfig.model_validate(stored | own)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise DataError(
+            f"{data.folder} was made by a config that this version cannot read: data.{where}: {first['msg']}. "
+            f"Prepare it again with: llmsys prepare CONFIG"
+        ) from None
+
+
+def describe_config_differences(manifest: Manifest, data: CrawlConfig) -> str:
+    """Return one sentence on where `data` differs from what the dataset was made by; empty when it does not."""
+    made = read_dataset_config(manifest, data)
+    ignored = {"folder", "executor"}
+    pairs = [one.model_dump(mode="json", exclude=ignored) for one in (made, data)]
+    for one in pairs:
+        one["inputs"] = sorted(set(one["inputs"]))
+    found = [f"data.{name} was {was!r} and is {now!r}" for name, was, now in _iter_differences("", *pairs)]
+    if not found:
+        return ""
+    more = f", and {len(found) - MAX_SHOWN_DIFFERENCES} more" if len(found) > MAX_SHOWN_DIFFERENCES else ""
+    return (
+        f"{data.folder} was made by another config than this one, and is explained by its own: "
+        f"{', '.join(found[:MAX_SHOWN_DIFFERENCES])}{more}."
+    )
+
+
+def _iter_differences(name: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the innermost fields that differ, with both values; `-` where a side has none."""
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        one, other = (dict(enumerate(values)) for values in (one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in [*one, *(key for key in other if key not in one)]:
+            yield from _iter_differences(f"{name}.{key}" if name else str(key), one.get(key, "-"), other.get(key, "-"))
+    elif one != other:
+        yield name, one, other

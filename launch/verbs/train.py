@@ -43,8 +43,8 @@ def finished(config: RunConfig) -> bool:
     if not any(event["event"] == "finish" and event["step"] == config.steps for event in latest_events(events)):
         return False
     from llmsys.train.checkpoint import run_state_of
-    from llmsys.train.precision import find_recorded_precision
     from llmsys.train.checkpoint_record import problem_of
+    from llmsys.train.precision import find_recorded_precision
 
     if problem_of(checkpoint) is not None:
         return False

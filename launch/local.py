@@ -28,8 +28,7 @@ def run_local(config: RunConfig, words: Sequence[str]) -> None:
     """Run `launch/train.py WORDS` on launch.processes processes of this machine and wait for the end.
 
     Raises LayoutError, ConfigError or DataError before anything starts, and LaunchError when a process died; a message
-    about anything else has been printed by the rank that met it, and
-    SystemExit carries its status.
+    about anything else has been printed by the rank that met it, and SystemExit carries its status.
     """
     processes = config.launch.processes or _accelerators()
     require_layout(config, processes)

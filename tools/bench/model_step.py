@@ -3,8 +3,8 @@
     python tools/bench/model_step.py [--rows 8] [--length 512] [--vocabulary 32000] [--precision fp32 bf16]
         [--runs 9] [--json]
 
-Both sides have the same shapes, copied weights in the same number type, batch, loss (a mean over the shifted tokens) and gradients set
-to None before each step; the run fails if losses or norms of the gradients part. transformers takes SDPA and no cache,
+Both sides have the same shapes, copied weights in one number type, batch, loss (a mean over the shifted tokens)
+and gradients set to None before each step; the run fails if losses or norms of the gradients part. transformers takes SDPA and no cache,
 as fast as it goes here, and Mixtral the quickest of the measured implementations of experts ("batched_mm" copies the
 weights once per assignment and would need 70 GB). The dense layers are as wide as the two experts of a token, so that
 both models spend equal FLOPs on a token but for the router, 0.1 % and less. 32,000 pieces are what both classes have by
@@ -93,9 +93,8 @@ def summary(rows: list[Row], arguments: argparse.Namespace, precision: str) -> d
 def table(found: dict[str, Any]) -> str:
     """The summary for people."""
     lines = [f"{part}: {', '.join(f'{k} {v}' for k, v in found[part].items())}" for part in list(found)[:3]]
-    lines.append(
-        f"{'':<6} {found['precision'] + ', forward and backward':<30} {'tokens/s':>8} {'ours is':>8} {'loss':>7} {'norm':>7}"
-    )
+    title = f"{found['precision']}, forward and backward"
+    lines.append(f"{'':<6} {title:<30} {'tokens/s':>8} {'ours is':>8} {'loss':>7} {'norm':>7}")
     for row in found["rows"]:
         speed = f"{row['tokens_per_second']:8.0f} {row['times']:7.2f}x"
         lines.append(f"{row['kind']:<6} {row['name']:<30} {speed} {row['loss']:7.4f} {row['gradient_norm']:7.4f}")

@@ -4,8 +4,8 @@
         [--rounds 3] [--json]
 
 Each contender is a process with one thread on a core of its own (two for two processes), so that the figures do not
-depend on how threads share caches. All see the same random tokens, windows of 512, in each number type with fp32 masters; what a
-step costs whatever its tokens (gathering weights, summing gradients, AdamW) shows in how the sizes of a step compare:
+depend on how threads share caches. All see the same random tokens, windows of 512, in each number type with fp32
+masters; what a step costs whatever its tokens (gathering weights, summing gradients, AdamW) shows in how the sizes of a step compare:
 
 * bare loop: our model, fp32 weights (bf16: under torch.autocast), torch's AdamW and clip, whole logits;
 * Trainer: transformers' Trainer on its own class of the same shapes (Qwen2Moe or Llama);
@@ -197,7 +197,8 @@ def _trainer(work: Work) -> float:
     rows = [row for number in range(WARM + steps) for row in _tokens(config.vocab_size, work.sequences, number)[:, :-1]]
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            output_dir=folder, use_cpu=True, bf16=work.precision == "bf16", report_to=[], learning_rate=3e-4, weight_decay=0.1,
+            output_dir=folder, use_cpu=True, bf16=work.precision == "bf16", report_to=[], learning_rate=3e-4,
+            weight_decay=0.1,
             per_device_train_batch_size=work.sequences, max_steps=WARM + steps, disable_tqdm=True, save_strategy="no",
         )  # fmt: skip
         data = [{"input_ids": row, "labels": row} for row in rows]

@@ -5,7 +5,8 @@
 
 Each contender is a process with one thread on a core of its own (two for two processes), so that the figures do not
 depend on how threads share caches. All see the same random tokens, windows of 512, in each number type with fp32
-masters; what a step costs whatever its tokens (gathering weights, summing gradients, AdamW) shows in how the sizes of a step compare:
+masters; what a step costs whatever its tokens (gathering weights, summing gradients, AdamW) shows in how the sizes of a
+step compare:
 
 * bare loop: our model, fp32 weights (bf16: under torch.autocast), torch's AdamW and clip, whole logits;
 * Trainer: transformers' Trainer on its own class of the same shapes (Qwen2Moe or Llama);

@@ -3,12 +3,12 @@
     python tools/bench/model_step.py [--rows 8] [--length 512] [--vocabulary 32000] [--precision fp32 bf16]
         [--runs 9] [--json]
 
-Both sides have the same shapes, copied weights in one number type, batch, loss (a mean over the shifted tokens)
-and gradients set to None before each step; the run fails if losses or norms of the gradients part. transformers takes
-SDPA and no cache, as fast as it goes here, and Mixtral the quickest of the measured implementations of experts
-("batched_mm" copies the weights once per assignment and would need 70 GB). The dense layers are as wide as the two experts of a token, so that
-both models spend equal FLOPs on a token but for the router, 0.1 % and less. 32,000 pieces are what both classes have by
-default. Ratios are medians over the rounds of each round's.
+Both sides have the same shapes, copied weights in one number type, batch, loss (a mean over the shifted tokens) and
+gradients set to None before each step; the run fails if losses or norms of the gradients part. transformers takes SDPA
+and no cache, as fast as it goes here, and Mixtral the quickest of the measured implementations of experts ("batched_mm"
+copies the weights once per assignment and would need 70 GB). The dense layers are as wide as the two experts of a
+token, so that both models spend equal FLOPs on a token but for the router, 0.1 % and less. 32,000 pieces are what both
+classes have by default. Ratios are medians over the rounds of each round's.
 """
 
 import argparse

@@ -92,16 +92,19 @@ def mark(folder: Path, marker: str, rank: int) -> dict[str, int]:
 
 
 def devices() -> dict[str, Any]:
-    """Accelerators with their memory, and the memory and cores of the host."""
+    """Accelerators with their memory, the memory and cores of the host, and whether it multiplies bf16 natively."""
     import torch
 
+    from llmsys.parallel.group import device_of_this_rank
     from llmsys.train.micro import free_memory
+    from llmsys.train.precision import find_bf16_support
 
     found = []
     for number in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(number)
         found.append({"name": torch.cuda.get_device_name(number), "free_bytes": free, "total_bytes": total})
-    return {"accelerators": found, "memory_bytes": free_memory(), "cores": os.cpu_count() or 1}
+    native = find_bf16_support(device_of_this_rank())._asdict()
+    return {"accelerators": found, "memory_bytes": free_memory(), "cores": os.cpu_count() or 1, "bf16": native}
 
 
 def dry_batch(request: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from launch.forward import forwarding
 from launch.orphan import child_environment
+from launch.requirements import require_datasets, require_layout
 from launch.train import HUNG, LOST_PEER, MENDABLE, STOPPED
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
@@ -26,10 +27,12 @@ HOST = "127.0.0.1"
 def run_local(config: RunConfig, words: Sequence[str]) -> None:
     """Run `launch/train.py WORDS` on launch.processes processes of this machine and wait for the end.
 
-    Raises LaunchError when a process died; a message about anything else has been printed by the rank that met it, and
-    SystemExit carries its status.
+    Raises LayoutError, ConfigError or DataError before anything starts, and LaunchError when a process died; a message
+    about anything else has been printed by the rank that met it, and SystemExit carries its status.
     """
     processes = config.launch.processes or _accelerators()
+    require_layout(config, processes)
+    require_datasets(config, words)
     port = _check_port(config.launch.port) or free_port()
     command = local_command(config.engine.kind, processes, port, words)
     status = _run(command, _environment(config, processes))

@@ -5,6 +5,7 @@ its host.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from launch.findings import Facts, Finding, problem
 from launch.hosts import Host
@@ -24,6 +25,7 @@ def room(config: RunConfig, hosts: Sequence[Host], facts: Facts) -> Iterator[Fin
     on_accelerators = bool(facts[scarce]["devices"]["accelerators"])
     system = System(device="cuda" if on_accelerators else "cpu")
     try:
+        config = resolve_for_hosts(config, [facts[name]["devices"] for name in each])
         layout = config.fitted_layout(sum(host.slots for host in hosts))
         if config.batch.micro_sequences == "auto":
             said = str(largest_micro(config, layout, each[scarce], system))
@@ -37,6 +39,12 @@ def room(config: RunConfig, hosts: Sequence[Host], facts: Facts) -> Iterator[Fin
         yield problem(scarce, "memory", str(error))
         return
     yield Finding(scarce, "memory", said.rstrip("."))
+
+
+def resolve_for_hosts(config: RunConfig, devices: Sequence[dict[str, Any]]) -> RunConfig:
+    """Return the config with bf16 in place of `auto` where every host multiplies it natively, else with fp32."""
+    missing = [one["bf16"]["reason"] for one in devices if not one["bf16"]["is_native"]]
+    return config.with_precision("fp32", missing[0]) if missing else config.with_precision("bf16")
 
 
 def _bytes_of_rank(facts: Facts, host: Host) -> int:

@@ -17,7 +17,9 @@ if __package__ in (None, ""):  # started as a file, as launchers do: the checkou
 
 from launch.environment import adopt_launcher, choose_interface, without_local_rank
 from launch.orphan import die_with_parent
+from launch.requirements import require_layout
 from llmsys.config.load import load_run
+from llmsys.config.run import RunConfig
 from llmsys.errors import LlmsysError, Stopped, disk_problem
 from llmsys.log import configure_logging, logger
 
@@ -42,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         adopt_launcher()
         choose_interface()
         config = load_run(words[0], words[1:])
+        _check_layout(config)
         from llmsys.generate.prompts import continue_prompts
         from llmsys.train.build import run
 
@@ -63,6 +66,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.error("rank %s lost contact with another rank: %s", _rank(), str(error).splitlines()[0])
         return LOST_PEER
     return 0
+
+
+def _check_layout(config: RunConfig) -> None:
+    """Refuse a layout before torch is imported. Every rank finds the same, so rank 0 alone prints it."""
+    try:
+        require_layout(config, int(os.environ.get("WORLD_SIZE") or 1))
+    except LlmsysError:
+        if _rank() == "0":
+            raise
+        time.sleep(CAUSE_FIRST_SECONDS)
+        raise SystemExit(MENDABLE) from None
 
 
 def _complain(error: LlmsysError) -> int:

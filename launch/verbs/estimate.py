@@ -4,12 +4,13 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from llmsys.config.load import Resolved, read_config
+from llmsys.config.load import read_config
 from llmsys.errors import ConfigError
 from llmsys.local_path import parse_local_path
 
 if TYPE_CHECKING:
     from llmsys.estimate.cluster import Cluster
+    from llmsys.estimate.priced import Question
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,10 +35,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the estimate; with --json, as one object with stable keys."""
     resolved = read_config(arguments.config, arguments.overrides)
     from llmsys.estimate.ledger import estimate, tensor_ledger
+    from llmsys.estimate.priced import priced
     from llmsys.estimate.text import as_text
 
-    result = estimate(resolved.run, model_only=resolved.model_only, documents=arguments.documents)
-    result = _priced(result, resolved, arguments)
+    question = _question(arguments)
+    device = None if question is None else question.device
+    result = estimate(resolved.run, model_only=resolved.model_only, documents=arguments.documents, device=device)
+    if question is not None:
+        result = priced(result, resolved.run, question, model_only=resolved.model_only)
     ledger = tensor_ledger(resolved.run) if arguments.explain else None
     if arguments.json:
         print(json.dumps(result if ledger is None else result | {"tensors": ledger}, ensure_ascii=False))
@@ -46,21 +51,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _priced(result: dict[str, Any], resolved: Resolved, arguments: argparse.Namespace) -> dict[str, Any]:
-    """With time, money and energy, if a device or a cluster is named."""
+def _question(arguments: argparse.Namespace) -> "Question | None":
+    """Return what to price the run on; None where neither a device nor a cluster is named."""
     if arguments.device is None and arguments.cluster is None:
         if arguments.gpus is not None or arguments.price_per_hour is not None:
             raise ConfigError(
                 "--gpus and --price-per-hour need a device. Add --device NAME, such as --device h100-sxm."
             )
-        return result
+        return None
     from llmsys.estimate.device import read_device
-    from llmsys.estimate.priced import Question, priced
+    from llmsys.estimate.priced import Question
 
     cluster = _cluster(arguments)
     gpus = arguments.gpus if arguments.device is not None else arguments.gpus or cluster.devices
-    question = Question(read_device(arguments.device or cluster.device), cluster, gpus)
-    return priced(result, resolved.run, question, model_only=resolved.model_only)
+    return Question(read_device(arguments.device or cluster.device), cluster, gpus)
 
 
 def _cluster(arguments: argparse.Namespace) -> "Cluster":

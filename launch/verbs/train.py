@@ -45,9 +45,13 @@ def finished(config: RunConfig) -> bool:
         return False
     from llmsys.train.checkpoint import run_state_of
     from llmsys.train.checkpoint_record import problem_of
+    from llmsys.train.precision import find_recorded_precision
 
     if problem_of(checkpoint) is not None:
         return False
+    if (recorded := find_recorded_precision(config.run.folder)) is None:
+        return False
+    config = config.with_precision(recorded)
     saved = run_state_of(checkpoint)
     now = joint_fingerprint([load_manifest(folder).fingerprint for folder in dataset_folders(config.data)])
     same_settings = all(saved.get(key) == value for key, value in config.trajectory.items())

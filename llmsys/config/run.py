@@ -32,9 +32,11 @@ from llmsys.config.train import (
     GenerationConfig,
     LaunchConfig,
     NameConfig,
+    Precision,
     TrackingConfig,
     TrainConfig,
 )
+from llmsys.errors import ConfigError
 
 # What a config without a `model:` section builds: small enough for a laptop core.
 SMALL_MODEL = ModelConfig(
@@ -92,12 +94,7 @@ class RunConfig(Section):
         yield from self._budget_problems()
         yield from retention_problems(self.checkpoint, self.evaluation.every_steps)
         yield from set_problems(self.evaluation, self.objective.kind)
-        if self.train.compile == "block" and self.train.precision != "bf16" and self.model.moe is not None:
-            yield Broken(
-                "train.compile",
-                "block with experts needs train.precision=bf16: compiled, torch multiplies groups in bf16 only. "
-                "Use train.compile=none or train.precision=bf16.",
-            )
+        yield from self._precision_problems()
         yield from torch_problems(self.engine, self.layout, self.train, self.model)
         for problem in expert_problems(self.layout.expert, self.model):
             yield Broken("layout.expert", problem)
@@ -116,6 +113,16 @@ class RunConfig(Section):
                 "optimizer.kind",
                 f"muon works on whole matrices, and engine.kind={self.engine.kind} keeps flat parts of them. "
                 "Use engine.kind=torch, or optimizer.kind=adamw.",
+            )
+
+    def _precision_problems(self) -> Iterator[Broken]:
+        """`auto` passes here, and is checked again once it is resolved (`with_precision`)."""
+        bf16 = self.train.precision in ("auto", "bf16")
+        if self.train.compile == "block" and not bf16 and self.model.moe is not None:
+            yield Broken(
+                "train.compile",
+                "block with experts needs train.precision=bf16: compiled, torch multiplies groups in bf16 only. "
+                "Use train.compile=none or train.precision=bf16.",
             )
 
     def _average_problems(self) -> Iterator[Broken]:
@@ -197,7 +204,8 @@ class RunConfig(Section):
         """The settings that the weights of each step depend on, with the data; everything else may change on resume."""
         sections = self.model_dump(mode="json", include={"model", "objective", "loss", "optimizer", "schedule"})
         batch = self.batch.model_dump(mode="json", include={"sequence_length", "length_groups", "attend"})
-        train = self.train.model_dump(mode="json", include={"tokens", "precision", "start_from"})
+        train = self.train.model_dump(mode="json", include={"tokens", "start_from"})
+        train["precision"] = self.train.resolved_precision
         batch["tokens"] = self.batch.tokens_per_step
         if self.train.products != "compute":
             train["products"] = self.train.products
@@ -216,6 +224,21 @@ class RunConfig(Section):
         if self.data.kind == "mixture":
             sections["mixture"] = {str(start): list(parts) for start, parts in self.data.parts}
         return sections | {"batch": batch, "train": train, "seed": self.run.seed}
+
+    def with_precision(self, precision: Precision, why: str = "") -> Self:
+        """Return the config with a number type in place of `auto`; unchanged where it names one.
+
+        Raises ConfigError with `why` it is this type where other settings need another one.
+        """
+        if self.train.precision != "auto":
+            return self
+        made = self.model_copy(update={"train": self.train.model_copy(update={"precision": precision})})
+        problems = [*made._precision_problems(), *torch_problems(made.engine, made.layout, made.train, made.model)]
+        if problems:
+            reason = f" ({why})" if why else ""
+            listed_problems = "; ".join(f"{one.key}: {one.message}" for one in problems)
+            raise ConfigError(f"train.precision=auto is {precision} here{reason}, and that breaks: {listed_problems}")
+        return made
 
     def fitted_layout(self, ranks: int) -> Layout:
         """The layout with every axis resolved for a number of ranks. LayoutError where it cannot be."""

@@ -91,7 +91,7 @@ def _fp8_problems(engine: EngineConfig, layout: Layout, train: TrainConfig) -> I
         why = f"engine.kind={engine.kind} does not know its layers. Use engine.kind=torch"
     elif copies_everything(engine):
         why = f"engine.data_parallel=ddp casts every weight by itself. Use {FSDP}"
-    elif train.precision != "bf16":
+    elif train.precision not in ("auto", "bf16"):
         why = f"train.precision={train.precision} is not what its products come in. Use train.precision=bf16"
     elif train.reproducibility == "bitwise":
         why = "train.reproducibility=bitwise needs sums that are rounded in one way. Use fast"

@@ -8,6 +8,10 @@ from pydantic import Field
 from llmsys.config.base import Section
 from llmsys.config.faults import SpikeConfig
 from llmsys.config.local_path import LocalPath
+from llmsys.errors import ConfigError
+
+Precision = Literal["bf16", "fp16", "fp32"]
+"""Number types that weights and activations can have in products."""
 
 
 class NameConfig(Section):
@@ -31,9 +35,10 @@ class TrainConfig(Section):
     """`train:` — budget, precision and log."""
 
     tokens: int = Field(1_000_000_000, ge=1, description="Tokens to train on, from the first step.")
-    precision: Literal["bf16", "fp16", "fp32"] = Field(
-        "bf16",
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
+        "auto",
         description="Type of weights and activations in products; masters and moments are always fp32. "
+        "auto is bf16 where the device multiplies it natively, else fp32, and a resumed run keeps its type. "
         "fp16 scales the loss so that small gradients survive.",
     )
     products: Literal["compute", "fp8"] = Field(
@@ -86,6 +91,16 @@ class TrainConfig(Section):
     threads_per_process: int = Field(
         0, ge=0, description="CPU threads of each process; 0 shares the cores out over the processes."
     )
+
+    @property
+    def resolved_precision(self) -> Precision:
+        """The number type of products. Raises ConfigError while it is still `auto`."""
+        if self.precision == "auto":
+            raise ConfigError(
+                "train.precision=auto is known only on a device. "
+                "Set train.precision=bf16 or fp32, or name a device profile: flops.device=NAME."
+            )
+        return self.precision
 
 
 class GenerationConfig(Section):

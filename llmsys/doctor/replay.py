@@ -27,6 +27,7 @@ from llmsys.train.build import check, use_threads
 from llmsys.train.build_engine import build_engine
 from llmsys.train.checkpoint_record import problem_of, read_record
 from llmsys.train.objective import steps_of
+from llmsys.train.precision import resolve_precision
 from llmsys.train.trainer import seed_dropout
 
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
@@ -53,7 +54,7 @@ def replay(config: RunConfig, step: int) -> list[Check]:
     did not begin from its seed.
     """
     recorded = _recorded(config.run.folder, step)
-    alone = _alone(config)
+    alone = _alone(resolve_precision(config))
     with joined():
         check(alone, 1)
         use_threads(alone)
@@ -117,7 +118,7 @@ def _one(engine: Engine, config: RunConfig, batches: list[Any], number: int, rec
         checks.append(Check(number, "tokens", recorded["batch_digest"], made, made == recorded["batch_digest"]))
     for name, value in (("loss", result.loss), ("gradient_norm", result.gradient_norm)):
         if recorded.get(name) is not None:
-            near = abs(value - recorded[name]) <= TOLERANCE[config.train.precision] * abs(recorded[name])
+            near = abs(value - recorded[name]) <= TOLERANCE[config.train.resolved_precision] * abs(recorded[name])
             checks.append(Check(number, name, recorded[name], value, near))
     return checks
 

@@ -10,31 +10,39 @@ from typing import Any
 
 from llmsys.config.run import RunConfig
 from llmsys.estimate.activation import batch_lengths
+from llmsys.estimate.device import Device
 from llmsys.estimate.flops import CONVENTIONS, Convention, Flops, count_flops
 from llmsys.estimate.memory import planned_layout, state_bytes
 from llmsys.estimate.memory_peak import activation_bytes, peak_memory
 from llmsys.estimate.parameters import count_parameters
+from llmsys.estimate.precision import describe_precision, resolve_for_profile
 from llmsys.estimate.tensors import model_tensors
 
 NO_DEVICE = "needs a device: --device NAME, or a file that llmsys calibrate measured"
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
 
 
-def estimate(config: RunConfig, *, model_only: bool = False, documents: Sequence[int] = ()) -> dict[str, Any]:
+def estimate(
+    config: RunConfig, *, model_only: bool = False, documents: Sequence[int] = (), device: Device | None = None
+) -> dict[str, Any]:
     """Parameters, operations, memory and budget as nested plain values.
 
     Keys: parameters.{total, non_embedding, active.{all, without_input_embedding, without_embeddings}, by_component,
     per_layer, textbook}; batch; flops.{convention, forward, forward_backward, …} for one step of that batch; memory;
-    run; unknown. Bytes are per rank. For a bare model there is no run and no memory: both are None.
+    run; precision.{number, reason}; unknown. Bytes are per rank. For a bare model there is no run and no memory: both
+    are None. `device` resolves train.precision=auto.
     `batch.sequence_length` is the source's and `batch.target_length` the target's in an encoder-decoder, else None.
     `documents` are the lengths in tokens of the documents packed into a window, repeated until it is full.
     """
+    precision = describe_precision(config, device)
+    config = resolve_for_profile(config, device)
     return {
         "parameters": asdict(count_parameters(config.model)),
         "batch": _batch(config, documents),
         "flops": _flops(config, documents),
         "memory": None if model_only else _memory(config),
         "run": None if model_only else _run(config, documents),
+        "precision": precision,
         "unknown": dict.fromkeys(("time", "money", "energy"), NO_DEVICE),
     }
 

@@ -63,7 +63,7 @@ def planned_layout(config: RunConfig) -> Layout:
 
 def compute_bytes(config: RunConfig) -> int:
     """Bytes of one weight or activation inside products."""
-    return FP32 if config.train.precision == "fp32" else 2
+    return FP32 if config.train.resolved_precision == "fp32" else 2
 
 
 def _moments(config: RunConfig, row: TensorRow) -> int:

@@ -61,7 +61,8 @@ def _memory_lines(result: dict[str, Any]) -> Iterator[str]:
     )
     for name in ("weights", "masters", "gradients", "moments"):
         yield _row(f"  {name}", state[name], gib(state[name]))
-    yield _row("activations per rank", kept["total"], "bytes, an estimate")
+    yield _row("activations per rank", kept["total"], f"bytes, an estimate, in {result['precision']['number']}")
+    yield f"  {result['precision']['number']}: {result['precision']['reason']}"
     for name in ("blocks", "probabilities", "logits", "gathered"):
         yield _row(f"  {name}", kept[name], gib(kept[name]))
     yield _row("peak per rank", memory["peak_bytes"], f"bytes on a GPU, {memory['peak_instant']}")

@@ -16,6 +16,7 @@ from llmsys.estimate.flops import count_flops
 from llmsys.estimate.interval import Interval
 from llmsys.estimate.kernels import Kernels, kernels
 from llmsys.estimate.overhead import host_seconds, offload_seconds, optimizer_seconds
+from llmsys.estimate.precision import resolve_for_profile
 from llmsys.estimate.residual import residual
 from llmsys.estimate.software import Software, software_of
 from llmsys.estimate.traffic import (
@@ -82,6 +83,7 @@ def step_time(
     `layout` must be resolved (`Layout.fit`). Our engines have no pipeline: `pipeline` stages with `interleave` parts
     each are for published layouts. `software` is ours under this config, unless given.
     """
+    config = resolve_for_profile(config, device)
     software = software or software_of(config)
     bench = Bench(config.model, layout, device, software, _shape(config, layout))
     work = kernels(bench)
@@ -103,7 +105,7 @@ def micro_sequences(config: RunConfig, layout: Layout) -> float:
 
 def _shape(config: RunConfig, layout: Layout) -> Shape:
     source, length = batch_lengths(config)
-    return Shape(micro_sequences(config, layout), length, source, config.train.precision)
+    return Shape(micro_sequences(config, layout), length, source, config.train.resolved_precision)
 
 
 def _parts(
@@ -167,7 +169,7 @@ def _result(
         count_flops(config.model, source, sequences, convention, target_length=length)
         for convention in ("causal", "full")
     ]
-    possible = device.peak(config.train.precision) * ranks * seconds.p50
+    possible = device.peak(config.train.resolved_precision) * ranks * seconds.p50
     causal, full = counts
     again = _repeated(config, bench, work) / max(work.blocks_forward, 1e-30) * causal.forward
     return StepTime(

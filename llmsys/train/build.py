@@ -36,6 +36,7 @@ from llmsys.train.metrics import meter_of, profile_of
 from llmsys.train.micro import settle_micro
 from llmsys.train.noise import noise_meter
 from llmsys.train.objective import evaluator_of, steps_of
+from llmsys.train.precision import resolve_precision
 from llmsys.train.record import Record
 from llmsys.train.resume import resume
 from llmsys.train.saver import Saver
@@ -59,8 +60,9 @@ def run(config: RunConfig, continue_prompts: Continue) -> Result:
     with joined(collective_timeout(config)), contextlib.ExitStack() as stack:
         agree(config)
         on_rank_zero(lambda: check(config, world_size()))
-        config = settle_micro(config, device_of_this_rank())
-        on_rank_zero(lambda: str(stack.enter_context(folder_lock(config.run.folder, LOCK_SECONDS))))
+        folder = config.run.folder
+        on_rank_zero(lambda: str(stack.enter_context(folder_lock(folder, LOCK_SECONDS))))
+        config = settle_micro(resolve_precision(config), device_of_this_rank())
         use_threads(config)
         trainer = build_trainer(config, stack, continue_prompts)
         result = trainer.train()
@@ -150,6 +152,7 @@ def _start_record(
         "start",
         engine=config.engine.kind,
         reproducibility=config.train.reproducibility,
+        precision=config.train.resolved_precision,
         world_size=world_size(),
         parameters=counts.total,
         parameters_active=counts.active.all,

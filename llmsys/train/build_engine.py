@@ -16,8 +16,7 @@ from llmsys.parallel.mesh import Meshes
 from llmsys.parallel.recompute import recompute_blocks
 from llmsys.train.head_loss import training_loss
 from llmsys.train.noise import NoiseMeter
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+from llmsys.train.precision import DTYPES
 
 
 def build_model(config: RunConfig) -> Transformer:
@@ -43,7 +42,7 @@ def _named_engine(config: RunConfig, meshes: Meshes, device: torch.device, noise
         "meshes": meshes,
         "optimizer": config.optimizer,
         "loss": training_loss(config.loss),
-        "compute_dtype": DTYPES[config.train.precision],
+        "compute_dtype": DTYPES[config.train.resolved_precision],
         "seed": config.run.seed,
         "device": device,
     }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmsys.config.data import dataset_folders
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.train import GenerationConfig
@@ -48,6 +49,8 @@ def open_dataset(config: RunConfig, split: str) -> Dataset:
 
     Raises ConfigError or DataError when data, tokenizer and model do not fit each other.
     """
+    for folder in dataset_folders(config.data):
+        load_manifest(folder)  # before the tokenizer, which `llmsys prepare` makes too
     tokenizer = tokenizer_of(config)
     if isinstance(config.data, MixtureConfig):
         named = _sources(config.data, split, tokenizer)

@@ -57,7 +57,7 @@ class Yardstick:
 
 def yardstick(config: RunConfig, profile: Device | None, ranks: int) -> Yardstick:
     """Of a run; without a peak where its device is unknown, or groups of pairs have other lengths in every step."""
-    convention, precision = config.flops.convention, config.train.precision
+    convention, precision = config.flops.convention, config.train.resolved_precision
     source, target = batch_lengths(config)
     recompute = config.train.recompute
     counted = count_flops(config.model, source, 1, convention, target_length=target, recompute=recompute)

@@ -12,9 +12,10 @@ from llmsys.errors import CheckpointError
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.group import device_of_this_rank
 from llmsys.train.average import average_last
-from llmsys.train.build_engine import DTYPES, build_model
+from llmsys.train.build_engine import build_model
 from llmsys.train.checkpoint import load_tensors, newest_whole, read_newest, stored_tensors, weights_name
 from llmsys.train.measure import Logits
+from llmsys.train.precision import DTYPES, resolve_precision
 
 
 def load_trained(config: RunConfig) -> tuple[Transformer, Path]:
@@ -23,6 +24,7 @@ def load_trained(config: RunConfig) -> tuple[Transformer, Path]:
     With checkpoint.average_last it is the mean of the last ones, which is made if it is not there.
     Raises CheckpointError when the run folder holds none.
     """
+    config = resolve_precision(config)
     folder = config.run.folder / "checkpoints"
     average = config.checkpoint.average_last
 
@@ -45,7 +47,7 @@ def _filled(config: RunConfig, found: Path) -> Transformer:
     tensors |= {f"buffer/{name}": buffer for name, buffer in saved_buffers(model)}
     load_tensors(tensors, found)
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(DTYPES[config.train.precision])
+        parameter.data = parameter.data.to(DTYPES[config.train.resolved_precision])
     return model.eval()
 
 

@@ -37,7 +37,7 @@ MODEL = {
 
 
 def run_config(**sections: Any) -> RunConfig:
-    return RunConfig.model_validate({"model": MODEL, **sections})
+    return RunConfig.model_validate({"model": MODEL, "train": {"precision": "bf16"}, **sections})
 
 
 @contextmanager

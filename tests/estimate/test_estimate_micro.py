@@ -13,7 +13,9 @@ CPU = System(device="cpu")
 
 
 def config(*overrides: str) -> RunConfig:
-    return load_run("train/demo", ["batch.sequences=48", "batch.micro_sequences=auto", *overrides])
+    return load_run(
+        "train/demo", ["batch.sequences=48", "batch.micro_sequences=auto", "train.precision=bf16", *overrides]
+    )
 
 
 def peak(one: RunConfig, ranks: int, sequences: int) -> int:

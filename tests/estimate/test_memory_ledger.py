@@ -31,7 +31,9 @@ NAMES = [
 
 def run_of(**sections: Any) -> RunConfig:
     batch = {"sequence_length": 8192, "sequences": 16, "attend": "window"} | sections.pop("batch", {})
-    return RunConfig.model_validate({"model": LLAMA, "batch": batch, "layout": {"shard": 8}} | sections)
+    train = {"precision": "bf16"} | sections.pop("train", {})
+    settings = {"model": LLAMA, "batch": batch, "train": train, "layout": {"shard": 8}}
+    return RunConfig.model_validate(settings | sections)
 
 
 def ledger_of(system: System | None = None, **sections: Any) -> MemoryLedger:
@@ -148,6 +150,7 @@ def test_a_published_run_out_of_memory_is_foretold() -> None:
             "model": model,
             "batch": {"sequence_length": 10_240, "sequences": 1, "attend": "window"},
             "engine": {"kind": "deepspeed", "zero_stage": 1},
+            "train": {"precision": "bf16"},
         }
     )
     program = System(masks="none", loss="whole", head="columns", gathered="again")

@@ -17,6 +17,7 @@ from llmsys.estimate.memory_peak import peak_memory
 from llmsys.estimate.plan.candidate import ENGINES, RECOMPUTE, IllegalError, Place, choices, priced
 from llmsys.estimate.plan.check import layout_problems, read_layout
 from llmsys.estimate.plan.search import plan
+from llmsys.estimate.precision import resolve_for_profile
 from tests.estimate.published_layouts import PUBLISHED
 
 H100 = read_device("h100-sxm")
@@ -127,7 +128,7 @@ def test_the_written_config_is_what_was_priced(tmp_path: Path, capsys) -> None:
     loaded = load_run(str(output))
     layout = loaded.layout.fit(16, loaded.model)
     assert layout.model_dump() == best["layout"]
-    ledger = peak_memory(loaded, layout)
+    ledger = peak_memory(resolve_for_profile(loaded, H100), layout)
     assert ledger.peak_bytes + ledger.outside_bytes == best["peak_bytes"]
     assert loaded.batch.sequence_length == 2048
 

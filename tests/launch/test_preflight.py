@@ -26,7 +26,8 @@ GPU = {"name": "H100", "free_bytes": 79 * GIB, "total_bytes": 80 * GIB}
 
 def told(*accelerators: dict[str, Any], code: str = "c0de", torch: str = "2.13.0") -> dict[str, Any]:
     versions = {"python": "3.11.7", "llmsys": "0.1.0", "torch": torch}
-    devices = {"accelerators": list(accelerators), "memory_bytes": 8 * GIB, "cores": 2}
+    devices = {"accelerators": list(accelerators), "memory_bytes": 8 * GIB, "cores": 2,
+               "bf16": {"is_native": True, "reason": ""}}  # fmt: skip
     return {"versions": versions, "code": code, "commit": "", "devices": devices}
 
 

@@ -32,7 +32,7 @@ def test_factors_follow_the_tokens_of_the_run_and_belong_to_its_trajectory() -> 
     run = RunConfig.model_validate(
         {
             "batch": {"sequence_length": 5, "sequences": 2},
-            "train": {"tokens": 1000},
+            "train": {"tokens": 1000, "precision": "fp32"},
             "schedule": {"kind": "constant"},
             "factors": {"weight_decay": [[0, 1], [1000, 0]], "balance": [[500, 1], [500, 0]]},
         }
@@ -41,7 +41,7 @@ def test_factors_follow_the_tokens_of_the_run_and_belong_to_its_trajectory() -> 
     assert learning_rate(run, 25) == run.optimizer.learning_rate
     assert [balance_factor(run, step) for step in (49, 50)] == [1.0, 0.0]
     assert run.trajectory["factors"]["balance"] == [[500, 1.0], [500, 0.0]]
-    assert "factors" not in RunConfig().trajectory
+    assert "factors" not in RunConfig().with_precision("fp32").trajectory
 
 
 def test_a_share_of_weight_decay_is_taken_and_given_back() -> None:

@@ -130,7 +130,8 @@ class NoEvaluation:
 def config(folder: Path, **settings: str) -> RunConfig:
     words = {"run.folder": str(folder), "train.tokens": str(STEPS * 64), "batch.sequence_length": "64",
              "batch.sequences": "1", "checkpoint.every_steps": "4", "train.log_every_steps": "1",
-             "schedule": "{kind: constant}", "train.hang_timeout_seconds": "0", "layout.expert": "1"}  # fmt: skip
+             "schedule": "{kind: constant}", "train.precision": "fp32",
+             "train.hang_timeout_seconds": "0", "layout.expert": "1"}  # fmt: skip
     return load_run("train/demo", [f"{key}={value}" for key, value in (words | settings).items()])
 
 

@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 def config(*words: str) -> RunConfig:
-    return load_run("train/demo", ["layout.expert=1", *words])
+    return load_run("train/demo", ["layout.expert=1", "train.precision=bf16", *words])
 
 
 def test_an_accelerator_finds_its_own_profile_and_no_other() -> None:

@@ -30,6 +30,7 @@ from llmsys.engine.engine import Engine
 from llmsys.parallel.mesh import make_meshes
 from llmsys.train.balance import settle_experts
 from llmsys.train.build_engine import build_engine
+from llmsys.train.precision import find_bf16_support
 
 COMMON = ("train.threads_per_process=1", "batch.sequences=4")
 MODES = {
@@ -98,8 +99,10 @@ def rank_main(answers: Any, folder: str, rank: int, processes: int, name: str, s
 
 def engine_of(config: RunConfig) -> Engine:
     """The engine of one mode, as a run would build it."""
+    device = torch.device("cpu")
+    config = config.with_precision("bf16" if find_bf16_support(device).is_native else "fp32")
     layout = config.layout.fit(dist.get_world_size(), config.model)
-    return build_engine(config, make_meshes(layout, torch.device("cpu")), torch.device("cpu"))
+    return build_engine(config, make_meshes(layout, device), device)
 
 
 def batches_of(config: RunConfig, step: int, rank: int, processes: int) -> list[Batch]:

@@ -81,7 +81,7 @@ def their_model(config: ModelConfig, ours: Transformer) -> Any:
         mixtral = transformers.MixtralConfig(**fields)
         theirs = transformers.MixtralForCausalLM(mixtral)
     theirs.load_state_dict(their_weights(ours.state_dict()))
-    return theirs.bfloat16().train()
+    return theirs.train()
 
 
 def their_weights(ours: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -101,13 +101,15 @@ def their_weights(ours: dict[str, Tensor]) -> dict[str, Tensor]:
     return theirs
 
 
-def contenders(kind: str, tokens_BT: Tensor, vocabulary: int, experts: list[str]) -> list[Contender]:
-    """Ours first, then theirs."""
+def contenders(
+    kind: str, tokens_BT: Tensor, vocabulary: int, experts: list[str], dtype: torch.dtype = torch.bfloat16
+) -> list[Contender]:
+    """Ours first, then theirs; all weights in `dtype`."""
     config = config_of(kind, tokens_BT.shape[1], vocabulary)
     ours = Transformer(config)
     initialize(ours, seed=0)
-    theirs = their_model(config, ours)
-    ours = ours.bfloat16().train()
+    theirs = their_model(config, ours).to(dtype)
+    ours = ours.to(dtype).train()
     targets_BT = tokens_BT.roll(-1, dims=1)
     targets_BT[:, -1] = IGNORED
     num_targets = int((targets_BT != IGNORED).sum())

@@ -1,13 +1,14 @@
 """Forward and backward of a dense and a mixture-of-experts model beside transformers' own, in turn in one run.
 
-    python tools/bench/model_step.py [--rows 8] [--length 512] [--vocabulary 32000] [--runs 9] [--json]
+    python tools/bench/model_step.py [--rows 8] [--length 512] [--vocabulary 32000] [--precision fp32 bf16]
+        [--runs 9] [--json]
 
-Both sides have the same shapes, copied bfloat16 weights, batch, loss (a mean over the shifted tokens) and gradients set
-to None before each step; the run fails if losses or norms of the gradients part. transformers takes SDPA and no cache,
-as fast as it goes here, and Mixtral the quickest of the measured implementations of experts ("batched_mm" copies the
-weights once per assignment and would need 70 GB). The dense layers are as wide as the two experts of a token, so that
-both models spend equal FLOPs on a token but for the router, 0.1 % and less. 32,000 pieces are what both classes have by
-default. Ratios are medians over the rounds of each round's.
+Both sides have the same shapes, copied weights in one number type, batch, loss (a mean over the shifted tokens) and
+gradients set to None before each step; the run fails if losses or norms of the gradients part. transformers takes SDPA
+and no cache, as fast as it goes here, and Mixtral the quickest of the measured implementations of experts ("batched_mm"
+copies the weights once per assignment and would need 70 GB). The dense layers are as wide as the two experts of a
+token, so that both models spend equal FLOPs on a token but for the router, 0.1 % and less. 32,000 pieces are what both
+classes have by default. Ratios are medians over the rounds of each round's.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from tools.bench.model_pair import Contender, config_of, contenders
 
 # Rounding of bfloat16, and Mixtral's bfloat16 router, which sends a few tokens elsewhere than one in float32.
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 3e-3, 3e-2
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def measure(kinds: dict[str, list[Contender]], num_tokens: int, runs: int, clock
     return rows
 
 
-def summary(rows: list[Row], arguments: argparse.Namespace) -> dict[str, Any]:
+def summary(rows: list[Row], arguments: argparse.Namespace, precision: str) -> dict[str, Any]:
     """Everything that is printed, as plain values."""
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else []
@@ -78,6 +80,7 @@ def summary(rows: list[Row], arguments: argparse.Namespace) -> dict[str, Any]:
         "machine": {"cpu": model, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "clock": clock},
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "batch": {"rows": arguments.rows, "length": length, "vocabulary": vocabulary},
+        "precision": precision,
         "rows": [asdict(row) for row in rows],
         "ratio": {kind: min(r.times for r in rows if r.kind == kind and r is not ours[kind]) for kind in ours},
         "moe_to_dense": ours["moe"].tokens_per_second / ours["dense"].tokens_per_second,
@@ -90,9 +93,8 @@ def summary(rows: list[Row], arguments: argparse.Namespace) -> dict[str, Any]:
 def table(found: dict[str, Any]) -> str:
     """The summary for people."""
     lines = [f"{part}: {', '.join(f'{k} {v}' for k, v in found[part].items())}" for part in list(found)[:3]]
-    lines.append(
-        f"{'':<6} {'bfloat16, forward and backward':<30} {'tokens/s':>8} {'ours is':>8} {'loss':>7} {'norm':>7}"
-    )
+    title = f"{found['precision']}, forward and backward"
+    lines.append(f"{'':<6} {title:<30} {'tokens/s':>8} {'ours is':>8} {'loss':>7} {'norm':>7}")
     for row in found["rows"]:
         speed = f"{row['tokens_per_second']:8.0f} {row['times']:7.2f}x"
         lines.append(f"{row['kind']:<6} {row['name']:<30} {speed} {row['loss']:7.4f} {row['gradient_norm']:7.4f}")
@@ -107,6 +109,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=8, help="sequences of the batch (default: %(default)s)")
     parser.add_argument("--length", type=int, default=512, help="tokens of a sequence (default: %(default)s)")
     parser.add_argument("--vocabulary", type=int, default=32_000, help="pieces (default: %(default)s)")
+    parser.add_argument("--precision", nargs="+", choices=DTYPES, default=list(DTYPES), help="default: both")
     parser.add_argument("--runs", type=int, default=9, help="counted rounds (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: %(default)s)")
     parser.add_argument("--experts", nargs="+", default=["eager", "grouped_mm"], help="Mixtral's implementations")
@@ -116,11 +119,18 @@ def main() -> int:
     torch.set_num_threads(arguments.threads)
     shape, generator = (arguments.rows, arguments.length), torch.Generator().manual_seed(0)
     tokens_BT = torch.randint(0, arguments.vocabulary, shape, generator=generator)
-    kinds = {kind: contenders(kind, tokens_BT, arguments.vocabulary, arguments.experts) for kind in ("dense", "moe")}
     clock = time.process_time if arguments.cpu_seconds else time.perf_counter
-    found = summary(measure(kinds, tokens_BT.numel(), arguments.runs, clock), arguments)
-    print(json.dumps(found, indent=1) if arguments.json else table(found))
-    apart = found["loss_apart"] > LOSS_TOLERANCE or found["gradient_norm_apart"] > GRADIENT_TOLERANCE
+    every = []
+    for precision in arguments.precision:
+        kinds = {
+            kind: contenders(kind, tokens_BT, arguments.vocabulary, arguments.experts, DTYPES[precision])
+            for kind in ("dense", "moe")
+        }
+        every.append(summary(measure(kinds, tokens_BT.numel(), arguments.runs, clock), arguments, precision))
+    print(json.dumps(every, indent=1) if arguments.json else "\n\n".join(map(table, every)))
+    apart = any(
+        found["loss_apart"] > LOSS_TOLERANCE or found["gradient_norm_apart"] > GRADIENT_TOLERANCE for found in every
+    )
     if apart:
         print("losses or norms of the gradients do not agree: these are not the same models", file=sys.stderr)
     return int(apart)

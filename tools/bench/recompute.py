@@ -34,6 +34,7 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo-moe", help="a name below configs/model (default: %(default)s)")
+    parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="default: %(default)s")
     parser.add_argument("--sequences", type=int, default=4, help="of a step (default: %(default)s)")
     parser.add_argument("--length", type=int, default=512, help="tokens of a sequence (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=9, help="timed steps of each policy (default: %(default)s)")
@@ -51,7 +52,8 @@ def main() -> int:
 
 def config_of(arguments: argparse.Namespace, policy: Recompute) -> RunConfig:
     """The demo's config with this model, batch and policy, on one process."""
-    demo = load_run("train/demo", ["layout.expert=1", "launch.processes=1", f"train.recompute={policy}"])
+    train = (f"train.recompute={policy}", f"train.precision={arguments.precision}")
+    demo = load_run("train/demo", ["layout.expert=1", "launch.processes=1", *train])
     batch = {"sequence_length": arguments.length, "sequences": arguments.sequences}
     given = {name: getattr(demo, name) for name in demo.model_fields_set}
     model = load_model(f"model/{arguments.model}")

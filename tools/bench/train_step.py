@@ -1,13 +1,15 @@
 """Whole optimizer steps of the demo model under the torch engine beside what a user would otherwise run, in turn.
 
-    python tools/bench/train_step.py [--model demo-moe] [--sequences 4 16] [--steps 12] [--rounds 3] [--json]
+    python tools/bench/train_step.py [--model demo-moe] [--sequences 4 16] [--precision fp32 bf16] [--steps 12]
+        [--rounds 3] [--json]
 
 Each contender is a process with one thread on a core of its own (two for two processes), so that the figures do not
-depend on how threads share caches. All see the same random tokens, windows of 512, in bf16 with fp32 masters; what a
-step costs whatever its tokens (gathering weights, summing gradients, AdamW) shows in how the sizes of a step compare:
+depend on how threads share caches. All see the same random tokens, windows of 512, in each number type with fp32
+masters; what a step costs whatever its tokens (gathering weights, summing gradients, AdamW) shows in how the sizes of a
+step compare:
 
-* bare loop: our model, fp32 weights under torch.autocast, torch's AdamW and clip, whole logits;
-* Trainer: transformers' Trainer on its own class of the same shapes (Qwen2Moe or Llama), bf16;
+* bare loop: our model, fp32 weights (bf16: under torch.autocast), torch's AdamW and clip, whole logits;
+* Trainer: transformers' Trainer on its own class of the same shapes (Qwen2Moe or Llama);
 * ours: what `llmsys train` runs in a step, on one process, and on two with FSDP2, with experts dealt, and with DDP.
 """
 
@@ -22,7 +24,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmsys.doctor.ranks import Failed, run_tasks
 
@@ -36,6 +38,16 @@ RANKS = {
     "ours, 2, experts dealt": 2,
     "ours, 2, DDP": 2,
 }
+PRECISIONS = ("fp32", "bf16")
+
+
+class Work(NamedTuple):
+    """What every contender is timed on: a model, a number type, the windows of a step, and the timed steps."""
+
+    model: str
+    precision: str
+    sequences: int
+    steps: int
 
 
 def main() -> int:
@@ -45,6 +57,9 @@ def main() -> int:
     parser.add_argument(
         "--sequences", type=int, nargs="+", default=[4, 16], help="windows of a step (default: %(default)s)"
     )
+    parser.add_argument(
+        "--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="number types (default: both)"
+    )
     parser.add_argument("--steps", type=int, default=12, help="timed steps of each turn (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contender (default: %(default)s)")
     parser.add_argument("--only", nargs="+", choices=RANKS, default=list(RANKS), help="contenders to run")
@@ -52,28 +67,33 @@ def main() -> int:
     parser.add_argument("--alone", choices=ALONE, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.alone:
-        print(_alone(arguments.alone, arguments.model, arguments.sequences[0], arguments.steps))
+        work = Work(arguments.model, arguments.precision[0], arguments.sequences[0], arguments.steps)
+        print(_alone(arguments.alone, work))
         return 0
-    found = {size: _measured(arguments, size) for size in arguments.sequences}
+    found = {
+        precision: {size: _measured(arguments, precision, size) for size in arguments.sequences}
+        for precision in arguments.precision
+    }
     if arguments.json:
         print(json.dumps({"machine": _machine(), "model": arguments.model, "tokens_per_second": found}))
     else:
-        print(table(found, arguments.model))
+        print("\n\n".join(table(by_size, arguments.model, precision) for precision, by_size in found.items()))
     return 0
 
 
-def _measured(arguments: argparse.Namespace, sequences: int) -> dict[str, float]:
+def _measured(arguments: argparse.Namespace, precision: str, sequences: int) -> dict[str, float]:
     """Tokens per second of each contender, the median of its turns; no two of a contender follow each other."""
     speeds: dict[str, list[float]] = {name: [] for name in arguments.only}
+    work = Work(arguments.model, precision, sequences, arguments.steps)
     for _ in range(arguments.rounds):
         for name in arguments.only:
-            speeds[name].append(_turn(name, arguments.model, sequences, arguments.steps))
+            speeds[name].append(_turn(name, work))
     return {name: statistics.median(turns) for name, turns in speeds.items()}
 
 
-def table(found: dict[int, dict[str, float]], model: str) -> str:
+def table(found: dict[int, dict[str, float]], model: str, precision: str) -> str:
     """Tokens per second, and beside ours on one process, for each size of a step."""
-    lines = [f"{_machine()}; {model}, bf16, one thread and core for each process", f"{'tokens a step':<24}"]
+    lines = [f"{_machine()}; {model}, {precision}, one thread and core for each process", f"{'tokens a step':<24}"]
     lines[-1] += "".join(f"{size * LENGTH:>18,}" for size in found)
     for name in next(iter(found.values())):
         cells = [
@@ -83,37 +103,37 @@ def table(found: dict[int, dict[str, float]], model: str) -> str:
     return "\n".join(lines)
 
 
-def _turn(name: str, model: str, sequences: int, steps: int) -> float:
+def _turn(name: str, work: Work) -> float:
     if name in ALONE:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "tools.bench.train_step", "--alone", name, "--model", model]
-        command += ["--steps", str(steps), "--sequences", str(sequences)]
+        command = [sys.executable, "-m", "tools.bench.train_step", "--alone", name, "--model", work.model]
+        command += ["--steps", str(work.steps), "--sequences", str(work.sequences), "--precision", work.precision]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{name}: {done.stderr[-2000:]}")
         return float(done.stdout.split()[-1])
-    job = partial(_together, name, model, sequences, steps)
+    job = partial(_together, name, work)
     [(_, result)] = run_tasks(job, [0], RANKS[name], timeout_seconds=900)
     if isinstance(result, Failed):
         raise SystemExit(f"{name}: {result}")
     return float(result)
 
 
-def _together(name: str, model: str, sequences: int, steps: int, _: int) -> float:
+def _together(name: str, work: Work, _: int) -> float:
     """Tokens per second of all ranks; runs in a process of each."""
     _pin(int(os.environ["RANK"]))
-    return _timed(_ours(name, model, sequences), sequences, steps)
+    return _timed(_ours(name, work), work)
 
 
-def _alone(name: str, model: str, sequences: int, steps: int) -> float:
+def _alone(name: str, work: Work) -> float:
     """Tokens per second of a contender that knows no ranks."""
     import torch
 
     _pin(0)
     torch.set_num_threads(1)
     if name == "bare loop":
-        return _timed(_bare(model, sequences), sequences, steps)
-    return _trainer(model, sequences, steps)
+        return _timed(_bare(work), work)
+    return _trainer(work)
 
 
 def _pin(number: int) -> None:
@@ -121,13 +141,13 @@ def _pin(number: int) -> None:
     os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
-def _timed(step: Callable[[int], None], sequences: int, steps: int) -> float:
+def _timed(step: Callable[[int], None], work: Work) -> float:
     for number in range(WARM):
         step(number)
     began = time.perf_counter()
-    for number in range(WARM, WARM + steps):
+    for number in range(WARM, WARM + work.steps):
         step(number)
-    return steps * sequences * LENGTH / (time.perf_counter() - began)
+    return work.steps * work.sequences * LENGTH / (time.perf_counter() - began)
 
 
 def _tokens(vocabulary: int, sequences: int, number: int) -> Any:
@@ -137,21 +157,21 @@ def _tokens(vocabulary: int, sequences: int, number: int) -> Any:
     return torch.randint(0, vocabulary, (sequences, LENGTH + 1), generator=generator)
 
 
-def _bare(model: str, sequences: int) -> Callable[[int], None]:
+def _bare(work: Work) -> Callable[[int], None]:
     import torch
 
     from llmsys.model.init import initialize
     from llmsys.model.transformer import Transformer
     from llmsys.train.balance import settle_experts
 
-    config = _config(model)
+    config = _config(work.model)
     module = Transformer(config)
     initialize(module, seed=0)
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
 
     def step(number: int) -> None:
-        tokens = _tokens(config.vocab_size, sequences, number)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        tokens = _tokens(config.vocab_size, work.sequences, number)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=work.precision == "bf16"):
             logits = module(tokens[:, :-1].contiguous())
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
@@ -163,27 +183,28 @@ def _bare(model: str, sequences: int) -> Callable[[int], None]:
     return step
 
 
-def _trainer(model: str, sequences: int, steps: int) -> float:
+def _trainer(work: Work) -> float:
     """transformers' Trainer as users run it; the clock starts after the steps that warm up."""
     import tempfile
 
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    config, times = _config(model), []
+    config, times, steps = _config(work.model), [], work.steps
 
     class Clock(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             times.append(time.perf_counter())
 
-    rows = [row for number in range(WARM + steps) for row in _tokens(config.vocab_size, sequences, number)[:, :-1]]
+    rows = [row for number in range(WARM + steps) for row in _tokens(config.vocab_size, work.sequences, number)[:, :-1]]
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            output_dir=folder, use_cpu=True, bf16=True, report_to=[], learning_rate=3e-4, weight_decay=0.1,
-            per_device_train_batch_size=sequences, max_steps=WARM + steps, disable_tqdm=True, save_strategy="no",
+            output_dir=folder, use_cpu=True, bf16=work.precision == "bf16", report_to=[], learning_rate=3e-4,
+            weight_decay=0.1,
+            per_device_train_batch_size=work.sequences, max_steps=WARM + steps, disable_tqdm=True, save_strategy="no",
         )  # fmt: skip
         data = [{"input_ids": row, "labels": row} for row in rows]
         Trainer(model=_theirs(config), args=arguments, train_dataset=data, callbacks=[Clock()]).train()
-    return steps * sequences * LENGTH / (times[-1] - times[WARM - 1])
+    return steps * work.sequences * LENGTH / (times[-1] - times[WARM - 1])
 
 
 def _theirs(config: Any) -> Any:
@@ -204,7 +225,7 @@ def _theirs(config: Any) -> Any:
     return transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**fields))
 
 
-def _ours(name: str, model: str, sequences: int) -> Callable[[int], None]:
+def _ours(name: str, work: Work) -> Callable[[int], None]:
     from llmsys.config.run import RunConfig
     from llmsys.data.batch import Batch
     from llmsys.parallel.group import device_of_this_rank, rank
@@ -214,8 +235,9 @@ def _ours(name: str, model: str, sequences: int) -> Callable[[int], None]:
 
     config = RunConfig.model_validate(
         {
-            "model": _config(model),
-            "batch": {"sequence_length": LENGTH, "sequences": sequences},
+            "model": _config(work.model),
+            "train": {"precision": work.precision},
+            "batch": {"sequence_length": LENGTH, "sequences": work.sequences},
             "layout": {"expert": 2 if "dealt" in name else 1},
             "engine": {"kind": "torch", "data_parallel": "ddp" if "DDP" in name else "fsdp"},
         }
@@ -223,11 +245,11 @@ def _ours(name: str, model: str, sequences: int) -> Callable[[int], None]:
     layout = config.layout.fit(RANKS[name], config.model)
     device = device_of_this_rank()
     engine = build_engine(config, make_meshes(layout, device), device)
-    share = sequences // layout.data_ranks
+    share = work.sequences // layout.data_ranks
     rows = slice(rank() * share, (rank() + 1) * share)
 
     def step(number: int) -> None:
-        tokens = _tokens(config.model.vocab_size, sequences, number)[rows]
+        tokens = _tokens(config.model.vocab_size, work.sequences, number)[rows]
         batch = Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
         engine.train_step([batch], 3e-4)
         settle_experts(engine.module)

@@ -24,6 +24,7 @@ from llmsys.estimate.plan.candidate import (
     engine_name,
     priced,
 )
+from llmsys.estimate.precision import resolve_for_profile
 
 MOST_DEVICES = 2**20
 """Where looking for a number of devices that is enough ends."""
@@ -58,6 +59,7 @@ def plan(config: RunConfig, place: Place) -> Plan:
 
     Raises LayoutError when nothing fits at all, with the bytes that are too many and what would do.
     """
+    config = resolve_for_profile(config, place.device)
     engines = engines_of(config, ENGINES)
     found, considered, closest, refusal = _search(config, place, engines)
     if not found:

@@ -9,6 +9,7 @@ from llmsys.estimate.cluster import Cluster
 from llmsys.estimate.device import read_device
 from llmsys.estimate.memory_peak import peak_memory
 from llmsys.estimate.plan.check import Named
+from llmsys.estimate.precision import resolve_for_profile
 from llmsys.estimate.software import COMPILED, software_of
 from llmsys.estimate.system import OURS, System
 from llmsys.estimate.time import step_time
@@ -23,6 +24,7 @@ def verdict(config: RunConfig, named: Named, cluster: Cluster) -> dict[str, Any]
     and fused kernels.
     """
     device = read_device(cluster.device)
+    config = resolve_for_profile(config, device)
     system, software = OURS, software_of(config)
     if named.pipeline > 1:
         config = config.model_copy(update={"engine": Deepspeed(zero_stage=1)})

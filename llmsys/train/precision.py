@@ -1,0 +1,162 @@
+"""Resolve `train.precision: auto` to the number type that the devices of this run multiply natively.
+
+Reads the processor's flags, oneDNN's environment variables and the run's checkpoints; never measures to decide, so that
+equal machines decide alike. Invariants:
+
+- A run folder with a checkpoint keeps the type that the checkpoint was trained in.
+- All ranks get one type: bf16 only where every rank's device has it.
+"""
+
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from llmsys.config.run import RunConfig
+from llmsys.config.train import Precision
+from llmsys.errors import CheckpointError
+from llmsys.log import logger
+from llmsys.parallel.group import device_of_this_rank, gathered, on_rank_zero, rank
+from llmsys.train.checkpoint_record import read_record
+
+log = logger(__name__)
+
+DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+# https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html: these have no bfloat16 products.
+ISA_WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
+CPUINFO = Path("/proc/cpuinfo")
+SLOW_FACTOR = 2.0
+"""fp16 on a CPU that takes this many times as long as fp32 is worth a warning."""
+PRODUCT_SIZE = 192  # 20 ms at the 0.7 GFLOP/s of bfloat16 on avx2
+
+
+class NativeSupport(NamedTuple):
+    """Whether a device multiplies bfloat16 natively, and the reason in a few words."""
+
+    is_native: bool
+    reason: str
+
+
+def find_bf16_support(device: torch.device) -> NativeSupport:
+    """Return whether `device` multiplies bfloat16 with instructions of its own, as torch uses it."""
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        name = f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"
+        if torch.version.hip is not None:
+            return NativeSupport(torch.cuda.is_bf16_supported(including_emulation=False), name)
+        return NativeSupport(major >= 8, name)
+    if device.type != "cpu":
+        return NativeSupport(False, f"bfloat16 was never tried on {device.type}")
+    return _find_processor_support()
+
+
+def _find_processor_support() -> NativeSupport:
+    machine = platform.machine().lower()
+    if sys.platform != "linux":
+        return NativeSupport(False, f"torch has no bfloat16 products on {platform.system()} processors")
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
+        return NativeSupport(False, "this torch has no oneDNN")
+    if machine in ("x86_64", "amd64"):
+        found = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        if not found:
+            return NativeSupport(False, "the processor has neither avx512_bf16 nor AMX")
+    elif machine in ("aarch64", "arm64"):
+        if "bf16" not in _read_processor_flags():
+            return NativeSupport(False, "the processor has no bf16 among its features")
+    else:
+        return NativeSupport(False, f"bfloat16 was never tried on {machine}")
+    for variable in ISA_VARIABLES:
+        if os.environ.get(variable, "").upper() in ISA_WITHOUT_BF16:
+            return NativeSupport(False, f"{variable}={os.environ[variable]} leaves its bfloat16 instructions out")
+    return NativeSupport(True, "the processor multiplies it natively")
+
+
+def _read_processor_flags() -> set[str]:
+    """Return the flags that Linux lists of the first processor; nothing where it does not say."""
+    try:
+        lines = CPUINFO.read_text().splitlines()
+    except OSError:
+        return set()
+    found = (line.partition(":")[2].split() for line in lines if line.lower().startswith(("features", "flags")))
+    return set(next(found, []))
+
+
+def find_recorded_precision(run_folder: Path) -> Precision | None:
+    """Return the number type that a run's newest readable checkpoint was trained in; None where there is none."""
+    for checkpoint in sorted(run_folder.glob("checkpoints/step-*"), reverse=True):
+        try:
+            found = read_record(checkpoint)["run"].get("train", {}).get("precision")
+        except (CheckpointError, AttributeError):
+            continue
+        if found in DTYPES:
+            return found  # type: ignore[no-any-return]
+    return None
+
+
+def resolve_precision(config: RunConfig) -> RunConfig:
+    """Return the config with one number type for all ranks, and log which and why. Collective.
+
+    Raises ConfigError where other settings need another type than the devices take.
+    """
+    device = device_of_this_rank()
+    own = find_bf16_support(device)
+    worst = min(gathered((own.is_native, rank(), own.reason)))
+    support = NativeSupport(worst[0], worst[2])
+
+    def decide() -> str:
+        asked = config.train.precision
+        precision, why = (asked, "") if asked != "auto" else select_precision(config.run.folder, support)
+        resolved = config.with_precision(precision, why).train.resolved_precision
+        if why:
+            log.info("train.precision=auto takes %s: %s", resolved, why)
+        if warning := describe_slowness(resolved, device, own, kept=asked == "auto"):
+            log.warning("%s", warning)
+        return resolved
+
+    precision: Precision = on_rank_zero(decide)  # type: ignore[assignment]
+    return config.with_precision(precision)
+
+
+def select_precision(run_folder: Path, support: NativeSupport) -> tuple[Precision, str]:
+    """Return what `auto` is for a run folder on devices with this support, and why."""
+    own: Precision = "bf16" if support.is_native else "fp32"
+    recorded = find_recorded_precision(run_folder)
+    if recorded is None:
+        return own, support.reason
+    if recorded == own:
+        return recorded, f"{run_folder} was trained in it, and {support.reason}"
+    return recorded, f"{run_folder} was trained in it, and a run keeps its type; a new one would take {own} here"
+
+
+def describe_slowness(precision: Precision, device: torch.device, support: NativeSupport, *, kept: bool) -> str:
+    """Return a warning with the measured factor where a half type is slow on this device, else an empty string."""
+    if precision == "fp32" or (precision == "bf16" and support.is_native) or device.type != "cpu":
+        return ""
+    factor = measure_slowdown(DTYPES[precision])
+    if factor < SLOW_FACTOR and precision == "fp16":
+        return ""
+    reason = f" ({support.reason})" if precision == "bf16" else ""
+    remedy = "Use train.precision=auto or fp32."
+    if kept:
+        remedy = "To go on in fp32, begin another run.folder with train.start_from=THIS ONE."
+    return (
+        f"train.precision={precision} is slow on this device{reason}: a product of {PRODUCT_SIZE} x {PRODUCT_SIZE} "
+        f"takes {factor:.3g} times as long as in fp32. {remedy}"
+    )
+
+
+def measure_slowdown(dtype: torch.dtype) -> float:
+    """Return how many times as long as in float32 one small product takes on the CPU. About 50 ms where it is slow."""
+    seconds = []
+    for number in (torch.float32, dtype):
+        a = torch.ones(PRODUCT_SIZE, PRODUCT_SIZE, dtype=number)
+        a @ a  # the first one writes machine code
+        began = time.perf_counter()
+        a @ a
+        seconds.append(time.perf_counter() - began)
+    return seconds[1] / seconds[0]

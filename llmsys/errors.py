@@ -24,6 +24,8 @@ DISK_ERRORS = frozenset(
 class LlmsysError(Exception):
     """Anything a user can mend: printed as one message, exit status 2."""
 
+    exit_status = 2
+
 
 class ConfigError(LlmsysError):
     """A configuration that cannot be read or does not make sense."""
@@ -45,8 +47,16 @@ class LaunchError(LlmsysError):
     """A run that cannot be started or lost one of its processes."""
 
 
+class LostRankError(LaunchError):
+    """A run that lost a process or a host: the same command resumes it. Exit status 3."""
+
+    exit_status = 3
+
+
 class Stopped(LlmsysError):  # noqa: N818  # being asked to stop is no error
     """A run that was asked to end before its last step, and has saved: the same command continues it. Status 75."""
+
+    exit_status = 75
 
 
 def disk_problem(error: OSError) -> DataError | None:

@@ -1,8 +1,8 @@
 """Running the commands of a run on its hosts, from one terminal: here, and over ssh where the host is another.
 
 Prints what the ranks print. A wish to stop (SIGTERM, SIGUSR1, SIGHUP) reaches the ranks of every host, which save and
-leave with 75; Ctrl-C ends everything. A host whose connection was lost is taken up again as soon as it answers. What became
-of the hosts is told in one status and one message.
+leave with 75; Ctrl-C ends everything. A host whose connection was lost is taken up again as soon as it answers. What
+became of the hosts is told in one status and one message.
 """
 
 import math

@@ -21,6 +21,7 @@ from launch.orphan import die_with_parent
 from llmsys.config.load import load_run
 from llmsys.errors import LlmsysError, Stopped, disk_problem
 from llmsys.log import configure_logging, logger
+from llmsys.train.signals import HANGUP, HANGUP_SAVES
 
 CRASHED, MENDABLE, LOST_PEER, HUNG, UNMET, STOPPED = 1, 2, 3, 4, 5, 75
 LOST_PEER_WORDS = (
@@ -39,10 +40,9 @@ log = logger(__name__)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train on this rank. Returns the exit status."""
     die_with_parent()
-    if os.environ.get("LLMSYS_HANGUP") == "save":
-        signal.signal(
-            signal.SIGHUP, signal.SIG_DFL
-        )  # was ignored on the way here; until the run listens it ends the rank
+    if os.environ.get(HANGUP) == HANGUP_SAVES:  # it was ignored on the way here; until the run listens it ends the rank
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    started = time.time()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings of a lost peer are pages of C++ frames
     words = without_local_rank(sys.argv[1:] if arguments is None else arguments)
     configure_logging()
@@ -55,7 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = load_run(words[0], words[1:])
         from llmsys.generate.prompts import continue_prompts
         from llmsys.train.build import run
-        from llmsys.train.watchdog import is_hang_named
 
         run(config, continue_prompts)
     except Stopped as stopped:
@@ -73,7 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         # Of one host's ranks the first speaks, and its launcher ends the others before they do.
         time.sleep(CAUSE_FIRST_SECONDS * (1 if os.environ.get("LOCAL_RANK", "0") == "0" else 3))
-        if is_hang_named(config.run.folder):
+        from llmsys.train.watchdog import is_hang_named
+
+        if is_hang_named(config.run.folder, started):
             return HUNG
         log.error(
             "rank %s lost contact with another rank: %s. Nothing that was saved is lost: the same command continues "

@@ -49,9 +49,10 @@ LAST_SECONDS = 1.0
 log = logger(__name__)
 
 
-def is_hang_named(run_folder: Path) -> bool:
-    """Return whether a rank of this start has named one that hangs: a peer that is lost then is a consequence."""
-    return (run_folder / FOLDER / NAMED).exists()
+def is_hang_named(run_folder: Path, since: float) -> bool:
+    """Return whether a rank has named one that hangs since this time: a peer that is lost then is a consequence."""
+    path = run_folder / FOLDER / NAMED
+    return path.exists() and path.stat().st_mtime >= since
 
 
 class Watchdog:

@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "rank %s lost contact with another rank: %s. Nothing that was saved is lost: the same command continues "
             "from the newest checkpoint.",
             _rank(),
-            str(error).partition("\n")[0],
+            str(error).partition("\n")[0].rstrip("."),
         )
         return LOST_PEER
     return 0

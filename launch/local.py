@@ -12,12 +12,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.forward import forwarding
+from launch.forward import forwarding, ignoring_own_signals
 from launch.orphan import child_environment
 from launch.requirements import require_datasets, require_layout
-from launch.train import HUNG, LOST_PEER, MENDABLE, STOPPED
+from launch.train import LOST_PEER, UNMET
 from llmsys.config.run import RunConfig
-from llmsys.errors import LaunchError
+from llmsys.errors import LaunchError, LostRankError
 from llmsys.port import free_port, why_taken
 
 SCRIPT = Path(__file__).with_name("train.py")
@@ -27,8 +27,8 @@ HOST = "127.0.0.1"
 def run_local(config: RunConfig, words: Sequence[str]) -> None:
     """Run `launch/train.py WORDS` on launch.processes processes of this machine and wait for the end.
 
-    Raises LayoutError, ConfigError or DataError before anything starts, and LaunchError when a process died; a message
-    about anything else has been printed by the rank that met it, and SystemExit carries its status.
+    Raises LayoutError, ConfigError or DataError before a rank starts, and LostRankError when a signal killed a process.
+    The rank or launcher that ends otherwise has printed its own message, and SystemExit carries its status.
     """
     processes = config.launch.processes or _accelerators()
     require_layout(config, processes)
@@ -38,21 +38,21 @@ def run_local(config: RunConfig, words: Sequence[str]) -> None:
     status = _run(command, _environment(config, processes))
     if status == 0:
         return
-    if status in (MENDABLE, STOPPED, 128 + MENDABLE):
-        raise SystemExit(STOPPED if status == STOPPED else MENDABLE)
-    raise LaunchError(
-        f"training stopped: a process {_ending(status)}. Nothing that was saved is lost: "
+    killed_by = find_signal(status)
+    if killed_by == signal.SIGINT:
+        raise SystemExit(128 + killed_by)
+    if not killed_by:
+        raise SystemExit(LOST_PEER if status == UNMET else status)
+    raise LostRankError(
+        f"training stopped: a process was killed by signal {killed_by}. Nothing that was saved is lost: "
         f"run the same command again and it continues from the newest checkpoint in {config.run.folder}."
     )
 
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Run to the end; a wish to stop goes to the ranks. Launchers that know no SIGUSR1 must not die of it."""
-    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # inherited by what is started
-    try:
-        process = subprocess.Popen(command, env=environment)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    """Run to the end; a wish to stop goes to the ranks."""
+    with ignoring_own_signals() as more:
+        process = subprocess.Popen(command, env=environment | more)
     with forwarding(process.pid):
         return process.wait()
 
@@ -107,10 +107,10 @@ def _accelerators(or_one: bool = True) -> int:
     return torch.cuda.device_count() or int(or_one)
 
 
-def _ending(status: int) -> str:
+def find_signal(status: int) -> int:
+    """Return the signal that ended a process by its exit status, or 0 when it left by itself."""
     if status < 0:
-        return f"was killed by signal {-status}"
-    if status > 128:  # shells say 128 + signal, DeepSpeed's launcher 256 - signal
-        return f"was killed by signal {status - 128 if status < 192 else 256 - status}"
-    endings = {LOST_PEER: "lost its peers", HUNG: "hung, and was named"}
-    return endings.get(status, f"ended with status {status}")
+        return -status
+    if status > 128:  # shells return 128 + signal, DeepSpeed's launcher 256 - signal
+        return status - 128 if status < 192 else 256 - status
+    return 0

@@ -1,7 +1,8 @@
 """The `llmsys` command: `llmsys VERB CONFIG [section.key=value …]`, one grammar for every verb.
 
 Reads the command line; loads the one module that the verb names, so that `llmsys --help` imports nothing heavy. What a
-person can mend ends as one message and status 2; Ctrl-C is status 130.
+person can mend ends as one message and status 2; Ctrl-C is status 130. `train` and `launch` end with the statuses of
+launch/train.py.
 """
 
 import argparse
@@ -138,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(words[0], words[1:])
     except LlmsysError as error:
-        return _complain(str(error))
+        return _complain(str(error), error.exit_status)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `llmsys show … | head`
@@ -199,9 +200,9 @@ def _run(name: str, words: Sequence[str]) -> int:
     return status
 
 
-def _complain(message: str) -> int:
+def _complain(message: str, exit_status: int = MENDABLE) -> int:
     print(f"llmsys: error: {message}", file=sys.stderr)
-    return MENDABLE
+    return exit_status
 
 
 def _close(word: str) -> str:

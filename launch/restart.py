@@ -78,7 +78,10 @@ def _keep(command: Sequence[str], meeting: Meeting, restarts: int, patience_seco
             return status
         if lived_until is not None:
             if left == 0:
-                log.error("the ranks of this host ended (status %d), and none of %d restarts is left", status, restarts)
+                if restarts:  # else the ranks have said all
+                    log.error(
+                        "the ranks of this host ended (status %d), and none of %d restarts is left", status, restarts
+                    )
                 return status
             left, lost_at, pause = left - 1, lived_until, 1.0
             log.warning(

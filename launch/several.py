@@ -1,8 +1,8 @@
 """Running the commands of a run on its hosts, from one terminal: here, and over ssh where the host is another.
 
-Prints what the ranks print. A wish to stop (SIGTERM, SIGUSR1) reaches the ranks of every host, which save and leave
-with 75; Ctrl-C ends everything. A host whose connection was lost is taken up again as soon as it answers. What became
-of the hosts is told in one status and one message.
+Prints what the ranks print. A wish to stop (SIGTERM, SIGUSR1, SIGHUP) reaches the ranks of every host, which save and
+leave with 75; Ctrl-C ends everything. A host whose connection was lost is taken up again as soon as it answers. What
+became of the hosts is told in one status and one message.
 """
 
 import math
@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from types import FrameType
 
 from launch.commands import Command, Start, bare
-from launch.forward import FORWARDED, ask_ranks
+from launch.forward import SECOND_SECONDS, ask_ranks, ignoring_own_signals, signals_to_forward
 from launch.orphan import child_environment
 from launch.route import is_this_host
 from launch.ssh import CONNECT_SECONDS, SSH_FAILED
-from launch.train import MENDABLE, STOPPED, UNMET
-from llmsys.errors import LaunchError
+from launch.train import CRASHED, HUNG, LOST_PEER, MENDABLE, STOPPED, UNMET
+from llmsys.errors import LostRankError
+from llmsys.train.signals import HANGUP, HANGUP_ENDS, leave_dead_terminal
 
 SSH = ("ssh", "-tt", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
 """With a terminal, so that ranks end when the connection does; without questions."""
@@ -45,18 +46,21 @@ class Place:
 def run_commands(start: Start, commands: Sequence[Command]) -> int:
     """Run every command to its end. Returns 0, or 75 when the run was asked to stop and has saved.
 
-    Raises LaunchError with the hosts that failed; SystemExit carries the status of what a rank has said itself.
+    Raises LostRankError with the hosts that failed; SystemExit carries the status of what a rank has said itself.
     """
     places = [Place(command, _start(start, command), time.monotonic()) for command in commands]
-    asked: list[int] = []
+    asked: dict[int, float] = {}
 
     def forward(number: int, frame: FrameType | None) -> None:
+        leave_dead_terminal()
         if number == signal.SIGTERM and number in asked:
-            raise SystemExit(128 + number)
-        asked.append(number)
+            if time.monotonic() - asked[number] >= SECOND_SECONDS:
+                raise SystemExit(128 + number)
+            return
+        asked[number] = time.monotonic()
         _ask(start, number)
 
-    before = {number: signal.signal(number, forward) for number in FORWARDED}
+    before = {number: signal.signal(number, forward) for number in signals_to_forward()}
     try:
         while any(place.status is None for place in places):
             time.sleep(LOOK_SECONDS)
@@ -99,9 +103,12 @@ def outcome(statuses: dict[str, int], start: Start) -> int:
     if len(statuses) - len(failed) >= start.least and len(statuses) > 1:
         print(f"llmsys: the run ended on what was left; lost: {_said(failed)}", file=sys.stderr)
         return 0
-    if MENDABLE in ended:
-        raise SystemExit(MENDABLE)
-    raise LaunchError(
+    for status in (MENDABLE, CRASHED, HUNG):  # the rank has printed its own message
+        if status in ended:
+            raise SystemExit(status)
+    if statuses.keys() == failed.keys() and ended == {LOST_PEER} and len(failed) == 1:
+        raise SystemExit(LOST_PEER)
+    raise LostRankError(
         f"training stopped: {_said(failed)}. Nothing that was saved is lost: run the same command again and it "
         f"continues from the newest checkpoint in {start.folder.parent}."
     )
@@ -119,11 +126,9 @@ def _start(start: Start, command: Command, *, again: bool = False) -> subprocess
     """`again`: what an earlier connection has left there is ended first."""
     line = command.line(start, in_place=True)
     if command.host is None or is_this_host(bare(command.host)):
-        before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # launchers that know no SIGUSR1 must not die of it
-        try:
-            return subprocess.Popen(["bash", "-c", line], env=child_environment(), stdin=subprocess.DEVNULL)
-        finally:
-            signal.signal(signal.SIGUSR1, before)
+        with ignoring_own_signals() as more:
+            return subprocess.Popen(["bash", "-c", line], env=child_environment() | more, stdin=subprocess.DEVNULL)
+    line = f"export {HANGUP}={HANGUP_ENDS}; {line}"  # there, SIGHUP means that this connection is lost
     quiet: tuple[str, ...] = ()
     if again:
         quiet, line = ("-q",), f"{_asking(start, signal.SIGKILL)} >/dev/null; {line}"
@@ -138,7 +143,8 @@ def _ask(start: Start, number: int) -> None:
     for host in start.hosts:
         if not is_this_host(bare(host.name)):
             with suppress(OSError):
-                subprocess.Popen([*SSH, host.name, _asking(start, number)], stdin=subprocess.DEVNULL)
+                told = signal.SIGUSR1 if number == signal.SIGHUP else number  # there, SIGHUP ends ranks at once
+                subprocess.Popen([*SSH, host.name, _asking(start, told)], stdin=subprocess.DEVNULL)
 
 
 def _asking(start: Start, number: int) -> str:

@@ -3,10 +3,11 @@
 
 Prints one message for what a person can mend and leaves with status 2; a lost peer is status 3, a hung one 4 (and 5 a
 launcher whose hosts did not meet). A run that was asked to stop has saved, and leaves with 75 (EX_TEMPFAIL: start it
-again). A bug keeps its traceback.
+again). A bug keeps its traceback and status 1. `llmsys train` and `llmsys launch` end with the same statuses.
 """
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -22,9 +23,15 @@ from llmsys.config.load import load_run
 from llmsys.config.run import RunConfig
 from llmsys.errors import LlmsysError, Stopped, disk_problem
 from llmsys.log import configure_logging, logger
+from llmsys.train.signals import HANGUP, HANGUP_SAVES
 
-MENDABLE, LOST_PEER, HUNG, UNMET, STOPPED = 2, 3, 4, 5, 75
-LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "Gloo")
+CRASHED, MENDABLE, LOST_PEER, HUNG, UNMET, STOPPED = 1, 2, 3, 4, 5, 75
+LOST_PEER_WORDS = (
+    "Connection closed by peer", "Connection reset by peer", "Connection refused", "Connection was likely closed",
+    "Broken pipe", "Timed out waiting", "Gloo", "gloo", "NCCL communicator was aborted", "ncclRemoteError",
+)  # fmt: skip
+LOST_PEER_ERRORS = ("DistNetworkError", "DistStoreError")
+"""Errors of torch.distributed that always mean a peer; of the others the words tell."""
 CAUSE_FIRST_SECONDS = 2.0
 """A rank that lost its peer speaks and ends later than the peer, so that the launcher sees the cause first."""
 USAGE = "usage: launch/train.py CONFIG [section.key=value …]"
@@ -35,6 +42,10 @@ log = logger(__name__)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train on this rank. Returns the exit status."""
     die_with_parent()
+    if os.environ.get(HANGUP) == HANGUP_SAVES:  # it was ignored on the way here; until the run listens it ends the rank
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    started = time.time()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings of a lost peer are pages of C++ frames
     words = without_local_rank(sys.argv[1:] if arguments is None else arguments)
     configure_logging()
     if not words or words[0] in ("-h", "--help"):
@@ -60,10 +71,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _complain(problem)
     except RuntimeError as error:
-        if not any(word in str(error) for word in LOST_PEER_WORDS):
+        if not is_lost_peer(error):
             raise
-        time.sleep(CAUSE_FIRST_SECONDS)
-        log.error("rank %s lost contact with another rank: %s", _rank(), str(error).splitlines()[0])
+        # Of one host's ranks the first speaks, and its launcher ends the others before they do.
+        time.sleep(CAUSE_FIRST_SECONDS * (1 if os.environ.get("LOCAL_RANK", "0") == "0" else 3))
+        from llmsys.train.watchdog import is_hang_named
+
+        if is_hang_named(config.run.folder, started):
+            return HUNG
+        log.error(
+            "rank %s lost contact with another rank: %s. Nothing that was saved is lost: the same command continues "
+            "from the newest checkpoint.",
+            _rank(),
+            str(error).partition("\n")[0].rstrip("."),
+        )
         return LOST_PEER
     return 0
 
@@ -77,6 +98,13 @@ def _check_layout(config: RunConfig) -> None:
             raise
         time.sleep(CAUSE_FIRST_SECONDS)
         raise SystemExit(MENDABLE) from None
+
+
+def is_lost_peer(error: RuntimeError) -> bool:
+    """Return whether an error of a collective or of the store means that another rank is gone."""
+    if type(error).__name__ in LOST_PEER_ERRORS:
+        return True
+    return any(word in str(error) for word in LOST_PEER_WORDS)
 
 
 def _complain(error: LlmsysError) -> int:

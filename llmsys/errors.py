@@ -30,6 +30,8 @@ class LlmsysError(Exception):
         """Return the message."""
         return redact_secrets(super().__str__())
 
+    exit_status = 2
+
 
 class ConfigError(LlmsysError):
     """A configuration that cannot be read or does not make sense."""
@@ -51,8 +53,16 @@ class LaunchError(LlmsysError):
     """A run that cannot be started or lost one of its processes."""
 
 
+class LostRankError(LaunchError):
+    """A run that lost a process or a host: the same command resumes it. Exit status 3."""
+
+    exit_status = 3
+
+
 class Stopped(LlmsysError):  # noqa: N818  # being asked to stop is no error
     """A run that was asked to end before its last step, and has saved: the same command continues it. Status 75."""
+
+    exit_status = 75
 
 
 def disk_problem(error: OSError) -> DataError | None:

@@ -1,6 +1,7 @@
 """What every test may rely on: one thread per process, no network, no trace of the shell that started pytest."""
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,12 @@ os.environ.update(
 )
 for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LLMSYS_PARENT"):
     os.environ.pop(variable, None)
+
+# A shell's `&` and `nohup` ignore signals, and what is ignored stays so in every child. A handler that does nothing
+# keeps pytest as deaf as it was, and is the default again in the processes that tests start.
+for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -3,6 +3,7 @@
 Reads the config named by --config (its `data.inputs` are crawl shards), runs the verbs of `llmsys` as child processes
 in order, and writes everything below one folder: the dataset, which both engines share, and a run per engine. Each verb
 continues where an earlier one was stopped, so the same command after a kill at any moment ends with the same files.
+SIGTERM, SIGUSR1 and SIGHUP go to the verb that runs: training saves, and the status is then 75.
 
 The last line it prints is `bits_per_byte model=… gzip=… xz=… heldout_bytes=…`; the exit status is 0 when the model
 beats both.
@@ -19,7 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launch.forward import relaying_to
 from launch.orphan import child_environment, die_with_parent
+from launch.train import STOPPED
 from llmsys.compressor_comparison import describe_heldout_bytes
 
 
@@ -62,6 +65,8 @@ class VerbError(Exception):
 
     def __init__(self, verb: str, status: int) -> None:
         ending = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        if status == STOPPED:
+            ending = "was asked to stop and has saved"
         super().__init__(f"demo: `llmsys {verb}` {ending}; run the same command again to continue where it stopped")
         self.status = status if status > 0 else 128 - status
 
@@ -71,10 +76,11 @@ def run_verb(demo: Demo, verb: str, *flags: str, capture: bool = False) -> str:
     command = [*demo.program, *demo.arguments(verb), *flags]
     environment = child_environment() | {"PYTHONUNBUFFERED": "1"}
     output = subprocess.PIPE if capture else None
-    result = subprocess.run(command, env=environment, stdout=output, text=True, check=False)
-    if result.returncode != 0:
-        raise VerbError(verb, result.returncode)
-    return result.stdout or ""
+    with subprocess.Popen(command, env=environment, stdout=output, text=True) as process, relaying_to(process):
+        written, _ = process.communicate()
+    if process.returncode != 0:
+        raise VerbError(verb, process.returncode)
+    return written or ""
 
 
 def run_steps(demo: Demo) -> Mapping[str, float]:

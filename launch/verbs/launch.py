@@ -16,6 +16,7 @@ from launch.route import is_this_host
 from launch.several import run_commands
 from launch.slurm import batch_text
 from launch.start import PATIENCE_SECONDS, require_hosts, start_of
+from launch.verbs.train import require_finish
 from llmsys.config.load import load_run
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
@@ -56,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write what travels and start the run, or print how to. Status 75: stopped and saved."""
+    """Write what travels and start the run, or print how to. The statuses are those of launch/train.py."""
     mine, words = own_words(arguments.overrides, MINE)
     if not mine:
         raise LaunchError("A launch needs hosts. Give nodes=first:8,second:8, nodes=HOSTFILE or nodes=COUNT.")
@@ -80,7 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     everywhere = chosen[0].host is None  # pdsh goes to this host by ssh as well
     require_hosts(start, [host.name for host in hosts if everywhere or not is_this_host(bare(host.name))])
-    return run_commands(start, chosen)
+    status = run_commands(start, chosen)
+    if status == 0:
+        require_finish(config)
+    return status
 
 
 def _anonymous(config: RunConfig, count: int, launcher: str) -> list[Host]:

@@ -10,7 +10,7 @@ from llmsys.compressor_comparison import describe_heldout_bytes
 from llmsys.config.data import dataset_folders
 from llmsys.config.load import load_run
 from llmsys.config.run import RunConfig
-from llmsys.errors import DataError
+from llmsys.errors import DataError, LostRankError
 from llmsys.events import latest_events
 from llmsys.manifest import joint_fingerprint, load_manifest
 
@@ -29,6 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     else:
         run_local(config, [arguments.config, *arguments.overrides])
+        require_finish(config)
         result = final_evaluation(config.run.folder)
         said = f"trained {config.steps} steps into {config.run.folder}"
     print(json.dumps(result) if arguments.json else f"{said}\n{described(result)}")
@@ -56,6 +57,18 @@ def finished(config: RunConfig) -> bool:
     now = joint_fingerprint([load_manifest(folder).fingerprint for folder in dataset_folders(config.data)])
     same_settings = all(saved.get(key) == value for key, value in config.trajectory.items())
     return same_settings and saved["data_fingerprint"] == now
+
+
+def require_finish(config: RunConfig) -> None:
+    """Raise LostRankError unless the run folder tells of the last step: a launcher that is killed may end with 0."""
+    events = config.run.folder / "events.jsonl"
+    seen = latest_events(events) if events.exists() else []
+    if not any(event["event"] == "finish" and event["step"] == config.steps for event in seen):
+        raise LostRankError(
+            f"training stopped: its launcher ended with status 0 before step {config.steps}, as one that was killed "
+            f"does. Nothing that was saved is lost: run the same command again and it continues from the newest "
+            f"checkpoint in {config.run.folder}."
+        )
 
 
 def final_evaluation(folder: Path) -> dict[str, Any]:

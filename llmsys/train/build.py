@@ -100,6 +100,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_promp
     watchdog = Watchdog(config.run.folder, config.train.hang_timeout_seconds)
     stack.callback(watchdog.close)
     device = device_of_this_rank()
+    watchdog.beat(0, "opening the data")
     dataset = open_dataset(config, "train")
     layout = config.fitted_layout(world_size())
     steps = steps_of(config, layout.data_ranks, layout.data_rank(rank()))
@@ -107,7 +108,9 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_promp
     meter = meter_of(config, device, profile)
     meshes = make_meshes(layout, device)
     noise = noise_meter(config, steps, layout)
+    watchdog.beat(0, "building the model")
     engine = build_engine(config, meshes, device, noise)
+    watchdog.beat(0, "looking for a checkpoint")
     loader = StepLoader(steps, pinned=device.type == "cuda")
     evaluator = evaluator_of(config, layout.sequence_ranks)
     identity = config.trajectory | dataset.identity()
@@ -115,6 +118,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_promp
     resumed = resume(engine, config, identity, judge)
     if resumed is None and config.train.start_from is not None:
         take_weights(engine, config.train.start_from, identity)
+    watchdog.beat(resumed or 0, "preparing the first step")
     record = _start_record(config, stack, dataset, steps, device, resumed)
     write_forecast(record, resumed or 0, config, device, profile)
 

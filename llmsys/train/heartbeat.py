@@ -16,7 +16,10 @@ GONE, UNKNOWN = "gone", "unknown, on another host"
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a rank was doing when it was heard of last. `age_seconds` is how much older than the reader's own it is."""
+    """What a rank was doing when it was heard of last. `age_seconds` is how much older than the reader's own it is.
+
+    `idle_seconds` is for how long its process had done no work when it wrote this.
+    """
 
     rank: int
     host: str
@@ -25,6 +28,7 @@ class Heartbeat:
     phase: str
     beats: int
     created: float = 0.0
+    idle_seconds: float = 0.0
     age_seconds: float = 0.0
 
 
@@ -58,6 +62,14 @@ def culprits(heartbeats: list[Heartbeat], ranks: int, silent_after_seconds: floa
         for beat in heartbeats
         if beat.beats < furthest
     ]
+
+
+def is_any_at_work(heartbeats: list[Heartbeat], timeout_seconds: float, silent_after_seconds: float) -> bool:
+    """Return whether a rank has worked within the timeout, and none is silent because it was stopped or is gone."""
+    silent = [beat for beat in heartbeats if beat.age_seconds > silent_after_seconds]
+    if any(state_of(beat) in (GONE, UNKNOWN, psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) for beat in silent):
+        return False
+    return any(beat.idle_seconds + beat.age_seconds <= timeout_seconds for beat in heartbeats)
 
 
 def rouse(beat: Heartbeat) -> None:

@@ -5,6 +5,9 @@ The loop says at each phase that it lives (`beat`). A thread of each rank writes
 `heartbeats/rank-N.stacks`, and the first rank that can compares all heartbeats and names those that are silent or
 behind; every rank leaves with status 4. On each host the first rank rouses the silent ones, so that they write theirs.
 
+The first time of a phase may take longer than the timeout, as building, compiling and loading do, as long as some rank
+is at work (`work_meter.py`).
+
 Files and not the store of the process group: that one lives in rank 0, which may be the rank that hangs. Stacks are
 written while the interpreter's lock is held: `faulthandler.dump_traceback_later` does without, and now and then walks
 into a frame that is just being freed, which kills a rank that had only been stopped for a while.
@@ -26,20 +29,30 @@ import psutil
 from llmsys.events import EventWriter
 from llmsys.log import logger
 from llmsys.parallel.group import rank, world_size
-from llmsys.train.heartbeat import STACKS_SIGNAL, Heartbeat, culprits, rouse
+from llmsys.train.heartbeat import STACKS_SIGNAL, Heartbeat, culprits, is_any_at_work, rouse
+from llmsys.train.work_meter import WorkMeter
 
 HUNG = 4
 """The exit status of a run that was ended because a rank hung."""
 
-FOLDER = "heartbeats"
+FOLDER, NAMED = "heartbeats", "named"
 BEATS_PER_TIMEOUT = 10
 LONGEST_PAUSE_SECONDS = 5.0
 SILENT_BEATS = 4
 """Heartbeats that are missed before a rank counts as silent: its process is stopped, or gone, or its host is."""
 
+WORK_SHARE = 0.02
+"""The share of the timeout that a process computes when it counts as at work: threads that only look do less."""
+
 LAST_SECONDS = 1.0
 
 log = logger(__name__)
+
+
+def is_hang_named(run_folder: Path, since: float) -> bool:
+    """Return whether a rank has named one that hangs since this time: a peer that is lost then is a consequence."""
+    path = run_folder / FOLDER / NAMED
+    return path.exists() and path.stat().st_mtime >= since
 
 
 class Watchdog:
@@ -47,13 +60,16 @@ class Watchdog:
 
     def __init__(self, run_folder: Path, timeout_seconds: float) -> None:
         self._folder, self._events = run_folder / FOLDER, run_folder / "events.jsonl"
-        self._named = self._folder / "named"
+        self._named = self._folder / NAMED
         self._timeout = timeout_seconds
         self._pause = min(timeout_seconds / BEATS_PER_TIMEOUT, LONGEST_PAUSE_SECONDS)
         self._silent_after = SILENT_BEATS * self._pause
         created = psutil.Process().create_time()
         self._beat = Heartbeat(rank(), platform.node(), os.getpid(), 0, "start", 0, created)
         self._heard = time.monotonic()
+        self._phases: set[str] = set()
+        self._is_first_time = True
+        self._work = WorkMeter(WORK_SHARE * timeout_seconds)
         self._closed = threading.Event()
         self._ending = threading.Event()
         self._stacks: TextIO | None = None
@@ -71,6 +87,8 @@ class Watchdog:
         if self._stacks is None or self._closed.is_set():
             return
         self._beat = replace(self._beat, step=step, phase=phase, beats=self._beat.beats + 1)
+        self._is_first_time = phase not in self._phases
+        self._phases.add(phase)
         self._heard = time.monotonic()
 
     def close(self) -> None:
@@ -85,18 +103,26 @@ class Watchdog:
     def _watch(self) -> None:
         before = time.monotonic()
         while not self._closed.wait(self._pause):
-            self._write()
+            heard = time.monotonic() - self._heard
+            self._write(self._work.measure_idle_seconds() if self._is_first_time else heard)
             now = time.monotonic()
             if now - before > self._silent_after:  # this process itself was stopped
                 if self._named.exists():
                     self._end()
                 self._heard = now  # and so were all others, as in a job that is suspended: nothing hung
-            elif now - self._heard > self._timeout + 2 * self._pause:
+            elif now - self._heard > self._timeout + 2 * self._pause and not self._may_take_longer():
                 self._end()
             before = now
 
-    def _write(self) -> None:
-        text = json.dumps({key: value for key, value in asdict(self._beat).items() if key != "age_seconds"})
+    def _may_take_longer(self) -> bool:
+        if not self._is_first_time or self._named.exists():
+            return False
+        patience = self._timeout + 2 * self._pause
+        return is_any_at_work(self._read(), patience, max(self._timeout, self._silent_after))
+
+    def _write(self, idle_seconds: float = 0.0) -> None:
+        said = asdict(self._beat) | {"idle_seconds": idle_seconds}
+        text = json.dumps({key: value for key, value in said.items() if key != "age_seconds"})
         path = self._folder / f"rank-{rank():05d}.json"
         aside = path.with_suffix(".tmp")
         try:

@@ -131,7 +131,8 @@ def test_lines_survive_damage_to_other_members(tmp_path: Path, kind: str) -> Non
         (b'{"text": 7}', "no text in field 'text': no field has text"),
         (
             b'{"' + b'": "", "'.join(b"%02d" % n + b"n" * 50 for n in range(10)) + b'": ""}',
-            f"no text in field 'text': text is in {', '.join(repr(f'{n:02d}' + 'n' * 38) for n in range(8))} and 2 more "
+            f"no text in field 'text': text is in "
+            f"{', '.join(repr(f'{n:02d}' + 'n' * 38) for n in range(8))} and 2 more "
             f"(data.read.text names the field)",
         ),
         (b'{"text": "' + b"a" * (LIMIT + 1) + b'"}', f"longer than {LIMIT} bytes"),

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from launch.forward import ask_ranks, forwarding, ranks_below
+from llmsys.train.signals import HANGUP, HANGUP_ENDS
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
 RANK = """
 import pathlib, signal, sys, time
 heard = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: heard.write_text("SIGTERM"))
 signal.signal(signal.SIGUSR1, lambda *_: heard.write_text("SIGUSR1"))
 heard.write_text("ready")
 time.sleep(600)
@@ -46,12 +48,15 @@ def test_a_signal_goes_to_the_ranks_alone(launcher: subprocess.Popen[bytes], tmp
 
 
 def test_a_second_sigterm_ends_everything_and_so_does_one_before_there_are_ranks(
-    launcher: subprocess.Popen[bytes],
+    launcher: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("launch.forward.SECOND_SECONDS", 0.0)
     with forwarding(launcher.pid):
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(SystemExit, match="143"):
             os.kill(os.getpid(), signal.SIGTERM)
+    for rank in ranks_below(launcher.pid):
+        rank.kill()
     launcher.wait(PATIENCE_SECONDS)
     with forwarding(launcher.pid), pytest.raises(SystemExit, match="143"):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -71,3 +76,45 @@ def test_what_waits_to_start_ranks_is_asked_where_there_are_none_and_where_all_i
     assert launcher.poll() is None
     assert ask_ranks("another", signal.SIGTERM) == 0
     assert other.wait(PATIENCE_SECONDS) == -signal.SIGTERM
+
+
+def test_a_sigterm_that_comes_twice_at_once_is_one(launcher: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    """As from `timeout`, which reaches a process and then its whole group."""
+    with forwarding(launcher.pid) as asked:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert asked == [signal.SIGTERM]
+    wait_until(lambda: (tmp_path / "heard").read_text() == "SIGTERM", "the rank did not hear")
+
+
+STARTED = """
+import os, signal, subprocess, sys
+from launch.forward import HANGUP, ignoring_own_signals, signals_to_forward
+from launch.torchrun import signals_to_handle
+print(*(one.name for one in signals_to_forward()), "|", signals_to_handle())
+look = "import os, signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, os.environ.get('LLMSYS_HANGUP'))"
+with ignoring_own_signals() as more:
+    subprocess.run([sys.executable, "-c", look], env=os.environ | more)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ignored", "hangup", "said"),
+    [
+        ((), "", ["SIGTERM SIGUSR1 SIGHUP | SIGINT,SIGQUIT", "True save"]),
+        ((signal.SIGHUP,), "", ["SIGTERM SIGUSR1 | SIGINT,SIGQUIT", "True None"]),
+        ((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT), "", ["SIGTERM SIGUSR1 | SIGQUIT", "True None"]),
+        ((), HANGUP_ENDS, ["SIGTERM SIGUSR1 | SIGINT,SIGHUP,SIGQUIT", "False end"]),
+    ],
+    ids=["terminal", "nohup", "nohup in a script", "over ssh"],
+)
+def test_a_launcher_passes_a_hangup_on_and_leaves_what_was_ignored(
+    ignored: tuple[signal.Signals, ...], hangup: str, said: list[str], repository: Path
+) -> None:
+    ignore = "".join(f"trap '' {number.name[3:]}; " for number in ignored)
+    words = ["bash", "-c", f'{ignore}exec "$@"', "_", sys.executable, "-u", "-c", STARTED]
+    environment = {name: value for name, value in os.environ.items() if name != HANGUP} | (
+        {HANGUP: hangup} if hangup else {}
+    )
+    done = subprocess.run(words, env=environment, cwd=repository, capture_output=True, text=True)
+    assert done.stdout.splitlines() == said, done.stderr

@@ -3,6 +3,8 @@
 import json
 import os
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +24,13 @@ folder, verb = Path(sys.argv[1]), sys.argv[2]
 plan = json.loads((folder / "plan.json").read_text())
 with (folder / "calls.jsonl").open("a") as calls:
     calls.write(json.dumps(sys.argv[2:]) + "\\n")
-if verb == plan.get("hangs"):
+if verb == plan.get("saves"):
+    def save(number, frame):
+        (folder / "saved").write_text(signal.Signals(number).name)
+        sys.exit(75)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, save)
+if verb in (plan.get("hangs"), plan.get("saves")):
     (folder / "pid").write_text(f"{os.getpid()}\\n")
     time.sleep(600)
 if verb == plan.get("is_killed"):
@@ -116,3 +124,33 @@ def test_killing_make_ends_the_demo_and_the_verb_it_runs(tmp_path: Path, reposit
             make.kill()
             assert demo.wait(timeout=PATIENCE_SECONDS) == 1
     wait_until(lambda: has_ended(verb), "the verb outlived make")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_asked_to_stop_saves(number: signal.Signals, tmp_path: Path, repository: Path) -> None:
+    stage = Stage(tmp_path, saves="train")
+    words = [sys.executable, str(repository / "tools" / "demo.py"), *stage.arguments]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as demo:
+        wait_for_pid(tmp_path / "pid")
+        demo.send_signal(number)
+        _, errors = demo.communicate(timeout=PATIENCE_SECONDS)
+    assert demo.returncode == 75
+    assert (tmp_path / "saved").read_text() == number.name
+    said = (
+        "demo: `llmsys train` was asked to stop and has saved; run the same command again to continue where it stopped"
+    )
+    assert errors.splitlines() == [said]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="apt-get install make is wanted")
+def test_make_demo_hands_a_sigterm_on(tmp_path: Path, repository: Path) -> None:
+    """What make starts is the demo itself and not a shell, which would end alone."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\ntrap 'touch saved; exit 75' TERM\ntouch began\nwhile :; do sleep 0.05; done\n")
+    python.chmod(0o755)
+    words = ["make", "-f", str(repository / "Makefile"), "-o", "install", "demo", f"BIN={tmp_path}"]
+    with subprocess.Popen(words, cwd=tmp_path) as make:
+        wait_until((tmp_path / "began").exists, "the demo did not begin")
+        make.terminate()
+        make.wait(PATIENCE_SECONDS)
+    assert (tmp_path / "saved").exists()

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import yaml
 
-from launch.train import STOPPED
+from launch.train import HUNG, LOST_PEER, STOPPED
 from llmsys.events import latest_events, read_events
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.device_profile import write_abacus
@@ -86,19 +86,23 @@ def test_a_killed_run_ends_with_the_loss_of_an_undisturbed_one(config: Path, tmp
         )  # fmt: skip
         middle.wait(process)
         ranks = [p for p in psutil.Process(process.pid).children(recursive=True) if "train.py" in " ".join(p.cmdline())]
-        sent = signal.SIGTERM if victim == "stopped" else signal.SIGKILL
+        asks = signal.SIGTERM if engine == "torch" else signal.SIGHUP  # which DeepSpeed's launcher would die of
+        sent = asks if victim == "stopped" else signal.SIGKILL
         (max(ranks, key=lambda rank: rank.pid) if victim == "rank" else process).send_signal(sent)
         if victim == "launcher":  # its ranks end where they stand, some time after
             psutil.wait_procs(ranks, timeout=PATIENCE_SECONDS)
         if victim == "stopped":
-            wait_until(lambda at=middle: at.heard(signal.SIGTERM), "the rank heard nothing")
+            wait_until(lambda at=middle, number=sent: at.heard(number), "the rank heard nothing")
         middle.go_on()
         message = process.communicate(timeout=PATIENCE_SECONDS)[1]
         if victim == "rank":
             assert "run the same command again and it continues" in message
+            assert process.returncode == LOST_PEER
+            assert message.count("error:") == 1
+            assert "frame #" not in message
         if victim == "stopped":
             assert process.returncode == STOPPED
-            assert re.search(r"llmsys: stopped: SIGTERM came: saved after step \d+ of 12 into", message)
+            assert re.search(rf"llmsys: stopped: {sent.name} came: saved after step \d+ of 12 into", message)
         psutil.wait_procs(ranks, timeout=PATIENCE_SECONDS)
         assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
     llmsys("train", config, *choices)
@@ -108,6 +112,19 @@ def test_a_killed_run_ends_with_the_loss_of_an_undisturbed_one(config: Path, tmp
     assert starts[:2] == [None, 2]
     assert starts[2:] == [event["step"] for event in events if event["event"] == "stopped"]
     assert 6 <= starts[2] <= 9  # a save in the background lets the run go on as far as to the next; one step more hears
+
+
+def test_a_hang_ends_with_its_status_and_one_message(config: Path, tmp_path: Path) -> None:
+    middle = standstill(tmp_path / "middle", 4)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launch.main", "train", str(config), "train.hang_timeout_seconds=3"],
+        cwd=ROOT, env=middle.environment, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    message = process.communicate(timeout=PATIENCE_SECONDS)[1]  # it never goes on
+    assert process.returncode == HUNG, message
+    assert message.count("error:") == 1
+    assert "no step was finished for 3 s (train.hang_timeout_seconds), in" in message
+    assert "frame #" not in message
 
 
 def test_a_finished_run_is_left_alone_and_can_be_used(config: Path) -> None:

@@ -5,16 +5,22 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
+import psutil
 import pytest
 
-from llmsys.train.heartbeat import Heartbeat, culprits
-from llmsys.train.watchdog import HUNG, Watchdog
+from llmsys.train.heartbeat import Heartbeat, culprits, is_any_at_work
+from llmsys.train.watchdog import HUNG, Watchdog, is_hang_named
+from llmsys.train.work_meter import WORK_BYTES, WorkMeter
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
 TIMEOUT_SECONDS = 1.5
@@ -119,3 +125,93 @@ def test_a_run_that_was_suspended_whole_goes_on(tmp_path: Path) -> None:
         wait_until(lambda: int((tmp_path / "step-0").read_text() or 0) > step + 1, "the run did not go on")
         assert not (tmp_path / "heartbeats" / "named").exists()
         assert [process.exitcode for process in ranks] == [None, None]
+
+
+def _slow_start(rank: int, folder: str, hangs: bool) -> None:
+    """Rank 0 builds for three time-outs, and then hangs if it is to; rank 1 waits for it."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    import torch
+    import torch.distributed as dist
+
+    from llmsys.log import configure_logging
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+    configure_logging(stream=open(f"{folder}/log-{rank}", "w"))  # noqa: SIM115
+    watchdog = Watchdog(Path(folder), TIMEOUT_SECONDS)
+    watchdog.beat(0, "building the model")
+    if rank == 0:
+        until = time.monotonic() + 3 * TIMEOUT_SECONDS
+        while time.monotonic() < until:
+            sum(range(1000))
+        Path(folder, "built").touch()
+        if hangs:
+            time.sleep(1000)
+    dist.all_reduce(torch.ones(1))
+    watchdog.beat(1, "forward and backward")
+    watchdog.close()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_start_may_be_slow_while_a_rank_is_at_work_and_a_hang_in_it_is_named(tmp_path: Path, hangs: bool) -> None:
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=_slow_start, args=(rank, str(tmp_path), hangs), daemon=True) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(PATIENCE_SECONDS)
+    assert (tmp_path / "built").exists()
+    assert [process.exitcode for process in ranks] == ([HUNG, HUNG] if hangs else [0, 0])
+    said = (tmp_path / "log-0").read_text() + (tmp_path / "log-1").read_text()
+    assert said.count("no step was finished for 2 s (train.hang_timeout_seconds), in building the model") == hangs
+
+
+def test_work_is_computing_reading_and_what_children_compute(tmp_path: Path) -> None:
+    meter = WorkMeter(work_seconds=0.2)
+    time.sleep(0.3)
+    assert meter.measure_idle_seconds() >= 0.3
+    until = time.process_time() + 0.3
+    while time.process_time() < until:
+        thread = threading.Thread(target=sum, args=(range(100_000),))  # what the calling thread does is not counted
+        thread.start()
+        thread.join()
+    assert meter.measure_idle_seconds() == 0.0
+    (tmp_path / "large").write_bytes(bytes(2 * WORK_BYTES))
+    assert meter.measure_idle_seconds() == 0.0
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        wait_until(lambda: psutil.Process(child.pid).cpu_times().user > 0.3, "the child does not compute")
+        assert meter.measure_idle_seconds() == 0.0
+    finally:
+        child.kill()
+        child.wait()
+    meter.measure_idle_seconds()
+    time.sleep(0.2)
+    assert meter.measure_idle_seconds() >= 0.2
+
+
+def test_a_start_lasts_no_longer_when_a_rank_is_stopped_or_gone() -> None:
+    at_work = beat(0, 1)
+    assert is_any_at_work([at_work], 10, 10)
+    assert not is_any_at_work([replace(at_work, idle_seconds=11)], 10, 10)
+    assert not is_any_at_work([replace(at_work, idle_seconds=6, age_seconds=5)], 10, 10)
+    assert not is_any_at_work([at_work, beat(1, 1, age=11)], 10, 10)
+
+
+def test_the_beats_of_a_phase_after_the_first_have_no_more_than_the_timeout(tmp_path: Path) -> None:
+    watchdog = Watchdog(tmp_path, 1000)
+    try:
+        watchdog.beat(1, "forward and backward")
+        assert watchdog._may_take_longer()
+        watchdog.beat(2, "forward and backward")
+        assert not watchdog._may_take_longer()
+    finally:
+        watchdog.close()
+
+
+def test_a_hang_that_was_named_in_an_earlier_start_is_not_this_ones(tmp_path: Path) -> None:
+    (tmp_path / "heartbeats").mkdir()
+    (tmp_path / "heartbeats" / "named").touch()
+    assert is_hang_named(tmp_path, time.time() - 60)
+    assert not is_hang_named(tmp_path, time.time() + 60)

@@ -1,0 +1,57 @@
+"""Measures whether this process is at work: it computes, one of its children does, or it reads and writes.
+
+A process that waits in a collective, in a lock or for a signal does none of these. An accelerator's driver may compute
+while it waits; the time-out of the collective ends that wait.
+"""
+
+import resource
+import time
+
+import psutil
+
+WORK_BYTES = 2**20
+"""Bytes read or written that count as work: heartbeats and log lines are far less."""
+WORK_FAULTS = 64
+"""Pages read from a disk through a mapped file that count as work."""
+
+
+class WorkMeter:
+    """Measures for how long this process has been idle. Called from one thread, whose own work does not count."""
+
+    def __init__(self, work_seconds: float) -> None:
+        """Take `work_seconds` of computing, since the last time there was work, as work."""
+        self._work_seconds = work_seconds
+        self._process = psutil.Process()
+        self._worked_at = time.monotonic()
+        self._mark = self._read_counters()
+        self._own_mark = 0.0  # of a thread that begins
+
+    def measure_idle_seconds(self) -> float:
+        """Return the seconds since this process was last seen at work."""
+        now, own = time.monotonic(), time.thread_time()
+        seconds, transferred, faults = self._read_counters()
+        computed = seconds - self._mark[0] - max(0.0, own - self._own_mark)
+        is_at_work = (
+            computed >= self._work_seconds
+            or transferred - self._mark[1] >= WORK_BYTES
+            or faults - self._mark[2] >= WORK_FAULTS
+        )
+        if is_at_work or computed < 0:  # less than before: a child has ended
+            self._worked_at = now if is_at_work else self._worked_at
+            self._mark, self._own_mark = (seconds, transferred, faults), own
+        return now - self._worked_at
+
+    def _read_counters(self) -> tuple[float, int, int]:
+        """Return the seconds computed, the bytes transferred and the pages read by this process and its children."""
+        seconds, transferred = time.process_time(), 0
+        for process in (self._process, *self._process.children(recursive=True)):
+            try:
+                if process != self._process:
+                    times = process.cpu_times()
+                    seconds += times.user + times.system
+                if hasattr(process, "io_counters"):  # not on macOS
+                    counters = process.io_counters()
+                    transferred += counters.read_chars + counters.write_chars
+            except psutil.Error:
+                continue
+        return seconds, transferred, resource.getrusage(resource.RUSAGE_SELF).ru_majflt

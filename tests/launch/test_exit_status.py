@@ -1,0 +1,142 @@
+"""`llmsys train` and `llmsys launch` end with the status of what ended the run, and one message."""
+
+import logging
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from launch.local import find_signal
+from launch.main import main
+from launch.several import outcome
+from launch.torchrun import _report
+from launch.train import CRASHED, HUNG, LOST_PEER, MENDABLE, STOPPED, UNMET, is_lost_peer
+from llmsys.errors import LostRankError
+from tests.launch.test_launch import HOSTS, config_file, config_of, start_of
+
+KILL = "import os, time; os.kill(os.getpid(), {}); time.sleep(60)"
+
+
+def ending_with(status: int) -> list[str]:
+    """A launcher that ends so; below zero, by a signal."""
+    return [sys.executable, "-c", KILL.format(-status) if status < 0 else f"raise SystemExit({status})"]
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "said"),
+    [
+        (CRASHED, CRASHED, ""),
+        (MENDABLE, MENDABLE, ""),
+        (LOST_PEER, LOST_PEER, ""),
+        (HUNG, HUNG, ""),
+        (UNMET, LOST_PEER, ""),
+        (STOPPED, STOPPED, ""),
+        (130, 130, ""),
+        (-signal.SIGKILL, LOST_PEER, "training stopped: a process was killed by signal 9. Nothing that was saved"),
+        (
+            256 - signal.SIGSEGV,
+            LOST_PEER,
+            "training stopped: a process was killed by signal 11. Nothing that was saved",
+        ),
+        (0, LOST_PEER, "training stopped: its launcher ended with status 0 before step"),
+    ],
+)
+def test_train_ends_with_the_status_of_its_ranks_and_repeats_no_message(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ending: int,
+    status: int,
+    said: str,
+) -> None:
+    monkeypatch.setattr("launch.local.local_command", lambda *_: ending_with(ending))
+    words = ["train", config_file(tmp_path), "launch.processes=1"]
+    try:
+        found = main(words)
+    except SystemExit as ended:
+        found = int(str(ended.code))
+    assert found == status
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"llmsys: error: {said}") if said else errors == ""
+    assert errors.count("\n") == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status"),
+    [({"a": 4, "b": 3}, HUNG), ({"a": 1, "b": 3}, CRASHED), ({"a": 2, "b": 4}, MENDABLE), ({"a": 3}, LOST_PEER)],
+)
+def test_a_run_on_hosts_ends_with_its_cause_which_a_rank_has_named(
+    tmp_path: Path, statuses: dict[str, int], status: int
+) -> None:
+    with pytest.raises(SystemExit, match=str(status)):
+        outcome(statuses, start_of(config_of(tmp_path), HOSTS, "torchrun", 2, 3))
+
+
+def test_lost_hosts_are_one_message_and_status_3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = start_of(config_of(tmp_path), HOSTS, "torchrun", 2, 3)
+    with pytest.raises(LostRankError, match="a ended with status 3, b could not be reached or kept by ssh"):
+        outcome({"a": 3, "b": 255}, start)
+    monkeypatch.setattr("launch.verbs.launch.run_commands", lambda *_: outcome({"a": 3, "b": UNMET}, start))
+    monkeypatch.setattr("launch.verbs.launch.require_hosts", lambda *_: None)
+    assert main(["launch", config_file(tmp_path), "nodes=10.9.8.1:2,10.9.8.2:2"]) == LOST_PEER
+    assert capsys.readouterr().err.count("llmsys: error") == 1
+
+
+def failure(exitcode: int, timestamp: int) -> ProcessFailure:
+    one = ProcessFailure(local_rank=0, pid=10, exitcode=exitcode, error_file="none")
+    one.timestamp = timestamp
+    return one
+
+
+@pytest.mark.parametrize(
+    ("codes", "status", "messages"),
+    [((HUNG, LOST_PEER), HUNG, 0), ((LOST_PEER, -9), LOST_PEER, 1), ((LOST_PEER, -15), LOST_PEER, 0), ((1, 3), 1, 0)],
+)
+def test_torchrun_names_a_killed_rank_and_repeats_none_that_spoke(
+    caplog: pytest.LogCaptureFixture, codes: tuple[int, ...], status: int, messages: int
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        assert _report([(rank, failure(code, rank)) for rank, code in enumerate(codes)]) == status
+    assert len(caplog.records) == messages
+
+
+def test_ctrl_c_ends_torchrun_without_a_traceback(repository: Path) -> None:
+    code = (
+        "import signal\nfrom launch.torchrun import SignalException, outcome_of\n"
+        "def start(): raise SignalException('x', signal.SIGINT)\nraise SystemExit(outcome_of(start))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (RuntimeError("[pair.cc:537] Read error [127.0.0.1]:1: Connection reset by peer"), True),
+        (
+            RuntimeError("failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shut down"),
+            True,
+        ),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_an_error_of_the_store_or_a_collective_is_a_lost_peer_and_a_bug_is_not(error: Any, is_lost: bool) -> None:
+    assert is_lost_peer(error) == is_lost
+
+
+def test_errors_of_the_network_of_torch_are_lost_peers() -> None:
+    from torch.distributed import DistNetworkError, DistStoreError
+
+    assert is_lost_peer(DistNetworkError("x"))
+    assert is_lost_peer(DistStoreError("x"))
+
+
+@pytest.mark.parametrize(("status", "number"), [(0, 0), (4, 0), (75, 0), (-9, 9), (137, 9), (247, 9), (143, 15)])
+def test_the_signal_of_an_exit_status_is_found(status: int, number: int) -> None:
+    assert find_signal(status) == number

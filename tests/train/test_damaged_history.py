@@ -1,4 +1,4 @@
-"""Folders with history: damage crowds out no whole checkpoint, no run starts over unasked, read errors are no damage."""
+"""Folders with history: damage crowds out no whole checkpoint, no run starts over, read errors are no damage."""
 
 import errno
 import logging

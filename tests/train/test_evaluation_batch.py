@@ -45,15 +45,15 @@ def test_a_forward_pass_has_the_sequences_of_the_config(sequences: int) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], 8),
+        (["batch.micro_sequences=0"], 8),
         (["batch.micro_sequences=2"], 2),
         (["batch.micro_sequences=auto"], 8),
-        (["batch.sequences=4"], 4),
+        (["batch.sequences=4", "batch.micro_sequences=0"], 4),
         (["batch.micro_sequences=2", "evaluation.micro_sequences=16"], 16),
     ],
 )
 def test_left_out_it_is_a_training_micro_batch_and_at_most_eight(words: list[str], expected: int) -> None:
-    assert load_run("train/demo", words).evaluation_sequences == expected
+    assert load_run("train/demo", ["batch.sequences=32", *words]).evaluation_sequences == expected
 
 
 # --- Memory ---

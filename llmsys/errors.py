@@ -49,6 +49,10 @@ class CheckpointError(LlmsysError):
     """A checkpoint that is missing, damaged or belongs to another model."""
 
 
+class UnreadableCheckpointError(CheckpointError):
+    """A checkpoint that the system cannot read now, which says nothing about its bytes."""
+
+
 class LaunchError(LlmsysError):
     """A run that cannot be started or lost one of its processes."""
 

@@ -11,6 +11,9 @@ from llmsys.config.base import Section
 from llmsys.config.local_path import LocalPath
 from llmsys.config.rule import Broken, refuse
 
+MAX_DEFAULT_SEQUENCES = 8
+"""Sequences of one forward pass of an evaluation, where neither it nor a training micro-batch says fewer."""
+
 SUFFIXES = (".gz", ".jsonl", ".json")
 
 
@@ -56,6 +59,12 @@ class EvaluationConfig(Section):
 
     every_steps: int = Field(0, ge=0, description="Steps between two evaluations; 0 evaluates only at the end.")
     max_tokens: int = Field(0, ge=0, description="Held-out tokens to read; 0 reads all of them.")
+    micro_sequences: int = Field(
+        0,
+        ge=0,
+        description="Sequences in one forward pass of one rank, whose logits exist whole; 0 takes as many as "
+        "batch.micro_sequences, at most 8.",
+    )
     sets: tuple[SetConfig, ...] = Field((), description="Questions that a model of text answers by likelihood.")
 
     @model_validator(mode="after")

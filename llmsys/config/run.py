@@ -16,8 +16,9 @@ from llmsys.config.checkpoint import CheckpointConfig, retention_problems
 from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.deepspeed_rules import deepspeed_problems
 from llmsys.config.engine import EngineConfig, Torch
-from llmsys.config.evaluation import EvaluationConfig, set_problems
+from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig, set_problems
 from llmsys.config.factors import FactorsConfig
+from llmsys.config.generation_rules import generation_problems
 from llmsys.config.layout import Layout, expert_problems
 from llmsys.config.model import ModelConfig
 from llmsys.config.noise import noise_problems
@@ -95,6 +96,7 @@ class RunConfig(Section):
         yield from retention_problems(self.checkpoint, self.evaluation.every_steps)
         yield from set_problems(self.evaluation, self.objective.kind)
         yield from self._precision_problems()
+        yield from generation_problems(self.generation, self.model)
         yield from torch_problems(self.engine, self.layout, self.train, self.model)
         for problem in expert_problems(self.layout.expert, self.model):
             yield Broken("layout.expert", problem)
@@ -243,6 +245,12 @@ class RunConfig(Section):
     def fitted_layout(self, ranks: int) -> Layout:
         """The layout with every axis resolved for a number of ranks. LayoutError where it cannot be."""
         return fitted_layout(self.layout, self.engine, self.model, ranks)
+
+    @property
+    def evaluation_sequences(self) -> int:
+        """Sequences in one forward pass of an evaluation; the number of ranks does not change it."""
+        training = self.batch.micro_of(self.batch.sequences_per_step)
+        return self.evaluation.micro_sequences or min(MAX_DEFAULT_SEQUENCES, training)
 
     @property
     def steps(self) -> int:

@@ -62,6 +62,11 @@ class TrainConfig(Section):
     start_from: LocalPath | None = Field(
         None, description="Run folder or checkpoint whose weights a new run begins with, by name."
     )
+    restart: bool = Field(
+        False,
+        description="Begin at step 0 in a run folder that has saved checkpoints of which none can be resumed; they are "
+        "moved aside. A whole checkpoint is resumed all the same.",
+    )
     bad_step: Literal["skip", "rewind", "stop"] = Field(
         "skip",
         description="What becomes of a step that is not finite, or a spike: skip leaves the weights as they are and "

@@ -51,4 +51,10 @@ class PartitionedState:
 
     def step(self, loss: float, accept: Accept) -> tuple[float, bool]:
         """See Place."""
-        return self._gate.step(self._engine, loss, accept)
+        done = self._gate.step(self._engine, loss, accept)
+        # ZeRO-3 would take this step's gradients again for a parameter that the next step gives none.
+        self._zero.grad_partitions_flat_buffer.zero_()
+        for shard in self._zero.fp32_partitioned_groups_flat:
+            if shard.grad is not None:  # with offload
+                shard.grad.zero_()
+        return done

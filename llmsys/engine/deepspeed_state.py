@@ -65,6 +65,9 @@ class WholeState:
             return float(norm), applied
         factor = (self._clip / (norm + 1e-6)).clamp(max=1.0) if self._clip > 0 else torch.ones_like(norm)
         torch._foreach_mul_([gradient for gradient, _ in gradients], factor / self._scale)
+        for parameter in self._parameters:
+            if parameter.grad is None:  # it decays, as it does in the flat vectors of the other stages
+                parameter.grad = torch.zeros_like(parameter, requires_grad=False)
         self._engine.step()
         return float(norm), applied
 

@@ -16,7 +16,7 @@ from llmsys.estimate.memory_peak import peak_memory
 from llmsys.estimate.system import System
 
 USABLE_SHARE = 0.9
-"""Of the memory: the rest is for what no estimate counts, fragments and evaluation among it."""
+"""Of the memory: the rest is for what no estimate counts, fragments among it."""
 
 
 @dataclass(frozen=True)

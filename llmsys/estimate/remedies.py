@@ -22,6 +22,10 @@ def changes(config: RunConfig, layout: Layout, system: System) -> Iterator[Chang
     if sequences > 1:
         half = sequences // 2
         yield f"batch.micro_sequences={half}", _with(config, "batch", micro_sequences=half), layout, system
+    if config.evaluation_sequences > 1 and system.evaluation == "logits":
+        fewer = config.evaluation_sequences // 2
+        text = f"evaluation.micro_sequences={fewer}"
+        yield text, _with(config, "evaluation", micro_sequences=fewer), layout, system
     if layout.replicate > 1 and config.engine.kind == "torch" and config.engine.data_parallel == "fsdp":
         more = layout.model_copy(update={"replicate": 1, "shard": layout.shard * layout.replicate})
         yield f"layout.replicate=1 with layout.shard={more.shard}", config, more, system

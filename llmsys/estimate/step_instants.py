@@ -7,6 +7,7 @@ from functools import cached_property
 from llmsys.config.layout import Layout
 from llmsys.config.run import RunConfig
 from llmsys.estimate.activation import BlockKind, block_kinds, extent_of, micro_batch
+from llmsys.estimate.evaluation_memory import IN_EVALUATION, evaluation_items
 from llmsys.estimate.instants import Instant, Item
 from llmsys.estimate.kept import Extent, Tensor, kept_bytes
 from llmsys.estimate.loss_memory import loss_items, loss_leftovers
@@ -37,7 +38,7 @@ class StepInstants:
     stage: Stage
 
     def all(self) -> Iterator[Instant]:
-        """From the start of a step to the writing of a checkpoint."""
+        """From the start of a step to the writing of a checkpoint, and an evaluation."""
         last, first = self._kinds[-1], self._kinds[0]
         yield self._instant("between steps", [])
         yield self._instant("at the end of the forward", [*self._early, *self._kept_by_all, self._forward_work])
@@ -49,6 +50,9 @@ class StepInstants:
         yield self._instant("at the end of the backward", [*self._late, *self._in_flight(self._whole.root)])
         yield self._instant("in the optimizer step", [self._gradients, self._orthogonal])
         yield self._instant("while a checkpoint is written", [])
+        if self.system.evaluation == "logits":
+            used = weights_in_use(self.config, self._whole, self.system, casts_kept=False)
+            yield self._instant(IN_EVALUATION, [*used, *evaluation_items(self.config, self._extent)])
 
     def _instant(self, name: str, items: list[Item]) -> Instant:
         items = [item for item in [*self._state, *items] if item.bytes]

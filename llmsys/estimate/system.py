@@ -32,6 +32,8 @@ class System:
         weights: sharded: whole only while a block uses them; whole: from the first use to the end of the backward.
         gradients: sharded after each backward; whole: float32, summed over micro-batches before they are sharded.
         activations: where they wait for the backward; of host, two blocks' are on their way at a time.
+        evaluation: logits: held-out sequences pass forward between steps, their logits whole (our measure.py);
+            none: the peak is that of training alone.
         measured: reserved: what the allocator holds (max_memory_reserved); allocated: what tensors hold.
     """
 
@@ -50,6 +52,7 @@ class System:
     weights: Literal["sharded", "whole"] = "sharded"
     gradients: Literal["sharded", "whole"] = "sharded"
     activations: Literal["device", "host"] = "device"
+    evaluation: Literal["logits", "none"] = "logits"
     measured: Literal["reserved", "allocated"] = "reserved"
 
 

@@ -34,7 +34,11 @@ class Optimizers:
         return {parameter: state for member in self._members for parameter, state in member.state.items()}
 
     def step(self) -> None:
-        """One step of each."""
+        """One step of each. A parameter without a gradient decays as with a gradient of zeros, as in flat vectors."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter, requires_grad=False)
         for member in self._members:
             member.step()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES
 from llmsys.config.run import RunConfig
 from llmsys.data.questions import ChoiceRows, Question, read_questions
 from llmsys.tokenizer import Tokenizer
@@ -38,10 +39,11 @@ class AnswersEvaluator:
 
     rows: ChoiceRows
     together: int = 1
+    sequences: int = MAX_DEFAULT_SEQUENCES
 
     def evaluate(self, logits: Logits, device: torch.device) -> Answers:
         """See Evaluator."""
-        found = row_numbers(self.rows, logits, device, self.together)
+        found = row_numbers(self.rows, logits, device, self.together, self.sequences)
         nats = {
             (row.question, row.choice): (float(numbers[0]), float(numbers[2]))
             for row, numbers in zip(self.rows.sorted, found, strict=True)
@@ -94,7 +96,9 @@ def with_answers(heldout: Evaluator, config: RunConfig, tokenizer: Tokenizer, to
     longest, opening = config.model.max_position_embeddings, opening_of(config.generation, tokenizer)
     sets = {
         one.title: AnswersEvaluator(
-            ChoiceRows(read_questions(one), tokenizer, opening or [tokenizer.eos_id], longest), together
+            ChoiceRows(read_questions(one), tokenizer, opening or [tokenizer.eos_id], longest),
+            together,
+            config.evaluation_sequences,
         )
         for one in config.evaluation.sets
     }

@@ -128,6 +128,8 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_promp
 
     saver = Saver(config.run.folder / "checkpoints", config.checkpoint)
     stack.callback(saver.close)
+    if resumed is not None:
+        saver.trust(resumed)
     if config.checkpoint.mode == "async":
         saver.prepare(engine.state())
     inside = partial(contents, steps, dataset.sources)

@@ -6,7 +6,9 @@ share the files out between them. Nothing here depends on the engine or layout t
 """
 
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,10 +21,16 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.engine.engine import Engine
 from llmsys.engine.loss_scale import LOSS_SCALE
-from llmsys.errors import CheckpointError
+from llmsys.errors import CheckpointError, UnreadableCheckpointError
 from llmsys.log import logger
 from llmsys.parallel.group import gathered, on_rank_zero, rank, world_size
-from llmsys.train.checkpoint_record import problem_of, read_record
+from llmsys.train.checkpoint_record import (
+    DAMAGE_ERRORS,
+    build_unreadable_error,
+    list_checkpoints,
+    problem_of,
+    read_record,
+)
 from llmsys.train.saver import Saver
 
 READS = 5
@@ -46,21 +54,65 @@ def save(engine: Engine, folder: Path, run_state: dict[str, Any], keep_last: int
 
 def whole_names(folder: Path) -> list[Path]:
     """Published checkpoints, oldest first."""
-    return sorted(folder.glob("step-*"))
+    return list(list_checkpoints(folder).values())
+
+
+@dataclass
+class VerifiedFolder:
+    """The newest whole checkpoint of a folder, if there is one, and what is wrong with those that are newer."""
+
+    newest: Path | None = None
+    problems: dict[Path, str] = field(default_factory=dict)
 
 
 def newest_whole(folder: Path) -> Path | None:
-    """The newest checkpoint that passes verification; each rank verifies its share of the files. Collective."""
+    """The newest checkpoint that passes verification; each rank verifies its share of the files. Collective.
+
+    UnreadableCheckpointError when one cannot be read now: an older one is not taken in its place.
+    """
+    return verify_folder(folder).newest
+
+
+def verify_folder(folder: Path) -> VerifiedFolder:
+    """Verify checkpoints from the newest down to the first whole one. Collective; the same on every rank."""
     seen: list[str] | None = None
     while (names := _listed(folder)) != seen:  # a run that trains on may have replaced them all meanwhile
+        found = VerifiedFolder()
         for checkpoint in map(Path, reversed(names)):
-            problem = next((one for one in gathered(problem_of(checkpoint, rank(), world_size())) if one), None)
+            problem = _verify_in_shares(checkpoint)
             if problem is None:
-                return checkpoint
-            if rank() == 0 and checkpoint.exists():
+                found.newest = checkpoint
+                return found
+            found.problems[checkpoint] = problem
+            if rank() == 0 and not _is_gone(checkpoint):
                 log.warning("skipping checkpoint %s: %s", checkpoint, problem)
         seen = names
-    return None
+    return found
+
+
+def _verify_in_shares(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, on every rank. Collective; the first rank that cannot read it raises."""
+    failure: UnreadableCheckpointError | None = None
+    problem: str | None = None
+    try:
+        problem = problem_of(checkpoint, rank(), world_size())
+    except UnreadableCheckpointError as error:
+        problem, failure = ("it was removed while it was read", None) if _is_gone(checkpoint) else (None, error)
+    verdicts = gathered((problem, failure is not None))
+    unreadable = [number for number, (_, failed) in enumerate(verdicts) if failed]
+    if unreadable and failure is not None and rank() == unreadable[0]:
+        raise failure
+    if unreadable:
+        raise SystemExit(2)  # one failure reads as one message
+    return next((one for one, _ in verdicts if one), None)
+
+
+def _is_gone(checkpoint: Path) -> bool:
+    """Return whether the run has removed a checkpoint, which network disks answer with errors of reading."""
+    try:
+        return checkpoint not in list_checkpoints(checkpoint.parent).values()
+    except UnreadableCheckpointError:
+        return False
 
 
 def _listed(folder: Path) -> list[str]:
@@ -106,14 +158,28 @@ def load(engine: Engine, checkpoint: Path) -> dict[str, Any]:
     record = resumable_record(checkpoint)
     state = engine.state()
     reader = FileSystemReader(checkpoint)
-    stored = reader.read_metadata().state_dict_metadata
-    _check_names(checkpoint, _needed(state.tensors), _needed(stored))
-    state.tensors = {name: tensor for name, tensor in state.tensors.items() if name in stored}
-    dcp.load(state.tensors, storage_reader=reader)
+    with naming_unreadable(checkpoint):
+        stored = reader.read_metadata().state_dict_metadata
+        _check_names(checkpoint, _needed(state.tensors), _needed(stored))
+        state.tensors = {name: tensor for name, tensor in state.tensors.items() if name in stored}
+        dcp.load(state.tensors, storage_reader=reader)
     state.steps = record.get("updates", record["steps"])
     engine.load(state)
     run_state: dict[str, Any] = record["run"]
     return run_state
+
+
+@contextmanager
+def naming_unreadable(checkpoint: Path) -> Iterator[None]:
+    """Raise UnreadableCheckpointError for what the system could not read now; any other failure as it is."""
+    try:
+        yield
+    except (CheckpointException, OSError) as error:
+        causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
+        for cause in causes:
+            if isinstance(cause, OSError) and cause.errno not in DAMAGE_ERRORS:
+                raise build_unreadable_error(Path(cause.filename or checkpoint), cause) from error
+        raise
 
 
 def stored_tensors(checkpoint: Path) -> dict[str, Tensor]:
@@ -139,14 +205,16 @@ def load_tensors(tensors: dict[str, Tensor], checkpoint: Path) -> None:
     _check_names(checkpoint, tensors, {name: stored[name] for name in stored.keys() & tensors.keys()})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is the intent
-        dcp.load(tensors, storage_reader=reader, no_dist=True)
+        with naming_unreadable(checkpoint):
+            dcp.load(tensors, storage_reader=reader, no_dist=True)
 
 
 def load_into(engine: Engine, checkpoint: Path, names: Iterable[str]) -> None:
     """Fill the named tensors of an engine from a checkpoint of any engine and layout, and nothing else. Collective."""
     state = engine.state()
     wanted = {name: state.tensors[name] for name in sorted(names)}
-    dcp.load(wanted, storage_reader=FileSystemReader(checkpoint))
+    with naming_unreadable(checkpoint):
+        dcp.load(wanted, storage_reader=FileSystemReader(checkpoint))
     state.tensors.update(wanted)
     engine.load(state)
 

@@ -5,20 +5,58 @@ and the digest of each file; the last key is the digest of the record itself. Ea
 of the files, so that no rank reads them all.
 """
 
+import errno
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from llmsys.errors import CheckpointError
+from llmsys.errors import CheckpointError, UnreadableCheckpointError
 from llmsys.publish import publish_bytes
 
 FORMAT = 1
 RECORD = "state.json"
 BLAKE2B_DIGITS = 128
+CHECKPOINT_NAME = re.compile(r"step-(\d+)")
+
+DAMAGE_ERRORS = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP))
+"""Errors that say something about what is on disk. Any other (EIO, ESTALE, EACCES, a timeout) may be gone later."""
+
+
+def list_checkpoints(folder: Path) -> dict[int, Path]:
+    """List published checkpoints by step, oldest first. UnreadableCheckpointError when the folder cannot be listed."""
+    try:
+        names = os.listdir(folder)  # glob would take a forbidden folder for an empty one
+    except OSError as error:
+        if error.errno not in DAMAGE_ERRORS:
+            raise build_unreadable_error(folder, error) from error
+        names = []
+    steps = sorted((int(match[1]), name) for name in names if (match := CHECKPOINT_NAME.fullmatch(name)))
+    return {step: folder / name for step, name in steps}
+
+
+def build_unreadable_error(path: Path, error: OSError) -> UnreadableCheckpointError:
+    """Return the error for a file that the system cannot read now, and that may be whole."""
+    return UnreadableCheckpointError(
+        f"{path} could not be read: {error.strerror or error}. This is not taken for damage: nothing was skipped or "
+        f"deleted. Mend the disk, the mount or the permissions, then run the same command again."
+    )
+
+
+def is_present(path: Path) -> bool:
+    """Return whether there is something at a path. UnreadableCheckpointError when the system cannot tell."""
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno not in DAMAGE_ERRORS:
+            raise build_unreadable_error(path, error) from error
+        return False
+    return True
 
 
 def digest_of(file: Path, like: str = "") -> str:
@@ -49,7 +87,10 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 
 
 def read_record(checkpoint: Path) -> dict[str, Any]:
-    """The record of a checkpoint. CheckpointError with the reason when it is missing, damaged or of another format."""
+    """The record of a checkpoint. CheckpointError with the reason when it is missing, damaged or of another format.
+
+    UnreadableCheckpointError when the system cannot read it now.
+    """
     try:
         record = json.loads((checkpoint / RECORD).read_text())
         if not isinstance(record, dict) or not isinstance(record.get("files"), dict):
@@ -60,6 +101,8 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
             raise ValueError("damaged: its own digest differs")
         int(record["steps"]), record["run"]
     except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, OSError) and error.errno not in DAMAGE_ERRORS:
+            raise build_unreadable_error(checkpoint / RECORD, error) from error
         raise CheckpointError(f"{RECORD} cannot be read ({error})") from None
     return record
 
@@ -75,17 +118,26 @@ def _own_digest(record: dict[str, Any]) -> str:
 
 
 def problem_of(checkpoint: Path, share: int = 0, shares: int = 1) -> str | None:
-    """Why a checkpoint cannot be used, or None. Of `shares` readers, reader `share` verifies every so-manieth file."""
+    """Why a checkpoint cannot be used, or None. Of `shares` readers, reader `share` verifies every so-manieth file.
+
+    UnreadableCheckpointError when the system cannot read a file now: that is no damage.
+    """
+    file = checkpoint
     try:
         digests: dict[str, str] = read_record(checkpoint)["files"]
         for name in sorted(digests):
-            if not (checkpoint / name).exists():
+            if not is_present(checkpoint / name):
                 return f"{name} is missing"
         for name in sorted(digests)[share::shares]:
-            if digest_of(checkpoint / name, digests[name]) != digests[name]:
+            file = checkpoint / name
+            if digest_of(file, digests[name]) != digests[name]:
                 return f"{name} is damaged (its digest differs from the recorded one)"
+    except UnreadableCheckpointError:
+        raise
     except CheckpointError as error:
         return str(error)
     except OSError as error:
-        return f"{Path(error.filename or checkpoint).name} cannot be read ({error.strerror})"
+        if error.errno not in DAMAGE_ERRORS:
+            raise build_unreadable_error(file, error) from error
+        return f"{file.name} cannot be read ({error.strerror})"
     return None

@@ -19,7 +19,7 @@ from llmsys.errors import CheckpointError, LlmsysError, disk_problem
 from llmsys.parallel.crew import Crew
 from llmsys.parallel.group import rank
 from llmsys.publish import sync_folder
-from llmsys.train.checkpoint_record import digests_of, files_of, write_record
+from llmsys.train.checkpoint_record import digests_of, files_of, is_present, problem_of, write_record
 
 PARTIAL = ".step-*.partial"
 REMOVED = ".step-*.removed"
@@ -93,12 +93,26 @@ def set_aside(checkpoint: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
+def restore_replaced(folder: Path) -> None:
+    """Give back what a killed save had put aside, where what it was replaced by is missing or damaged.
+
+    For the holder of the run folder's lock, before a checkpoint to resume from is looked for. Removes nothing.
+    """
+    for replaced in sorted(folder.glob(REPLACED)):
+        target = replaced.with_name(replaced.name.removeprefix(".").removesuffix(".replaced"))
+        if is_present(target):
+            if problem_of(target) is None or problem_of(replaced) is not None:
+                continue
+            aside = target.with_name(f".{target.name}.removed")
+            shutil.rmtree(aside, ignore_errors=True)
+            target.rename(aside)
+        replaced.rename(target)  # killed between the two renames, or the new one was damaged since
+        sync_folder(folder)
+
+
 def sweep(folder: Path) -> None:
     """Remove what a killed save or removal left behind. For the holder of the run folder's lock."""
-    for replaced in folder.glob(REPLACED):
-        target = replaced.with_name(replaced.name.removeprefix(".").removesuffix(".replaced"))
-        if not target.exists():  # killed between the two renames
-            replaced.rename(target)
+    restore_replaced(folder)
     for pattern in (PARTIAL, REMOVED, REPLACED):
         for left in folder.glob(pattern):
             shutil.rmtree(left, ignore_errors=True)

@@ -57,6 +57,7 @@ class HeldoutEvaluator:
     def __init__(self, config: RunConfig, shards: TokenShards, tokenizer: Tokenizer, together: int = 1) -> None:
         self._tokenizer = tokenizer
         self._together = together
+        self._sequences = config.evaluation_sequences
         self._shards = shards
         self._windows = heldout_windows(config, shards, tokenizer)
         self._yardsticks: tuple[float, float] | None = None
@@ -64,7 +65,7 @@ class HeldoutEvaluator:
     def evaluate(self, logits: Logits, device: torch.device) -> Evaluation:
         """Collective: every rank evaluates its windows and gets the same result."""
         windows = self._windows
-        nats = measure(windows, logits, device, self._together).nats
+        nats = measure(windows, logits, device, self._together, self._sequences).nats
         gzip, xz = self.yardsticks()
         loss = nats / windows.tokens
         return Evaluation(

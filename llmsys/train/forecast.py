@@ -1,5 +1,6 @@
 """What the estimate says of a run before its first step, written down so that it can be held to what is measured."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ import torch
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.device import Device
+from llmsys.estimate.evaluation_memory import IN_EVALUATION
 from llmsys.estimate.memory_peak import peak_memory
 from llmsys.estimate.parameters import count_parameters
 from llmsys.estimate.reconcile_text import size
@@ -22,17 +24,21 @@ log = logger(__name__)
 def forecast(config: RunConfig, device: torch.device, profile: Device | None) -> dict[str, Any]:
     """The fields of a `prediction` event, which `llmsys reconcile` reads.
 
-    Keys: parameters; memory.{peak_bytes, instant, kind}; device, the profile's name or "unknown"; world_size;
+    Keys: parameters; memory.{peak_bytes, instant, kind} of a step, and memory.evaluation_bytes; device, the profile's
+    name or "unknown"; world_size;
     step_seconds {p10, p50, p90} with modelled_seconds (without the residual), or null and why_no_time.
     """
     layout = config.fitted_layout(world_size())
     on_gpu = device.type == "cuda"
-    ledger = peak_memory(config, layout, system=System(device="cuda" if on_gpu else "cpu"))
+    everything = peak_memory(config, layout, system=System(device="cuda" if on_gpu else "cpu"))
+    steps = tuple(one for one in everything.instants if one.name != IN_EVALUATION)
+    ledger = replace(everything, instants=steps)  # what is measured is the peak of steps
     return {
         "parameters": count_parameters(config.model).total,
         "memory": {
             "peak_bytes": ledger.peak_bytes,
             "instant": ledger.peak_instant,
+            "evaluation_bytes": max((one.bytes for one in everything.instants if one.name == IN_EVALUATION), default=0),
             "kind": "reserved by the allocator" if on_gpu else "resident above the start",
         },
         "device": "unknown" if profile is None else profile.name,
@@ -64,6 +70,9 @@ def write_forecast(record: Record, step: int, config: RunConfig, device: torch.d
     record.write("prediction", step, **found)
     memory, seconds = found["memory"], found["step_seconds"]
     log.info("predicted: %s on the fullest rank, %s", size(memory["peak_bytes"]), memory["instant"])
+    if memory["evaluation_bytes"] > memory["peak_bytes"]:
+        more = size(memory["evaluation_bytes"]), config.evaluation_sequences
+        log.info("predicted: %s in an evaluation; lower evaluation.micro_sequences=%d if that is too much", *more)
     if seconds is None:
         log.info("predicted: no time of a step, since %s", found["why_no_time"])
     else:

@@ -11,11 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.parallel.group import rank, sum_over_ranks, world_size
 from llmsys.train.loss import sequence_losses
-
-BATCH_ROWS = 8
 
 Logits = Callable[[Batch], Tensor]
 """What a model gives for a batch, without dropout; `Engine.logits` is one."""
@@ -79,33 +78,47 @@ class TargetEvaluator:
 
     heldout: Heldout
     together: int = 1
+    sequences: int = MAX_DEFAULT_SEQUENCES
 
     def evaluate(self, logits: Logits, device: torch.device) -> Measurement:
         """See Evaluator."""
-        sums = measure(self.heldout, logits, device, self.together)
+        sums = measure(self.heldout, logits, device, self.together, self.sequences)
         loss = sums.nats / max(sums.targets, 1)
         perplexity = float(torch.tensor(loss).exp())
         return Measurement(loss, perplexity, sums.correct / max(sums.targets, 1), int(sums.targets))
 
 
-def measure(heldout: Heldout, logits: Logits, device: torch.device, together: int = 1) -> Sums:
+def measure(
+    heldout: Heldout,
+    logits: Logits,
+    device: torch.device,
+    together: int = 1,
+    sequences: int = MAX_DEFAULT_SEQUENCES,
+) -> Sums:
     """The sums over all rows, see `row_numbers`. Collective."""
-    nats, correct, targets = row_numbers(heldout, logits, device, together).sum(0).tolist()
+    nats, correct, targets = row_numbers(heldout, logits, device, together, sequences).sum(0).tolist()
     return Sums(nats, correct, targets)
 
 
-def row_numbers(heldout: Heldout, logits: Logits, device: torch.device, together: int = 1) -> Tensor:
+def row_numbers(
+    heldout: Heldout,
+    logits: Logits,
+    device: torch.device,
+    together: int = 1,
+    sequences: int = MAX_DEFAULT_SEQUENCES,
+) -> Tensor:
     """Loss, hits and targets of each row, float64 (rows, 3). Every row is asked for once, over all ranks. Collective.
 
+    A forward pass of a rank has `sequences` rows.
     `together` neighbouring ranks compute the logits of a batch together: they get the same rows, and the first counts.
     """
     found = torch.zeros(heldout.rows, 3, dtype=torch.float64)
-    per_round = BATCH_ROWS * (world_size() // together)
+    per_round = sequences * (world_size() // together)
     for start in range(0, heldout.rows, per_round):
-        first = start + rank() // together * BATCH_ROWS
-        batch = heldout.batch(first, BATCH_ROWS)
+        first = start + rank() // together * sequences
+        batch = heldout.batch(first, sequences)
         sums_B3 = row_sums(logits(batch), batch.targets_BT.to(device)).double().cpu()
-        count = max(0, min(BATCH_ROWS, heldout.rows - first)) if rank() % together == 0 else 0
+        count = max(0, min(sequences, heldout.rows - first)) if rank() % together == 0 else 0
         found[first : first + count] = sums_B3[:count]
     return sum_over_ranks(found.to(device)).cpu()
 

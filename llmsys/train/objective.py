@@ -68,7 +68,8 @@ def evaluator_of(config: RunConfig, together: int = 1) -> Evaluator:
     if config.objective.kind in ("translation", "classification"):
         _, tokenizer = open_data(config, "heldout")
         pairs, make = _pairs(config, "heldout"), _make(config, tokenizer)
-        return TargetEvaluator(HeldoutPairs(pairs, make, max_tokens=config.evaluation.max_tokens), together)
+        heldout_pairs = HeldoutPairs(pairs, make, max_tokens=config.evaluation.max_tokens)
+        return TargetEvaluator(heldout_pairs, together, config.evaluation_sequences)
     dataset = open_dataset(config, "heldout")
     found = {
         name: _evaluator(config, shards, dataset.tokenizer, together)
@@ -82,7 +83,8 @@ def _evaluator(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer, tog
     if config.objective.kind == "next_token":
         return HeldoutEvaluator(config, shards, tokenizer, together)
     masking = _masking(config, tokenizer, ("heldout", shards.fingerprint))
-    return TargetEvaluator(HeldoutMasked(heldout_windows(config, shards, tokenizer), masking), together)
+    masked = HeldoutMasked(heldout_windows(config, shards, tokenizer), masking)
+    return TargetEvaluator(masked, together, config.evaluation_sequences)
 
 
 def _windows(config: RunConfig, dataset: Dataset) -> Windows:

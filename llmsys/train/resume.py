@@ -10,10 +10,12 @@ from llmsys.config.run import RunConfig
 from llmsys.engine.engine import Engine
 from llmsys.errors import CheckpointError
 from llmsys.log import logger
+from llmsys.parallel.group import on_rank_zero
 from llmsys.train import checkpoint
 from llmsys.train.agree import differences
 from llmsys.train.bitwise import check_loaded, without_mode
 from llmsys.train.faults import StepJudge
+from llmsys.train.history import restore_leftovers, start_over
 
 log = logger(__name__)
 
@@ -26,9 +28,17 @@ ADVICE = {
 
 
 def resume(engine: Engine, config: RunConfig, identity: dict[str, Any], judge: StepJudge) -> int | None:
-    """Load the newest whole checkpoint, if there is one, and return how many steps are done. Collective."""
-    newest = checkpoint.newest_whole(config.run.folder / "checkpoints")
+    """Load the newest whole checkpoint, if there is one, and return how many steps are done. Collective.
+
+    None means a start at step 0. CheckpointError where the folder has a history of which nothing can be resumed, and
+    train.restart does not ask for a new start.
+    """
+    folder = config.run.folder / "checkpoints"
+    on_rank_zero(lambda: restore_leftovers(folder))
+    found = checkpoint.verify_folder(folder)
+    newest = found.newest
     if newest is None:
+        on_rank_zero(lambda: start_over(config, found.problems))
         return None
     record = checkpoint.resumable_record(newest)
     saved, now = without_mode(record["run"], identity)

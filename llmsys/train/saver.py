@@ -21,6 +21,7 @@ from llmsys.parallel.group import rank
 from llmsys.train.checkpoint_copy import HostCopy
 from llmsys.train.checkpoint_write import sweep, target_of, write_sharded
 from llmsys.train.retention import retire
+from llmsys.train.verified import VerifiedCheckpoints
 
 CLOSE_SECONDS = 120
 """How long the end of a run that failed waits for a save in the background."""
@@ -50,8 +51,14 @@ class Saver:
         self._last: Save | None = None
         self._untold: list[Save] = []
         self._failures = 0
+        self._verified = VerifiedCheckpoints()
         if rank() == 0:
             sweep(folder)
+
+    def trust(self, steps: int) -> None:
+        """Count the checkpoint of a step as whole without reading it: the run resumes from it."""
+        if rank() == 0:
+            self._verified.trust(target_of(self._folder, steps))
 
     def prepare(self, state: LogicalState) -> None:
         """Make room for copies of a state before the first step: touching fresh memory takes longer than a copy."""
@@ -106,7 +113,8 @@ class Saver:
         try:
             write_sharded(tensors, save.folder, record, self._crew)
             if rank() == 0:
-                retire(self._folder, self._rule)
+                self._verified.trust(save.folder)
+                retire(self._folder, self._rule, self._verified)
         except BaseException as failure:  # it is raised where all ranks meet; CheckpointException is no Exception
             save.failure = failure
         save.seconds = time.perf_counter() - save.began

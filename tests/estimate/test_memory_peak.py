@@ -22,7 +22,7 @@ from llmsys.train import head_loss
 from tests.estimate.test_estimate_memory import pretended_ranks
 from tests.helpers.live_memory import Followed
 
-ON_CPU = System(device="cpu", measured="allocated")
+ON_CPU = System(device="cpu", measured="allocated", evaluation="none")
 MODEL = {
     "vocab_size": 512,
     "hidden_size": 128,

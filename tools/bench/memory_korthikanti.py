@@ -22,6 +22,7 @@ from tools.bench.published_megatron import KORTHIKANTI
 from tools.bench.published_setup import DATA, Row, axes, config_of, gpt
 
 MEGATRON = System(
+    evaluation="none",
     masks="none", attention="explicit", selective="attention", gathered="again", loss="whole", head="columns",
     measured="allocated",
 )  # fmt: skip

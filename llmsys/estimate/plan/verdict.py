@@ -14,7 +14,9 @@ from llmsys.estimate.software import COMPILED, software_of
 from llmsys.estimate.system import OURS, System
 from llmsys.estimate.time import step_time
 
-PIPELINED = System(loss="fused", head="columns", masks="none", selective="attention", gathered="again")
+PIPELINED = System(
+    evaluation="none", loss="fused", head="columns", masks="none", selective="attention", gathered="again"
+)
 
 
 def verdict(config: RunConfig, named: Named, cluster: Cluster) -> dict[str, Any]:

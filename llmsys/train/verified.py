@@ -1,0 +1,50 @@
+"""Which checkpoints were verified, so that no save reads them all again.
+
+A verdict holds as long as the files keep their sizes and times. UnreadableCheckpointError passes: it is no verdict.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+from llmsys.errors import UnreadableCheckpointError
+from llmsys.log import logger
+from llmsys.train.checkpoint_record import DAMAGE_ERRORS, build_unreadable_error, problem_of
+
+Signature = tuple[tuple[str, int, int, int], ...]
+
+log = logger(__name__)
+
+
+class VerifiedCheckpoints:
+    """Verdicts by checkpoint. For one process."""
+
+    def __init__(self) -> None:
+        self._verdicts: dict[Path, tuple[Signature, str | None]] = {}
+
+    def trust(self, checkpoint: Path) -> None:
+        """Remember that a checkpoint was verified elsewhere, or written just now."""
+        with contextlib.suppress(UnreadableCheckpointError):  # then it is verified when it is asked for
+            self._verdicts[checkpoint] = _read_signature(checkpoint), None
+
+    def is_whole(self, checkpoint: Path) -> bool:
+        """Return whether every byte of a checkpoint is as it was written; reads it unless that is known."""
+        signature = _read_signature(checkpoint)
+        if checkpoint not in self._verdicts or self._verdicts[checkpoint][0] != signature:
+            problem = problem_of(checkpoint)
+            if problem is not None:
+                log.warning("checkpoint %s is not counted among those that are kept: %s", checkpoint, problem)
+            self._verdicts[checkpoint] = signature, problem
+        return self._verdicts[checkpoint][1] is None
+
+
+def _read_signature(checkpoint: Path) -> Signature:
+    """Return name, size, inode and time of change of every file; nothing where there is no folder."""
+    try:
+        with os.scandir(checkpoint) as entries:
+            stats = [(entry.name, entry.stat()) for entry in entries]
+    except OSError as error:
+        if error.errno not in DAMAGE_ERRORS:
+            raise build_unreadable_error(checkpoint, error) from error
+        return ()
+    return tuple(sorted((name, stat.st_size, stat.st_ino, stat.st_mtime_ns) for name, stat in stats))

@@ -5,15 +5,13 @@ publishes. A reader verifies digests and takes the newest folder that passes, sa
 share the files out between them. Nothing here depends on the engine or layout that saved.
 """
 
-import warnings
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException, FileSystemReader
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from llmsys.config.checkpoint import CheckpointConfig
@@ -22,7 +20,8 @@ from llmsys.engine.loss_scale import LOSS_SCALE
 from llmsys.errors import CheckpointError
 from llmsys.log import logger
 from llmsys.parallel.group import gathered, on_rank_zero, rank, world_size
-from llmsys.train.checkpoint_record import problem_of, read_record
+from llmsys.train.checkpoint_record import describe_pickle, problem_of, read_record
+from llmsys.train.checkpoint_storage import CheckpointStorageReader, read_tensors
 from llmsys.train.saver import Saver
 
 READS = 5
@@ -57,10 +56,21 @@ def newest_whole(folder: Path) -> Path | None:
             problem = next((one for one in gathered(problem_of(checkpoint, rank(), world_size())) if one), None)
             if problem is None:
                 return checkpoint
+            if problem == describe_pickle(checkpoint):  # whole, but of an older format: to skip it would lose work
+                _refuse_pickle(checkpoint)
             if rank() == 0 and checkpoint.exists():
                 log.warning("skipping checkpoint %s: %s", checkpoint, problem)
         seen = names
     return None
+
+
+def _refuse_pickle(checkpoint: Path) -> None:
+    """Raise CheckpointError on rank 0, once, and end the others. Collective."""
+
+    def refuse() -> str:
+        raise CheckpointError(f"{checkpoint} cannot be used: {describe_pickle(checkpoint)}.")
+
+    on_rank_zero(refuse)
 
 
 def _listed(folder: Path) -> list[str]:
@@ -105,11 +115,11 @@ def load(engine: Engine, checkpoint: Path) -> dict[str, Any]:
     """Fill the engine from a checkpoint of any engine and layout; gives the `run_state` saved with it. Collective."""
     record = resumable_record(checkpoint)
     state = engine.state()
-    reader = FileSystemReader(checkpoint)
+    reader = CheckpointStorageReader(checkpoint)
     stored = reader.read_metadata().state_dict_metadata
     _check_names(checkpoint, _needed(state.tensors), _needed(stored))
     state.tensors = {name: tensor for name, tensor in state.tensors.items() if name in stored}
-    dcp.load(state.tensors, storage_reader=reader)
+    read_tensors(state.tensors, reader)
     state.steps = record.get("updates", record["steps"])
     engine.load(state)
     run_state: dict[str, Any] = record["run"]
@@ -118,7 +128,7 @@ def load(engine: Engine, checkpoint: Path) -> dict[str, Any]:
 
 def stored_tensors(checkpoint: Path) -> dict[str, Tensor]:
     """What a checkpoint holds, by name, as tensors without storage: their shapes and types."""
-    stored = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    stored = CheckpointStorageReader(checkpoint).read_metadata().state_dict_metadata
     return {
         name: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
         for name, entry in stored.items()
@@ -134,19 +144,17 @@ def weights_name(parameter: str, stored: Collection[str]) -> str:
 
 def load_tensors(tensors: dict[str, Tensor], checkpoint: Path) -> None:
     """Fill plain tensors, named as in LogicalState, from a checkpoint. For one process, without a group."""
-    reader = FileSystemReader(checkpoint)
+    reader = CheckpointStorageReader(checkpoint)
     stored = reader.read_metadata().state_dict_metadata
     _check_names(checkpoint, tensors, {name: stored[name] for name in stored.keys() & tensors.keys()})
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is the intent
-        dcp.load(tensors, storage_reader=reader, no_dist=True)
+    read_tensors(tensors, reader, alone=True)
 
 
 def load_into(engine: Engine, checkpoint: Path, names: Iterable[str]) -> None:
     """Fill the named tensors of an engine from a checkpoint of any engine and layout, and nothing else. Collective."""
     state = engine.state()
     wanted = {name: state.tensors[name] for name in sorted(names)}
-    dcp.load(wanted, storage_reader=FileSystemReader(checkpoint))
+    read_tensors(wanted, CheckpointStorageReader(checkpoint))
     state.tensors.update(wanted)
     engine.load(state)
 

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from llmsys.convert.plan import Part
+from llmsys.train.average import read_mean
 from llmsys.train.checkpoint import weights_name
 from llmsys.train.checkpoint_storage import CheckpointStorageReader, CheckpointWriter, read_tensors
 
@@ -145,10 +146,27 @@ class CheckpointReader:
             name = part.name
             if name.startswith("parameter/"):
                 name = weights_name(name.removeprefix("parameter/"), self.shapes)
-            tensor = torch.empty(self.shapes[name], dtype=self.dtypes[name])
-            read_tensors({name: tensor}, self._reader, alone=True)
-            self._last = (part.name, tensor)
+            self._last = (part.name, self._load(name))
         return self._last[1] if part.expert is None else self._last[1][part.expert]
+
+    def _load(self, name: str) -> Tensor:
+        tensor = torch.empty(self.shapes[name], dtype=self.dtypes[name])
+        read_tensors({name: tensor}, self._reader, alone=True)
+        return tensor
+
+
+class AverageReader(CheckpointReader):
+    """Reads the mean of several checkpoints tensor by tensor, and writes none of it."""
+
+    def __init__(self, checkpoints: list[Path]) -> None:
+        """Read what the last of the checkpoints holds; a mean has no running mean beside it."""
+        super().__init__(checkpoints[-1])
+        self._checkpoints = checkpoints
+        self.shapes = {name: shape for name, shape in self.shapes.items() if not name.startswith("average/")}
+
+    def _load(self, name: str) -> Tensor:
+        like = torch.empty(self.shapes[name], dtype=self.dtypes[name], device="meta")
+        return read_mean(name, like, self._checkpoints)
 
 
 @contextmanager

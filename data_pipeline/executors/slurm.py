@@ -63,7 +63,7 @@ class SlurmArrays:
 
     def _write(self, jobs: Sequence[Job]) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(mode=0o700, parents=True)  # who writes a job there runs code as this user
         for number, job in enumerate(jobs):
             (self.folder / f"{number}.job").write_bytes(pickle.dumps(job))
         each = str(self.config.jobs_per_task)

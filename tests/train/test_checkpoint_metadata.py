@@ -111,7 +111,7 @@ def _saved(value: Any) -> bytes:
     return file.getvalue()
 
 
-HOSTILE = {
+HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "an entry for torch to unpickle": (
         lambda one: one.update({"parameter/w": {"kind": "bytes"}}),
         "parameter/w: 'dtype' is missing",

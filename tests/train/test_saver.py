@@ -183,7 +183,7 @@ def on_two_ranks(rank: int, folder: Path) -> dict[str, Any]:
     savers["async"].finish()
     failed = _fails_on_rank_one(rank, savers["async"], engine)
     newest = newest_whole(folder / "sync")
-    damaged = folder / "sync" / "step-00000002" / "__0_0.distcp"  # the one that rank 1 verifies
+    damaged = folder / "sync" / "step-00000002" / "__1_0.distcp"  # the one that rank 1 verifies
     if rank == 0:
         damaged.write_bytes(damaged.read_bytes()[:-1])
     torch.distributed.barrier()
@@ -217,6 +217,6 @@ def test_ranks_save_in_the_background_what_they_would_save_at_once(tmp_path: Pat
         assert "step-00000003 could not be saved: Input/output error" in result["failed"]
         assert result["newest"] == tmp_path / "sync" / "step-00000002"
         assert result["then"] == tmp_path / "sync" / "step-00000001"
-    damage = "__0_0.distcp is damaged (its digest differs from the recorded one)"
+    damage = "__1_0.distcp is damaged (its digest differs from the recorded one)"
     assert [result["share"] for result in results] == [None, damage]
     assert not (tmp_path / "async" / "step-00000003").exists()

@@ -63,7 +63,7 @@ class SlurmArrays:
 
     def _write(self, jobs: Sequence[Job]) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(mode=0o700, parents=True)  # who writes a job there runs code as this user
         for number, job in enumerate(jobs):
             publish_bytes(self.folder / f"{number}.job", pickle.dumps(job), PRIVATE)  # a URL may hold a password
         each = str(self.config.jobs_per_task)

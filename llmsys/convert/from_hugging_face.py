@@ -28,8 +28,11 @@ from llmsys.convert.source import CHECKPOINTS, KEPT, RECORD, RUN_CONFIG, UNUSED,
 from llmsys.convert.streamed import FILE_BYTES, Piece, write_tensors
 from llmsys.convert.their_tokenizer import TheirTokenizer, take_tokenizer
 from llmsys.errors import CheckpointError
+from llmsys.log import logger
 from llmsys.progress import Progress
 from llmsys.train.checkpoint_write import publish_weights
+
+log = logger(__name__)
 
 SMALL_FILE_BYTES = 1 << 26
 """Files beside the weights that are kept: configs, vocabularies, licences."""
@@ -172,7 +175,7 @@ def _keep_originals(kept: Path, source: Path, reading: Reading) -> None:
     kept.mkdir()
     for file in sorted(source.iterdir()):
         small = file.is_file() and file.stat().st_size <= SMALL_FILE_BYTES
-        if small and file.suffix not in WEIGHTS and file.name != INDEX:
+        if small and file.suffix not in WEIGHTS and file.name not in (INDEX, RECORD) and not _leads_out(file, source):
             shutil.copyfile(file, kept / file.name)
     stored = reading.files.tensors
     record = {
@@ -187,6 +190,19 @@ def _keep_originals(kept: Path, source: Path, reading: Reading) -> None:
         with ShardWriter(kept / UNUSED, {name: (stored[name].dtype, stored[name].shape) for name in unused}) as writer:
             for name in unused:
                 writer.write(name, reading.files.read(name))
+
+
+def _leads_out(file: Path, source: Path) -> bool:
+    """Return whether a file is a link out of its folder: a folder from elsewhere must not copy what lies here.
+
+    In a cache of the hub, `snapshots/REVISION/NAME` are links to `blobs/HASH` beside `snapshots`.
+    """
+    folder, target = source.resolve(), file.resolve()
+    inside = [folder, *([folder.parent.parent / "blobs"] if folder.parent.name == "snapshots" else [])]
+    if any(target.is_relative_to(one) for one in inside):
+        return False
+    log.warning("%s is left out: it is a link to %s. Copy the file into the folder to keep it.", file, target)
+    return True
 
 
 def _run_config(model: ModelConfig, destination: Path, tokenizer: TheirTokenizer | None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from llmsys.convert.plan import Shape
 from llmsys.errors import CheckpointError
+from llmsys.file_name import is_plain_file_name
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 DTYPES = {
@@ -127,10 +128,25 @@ def _index(folder: Path) -> dict[str, str]:
     if not (folder / INDEX).exists():
         return {}
     try:
-        files: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
+        text = (folder / INDEX).read_text()
+        files: dict[str, str] = parse_weight_map(text)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder / INDEX} cannot be read ({error!r}). Fetch the file again.") from None
     return files
+
+
+def parse_weight_map(text: str) -> dict[str, str]:
+    """Return {tensor: file} of an index; ValueError, KeyError or TypeError where it is none or leads elsewhere."""
+    files: dict[str, str] = dict(json.loads(text)["weight_map"])
+    for file in files.values():
+        if not is_shard_name(file):
+            raise ValueError(f"{file!r} is not the name of a safetensors file in its folder")
+    return files
+
+
+def is_shard_name(name: object) -> bool:
+    """Return whether a name that a file gives is one of a safetensors file in its own folder."""
+    return is_plain_file_name(name) and str(name).endswith(".safetensors")
 
 
 class ShardWriter:

@@ -4,13 +4,11 @@ A converted run folder holds `hugging_face/`: config.json, the tokenizer's and e
 `record.json` with the names and shards of the tensors, so that an unchanged model goes back as the same files.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from llmsys.errors import CheckpointError, ConfigError
 from llmsys.publish import sync_folder
@@ -57,6 +55,8 @@ def published(destination: Path) -> Iterator[Path]:
     """
     refuse_existing(destination)
     partial = destination.absolute().parent / f".{destination.name}.partial"
+    if partial.is_symlink():
+        partial.unlink()
     shutil.rmtree(partial, ignore_errors=True)  # of a conversion that was killed
     partial.mkdir(parents=True)
     try:
@@ -73,6 +73,8 @@ def published(destination: Path) -> Iterator[Path]:
 
 def refuse_existing(destination: Path) -> None:
     """Raise ConfigError unless the destination is free: not there, or an empty folder."""
+    if destination.is_symlink():
+        raise ConfigError(f"{destination} is a link. Name the folder itself: nothing is written through links.")
     if destination.exists() and not (destination.is_dir() and not any(destination.iterdir())):
         raise ConfigError(f"{destination} exists already. Name another destination, or remove it first.")
 
@@ -84,12 +86,3 @@ def _flush(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def kept_record(run_folder: Path) -> dict[str, Any] | None:
-    """What a conversion wrote down about the Hugging Face folder this run folder came from; None without one."""
-    file = run_folder / KEPT / RECORD
-    if not file.is_file():
-        return None
-    record: dict[str, Any] = json.loads(file.read_text())
-    return record

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter, SavePlan
+from torch.distributed.checkpoint import CheckpointException, SavePlan
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlanner, TensorWriteData, WriteItem, WriteItemType
@@ -24,7 +24,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from llmsys.convert.plan import Part
+from llmsys.train.average import read_mean
 from llmsys.train.checkpoint import weights_name
+from llmsys.train.checkpoint_storage import CheckpointStorageReader, CheckpointWriter, read_tensors
 
 FILE_BYTES = 1 << 30
 """Largest file of a checkpoint that is written here."""
@@ -59,11 +61,11 @@ def write_tensors(
         raise (causes[0] if causes else RuntimeError(str(error))) from None
 
 
-class _Writer(FileSystemWriter):
+class _Writer(CheckpointWriter):
     """Writes a plan file by file: the library keeps what it has written until the file is closed."""
 
     def __init__(self, folder: Path, sizes: dict[MetadataIndex, int], file_bytes: int) -> None:
-        super().__init__(folder, single_file_per_rank=True, sync_files=True)
+        super().__init__(folder)
         self._sizes, self._file_bytes = sizes, file_bytes
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -131,7 +133,7 @@ class CheckpointReader:
 
     def __init__(self, checkpoint: Path) -> None:
         """Read what the checkpoint holds."""
-        self._reader = FileSystemReader(checkpoint)
+        self._reader = CheckpointStorageReader(checkpoint)
         stored: dict[str, Any] = self._reader.read_metadata().state_dict_metadata
         self.shapes = {name: tuple(one.size) for name, one in stored.items()}
         self.dtypes: dict[str, torch.dtype] = {name: one.properties.dtype for name, one in stored.items()}
@@ -144,11 +146,27 @@ class CheckpointReader:
             name = part.name
             if name.startswith("parameter/"):
                 name = weights_name(name.removeprefix("parameter/"), self.shapes)
-            tensor = torch.empty(self.shapes[name], dtype=self.dtypes[name])
-            with _alone():
-                dcp.load({name: tensor}, storage_reader=self._reader, no_dist=True)
-            self._last = (part.name, tensor)
+            self._last = (part.name, self._load(name))
         return self._last[1] if part.expert is None else self._last[1][part.expert]
+
+    def _load(self, name: str) -> Tensor:
+        tensor = torch.empty(self.shapes[name], dtype=self.dtypes[name])
+        read_tensors({name: tensor}, self._reader, alone=True)
+        return tensor
+
+
+class AverageReader(CheckpointReader):
+    """Reads the mean of several checkpoints tensor by tensor, and writes none of it."""
+
+    def __init__(self, checkpoints: list[Path]) -> None:
+        """Read what the last of the checkpoints holds; a mean has no running mean beside it."""
+        super().__init__(checkpoints[-1])
+        self._checkpoints = checkpoints
+        self.shapes = {name: shape for name, shape in self.shapes.items() if not name.startswith("average/")}
+
+    def _load(self, name: str) -> Tensor:
+        like = torch.empty(self.shapes[name], dtype=self.dtypes[name], device="meta")
+        return read_mean(name, like, self._checkpoints)
 
 
 @contextmanager

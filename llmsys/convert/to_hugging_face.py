@@ -15,20 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmsys.config.hugging_face.read import parse_json
 from llmsys.config.hugging_face.write import hugging_face_values
 from llmsys.config.load import load_run
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.convert.families import table_of
+from llmsys.convert.kept_record import NEXT, kept_record, list_small_files
 from llmsys.convert.plan import Group, Plan, Shape, make_plan
 from llmsys.convert.safetensor_folder import INDEX, SINGLE, SafetensorFolder, ShardWriter
-from llmsys.convert.source import KEPT, RECORD, RUN_CONFIG, UNUSED, checkpoint_in, kept_record, published
-from llmsys.convert.streamed import CheckpointReader
+from llmsys.convert.source import KEPT, RECORD, RUN_CONFIG, UNUSED, checkpoint_in, published
+from llmsys.convert.streamed import AverageReader, CheckpointReader
 from llmsys.convert.tokenizer_files import token_ids, write_tokenizer
 from llmsys.errors import CheckpointError
 from llmsys.log import logger
 from llmsys.progress import Progress
-from llmsys.train.average import average_last
+from llmsys.train.average import list_averaged
 from llmsys.train.dataset import tokenizer_path
 
 SHARD_BYTES = 5_000_000_000
@@ -47,10 +49,14 @@ class Writing:
         """
         run_folder, checkpoint = checkpoint_in(source)
         self.run_folder = run_folder
+        self.reader: CheckpointReader
         self.run: RunConfig = load_run(str(run_folder / RUN_CONFIG))
         if (last := self.run.checkpoint.average_last) > 1 and run_folder == source:
-            checkpoint = average_last(run_folder, last)  # the model that the run evaluates and generates with
-        self.reader = CheckpointReader(checkpoint)
+            # The model that the run evaluates and generates with, and nothing is written into the run.
+            averaged = list_averaged(run_folder, last)
+            checkpoint, self.reader = averaged[-1], AverageReader(averaged)
+        else:
+            self.reader = CheckpointReader(checkpoint)
         record = kept_record(run_folder)
         same = record is not None and record["model"] == self.run.model.model_dump(mode="json")
         self.record: dict[str, Any] | None = record if same else None
@@ -59,8 +65,12 @@ class Writing:
         _check(checkpoint, self.plan, self.reader)
         self.copies: dict[str, str] = self.record["copies"] if self.record else {}
         self.unused = self._unused()
-        self.tensors = self._tensors()
-        self.files = self._files(shard_bytes)
+        try:
+            self.tensors = self._tensors()
+            self.files = self._files(shard_bytes)
+        except KeyError as error:  # nothing but the record is looked up there by names that it may lack
+            raise CheckpointError(f"{run_folder / KEPT / RECORD} does not name {error}. {NEXT}") from None
+        self.small_files = list_small_files(run_folder) if self.record else []
         self.index: str | None = self.record.get("index") if self.record and shard_bytes is None else None
 
     @property
@@ -78,7 +88,8 @@ class Writing:
 
     def _config_values(self) -> dict[str, Any]:
         if self.record is not None:
-            values: dict[str, Any] = json.loads((self.run_folder / KEPT / "config.json").read_text("utf-8-sig"))
+            file = self.run_folder / KEPT / "config.json"
+            values: dict[str, Any] = parse_json(file.read_text("utf-8-sig"), str(file))
             return values
         return hugging_face_values(self.model)
 
@@ -169,9 +180,8 @@ def _write_index(folder: Path, writing: Writing) -> None:
 
 def _write_small_files(folder: Path, writing: Writing) -> None:
     if writing.record is not None:
-        for file in sorted((writing.run_folder / KEPT).iterdir()):
-            if file.name not in (RECORD, UNUSED):
-                shutil.copyfile(file, folder / file.name)
+        for file in writing.small_files:
+            shutil.copyfile(file, folder / file.name, follow_symlinks=False)
         return
     model_file = tokenizer_path(writing.run)
     found, eos_token = model_file.is_file(), getattr(writing.run.tokenizer, "eos_token", None)

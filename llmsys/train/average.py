@@ -56,15 +56,35 @@ def _mean_of(names: list[Path], run_folder: Path) -> Path:
     target = run_folder / AVERAGED / names[-1].name
     if target.exists() and problem_of(target) is None and _facts(target) == facts:
         return target
-    for name in names:
-        if (problem := problem_of(name)) is not None:
-            raise CheckpointError(f"{name} cannot be averaged: {problem}. Train on, or set checkpoint.average_last=0.")
+    _check_whole(names)
     tensors = {name: _mean(name, like, names) for name, like in stored_tensors(names[-1]).items() if _is_model(name)}
     steps = int(read_record(names[-1])["steps"])
     run_state = {**run_state_of(names[-1]), **facts}
     made = publish_weights(target.parent, lambda folder: save_tensors(tensors, folder), steps, run_state)
     log.info("%s is the mean of the last %d checkpoints", made, len(names))
     return made
+
+
+def list_averaged(run_folder: Path, count: int) -> list[Path]:
+    """Return the last `count` checkpoints of a run, whole ones, for a reader that averages them without writing.
+
+    Raises:
+        CheckpointError: the run has fewer, or one of them is damaged.
+    """
+    names = _last(run_folder / "checkpoints", count)
+    _check_whole(names)
+    return names
+
+
+def read_mean(name: str, like: Tensor, checkpoints: list[Path]) -> Tensor:
+    """Return the mean of one tensor over checkpoints, as `average_last` writes it; `like` has its shape and type."""
+    return _mean(name, like, checkpoints)
+
+
+def _check_whole(names: list[Path]) -> None:
+    for name in names:
+        if (problem := problem_of(name)) is not None:
+            raise CheckpointError(f"{name} cannot be averaged: {problem}. Train on, or set checkpoint.average_last=0.")
 
 
 def _is_model(name: str) -> bool:

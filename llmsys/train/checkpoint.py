@@ -5,17 +5,14 @@ publishes. A reader verifies digests and takes the newest folder that passes, sa
 share the files out between them. Nothing here depends on the engine or layout that saved.
 """
 
-import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException, FileSystemReader
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from llmsys.config.checkpoint import CheckpointConfig
@@ -25,12 +22,12 @@ from llmsys.errors import CheckpointError, UnreadableCheckpointError
 from llmsys.log import logger
 from llmsys.parallel.group import gathered, on_rank_zero, rank, world_size
 from llmsys.train.checkpoint_record import (
-    DAMAGE_ERRORS,
-    build_unreadable_error,
+    describe_pickle,
     list_checkpoints,
     problem_of,
     read_record,
 )
+from llmsys.train.checkpoint_storage import CheckpointStorageReader, naming_unreadable, read_tensors
 from llmsys.train.saver import Saver
 
 READS = 5
@@ -83,6 +80,8 @@ def verify_folder(folder: Path) -> VerifiedFolder:
             if problem is None:
                 found.newest = checkpoint
                 return found
+            if problem == describe_pickle(checkpoint):  # whole, but of an older format: to skip it would lose work
+                _refuse_pickle(checkpoint)
             found.problems[checkpoint] = problem
             if rank() == 0 and not _is_gone(checkpoint):
                 log.warning("skipping checkpoint %s: %s", checkpoint, problem)
@@ -113,6 +112,15 @@ def _is_gone(checkpoint: Path) -> bool:
         return checkpoint not in list_checkpoints(checkpoint.parent).values()
     except UnreadableCheckpointError:
         return False
+
+
+def _refuse_pickle(checkpoint: Path) -> None:
+    """Raise CheckpointError on rank 0, once, and end the others. Collective."""
+
+    def refuse() -> str:
+        raise CheckpointError(f"{checkpoint} cannot be used: {describe_pickle(checkpoint)}.")
+
+    on_rank_zero(refuse)
 
 
 def _listed(folder: Path) -> list[str]:
@@ -157,34 +165,21 @@ def load(engine: Engine, checkpoint: Path) -> dict[str, Any]:
     """Fill the engine from a checkpoint of any engine and layout; gives the `run_state` saved with it. Collective."""
     record = resumable_record(checkpoint)
     state = engine.state()
-    reader = FileSystemReader(checkpoint)
+    reader = CheckpointStorageReader(checkpoint)
     with naming_unreadable(checkpoint):
         stored = reader.read_metadata().state_dict_metadata
-        _check_names(checkpoint, _needed(state.tensors), _needed(stored))
-        state.tensors = {name: tensor for name, tensor in state.tensors.items() if name in stored}
-        dcp.load(state.tensors, storage_reader=reader)
+    _check_names(checkpoint, _needed(state.tensors), _needed(stored))
+    state.tensors = {name: tensor for name, tensor in state.tensors.items() if name in stored}
+    read_tensors(state.tensors, reader)
     state.steps = record.get("updates", record["steps"])
     engine.load(state)
     run_state: dict[str, Any] = record["run"]
     return run_state
 
 
-@contextmanager
-def naming_unreadable(checkpoint: Path) -> Iterator[None]:
-    """Raise UnreadableCheckpointError for what the system could not read now; any other failure as it is."""
-    try:
-        yield
-    except (CheckpointException, OSError) as error:
-        causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
-        for cause in causes:
-            if isinstance(cause, OSError) and cause.errno not in DAMAGE_ERRORS:
-                raise build_unreadable_error(Path(cause.filename or checkpoint), cause) from error
-        raise
-
-
 def stored_tensors(checkpoint: Path) -> dict[str, Tensor]:
     """What a checkpoint holds, by name, as tensors without storage: their shapes and types."""
-    stored = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    stored = CheckpointStorageReader(checkpoint).read_metadata().state_dict_metadata
     return {
         name: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
         for name, entry in stored.items()
@@ -200,21 +195,17 @@ def weights_name(parameter: str, stored: Collection[str]) -> str:
 
 def load_tensors(tensors: dict[str, Tensor], checkpoint: Path) -> None:
     """Fill plain tensors, named as in LogicalState, from a checkpoint. For one process, without a group."""
-    reader = FileSystemReader(checkpoint)
+    reader = CheckpointStorageReader(checkpoint)
     stored = reader.read_metadata().state_dict_metadata
     _check_names(checkpoint, tensors, {name: stored[name] for name in stored.keys() & tensors.keys()})
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is the intent
-        with naming_unreadable(checkpoint):
-            dcp.load(tensors, storage_reader=reader, no_dist=True)
+    read_tensors(tensors, reader, alone=True)
 
 
 def load_into(engine: Engine, checkpoint: Path, names: Iterable[str]) -> None:
     """Fill the named tensors of an engine from a checkpoint of any engine and layout, and nothing else. Collective."""
     state = engine.state()
     wanted = {name: state.tensors[name] for name in sorted(names)}
-    with naming_unreadable(checkpoint):
-        dcp.load(wanted, storage_reader=FileSystemReader(checkpoint))
+    read_tensors(wanted, CheckpointStorageReader(checkpoint))
     state.tensors.update(wanted)
     engine.load(state)
 

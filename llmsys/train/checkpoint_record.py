@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,14 @@ from typing import Any
 import xxhash
 
 from llmsys.errors import CheckpointError, UnreadableCheckpointError
+from llmsys.file_name import is_plain_file_name
 from llmsys.publish import publish_bytes
 
-FORMAT = 1
+FORMAT = 2
+"""2: the places of the tensors are in `metadata.json`, which was a pickle in 1."""
 RECORD = "state.json"
+PICKLED, PICKLED_FORMAT = ".metadata", 1
+"""What format 1 had for `metadata.json`: a pickle, which can run code when it is read."""
 BLAKE2B_DIGITS = 128
 CHECKPOINT_NAME = re.compile(r"step-(\d+)")
 
@@ -86,7 +91,7 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
     publish_bytes(folder / RECORD, json.dumps(record | {"digest": _own_digest(record)}, indent=2).encode())
 
 
-def read_record(checkpoint: Path) -> dict[str, Any]:
+def read_record(checkpoint: Path, expected: int = FORMAT) -> dict[str, Any]:
     """The record of a checkpoint. CheckpointError with the reason when it is missing, damaged or of another format.
 
     UnreadableCheckpointError when the system cannot read it now.
@@ -95,11 +100,17 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
         record = json.loads((checkpoint / RECORD).read_text())
         if not isinstance(record, dict) or not isinstance(record.get("files"), dict):
             raise ValueError("not a record of files")
-        _check_format(record["format"])
+        if record["format"] != expected:
+            raise CheckpointError(_describe_format(record["format"], checkpoint))
+        for name in record["files"]:
+            if not is_plain_file_name(name):
+                raise ValueError(f"{name!r} is not the name of a file in its folder")
         digest = record.pop("digest", None)
         if digest not in (None, _own_digest(record)):
             raise ValueError("damaged: its own digest differs")
         int(record["steps"]), record["run"]
+    except RecursionError:
+        raise CheckpointError(f"{RECORD} cannot be read (nested too deeply)") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, OSError) and error.errno not in DAMAGE_ERRORS:
             raise build_unreadable_error(checkpoint / RECORD, error) from error
@@ -107,10 +118,19 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
     return record
 
 
-def _check_format(found: int) -> None:
-    if found != FORMAT:
-        newer = ", which a newer llmsys wrote" if isinstance(found, int) and found > FORMAT else ""
-        raise CheckpointError(f"format {found}{newer}; this version reads {FORMAT}")
+def describe_pickle(checkpoint: Path) -> str:
+    """Return why a checkpoint with pickled metadata is refused, and the command that rewrites a trusted one."""
+    return (
+        f"its metadata are a pickle ({PICKLED}, as llmsys wrote it in format 1), and reading a pickle can run code. "
+        f"If you trust whoever wrote it, rewrite it with `llmsys convert {shlex.quote(str(checkpoint))} --trust-pickle`"
+    )
+
+
+def _describe_format(found: Any, checkpoint: Path) -> str:
+    if found == PICKLED_FORMAT:
+        return describe_pickle(checkpoint)
+    newer = ", which a newer llmsys wrote" if isinstance(found, int) and found > FORMAT else ""
+    return f"format {found}{newer}; this version reads {FORMAT}"
 
 
 def _own_digest(record: dict[str, Any]) -> str:
@@ -122,22 +142,29 @@ def problem_of(checkpoint: Path, share: int = 0, shares: int = 1) -> str | None:
 
     UnreadableCheckpointError when the system cannot read a file now: that is no damage.
     """
-    file = checkpoint
     try:
-        digests: dict[str, str] = read_record(checkpoint)["files"]
-        for name in sorted(digests):
-            if not is_present(checkpoint / name):
-                return f"{name} is missing"
-        for name in sorted(digests)[share::shares]:
-            file = checkpoint / name
-            if digest_of(file, digests[name]) != digests[name]:
-                return f"{name} is damaged (its digest differs from the recorded one)"
+        return find_damaged_file(checkpoint, read_record(checkpoint)["files"], share, shares)
     except UnreadableCheckpointError:
         raise
     except CheckpointError as error:
         return str(error)
-    except OSError as error:
-        if error.errno not in DAMAGE_ERRORS:
-            raise build_unreadable_error(file, error) from error
-        return f"{file.name} cannot be read ({error.strerror})"
+
+
+def find_damaged_file(checkpoint: Path, digests: dict[str, str], share: int = 0, shares: int = 1) -> str | None:
+    """Return the first file that is missing or differs from its digest, as a message; None where all are whole.
+
+    Raises:
+        UnreadableCheckpointError: the system cannot read a file now, which is no damage.
+    """
+    for name in sorted(digests):
+        if not is_present(checkpoint / name):
+            return f"{name} is missing"
+    for name in sorted(digests)[share::shares]:
+        try:
+            if digest_of(checkpoint / name, digests[name]) != digests[name]:
+                return f"{name} is damaged (its digest differs from the recorded one)"
+        except OSError as error:
+            if error.errno not in DAMAGE_ERRORS:
+                raise build_unreadable_error(checkpoint / name, error) from error
+            return f"{name} cannot be read ({error.strerror})"
     return None

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
+from torch.distributed.checkpoint import CheckpointException
 
 from llmsys.errors import CheckpointError, LlmsysError, disk_problem
 from llmsys.parallel.crew import Crew
 from llmsys.parallel.group import rank
 from llmsys.publish import sync_folder
 from llmsys.train.checkpoint_record import digests_of, files_of, is_present, problem_of, write_record
+from llmsys.train.checkpoint_storage import CheckpointWriter
 
 PARTIAL = ".step-*.partial"
 REMOVED = ".step-*.removed"
@@ -45,8 +46,7 @@ def write_sharded(tensors: dict[str, Tensor], target: Path, record: dict[str, An
 
 
 def _write_tensors(tensors: dict[str, Tensor], partial: Path, crew: Crew) -> None:
-    writer = FileSystemWriter(partial, single_file_per_rank=True, sync_files=True)
-    dcp.save(tensors, storage_writer=writer, process_group=crew.group)
+    dcp.save(tensors, storage_writer=CheckpointWriter(partial), process_group=crew.group)
 
 
 def publish_weights(
@@ -69,8 +69,7 @@ def save_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
     """Write plain tensors as the files of a checkpoint. For one process, without a group."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is the intent
-        writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
-        dcp.save(tensors, storage_writer=writer, no_dist=True)
+        dcp.save(tensors, storage_writer=CheckpointWriter(folder), no_dist=True)
 
 
 def publish(partial: Path, target: Path, record: dict[str, Any]) -> None:

@@ -140,6 +140,7 @@ def test_an_array_fails_only_the_jobs_that_were_lost_and_ends_with_its_driver(tm
     require_the_laws_of_an_executor(arrays, tmp_path)
     events = arrays.run([partial(sleep_for_ever, tmp_path / "pid")])
     arrays._write([partial(sleep_for_ever, tmp_path / "pid")])
+    assert (tmp_path / "slurm").stat().st_mode & 0o777 == 0o700  # the jobs are pickles
     arrays._submit(1, 0)
     pid = wait_for_pid(tmp_path / "pid")
     events.close()  # a driver that is killed says nothing to Slurm; the next one of the same folder cleans up

@@ -101,7 +101,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
+@pytest.mark.parametrize("name", ["__0_0.distcp", "metadata.json"])
 def test_a_damaged_file_is_named(tmp_path: Path, damage: str, name: str) -> None:
     save(tmp_path, 10)
     DAMAGES[damage](tmp_path / "step-00000010" / name)
@@ -116,8 +116,8 @@ def test_digests_of_older_checkpoints_are_still_verified(tmp_path: Path) -> None
     files = {name: hashlib.blake2b((checkpoint / name).read_bytes()).hexdigest() for name in record["files"]}
     checkpoint_write.write_record(checkpoint, record | {"files": files})
     assert problem_of(checkpoint) is None
-    DAMAGES["flipped"](checkpoint / ".metadata")
-    assert ".metadata is damaged" in str(problem_of(checkpoint))
+    DAMAGES["flipped"](checkpoint / "metadata.json")
+    assert "metadata.json is damaged" in str(problem_of(checkpoint))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_digests_of_older_checkpoints_are_still_verified(tmp_path: Path) -> None
         (lambda text: text[:50], f"{RECORD} cannot be read"),
         (lambda text: "[]", f"{RECORD} cannot be read (not a record of files)"),
         (lambda text: text.replace('"steps": 10', '"steps": 18'), f"{RECORD} cannot be read (damaged: its own digest"),
-        (lambda text: text.replace('"format": 1', '"format": 2'), "format 2, which a newer llmsys wrote; this version"),
+        (lambda text: text.replace('"format": 2', '"format": 3'), "format 3, which a newer llmsys wrote; this version"),
     ],
 )
 def test_a_damaged_or_newer_record_is_said(tmp_path: Path, change: Any, said: str) -> None:
@@ -183,7 +183,7 @@ def on_two_ranks(rank: int, folder: Path) -> dict[str, Any]:
     savers["async"].finish()
     failed = _fails_on_rank_one(rank, savers["async"], engine)
     newest = newest_whole(folder / "sync")
-    damaged = folder / "sync" / "step-00000002" / "__0_0.distcp"  # the one that rank 1 verifies
+    damaged = folder / "sync" / "step-00000002" / "__1_0.distcp"  # the one that rank 1 verifies
     if rank == 0:
         damaged.write_bytes(damaged.read_bytes()[:-1])
     torch.distributed.barrier()
@@ -210,13 +210,13 @@ def test_ranks_save_in_the_background_what_they_would_save_at_once(tmp_path: Pat
         folders = [tmp_path / mode / f"step-0000000{step}" for mode in ("sync", "async")]
         if step == 1:  # the second of one mode is damaged by now
             digests = [read_record(folder)["files"] for folder in folders]
-            assert set(digests[0]) == {"__0_0.distcp", "__1_0.distcp", ".metadata"}
+            assert set(digests[0]) == {"__0_0.distcp", "__1_0.distcp", "metadata.json"}
             assert digests[0]["__1_0.distcp"] == digests[1]["__1_0.distcp"]
         assert problem_of(folders[1]) is None
     for result in results:
         assert "step-00000003 could not be saved: Input/output error" in result["failed"]
         assert result["newest"] == tmp_path / "sync" / "step-00000002"
         assert result["then"] == tmp_path / "sync" / "step-00000001"
-    damage = "__0_0.distcp is damaged (its digest differs from the recorded one)"
+    damage = "__1_0.distcp is damaged (its digest differs from the recorded one)"
     assert [result["share"] for result in results] == [None, damage]
     assert not (tmp_path / "async" / "step-00000003").exists()

@@ -1,0 +1,127 @@
+"""Storage of torch.distributed.checkpoint whose metadata is JSON: nothing in a checkpoint runs code when it is read.
+
+Writes `metadata.json` where torch writes a pickled `.metadata`; reads it back into torch's own classes. Tensors stay in
+torch's files, which are read with `weights_only=True`. Use `open_reader` wherever a checkpoint is read.
+
+Invariants:
+- A pickled `.metadata` is never opened here, not by a rank of its own (`__0.metadata`) either.
+- Entries that are no tensors, which torch would unpickle, are neither written nor read.
+"""
+
+import os
+import pickle
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from llmsys.errors import CheckpointError
+from llmsys.publish import publish_bytes
+from llmsys.train.checkpoint_metadata import METADATA, format_metadata, parse_metadata
+from llmsys.train.checkpoint_record import DAMAGE_ERRORS, PICKLED, build_unreadable_error, describe_pickle
+
+
+class CheckpointWriter(FileSystemWriter):
+    """Writes the tensors of a checkpoint as torch does, synced, one file per rank, and the metadata as JSON."""
+
+    def __init__(self, folder: Path) -> None:
+        """Write into `folder`, which may be made by this."""
+        super().__init__(folder, single_file_per_rank=True, sync_files=True)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write `metadata.json` durably; `results` are those of all ranks. Called on rank 0 alone."""
+        metadata.storage_data = {one.index: one.storage_data for written in results for one in written}
+        publish_bytes(Path(self.path) / METADATA, format_metadata(metadata))
+
+    def _get_metadata_path(self, rank: int | None = None) -> os.PathLike[str]:
+        return Path(self.path) / METADATA
+
+
+class CheckpointStorageReader(FileSystemReader):
+    """Reads what `CheckpointWriter` wrote; the metadata once for all reads through one reader."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        """Read from `checkpoint`; CheckpointError is raised when the metadata are read."""
+        super().__init__(checkpoint)
+        self._metadata: Metadata | None = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return the metadata of the whole checkpoint; what torch asks for a single rank is the same file.
+
+        Raises:
+            CheckpointError: they are missing, damaged, or a pickle.
+        """
+        if self._metadata is None:
+            self._metadata = _read_metadata(Path(self.path))
+        return self._metadata
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Forget what was read, where another checkpoint is named."""
+        if checkpoint_id:
+            self._metadata = None
+        super().reset(checkpoint_id)
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read tensors into the planner's; anything else is refused, since torch would unpickle it."""
+        for item in plan.items:
+            if item.type != LoadItemType.TENSOR:
+                raise CheckpointError(f"{self.path}: {item.storage_index.fqn} is no tensor. Take another checkpoint.")
+        done: Future[None] = super().read_data(plan, planner)
+        return done
+
+
+def _read_metadata(checkpoint: Path) -> Metadata:
+    file = checkpoint / METADATA
+    if not file.is_file():
+        if (checkpoint / PICKLED).exists():
+            raise CheckpointError(f"{checkpoint} cannot be used: {describe_pickle(checkpoint)}.")
+        raise CheckpointError(f"{file} is missing. Take another checkpoint.")
+    return parse_metadata(file.read_bytes(), checkpoint)
+
+
+@contextmanager
+def naming_unreadable(checkpoint: Path) -> Iterator[None]:
+    """Raise UnreadableCheckpointError for what the system could not read now; any other failure as it is."""
+    try:
+        yield
+    except (CheckpointException, OSError) as error:
+        causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
+        for cause in causes:
+            if isinstance(cause, OSError) and cause.errno not in DAMAGE_ERRORS:
+                raise build_unreadable_error(Path(cause.filename or checkpoint), cause) from error
+        raise
+
+
+def read_tensors(tensors: dict[str, Tensor], reader: CheckpointStorageReader, alone: bool = False) -> None:
+    """Fill tensors by name from a checkpoint. Collective, unless `alone`.
+
+    Raises:
+        CheckpointError: the files do not hold what the metadata say.
+        UnreadableCheckpointError: the system could not read a file now.
+    """
+    with naming_unreadable(Path(reader.path)):
+        reader.read_metadata()  # its own error, not one that torch wraps
+    try:
+        with warnings.catch_warnings(), naming_unreadable(Path(reader.path)):
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is the intent
+            dcp.load(tensors, storage_reader=reader, no_dist=alone)
+    except CheckpointException as error:
+        causes = [cause for cause, _ in error.failures.values()]
+        said = _describe(causes[0]) if causes else str(error)
+        raise CheckpointError(f"{reader.path} cannot be read: {said}. Take another checkpoint.") from error
+
+
+def _describe(cause: BaseException) -> str:
+    # torch's own text advises to read the file with weights_only=False, which would run what is in it.
+    if isinstance(cause, pickle.UnpicklingError):
+        return "its files hold something else than tensors"
+    return f"{type(cause).__name__}: {cause}"

@@ -1,0 +1,117 @@
+"""Checkpoints of format 1, whose metadata are a pickle, rewritten in place as those of today.
+
+Reads `state.json` and `.metadata`; writes `metadata.json` and `state.json`, and removes `.metadata`. The tensors
+stay as they are, so a run resumes with equal numbers.
+
+Invariants:
+- The one place that unpickles, called for `llmsys convert --trust-pickle` alone.
+- Even there only the classes that torch's metadata are made of are looked up; any other ends with a CheckpointError.
+- A rewrite that is interrupted leaves a checkpoint that the same command rewrites.
+"""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.metadata import Metadata
+
+from llmsys.errors import CheckpointError, ConfigError
+from llmsys.publish import publish_bytes
+from llmsys.train.checkpoint_metadata import DTYPES, METADATA, format_metadata, parse_metadata
+from llmsys.train.checkpoint_record import (
+    PICKLED,
+    PICKLED_FORMAT,
+    RECORD,
+    describe_pickle,
+    digest_of,
+    find_damaged_file,
+    problem_of,
+    read_record,
+    write_record,
+)
+
+FOLDERS = ("checkpoints", "averaged")
+CLASSES = {
+    "torch.distributed.checkpoint.metadata": (
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.serialization": ("_get_layout",),
+    "torch": ("Size", *DTYPES),
+    "pathlib": ("Path", "PosixPath"),
+    "pathlib._local": ("Path", "PosixPath"),
+    "collections": ("OrderedDict",),
+}
+"""What a `.metadata` of torch 2 consists of, by module."""
+
+
+class MetadataUnpickler(pickle.Unpickler):
+    """Unpickles what a `.metadata` consists of and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class of `CLASSES`; UnpicklingError for any other."""
+        if name not in CLASSES.get(module, ()):
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return super().find_class(module, name)
+
+
+def list_checkpoints(source: Path) -> list[Path]:
+    """Return the checkpoint that `source` is, or those of the run folder that it is, oldest first.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if (source / RECORD).is_file():
+        return [source]
+    found = [path for folder in FOLDERS for path in sorted((source / folder).glob("step-*"))]
+    if not found:
+        raise ConfigError(f"{source} is neither a checkpoint nor a run folder that holds some. Name one of these.")
+    return found
+
+
+def rewrite_metadata(checkpoint: Path) -> bool:
+    """Replace the pickled metadata of a checkpoint; return whether there were any.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or its pickle asks for more than metadata are made of.
+    """
+    problem = problem_of(checkpoint)
+    if problem is None:
+        (checkpoint / PICKLED).unlink(missing_ok=True)  # of a rewrite that was interrupted
+        return False
+    if problem != describe_pickle(checkpoint):
+        raise CheckpointError(f"{checkpoint} cannot be rewritten: {problem}. Remove it, or take another.")
+    record = read_record(checkpoint, PICKLED_FORMAT)
+    files: dict[str, str] = dict(record["files"])
+    if (damage := find_damaged_file(checkpoint, files)) is not None:
+        raise CheckpointError(f"{checkpoint} cannot be rewritten: {damage}. Remove it, or take another.")
+    content = format_metadata(_unpickle(checkpoint))
+    parse_metadata(content, checkpoint)  # what a reader would refuse is refused here
+    publish_bytes(checkpoint / METADATA, content)
+    files.pop(PICKLED, None)
+    files[METADATA] = digest_of(checkpoint / METADATA)
+    record.pop("format")
+    write_record(checkpoint, {**record, "files": files})
+    (checkpoint / PICKLED).unlink(missing_ok=True)
+    return True
+
+
+def _unpickle(checkpoint: Path) -> Metadata:
+    try:
+        with (checkpoint / PICKLED).open("rb") as file:
+            metadata = MetadataUnpickler(file).load()
+        if not isinstance(metadata, Metadata):
+            raise TypeError(f"it holds a {type(metadata).__name__}")
+    except (pickle.UnpicklingError, AttributeError, EOFError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{checkpoint / PICKLED} is not the metadata of a checkpoint ({error}) and was not run. "
+            f"Do not use this checkpoint: whoever made it put something else there."
+        ) from None
+    return metadata

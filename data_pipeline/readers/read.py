@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from data_pipeline.readers.arc import ArcDialect
 from data_pipeline.readers.arrow import read_arrow
+from data_pipeline.readers.file_name import format_file_name
 from data_pipeline.readers.lines import read_lines
 from data_pipeline.readers.member import Members, Piece, compression
 from data_pipeline.readers.page import Other, Page, PageBatch, Pages, Skip
@@ -56,7 +57,8 @@ def read_pages(
         Batches in file order, at least one; those between which nothing but damage lies have no pages.
     """
     config = config or ReadConfig()
-    pages, seen = Pages(path, batch_pages), False
+    name = format_file_name(path)
+    pages, seen = Pages(name, batch_pages), False
     try:
         with open_source(path, config.tries, start, stop) as source:
             for found in _found(source, max_page_bytes, config):
@@ -64,13 +66,13 @@ def read_pages(
                 if pages.add(found):
                     yield pages.take(source.progress)
             if not seen:
-                pages.add(Skip(path, 0, "empty file"))
+                pages.add(Skip(name, 0, "empty file"))
     except UnreadableError as error:
-        pages.add(Skip(path, error.position, str(error), again=True))
+        pages.add(Skip(name, error.position, str(error), again=True))
     except OSError as error:
         # Who may read it, and what lies elsewhere, changes without a trace in the file.
         again = is_remote(path) or isinstance(error, PermissionError)
-        pages.add(Skip(path, 0, f"unreadable file: {_why(error)}", again=again))
+        pages.add(Skip(name, 0, f"unreadable file: {_why(error)}", again=again))
     yield pages.take(source.progress if seen else 0)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
+from data_pipeline.readers.file_name import format_file_name
 from data_pipeline.readers.remote import file_system, is_remote, said_of
 
 _FIRST_WAIT_SECONDS = 0.5
@@ -113,7 +114,8 @@ class Source(io.RawIOBase):
     """
 
     def __init__(self, path: str, tries: int, start: int = 0, stop: int | None = None) -> None:
-        self.path, self.tries = path, tries
+        self.path, self.tries = format_file_name(path), tries
+        self._location = path  # what opens the file; `path` is what is written down
         self._place: Callable[[str], _Opened] = _Remote if is_remote(path) else _Local
         self._position = self._bytes = self.work = 0
         self._opened: _Opened | None = None
@@ -178,7 +180,7 @@ class Source(io.RawIOBase):
 
     def _whole(self, position: int, size: int) -> bytes:
         if self._opened is None:
-            self._opened = self._place(self.path)
+            self._opened = self._place(self._location)
             if self._opened.version != self._version:
                 raise ChangedError(_CHANGED)
         data = self._opened.read_at(position, size)

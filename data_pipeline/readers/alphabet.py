@@ -24,7 +24,6 @@ _ALPHABETS = {
     "ar": _ARABIC, "fa": _ARABIC + "پچژکگی", "ur": _ARABIC + "ٹپچڈڑکگںھہیے",
 }  # fmt: skip
 _LETTERS = tuple(frozenset(letters) for letters in _ALPHABETS.values())
-_SHARE = 0.96  # of the letters beyond ASCII; the rest are names
 _SIGN_INSIDE = re.compile(r"(?<=[^\W\d_])[¹²³¼½¾¤¥£¢¦§©®¬¯±¶¸×÷€†‡‰¡¿\u2500-\u259f](?=[^\W\d_])")
 _SCRIPTS_MEET = re.compile(r"[a-z][\u0370-\u1fff]|[\u0370-\u1fff][a-z]")  # Latin beside another script in one word
 _DOTTED = "\u0307"  # what lower-case makes of the Turkish dotted I
@@ -39,10 +38,10 @@ def count_letters(text: str) -> Counter[str]:
 
 def is_latin(letters: Counter[str]) -> bool:
     """Return whether most of these letters are Latin."""
-    return sum(count for letter, count in letters.items() if letter < "\u0370") * 2 > letters.total()
+    return sum(count for letter, count in letters.items() if letter < "\u0370") * 2 >= letters.total()
 
 
-def is_one_alphabet(letters: Counter[str]) -> bool:
-    """Return whether one language has these letters, but for a few of foreign names."""
-    needed = letters.total() * _SHARE
+def is_one_alphabet(letters: Counter[str], min_share: float) -> bool:
+    """Return whether one language has at least this share of the letters; the rest are foreign names."""
+    needed = letters.total() * min_share
     return any(sum(letters[letter] for letter in letters.keys() & own) >= needed for own in _LETTERS)

@@ -15,7 +15,9 @@ _MIN_GAIN = 12.0  # natural logarithms, over the whole sample
 _MIN_LIKELIHOOD = -8.0  # mean of a pair of characters that reads like text
 _MIN_WIDE_LIKELIHOOD = -9.0  # the same of a Chinese, Japanese or Korean character
 _MIN_WIDE_SHARE = 0.5  # of the bytes of these words that are beyond ASCII
-_MIN_CLEAR_GAIN = 2.5  # mean, from which letters of one language are not asked for
+_MIN_CLEAR_GAIN = 4.0  # mean, from which letters of one language are not asked for
+_SHARE = 0.96  # of the letters that are of one language; the rest are foreign names
+_FOREIGN_SHARE = 0.85  # the same where the declared charset gives another script
 _MAX_EVIDENCE = 120
 
 
@@ -33,11 +35,14 @@ def is_strong_evidence(words: bytes, found: str, declared: str) -> bool:
     if sum(character > "\x7f" for character in text) < _MIN_CHARACTERS:
         return False
     if found in WIDE:
-        share = sum(byte >= 128 for byte in words) / size
-        return likelihood >= _MIN_WIDE_LIKELIHOOD and share >= _MIN_WIDE_SHARE
+        num_high_bytes = sum(byte >= 128 for byte in words)
+        return likelihood >= _MIN_WIDE_LIKELIHOOD and num_high_bytes >= _MIN_WIDE_SHARE * size
     letters, declared_letters = count_letters(text), count_letters(words.decode(declared, "replace"))
-    if likelihood < _MIN_LIKELIHOOD or letters.total() < _MIN_CHARACTERS or not is_one_alphabet(letters):
+    # A table of Cyrillic or Greek gives letters of one language for any bytes.
+    is_western = is_latin(declared_letters)
+    share = _SHARE if is_western else _FOREIGN_SHARE
+    if likelihood < _MIN_LIKELIHOOD or letters.total() < _MIN_CHARACTERS or not is_one_alphabet(letters, share):
         return False
-    if not is_latin(declared_letters):  # a table of Cyrillic or Greek gives letters of one language for any bytes
+    if not is_western:
         return True
-    return len(letters) >= _MIN_LETTERS and (gain >= _MIN_CLEAR_GAIN or not is_one_alphabet(declared_letters))
+    return len(letters) >= _MIN_LETTERS and (gain >= _MIN_CLEAR_GAIN or not is_one_alphabet(declared_letters, _SHARE))

@@ -20,7 +20,10 @@ def match_files(pattern: str) -> list[str]:
     if _ANY_DEPTH not in parts:
         return glob.glob(pattern)
     place = parts.index(_ANY_DEPTH)
-    begin, rest = os.sep.join(parts[:place]), os.sep.join(part for part in parts[place + 1 :] if part)
+    begin, after = os.sep.join(parts[:place]), [part for part in parts[place + 1 :] if part]
+    while after[:1] == [_ANY_DEPTH]:
+        del after[0]
+    rest = os.sep.join(after)
     found: dict[str, None] = {}  # keeps the order
     for base in [os.sep if place else os.curdir] if not begin else glob.glob(begin):
         for folder in _iter_folders(base) if os.path.isdir(base) else ():
@@ -30,7 +33,8 @@ def match_files(pattern: str) -> list[str]:
 
 def _iter_folders(top: str) -> Iterator[str]:
     """Yield a folder and all below it, each once; what lies behind symbolic links comes last."""
-    seen: set[tuple[int, int]] = set()
+    real = Path(top).resolve()
+    seen = {(about.st_dev, about.st_ino) for about in map(Path.stat, real.parents)}  # a link to one of them leads back
     waiting = [top]
     while waiting:
         links: list[str] = []

@@ -45,12 +45,17 @@ class ArcDialect:
 
 
 def _split_fields(line: str) -> list[str]:
-    """Split a header line into its fields; an address keeps the spaces that a crawler left in it."""
+    """Split a header line into its fields; an address and a media type keep the spaces that a crawler left."""
     parts = line.split()
     if len(parts) in _FIELDS and parts[2].isdigit():
         return parts
     spaced = _SPACED.match(line.strip())
-    return [*spaced.groups()[:3], *spaced[4].split()] if spaced else parts
+    if spaced is None:
+        return parts
+    begin, after = list(spaced.groups()[:3]), spaced[4].split()
+    if len(begin) + len(after) in _FIELDS or len(after) < 2:
+        return [*begin, *after]
+    return [*begin, " ".join(after[:-1]), after[-1]]  # a media type with parameters
 
 
 def _date(digits: str) -> str:

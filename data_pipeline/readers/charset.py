@@ -77,7 +77,7 @@ _RARE = ("iso8859-13", "iso8859-15", "mac_roman", "cp1258")
 _RAREST = ("iso8859-3", "iso8859-4", "iso8859-10", "iso8859-16", "cp850", "johab")
 _MOST_EVIDENCE = 120
 _NEVER = -1e9
-_MAX_DAMAGED = 200
+_MAX_DAMAGED = 100
 _CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")  # what no charset has on purpose; \x85 ends lines
 _HUNGARIAN_CODECS = ("cp1250", "iso8859-2")
 _HUNGARIAN = frozenset("áéíóöőúüűÁÉÍÓÖŐÚÜŰ".encode("cp1250"))
@@ -168,7 +168,7 @@ def _is_hungarian(words: bytes) -> bool:
 def decodes(payload: bytes, codec: str) -> bool:
     """Return whether a codec decodes a page without an error: no byte replaced, and none a control character.
 
-    One damaged byte in `_MAX_DAMAGED` beyond ASCII is none of the charset's.
+    One damaged byte in `_MAX_DAMAGED` bytes beyond ASCII counts for nothing.
     """
     text = payload.decode(codec, "replace")
     damaged = text.count("\ufffd") - payload.count("\ufffd".encode()) + len(_CONTROLS.findall(text))

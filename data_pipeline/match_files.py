@@ -15,7 +15,7 @@ _ANY_DEPTH = "**"
 
 
 def match_files(pattern: str) -> list[str]:
-    """Return the paths that a pattern with `*`, `?`, `[…]` and `**` matches; names with a dot first only if it says so."""
+    """Return the paths that a pattern with `*`, `?`, `[…]` and `**` matches, as `glob.glob` does."""
     parts = pattern.split(os.sep)
     if _ANY_DEPTH not in parts:
         return glob.glob(pattern)

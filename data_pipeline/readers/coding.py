@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastwarc.stream_io import BrotliReader, GzipReader, ZstdReader
-
 from zstandard import ZstdDecompressor, ZstdError
 
 from data_pipeline.readers.http import Response
@@ -100,7 +99,9 @@ def _find_cut_chunk(response: Response) -> str:
 def _has_end(body: bytes, decoded: bytes) -> bool:
     """Return whether the last bytes are what gzip (RFC 1952) or zlib (RFC 1950) writes after this content."""
     end = len(decoded) & 0xFFFFFFFF
-    return body[-4:] == (end.to_bytes(4, "little") if body[:2] == b"\x1f\x8b" else zlib.adler32(decoded).to_bytes(4, "big"))
+    return body[-4:] == (
+        end.to_bytes(4, "little") if body[:2] == b"\x1f\x8b" else zlib.adler32(decoded).to_bytes(4, "big")
+    )
 
 
 def inflate_members(body: bytes, limit: int) -> tuple[bytes, bool]:

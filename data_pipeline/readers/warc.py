@@ -86,7 +86,9 @@ class PageTaker:
         text = decode_text(block, parameters.rpartition("charset=")[2].strip(" \"'"))
         url = (record.headers.get("warc-target-uri") or "").strip("<> ")
         date = record.headers.get("warc-date") or ""
-        return Page(record.offset, valid(url), valid(date), content_type="text/plain", text=valid(text), more_notes=notes)
+        return Page(
+            record.offset, valid(url), valid(date), content_type="text/plain", text=valid(text), more_notes=notes
+        )
 
     def continuation(self, record: Record) -> str:
         """A later part of a long record."""

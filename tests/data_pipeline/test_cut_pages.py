@@ -33,7 +33,9 @@ PACK: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 def read(folder: Path, content: bytes, policy: str = "count") -> tuple[list[bytes], list[str], list[str]]:
     path = folder / "a.warc.gz"
     path.write_bytes(b"".join(members(content)))
-    batches = list(read_pages(str(path), max_page_bytes=1 << 22, config=ReadConfig.model_validate({"truncated": policy})))
+    batches = list(
+        read_pages(str(path), max_page_bytes=1 << 22, config=ReadConfig.model_validate({"truncated": policy}))
+    )
     payloads = [payload for batch in batches for payload in batch.pages["payload"].to_pylist()]
     return payloads, *([skip.reason for one in batches for skip in getattr(one, name)] for name in ("skipped", "noted"))  # type: ignore[return-value]
 
@@ -80,7 +82,10 @@ def test_warc_truncated_is_noticed_in_every_record_that_can_be_a_page(tmp_path: 
     headers = "WARC-Target-URI: https://example.org/1\r\nWARC-Truncated: length\r\nContent-Type: "
     page = b"<html><body><p>Half a</p>"
     made = {
-        "response": ("application/http; msgtype=response", b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + page),
+        "response": (
+            "application/http; msgtype=response",
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + page,
+        ),
         "resource": ("text/html", page),
         "conversion": ("text/plain", b"Half a"),
     }

@@ -1,4 +1,4 @@
-"""Laws of declared charsets: one that decodes a page is believed unless much speaks against it, and then that is said."""
+"""Laws of declared charsets: one that decodes a page is believed; what overrules it is strong, and noted."""
 
 import random
 import string

@@ -101,7 +101,10 @@ def test_patterns_match_what_glob_matches(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("line", "url"),
     [
-        (b"http://example.org/a b  c.html?q=1 2 1.2.3.4 20140216050221 text/html %d", "http://example.org/a b  c.html?q=1 2"),
+        (
+            b"http://example.org/a b  c.html?q=1 2 1.2.3.4 20140216050221 text/html %d",
+            "http://example.org/a b  c.html?q=1 2",
+        ),
         (b"http://example.org/x y 2001:db8::1 20140216050221 text/html %d", "http://example.org/x y"),
         (
             b"http://example.org/x y 1.2.3.4 20140216050221 text/html 200 abc - 5 a.arc.gz %d",

@@ -1,24 +1,20 @@
 """Choose the constants of `article` on one part of the labelled pages, and print the score of the other part.
 
-    python tools/choose_extraction.py article-extraction-benchmark.tar.gz [--rounds 2]
+    python tools/bench/choose_extraction.py article-extraction-benchmark.tar.gz [--rounds 2]
 
-Reads what tools/bench/extract.py reads, and parts the pages as it does. Each constant in turn is made smaller and larger
-by a quarter and a half, and the value with the best F1 on `chosen-on` stays; `held-out` is scored at the beginning and
+Reads what tools/bench/extract.py reads, and parts the pages as it does. Each constant in turn is made smaller and
+larger by a quarter and a half, and the value with the best F1 on `chosen-on` stays; `held-out` is scored at the beginning and
 at the end and decides nothing. Prints the values that differ; changes no file.
 """
 
 import argparse
 import importlib
-import sys
 from collections.abc import Sequence
 from itertools import compress
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "bench"))
-
-from extract import PARTS, read_benchmark, score
-
 from data_pipeline.extract.article import extract_article
+from tools.bench.extract import PARTS, read_benchmark, score
 
 CONSTANTS = {
     "weigh": ("_SENTENCE", "_BODY_WEIGHT", "_GROWTH", "_SHORT_POST"),
@@ -29,7 +25,8 @@ FACTORS = (0.5, 0.75, 1.25, 1.5)
 
 def score_pages(pages: Sequence[bytes], gold: list[str]) -> float:
     """Return the F1 of `article` with the constants as they are now."""
-    return score(gold, [extract_article(page) for page in pages])[0]
+    f1, _, _ = score(gold, [extract_article(page) for page in pages])
+    return f1
 
 
 def choose(pages: Sequence[bytes], gold: list[str], rounds: int) -> dict[str, tuple[float, float]]:
@@ -59,7 +56,10 @@ def main() -> None:
     arguments = parser.parse_args()
     pages, gold, parts = read_benchmark(arguments.benchmark)
     data = {
-        part: (list(compress(pages, [one == part for one in parts])), list(compress(gold, [one == part for one in parts])))
+        part: (
+            list(compress(pages, [one == part for one in parts])),
+            list(compress(gold, [one == part for one in parts])),
+        )
         for part in PARTS
     }
     before = {part: score_pages(*data[part]) for part in PARTS}

@@ -3,8 +3,8 @@
     python tools/bench/choose_extraction.py article-extraction-benchmark.tar.gz [--rounds 2]
 
 Reads what tools/bench/extract.py reads, and parts the pages as it does. Each constant in turn is made smaller and
-larger by a quarter and a half, and the value with the best F1 on `chosen-on` stays; `held-out` is scored at the beginning and
-at the end and decides nothing. Prints the values that differ; changes no file.
+larger by a quarter and a half, and the value with the best F1 on `chosen-on` stays; `held-out` is scored at
+the beginning and at the end and decides nothing. Prints the values that differ; changes no file.
 """
 
 import argparse

@@ -28,6 +28,7 @@ TEXT_SCHEMA = pa.schema(
         ("extract_test", pa.string()),  # the limit that a page without text is beyond
         ("extract_value", pa.float64()),
         ("extract_threshold", pa.float64()),
+        ("note", pa.string()),  # what reading found wrong with a page that it kept; null for nothing
     ]
 )
 
@@ -60,6 +61,7 @@ def document_schema(statistics: Iterable[str]) -> pa.Schema:
         ("language", pa.string()),
         ("language_score", pa.float32()),
         ("bytes_html", pa.int64()),
+        ("note", pa.string()),  # see TEXT_SCHEMA
         ("text", pa.large_string()),
     ]
     return pa.schema([*fields, *((name, pa.float32()) for name in statistics)])

@@ -3,12 +3,13 @@
 Reads `data.inputs`; gives paths and URLs as text, sorted, and for each an identity that changes when the file does.
 """
 
-import glob
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from data_pipeline.journal import Journal
+from data_pipeline.match_files import match_files
+from data_pipeline.readers.file_name import format_file_name
 from data_pipeline.readers.remote import find_remote, is_remote, remote_digest, remote_identity, remote_size
 from data_pipeline.readers.source import open_source, stamp_of
 from llmsys.errors import DataError
@@ -34,7 +35,8 @@ _LISTS_IN_LISTS = 8
 def find_inputs(patterns: Sequence[str]) -> list[str]:
     """Return the files that the patterns match, sorted; DataError when a pattern matches none.
 
-    A pattern is a path or a URL, with `*`, `?`, `[…]` and `**`, or `@` and a file with one pattern a line.
+    A pattern is a path or a URL, with `*`, `?`, `[…]` and `**`, or `@` and a file with one pattern a line. `**` enters
+    each folder once, whatever symbolic links lead to it.
     """
     if not patterns:
         raise DataError("data.inputs is empty. Name crawl files, such as data.inputs='[crawl/*.warc.gz]'.")
@@ -50,8 +52,8 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
 
 
 def input_name(path: str) -> str:
-    """Return the last part of a path or URL."""
-    return Path(path.split("?", 1)[0] if is_remote(path) else path).name
+    """Return the last part of a path or URL, as UTF-8."""
+    return format_file_name(Path(path.split("?", 1)[0] if is_remote(path) else path).name)
 
 
 def input_size(path: str) -> int:
@@ -90,15 +92,19 @@ def _unlisted(patterns: Sequence[str], where: str, depth: int) -> Iterator[tuple
 def _lines(path: str, where: str) -> list[str]:
     try:
         with open_source(path) as source:
-            return source.read_at(0, source.size).decode().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+            # A path may hold bytes that are not UTF-8 (PEP 383); a text file holds no NUL.
+            content = source.read_at(0, source.size)
+            if b"\0" in content:
+                raise OSError("it is no text")
+            return content.decode("utf-8", "surrogateescape").splitlines()
+    except OSError as error:
         raise DataError(
             f"{where}: the list '@{path}' cannot be read: {error}. Name a text file with a path a line."
         ) from error
 
 
 def _local(pattern: str, where: str) -> list[str]:
-    matches = [os.path.normpath(match) for match in glob.glob(pattern, recursive=True)]
+    matches = [os.path.normpath(match) for match in match_files(pattern)]
     if not matches and os.path.exists(pattern):
         matches = [os.path.normpath(pattern)]  # a name with brackets in it
     files = [match for match in matches if not os.path.isdir(match) or _looks_like_data(match, pattern)]

@@ -10,12 +10,17 @@ from data_pipeline.readers.careful import UNENDED, Header
 
 _LINE_BYTES = 4_096
 _FIELDS = (5, 10)
+# An address with spaces: what follows it must look like an IP address, or like none, and a date.
+_SPACED = re.compile(r"([^\n]+?) ([\d.]{7,15}|[0-9A-Fa-f.]*:[0-9A-Fa-f:.]+|unknown|-) (\d{8,18}) ([^\n]+)")
 
 
 class ArcDialect:
     """ARC versions 1 and 2."""
 
-    start = re.compile(rb"(?m)^[a-z][a-z0-9+.\-]{1,30}:[^\s]{1,2048} [^ \n]{1,64} \d{8,18} [^\n]{1,1024}\r?$")
+    start = re.compile(
+        rb"(?m)^[a-z][a-z0-9+.\-]{1,30}:(?:[^\s]{1,2048} [^ \n]{1,64}|[^\n]{1,2048}? [0-9A-Fa-f.:]{7,45})"
+        rb" \d{8,18} [^\n]{1,1024}\r?$"
+    )
     separator = b"\n"
 
     def opens(self, head: bytes) -> bool:
@@ -25,7 +30,7 @@ class ArcDialect:
     def parse(self, head: bytes) -> Header | str:
         """Return the header at the beginning of `head`, or why there is none."""
         line, end, _ = head[:_LINE_BYTES].partition(b"\n")
-        parts = line.decode("utf-8", "replace").split()
+        parts = _split_fields(line.decode("utf-8", "replace"))
         if not self.opens(line):
             return "damaged record: no ARC header"
         if not end:
@@ -37,6 +42,20 @@ class ArcDialect:
         kind = "warcinfo" if parts[0].startswith("filedesc:") else "response"
         headers = {"warc-target-uri": parts[0], "warc-date": _date(parts[2]), "content-type": "application/http"}
         return Header(len(line) + 1, kind, headers, int(parts[-1]))
+
+
+def _split_fields(line: str) -> list[str]:
+    """Split a header line into its fields; an address and a media type keep the spaces that a crawler left."""
+    parts = line.split()
+    if len(parts) in _FIELDS and parts[2].isdigit():
+        return parts
+    spaced = _SPACED.match(line.strip())
+    if spaced is None:
+        return parts
+    begin, after = list(spaced.groups()[:3]), spaced[4].split()
+    if len(begin) + len(after) in _FIELDS or len(after) < 2:
+        return [*begin, *after]
+    return [*begin, " ".join(after[:-1]), after[-1]]  # a media type with parameters
 
 
 def _date(digits: str) -> str:

@@ -2,15 +2,18 @@
 
 Reads bytes and what the header claims, gives the name of a Python codec. A claim fits when almost nothing of the page
 has to be replaced; a page that is UTF-8 throughout and says something else is UTF-8, because that does not happen by
-accident.
+accident. A declared charset that decodes the page without an error is overruled only on strong evidence
+(`charset_evidence`), and that is noted.
 """
 
 import codecs
 import re
+from dataclasses import dataclass
 
 import numpy as np
 from resiliparse.parse.encoding import map_encoding_to_html5
 
+from data_pipeline.readers.charset_evidence import is_strong_evidence
 from data_pipeline.readers.likelihood import WIDE, mean_likelihood, words_beyond_ascii
 from data_pipeline.readers.shown_charset import shown_charset
 
@@ -73,8 +76,20 @@ _USUAL = (FALLBACK, "cp1251", "gb18030", "cp932", "big5hkscs", "cp949")
 _RARE = ("iso8859-13", "iso8859-15", "mac_roman", "cp1258")
 _RAREST = ("iso8859-3", "iso8859-4", "iso8859-10", "iso8859-16", "cp850", "johab")
 _MOST_EVIDENCE = 120
+_NEVER = -1e9
+_MAX_DAMAGED = 100
+_CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")  # what no charset has on purpose; \x85 ends lines
+_HUNGARIAN_CODECS = ("cp1250", "iso8859-2")
 _HUNGARIAN = frozenset("áéíóöőúüűÁÉÍÓÖŐÚÜŰ".encode("cp1250"))
 _HUNGARIAN_ALL = [group.encode("cp1250") for group in ("áÁéÉ", "őŐűŰ", "öÖüÜ")]  # some of each
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCharset:
+    """The Python codec that decodes a page, and a note when that overrules a charset that could decode it, too."""
+
+    codec: str
+    note: str = ""
 
 
 def detect_charset(payload: bytes, http_charset: str) -> str:
@@ -84,16 +99,46 @@ def detect_charset(payload: bytes, http_charset: str) -> str:
         payload: the page.
         http_charset: charset of the Content-Type header, "" when there is none.
     """
-    if shown := shown_charset(payload):
-        return shown
-    if _is_utf8(payload):
-        return "utf-8"
-    return _likeliest(payload, _codec(http_charset), _codec(_meta_charset(payload)))
+    return decide_charset(payload, http_charset).codec
+
+
+def decide_charset(payload: bytes, http_charset: str) -> FoundCharset:
+    """Return the codec of a page, and what it overrules; the arguments are those of `detect_charset`."""
+    header, meta = _codec(http_charset), _codec(_meta_charset(payload))
+    shown = shown_charset(payload) or ("utf-8" if _is_utf8(payload) else "")
+    codec = shown or _likeliest(payload, header, meta)
+    for source, label, declared in (("header", http_charset, header), ("meta element", "", meta)):
+        if declared and not payload.isascii() and _overrules(payload, codec, declared):
+            said = f" {label.strip().lower()[:40]}" if label else f" {declared}"
+            return FoundCharset(codec, f"charset{said} of the {source} overruled: {codec}")
+    return FoundCharset(codec)
+
+
+def _overrules(payload: bytes, codec: str, declared: str) -> bool:
+    """Return whether a declared charset could decode a page, and to something else."""
+    if codec == declared or not decodes(payload, declared):
+        return False
+    return payload.decode(codec, "replace") != payload.decode(declared, "replace")
 
 
 def _likeliest(payload: bytes, header: str, meta: str) -> str:
-    """The codec whose decoding looks most like text, when what header and meta element say counts too."""
+    """Return the likeliest codec: a declared one that decodes the page, unless the content is strongly against it."""
     words = words_beyond_ascii(payload)
+    scores = _score(payload, words, header, meta)
+    best = max(scores, key=lambda codec: (scores[codec], codec == FALLBACK))
+    declared = [codec for codec in (header, meta) if codec and codec != best and decodes(payload, codec)]
+    if declared and best not in (header, meta):
+        likelier = max(declared, key=lambda codec: scores.get(codec, _NEVER))
+        is_known = _is_hungarian(words) and best in _HUNGARIAN_CODECS
+        if not is_known and not is_strong_evidence(words, best, likelier):
+            return likelier
+    if fits(payload, best):
+        return best
+    return next((codec for codec in (meta, header) if codec and fits(payload, codec)), best)
+
+
+def _score(payload: bytes, words: bytes, header: str, meta: str) -> dict[str, float]:
+    """Return how likely each codec is, as what the content looks like and what header and meta element say."""
     evidence = min(len(words) - words.count(b" "), _MOST_EVIDENCE)
     weights: dict[str, float] = dict.fromkeys((*_NARROW, *WIDE), 0.0)
     for codec, kind in ((meta, "meta"), (header, "header")):
@@ -105,15 +150,9 @@ def _likeliest(payload: bytes, header: str, meta: str) -> str:
             if kind == "usual" or codec not in (meta, header):  # nobody names a rare one by mistake
                 weights[codec] += _CLAIM[kind]
     if _is_hungarian(words):
-        for codec in ("cp1250", "iso8859-2"):
+        for codec in _HUNGARIAN_CODECS:
             weights[codec] += _CLAIM["alphabet"]
-    scores = {codec: weight + evidence * mean_likelihood(words, codec) for codec, weight in weights.items()}
-    best = max(scores, key=lambda codec: (scores[codec], codec == FALLBACK))
-    return (
-        best
-        if fits(payload, best)
-        else next((codec for codec in (meta, header) if codec and fits(payload, codec)), best)
-    )
+    return {codec: weight + evidence * mean_likelihood(words, codec) for codec, weight in weights.items()}
 
 
 def _is_hungarian(words: bytes) -> bool:
@@ -124,6 +163,17 @@ def _is_hungarian(words: bytes) -> bool:
     letters = [byte for byte in words if byte >= 0xC0]
     others = sum(byte not in _HUNGARIAN for byte in letters)
     return others * 50 <= len(letters) and all(any(byte in group for byte in letters) for group in _HUNGARIAN_ALL)
+
+
+def decodes(payload: bytes, codec: str) -> bool:
+    """Return whether a codec decodes a page without an error: no byte replaced, and none a control character.
+
+    One damaged byte in `_MAX_DAMAGED` bytes beyond ASCII counts for nothing.
+    """
+    text = payload.decode(codec, "replace")
+    damaged = text.count("\ufffd") - payload.count("\ufffd".encode()) + len(_CONTROLS.findall(text))
+    beyond_ascii = int(np.count_nonzero(np.frombuffer(payload, np.uint8) >= 128))
+    return damaged * _MAX_DAMAGED <= beyond_ascii
 
 
 def fits(payload: bytes, codec: str) -> bool:

@@ -1,15 +1,18 @@
 """Undoes HTTP transfer and content codings, bounded by the size of the result and forgiving about headers that lie.
 
 Many crawlers store the decoded body and keep the header of the coded one; a body that cannot be decoded as its header
-says is given back as it is.
+says is given back as it is. A coded body that ends too early gives what there is of it, and says so.
 """
 
 import io
 import re
+import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from fastwarc.stream_io import BrotliReader, GzipReader, ZstdReader
+from zstandard import ZstdDecompressor, ZstdError
 
 from data_pipeline.readers.http import Response
 
@@ -21,27 +24,52 @@ _READERS: dict[str, Callable[[io.BytesIO], Any]] = {
     "br": BrotliReader,
     "zstd": ZstdReader,
 }
+_ZLIB_CODINGS = ("gzip", "x-gzip", "deflate")
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_GZIP_OR_ZLIB, _RAW_DEFLATE = 47, -15  # what zlib calls window bits
+_STEP = 1 << 16
+_HEAD_BYTES = 1_024
+_BINARY = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f]")  # in no text of any charset
 
 
 class TooLongError(Exception):
     """The decoded body is longer than the limit."""
 
 
-def decode_body(response: Response, limit: int) -> bytes:
-    """The body without its codings, at most `limit` bytes.
+@dataclass(frozen=True, slots=True)
+class DecodedBody:
+    """A body without its codings.
+
+    Attributes:
+        payload: the decoded bytes, or as many as there are.
+        cut: what shows that bytes are missing at its end; "" when nothing does.
+        is_text: False when the body is coded and nothing of it can be decoded.
+    """
+
+    payload: bytes
+    cut: str = ""
+    is_text: bool = True
+
+
+def decode_body(response: Response, limit: int) -> DecodedBody:
+    """Return the body without its codings, at most `limit` bytes.
 
     Raises:
         TooLongError: if decoding gives more.
     """
-    body = without_chunks(response)
-    reader = _READERS.get(response.headers.get("content-encoding", "").strip().lower())
+    body, cut = without_chunks(response), _find_cut_chunk(response)
+    coding = response.headers.get("content-encoding", "").strip().lower()
+    reader = _READERS.get(coding)
     if reader is None or not body:
-        return body
-    try:
-        decoded = _read(reader(io.BytesIO(body)), limit)
-    except (OSError, EOFError, ValueError):
-        return body
-    return decoded or body
+        return DecodedBody(body, cut)
+    decoded, is_whole = _read(reader(io.BytesIO(body)), limit)
+    if coding in _ZLIB_CODINGS and not (is_whole and _has_end(body, decoded)):
+        decoded, is_whole = inflate_members(body, limit)
+    elif not decoded and body.startswith(_ZSTD_MAGIC):
+        decoded, is_whole = _read(ZstdDecompressor().stream_reader(body), limit)
+    if not decoded:
+        return DecodedBody(body, cut, is_text=_BINARY.search(body, 0, _HEAD_BYTES) is None)
+    return DecodedBody(decoded, cut if is_whole else f"its {coding} coding is cut")
 
 
 def without_chunks(response: Response) -> bytes:
@@ -53,15 +81,68 @@ def without_chunks(response: Response) -> bytes:
     return body if joined is None else joined
 
 
-def _read(stream: Any, limit: int) -> bytes:
+def _find_cut_chunk(response: Response) -> str:
+    """Return what shows that a chunked body ends inside a chunk, "" when it does not."""
+    if "chunked" not in response.headers.get("transfer-encoding", "").lower():
+        return ""
+    body, position = response.body, 0
+    while match := _CHUNK_HEADER.match(body, position):
+        end = match.end() + int(match.group(1), 16)
+        if end > len(body):
+            return "its last chunk is cut"
+        position = end + 2
+        if end == match.end():
+            break
+    return ""
+
+
+def _has_end(body: bytes, decoded: bytes) -> bool:
+    """Return whether the last bytes are what gzip (RFC 1952) or zlib (RFC 1950) writes after this content."""
+    end = len(decoded) & 0xFFFFFFFF
+    return body[-4:] == (
+        end.to_bytes(4, "little") if body[:2] == b"\x1f\x8b" else zlib.adler32(decoded).to_bytes(4, "big")
+    )
+
+
+def inflate_members(body: bytes, limit: int) -> tuple[bytes, bool]:
+    """Return what gzip, zlib or raw deflate holds up to where it ends or is damaged, and whether it ends.
+
+    Raises:
+        TooLongError: if that is more than `limit` bytes.
+    """
+    form = _RAW_DEFLATE if body[0] & 0x0F != 8 and body[:2] != b"\x1f\x8b" else _GZIP_OR_ZLIB
+    parts: list[bytes] = []
+    size, rest, is_whole = 0, body, False
+    while rest:
+        inflate = zlib.decompressobj(form)
+        try:
+            for begin in range(0, len(rest), _STEP):
+                parts.append(inflate.decompress(rest[begin : begin + _STEP], limit - size + 1))
+                size += len(parts[-1])
+                if size > limit:
+                    raise TooLongError
+                if inflate.eof:
+                    break
+        except zlib.error:  # damage, or what some servers send after the last member
+            break
+        is_whole = inflate.eof
+        rest = inflate.unused_data + rest[begin + _STEP :] if inflate.eof else b""
+    return b"".join(parts), is_whole
+
+
+def _read(stream: Any, limit: int) -> tuple[bytes, bool]:
+    """Return what a stream gives before it ends or fails, and whether it did not fail."""
     parts: list[bytes] = []
     size = 0
-    while part := stream.read(65_536):
-        parts.append(part)
-        size += len(part)
-        if size > limit:
-            raise TooLongError
-    return b"".join(parts)
+    try:
+        while part := stream.read(65_536):
+            parts.append(part)
+            size += len(part)
+            if size > limit:
+                raise TooLongError
+    except (OSError, EOFError, ValueError, ZstdError):
+        return b"".join(parts), False
+    return b"".join(parts), True
 
 
 def _joined(body: bytes) -> bytes | None:

@@ -22,6 +22,7 @@ PAGE_SCHEMA = pa.schema(
         pa.field("charset", pa.string(), nullable=False),  # what decodes the payload
         pa.field("payload", pa.large_binary(), nullable=False),  # HTML bytes after transfer and content decoding
         pa.field("text", pa.large_string()),  # text that needs no extraction; null for HTML
+        pa.field("note", pa.string()),  # what is wrong with a page that is kept, parted by "; "; null for nothing
     ]
 )
 _BATCH_BYTES = 32 << 20  # pages are long at times; memory is bounded by bytes too
@@ -57,6 +58,12 @@ class Page:
     text: str | None = None
     id: str | None = None
     note: str = ""  # what is wrong with it although it is kept
+    more_notes: tuple[str, ...] = ()  # the same, when that is more than one thing
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All notes, each once."""
+        return tuple(dict.fromkeys(note for note in (self.note, *self.more_notes) if note))
 
 
 @dataclass(slots=True)  # not frozen: there are millions, and freezing makes each four times as dear
@@ -107,8 +114,7 @@ class Pages:
         if isinstance(found, Page):
             self._pages.append(found)
             self._bytes += len(found.payload) + len(found.text or "")
-            if found.note:
-                self._noted.append(Skip(self.file, found.offset, found.note))
+            self._noted += [Skip(self.file, found.offset, note) for note in found.notes]
         return len(self._pages) >= self.batch_pages or self._bytes >= _BATCH_BYTES
 
     def take(self, position: int) -> PageBatch:
@@ -122,6 +128,7 @@ class Pages:
             *(pa.array([getattr(page, name) for page in pages], pa.string()) for name in ("content_type", "charset")),
             _joined([page.payload for page in pages]),
             pa.array([page.text for page in pages], pa.large_string()),
+            pa.array(["; ".join(page.notes) or None for page in pages], pa.string()),
         ]
         batch = pa.record_batch(columns, schema=PAGE_SCHEMA)
         taken = PageBatch(batch, self._skipped, self._records, position, self._noted)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from data_pipeline.readers.arc import ArcDialect
 from data_pipeline.readers.arrow import read_arrow
+from data_pipeline.readers.file_name import format_file_name
 from data_pipeline.readers.lines import read_lines
 from data_pipeline.readers.member import Members, Piece, compression
 from data_pipeline.readers.page import Other, Page, PageBatch, Pages, Skip
@@ -57,7 +58,7 @@ def read_pages(
         Batches in file order, at least one; those between which nothing but damage lies have no pages.
     """
     config = config or ReadConfig()
-    name = redact_url(path) if is_remote(path) else path
+    name = redact_url(path) if is_remote(path) else format_file_name(path)
     pages, seen = Pages(name, batch_pages), False
     try:
         with open_source(path, config.tries, start, stop) as source:

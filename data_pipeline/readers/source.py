@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
+from data_pipeline.readers.file_name import format_file_name
 from data_pipeline.readers.remote import file_system, is_remote, said_of
 from llmsys.redact import redact_secrets, redact_url
 
@@ -115,7 +116,8 @@ class Source(io.RawIOBase):
     """
 
     def __init__(self, path: str, tries: int, start: int = 0, stop: int | None = None) -> None:
-        self.path = redact_url(path) if is_remote(path) else path  # what records and messages call it
+        # What records and messages call it; `_address` is what opens it.
+        self.path = redact_url(path) if is_remote(path) else format_file_name(path)
         self._address, self.tries = path, tries
         self._place: Callable[[str], _Opened] = _Remote if is_remote(path) else _Local
         self._position = self._bytes = self.work = 0

@@ -10,8 +10,8 @@ from typing import Any
 from resiliparse.parse.encoding import detect_mime
 
 from data_pipeline.readers.careful import Record
-from data_pipeline.readers.charset import decode_text, detect_charset
-from data_pipeline.readers.coding import TooLongError, decode_body, without_chunks
+from data_pipeline.readers.charset import decide_charset, decode_text
+from data_pipeline.readers.coding import DecodedBody, TooLongError, decode_body, without_chunks
 from data_pipeline.readers.digest import block_problem, payload_problem
 from data_pipeline.readers.http import Response, parse_response
 from data_pipeline.readers.page import Other, Page, Skip, valid
@@ -59,8 +59,10 @@ class PageTaker:
             return f"not HTML: {declared[:80]}"
         if len(response.body) > self.limit:
             raise TooLongError
-        payload = decode_body(response, self.limit)
-        return self._page(record, url, payload, declared, response.charset, response.content_type, response)
+        body = decode_body(response, self.limit)
+        if not body.is_text:
+            return f"damaged {response.headers.get('content-encoding', '')[:20]} coding"
+        return self._page(record, url, body, declared, response.charset, response.content_type, response)
 
     def resource(self, record: Record) -> Page | str | None:
         """A page that was stored without the answer of a server; what declares no HTML is no page."""
@@ -68,9 +70,9 @@ class PageTaker:
         url = (record.headers.get("warc-target-uri") or "").strip("<> ")
         if declared.strip().lower() not in _HTML or not url:
             return None
-        payload = _kept(record)
+        body = DecodedBody(_kept(record))
         charset = parameters.rpartition("charset=")[2].strip(" \"'")
-        return self._page(record, url, payload, declared.strip().lower(), charset, declared.strip().lower(), None)
+        return self._page(record, url, body, declared.strip().lower(), charset, declared.strip().lower(), None)
 
     def conversion(self, record: Record) -> Page | str | None:
         """The text of a WET file, which is a document as it is."""
@@ -78,13 +80,15 @@ class PageTaker:
         if declared.strip().lower() != "text/plain":
             return f"not text: {declared[:80]}"
         block = _kept(record)
-        problem = self._digests(record, block, lambda: [block])
-        if problem and self.config.digests == "drop":
-            return problem
+        reason, notes = self._check(record, "", self._digests(record, block, lambda: [block]))
+        if reason:
+            return reason
         text = decode_text(block, parameters.rpartition("charset=")[2].strip(" \"'"))
         url = (record.headers.get("warc-target-uri") or "").strip("<> ")
         date = record.headers.get("warc-date") or ""
-        return Page(record.offset, valid(url), valid(date), content_type="text/plain", text=valid(text), note=problem)
+        return Page(
+            record.offset, valid(url), valid(date), content_type="text/plain", text=valid(text), more_notes=notes
+        )
 
     def continuation(self, record: Record) -> str:
         """A later part of a long record."""
@@ -94,28 +98,41 @@ class PageTaker:
         self,
         record: Record,
         url: str,
-        payload: bytes,
+        body: DecodedBody,
         declared: str,
         charset: str,
         content_type: str,
         response: Response | None,
     ) -> Page | str:
+        payload = body.payload
         problem = _not_html(payload, declared)
         if problem:
             return problem
         block = record.block or b""
         problem = self._digests(record, block, lambda: _payload_forms(block, payload, response))
-        if problem and self.config.digests == "drop":
-            return problem
+        reason, notes = self._check(record, body.cut, problem)
+        if reason:
+            return reason
+        found = decide_charset(payload, charset)
         return Page(
             offset=record.offset,
             url=valid(url),
             date=valid(record.headers.get("warc-date") or ""),
             payload=payload,
-            charset=detect_charset(payload, charset),
+            charset=found.codec,
             content_type=valid(content_type),
-            note=problem,
+            more_notes=(*notes, found.note),
         )
+
+    def _check(self, record: Record, cut: str, digest: str) -> tuple[str, tuple[str, ...]]:
+        """Return why the config drops a page, "" if it does not, and what is noted of a page that is kept."""
+        said = (record.headers.get("warc-truncated") or "").strip()
+        cuts = tuple(filter(None, (f"WARC-Truncated: {said[:40]}" if said else "", cut)))
+        found = [(self.config.digests, (digest,) if digest else ()), (self.config.truncated, cuts)]
+        for policy, problems in found:
+            if policy == "drop" and problems:
+                return problems[0], ()
+        return "", tuple(valid(problem) for policy, problems in found if policy == "count" for problem in problems)
 
     def _digests(self, record: Record, block: bytes, forms: Callable[[], Iterable[bytes | memoryview]]) -> str:
         """What differs from the digests in the header of a record, "" when nothing does."""

@@ -82,7 +82,7 @@ def _count_given_text_bytes(pages: pa.RecordBatch) -> int:
 
 def _texts(pages: pa.RecordBatch, config: ExtractConfig | None) -> pa.RecordBatch:
     """Give each page of a batch its id and its text; without a config none is extracted."""
-    columns = {name: pages.column(name) for name in ("url", "date", "file", "offset")}
+    columns = {name: pages.column(name) for name in ("url", "date", "file", "offset", "note")}
     given = pages.column("text").to_pylist()
     contents = [
         payload if text is None else text.encode()

@@ -26,6 +26,11 @@ class ReadConfig(Section):
         description="A page whose WARC-Block-Digest or WARC-Payload-Digest is another: left out and counted, kept and "
         "counted, or never looked at.",
     )
+    truncated: Literal["drop", "count", "ignore"] = Field(
+        "count",
+        description="A page whose end is missing, by WARC-Truncated or because its gzip, deflate, zstd, br or chunked "
+        "coding stops in the middle: left out and counted, kept and counted with a note, or kept without a word.",
+    )
     tries: int = Field(
         5, ge=1, le=100, description="How often a read of remote storage is tried, waiting 0.5, 1, 2, … s."
     )

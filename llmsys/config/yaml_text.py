@@ -77,7 +77,13 @@ def parse(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
 
     `name` is what error messages call the text. An empty document is None.
     """
-    reader = _Reader(text)
+    try:
+        reader = _Reader(text)
+    except yaml.reader.ReaderError as error:
+        raise ConfigError(
+            f"{name}: character {error.position + 1} is {chr(error.character)!a}, which YAML text cannot hold. "
+            f"In the name of a file write ? for it, as a pattern, or name the file in a list: data.inputs=[@files.txt]."
+        ) from None
     reader.name_shown = name
     try:
         node = reader.get_single_node()

@@ -84,7 +84,7 @@ def _add_gradients(model: Transformer, rows: list[Batch]) -> float:
         for layers_of_stack, seen in ((layers - of_source, tokens), (of_source, source_tokens)):
             for layer in layers_of_stack:
                 share = share + layer.sum_auxiliary_losses() / seen
-        share.backward()  # type: ignore[no-untyped-call]
+        share.backward()
         total += float(nats.detach())
     return total / targets
 

@@ -83,7 +83,8 @@ class Transformer(Stack):
             source_BS: what the encoder of an encoder-decoder reads; `source_documents_BS` numbers it likewise. A target
                 sees the source of equal number, and tokens without numbers count as 0.
             token_types_BT: segments of an encoder; None: 0 everywhere.
-            real_BT: False at padding, which no expert may count; attention does not ask it. None: as documents_BT has it.
+            real_BT: False at padding, which experts do not count; attention does not look at it. None: padding is where
+                documents_BT is negative.
             memory: in place of the source, what `encode` has made of it.
             cache: keys and values of earlier calls, extended in place; tokens_BT then holds the new tokens only. Source
                 or memory are given with the first call and kept.

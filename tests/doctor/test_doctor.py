@@ -110,8 +110,8 @@ def test_a_drill_fails_when_the_trajectory_is_another_one() -> None:
         (["crash", "train/demo"], "doctor crash trains a toy run of its own, and not train/demo. Leave it out."),
         (["parity", "model/deepseek-v3", "--processes", "2"], "Parity of 671,026,404,352 parameters on 2 processes"),
         (
-            ["parity", "model/gpt2-small", "model.head={kind: features}", "--processes", "1"],
-            "model.head.kind=features of model/gpt2-small learns nothing",
+            ["parity", "model/bert-base", "model.head={kind: features}", "--processes", "1"],
+            "model.head.kind=features of model/bert-base learns nothing",
         ),
         (["crash", "--drills", "nothing"], "--drills nothing: no such drill. Use killed before the backward pass,"),
     ],

@@ -13,7 +13,6 @@ import torch
 from llmsys.config.model import ModelConfig
 from llmsys.data import pairs
 from llmsys.data.batch import Batch
-from llmsys.doctor import rows
 from llmsys.doctor.cells import Cell
 from llmsys.doctor.oracle import Trajectory, oracle
 from llmsys.doctor.parity import Distance, measure
@@ -92,13 +91,13 @@ def test_rows_are_dealt_once_and_some_rank_has_none(ranks: int) -> None:
 
 def ignore_padding_of_targets() -> Any:
     """Padded target positions count as tokens."""
-    make = rows.TranslationBatch.__call__
+    make = pairs.TranslationBatch.__call__
 
     def without(self: Any, given: Any, numbers: Any) -> Batch:
         batch = make(self, given, numbers)
         return Batch(batch.tokens_BT, batch.targets_BT, None, batch.source_BS, batch.source_documents_BS)
 
-    return patch.object(rows.TranslationBatch, "__call__", without)
+    return patch.object(pairs.TranslationBatch, "__call__", without)
 
 
 def add_phantom_tokens() -> Any:

@@ -3,9 +3,12 @@
 import argparse
 import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmsys.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llmsys.doctor.subjects import Subject
 
 FAILED = 1
 MOST_RANKS = 4
@@ -14,6 +17,12 @@ MOST_RANKS = 4
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to check, on how many processes, and in which number types."""
     parser.add_argument("check", choices=("parity", "crash"), help="parity of engines and layouts, or crash drills")
+    parser.add_argument(
+        "config", metavar="CONFIG", nargs="?", help="parity: the model to check (default: tiny ones of every kind)"
+    )
+    parser.add_argument(
+        "overrides", metavar="section.key=value", nargs="*", default=[], help="such as model.num_hidden_layers=2"
+    )
     parser.add_argument(
         "--processes", type=_numbers, metavar="N,N,…", help="parity: ranks to try (default: 1,2,4, or the accelerators)"
     )
@@ -25,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table; status 0 when everything passed, 1 when something failed."""
+    if arguments.check == "crash" and arguments.config is not None:
+        raise ConfigError(f"doctor crash trains a toy run of its own, and not {arguments.config}. Leave it out.")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     return _parity(arguments) if arguments.check == "parity" else _crash(arguments)
 
@@ -32,8 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _parity(arguments: argparse.Namespace) -> int:
     import torch
 
+    from llmsys.config.rule import listed
     from llmsys.doctor.cells import ENGINES, matrix
     from llmsys.doctor.parity_table import failures, run_parity, table
+    from llmsys.doctor.subjects import SUBJECTS
     from llmsys.progress import Progress
 
     engines = tuple(arguments.engine.split(",")) if arguments.engine else tuple(ENGINES)
@@ -42,8 +55,14 @@ def _parity(arguments: argparse.Namespace) -> int:
     precisions = tuple(arguments.precision.split(",")) if arguments.precision else ("fp32", "bf16")
     if unknown := set(precisions) - {"fp32", "bf16", "fp16"}:
         raise ConfigError(f"--precision {', '.join(sorted(unknown))} is unknown. Use fp32, bf16 or fp16.")
-    ranks = arguments.processes or _possible(torch.cuda.device_count())
-    cells = [cell for count in ranks for cell in matrix(count, precisions, engines)]
+    ranks: list[int] = arguments.processes or _possible(torch.cuda.device_count())
+    subjects = (_load_subject(arguments, max(ranks)),) if arguments.config is not None else SUBJECTS
+    cells = [cell for count in ranks for cell in matrix(count, precisions, engines, subjects)]
+    if not cells:
+        raise ConfigError(
+            f"No engine and layout of {', '.join(engines)} takes {subjects[0].name} on {listed(ranks)} processes. "
+            f"Use other numbers for --processes, or leave --engine out."
+        )
     with Progress("parity", len(cells), "cell") as progress:
         outcomes = run_parity(cells, lambda outcome: progress.advance(1, at=outcome.cell.where))
     passed = all(outcome.passed for outcome in outcomes)
@@ -55,6 +74,16 @@ def _parity(arguments: argparse.Namespace) -> int:
     good = sum(outcome.passed for outcome in outcomes)
     print(f"{good} of {len(outcomes)} cells agree with one process in fp32; entries are relative errors of gradients")
     return 0 if passed else FAILED
+
+
+def _load_subject(arguments: argparse.Namespace, most_ranks: int) -> "Subject":
+    from llmsys.config.load import load_model
+    from llmsys.doctor.model_subject import build_subject, require_memory
+
+    model = load_model(arguments.config, arguments.overrides)
+    subject = build_subject(model, str(arguments.config))
+    require_memory(model, most_ranks)
+    return subject
 
 
 def _crash(arguments: argparse.Namespace) -> int:

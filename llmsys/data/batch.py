@@ -25,6 +25,7 @@ class Batch:
 
     The targets are the tokens one place further; of a masked text the chosen tokens; of a classifier the labels (B, 1).
     In an encoder-decoder, tokens and targets are those of the translation, and the source is what is translated.
+    `real_BT` is False at padding, for batches whose padding needs no document number; None: documents_BT tells.
     """
 
     tokens_BT: Tensor
@@ -33,11 +34,27 @@ class Batch:
     source_BS: Tensor | None = None
     source_documents_BS: Tensor | None = None
     token_types_BT: Tensor | None = None
+    real_BT: Tensor | None = None
 
     @property
     def valid_targets(self) -> int:
         """How many targets count."""
         return int((self.targets_BT != IGNORED).sum())
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens that are not padding; of an encoder-decoder those of the target."""
+        real_BT = self.real_BT
+        if real_BT is None and self.documents_BT is not None:
+            real_BT = self.documents_BT >= 0
+        return self.tokens_BT.numel() if real_BT is None else int(real_BT.sum())
+
+    @property
+    def num_source_tokens(self) -> int:
+        """The tokens of the source that are not padding; 0 without a source."""
+        if self.source_documents_BS is not None:
+            return int((self.source_documents_BS >= 0).sum())
+        return 0 if self.source_BS is None else self.source_BS.numel()
 
     def inputs(self) -> dict[str, Tensor]:
         """What the model's forward takes, by name."""

@@ -57,4 +57,5 @@ class HeldoutWindows:
             documents_BT[row] = torch.from_numpy(np.searchsorted(self.ends, places, side="right"))
             tokens_BT[row, : len(piece) - 1] = piece[:-1]
             targets_BT[row, : len(piece) - 1] = piece[1:]
-        return Batch(tokens_BT, targets_BT, documents_BT if self.separate_documents else None)
+        real_BT = None if bool((targets_BT != IGNORED).all()) else targets_BT != IGNORED
+        return Batch(tokens_BT, targets_BT, documents_BT if self.separate_documents else None, real_BT=real_BT)

@@ -40,7 +40,8 @@ class Masking:
             chosen, seen = self.choose(tokens_BT[row], number, valid_BT[row])
             targets_BT[row, chosen] = tokens_BT[row, chosen]
             hidden_BT[row, chosen] = seen
-        return Batch(torch.from_numpy(hidden_BT), torch.from_numpy(targets_BT), batch.documents_BT)
+        hidden, targets = torch.from_numpy(hidden_BT), torch.from_numpy(targets_BT)
+        return Batch(hidden, targets, batch.documents_BT, real_BT=batch.real_BT)
 
     def choose(
         self, tokens_T: NDArray[np.int64], number: int, valid_T: NDArray[np.bool_]

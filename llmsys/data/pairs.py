@@ -5,7 +5,7 @@ Reads the two splits that `prepare` leaves, row n of one belonging to row n of t
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +17,28 @@ from llmsys.errors import ConfigError, DataError
 from llmsys.shards import TokenShards, open_tokens
 
 # B rows, T target positions, S source positions
+
+
+class TokenRows(Protocol):
+    """Sequences of token ids by number; `TokenShards` are some."""
+
+    def tokens(self, document: int, /) -> NDArray[Any]:
+        """Return the ids of one sequence."""
+        ...
+
+
+class PairRows(Protocol):
+    """Sources and targets that are numbered alike; `Pairs` are some."""
+
+    @property
+    def sources(self) -> TokenRows:
+        """What is read."""
+        ...
+
+    @property
+    def targets(self) -> TokenRows:
+        """What is to be learnt."""
+        ...
 
 
 class Pairs:
@@ -51,7 +73,7 @@ class Pairs:
                 )
 
 
-MakeBatch = Callable[[Pairs, Sequence[int]], Batch]
+MakeBatch = Callable[[PairRows, Sequence[int]], Batch]
 """(pairs, numbers of some) → a batch of them; of none, a row in which nothing counts."""
 
 
@@ -61,14 +83,20 @@ class TranslationBatch:
     def __init__(self, start_token: int) -> None:
         self.start_token = start_token
 
-    def __call__(self, pairs: Pairs, rows: Sequence[int]) -> Batch:
-        """See MakeBatch. Padding follows the targets, so that causal attention never looks at it."""
+    def __call__(self, pairs: PairRows, rows: Sequence[int]) -> Batch:
+        """See MakeBatch. Padding follows the targets, so that causal attention never looks at it; experts are told."""
         source_BS, documents_BS = padded([pairs.sources.tokens(row) for row in rows])
-        targets_BT, _ = padded([pairs.targets.tokens(row) for row in rows], IGNORED)
+        targets_BT, documents_BT = padded([pairs.targets.tokens(row) for row in rows], IGNORED)
         tokens_BT = targets_BT.roll(1, dims=1).clamp_(min=0)
         tokens_BT[:, 0] = self.start_token
-        whole = bool((documents_BS == 0).all())
-        return Batch(tokens_BT, targets_BT, source_BS=source_BS, source_documents_BS=None if whole else documents_BS)
+        real_BT, whole = documents_BT >= 0, bool((documents_BS == 0).all())
+        return Batch(
+            tokens_BT,
+            targets_BT,
+            source_BS=source_BS,
+            source_documents_BS=None if whole else documents_BS,
+            real_BT=None if bool(real_BT.all()) else real_BT,
+        )
 
 
 class LabelledBatch:
@@ -77,7 +105,7 @@ class LabelledBatch:
     def __init__(self, opening_token: int) -> None:
         self.opening_token = opening_token
 
-    def __call__(self, pairs: Pairs, rows: Sequence[int]) -> Batch:
+    def __call__(self, pairs: PairRows, rows: Sequence[int]) -> Batch:
         """See MakeBatch. A text's place of its end is the opening token's."""
         texts = [np.concatenate([[self.opening_token], pairs.sources.tokens(row)[:-1]]) for row in rows]
         tokens_BT, documents_BT = padded(texts)
@@ -89,10 +117,11 @@ class LabelledBatch:
 def padded(sequences: Sequence[NDArray[Any]], filler: int = 0) -> tuple[Tensor, Tensor]:
     """Sequences as rows of one length, (B, T), and document numbers: 0, and PADDING behind the end of each.
 
-    No sequences at all give one row of one position, for a rank that has none left but must join its peers.
+    No sequences at all give one row of one position, for a rank that has none left but must join its peers. It is
+    padding: as a token it would be in the experts' balance losses and counts.
     """
     if not sequences:
-        return torch.full((1, 1), filler, dtype=torch.int64), torch.zeros((1, 1), dtype=torch.int64)
+        return torch.full((1, 1), filler, dtype=torch.int64), torch.full((1, 1), PADDING, dtype=torch.int64)
     lengths = np.array([len(sequence) for sequence in sequences])
     inside_BT = np.arange(lengths.max()) < lengths[:, None]
     tokens_BT = np.full(inside_BT.shape, filler, np.int64)

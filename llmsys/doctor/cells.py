@@ -11,10 +11,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from llmsys.config.bitwise import micro_batches, require_ranks
 from llmsys.config.run import RunConfig
 from llmsys.doctor.oracle import OPTIMIZER, SEED
-from llmsys.doctor.subjects import LENGTH, SEQUENCES, SUBJECTS, Subject
-from llmsys.errors import LayoutError
+from llmsys.doctor.rows import GROUP_ROWS
+from llmsys.doctor.subjects import SEQUENCES, SUBJECTS, Subject
+from llmsys.errors import ConfigError, LayoutError
 from llmsys.estimate.memory import planned_layout
 
 ENGINES: dict[str, dict[str, Any]] = {
@@ -67,39 +69,51 @@ class Cell:
         train = {"precision": self.precision, "recompute": self.recompute, "threads_per_process": 1}
         if self.engine == "bitwise":
             train["reproducibility"] = "bitwise"
+        length, windows = self.subject.length, self.subject.has_windows
+        batch: dict[str, int] = {"sequence_length": length, "sequences": SEQUENCES}
+        batch |= {"micro_sequences": self.micro} if windows else {"length_groups": len(GROUP_ROWS)}
         config = RunConfig.model_validate(
             {
                 "model": self.subject.model,
                 "run": {"seed": SEED},
-                "batch": {"sequence_length": LENGTH, "sequences": SEQUENCES, "micro_sequences": self.micro},
+                "batch": batch,
                 "optimizer": OPTIMIZER,
                 "engine": ENGINES[self.engine],
                 "layout": dict(self.layout),
                 "launch": {"processes": self.ranks},
-                "train": {**train, "tokens": 10 * LENGTH * SEQUENCES},
+                "train": {**train, "tokens": 10 * length * SEQUENCES},
             }
         )
         layout = planned_layout(config)
         if layout.world_size != self.ranks:
             raise LayoutError(f"{self.where} takes {layout.world_size} ranks")
+        if not windows:
+            if self.engine == "bitwise":
+                require_ranks(self.ranks, micro_batches(config.batch, windows=False))
+            return config
         share = SEQUENCES // layout.data_ranks
         if SEQUENCES % layout.data_ranks or share % self.micro:
             raise LayoutError(f"{self.micro} sequences do not divide the {share} of a rank")
         return config
 
 
-def matrix(ranks: int, precisions: tuple[str, ...], engines: tuple[str, ...] = tuple(ENGINES)) -> Iterator[Cell]:
+def matrix(
+    ranks: int,
+    precisions: tuple[str, ...],
+    engines: tuple[str, ...] = tuple(ENGINES),
+    subjects: tuple[Subject, ...] = SUBJECTS,
+) -> Iterator[Cell]:
     """Every legal cell on so many ranks."""
     turn, seen = 0, set()
     for engine, layout in product(engines, LAYOUTS):
-        if (key := _fitted(ranks, engine, layout)) is None or key in seen:
+        if (key := _fitted(ranks, engine, layout, subjects)) is None or key in seen:
             continue
         seen.add(key)
         for precision, recompute in product(precisions, RECOMPUTE):
             plain = (precision, recompute) == (precisions[0], "none")
             made = [
                 cell
-                for subject in SUBJECTS
+                for subject in subjects
                 if (cell := _legal(ranks, engine, layout, precision, recompute, subject)) is not None
             ]
             if made:
@@ -107,9 +121,9 @@ def matrix(ranks: int, precisions: tuple[str, ...], engines: tuple[str, ...] = t
                 turn += 1
 
 
-def _fitted(ranks: int, engine: str, layout: dict[str, int]) -> tuple[str, str] | None:
+def _fitted(ranks: int, engine: str, layout: dict[str, int], subjects: tuple[Subject, ...]) -> tuple[str, str] | None:
     """Engine and layout as they come out: replicas of one shard are what DDP always has."""
-    cells = [_legal(ranks, engine, layout, "fp32", "none", subject) for subject in SUBJECTS]
+    cells = [_legal(ranks, engine, layout, "fp32", "none", subject) for subject in subjects]
     found = next((cell for cell in cells if cell is not None), None)
     return None if found is None else (engine, str(planned_layout(found.config())))
 
@@ -122,7 +136,7 @@ def _legal(
         cell = Cell(ranks, engine, tuple(layout.items()), precision, recompute, subject, micro)
         try:
             cell.config()
-        except (ValidationError, LayoutError):
+        except (ValidationError, LayoutError, ConfigError):
             continue
         return cell
     return None

@@ -1,4 +1,7 @@
-"""The oracle of parity: one process, eager, fp32, torch's own loss, clip and AdamW, all rows of a step in one batch."""
+"""The oracle of parity: one process, eager, fp32, torch's own loss, clip and AdamW, every row of a step by itself.
+
+A row alone has no padding but its own, so that no count of tokens can depend on the rows beside it.
+"""
 
 from dataclasses import dataclass
 
@@ -6,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from llmsys.config.optimizer import AdamW
-from llmsys.doctor.subjects import SEQUENCES, Subject, batch_of
+from llmsys.data.batch import IGNORED, Batch
+from llmsys.doctor.rows import list_rows
+from llmsys.doctor.subjects import Subject
 from llmsys.engine.engine import saved_buffers
 from llmsys.model.init import initialize
 from llmsys.model.transformer import Transformer
@@ -48,13 +53,12 @@ def oracle(subject: Subject) -> Trajectory:
     losses, norms = [], []
     gradients: Tensors = {}
     for step in range(STEPS):
-        loss = _loss(model, step)
-        loss.backward()
+        loss = _add_gradients(model, list_rows(subject, step))
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.gradient_clip)))
         optimizer.step()
         optimizer.zero_grad()
         settle_experts(model)
-        losses.append(loss.item())
+        losses.append(loss)
         if step == 0:
             gradients = {name: optimizer.state[value]["exp_avg"].clone() for name, value in named.items()}
     weights = {name: parameter.detach() for name, parameter in named.items()}
@@ -64,12 +68,51 @@ def oracle(subject: Subject) -> Trajectory:
     return Trajectory(losses, norms, start, gradients, weights, moments, buffers)
 
 
-def _loss(model: Transformer, step: int) -> Tensor:
-    batch = batch_of(step, range(SEQUENCES))
+def _add_gradients(model: Transformer, rows: list[Batch]) -> float:
+    """Add the gradients of a step to those of the model; returns nats per target."""
     model.train()
-    logits_BTV = model(**batch.inputs())
-    total = nn.functional.cross_entropy(logits_BTV.flatten(0, 1), batch.targets_BT.flatten(), reduction="sum")
-    return total / batch.valid_targets
+    targets = sum(int((row.targets_BT != IGNORED).sum()) for row in rows)
+    tokens = sum(_count_tokens(row.tokens_BT, row.documents_BT) for row in rows)
+    source_tokens = sum(_count_tokens(row.source_BS, row.source_documents_BS) for row in rows)
+    layers = set(model.moe_layers())
+    of_source = set() if model.encoder is None else layers & set(model.encoder.modules())
+    total = 0.0
+    for row in rows:
+        logits_BTV = model(**row.inputs())
+        nats = _sum_nats(logits_BTV, row.targets_BT)
+        share = (nats + _sum_further_nats(model, row)) / targets
+        for layers_of_stack, seen in ((layers - of_source, tokens), (of_source, source_tokens)):
+            for layer in layers_of_stack:
+                share = share + layer.sum_auxiliary_losses() / seen
+        share.backward()
+        total += float(nats.detach())
+    return total / targets
+
+
+def _count_tokens(tokens_BT: Tensor | None, documents_BT: Tensor | None) -> int:
+    if documents_BT is not None:
+        return int((documents_BT >= 0).sum())
+    return 0 if tokens_BT is None else tokens_BT.numel()
+
+
+def _sum_nats(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    logits_NV = logits_BTV.reshape(-1, logits_BTV.shape[-1])
+    return nn.functional.cross_entropy(logits_NV, targets_BT.flatten(), reduction="sum")
+
+
+def _sum_further_nats(model: Transformer, row: Batch) -> Tensor:
+    """DeepSeek-V3 (arXiv:2412.19437), equations 24 and 25, within each document."""
+    config = model.config.multi_token_prediction
+    if config is None:
+        return torch.zeros(())
+    nats = torch.zeros(())
+    for k, logits_BTV in enumerate(model.predicted, start=1):
+        targets_BT = row.targets_BT[:, k:]
+        if row.documents_BT is not None:
+            is_other_BT = row.documents_BT[:, k:] != row.documents_BT[:, :-k]
+            targets_BT = targets_BT.masked_fill(is_other_BT, IGNORED)
+        nats = nats + _sum_nats(logits_BTV, targets_BT)
+    return config.weight * nats / config.depth
 
 
 def _adamw(named: dict[str, nn.Parameter]) -> torch.optim.AdamW:

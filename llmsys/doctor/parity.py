@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from llmsys.doctor.cells import Cell
 from llmsys.doctor.oracle import RATE, STEPS, Tensors, Trajectory
-from llmsys.doctor.subjects import SEQUENCES, batch_of
+from llmsys.doctor.rows import build_micro_batches
 from llmsys.engine.engine import Engine
 from llmsys.estimate.memory import planned_layout
 from llmsys.parallel.group import device_of_this_rank, rank
@@ -65,13 +65,11 @@ def trained(cell: Cell) -> Trajectory:
     engine = build_engine(config, make_meshes(layout, device), device)
     _push(engine, cell)
     start = _weights(engine)
-    share = SEQUENCES // layout.data_ranks
-    first = layout.data_rank(rank()) * share
+    dealt = {"rank": layout.data_rank(rank()), "ranks": layout.data_ranks, "micro": cell.micro}
     losses, norms = [], []
     gradients: Tensors = {}
     for step in range(STEPS):
-        places = range(first, first + share, cell.micro)
-        batches = [batch_of(step, range(place, place + cell.micro)) for place in places]
+        batches = build_micro_batches(cell.subject, step, **dealt, is_bitwise=cell.engine == "bitwise")
         result = engine.train_step(batches, RATE)
         settle_experts(engine.module)
         losses.append(result.loss)

@@ -1,5 +1,6 @@
 """The whole matrix on this machine, and the table that a person reads."""
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ from llmsys.doctor.parity import Distance, measure
 from llmsys.doctor.ranks import Failed, run_tasks
 
 TIMEOUT_SECONDS = 120.0
-"""How long one cell may take: a hundred times what it does."""
+"""How long one cell of a tiny model may take: a hundred times what it does."""
+
+ORACLE_FACTOR = 60.0
+"""How many times as long as the oracle a cell may take: ranks share cores, and 16 bits can be slow."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +44,23 @@ class Outcome:
 
 def run_parity(cells: Sequence[Cell], told: Callable[[Outcome], None]) -> list[Outcome]:
     """Every cell on its number of ranks, in order of ranks; `told` hears of each as it is done."""
+    began = time.monotonic()
     expected = {cell.subject.name: oracle(cell.subject) for cell in {one.subject.name: one for one in cells}.values()}
+    timeout_seconds = max(TIMEOUT_SECONDS, ORACLE_FACTOR * (time.monotonic() - began) / max(len(expected), 1))
     outcomes = []
     for ranks in sorted({cell.ranks for cell in cells}):
         chosen = [cell for cell in cells if cell.ranks == ranks]
-        for outcome in _on(ranks, chosen, expected):
+        for outcome in _on(ranks, chosen, expected, timeout_seconds):
             outcomes.append(outcome)
             told(outcome)
     return outcomes
 
 
-def _on(ranks: int, cells: Sequence[Cell], expected: dict[str, Trajectory]) -> Iterator[Outcome]:
+def _on(
+    ranks: int, cells: Sequence[Cell], expected: dict[str, Trajectory], timeout_seconds: float
+) -> Iterator[Outcome]:
     task = partial(_measured, list(cells), expected)
-    for number, result in run_tasks(task, range(len(cells)), ranks, TIMEOUT_SECONDS):
+    for number, result in run_tasks(task, range(len(cells)), ranks, timeout_seconds):
         if isinstance(result, Failed):
             yield Outcome(cells[number], None, str(result))
         else:

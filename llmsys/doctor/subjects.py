@@ -1,15 +1,17 @@
-"""What parity is checked on: tiny models that exercise what goes wrong, and the batches they learn from.
+"""What parity is checked on: tiny models that exercise what goes wrong, and the windows they learn from.
 
-Vocabulary and rows that nothing divides, tied embeddings, an expert without tokens, all tokens on one expert, padding,
-and a rank on which no target counts.
+Vocabulary and rows that nothing divides, tied embeddings, an expert without tokens, all tokens on one expert, every
+balance loss, padding, and a rank on which no target counts.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from llmsys.config.model import ModelConfig
+from llmsys.config.objective import natural_objective
 from llmsys.data.batch import IGNORED, PADDING, Batch
 from llmsys.data.order import order_key, permutation
 
@@ -26,6 +28,21 @@ class Subject:
     model: ModelConfig
     pushed: dict[int, float] = field(default_factory=dict)
 
+    @property
+    def objective(self) -> str:
+        """The kind of objective that the model is made for."""
+        return natural_objective({"model": self.model}).kind
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether it learns from windows of one length; else from pairs or labelled texts."""
+        return self.objective in ("next_token", "masked")
+
+    @property
+    def length(self) -> int:
+        """Positions of a window, or of the longest source, target or text."""
+        return min(LENGTH, self.model.max_position_embeddings)
+
 
 def _model(**changes: Any) -> ModelConfig:
     settings: dict[str, Any] = {
@@ -41,8 +58,8 @@ def _model(**changes: Any) -> ModelConfig:
     return ModelConfig.model_validate(settings | changes)
 
 
-def _experts(per_token: int) -> dict[str, Any]:
-    return {
+def _experts(per_token: int, **changes: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = {
         "num_experts": 4,
         "num_experts_per_tok": per_token,
         "moe_intermediate_size": 16,
@@ -50,32 +67,75 @@ def _experts(per_token: int) -> dict[str, Any]:
         "score": "sigmoid",
         "balance": {"kind": "bias"},
     }
+    return settings | changes
 
+
+_LATENT = {"kind": "latent", "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 6}
+_SEQUENCE_LOSS = {"kind": "auxiliary_loss", "weight": 0.5, "scope": "sequence"}
+_BATCH_LOSS = {"kind": "auxiliary_loss", "weight": 0.5, "scope": "batch"}
+_BIAS_AND_LOSS = {"kind": "bias", "rate": 0.01, "sequence_weight": 0.5}
+_CAPACITY = {"kind": "capacity", "factor": 0.7}
 
 DENSE = Subject("dense, tied", _model(tie_word_embeddings=True))
 EXPERTS = Subject("experts", _model(moe=_experts(2)))
 IDLE = Subject("experts, one idle", _model(moe=_experts(2)), {3: -10.0})
 CROWDED = Subject("experts, all on one", _model(moe=_experts(1)), {2: 10.0})
-SUBJECTS = (DENSE, EXPERTS, IDLE, CROWDED)
+LATENT = Subject(
+    "experts, softmax, batch loss, latent attention, further tokens",
+    _model(
+        attention=_LATENT,
+        num_key_value_heads=4,
+        multi_token_prediction={"depth": 2, "weight": 0.3},
+        moe=_experts(2, score="softmax", balance=_BATCH_LOSS, z_loss_weight=0.1),
+    ),
+)
+SINKS = Subject(
+    "experts, softmax, sequence loss, capacity, sinks",
+    _model(
+        attention={"kind": "multi_head", "sinks": True},
+        moe=_experts(2, score="softmax", balance=_SEQUENCE_LOSS, routing=_CAPACITY, z_loss_weight=0.1),
+    ),
+)
+TRANSLATION = Subject(
+    "translation, experts, bias and loss, capacity",
+    _model(family="encoder_decoder", moe=_experts(2, balance=_BIAS_AND_LOSS, routing=_CAPACITY, z_loss_weight=0.1)),
+)
+LABELS = Subject(
+    "labels, experts, batch loss",
+    _model(
+        family="encoder",
+        head={"kind": "classification", "num_labels": 3},
+        moe=_experts(2, score="softmax", balance=_BATCH_LOSS, z_loss_weight=0.1),
+    ),
+)
+MASKED = Subject(
+    "masked, experts, sequence loss, capacity",
+    _model(
+        family="encoder",
+        head={"kind": "mlm"},
+        moe=_experts(2, score="softmax", balance=_SEQUENCE_LOSS, routing=_CAPACITY, z_loss_weight=0.1),
+    ),
+)
+SUBJECTS = (DENSE, EXPERTS, IDLE, CROWDED, LATENT, SINKS, TRANSLATION, LABELS, MASKED)
 
 
-def batch_of(step: int, rows: range) -> Batch:
+def batch_of(step: int, rows: range, subject: Subject = DENSE) -> Batch:
     """Rows of a step, the same whoever asks: the first quarter has no target that counts, one row ends in padding."""
-    tokens = torch.tensor([_tokens(step, row) for row in rows])
-    tokens_BT, targets_BT = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    length, padding = subject.length, max(1, subject.length // 4)
+    tokens = torch.tensor(np.stack([_tokens(step, row, length, subject.model.vocab_size) for row in rows]))
+    tokens_BT, targets_BT = tokens[:, :-1].clone(), tokens[:, 1:].clone()
     documents_BT = torch.zeros_like(tokens_BT)
     for place, row in enumerate(rows):
         if row < SEQUENCES // 4:
             targets_BT[place] = IGNORED
         if row % 4 == 2:
-            documents_BT[place, LENGTH // 2 :] = 1
+            documents_BT[place, length // 2 :] = 1
         if row % 4 == 3:
-            documents_BT[place, -LENGTH // 4 :] = PADDING
-            targets_BT[place, -LENGTH // 4 :] = IGNORED
+            documents_BT[place, -padding:] = PADDING
+            targets_BT[place, -padding:] = IGNORED
     return Batch(tokens_BT, targets_BT, documents_BT)
 
 
-def _tokens(step: int, row: int) -> list[int]:
-    order = permutation(VOCABULARY, order_key("doctor", step, row))
-    tokens: list[int] = order[: LENGTH + 1].tolist()
-    return tokens
+def _tokens(step: int, row: int, length: int, vocab_size: int) -> Any:
+    order = permutation(vocab_size, order_key("doctor", step, row))
+    return order[np.arange(length + 1) % vocab_size]

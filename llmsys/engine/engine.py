@@ -100,24 +100,20 @@ class Engine(Protocol):
 
 
 def counts_of(batches: Sequence[Batch], device: torch.device) -> Tensor:
-    """Valid targets and real tokens of a step, over all ranks, float32 of shape (2,). Collective.
+    """Valid targets, real tokens and real source tokens of a step, over all ranks, float32 of shape (3,). Collective.
 
-    Losses are divided by the first, the model's auxiliary losses by the second. Exact up to 16 million.
+    Losses are divided by the first, the auxiliary losses of layers by the tokens that those layers see: the third in
+    the encoder of an encoder-decoder, else the second. Exact up to 16 million.
     """
-    targets = sum(batch.valid_targets for batch in batches)
-    tokens = sum(real_tokens(batch) for batch in batches)
-    return sum_over_ranks(torch.tensor([float(targets), float(tokens)], device=device)).clamp_(min=1)
+    counts = [(batch.valid_targets, batch.num_tokens, batch.num_source_tokens) for batch in batches]
+    sums = [float(sum(column)) for column in zip(*counts, strict=True)] or [0.0] * 3
+    return sum_over_ranks(torch.tensor(sums, device=device)).clamp_(min=1)
 
 
 def sums_of(nats: Tensor, targets: Tensor, extras: Sequence[float]) -> tuple[float, tuple[float, ...]]:
     """(loss in nats per target, sums of `extras`) over all ranks, in one reduction. Collective."""
     sums = sum_over_ranks(torch.cat([nats.detach().float().view(1), nats.new_tensor(extras, dtype=torch.float32)]))
     return float(sums[0] / targets), tuple(sums[1:].tolist())
-
-
-def real_tokens(batch: Batch) -> int:
-    """How many tokens are not padding; padding is a negative document number."""
-    return batch.tokens_BT.numel() if batch.documents_BT is None else int((batch.documents_BT >= 0).sum())
 
 
 def saved_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

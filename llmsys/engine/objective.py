@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from llmsys.data.batch import IGNORED, Batch
-from llmsys.engine.engine import Loss, real_tokens
+from llmsys.engine.engine import Loss
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.parts import Parts
 
@@ -27,8 +27,8 @@ def shares_of(
 ) -> tuple[Tensor, Tensor]:
     """(this micro-batch's share of the step's loss, to go backward; its plain sum over targets, for the log).
 
-    `forward` runs `model`, perhaps inside a wrapper. `counts` are valid targets and real tokens of the step, see
-    `counts_of`. With `parts`, `model` gives hidden states of this rank's positions, whose share this then is.
+    `forward` runs `model`, perhaps inside a wrapper. `counts` are those of the step, see `counts_of`. With `parts`,
+    `model` gives hidden states of this rank's positions, whose share this then is.
     """
 
     def finish(head: nn.Module | None, x_BTD: Tensor, places: int) -> Tensor:
@@ -37,8 +37,7 @@ def shares_of(
 
     nats = forward(**batch.inputs(), finish=finish)
     learnt = nats + further_tokens(model)
-    balance = model.auxiliary_loss() * real_tokens(batch if parts is None else parts.batch_here(batch))
-    return learnt / counts[0] + balance / counts[1], nats.detach()
+    return learnt / counts[0] + model.compute_auxiliary_share(counts[1], counts[2]), nats.detach()
 
 
 def further_tokens(model: Transformer) -> Tensor:

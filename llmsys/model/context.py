@@ -38,7 +38,7 @@ class StackContext:
     memory: Memory | None = None
     cross_mask: Mask = EVERYTHING
     real_BT: Tensor | None = None
-    """False where a token is padding (a negative document number), which experts must not count. None: no padding."""
+    """False where a token is padding, which experts must not count. None: no padding."""
     heads: slice = field(default_factory=lambda: ALL_HEADS)
     """The query heads that attention is asked about here: what belongs to heads is cut to them."""
 
@@ -85,6 +85,7 @@ class ContextBuilder:
         token_types_BT: Tensor | None = None,
         cache: KeyValueCache | None = None,
         memory: Memory | None = None,
+        real_BT: Tensor | None = None,
     ) -> StackContext:
         """The context of `length` new tokens, on the device and in the dtype of `like`."""
         start = 0 if cache is None else cache.length
@@ -103,6 +104,8 @@ class ContextBuilder:
             )
             for kind, window in self.windows.items()
         }
+        if real_BT is None and documents_BT is not None:
+            real_BT = documents_BT >= 0
         bias_HTS = self._bias(bias_table, start, length, device)
         if bias_HTS is not None:
             masks = {kind: mask.with_bias(bias_HTS.to(like.dtype)) for kind, mask in masks.items()}
@@ -115,7 +118,7 @@ class ContextBuilder:
             cache=cache,
             memory=memory,
             cross_mask=_cross_mask(length, documents_BT, memory),
-            real_BT=None if documents_BT is None else documents_BT >= 0,
+            real_BT=real_BT,
             heads=self.heads,
         )
 

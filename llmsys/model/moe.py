@@ -100,12 +100,18 @@ class MoE(Float32Buffers):
     def weighted_balance_loss(self) -> Tensor:
         """Balance and router z losses of the last training forward, weighted: a mean over real tokens; 0 without any.
 
-        Multiply by the number of those tokens before dividing by the tokens of all ranks and micro-batches.
+        For one process and micro-batch; where there are more, divide `sum_auxiliary_losses` by the tokens of all.
         """
         if self._auxiliary is None:
+            return self.sum_auxiliary_losses()
+        return self.sum_auxiliary_losses() / self._auxiliary[1].clamp(min=1)
+
+    def sum_auxiliary_losses(self) -> Tensor:
+        """Return the balance and router z losses of the last training forward, weighted: a sum over real tokens."""
+        if self._auxiliary is None:
             return torch.zeros((), device=self.balance_bias_E.device)
-        (balance, z_loss), num_tokens = self._auxiliary
-        weighted: Tensor = (balance * self.balance_factor + z_loss) / num_tokens.clamp(min=1)
+        balance, z_loss = self._auxiliary[0]
+        weighted: Tensor = balance * self.balance_factor + z_loss
         return weighted
 
     def _route(self, scores: Scores, real_BT: Tensor) -> Routing:

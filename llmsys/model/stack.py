@@ -41,6 +41,7 @@ class Stack(nn.Module):
         token_types_BT: Tensor | None = None,
         cache: KeyValueCache | None = None,
         memory: Memory | None = None,
+        real_BT: Tensor | None = None,
     ) -> tuple[Tensor, StackContext]:
         """The hidden states after the last block, before the final norm, and what the blocks shared."""
         context = self.shared(
@@ -51,6 +52,7 @@ class Stack(nn.Module):
             token_types_BT=token_types_BT,
             cache=cache,
             memory=memory,
+            real_BT=real_BT,
         )
         x_BTD = self._prepared(embedded_BTD, context.positions_BT)
         for block in self.blocks:

@@ -67,6 +67,7 @@ class Transformer(Stack):
         source_BS: Tensor | None = None,
         source_documents_BS: Tensor | None = None,
         token_types_BT: Tensor | None = None,
+        real_BT: Tensor | None = None,
         memory: Memory | None = None,
         cache: KeyValueCache | None = None,
         finish: Finish | None = None,
@@ -82,6 +83,8 @@ class Transformer(Stack):
             source_BS: what the encoder of an encoder-decoder reads; `source_documents_BS` numbers it likewise. A target
                 sees the source of equal number, and tokens without numbers count as 0.
             token_types_BT: segments of an encoder; None: 0 everywhere.
+            real_BT: False at padding, which experts do not count; attention does not look at it. None: padding is where
+                documents_BT is negative.
             memory: in place of the source, what `encode` has made of it.
             cache: keys and values of earlier calls, extended in place; tokens_BT then holds the new tokens only. Source
                 or memory are given with the first call and kept.
@@ -100,7 +103,12 @@ class Transformer(Stack):
         tokens_BT = tokens_BT if cache is None else self._to_read(tokens_BT, cache)
         embedded_BTD = self._embedded(tokens_BT, token_types_BT)
         x_BTD, context = self.read(
-            embedded_BTD, documents_BT=documents_BT, token_types_BT=token_types_BT, cache=cache, memory=memory
+            embedded_BTD,
+            documents_BT=documents_BT,
+            token_types_BT=token_types_BT,
+            cache=cache,
+            memory=memory,
+            real_BT=real_BT,
         )
         if self.training and self.prediction and self.head is not None:
             self.predicted = self._predict(self.head, tokens_BT, x_BTD, context, finish)
@@ -139,6 +147,22 @@ class Transformer(Stack):
         """
         losses = [layer.weighted_balance_loss() for layer in self.moe_layers()]
         return torch.stack(losses).sum() if losses else torch.zeros((), device=self.embed.weight.device)
+
+    def compute_auxiliary_share(self, num_tokens: Tensor, num_source_tokens: Tensor) -> Tensor:
+        """Return what the last training forward adds to the balance losses of a step, weighted; 0 without experts.
+
+        Every layer's loss is a mean over the tokens that it has seen: an encoder beside a decoder sees the source.
+
+        Args:
+            num_tokens: real tokens of the whole step, over all ranks and micro-batches.
+            num_source_tokens: those of the source.
+        """
+        of_source = set() if self.encoder is None else {id(module) for module in self.encoder.modules()}
+        shares = [
+            layer.sum_auxiliary_losses() / (num_source_tokens if id(layer) in of_source else num_tokens)
+            for layer in self.moe_layers()
+        ]
+        return torch.stack(shares).sum() if shares else torch.zeros((), device=self.embed.weight.device)
 
     def reset_buffers(self) -> None:
         """Recompute every buffer, after `to_empty` has given a meta-device model memory without values."""

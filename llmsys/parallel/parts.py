@@ -75,11 +75,6 @@ class Parts:
             )
         return x_BT.chunk(self.all.size, dim=1)[self.all.rank].contiguous()
 
-    def batch_here(self, batch: Batch) -> Batch:
-        """Tokens, targets and documents of this rank's positions."""
-        documents_BT = None if batch.documents_BT is None else self.here(batch.documents_BT)
-        return Batch(self.here(batch.tokens_BT), self.targets_here(batch.targets_BT, batch), documents_BT)
-
     def targets_here(self, targets_BT: Tensor, batch: Batch) -> Tensor:
         """Those of this rank's positions; targets k places further, (B, T - k), are those of the first positions."""
         missing = batch.tokens_BT.shape[1] - targets_BT.shape[1] if self.divided else 0

@@ -95,7 +95,10 @@ def test_targets_are_opened_shifted_and_beside_their_source(pairs: Pairs) -> Non
         assert batch.source_documents_BS[row].tolist() == [0] * len(source) + [-1] * (
             batch.source_BS.shape[1] - len(source)
         )
-    assert set(batch.inputs()) == {"tokens_BT", "source_BS", "source_documents_BS"}
+    assert set(batch.inputs()) == {"tokens_BT", "source_BS", "source_documents_BS", "real_BT"}
+    assert batch.num_tokens == batch.valid_targets
+    assert batch.num_source_tokens == sum(len(pairs.sources.tokens(number)) for number in rows)
+    assert TranslationBatch(START)(pairs, [5]).real_BT is None
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 16])
@@ -113,7 +116,7 @@ def test_a_rank_without_a_row_has_one_that_counts_for_nothing(pairs: Pairs) -> N
     for make in (TranslationBatch(START), LabelledBatch(2)):
         batch = make(pairs, [])
         assert batch.tokens_BT.shape == (1, 1)
-        assert batch.valid_targets == 0
+        assert (batch.valid_targets, batch.num_tokens, batch.num_source_tokens) == (0, 0, 0)
 
 
 def test_every_heldout_pair_is_asked_for_once_by_length(pairs: Pairs) -> None:

@@ -1,18 +1,24 @@
 """The doctor itself: what its matrix holds, a part of it run for real, drills that pass, and drills that must not."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launch.main import main
-from llmsys.doctor import crash
+from llmsys.config.attention import MultiHead
+from llmsys.config.load import load_model
+from llmsys.config.moe import AuxiliaryLossBalance
+from llmsys.doctor import crash, model_subject
 from llmsys.doctor.accident import Accident
 from llmsys.doctor.cells import ENGINES, Cell, matrix
 from llmsys.doctor.crash import DRILLS, Drill, run_drills, with_kills
+from llmsys.doctor.model_subject import build_subject, require_memory
 from llmsys.doctor.parity_table import run_parity, table
 from llmsys.doctor.ranks import Failed, run_tasks
 from llmsys.doctor.subjects import CROWDED, DENSE, IDLE, SUBJECTS
+from llmsys.errors import ConfigError
 
 
 def test_the_matrix_has_every_engine_axis_precision_policy_and_subject() -> None:
@@ -101,12 +107,67 @@ def test_a_drill_fails_when_the_trajectory_is_another_one() -> None:
     [
         (["parity", "--engine", "fsdq"], "--engine fsdq is not a row. Use fsdp, ddp,"),
         (["parity", "--precision", "fp8"], "--precision fp8 is unknown. Use fp32, bf16 or fp16."),
+        (["crash", "train/demo"], "doctor crash trains a toy run of its own, and not train/demo. Leave it out."),
+        (["parity", "model/deepseek-v3", "--processes", "2"], "Parity of 671,026,404,352 parameters on 2 processes"),
+        (
+            ["parity", "model/bert-base", "model.head={kind: features}", "--processes", "1"],
+            "model.head.kind=features of model/bert-base learns nothing",
+        ),
         (["crash", "--drills", "nothing"], "--drills nothing: no such drill. Use killed before the backward pass,"),
     ],
 )
 def test_what_the_doctor_does_not_know_is_named(words: list[str], message: str, capsys: Any) -> None:
     assert main(["doctor", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_subjects_have_what_goes_wrong() -> None:
+    models = [subject.model for subject in SUBJECTS]
+    experts = [model.moe for model in models if model.moe is not None]
+    weights = [moe.balance.weight for moe in experts if isinstance(moe.balance, AuxiliaryLossBalance)]
+    assert len(weights) >= 2
+    assert min(weights) > 0
+    assert any(model.attention.kind == "latent" for model in models)
+    assert any(model.multi_token_prediction is not None for model in models)
+    assert any(isinstance(model.attention, MultiHead) and model.attention.sinks for model in models)
+    assert {moe.score for moe in experts} >= {"softmax", "sigmoid"}
+    assert {moe.routing.kind for moe in experts} >= {"token_choice", "capacity"}
+    assert {subject.objective for subject in SUBJECTS} == {"next_token", "masked", "translation", "classification"}
+
+
+MINE = """
+model: {vocab_size: 50, hidden_size: 24, intermediate_size: 32, num_hidden_layers: 3, num_attention_heads: 2,
+  num_key_value_heads: 1, max_position_embeddings: 10, dropout: {residual: 0.5},
+  moe: {num_experts: 3, num_experts_per_tok: 2, moe_intermediate_size: 8, balance: {kind: auxiliary_loss, weight: 0.5}}}
+batch: {sequence_length: 10}
+"""
+
+
+@pytest.mark.distributed
+def test_parity_takes_the_model_of_a_config(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "mine.yaml").write_text(MINE)
+    words = [str(tmp_path / "mine.yaml"), "model.num_hidden_layers=1", "--engine", "fsdp", "--precision", "fp32"]
+    assert main(["doctor", "parity", *words, "--processes", "2", "--json"]) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert {cell["cell"].split(", ", 3)[3] for cell in cells} == {str(tmp_path / "mine.yaml")}
+    assert any("tensor=2" in cell["cell"] for cell in cells)
+    assert not any("expert=2" in cell["cell"] for cell in cells)  # two ranks cannot share three experts
+
+
+def test_a_model_keeps_all_but_its_dropout(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(MINE)
+    model = load_model(str(tmp_path / "mine.yaml"))
+    found = build_subject(model, "mine").model
+    assert found.dropout.residual == 0.0
+    assert found == model.model_copy(update={"dropout": found.dropout})
+
+
+def test_what_the_machine_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_subject, "free_memory", lambda: 1_000_000)
+    with pytest.raises(
+        ConfigError, match=r"on 4 processes takes about 0\.0 GB, and 0\.0 GB are free\. Use fewer --proc"
+    ):
+        require_memory(DENSE.model, 4)
 
 
 def test_the_verb_tells_in_json_what_passed(capsys: Any) -> None:

@@ -6,14 +6,14 @@ Reads the records of final documents, gives one record per copied file; adds no 
 from functools import partial
 from pathlib import Path
 
-from data_pipeline.journal import Record
-from data_pipeline.stages.copy import copy_documents
+from data_pipeline.journal import TaskRecord
+from data_pipeline.stages.copy import export_documents
 from data_pipeline.staging import find_output, get_place_to_write
 from data_pipeline.task import Stage, Task
 from llmsys.config.data import CrawlConfig
 
 
-def copy_final(data: CrawlConfig, stage: Stage, documents: list[Record]) -> list[Record]:
+def run_export_stage(data: CrawlConfig, stage: Stage, documents: list[TaskRecord]) -> list[TaskRecord]:
     """Return the records of the copies, format by format."""
     tasks = []
     for format in data.documents.copies:
@@ -21,7 +21,7 @@ def copy_final(data: CrawlConfig, stage: Stage, documents: list[Record]) -> list
             source = find_output(data.folder, record.outputs[0].name)
             output = f"documents/{Path(source).stem}.{format}"
             place = get_place_to_write(data.folder, output)
-            job = partial(copy_documents, source=source, output=place, format=format)
+            job = partial(export_documents, source=source, output=place, format=format)
             decides = [record.digests[0], format]
             name = f"copies/{Path(output).name}"
             tasks.append(Task(name, decides, [output], job, record.result["documents_rows"]))

@@ -14,21 +14,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_pipeline.dedup.index import open_earlier
+from data_pipeline.dedup.index import load_earlier_dataset
 from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA
 from data_pipeline.dedup.naming import EXACT, NEAR, URL
-from data_pipeline.graph import Workshop
-from data_pipeline.indexing import INDEXING_STAGES, keep_index
-from data_pipeline.journal import Record
-from data_pipeline.language.profile import found_by_characters
-from data_pipeline.left import Left, Signed
-from data_pipeline.stages.link import drop_near, link_range
-from data_pipeline.stages.same import Range, drop_same
-from data_pipeline.stages.sign import sign_file
+from data_pipeline.graph import StageRunner
+from data_pipeline.indexing import INDEXING_STAGES, run_index_stages
+from data_pipeline.journal import TaskRecord
+from data_pipeline.language.profile import get_character_dedup_flags
+from data_pipeline.left import DatasetState, SignedFiles
+from data_pipeline.stages.link import write_near_duplicates, write_link_forest
+from data_pipeline.stages.same import KeyRange, write_equal_duplicates
+from data_pipeline.stages.sign import write_signatures
 from data_pipeline.task import Stage, Task
-from data_pipeline.thinning import THINNING_STAGES, take_out_spans, take_out_strings
+from data_pipeline.thinning import THINNING_STAGES, remove_repeated_segments, remove_repeated_substrings
 from llmsys.config.data import CrawlConfig
-from llmsys.config.deduplicate import KeepDuplicates, MinhashDuplicates, UrlDuplicates
+from llmsys.config.deduplicate import NoDeduplication, MinHashDedupConfig, UrlDedupConfig
 
 _RULES = {"url": URL, "text": EXACT}
 
@@ -39,68 +39,68 @@ DEDUPLICATION_STAGES = (
 )
 
 
-class Deduplication:
+class DeduplicationStages:
     """The comparisons that one config asks for."""
 
-    def __init__(self, data: CrawlConfig, workshop: Workshop, stage: Stage) -> None:
+    def __init__(self, data: CrawlConfig, workshop: StageRunner, stage: Stage) -> None:
         self.data, self.config, self.name = data, data.deduplicate, data.name
         self.workshop, self.folder, self._do = workshop, data.folder, stage
-        digest = workshop.journal.input_digest
-        self.by_characters = found_by_characters(data) if self.config.minhash.kind != "none" else {}
-        self.earlier = [open_earlier(one, self.config, self.by_characters, digest) for one in self.config.against]
-        self.cuts = not isinstance(self.config.spans, KeepDuplicates)
+        digest = workshop.journal.get_input_digest
+        self.by_characters = get_character_dedup_flags(data) if self.config.minhash.kind != "none" else {}
+        self.earlier = [load_earlier_dataset(one, self.config, self.by_characters, digest) for one in self.config.against]
+        self.cuts = not isinstance(self.config.spans, NoDeduplication)
         self.near = ["near"] if self.config.minhash.kind != "none" else []
         parts = (("url", self.config.url), ("text", self.config.exact))
         self.exact = [relation for relation, part in parts if part.kind != "none"]
 
-    def run(self, judged: Sequence[Record], names: Sequence[str]) -> Left:
+    def run_comparisons(self, judged: Sequence[TaskRecord], names: Sequence[str]) -> DatasetState:
         """Do every comparison that is asked for."""
-        left = Left(names, judged, [judged])
+        left = DatasetState(names, judged, [judged])
         states = []
-        if self._relations:
-            signed = self._sign("sign", left, self._relations)
+        if self._initial_relations:
+            signed = self._run_signature_stage("sign", left, self._initial_relations)
             for relation in self.exact:
-                left = left.decided(_RULES[relation], self._same(relation, _RULES[relation], left, signed))
+                left = left.add_decisions(_RULES[relation], self._run_equal_key_stage(relation, _RULES[relation], left, signed))
             states = [(left, signed)]
         if self.cuts:
-            left = take_out_spans(self, left)
-            states = states if not self.near else [*states, (left, self._sign("sign_left", left, self.near))]
+            left = remove_repeated_segments(self, left)
+            states = states if not self.near else [*states, (left, self._run_signature_stage("sign_left", left, self.near))]
         if self.near:
-            left = left.decided(NEAR, self._near(left, states[-1][1]))
+            left = left.add_decisions(NEAR, self._run_near_duplicate_stages(left, states[-1][1]))
             states[-1] = (left, states[-1][1])
-        keep_index(self, states)
-        return left if isinstance(self.config.substring, KeepDuplicates) else take_out_strings(self, left)
+        run_index_stages(self, states)
+        return left if isinstance(self.config.substring, NoDeduplication) else remove_repeated_substrings(self, left)
 
-    def signing(self) -> Callable[[Record, str], Task] | None:
+    def build_first_task_factory(self) -> Callable[[TaskRecord, str], Task] | None:
         """What gives, from the record of a judged file and its name, the task of the first stage here, if it is one."""
-        if not self._relations:
+        if not self._initial_relations:
             return None
-        return partial(self._signing("sign", self._relations), 0, ())
+        return partial(self._build_signature_task_factory("sign", self._initial_relations), 0, ())
 
     @property
-    def _relations(self) -> list[str]:
+    def _initial_relations(self) -> list[str]:
         """What judged files are compared by as they are; near duplicates come after whatever changes texts."""
         return self.exact if self.cuts else [*self.exact, *self.near]
 
-    def stage(self, name: str, tasks: list[Task], unit: str) -> list[Record]:
+    def run_stage(self, name: str, tasks: list[Task], unit: str) -> list[TaskRecord]:
         """Do the tasks of a stage."""
         return self._do(name, tasks, unit)
 
-    def path(self, record: Record, output: int = 0) -> Path:
+    def get_output_path(self, record: TaskRecord, output: int = 0) -> Path:
         """Where an output of a record lies."""
         return self.folder / record.outputs[output].name
 
-    def paths(self, records: Sequence[Record], output: int = 0) -> list[Path]:
+    def get_output_paths(self, records: Sequence[TaskRecord], output: int = 0) -> list[Path]:
         """Where an output of each record lies."""
-        return [self.path(record, output) for record in records]
+        return [self.get_output_path(record, output) for record in records]
 
-    def _sign(self, stage: str, left: Left, relations: Sequence[str]) -> Signed:
-        signing = self._signing(stage, relations)
+    def _run_signature_stage(self, stage: str, left: DatasetState, relations: Sequence[str]) -> SignedFiles:
+        signing = self._build_signature_task_factory(stage, relations)
         files = enumerate(zip(left.kept, left.names, strict=True))
         tasks = [signing(number, left.decisions, record, name) for number, (record, name) in files]
-        return Signed(self.stage(stage, tasks, "document"), relations)
+        return SignedFiles(self.run_stage(stage, tasks, "document"), relations)
 
-    def _signing(self, stage: str, relations: Sequence[str]) -> Callable[[int, Sequence[Record], Record, str], Task]:
+    def _build_signature_task_factory(self, stage: str, relations: Sequence[str]) -> Callable[[int, Sequence[TaskRecord], TaskRecord, str], Task]:
         """What gives the task of one file, by its number and the decisions to apply, which know it by this number."""
         config = self.config
         part: dict[str, Any] = {"relations": list(relations)}
@@ -109,73 +109,73 @@ class Deduplication:
         unspaced = [code for code, by_characters in self.by_characters.items() if by_characters]
         part |= {"minhash": config.minhash.model_dump(mode="json"), "unspaced": unspaced} if near else {}
 
-        def task(number: int, decisions: Sequence[Record], record: Record, name: str) -> Task:
+        def build_task(number: int, decisions: Sequence[TaskRecord], record: TaskRecord, name: str) -> Task:
             outputs = [f"work/{stage}/{name}.{relation}.arrow" for relation in ("documents", *relations)]
             job = partial(
-                sign_file,
-                source=self.path(record),
+                write_signatures,
+                source=self.get_output_path(record),
                 number=number,
-                dropped=self.paths(decisions),
+                dropped=self.get_output_paths(decisions),
                 documents=self.folder / outputs[0],
                 keys={relation: self.folder / path for relation, path in zip(relations, outputs[1:], strict=True)},
-                url=config.url if isinstance(config.url, UrlDuplicates) else None,
-                minhash=config.minhash if isinstance(config.minhash, MinhashDuplicates) else None,
+                url=config.url if isinstance(config.url, UrlDedupConfig) else None,
+                minhash=config.minhash if isinstance(config.minhash, MinHashDedupConfig) else None,
                 unspaced=unspaced,
             )
             rows = sum(rows for _, rows in record.result["kept_batches"])
             decides = [record.digests[0], [decision.digests for decision in decisions], part]
             return Task(f"{stage}/{name}", decides, outputs, job, rows)
 
-        return task
+        return build_task
 
-    def ranges(
+    def compare_key_ranges(
         self, stage: str, keys: int, inputs: Sequence[Any], job_of: Callable[[int, int, Path], Callable[..., Any]]
-    ) -> list[Record]:
-        """Compare keys, one range of them per task; `job_of` gets number, ranges and output."""
+    ) -> list[TaskRecord]:
+        """Compare keys, one range of them per task; `build_job` gets number, ranges and output."""
         ranges = max(1, math.ceil(keys / self.config.keys.keys_per_task))
         tasks = []
         for number in range(ranges):
             output = f"work/{stage}/{number:05d}-of-{ranges:05d}.arrow"
             job = job_of(number, ranges, self.folder / output)
             tasks.append(Task(f"{stage}/{number:05d}-of-{ranges:05d}", [*inputs, number, ranges], [output], job, 1))
-        return self.stage(stage, tasks, "range")
+        return self.run_stage(stage, tasks, "range")
 
-    def range_of(
-        self, records: Sequence[Record], output: int, schema: pa.Schema, dropped: Sequence[Record]
-    ) -> Callable[..., Range]:
+    def build_range_factory(
+        self, records: Sequence[TaskRecord], output: int, schema: pa.Schema, dropped: Sequence[TaskRecord]
+    ) -> Callable[..., KeyRange]:
         """Return what makes the ranges of the keys in an output of records."""
-        sources, gone = self.paths(records, output), self.paths(dropped)
-        return partial(Range, sources, schema, gone, config=self.config.keys)
+        sources, gone = self.get_output_paths(records, output), self.get_output_paths(dropped)
+        return partial(KeyRange, sources, schema, gone, config=self.config.keys)
 
-    def _of_relation(self, relation: str, left: Left, signed: Signed) -> tuple[Callable[..., Range], list[Any]]:
+    def _build_relation_range_factory(self, relation: str, left: DatasetState, signed: SignedFiles) -> tuple[Callable[..., KeyRange], list[Any]]:
         """Ranges of the keys of a relation, here and in earlier datasets, and what they depend on."""
         output = 1 + list(signed.relations).index(relation)
         schema = BUCKET_SCHEMA if relation == "near" else ITEM_SCHEMA
-        make = self.range_of(signed.records, output, schema, left.decisions)
+        make = self.build_range_factory(signed.records, output, schema, left.decisions)
         inputs: list[Any] = [[[record.digests[0], record.digests[output]] for record in signed.records]]
         inputs += [[record.digests for record in left.decisions], [dataset.digest for dataset in self.earlier]]
         return partial(make, earlier=self.earlier, relation=relation), inputs
 
-    def _same(self, relation: str, rule: str, left: Left, signed: Signed) -> list[Record]:
-        make, inputs = self._of_relation(relation, left, signed)
-        documents = self.paths(signed.records)
+    def _run_equal_key_stage(self, relation: str, rule: str, left: DatasetState, signed: SignedFiles) -> list[TaskRecord]:
+        make, inputs = self._build_relation_range_factory(relation, left, signed)
+        documents = self.get_output_paths(signed.records)
 
-        def job(number: int, ranges: int, output: Path) -> Callable[..., Any]:
+        def build_job(number: int, ranges: int, output: Path) -> Callable[..., Any]:
             part = make(number=number, ranges=ranges)
-            return partial(drop_same, rule=rule, part=part, documents=documents, output=output)
+            return partial(write_equal_duplicates, rule=rule, part=part, documents=documents, output=output)
 
-        return self.ranges(f"same_{relation}", signed.count(relation), [inputs, rule], job)
+        return self.compare_key_ranges(f"same_{relation}", signed.count_keys(relation), [inputs, rule], build_job)
 
-    def _near(self, left: Left, signed: Signed) -> list[Record]:
-        make, inputs = self._of_relation("near", left, signed)
-        documents = self.paths(signed.records)
+    def _run_near_duplicate_stages(self, left: DatasetState, signed: SignedFiles) -> list[TaskRecord]:
+        make, inputs = self._build_relation_range_factory("near", left, signed)
+        documents = self.get_output_paths(signed.records)
 
-        def job(number: int, ranges: int, output: Path) -> Callable[..., Any]:
-            return partial(link_range, part=make(number=number, ranges=ranges), documents=documents, output=output)
+        def build_job(number: int, ranges: int, output: Path) -> Callable[..., Any]:
+            return partial(write_link_forest, part=make(number=number, ranges=ranges), documents=documents, output=output)
 
-        links = self.ranges("link", signed.count("near"), inputs, job)
+        links = self.compare_key_ranges("link", signed.count_keys("near"), inputs, build_job)
         output = "work/near/near.arrow"
-        join = partial(drop_near, links=self.paths(links), documents=documents, earlier=self.earlier)
+        join = partial(write_near_duplicates, links=self.get_output_paths(links), documents=documents, earlier=self.earlier)
         decides = [[record.digests for record in links], inputs]
         task = Task("near/all", decides, [output], partial(join, output=self.folder / output), len(links))
-        return self.stage("near", [task], "range")
+        return self.run_stage("near", [task], "range")

@@ -50,7 +50,7 @@ DROPPED_SCHEMA = pa.schema(
 )
 
 
-def document_schema(statistics: Iterable[str]) -> pa.Schema:
+def build_document_schema(statistics: Iterable[str]) -> pa.Schema:
     """Return the schema of kept documents; `statistics` are names such as gopher_quality.words."""
     fields = [
         ("id", pa.string()),
@@ -67,37 +67,37 @@ def document_schema(statistics: Iterable[str]) -> pa.Schema:
     return pa.schema([*fields, *((name, pa.float32()) for name in statistics)])
 
 
-def document_id(url: str, date: str, payload: bytes) -> str:
+def compute_document_id(url: str, date: str, payload: bytes) -> str:
     """Return the 32 hex digits that name one capture of one page."""
     state = hashlib.blake2b(f"{url}\0{date}\0".encode(), digest_size=16)
     state.update(payload)
     return state.hexdigest()
 
 
-def positions(ids: Sequence[str], purpose: str, seed: int) -> Positions:
+def hash_positions(ids: Sequence[str], purpose: str, seed: int) -> Positions:
     """Return a number in [0, 2^64) per id: the same for the same purpose and seed, independent between purposes."""
     key = f"{purpose}:{seed}".encode()
     digests = b"".join(hashlib.blake2b(name.encode(), key=key, digest_size=8).digest() for name in ids)
     return np.frombuffer(digests, ">u8").astype(np.uint64)
 
 
-def shards_of(ids: Sequence[str], shards: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def assign_shards(ids: Sequence[str], shards: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the number of the document file that each id belongs to."""
-    return (positions(ids, "shard", 0) % np.uint64(shards)).astype(np.int64)
+    return (hash_positions(ids, "shard", 0) % np.uint64(shards)).astype(np.int64)
 
 
 def is_heldout(ids: Sequence[str], fraction: float, seed: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return which ids are held back from training."""
-    return positions(ids, "heldout", seed).astype(np.float64) / 2.0**64 < fraction
+    return hash_positions(ids, "heldout", seed).astype(np.float64) / 2.0**64 < fraction
 
 
-def text_bytes(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+def count_text_bytes(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the UTF-8 bytes of each text."""
     offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
     lengths: np.ndarray[Any, np.dtype[np.int64]] = np.diff(offsets)
     return lengths
 
 
-def rebatch(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def concat_batches(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Join record batches into one with buffers of its own: the same bytes for the same rows, however they came."""
     return pa.concat_batches([*pieces, pieces[0].slice(0, 0)])  # a single one would be passed on with its buffers

@@ -7,13 +7,13 @@ journal. There their own stage finds it, does what is missing, and does again, w
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from data_pipeline.executors.event import Ahead, Done, Early
-from data_pipeline.journal import Journal, Record
+from data_pipeline.executors.event import EagerJobs, TaskDone, EagerTaskEvent
+from data_pipeline.journal import Journal, TaskRecord
 from data_pipeline.task import Task
 
 
 @dataclass(frozen=True)
-class Following:
+class NextStage:
     """The next stage, as far as the one before it must know it.
 
     Attributes:
@@ -25,33 +25,33 @@ class Following:
 
     stage: str
     code: str
-    task: Callable[[int, Record], Task]
-    then: "Following | None" = None
+    task: Callable[[int, TaskRecord], Task]
+    then: "NextStage | None" = None
 
 
 @dataclass(frozen=True)
-class _Step:
+class _SubmittedTask:
     """A task that was put ahead: what follows it, and the number of the task of the first stage that it comes from."""
 
     task: Task
     key: str
-    then: Following | None
+    then: NextStage | None
     index: int
 
 
-class Forerun:
+class EagerTasks:
     """What is done of later stages while one stage is; nothing where none follows or `ahead` is None."""
 
-    def __init__(self, journal: Journal, following: Following | None, ahead: Ahead | None) -> None:
+    def __init__(self, journal: Journal, following: NextStage | None, ahead: EagerJobs | None) -> None:
         self.journal, self.ahead = journal, ahead
         self.following = following if ahead is not None else None
         if ahead is not None:
-            ahead.next.clear()  # of what an earlier stage left when its workers died
-            ahead.later.clear()
+            ahead.next_jobs.clear()  # of what an earlier stage left when its workers died
+            ahead.later_jobs.clear()
         self.done: list[str] = []
-        self._steps: list[_Step] = []
+        self._steps: list[_SubmittedTask] = []
 
-    def title(self, stage: str) -> str:
+    def format_title(self, stage: str) -> str:
         """The name of the stage and of those that are done ahead."""
         names, following = [stage], self.following
         while following is not None:
@@ -59,26 +59,26 @@ class Forerun:
             following = following.then
         return ", ".join(names)
 
-    def offer(self, index: int, record: Record) -> None:
+    def submit_next(self, index: int, record: TaskRecord) -> None:
         """A task of the stage is done, so that the next stage's can be."""
-        self._offer(self.following, index, record)
+        self._submit_task(self.following, index, record)
 
-    def hear(self, early: Early) -> None:
+    def record_early_result(self, early: EagerTaskEvent) -> None:
         """Keep the record of what was done ahead."""
-        if isinstance(early.event, Done):
+        if isinstance(early.event, TaskDone):
             step = self._steps[early.event.index]
-            record = self.journal.save(step.task.name, step.key, step.task.outputs, early.event.result)
+            record = self.journal.save_record(step.task.name, step.key, step.task.outputs, early.event.result)
             self.done.append(step.task.name)
-            self._offer(step.then, step.index, record)
+            self._submit_task(step.then, step.index, record)
 
-    def _offer(self, following: Following | None, index: int, record: Record) -> None:
+    def _submit_task(self, following: NextStage | None, index: int, record: TaskRecord) -> None:
         if following is None or self.ahead is None:
             return
         task = following.task(index, record)
-        key = task.key(following.code)
-        if found := self.journal.find(task.name, key):
-            self._offer(following.then, index, found)
+        key = task.compute_key(following.code)
+        if found := self.journal.find_record(task.name, key):
+            self._submit_task(following.then, index, found)
             return
-        queue = self.ahead.next if following is self.following else self.ahead.later
+        queue = self.ahead.next_jobs if following is self.following else self.ahead.later_jobs
         queue.append((len(self._steps), task.job))
-        self._steps.append(_Step(task, key, following.then, index))
+        self._steps.append(_SubmittedTask(task, key, following.then, index))

@@ -12,26 +12,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.executors.choose import choose_executor
-from data_pipeline.executors.event import Done, Early, Failed
-from data_pipeline.executors.tries import Again, run_with_tries
-from data_pipeline.following import Following, Forerun
-from data_pipeline.journal import Journal, Record
-from data_pipeline.meter import Meter
-from data_pipeline.quarantine import Quarantine, quarantine_reason
+from data_pipeline.executors.choose import build_executor
+from data_pipeline.executors.event import TaskDone, EagerTaskEvent, TaskFailed
+from data_pipeline.executors.tries import TaskRetry, run_with_retries
+from data_pipeline.following import NextStage, EagerTasks
+from data_pipeline.journal import Journal, TaskRecord
+from data_pipeline.meter import StageProgress
+from data_pipeline.quarantine import Quarantine, format_quarantine_reason
 from data_pipeline.staging import begin_change, publish_staged
 from data_pipeline.task import Task
-from llmsys.config.executor import ExecutorConfig, InlineExecutor
+from llmsys.config.executor import ExecutorConfig, InlineExecutorConfig
 from llmsys.errors import DataError
 from llmsys.events import EventWriter
-from llmsys.log import logger
+from llmsys.log import get_logger
 from llmsys.manifest import MANIFEST_NAME
 from llmsys.progress import Progress
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
-class Workshop:
+class StageRunner:
     """Does the stages of one dataset folder with one executor."""
 
     def __init__(self, folder: Path, executor: ExecutorConfig, lock: int) -> None:
@@ -44,34 +44,34 @@ class Workshop:
         self._quarantine = Quarantine(folder)
         self._outputs: set[Path] = set()
         self._events = EventWriter(folder / "events.jsonl")
-        self._executor = choose_executor(executor, folder, lock)
+        self._executor = build_executor(executor, folder, lock)
 
-    def stage(
-        self, name: str, tasks: Sequence[Task], *, unit: str, code: str, following: Following | None = None
-    ) -> list[Record]:
+    def run_stage(
+        self, name: str, tasks: Sequence[Task], *, unit: str, code: str, following: NextStage | None = None
+    ) -> list[TaskRecord]:
         """Do what is missing of a stage and return the records of all its tasks; DataError when some failed.
 
         Of the stage that is `following`, what this one's records make possible may be done on the way.
         """
-        keys = [task.key(code) for task in tasks]
-        records = [self.journal.find(task.name, key) for task, key in zip(tasks, keys, strict=True)]
+        keys = [task.compute_key(code) for task in tasks]
+        records = [self.journal.find_record(task.name, key) for task, key in zip(tasks, keys, strict=True)]
         missing = [index for index, record in enumerate(records) if record is None]
         self._outputs.update(self.folder / output for task in tasks for output in task.outputs)
         self.found += len({task.name for task, record in zip(tasks, records, strict=True) if record} - self._early)
         if missing:
             begin_change(self.folder)
-            forerun = Forerun(self.journal, following, self._executor.ahead)
-            self._make(_Stage(name, tasks, keys, records, unit), missing, forerun)
+            forerun = EagerTasks(self.journal, following, self._executor.eager_jobs)
+            self._run_tasks(_StageTasks(name, tasks, keys, records, unit), missing, forerun)
         given_up = [task.name for task, record in zip(tasks, records, strict=True) if record and not record.key]
-        self._quarantine.keep_only(name, given_up)
-        self.journal.forget_others(name, [task.name for task in tasks])
+        self._quarantine.remove_others(name, given_up)
+        self.journal.remove_stale_records(name, [task.name for task in tasks])
         return [record for record in records if record is not None]
 
     def withdraw_manifest(self) -> None:
         """Take the manifest away: from here on the files are not what it says."""
         (self.folder / MANIFEST_NAME).unlink(missing_ok=True)
 
-    def leftovers(self) -> list[Path]:
+    def find_orphaned_files(self) -> list[Path]:
         """Return the files beside the outputs of this run's tasks that none of them makes.
 
         What stages left that are asked for no longer is among them. Encoded documents are not: a run that ends before
@@ -88,28 +88,28 @@ class Workshop:
         """Put the new versions of this run's outputs in their places, with the manifest withdrawn."""
         publish_staged(self.folder, sorted(self._outputs))
 
-    def _make(self, stage: "_Stage", missing: Sequence[int], forerun: Forerun) -> None:
+    def _run_tasks(self, stage: "_StageTasks", missing: Sequence[int], forerun: EagerTasks) -> None:
         began = time.monotonic()
-        total = sum(task.amount for task in stage.tasks)
-        done = total - sum(stage.tasks[index].amount for index in missing)
-        failures: list[tuple[Task, Failed]] = []
-        missing = sorted(missing, key=lambda index: -stage.tasks[index].amount)  # so that no worker idles at the end
+        total = sum(task.progress_amount for task in stage.tasks)
+        done = total - sum(stage.tasks[index].progress_amount for index in missing)
+        failures: list[tuple[Task, TaskFailed]] = []
+        missing = sorted(missing, key=lambda index: -stage.tasks[index].progress_amount)  # so that no worker idles at the end
         tasks = [stage.tasks[index] for index in missing]
-        with Progress(forerun.title(stage.name), total, stage.unit, done=done) as progress:
-            meter = Meter(progress, [task.amount for task in tasks])
-            jobs, patience = [task.job for task in tasks], self._patience(stage)
-            for event in run_with_tries(self._executor, jobs, self._config, patience):
-                meter.show(event)
+        with Progress(forerun.format_title(stage.name), total, stage.unit, done=done) as progress:
+            meter = StageProgress(progress, [task.progress_amount for task in tasks])
+            jobs, patience = [task.job for task in tasks], self._get_timeout_seconds(stage)
+            for event in run_with_retries(self._executor, jobs, self._config, patience):
+                meter.show_event(event)
                 match event:
-                    case Early():
-                        forerun.hear(event)
-                    case Done():
-                        forerun.offer(missing[event.index], self._keep(stage, missing[event.index], event.result))
-                    case Again():
+                    case EagerTaskEvent():
+                        forerun.record_early_result(event)
+                    case TaskDone():
+                        forerun.submit_next(missing[event.index], self._save_record(stage, missing[event.index], event.result))
+                    case TaskRetry():
                         _log.warning("task %s will be tried again: %s", tasks[event.index].name, event.failed.message)
-                    case Failed() if tasks[event.index].without and event.cause != "mend":
-                        stage.records[missing[event.index]] = self._give_up(tasks[event.index], event)
-                    case Failed():
+                    case TaskFailed() if tasks[event.index].fallback_result and event.cause != "mend":
+                        stage.records[missing[event.index]] = self._quarantine_task(tasks[event.index], event)
+                    case TaskFailed():
                         failures.append((tasks[event.index], event))
         self.made += len(forerun.done)
         self._early.update(forerun.done)
@@ -117,26 +117,26 @@ class Workshop:
         counts = {"tasks": len(tasks), "failed": len(failures), "again": meter.again, "ahead": len(forerun.done)}
         self._events.write("stage", stage=stage.name, **counts, seconds=seconds)
         if failures:
-            raise _failure(stage.name, len(stage.tasks), failures)
+            raise _build_stage_error(stage.name, len(stage.tasks), failures)
 
-    def _keep(self, stage: "_Stage", index: int, result: dict[str, Any]) -> Record:
+    def _save_record(self, stage: "_StageTasks", index: int, result: dict[str, Any]) -> TaskRecord:
         task = stage.tasks[index]
-        stage.records[index] = record = self.journal.save(task.name, stage.keys[index], task.outputs, result)
+        stage.records[index] = record = self.journal.save_record(task.name, stage.keys[index], task.outputs, result)
         self.made += 1
         return record
 
-    def _give_up(self, task: Task, failed: Failed) -> Record:
+    def _quarantine_task(self, task: Task, failed: TaskFailed) -> TaskRecord:
         """Note a quarantined input, and return a record without key or files, which is never saved."""
-        assert task.without is not None
-        reason = quarantine_reason(failed.message, self._config.tries)
-        result = task.without(reason)
-        self._quarantine.put(task.name, failed, self._config.tries, result)
+        assert task.fallback_result is not None
+        reason = format_quarantine_reason(failed.message, self._config.tries)
+        result = task.fallback_result(reason)
+        self._quarantine.add_task(task.name, failed, self._config.tries, result)
         _log.error("task %s is %s", task.name, reason)
-        return Record(key="", outputs=[], result=result)
+        return TaskRecord(key="", outputs=[], result=result)
 
-    def _patience(self, stage: "_Stage") -> float:
+    def _get_timeout_seconds(self, stage: "_StageTasks") -> float:
         """Wall clock of a try: only where the dataset can do without the input."""
-        if isinstance(self._config, InlineExecutor) or not all(task.without for task in stage.tasks):
+        if isinstance(self._config, InlineExecutorConfig) or not all(task.fallback_result for task in stage.tasks):
             return 0
         return self._config.task_seconds
 
@@ -147,21 +147,21 @@ class Workshop:
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _StageTasks:
     """The tasks of one stage, with their keys and, once there, their records."""
 
     name: str
     tasks: Sequence[Task]
     keys: Sequence[str]
-    records: list[Record | None]
+    records: list[TaskRecord | None]
     unit: str
 
 
-def _sentence(message: str) -> str:
+def _end_with_period(message: str) -> str:
     return message if message.endswith(".") else f"{message}."
 
 
-def _failure(stage: str, tasks: int, failures: Sequence[tuple[Task, Failed]]) -> DataError:
+def _build_stage_error(stage: str, tasks: int, failures: Sequence[tuple[Task, TaskFailed]]) -> DataError:
     for task, failed in failures:
         if failed.traceback:
             _log.error("task %s failed:\n%s", task.name, failed.traceback)
@@ -170,6 +170,6 @@ def _failure(stage: str, tasks: int, failures: Sequence[tuple[Task, Failed]]) ->
         return DataError(first.message)
     return DataError(
         f"{len(failures)} of {tasks} tasks of stage {stage} failed, "
-        f"the first is {task.name}: {_sentence(first.message)} "
+        f"the first is {task.name}: {_end_with_period(first.message)} "
         f"What the other tasks made is kept: run the same command again to do only what is missing."
     )

@@ -10,8 +10,8 @@ from pathlib import Path
 from data_pipeline.journal import Journal
 from data_pipeline.match_files import match_files
 from data_pipeline.readers.file_name import format_file_name
-from data_pipeline.readers.remote import find_remote, is_remote, remote_digest, remote_identity, remote_size
-from data_pipeline.readers.source import open_source, stamp_of
+from data_pipeline.readers.remote import list_remote_files, is_remote, compute_remote_digest, get_remote_identity, get_remote_size
+from data_pipeline.readers.source import open_input_stream, compute_stat_stamp
 from llmsys.errors import DataError
 from llmsys.redact import REDACTED
 
@@ -41,42 +41,42 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
     if not patterns:
         raise DataError("data.inputs is empty. Name crawl files, such as data.inputs='[crawl/*.warc.gz]'.")
     found: set[str] = set()
-    for pattern, where in _unlisted(patterns, "data.inputs", 0):
+    for pattern, where in _iter_patterns(patterns, "data.inputs", 0):
         if is_remote(pattern) and REDACTED in pattern:
             raise DataError(
                 f"{where}: '{pattern}' comes from a record of an earlier run, which holds no secrets. "
                 f"Give the address again, with its password, token or signature."
             )
-        found.update(_remote(pattern, where) if is_remote(pattern) else _local(pattern, where))
+        found.update(_list_remote_files(pattern, where) if is_remote(pattern) else _list_local_files(pattern, where))
     return sorted(found)
 
 
-def input_name(path: str) -> str:
+def get_input_name(path: str) -> str:
     """Return the last part of a path or URL, as UTF-8."""
     return format_file_name(Path(path.split("?", 1)[0] if is_remote(path) else path).name)
 
 
-def input_size(path: str) -> int:
+def get_input_size(path: str) -> int:
     """Bytes of an input; 0 when it cannot be known."""
     if is_remote(path):
-        return remote_size(path)
+        return get_remote_size(path)
     return os.path.getsize(path) if os.path.exists(path) else 0
 
 
-def stamp(path: str) -> list[int]:
-    """Return what a local file must change to be looked at again, see `stamp_of`; [] without a file."""
+def compute_file_stamp(path: str) -> list[int]:
+    """Return what a local file must change to be looked at again, see `compute_stat_stamp`; [] without a file."""
     try:
-        return stamp_of(os.stat(path))
+        return compute_stat_stamp(os.stat(path))
     except OSError:
         return []
 
 
-def input_identity(journal: Journal, path: str) -> str:
+def compute_input_identity(journal: Journal, path: str) -> str:
     """Return what decides whether an input is read again: the digest of a local file, tag or time of a remote one."""
-    return remote_identity(path, remote_digest) if is_remote(path) else journal.input_digest(Path(path))
+    return get_remote_identity(path, compute_remote_digest) if is_remote(path) else journal.get_input_digest(Path(path))
 
 
-def _unlisted(patterns: Sequence[str], where: str, depth: int) -> Iterator[tuple[str, str]]:
+def _iter_patterns(patterns: Sequence[str], where: str, depth: int) -> Iterator[tuple[str, str]]:
     """Yield each pattern with the place that names it, those of lists in their place."""
     for pattern in patterns:
         if not pattern.startswith("@"):
@@ -84,14 +84,14 @@ def _unlisted(patterns: Sequence[str], where: str, depth: int) -> Iterator[tuple
             continue
         if depth == _LISTS_IN_LISTS:
             raise DataError(f"{where}: '{pattern}' is a list in {depth} lists. Name the files in fewer.")
-        for number, line in enumerate(_lines(pattern[1:], where), 1):
+        for number, line in enumerate(_read_list_lines(pattern[1:], where), 1):
             if line.strip() and not line.lstrip().startswith("#"):
-                yield from _unlisted([line.strip()], f"{pattern[1:]}, line {number}", depth + 1)
+                yield from _iter_patterns([line.strip()], f"{pattern[1:]}, line {number}", depth + 1)
 
 
-def _lines(path: str, where: str) -> list[str]:
+def _read_list_lines(path: str, where: str) -> list[str]:
     try:
-        with open_source(path) as source:
+        with open_input_stream(path) as source:
             # A path may hold bytes that are not UTF-8 (PEP 383); a text file holds no NUL.
             content = source.read_at(0, source.size)
             if b"\0" in content:
@@ -103,29 +103,29 @@ def _lines(path: str, where: str) -> list[str]:
         ) from error
 
 
-def _local(pattern: str, where: str) -> list[str]:
+def _list_local_files(pattern: str, where: str) -> list[str]:
     matches = [os.path.normpath(match) for match in match_files(pattern)]
     if not matches and os.path.exists(pattern):
         matches = [os.path.normpath(pattern)]  # a name with brackets in it
-    files = [match for match in matches if not os.path.isdir(match) or _looks_like_data(match, pattern)]
+    files = [match for match in matches if not os.path.isdir(match) or _is_folder_named_like_file(match, pattern)]
     if not files:
-        raise DataError(_nothing(pattern, matches, where))
+        raise DataError(_format_no_match(pattern, matches, where))
     return files
 
 
-def _looks_like_data(folder: str, pattern: str) -> bool:
+def _is_folder_named_like_file(folder: str, pattern: str) -> bool:
     """Whether a folder that a wildcard matches stands where a file should be: reading it will say so."""
     return folder.endswith(_DATA_FILE) and os.path.normpath(pattern) != folder
 
 
-def _remote(pattern: str, where: str) -> list[str]:
-    files, is_folder = find_remote(pattern)
+def _list_remote_files(pattern: str, where: str) -> list[str]:
+    files, is_folder = list_remote_files(pattern)
     if not files:
-        raise DataError(_nothing(pattern, [pattern.rstrip("/")] if is_folder else [], where))
+        raise DataError(_format_no_match(pattern, [pattern.rstrip("/")] if is_folder else [], where))
     return files
 
 
-def _nothing(pattern: str, folders: Sequence[str], where: str) -> str:
+def _format_no_match(pattern: str, folders: Sequence[str], where: str) -> str:
     if folders:
         return f"{where}: '{pattern}' is a folder, not a file. Name the files in it: '{folders[0]}/*.warc.gz'."
     place = "" if is_remote(pattern) else f" (in {Path.cwd()})"

@@ -16,12 +16,12 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from data_pipeline.staging import discard_stale, find_output
-from llmsys.shards import file_digest, publish_bytes
+from llmsys.shards import compute_file_digest, write_bytes_atomically
 
 JOURNAL = "journal"
 
 
-class Output(BaseModel):
+class TaskOutput(BaseModel):
     """One file that a task published. `name` is relative to the dataset folder; `digest` is xxh3_128, hex."""
 
     name: str
@@ -30,11 +30,11 @@ class Output(BaseModel):
     digest: str
 
 
-class Record(BaseModel):
+class TaskRecord(BaseModel):
     """One finished task; `result` is what its function returned."""
 
     key: str
-    outputs: list[Output]
+    outputs: list[TaskOutput]
     result: dict[str, Any]
 
     @property
@@ -50,25 +50,25 @@ class Journal:
         self.folder = folder
         self._inputs = _read_json(folder / JOURNAL / "inputs.json")
 
-    def find(self, name: str, key: str) -> Record | None:
+    def find_record(self, name: str, key: str) -> TaskRecord | None:
         """Return the record of a task when it has this key and its outputs are whole."""
         try:
-            record = Record.model_validate_json(self._path(name).read_bytes())
+            record = TaskRecord.model_validate_json(self._get_record_path(name).read_bytes())
         except (OSError, ValidationError):
             return None
         if record.result.get("again"):  # its input could not be read to the end: perhaps now
             return None
-        whole = record.key == key and all(self._is_whole(output) for output in record.outputs)
+        whole = record.key == key and all(self._is_unchanged(output) for output in record.outputs)
         return record if whole else None
 
-    def save(self, name: str, key: str, outputs: Iterable[str], result: dict[str, Any]) -> Record:
+    def save_record(self, name: str, key: str, outputs: Iterable[str], result: dict[str, Any]) -> TaskRecord:
         """Record a finished task with the files it has published."""
-        described = [self._describe(output) for output in outputs]
-        record = Record(key=key, outputs=described, result=result)
-        publish_bytes(self._path(name), record.model_dump_json().encode())
+        described = [self._describe_output(output) for output in outputs]
+        record = TaskRecord(key=key, outputs=described, result=result)
+        write_bytes_atomically(self._get_record_path(name), record.model_dump_json().encode())
         return record
 
-    def input_digest(self, path: Path) -> str:
+    def get_input_digest(self, path: Path) -> str:
         """Return the digest of an input file, hashed again only when its size or time changed; "" when unreadable."""
         try:
             status = path.stat()
@@ -76,29 +76,29 @@ class Journal:
             stamp = [status.st_size, status.st_mtime_ns, status.st_ino]
             if known and known[:3] == stamp:
                 return str(known[3])
-            digest = file_digest(path)
+            digest = compute_file_digest(path)
         except OSError:
             return ""
         self._inputs[str(path)] = [*stamp, digest]
-        publish_bytes(self.folder / JOURNAL / "inputs.json", json.dumps(self._inputs, indent=1).encode())
+        write_bytes_atomically(self.folder / JOURNAL / "inputs.json", json.dumps(self._inputs, indent=1).encode())
         return digest
 
-    def forget_others(self, stage: str, names: Iterable[str]) -> None:
+    def remove_stale_records(self, stage: str, names: Iterable[str]) -> None:
         """Remove the records of a stage's tasks that no longer exist."""
-        kept = {self._path(name) for name in names}
+        kept = {self._get_record_path(name) for name in names}
         for path in (self.folder / JOURNAL / stage).glob("*.json"):
             if path not in kept:
                 path.unlink()
 
-    def _path(self, name: str) -> Path:
+    def _get_record_path(self, name: str) -> Path:
         return self.folder / JOURNAL / f"{name}.json"
 
-    def _describe(self, name: str) -> Output:
+    def _describe_output(self, name: str) -> TaskOutput:
         path = find_output(self.folder, name)
         status = path.stat()
-        return Output(name=name, size=status.st_size, modified_ns=status.st_mtime_ns, digest=file_digest(path))
+        return TaskOutput(name=name, size=status.st_size, modified_ns=status.st_mtime_ns, digest=compute_file_digest(path))
 
-    def _is_whole(self, output: Output) -> bool:
+    def _is_unchanged(self, output: TaskOutput) -> bool:
         staged, path = find_output(self.folder, output.name), self.folder / output.name
         if staged != path:
             if _is_same(staged, output):
@@ -107,13 +107,13 @@ class Journal:
         return _is_same(path, output)
 
 
-def _is_same(path: Path, output: Output) -> bool:
+def _is_same(path: Path, output: TaskOutput) -> bool:
     """Whether a file is what a record says of it."""
     try:
         status = path.stat()
         if status.st_size != output.size:
             return False
-        return status.st_mtime_ns == output.modified_ns or file_digest(path) == output.digest
+        return status.st_mtime_ns == output.modified_ns or compute_file_digest(path) == output.digest
     except OSError:
         return False
 
@@ -126,13 +126,13 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def digest_of(*parts: Any) -> str:
+def compute_json_digest(*parts: Any) -> str:
     """Return 32 hex digits over anything that JSON can say, whatever the order of its keys."""
     text = json.dumps(parts, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def code_version(rooms: Sequence[str], packages: Sequence[str]) -> str:
+def compute_code_version(rooms: Sequence[str], packages: Sequence[str]) -> str:
     """Return a digest of our source files (`rooms`: paths below the repository root) and of package versions."""
     root = Path(__file__).resolve().parent.parent
     state = hashlib.blake2b(digest_size=16)
@@ -145,7 +145,7 @@ def code_version(rooms: Sequence[str], packages: Sequence[str]) -> str:
     return state.hexdigest()
 
 
-def remove_asides(folder: Path) -> None:
+def remove_partial_files(folder: Path) -> None:
     """Remove what writers that were killed left behind; call it only while no other writer can live."""
     for path in folder.rglob(".*.tmp"):
         path.unlink(missing_ok=True)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.journal import Record
-from data_pipeline.stages.collect import Source
+from data_pipeline.journal import TaskRecord
+from data_pipeline.stages.collect import ShardSource
 
 
 @dataclass(frozen=True)
-class Left:
+class DatasetState:
     """What is left of the judged files.
 
     Attributes:
@@ -25,21 +25,21 @@ class Left:
     """
 
     names: Sequence[str]
-    kept: Sequence[Record]
-    dropped: Sequence[Sequence[Record]]
-    decisions: Sequence[Record] = ()
+    kept: Sequence[TaskRecord]
+    dropped: Sequence[Sequence[TaskRecord]]
+    decisions: Sequence[TaskRecord] = ()
     rules: Sequence[str] = ()
 
-    def decided(self, rule: str, records: Sequence[Record]) -> "Left":
+    def add_decisions(self, rule: str, records: Sequence[TaskRecord]) -> "DatasetState":
         """Return the same with more decisions."""
         return replace(self, decisions=[*self.decisions, *records], rules=[*self.rules, rule])
 
-    def with_unread(self, read: Sequence[Record]) -> "Left":
+    def add_unread(self, read: Sequence[TaskRecord]) -> "DatasetState":
         """Return the same with what reading dropped before anything else did."""
         return replace(self, dropped=[read, *self.dropped])
 
     @property
-    def changed(self) -> list[Record]:
+    def rewritten_records(self) -> list[TaskRecord]:
         """The records of stages that rewrote files, whose results count what they dropped."""
         return [record for records in self.dropped[1:] for record in records]
 
@@ -49,10 +49,10 @@ class Left:
         files = [[record.digests[0] for record in self.kept], [record.digests for record in self.decisions]]
         return [files, [[record.digests[1] for record in records] for records in self.dropped]]
 
-    def sources(self, folder: Path) -> list[Source]:
+    def list_sources(self, folder: Path) -> list[ShardSource]:
         """Return what collecting reads."""
         return [
-            Source(
+            ShardSource(
                 kept=folder / record.outputs[0].name,
                 kept_batches=record.result["kept_batches"],
                 dropped=[(folder / gone.outputs[1].name, gone.result["dropped_batches"]) for gone in records],
@@ -62,12 +62,12 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Signed:
+class SignedFiles:
     """Files of documents and keys of one state, and what was signed."""
 
-    records: Sequence[Record]
+    records: Sequence[TaskRecord]
     relations: Sequence[str]
 
-    def count(self, relation: str) -> int:
+    def count_keys(self, relation: str) -> int:
         """Number of keys of a relation."""
         return sum(record.result["keys"][relation] for record in self.records)

@@ -12,21 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.cleaning import decontamination_of
+from data_pipeline.cleaning import build_decontamination_summary
 from data_pipeline.decontaminate.report import STAGE as DECONTAMINATE
-from data_pipeline.dedup.naming import asked_rules
-from data_pipeline.funnel import Tally
-from data_pipeline.graph import Workshop
-from data_pipeline.journal import Record, digest_of
+from data_pipeline.dedup.naming import list_dedup_rules
+from data_pipeline.funnel import FunnelCounts
+from data_pipeline.graph import StageRunner
+from data_pipeline.journal import TaskRecord, compute_json_digest
 from data_pipeline.stages.clean import PII
 from data_pipeline.stages.collect import LENGTH_EDGES
-from data_pipeline.stages.judge import stage_names
+from data_pipeline.stages.judge import list_stage_names
 from data_pipeline.staging import find_output, is_change_unfinished
 from data_pipeline.tokenize.usage import collect_usage
 from llmsys.config.data import CrawlConfig
 from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.errors import DataError
-from llmsys.log import logger
+from llmsys.log import get_logger
 from llmsys.manifest import (
     DocumentFile,
     DocumentFiles,
@@ -34,56 +34,56 @@ from llmsys.manifest import (
     LanguageCount,
     Manifest,
     ReadSummary,
-    Skip,
+    SkippedInput,
     Split,
     TokenFile,
     TokenizerUsage,
-    dataset_fingerprint,
+    compute_dataset_fingerprint,
     load_manifest,
     write_manifest,
 )
 from llmsys.redact import redact_values
-from llmsys.shards import token_dtype
-from llmsys.threshold import Border
+from llmsys.shards import choose_token_dtype
+from llmsys.threshold import ThresholdReport
 from llmsys.tokenizer import load_tokenizer
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass
-class Outcome:
+class StageRecords:
     """The records of each stage; `tokenizer` and `tokens` are None when the preparation was to stop before them."""
 
     inputs: Sequence[str]
-    extracted: list[Record]
-    judged: list[Record] = field(default_factory=list)
-    thinned: Sequence[Record] = ()
-    collected: list[Record] = field(default_factory=list)
-    copies: list[Record] = field(default_factory=list)
-    borders: tuple[Border, ...] = ()
-    tokenizer: Record | None = None
-    encoded: list[Record] = field(default_factory=list)
-    tokens: list[Record] | None = None
+    extracted: list[TaskRecord]
+    judged: list[TaskRecord] = field(default_factory=list)
+    thinned: Sequence[TaskRecord] = ()
+    collected: list[TaskRecord] = field(default_factory=list)
+    copies: list[TaskRecord] = field(default_factory=list)
+    borders: tuple[ThresholdReport, ...] = ()
+    tokenizer: TaskRecord | None = None
+    encoded: list[TaskRecord] = field(default_factory=list)
+    tokens: list[TaskRecord] | None = None
 
-    def tally(self) -> Tally:
+    def sum_counts(self) -> FunnelCounts:
         """Return the counts of all stages."""
-        tally = Tally()
+        tally = FunnelCounts()
         for record in self.extracted:
             result = record.result
             skipped = sum(skip["count"] for skip in result["skipped"])
-            tally.count("read", documents_in=result["pages"] + skipped, bytes_in=result["html_bytes"])
-            tally.count("read", documents_out=result["pages"], bytes_out=result["html_bytes"])
+            tally.add_amounts("read", documents_in=result["pages"] + skipped, bytes_in=result["html_bytes"])
+            tally.add_amounts("read", documents_out=result["pages"], bytes_out=result["html_bytes"])
             for skip in result["skipped"]:
-                tally.drop_counted("read", skip["reason"], skip["count"])
+                tally.add_drop_count("read", skip["reason"], skip["count"])
         for record in [*self.judged, *self.thinned, *self.collected]:
-            tally.add(Tally(record.result["tally"]))
+            tally.merge_counts(FunnelCounts(record.result["tally"]))
         return tally
 
     def require_documents(self) -> None:
         """Raise DataError when every page was dropped, and say by what."""
         if any(record.result["documents_rows"] for record in self.collected):
             return
-        tally = self.tally()
+        tally = self.sum_counts()
         pages = tally.stages.get("read", {}).get("documents_out", 0)
         largest = Counter({f"{drop['rule']} ({drop['test']})": drop["documents"] for drop in tally.drops.values()})
         reasons = ", ".join(f"{count} by {name}" for name, count in largest.most_common(3)) or "there were none"
@@ -94,7 +94,7 @@ class Outcome:
         )
 
 
-def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: Outcome) -> Manifest:
+def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: StageRecords) -> Manifest:
     """Say what was made."""
     config = {
         "data": data.model_dump(mode="json", exclude={"folder", "executor"}) | {"inputs": sorted(set(data.inputs))},
@@ -102,35 +102,35 @@ def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: Outco
     }
     config = redact_values(config)
     made: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
-    splits = _splits(outcome.tokens) if outcome.tokens is not None else {}
-    documents = _document_files(outcome.collected, 0, "documents_rows")
+    splits = _build_splits(outcome.tokens) if outcome.tokens is not None else {}
+    documents = _build_document_files(outcome.collected, 0, "documents_rows")
     files: list[TokenFile] | list[DocumentFile] = [file for split in splits.values() for file in split.files]
     return Manifest(
         name=data.name,
-        fingerprint=dataset_fingerprint(made.get("fingerprint"), [file.digest for file in files or documents.files]),
+        fingerprint=compute_dataset_fingerprint(made.get("fingerprint"), [file.digest for file in files or documents.files]),
         config=config,
-        config_digest=digest_of(config),
+        config_digest=compute_json_digest(config),
         vocab_size=made.get("vocab_size"),
-        token_dtype=token_dtype(made["vocab_size"]) if made else None,
+        token_dtype=choose_token_dtype(made["vocab_size"]) if made else None,
         tokenizer_fingerprint=made.get("fingerprint"),
         splits=splits,
         documents=documents,
-        dropped=_document_files(outcome.collected, 1, "dropped_rows"),
-        copies=_document_files(outcome.copies, 0, "documents_rows"),
-        funnel=outcome.tally().funnel(funnel_stages(data)),
-        languages=_languages(outcome.judged),
-        lengths=_lengths(outcome.collected),
-        read=_read(outcome),
-        usage=_usage(data.folder, outcome),
-        decontamination=decontamination_of(outcome.collected),
+        dropped=_build_document_files(outcome.collected, 1, "dropped_rows"),
+        copies=_build_document_files(outcome.copies, 0, "documents_rows"),
+        funnel=outcome.sum_counts().build_funnel(list_funnel_stages(data)),
+        languages=_build_language_counts(outcome.judged),
+        lengths=_build_length_histogram(outcome.collected),
+        read=_build_read_summary(outcome),
+        usage=_compute_usage(data.folder, outcome),
+        decontamination=build_decontamination_summary(outcome.collected),
         borders=outcome.borders,
     )
 
 
-def publish(workshop: Workshop, manifest: Manifest) -> Manifest:
+def publish_manifest(workshop: StageRunner, manifest: Manifest) -> Manifest:
     """Remove what belongs to no task, publish the manifest and return it; a finished dataset is left alone."""
-    folder, leftovers, present = workshop.folder, workshop.leftovers(), _present(workshop.folder)
-    if present is not None and _covers(present, manifest):
+    folder, leftovers, present = workshop.folder, workshop.find_orphaned_files(), _find_manifest(workshop.folder)
+    if present is not None and _is_up_to_date(present, manifest):
         manifest = present
         if not leftovers and not workshop.made and not is_change_unfinished(folder):
             _log.info("%s is complete, nothing to do (fingerprint %s)", folder, manifest.fingerprint)
@@ -145,7 +145,7 @@ def publish(workshop: Workshop, manifest: Manifest) -> Manifest:
     return manifest
 
 
-def _covers(present: Manifest, manifest: Manifest) -> bool:
+def _is_up_to_date(present: Manifest, manifest: Manifest) -> bool:
     """Whether the manifest that is there says all that the new one says: it may know tokens that were not asked for."""
     if present == manifest:
         return True
@@ -155,21 +155,21 @@ def _covers(present: Manifest, manifest: Manifest) -> bool:
     return same_documents and asked_tokenizer and not manifest.splits
 
 
-def _present(folder: Path) -> Manifest | None:
+def _find_manifest(folder: Path) -> Manifest | None:
     try:
         return load_manifest(folder)
     except DataError:
         return None
 
 
-def funnel_stages(data: CrawlConfig) -> list[str]:
+def list_funnel_stages(data: CrawlConfig) -> list[str]:
     """Return the stages of a dataset's funnel, in order."""
     late = {DECONTAMINATE: data.decontaminate.kind, PII: data.pii.kind}
     cleaned = [stage for stage, kind in late.items() if kind != "none"]
-    return [*stage_names(data), *asked_rules(data.deduplicate), *cleaned]
+    return [*list_stage_names(data), *list_dedup_rules(data.deduplicate), *cleaned]
 
 
-def _usage(folder: Path, outcome: Outcome) -> TokenizerUsage | None:
+def _compute_usage(folder: Path, outcome: StageRecords) -> TokenizerUsage | None:
     if outcome.tokenizer is None or outcome.tokens is None:
         return None
     tokenizer = load_tokenizer(find_output(folder, outcome.tokenizer.outputs[0].name))
@@ -177,7 +177,7 @@ def _usage(folder: Path, outcome: Outcome) -> TokenizerUsage | None:
     return collect_usage(tokenizer, [record.result for record in outcome.encoded], pieces)
 
 
-def _splits(tokens: Sequence[Record]) -> dict[str, Split]:
+def _build_splits(tokens: Sequence[TaskRecord]) -> dict[str, Split]:
     files = [TokenFile.model_validate(record.result) for record in tokens]
     splits = {}
     for name in ("train", "heldout"):
@@ -191,7 +191,7 @@ def _splits(tokens: Sequence[Record]) -> dict[str, Split]:
     return splits
 
 
-def _document_files(collected: Sequence[Record], output: int, rows: str) -> DocumentFiles:
+def _build_document_files(collected: Sequence[TaskRecord], output: int, rows: str) -> DocumentFiles:
     files = []
     for record in collected:
         made = record.outputs[output]
@@ -200,7 +200,7 @@ def _document_files(collected: Sequence[Record], output: int, rows: str) -> Docu
     return DocumentFiles(files=tuple(files))
 
 
-def _languages(judged: Sequence[Record]) -> dict[str, LanguageCount]:
+def _build_language_counts(judged: Sequence[TaskRecord]) -> dict[str, LanguageCount]:
     documents: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for record in judged:
@@ -211,28 +211,28 @@ def _languages(judged: Sequence[Record]) -> dict[str, LanguageCount]:
     return {code: LanguageCount(documents=documents[code], bytes=sizes[code]) for code in order}
 
 
-def _lengths(collected: Sequence[Record]) -> Histogram:
+def _build_length_histogram(collected: Sequence[TaskRecord]) -> Histogram:
     counts: Any = np.sum([record.result["lengths"] for record in collected], axis=0, dtype=np.int64)
     return Histogram(edges=LENGTH_EDGES, counts=tuple(counts.tolist()))
 
 
-def _read(outcome: Outcome) -> ReadSummary:
+def _build_read_summary(outcome: StageRecords) -> ReadSummary:
     results = [record.result for record in outcome.extracted]
     return ReadSummary(
         files=len(outcome.inputs),
         records=sum(result["records"] for result in results),
         html_bytes=sum(result["html_bytes"] for result in results),
         given_text_bytes=sum(result.get("given_text_bytes", 0) for result in results),
-        skipped=_summed(skip for result in results for skip in result["skipped"]),
-        noted=_summed(note for result in results for note in result["noted"]),
+        skipped=_sum_skips(skip for result in results for skip in result["skipped"]),
+        noted=_sum_skips(note for result in results for note in result["noted"]),
     )
 
 
-def _summed(skips: Iterable[dict[str, Any]]) -> tuple[Skip, ...]:
+def _sum_skips(skips: Iterable[dict[str, Any]]) -> tuple[SkippedInput, ...]:
     """Count skips by file and reason, whatever blocks the files were read in; the first of each is named."""
     summed: dict[tuple[str, str], dict[str, Any]] = {}
     for skip in skips:
         first = summed.setdefault((skip["file"], skip["reason"]), skip | {"count": 0})
         first["count"] += skip["count"]
         first["offset"] = min(first["offset"], skip["offset"])
-    return tuple(Skip(**skip) for skip in summed.values())
+    return tuple(SkippedInput(**skip) for skip in summed.values())

@@ -12,26 +12,26 @@ does only what changed, and nothing when nothing did.
 from pathlib import Path
 from typing import cast
 
-from data_pipeline.graph import Workshop
+from data_pipeline.graph import StageRunner
 from data_pipeline.inputs import find_inputs
-from data_pipeline.journal import remove_asides
-from data_pipeline.outcome import build_manifest, publish
-from data_pipeline.pairs.outcome import pairs_manifest
-from data_pipeline.pairs.pipeline import PairsPreparation
-from data_pipeline.preparation import Preparation, Until
-from data_pipeline.side_files import require_side_files
+from data_pipeline.journal import remove_partial_files
+from data_pipeline.outcome import build_manifest, publish_manifest
+from data_pipeline.pairs.outcome import build_pairs_manifest
+from data_pipeline.pairs.pipeline import PairPipeline
+from data_pipeline.preparation import DocumentPipeline, Until
+from data_pipeline.side_files import require_resource_files
 from data_pipeline.staging import finish_interrupted_publication
 from llmsys.config.data import CrawlConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import FileTokenizerConfig
 from llmsys.errors import ConfigError
-from llmsys.lock import folder_lock
+from llmsys.lock import lock_folder
 from llmsys.manifest import Manifest
-from llmsys.tokenizer import load_tokenizer, model_file
+from llmsys.tokenizer import load_tokenizer, find_model_file
 
 
-def prepare(config: RunConfig, until: str = "tokens") -> Manifest:
+def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
     """Make the dataset of a run, up to its documents, its tokenizer or its tokens, and return its manifest.
 
     DataError when there is no input, a task fails for good, or another process writes the folder; ConfigError for a
@@ -46,32 +46,32 @@ def prepare(config: RunConfig, until: str = "tokens") -> Manifest:
         )
     inputs = find_inputs(data.inputs) if isinstance(data, CrawlConfig) else []
     if isinstance(data, CrawlConfig):
-        require_side_files(data)
+        require_resource_files(data)
     if until != "documents" and isinstance(config.tokenizer, FileTokenizerConfig):
         load_tokenizer(
             config.tokenizer.path, config.tokenizer.eos_token
         )  # what is missing is said before the crawl is read, not hours later
-    with folder_lock(data.folder) as lock:
-        remove_asides(data.folder)  # the lock is free only when no writer lives
+    with lock_folder(data.folder) as lock:
+        remove_partial_files(data.folder)  # the lock is free only when no writer lives
         finish_interrupted_publication(data.folder)
-        workshop = Workshop(data.folder, data.executor, lock)
+        workshop = StageRunner(data.folder, data.executor, lock)
         try:
-            manifest = _make(config, workshop, inputs, cast(Until, until))
+            manifest = _run_pipeline(config, workshop, inputs, cast(Until, until))
         finally:
             workshop.close()
-        return publish(workshop, manifest)
+        return publish_manifest(workshop, manifest)
 
 
-def _make(config: RunConfig, workshop: Workshop, inputs: list[str], until: Until) -> Manifest:
+def _run_pipeline(config: RunConfig, workshop: StageRunner, inputs: list[str], until: Until) -> Manifest:
     """Do the stages that this kind of data has, and say what they made."""
     data, tokenizer = config.data, config.tokenizer
     if isinstance(data, CrawlConfig):
-        return build_manifest(data, tokenizer, Preparation(data, tokenizer, workshop).run(inputs, until))
+        return build_manifest(data, tokenizer, DocumentPipeline(data, tokenizer, workshop).run_stages(inputs, until))
     assert not isinstance(data, MixtureConfig)  # refused by prepare
-    return pairs_manifest(data, tokenizer, PairsPreparation(data, tokenizer, workshop).run(until))
+    return build_pairs_manifest(data, tokenizer, PairPipeline(data, tokenizer, workshop).run_stages(until))
 
 
 def train_tokenizer(config: RunConfig) -> Path:
     """Make the dataset up to its tokenizer and return the path of its file."""
-    prepare(config, until="tokenizer")
-    return model_file(config.data.folder / "tokenizer")
+    prepare_dataset(config, until="tokenizer")
+    return find_model_file(config.data.folder / "tokenizer")

@@ -8,105 +8,105 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, Literal
 
-from data_pipeline.cleaning import clean_documents, collected_names
-from data_pipeline.copies import copy_final
-from data_pipeline.deduplication import Deduplication
-from data_pipeline.extract.reference import extract_libraries
-from data_pipeline.following import Following
-from data_pipeline.graph import Workshop
-from data_pipeline.inputs import input_identity, input_name, input_size, stamp
-from data_pipeline.journal import Record, digest_of
-from data_pipeline.language.profile import rules_by_language
-from data_pipeline.left import Left
-from data_pipeline.outcome import Outcome, funnel_stages
-from data_pipeline.quarantine import not_quarantined, without_block, without_pages
+from data_pipeline.cleaning import run_cleaning_stages, get_collected_names
+from data_pipeline.copies import run_export_stage
+from data_pipeline.deduplication import DeduplicationStages
+from data_pipeline.extract.reference import list_extractor_versions
+from data_pipeline.following import NextStage
+from data_pipeline.graph import StageRunner
+from data_pipeline.inputs import compute_input_identity, get_input_name, get_input_size, compute_file_stamp
+from data_pipeline.journal import TaskRecord, compute_json_digest
+from data_pipeline.language.profile import serialize_rules_by_language
+from data_pipeline.left import DatasetState
+from data_pipeline.outcome import StageRecords, list_funnel_stages
+from data_pipeline.quarantine import drop_quarantined, build_empty_extraction, build_empty_judgement
 from data_pipeline.readers.remote import is_remote
 from data_pipeline.side_files import (
-    digests_of,
+    compute_file_digests,
     require_languages,
-    rule_files,
-    rule_libraries,
-    url_files,
+    list_rule_files,
+    list_rule_libraries,
+    list_url_files,
 )
-from data_pipeline.stage_code import code_of
+from data_pipeline.stage_code import get_stage_code_version
 from data_pipeline.stages.collect import collect_shard
 from data_pipeline.stages.extract import extract_file
-from data_pipeline.stages.judge import judge_file
-from data_pipeline.stages.survey import Block, blocks_of, survey_file
+from data_pipeline.stages.judge import apply_rules_to_file
+from data_pipeline.stages.survey import InputBlock, list_input_blocks, split_input_file
 from data_pipeline.staging import get_place_to_write
 from data_pipeline.task import Task
-from data_pipeline.thresholds import find_borders
-from data_pipeline.token_stages import encode_documents, make_tokenizer, write_tokens
+from data_pipeline.thresholds import run_threshold_stage
+from data_pipeline.token_stages import run_encoding_stage, run_tokenizer_stage, run_token_stage
 from llmsys.config.data import CrawlConfig
-from llmsys.config.language_profile import read_language_rules
+from llmsys.config.language_profile import parse_language_rules
 from llmsys.config.tokenizer import TokenizerConfig
 
 Until = Literal["documents", "tokenizer", "tokens"]
 
 
-class Preparation:
+class DocumentPipeline:
     """The stages of one dataset, in order; each method is one stage."""
 
-    def __init__(self, data: CrawlConfig, tokenizer: TokenizerConfig, workshop: Workshop) -> None:
+    def __init__(self, data: CrawlConfig, tokenizer: TokenizerConfig, workshop: StageRunner) -> None:
         self.data, self.tokenizer, self.workshop = data, tokenizer, workshop
         self.folder = data.folder
 
-    def run(self, inputs: list[str], until: Until) -> Outcome:
+    def run_stages(self, inputs: list[str], until: Until) -> StageRecords:
         """Do the stages up to `until` and return the records of each; DataError when no document stays."""
-        deduplication = Deduplication(self.data, self.workshop, self._stage)
-        blocks = self._survey(inputs)
-        outcome = Outcome(inputs=inputs, extracted=self._extract(blocks, deduplication))
-        extracted, names = not_quarantined(outcome.extracted, [block.name for block in blocks])
-        outcome.judged = self._judge(extracted, names)
+        deduplication = DeduplicationStages(self.data, self.workshop, self._run_stage)
+        blocks = self._run_survey_stage(inputs)
+        outcome = StageRecords(inputs=inputs, extracted=self._run_extract_stage(blocks, deduplication))
+        extracted, names = drop_quarantined(outcome.extracted, [block.name for block in blocks])
+        outcome.judged = self._run_judge_stage(extracted, names)
         read = [record for record, judged in zip(extracted, outcome.judged, strict=True) if judged.outputs]
-        judged, names = not_quarantined(outcome.judged, names)
-        left = deduplication.run(judged, names)
-        outcome.thinned = left.changed
-        outcome.collected = self._collect(left.with_unread(read))
-        outcome.collected = clean_documents(self.data, self.workshop, self._stage, outcome.collected)
+        judged, names = drop_quarantined(outcome.judged, names)
+        left = deduplication.run_comparisons(judged, names)
+        outcome.thinned = left.rewritten_records
+        outcome.collected = self._run_collect_stage(left.add_unread(read))
+        outcome.collected = run_cleaning_stages(self.data, self.workshop, self._run_stage, outcome.collected)
         outcome.require_documents()
-        outcome.copies = copy_final(self.data, self._stage, outcome.collected)
-        outcome.borders = find_borders(self.data, self.rules, self._stage, outcome.collected, funnel_stages(self.data))
+        outcome.copies = run_export_stage(self.data, self._run_stage, outcome.collected)
+        outcome.borders = run_threshold_stage(self.data, self.rules, self._run_stage, outcome.collected, list_funnel_stages(self.data))
         if until == "documents":
             return outcome
-        outcome.tokenizer = make_tokenizer(self.data, self.tokenizer, self.workshop, self._stage, outcome.collected)
+        outcome.tokenizer = run_tokenizer_stage(self.data, self.tokenizer, self.workshop, self._run_stage, outcome.collected)
         if until == "tokenizer":
             return outcome
-        outcome.encoded = encode_documents(self.data, self._stage, outcome.collected, outcome.tokenizer)
-        outcome.tokens = write_tokens(self.data, self._stage, outcome.encoded, outcome.tokenizer)
+        outcome.encoded = run_encoding_stage(self.data, self._run_stage, outcome.collected, outcome.tokenizer)
+        outcome.tokens = run_token_stage(self.data, self._run_stage, outcome.encoded, outcome.tokenizer)
         return outcome
 
     @cached_property
     def rules(self) -> str:
-        """The words and rules of each language, see `rules_by_language`."""
-        return rules_by_language(self.data)
+        """The words and rules of each language, see `serialize_rules_by_language`."""
+        return serialize_rules_by_language(self.data)
 
-    def _stage(self, name: str, tasks: list[Task], unit: str, following: Following | None = None) -> list[Record]:
-        return self.workshop.stage(name, tasks, unit=unit, code=code_of(name), following=following)
+    def _run_stage(self, name: str, tasks: list[Task], unit: str, following: NextStage | None = None) -> list[TaskRecord]:
+        return self.workshop.run_stage(name, tasks, unit=unit, code=get_stage_code_version(name), following=following)
 
-    def _survey(self, inputs: list[str]) -> list[Block]:
+    def _run_survey_stage(self, inputs: list[str]) -> list[InputBlock]:
         """Cut long files into blocks; a file elsewhere is one, known by its tag or time."""
-        names = [f"{input_name(path)}-{digest_of(path)[:8]}" for path in inputs]
+        names = [f"{get_input_name(path)}-{compute_json_digest(path)[:8]}" for path in inputs]
         here = [(path, name) for path, name in zip(inputs, names, strict=True) if not is_remote(path)]
         size = self.data.executor.block_bytes
         tasks = []
         for path, name in here:
-            job = partial(survey_file, source=path, block_bytes=size)
-            tasks.append(Task(f"survey/{name}", [path, stamp(path), size], [], job, input_size(path)))
-        records = self._stage("survey", tasks, "B") if tasks else []
+            job = partial(split_input_file, source=path, block_bytes=size)
+            tasks.append(Task(f"survey/{name}", [path, compute_file_stamp(path), size], [], job, get_input_size(path)))
+        records = self._run_stage("survey", tasks, "B") if tasks else []
         found = {path: record.result for (path, _), record in zip(here, records, strict=True)}
         blocks = []
         for path, name in zip(inputs, names, strict=True):
-            identity = "" if path in found else input_identity(self.workshop.journal, path)
-            result = found.get(path) or {"blocks": [[0, input_size(path), identity]]}
-            blocks += blocks_of(path, name, result)
+            identity = "" if path in found else compute_input_identity(self.workshop.journal, path)
+            result = found.get(path) or {"blocks": [[0, get_input_size(path), identity]]}
+            blocks += list_input_blocks(path, name, result)
         return blocks
 
-    def _extract(self, blocks: list[Block], deduplication: Deduplication) -> list[Record]:
+    def _run_extract_stage(self, blocks: list[InputBlock], deduplication: DeduplicationStages) -> list[TaskRecord]:
         config, read = self.data.extract, self.data.read
         part: list[Any] = [part.model_dump(mode="json") for part in (config, read, self.data.url)]
-        lists = digests_of(self.workshop.journal, url_files(self.data))
-        part += extract_libraries(config)
+        lists = compute_file_digests(self.workshop.journal, list_url_files(self.data))
+        part += list_extractor_versions(config)
         tasks = []
         for block in blocks:
             outputs = [f"work/extracted/{block.name}.arrow", f"work/unread/{block.name}.arrow"]
@@ -123,34 +123,34 @@ class Preparation:
                 lists=tuple(lists),
             )
             decides = [block.source, block.digest, block.start, part, lists]
-            without = partial(without_block, block)
+            without = partial(build_empty_extraction, block)
             tasks.append(Task(f"extract/{block.name}", decides, outputs, job, block.size, without))
-        sign = self._following("sign", deduplication.signing(), blocks)
-        return self._stage("extract", tasks, "B", self._following("judge", self._judging, blocks, sign))
+        sign = self._build_next_stage("sign", deduplication.build_first_task_factory(), blocks)
+        return self._run_stage("extract", tasks, "B", self._build_next_stage("judge", self._judge_task_factory, blocks, sign))
 
-    def _following(
-        self, stage: str, task: Callable[[Record, str], Task] | None, blocks: list[Block], then: Following | None = None
-    ) -> Following | None:
+    def _build_next_stage(
+        self, stage: str, task: Callable[[TaskRecord, str], Task] | None, blocks: list[InputBlock], then: NextStage | None = None
+    ) -> NextStage | None:
         if task is None:
             return None
-        return Following(stage, code_of(stage), lambda index, record: task(record, blocks[index].name), then)
+        return NextStage(stage, get_stage_code_version(stage), lambda index, record: task(record, blocks[index].name), then)
 
-    def _judge(self, extracted: list[Record], names: list[str]) -> list[Record]:
-        return self._stage("judge", list(map(self._judging, extracted, names)), "page")
+    def _run_judge_stage(self, extracted: list[TaskRecord], names: list[str]) -> list[TaskRecord]:
+        return self._run_stage("judge", list(map(self._judge_task_factory, extracted, names)), "page")
 
     @cached_property
-    def _judging(self) -> Callable[[Record, str], Task]:
+    def _judge_task_factory(self) -> Callable[[TaskRecord, str], Task]:
         """What gives, from the record of an extracted block and its name, the task that judges it."""
-        require_languages(self.data, read_language_rules(self.rules))
+        require_languages(self.data, parse_language_rules(self.rules))
         part = self.data.model_dump(mode="json", include={"unicode", "language", "documents"}) | {"rules": self.rules}
         part["documents"].pop("copies")
-        files = (*digests_of(self.workshop.journal, rule_files(self.data)), *rule_libraries(self.data))
+        files = (*compute_file_digests(self.workshop.journal, list_rule_files(self.data)), *list_rule_libraries(self.data))
         part["files"] = files
 
-        def task(extracted: Record, name: str) -> Task:
+        def build_task(extracted: TaskRecord, name: str) -> Task:
             outputs = [f"work/judged/{name}.arrow", f"work/judged/{name}.dropped.arrow"]
             job = partial(
-                judge_file,
+                apply_rules_to_file,
                 source=self.folder / extracted.outputs[0].name,
                 kept=self.folder / outputs[0],
                 dropped=self.folder / outputs[1],
@@ -160,17 +160,17 @@ class Preparation:
             )
             pages, html_bytes = extracted.result["pages"], extracted.result["html_bytes"]
             decides = [extracted.digests[:1], part]
-            return Task(f"judge/{name}", decides, outputs, job, pages, partial(without_pages, pages, html_bytes))
+            return Task(f"judge/{name}", decides, outputs, job, pages, partial(build_empty_judgement, pages, html_bytes))
 
-        return task
+        return build_task
 
-    def _collect(self, left: Left) -> list[Record]:
-        sources = left.sources(self.folder)
+    def _run_collect_stage(self, left: DatasetState) -> list[TaskRecord]:
+        sources = left.list_sources(self.folder)
         decisions = [self.folder / record.outputs[0].name for record in left.decisions]
         decides = [left.digests, self.data.documents.batch_bytes]
         tasks = []
         for shard in range(self.data.documents.shards):
-            outputs = collected_names(self.data, shard)
+            outputs = get_collected_names(self.data, shard)
             job = partial(
                 collect_shard,
                 shard=shard,
@@ -183,4 +183,4 @@ class Preparation:
             )
             rows = sum(rows for source in sources for owner, rows in source.kept_batches if owner == shard)
             tasks.append(Task(f"collect/part-{shard:05d}", [shard, decides, outputs], outputs, job, rows))
-        return self._stage("collect", tasks, "document")
+        return self._run_stage("collect", tasks, "document")

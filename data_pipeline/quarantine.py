@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.document import document_id
-from data_pipeline.executors.event import Failed
-from data_pipeline.funnel import Tally
-from data_pipeline.journal import Record
-from data_pipeline.stages.survey import Block
+from data_pipeline.document import compute_document_id
+from data_pipeline.executors.event import TaskFailed
+from data_pipeline.funnel import FunnelCounts
+from data_pipeline.journal import TaskRecord
+from data_pipeline.stages.survey import InputBlock
 from llmsys.errors import DataError
-from llmsys.publish import publish_bytes
+from llmsys.publish import write_bytes_atomically
 from llmsys.redact import redact_secrets
 
 QUARANTINE = "quarantine"
@@ -27,40 +27,40 @@ class Quarantine:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / QUARANTINE
 
-    def put(self, task: str, failed: Failed, tries: int, result: dict[str, Any]) -> None:
+    def add_task(self, task: str, failed: TaskFailed, tries: int, result: dict[str, Any]) -> None:
         """Note a task that was given up, and the place that its result without an input names."""
         place = {name: skip[name] for skip in result.get("skipped", [])[:1] for name in ("file", "offset")}
         entry = {"task": task, **place, "tries": tries, "cause": failed.cause, "message": failed.message}
         text = json.dumps({**entry, "traceback": failed.traceback}, indent=1, ensure_ascii=False)
-        publish_bytes(self._path(task), (text + "\n").encode("utf-8", "replace"))
+        write_bytes_atomically(self._get_entry_path(task), (text + "\n").encode("utf-8", "replace"))
 
-    def keep_only(self, stage: str, tasks: Iterable[str]) -> None:
+    def remove_others(self, stage: str, tasks: Iterable[str]) -> None:
         """Forget the tasks of a stage that are not among these."""
-        kept = {self._path(task) for task in tasks}
+        kept = {self._get_entry_path(task) for task in tasks}
         for path in self.folder.glob(f"{stage}.*.json"):
             if path not in kept:
                 path.unlink()
 
-    def _path(self, task: str) -> Path:
+    def _get_entry_path(self, task: str) -> Path:
         return self.folder / f"{task.replace('/', '.')}.json"
 
 
-def quarantined(folder: Path) -> list[dict[str, Any]]:
+def read_quarantine(folder: Path) -> list[dict[str, Any]]:
     """Return what was given up in a dataset folder, in the order of the tasks."""
     return [json.loads(path.read_bytes()) for path in sorted((folder / QUARANTINE).glob("*.json"))]
 
 
-def quarantined_rows(folder: Path) -> list[dict[str, Any]]:
+def read_quarantine_rows(folder: Path) -> list[dict[str, Any]]:
     """Return what was given up as rows of dropped documents, each with its traceback in place of a text."""
-    return [_row(entry) for entry in quarantined(folder)]
+    return [_build_dropped_row(entry) for entry in read_quarantine(folder)]
 
 
-def _row(entry: dict[str, Any]) -> dict[str, Any]:
+def _build_dropped_row(entry: dict[str, Any]) -> dict[str, Any]:
     stage = "read" if entry["task"].startswith("extract/") else "extract"  # as the funnel counts it
-    reason = quarantine_reason(entry["message"], entry["tries"])
+    reason = format_quarantine_reason(entry["message"], entry["tries"])
     return {
         **dict.fromkeys(("value", "threshold")),
-        "id": document_id(entry["task"], "", reason.encode()),
+        "id": compute_document_id(entry["task"], "", reason.encode()),
         "url": "",
         "file": entry.get("file", entry["task"]),
         "offset": entry.get("offset", 0),
@@ -72,7 +72,7 @@ def _row(entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def quarantine_reason(message: str, tries: int) -> str:
+def format_quarantine_reason(message: str, tries: int) -> str:
     """Say in one line why an input is not in the dataset: the same words whoever tried."""
     first = message.splitlines()[0] if message else "no message"
     return f"quarantined after {tries} {'tries' if tries > 1 else 'try'}: {first}"
@@ -81,21 +81,21 @@ def quarantine_reason(message: str, tries: int) -> str:
 # --- what stands in a dataset for an input that is not there ---
 
 
-def without_block(block: Block, reason: str) -> dict[str, Any]:
+def build_empty_extraction(block: InputBlock, reason: str) -> dict[str, Any]:
     """Return the result of an extraction that was given up: one skip, at the beginning of the block."""
     skip = {"file": redact_secrets(block.source), "offset": block.start, "reason": reason, "count": 1}
     return {"records": 0, "pages": 0, "html_bytes": 0, "skipped": [skip], "noted": []}
 
 
-def without_pages(pages: int, html_bytes: int, reason: str) -> dict[str, Any]:
+def build_empty_judgement(pages: int, html_bytes: int, reason: str) -> dict[str, Any]:
     """Return the result of judging pages that was given up: all of them dropped, for this reason."""
-    tally = Tally()
-    tally.count("extract", documents_in=pages, bytes_in=html_bytes)
-    tally.drop_counted("extract", reason, pages)
-    return {"tally": tally.plain(), "languages": {}, "kept_batches": [], "dropped_batches": []}
+    tally = FunnelCounts()
+    tally.add_amounts("extract", documents_in=pages, bytes_in=html_bytes)
+    tally.add_drop_count("extract", reason, pages)
+    return {"tally": tally.to_dict(), "languages": {}, "kept_batches": [], "dropped_batches": []}
 
 
-def not_quarantined(records: list[Record], names: list[str]) -> tuple[list[Record], list[str]]:
+def drop_quarantined(records: list[TaskRecord], names: list[str]) -> tuple[list[TaskRecord], list[str]]:
     """Return the records that have outputs, with their names; DataError when none has."""
     whole = [(record, name) for record, name in zip(records, names, strict=True) if record.outputs]
     if not whole:

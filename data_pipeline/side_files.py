@@ -9,16 +9,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.extract.reference import extract_libraries
+from data_pipeline.extract.reference import list_extractor_versions
 from data_pipeline.journal import Journal
-from data_pipeline.language.profile import dictionaries
-from llmsys.config.custom_rules import ANY_LANGUAGE, BadWordsConfig, FasttextClassifierConfig, PerplexityConfig
+from data_pipeline.language.profile import list_dictionaries
+from llmsys.config.custom_rules import ANY_LANGUAGE, BadWordsConfig, FastTextClassifierConfig, PerplexityConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.config.text import RuleConfig
 from llmsys.errors import ConfigError, DataError
 
 
-def side_files(data: CrawlConfig) -> Iterator[tuple[str, Path]]:
+def iter_resource_files(data: CrawlConfig) -> Iterator[tuple[str, Path]]:
     """Yield (key of the section, file) for every file that the sections of a crawl name."""
     sections: list[tuple[str, Any]] = [("url", data.url), ("decontaminate", data.decontaminate)]
     sections += [(f"rules.{number}", rule) for number, rule in enumerate(data.rules)]
@@ -27,34 +27,34 @@ def side_files(data: CrawlConfig) -> Iterator[tuple[str, Path]]:
             yield f"data.{key}", path
 
 
-def url_files(data: CrawlConfig) -> list[Path]:
+def list_url_files(data: CrawlConfig) -> list[Path]:
     """Return the list files of URLs."""
-    return [path for key, path in side_files(data) if key == "data.url"]
+    return [path for key, path in iter_resource_files(data) if key == "data.url"]
 
 
-def rule_files(data: CrawlConfig) -> list[Path]:
+def list_rule_files(data: CrawlConfig) -> list[Path]:
     """Return the lists and models of rules."""
-    return [path for key, path in side_files(data) if key.startswith("data.rules")]
+    return [path for key, path in iter_resource_files(data) if key.startswith("data.rules")]
 
 
-def rule_libraries(data: CrawlConfig) -> list[str]:
+def list_rule_libraries(data: CrawlConfig) -> list[str]:
     """Return the versions of what only some rules or languages need; ConfigError when one is not installed."""
-    found = [found for rule in data.rules for found in _library(rule)]
-    for name in dictionaries(data):
+    found = [found for rule in data.rules for found in _iter_rule_libraries(rule)]
+    for name in list_dictionaries(data):
         packages, extra = _DICTIONARIES[name]
-        found += [_version(package, f"the dictionary {name}", extra) for package in packages]
+        found += [_require_package_version(package, f"the dictionary {name}", extra) for package in packages]
     return found
 
 
-def _library(rule: RuleConfig) -> Iterator[str]:
+def _iter_rule_libraries(rule: RuleConfig) -> Iterator[str]:
     match rule:
-        case FasttextClassifierConfig():
+        case FastTextClassifierConfig():
             package, extra, instead = "fasttext-predict", "fasttext", ""
         case PerplexityConfig(reader="kenlm"):
             package, extra, instead = "kenlm", "kenlm", " (cmake and a C++ compiler build it), or set reader: arpa"
         case _:
             return
-    yield _version(package, f"the rule {rule.kind}", extra, instead)
+    yield _require_package_version(package, f"the rule {rule.kind}", extra, instead)
 
 
 # What finds the words of `words: {kind: dictionary}`, and the extra that installs it.
@@ -65,7 +65,7 @@ _DICTIONARIES = {
 }
 
 
-def _version(package: str, what: str, extra: str, instead: str = "") -> str:
+def _require_package_version(package: str, what: str, extra: str, instead: str = "") -> str:
     """A package with its version; ConfigError says what needs it and how to install it."""
     try:
         return f"{package}=={metadata.version(package)}"
@@ -87,11 +87,11 @@ def require_languages(data: CrawlConfig, codes: Collection[str]) -> None:
                 )
 
 
-def require_side_files(data: CrawlConfig) -> None:
+def require_resource_files(data: CrawlConfig) -> None:
     """Raise DataError for the first file that is not there, ConfigError for a library that is not installed."""
-    rule_libraries(data)
-    extract_libraries(data.extract)
-    for key, path in side_files(data):
+    list_rule_libraries(data)
+    list_extractor_versions(data.extract)
+    for key, path in iter_resource_files(data):
         if not path.is_file():
             what = "is a folder" if path.is_dir() else "does not exist"
             raise DataError(
@@ -99,6 +99,6 @@ def require_side_files(data: CrawlConfig) -> None:
             )
 
 
-def digests_of(journal: Journal, files: Sequence[Path]) -> list[str]:
+def compute_file_digests(journal: Journal, files: Sequence[Path]) -> list[str]:
     """Return the digests of files, each hashed again only when its size or time changed."""
-    return [journal.input_digest(path) for path in files]
+    return [journal.get_input_digest(path) for path in files]

@@ -4,7 +4,7 @@ Reads the files named here; gives a version per stage, which is part of the key 
 """
 
 from data_pipeline.deduplication import DEDUPLICATION_STAGES
-from data_pipeline.journal import code_version
+from data_pipeline.journal import compute_code_version
 
 _COMMON = ("data_pipeline/document.py", "data_pipeline/waiting.py", "llmsys/shard_file.py", "llmsys/threshold.py")
 _TOKENIZER = ("tokenize/train.py", "tokenize/sample.py", "tokenize/copy.py", "tokenize/publish.py")
@@ -58,7 +58,7 @@ _CODE = {
 }
 
 
-def code_of(stage: str) -> str:
+def get_stage_code_version(stage: str) -> str:
     """The version of the code that makes the outputs of a stage."""
     rooms, packages = _CODE[stage]
-    return code_version([*_COMMON, *(f"data_pipeline/{room}" for room in rooms)], packages)
+    return compute_code_version([*_COMMON, *(f"data_pipeline/{room}" for room in rooms)], packages)

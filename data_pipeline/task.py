@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from data_pipeline.executors.event import Job
-from data_pipeline.journal import Record, digest_of
+from data_pipeline.journal import TaskRecord, compute_json_digest
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Task:
     inputs: Sequence[Any]
     outputs: Sequence[str]
     job: Job
-    amount: float
-    without: Callable[[str], dict[str, Any]] | None = None
+    progress_amount: float
+    fallback_result: Callable[[str], dict[str, Any]] | None = None
 
-    def key(self, code: str) -> str:
+    def compute_key(self, code: str) -> str:
         """What the journal knows its record by: everything that decides the outputs, `code` being what makes them."""
-        return digest_of(code, self.name, self.inputs)
+        return compute_json_digest(code, self.name, self.inputs)
 
 
-Stage = Callable[[str, list[Task], str], list[Record]]
+Stage = Callable[[str, list[Task], str], list[TaskRecord]]
 """Does the tasks of one stage, by its name, with the unit of its progress, and gives their records in order."""

@@ -5,11 +5,11 @@ Reads collected documents by their records, gives the records of what it made.
 
 from functools import partial
 
-from data_pipeline.graph import Workshop
-from data_pipeline.journal import Record
+from data_pipeline.graph import StageRunner
+from data_pipeline.journal import TaskRecord
 from data_pipeline.staging import find_output, get_place_to_write
 from data_pipeline.task import Stage, Task
-from data_pipeline.tokenize.copy import copy_task
+from data_pipeline.tokenize.copy import build_copy_task
 from data_pipeline.tokenize.encode import encode_file
 from data_pipeline.tokenize.layout import SPLITS, plan_files, write_token_file
 from data_pipeline.tokenize.publish import SENTENCEPIECE_FILES
@@ -18,12 +18,12 @@ from llmsys.config.data import CrawlConfig
 from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
 
 
-def make_tokenizer(
-    data: CrawlConfig, config: TokenizerConfig, workshop: Workshop, stage: Stage, collected: list[Record]
-) -> Record:
+def run_tokenizer_stage(
+    data: CrawlConfig, config: TokenizerConfig, workshop: StageRunner, stage: Stage, collected: list[TaskRecord]
+) -> TaskRecord:
     """Copy the tokenizer that the config names, or train one on the documents."""
     if isinstance(config, FileTokenizerConfig):
-        return stage("tokenizer", [copy_task(workshop, data.folder, config)], "file")[0]
+        return stage("tokenizer", [build_copy_task(workshop, data.folder, config)], "file")[0]
     outputs = [f"tokenizer/{name}" for name in SENTENCEPIECE_FILES]
     folder = get_place_to_write(data.folder, "tokenizer")
     part = config.model_dump(mode="json")
@@ -35,7 +35,7 @@ def make_tokenizer(
     return stage("tokenizer", [Task("tokenizer/model", decides, outputs, job, rows)], "document")[0]
 
 
-def encode_documents(data: CrawlConfig, stage: Stage, collected: list[Record], tokenizer: Record) -> list[Record]:
+def run_encoding_stage(data: CrawlConfig, stage: Stage, collected: list[TaskRecord], tokenizer: TaskRecord) -> list[TaskRecord]:
     """Give every document its token ids."""
     means = f"{tokenizer.result['fingerprint']} {tokenizer.result['eos_id']}"  # what the ids of the tokens say
     part = data.model_dump(mode="json", include={"split": True, "tokens": {"seed"}})
@@ -57,7 +57,7 @@ def encode_documents(data: CrawlConfig, stage: Stage, collected: list[Record], t
     return stage("encode", tasks, "B")
 
 
-def write_tokens(data: CrawlConfig, stage: Stage, encoded: list[Record], tokenizer: Record) -> list[Record]:
+def run_token_stage(data: CrawlConfig, stage: Stage, encoded: list[TaskRecord], tokenizer: TaskRecord) -> list[TaskRecord]:
     """Write the token files, in an order given by hashes."""
     sources = [data.folder / record.outputs[0].name for record in encoded]
     digests = [record.digests[:1] for record in encoded]

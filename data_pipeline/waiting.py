@@ -4,13 +4,13 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
-from llmsys.shards import ShardWriter
+from llmsys.shards import ArrowFileWriter
 
 
-class WaitingWriter(ABC):
+class BlockWriter(ABC):
     """A file that is published when its block ends, with what waits; or not at all when the block failed."""
 
-    def __init__(self, writer: ShardWriter) -> None:
+    def __init__(self, writer: ArrowFileWriter) -> None:
         self._writer = writer
 
     @abstractmethod

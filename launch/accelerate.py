@@ -13,7 +13,7 @@ import yaml
 from accelerate.commands.config.config_args import default_config_file
 from accelerate.commands.launch import launch_command, launch_command_parser
 
-from launch.torchrun import outcome_of
+from launch.torchrun import run_elastic_agent
 from launch.train import MENDABLE
 
 SILENT = {"num_machines": 1, "mixed_precision": "no", "dynamo_backend": "no"}
@@ -27,7 +27,7 @@ ALONE = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the ranks; return 0, or the exit status that tells what became of the first that failed."""
     options = launch_command_parser().parse_args(sys.argv[1:] if arguments is None else list(arguments))
-    kind = distributed_type(options.config_file)
+    kind = read_distributed_type(options.config_file)
     if kind is None:
         for name, value in SILENT.items():
             setattr(options, name, getattr(options, name, None) or value)
@@ -35,10 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(ALONE.format(options.num_processes), file=sys.stderr)
         return MENDABLE
     options.multi_gpu = kind in (None, "MULTI_CPU")
-    return outcome_of(lambda: launch_command(options))
+    return run_elastic_agent(lambda: launch_command(options))
 
 
-def distributed_type(config_file: str | None) -> str | None:
+def read_distributed_type(config_file: str | None) -> str | None:
     """How the user's accelerate config joins processes; None without a config."""
     path = config_file or default_config_file
     if not os.path.isfile(path):

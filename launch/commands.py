@@ -20,132 +20,132 @@ NATURAL: dict[str, Launcher] = {"torch": "torchrun", "deepspeed": "deepspeed", "
 
 
 @dataclass(frozen=True)
-class Start:
-    """What every command needs to know. Paths are absolute; `least` hosts are enough for torchrun to go on.
+class LaunchPlan:
+    """What every command needs to know. Paths are absolute; `min_hosts` hosts are enough for torchrun to go on.
 
     Hosts that were lost are waited for so long as the patience; ranks sit out an outage of `outage_seconds`.
     """
 
     hosts: tuple[Host, ...]
     folder: Path
-    working: Path
+    working_directory: Path
     port: int
     name: str
-    least: int
-    restarts: int
+    min_hosts: int
+    max_restarts: int
     patience_seconds: int
     outage_seconds: int
 
     @property
-    def head(self) -> str:
+    def rendezvous_host(self) -> str:
         """The host where ranks meet, by the name others know it by."""
-        return bare(self.hosts[0].name)
+        return strip_user(self.hosts[0].name)
 
     @property
-    def ranks(self) -> int:
+    def num_ranks(self) -> int:
         """Ranks of all hosts."""
         return sum(host.slots for host in self.hosts)
 
     @property
-    def script(self) -> list[str]:
+    def script_arguments(self) -> list[str]:
         """What each rank runs: the script and the config that travels."""
         return [str(SCRIPT), str(self.folder / "config.yaml")]
 
 
 @dataclass(frozen=True)
-class Command:
+class HostCommand:
     """Words to run on a host; None: here, and it reaches the others itself. `lasting`: to be run there again when the
     connection was lost and is back."""
 
     host: str | None
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     lasting: bool = False
 
-    def line(self, start: Start, *, in_place: bool = False) -> str:
+    def format_shell_line(self, start: LaunchPlan, *, in_place: bool = False) -> str:
         """As a person types it into a shell: in the run's working directory, with the environment that travels.
 
         `in_place`: the shell becomes the command, so that signals to it reach the command.
         """
         setting = shlex.quote(str(start.folder / "environment.sh"))
-        run = "exec " * in_place + shlex.join(self.words)
-        return f"cd {shlex.quote(str(start.working))} && . {setting} && {run}"
+        run = "exec " * in_place + shlex.join(self.arguments)
+        return f"cd {shlex.quote(str(start.working_directory))} && . {setting} && {run}"
 
 
-def bare(name: str) -> str:
+def strip_user(name: str) -> str:
     """A host's name without the user that ssh needs."""
     return name.rpartition("@")[2]
 
 
-def commands(launcher: Launcher, start: Start, *, over_ssh: bool) -> list[Command]:
+def build_commands(launcher: Launcher, start: LaunchPlan, *, over_ssh: bool) -> list[HostCommand]:
     """The commands of a launcher. `over_ssh`: DeepSpeed's launcher reaches the other hosts itself, by pdsh."""
     if launcher == "torchrun":
-        return torchrun_commands(start)
+        return build_torchrun_commands(start)
     if launcher == "accelerate":
-        return accelerate_commands(start)
-    return deepspeed_commands(start, over_ssh=over_ssh)
+        return build_accelerate_commands(start)
+    return build_deepspeed_commands(start, over_ssh=over_ssh)
 
 
-def torchrun_words(start: Start, slots: int, endpoint: str, identity: str, address: str) -> list[str]:
+def build_torchrun_arguments(start: LaunchPlan, slots: int, endpoint: str, identity: str, address: str) -> list[str]:
     """torchrun by way of launch/torchrun.py, which hands signals to the ranks, kept going by launch/restart.py."""
     return [
         sys.executable,
         "-m",
         "launch.restart",
         f"--meet={endpoint}",
-        f"--restarts={start.restarts}",
+        f"--restarts={start.max_restarts}",
         f"--patience={start.patience_seconds}",
         sys.executable,
         "-m",
         "launch.torchrun",
-        f"--nnodes={start.least}:{len(start.hosts)}",
+        f"--nnodes={start.min_hosts}:{len(start.hosts)}",
         f"--nproc-per-node={slots}",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={endpoint}",
         f"--rdzv-id={identity}",
         f"--local-addr={address}",
         f"--rdzv-conf=join_timeout={start.patience_seconds}",
-        *start.script,
+        *start.script_arguments,
     ]
 
 
-def torchrun_commands(start: Start) -> list[Command]:
+def build_torchrun_commands(start: LaunchPlan) -> list[HostCommand]:
     """One command for each host; hosts may differ in slots."""
-    endpoint = f"{start.head}:{start.port}"
+    endpoint = f"{start.rendezvous_host}:{start.port}"
     return [
-        Command(
-            host.name, tuple(torchrun_words(start, host.slots, endpoint, start.name, bare(host.name))), lasting=True
+        HostCommand(
+            host.name, tuple(build_torchrun_arguments(start, host.slots, endpoint, start.name, strip_user(host.name))), lasting=True
         )
         for host in start.hosts
     ]
 
 
-def accelerate_commands(start: Start) -> list[Command]:
+def build_accelerate_commands(start: LaunchPlan) -> list[HostCommand]:
     """One command for each host. accelerate shares ranks out evenly: hosts of different sizes are refused."""
-    slots = even_slots(start.hosts, "accelerate launch")
+    slots = require_even_slots(start.hosts, "accelerate launch")
     shared = ["--num_machines", str(len(start.hosts)), "--num_processes", str(slots * len(start.hosts))]
-    shared += ["--main_process_ip", start.head, "--main_process_port", str(start.port)]
+    shared += ["--main_process_ip", start.rendezvous_host, "--main_process_port", str(start.port)]
     return [
-        Command(
+        HostCommand(
             host.name,
-            (sys.executable, "-m", "launch.accelerate", *shared, "--machine_rank", str(number), *start.script),
+            (sys.executable, "-m", "launch.accelerate", *shared, "--machine_rank", str(number), *start.script_arguments),
         )
         for number, host in enumerate(start.hosts)
     ]
 
 
-def deepspeed_commands(start: Start, *, over_ssh: bool) -> list[Command]:
+def build_deepspeed_commands(start: LaunchPlan, *, over_ssh: bool) -> list[HostCommand]:
     """One command here that reaches the hosts by pdsh, or one for each host that needs no ssh."""
     shared = [sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", str(start.folder / "hostfile")]
-    shared += ["--master_addr", start.head, "--master_port", str(start.port)]
+    shared += ["--master_addr", start.rendezvous_host, "--master_port", str(start.port)]
     if over_ssh:
-        return [Command(None, (*shared, "--launcher", "pdsh", "--force_multi", *start.script))]
+        return [HostCommand(None, (*shared, "--launcher", "pdsh", "--force_multi", *start.script_arguments))]
     return [
-        Command(host.name, (*shared, "--no_ssh", "--node_rank", str(number), *start.script))
+        HostCommand(host.name, (*shared, "--no_ssh", "--node_rank", str(number), *start.script_arguments))
         for number, host in enumerate(start.hosts)
     ]
 
 
-def even_slots(hosts: tuple[Host, ...], launcher: str) -> int:
+def require_even_slots(hosts: tuple[Host, ...], launcher: str) -> int:
     """The slots of every host. LaunchError where they differ."""
     slots = {host.slots for host in hosts}
     if len(slots) > 1:

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
 
-from launch.route import interface_towards, loopback_interface
+from launch.route import find_interface_to, get_loopback_interface
 from llmsys.errors import LaunchError
 
 Environment = MutableMapping[str, str]
@@ -41,7 +41,7 @@ DEEPSPEED_LOCAL_SIZE = "LOCAL_SIZE"
 FIRST_HOST = re.compile(r"(?P<prefix>[^\[,]+)(?:\[(?P<number>\d+)[^\]]*\](?P<suffix>[^,\[]*))?")
 
 
-def launched(environment: Mapping[str, str] = os.environ) -> bool:
+def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether a launcher started this process as one of several ranks."""
     return "RANK" in environment
 
@@ -51,11 +51,11 @@ def adopt_launcher(environment: Environment = os.environ) -> None:
 
     Raises LaunchError where ranks are on several hosts and nothing says where the first one is.
     """
-    if not launched(environment):
+    if not is_launched(environment):
         _adopt_slurm(environment)
-    if not launched(environment):
+    if not is_launched(environment):
         _adopt_mpi(environment)
-    if DEEPSPEED_LOCAL_SIZE in environment and launched(environment):
+    if DEEPSPEED_LOCAL_SIZE in environment and is_launched(environment):
         environment.setdefault("LOCAL_WORLD_SIZE", environment[DEEPSPEED_LOCAL_SIZE])
 
 
@@ -63,11 +63,11 @@ def _adopt_slurm(environment: Environment) -> None:
     """`srun` of one task per rank. An interactive shell of a job is no rank."""
     if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
         return
-    _take(environment, SLURM_NAMES)
-    if "LOCAL_WORLD_SIZE" not in environment and (local := _tasks_of_node(environment)):
+    _copy_variables(environment, SLURM_NAMES)
+    if "LOCAL_WORLD_SIZE" not in environment and (local := _parse_node_tasks(environment)):
         environment["LOCAL_WORLD_SIZE"] = local
     # The node srun was typed on may be a login node: the first node of the step is where rank 0 is.
-    first = first_host(environment.get("SLURM_STEP_NODELIST", "")) or environment.get("SLURM_LAUNCH_NODE_IPADDR")
+    first = parse_first_host(environment.get("SLURM_STEP_NODELIST", "")) or environment.get("SLURM_LAUNCH_NODE_IPADDR")
     if first:
         environment.setdefault("MASTER_ADDR", first)
     job = int(environment.get("SLURM_JOB_ID", "0"))
@@ -86,24 +86,24 @@ def _adopt_mpi(environment: Environment) -> None:
             f"and MASTER_ADDR does not say where rank 0 is. Name its host: `mpirun -x MASTER_ADDR=FIRST_HOST …` "
             f"(Open MPI) or `mpiexec -genv MASTER_ADDR FIRST_HOST …`."
         )
-    _take(environment, names)
+    _copy_variables(environment, names)
     environment.setdefault("MASTER_ADDR", HERE)
     environment.setdefault("MASTER_PORT", str(MPI_PORT))
 
 
-def _take(environment: Environment, names: Mapping[str, str]) -> None:
+def _copy_variables(environment: Environment, names: Mapping[str, str]) -> None:
     for name, theirs in names.items():
         if theirs in environment:
             environment.setdefault(name, environment[theirs])
 
 
-def first_host(node_list: str) -> str:
+def parse_first_host(node_list: str) -> str:
     """The first of Slurm's `node[03-05,9],other`: node03. Empty where there is none."""
     found = FIRST_HOST.match(node_list)
     return f"{found['prefix']}{found['number'] or ''}{found['suffix'] or ''}" if found else ""
 
 
-def _tasks_of_node(environment: Mapping[str, str]) -> str | None:
+def _parse_node_tasks(environment: Mapping[str, str]) -> str | None:
     """This node's entry of `2(x3),1`: tasks on each node of the step, in order."""
     counts: list[str] = []
     for part in environment.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
@@ -124,17 +124,17 @@ def choose_interface(environment: Environment = os.environ) -> None:
     if ranks is None or "MASTER_ADDR" not in environment:
         return
     if environment.get("LOCAL_WORLD_SIZE") == ranks:
-        if (alone := loopback_interface()) is not None:
+        if (alone := get_loopback_interface()) is not None:
             environment.setdefault("GLOO_SOCKET_IFNAME", alone)
         return
     if {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} <= environment.keys() or "LOCAL_WORLD_SIZE" not in environment:
         return
-    chosen = interface_towards(environment["MASTER_ADDR"])
+    chosen = find_interface_to(environment["MASTER_ADDR"])
     environment.setdefault("GLOO_SOCKET_IFNAME", chosen)
     environment.setdefault("NCCL_SOCKET_IFNAME", f"={chosen}")  # `=`: this very name, not all that begin so
 
 
-def without_local_rank(arguments: Sequence[str], environment: Environment = os.environ) -> list[str]:
+def strip_local_rank(arguments: Sequence[str], environment: Environment = os.environ) -> list[str]:
     """The arguments without `--local_rank=N` or `--local-rank N`; N is kept as LOCAL_RANK if nothing else says it."""
     kept: list[str] = []
     iterator = iter(arguments)

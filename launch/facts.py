@@ -16,26 +16,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from llmsys.errors import LlmsysError, disk_problem
-from llmsys.port import EVERYWHERE, free_port, why_taken
+from llmsys.errors import LlmsysError, to_data_error
+from llmsys.port import EVERYWHERE, find_free_port, describe_port_conflict
 
 PACKAGES = ("torch", "deepspeed", "accelerate", "numpy", "pyarrow")
 
 
-def main(request: dict[str, Any]) -> dict[str, Any]:
+def collect_host_facts(request: dict[str, Any]) -> dict[str, Any]:
     """Every fact; a field that ends in `problem` holds the message of what could not be had."""
-    facts: dict[str, Any] = {"versions": versions(), "commit": commit(), "code": code_digest()}
-    facts |= _told("address", lambda: address_of(request["first"]))
+    facts: dict[str, Any] = {"versions": read_versions(), "commit": read_commit(), "code": compute_code_digest()}
+    facts |= _collect_fact("address", lambda: resolve_address(request["first"]))
     if request["port"] and request["rank"] == 0:
-        facts |= _told("port", lambda: require_port(request["port"]))
-    facts |= _told("free_port", lambda: free_port(EVERYWHERE))
-    facts |= _told("folder", lambda: mark(Path(request["folder"]), request["marker"], request["rank"]))
-    facts |= _told("devices", devices)
-    facts |= _told("batch", lambda: dry_batch(request))
+        facts |= _collect_fact("port", lambda: require_port(request["port"]))
+    facts |= _collect_fact("free_port", lambda: find_free_port(EVERYWHERE))
+    facts |= _collect_fact("folder", lambda: write_marker(Path(request["folder"]), request["marker"], request["rank"]))
+    facts |= _collect_fact("devices", read_devices)
+    facts |= _collect_fact("batch", lambda: read_first_batch(request))
     return facts
 
 
-def versions() -> dict[str, str]:
+def read_versions() -> dict[str, str]:
     """Versions of Python, llmsys and the packages that ranks must agree on; "missing" for what is not installed."""
     import llmsys
 
@@ -48,14 +48,14 @@ def versions() -> dict[str, str]:
     return found
 
 
-def commit() -> str:
+def read_commit() -> str:
     """The commit of the checkout that the code lies in; "" where it is not a checkout."""
     from llmsys.source_code import read_source
 
     return str(read_source()["commit"] or "")[:12]
 
 
-def code_digest() -> str:
+def compute_code_digest() -> str:
     """A digest of every file of code that a rank may import from the three rooms."""
     rooms, whole = Path(__file__).resolve().parent.parent, hashlib.blake2b(digest_size=6)
     for room in ("data_pipeline", "launch", "llmsys"):
@@ -64,7 +64,7 @@ def code_digest() -> str:
     return whole.hexdigest()
 
 
-def address_of(name: str) -> str:
+def resolve_address(name: str) -> str:
     """The address by which this host would reach the first one."""
     try:
         return str(socket.getaddrinfo(name, None, socket.AF_UNSPEC, socket.SOCK_STREAM)[0][4][0])
@@ -77,49 +77,49 @@ def address_of(name: str) -> str:
 
 def require_port(wanted: int) -> None:
     """Ask whether the port that ranks will meet at can be had."""
-    if reason := why_taken(wanted, EVERYWHERE):
+    if reason := describe_port_conflict(wanted, EVERYWHERE):
         raise LlmsysError(f"port {wanted} cannot be had ({reason}). Set launch.port to another, or end what holds it.")
 
 
-def mark(folder: Path, marker: str, rank: int) -> dict[str, int]:
+def write_marker(folder: Path, marker: str, rank: int) -> dict[str, int]:
     """Leave a file for the others to see; the bytes that are free there."""
     try:
         (folder / marker).mkdir(parents=True, exist_ok=True)
         (folder / marker / str(rank)).write_text("seen\n")
     except OSError as error:
-        raise disk_problem(error) or error from None
+        raise to_data_error(error) or error from None
     return {"free_bytes": shutil.disk_usage(folder).free}
 
 
-def devices() -> dict[str, Any]:
+def read_devices() -> dict[str, Any]:
     """Accelerators with their memory, the memory and cores of the host, and whether it multiplies bf16 natively."""
     import torch
 
-    from llmsys.parallel.group import device_of_this_rank
-    from llmsys.train.micro import free_memory
+    from llmsys.parallel.group import get_local_device
+    from llmsys.train.micro import get_free_memory
     from llmsys.train.precision import find_bf16_support
 
     found = []
     for number in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(number)
         found.append({"name": torch.cuda.get_device_name(number), "free_bytes": free, "total_bytes": total})
-    native = find_bf16_support(device_of_this_rank())._asdict()
-    return {"accelerators": found, "memory_bytes": free_memory(), "cores": os.cpu_count() or 1, "bf16": native}
+    native = find_bf16_support(get_local_device())._asdict()
+    return {"accelerators": found, "memory_bytes": get_free_memory(), "cores": os.cpu_count() or 1, "bf16": native}
 
 
-def dry_batch(request: dict[str, Any]) -> dict[str, Any]:
+def read_first_batch(request: dict[str, Any]) -> dict[str, Any]:
     """The first batch of this host's first rank, read as training would; its size."""
-    from llmsys.config.load import load_run
-    from llmsys.train.objective import steps_of
+    from llmsys.config.load import load_run_config
+    from llmsys.train.objective import build_step_batches
 
-    config = load_run(request["config"], request["overrides"])
-    layout = config.fitted_layout(request["ranks"])
-    steps = steps_of(config, layout.data_ranks, layout.data_rank(request["first_rank"]))
-    steps.step(0)
-    return {"micro_batches": steps.micro_batches(0), "tokens_per_step": config.batch.tokens_per_step}
+    config = load_run_config(request["config"], request["overrides"])
+    layout = config.resolve_layout(request["ranks"])
+    steps = build_step_batches(config, layout.data_parallel_size, layout.get_data_rank(request["first_rank"]))
+    steps.get_micro_batches(0)
+    return {"micro_batches": steps.count_micro_batches(0), "tokens_per_step": config.batch.tokens_per_step}
 
 
-def _told(name: str, find: Callable[[], Any]) -> dict[str, Any]:
+def _collect_fact(name: str, find: Callable[[], Any]) -> dict[str, Any]:
     try:
         return {name: find()}
     except LlmsysError as error:
@@ -129,5 +129,5 @@ def _told(name: str, find: Callable[[], Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(json.loads(sys.argv[1]))), flush=True)
+    print(json.dumps(collect_host_facts(json.loads(sys.argv[1]))), flush=True)
     os._exit(0)  # no clean-up of a library may hold the answer up

@@ -30,7 +30,7 @@ KEEPER = "launch.restart"
 NETWORK = Path("/proc/self/ns/net")
 
 
-def ranks_below(pid: int) -> list[psutil.Process]:
+def list_descendant_ranks(pid: int) -> list[psutil.Process]:
     """The ranks among a process and its descendants; those that cannot be looked at are left out."""
     try:
         process = psutil.Process(pid)
@@ -39,13 +39,13 @@ def ranks_below(pid: int) -> list[psutil.Process]:
         return []
 
 
-def ask_ranks(config: str, number: int) -> int:
+def signal_ranks(config: str, number: int) -> int:
     """Send a signal to the ranks of this host that train on a config, whoever started them; returns how many.
 
     To what keeps them going (launch/restart.py) where there are none, or where they are to end at once.
     """
-    concerned = [one for one in psutil.process_iter() if config in _words(one) and _is_of_this_host(one)]
-    ranks, keepers = [one for one in concerned if _is_rank(one)], [one for one in concerned if KEEPER in _words(one)]
+    concerned = [one for one in psutil.process_iter() if config in _list_process_arguments(one) and _is_on_this_host(one)]
+    ranks, keepers = [one for one in concerned if _is_rank(one)], [one for one in concerned if KEEPER in _list_process_arguments(one)]
     for process in keepers if number == signal.SIGKILL or not ranks else ranks:
         with contextlib.suppress(psutil.Error):
             # A keeper that was started here ignores SIGHUP, see ignoring_own_signals.
@@ -93,7 +93,7 @@ def relaying_to(process: subprocess.Popen[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def forwarding(top: int = 0) -> Iterator[list[int]]:
+def forward_signals(top: int = 0) -> Iterator[list[int]]:
     """Forward signals of this process to the ranks below process `top` (0: this one) while the block runs.
 
     Yields the list of those that ranks were sent.
@@ -101,10 +101,10 @@ def forwarding(top: int = 0) -> Iterator[list[int]]:
     asked: list[int] = []
     first_at = time.monotonic()
 
-    def forward(number: int, frame: FrameType | None) -> None:
+    def handle_signal(number: int, frame: FrameType | None) -> None:
         nonlocal first_at
         leave_dead_terminal()
-        ranks = ranks_below(top or os.getpid())
+        ranks = list_descendant_ranks(top or os.getpid())
         is_second = number == signal.SIGTERM and number in asked
         if not ranks or (is_second and time.monotonic() - first_at >= SECOND_SECONDS):
             raise SystemExit(128 + number)  # what was started ends with us, see orphan.py
@@ -116,7 +116,7 @@ def forwarding(top: int = 0) -> Iterator[list[int]]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 rank.send_signal(number)
 
-    before = {number: signal.signal(number, forward) for number in signals_to_forward()}
+    before = {number: signal.signal(number, handle_signal) for number in signals_to_forward()}
     try:
         yield asked
     finally:
@@ -126,18 +126,18 @@ def forwarding(top: int = 0) -> Iterator[list[int]]:
 
 def _is_rank(process: psutil.Process) -> bool:
     """Whether it runs the script itself: launchers name it too, but after a module or a script of their own."""
-    words = _words(process)
+    words = _list_process_arguments(process)
     return bool(words) and os.path.basename(words[0]) == SCRIPT_NAME
 
 
-def _is_of_this_host(process: psutil.Process) -> bool:
+def _is_on_this_host(process: psutil.Process) -> bool:
     """Whether it has our network: a container or namespace beside us is another host."""
     with contextlib.suppress(OSError):
         return NETWORK.samefile(f"/proc/{process.pid}/ns/net")
     return not NETWORK.exists()
 
 
-def _words(process: psutil.Process) -> list[str]:
+def _list_process_arguments(process: psutil.Process) -> list[str]:
     """What a process was started with after its interpreter, without options; nothing where it cannot be looked at."""
     try:
         return [word for word in process.cmdline()[1:] if not word.startswith("-")]
@@ -146,4 +146,4 @@ def _words(process: psutil.Process) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(f"{ask_ranks(sys.argv[1], int(sys.argv[2]))} ranks were asked")
+    print(f"{signal_ranks(sys.argv[1], int(sys.argv[2]))} ranks were asked")

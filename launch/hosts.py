@@ -32,27 +32,27 @@ def parse_nodes(text: str) -> list[Host]:
     """
     path = require_local_path(text, "nodes")
     if path.is_file():
-        hosts = [_host(place, line, HOSTFILE_LINE, "host slots=8") for place, line in _lines(path)]
+        hosts = [_parse_host(place, line, HOSTFILE_LINE, "host slots=8") for place, line in _iter_hostfile_lines(path)]
     elif "/" in text or ":" not in text:
         raise LaunchError(
             f"nodes={text} is neither a hostfile that exists nor host:slots. Write nodes=first:8,second:8."
         )
     else:
-        hosts = [_host(f"nodes={text}", part.strip(), NODE, "host:8") for part in text.split(",")]
+        hosts = [_parse_host(f"nodes={text}", part.strip(), NODE, "host:8") for part in text.split(",")]
     if not hosts:
         raise LaunchError(f"{path} names no host. Write a line such as `first slots=8` for each host.")
-    _refuse_twice(hosts, text)
+    _require_unique_hosts(hosts, text)
     return hosts
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
+def _iter_hostfile_lines(path: Path) -> Iterator[tuple[str, str]]:
     """(place, line) for each line that says something."""
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if said := line.partition("#")[0].strip():
             yield f"{path}, line {number}", said
 
 
-def _host(place: str, said: str, form: re.Pattern[str], example: str) -> Host:
+def _parse_host(place: str, said: str, form: re.Pattern[str], example: str) -> Host:
     found = form.fullmatch(said)
     if found is None or NAME.fullmatch(found["name"]) is None:
         raise LaunchError(f"{place}: {said!r} cannot be read as a host and its slots. Write it as `{example}`.")
@@ -64,7 +64,7 @@ def _host(place: str, said: str, form: re.Pattern[str], example: str) -> Host:
     return Host(found["name"], int(found["slots"]))
 
 
-def _refuse_twice(hosts: list[Host], text: str) -> None:
+def _require_unique_hosts(hosts: list[Host], text: str) -> None:
     names = [host.name for host in hosts]
     for name in names:
         if names.count(name) > 1:

@@ -12,30 +12,30 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.forward import forwarding, ignoring_own_signals
-from launch.orphan import child_environment
+from launch.forward import forward_signals, ignoring_own_signals
+from launch.orphan import build_child_environment
 from launch.requirements import require_datasets, require_layout
 from launch.train import LOST_PEER, UNMET
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError, LostRankError
-from llmsys.port import free_port, why_taken
+from llmsys.port import find_free_port, describe_port_conflict
 
 SCRIPT = Path(__file__).with_name("train.py")
 HOST = "127.0.0.1"
 
 
-def run_local(config: RunConfig, words: Sequence[str]) -> None:
+def run_local_ranks(config: RunConfig, words: Sequence[str]) -> None:
     """Run `launch/train.py WORDS` on launch.processes processes of this machine and wait for the end.
 
     Raises LayoutError, ConfigError or DataError before a rank starts, and LostRankError when a signal killed a process.
     The rank or launcher that ends otherwise has printed its own message, and SystemExit carries its status.
     """
-    processes = config.launch.processes or _accelerators()
+    processes = config.launch.processes or _count_accelerators()
     require_layout(config, processes)
     require_datasets(config, words)
-    port = _check_port(config.launch.port) or free_port()
-    command = local_command(config.engine.kind, processes, port, words)
-    status = _run(command, _environment(config, processes))
+    port = _check_port(config.launch.port) or find_free_port()
+    command = build_local_command(config.engine.kind, processes, port, words)
+    status = _run_launcher(command, _build_environment(config, processes))
     if status == 0:
         return
     killed_by = find_signal(status)
@@ -49,15 +49,15 @@ def run_local(config: RunConfig, words: Sequence[str]) -> None:
     )
 
 
-def _run(command: Sequence[str], environment: dict[str, str]) -> int:
+def _run_launcher(command: Sequence[str], environment: dict[str, str]) -> int:
     """Run to the end; a wish to stop goes to the ranks."""
     with ignoring_own_signals() as more:
         process = subprocess.Popen(command, env=environment | more)
-    with forwarding(process.pid):
+    with forward_signals(process.pid):
         return process.wait()
 
 
-def local_command(engine: str, processes: int, port: int, words: Sequence[str]) -> list[str]:
+def build_local_command(engine: str, processes: int, port: int, words: Sequence[str]) -> list[str]:
     """The command line that starts `processes` ranks of launch/train.py on this machine."""
     script = [str(SCRIPT), *words]
     if engine == "deepspeed":
@@ -79,7 +79,7 @@ def local_command(engine: str, processes: int, port: int, words: Sequence[str]) 
 
 def _check_port(port: int) -> int:
     """The port, after asking whether it can be had."""
-    if port and (reason := why_taken(port, HOST)):
+    if port and (reason := describe_port_conflict(port, HOST)):
         raise LaunchError(
             f"launch.port={port} is in use on {HOST} ({reason}). The ranks need a free port to meet at. "
             f"Use launch.port=0 to let the system choose, or stop the process that holds it."
@@ -87,20 +87,20 @@ def _check_port(port: int) -> int:
     return port
 
 
-def _environment(config: RunConfig, processes: int) -> dict[str, str]:
+def _build_environment(config: RunConfig, processes: int) -> dict[str, str]:
     cores = os.cpu_count() or 1
-    environment = child_environment()
+    environment = build_child_environment()
     environment.setdefault("OMP_NUM_THREADS", str(config.train.threads_per_process or max(1, cores // processes)))
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(SCRIPT.parent.parent), environment.get("PYTHONPATH", "")])
     )
-    if not _accelerators(or_one=False):
+    if not _count_accelerators(or_one=False):
         environment.setdefault("DS_ACCELERATOR", "cpu")
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return environment
 
 
-def _accelerators(or_one: bool = True) -> int:
+def _count_accelerators(or_one: bool = True) -> int:
     """Accelerators of this machine; with `or_one`, one process even where there is none."""
     import torch
 

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from llmsys import __version__
-from llmsys.errors import LlmsysError, disk_problem
+from llmsys.errors import LlmsysError, to_data_error
 
 MENDABLE, INTERRUPTED, OUTPUT_CLOSED = 2, 130, 141
 
 
-class Verb(NamedTuple):
+class CommandSpec(NamedTuple):
     """What `--help` says about a verb. Its module is launch.verbs.NAME; the config may be left out where optional.
 
     A verb about folders takes no config at all: its module names its own arguments.
@@ -32,89 +32,89 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "prepare": Verb(
+    "prepare": CommandSpec(
         "turn crawl shards into clean documents, a tokenizer and token shards",
         "llmsys prepare train/demo data.executor.workers=2",
     ),
-    "tokenizer": Verb(
+    "tokenizer": CommandSpec(
         "train the tokenizer on the documents that preparation kept",
         "llmsys tokenizer train/demo tokenizer.vocab_size=8_192",
     ),
-    "train": Verb(
+    "train": CommandSpec(
         "train on this machine, from the start or from where the run stands",
         "llmsys train train/demo engine.kind=deepspeed run.folder=demo/deepspeed",
     ),
-    "preflight": Verb(
+    "preflight": CommandSpec(
         "say what would fail on these hosts before a rank starts: ssh, versions, clocks, disks, network, layout, data",
         "llmsys preflight train/demo nodes=first:8,second:8",
     ),
-    "launch": Verb(
+    "launch": CommandSpec(
         "train on several hosts, or under Slurm, or print the commands that do",
         "llmsys launch train/demo nodes=127.0.0.1:2 --print",
     ),
-    "evaluate": Verb(
+    "evaluate": CommandSpec(
         "measure the newest checkpoint on held-back documents",
         "llmsys evaluate train/demo evaluation.max_tokens=50_000 --json",
     ),
-    "generate": Verb(
+    "generate": CommandSpec(
         "continue prompts with the newest checkpoint",
         "llmsys generate train/demo --prompt 'The kernel' generation.temperature=0.7",
     ),
-    "translate": Verb(
+    "translate": CommandSpec(
         "translate lines with the newest checkpoint of an encoder-decoder",
         "llmsys translate train/multi30k --input sentences.txt generation.beams=5",
     ),
-    "estimate": Verb(
+    "estimate": CommandSpec(
         "count parameters, operations, memory and, on a device, time and money before anything starts",
         "llmsys estimate train/demo batch.sequence_length=1024 --json",
     ),
-    "plan": Verb(
+    "plan": CommandSpec(
         "find the fastest layout that fits a cluster, and say what binds the others",
         "llmsys plan model/llama3.1-8b gpus=64 device=h100-sxm batch.sequence_length=8192 batch.sequences=256",
     ),
-    "scale": Verb(
+    "scale": CommandSpec(
         "ask a family of scaling laws what a budget is best spent on, or fit a law to your own runs",
         "llmsys scale budget=1e21 unique_tokens=2e9",
         takes_config=False,
     ),
-    "calibrate": Verb(
+    "calibrate": CommandSpec(
         "measure this machine into a device profile for estimates",
         "llmsys calibrate --output mine.yaml --processes 2",
         takes_config=False,
     ),
-    "reconcile": Verb(
+    "reconcile": CommandSpec(
         "hold what runs were predicted to take to what they took, and teach a device profile",
         "llmsys reconcile runs/a runs/b --update mine.yaml",
         takes_config=False,
     ),
-    "inspect": Verb(
+    "inspect": CommandSpec(
         "recount and hash a prepared dataset, decode samples of it, and say where its tokens came from",
         "llmsys inspect demo/data --samples 100",
         takes_config=False,
     ),
-    "report": Verb(
+    "report": CommandSpec(
         "write one HTML page about a dataset and a run",
         "llmsys report train/demo --output demo/report.html",
     ),
-    "doctor": Verb(
+    "doctor": CommandSpec(
         "check on this machine that engines and layouts agree (parity) and that crashes lose nothing (crash)",
         "llmsys doctor parity --processes 1,2",
         takes_config=False,
     ),
-    "trace": Verb(
+    "trace": CommandSpec(
         "say which documents were in a step, or which steps and checkpoints saw a document",
         "llmsys trace train/demo step=100",
     ),
-    "replay": Verb(
+    "replay": CommandSpec(
         "make one step again from the nearest checkpoint and hold it to what was recorded",
         "llmsys replay train/demo step=100",
     ),
-    "convert": Verb(
+    "convert": CommandSpec(
         "turn a Hugging Face folder into a run folder, or a run folder into a Hugging Face folder",
         "llmsys convert downloads/Qwen3-0.6B runs/qwen3",
         takes_config=False,
     ),
-    "show": Verb(
+    "show": CommandSpec(
         "print the resolved config, with what differs from the defaults",
         "llmsys show train/demo optimizer.learning_rate=3e-4",
         config_optional=True,
@@ -129,29 +129,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
-        print(help_text(), end="")
+        print(format_help(), end="")
         return 0 if words else MENDABLE
     if words[0] in ("-V", "--version"):
         print(f"llmsys {__version__}")
         return 0
     if words[0] not in VERBS:
-        return _complain(f"{words[0]!r} is not a verb.{_close(words[0])} See: llmsys --help")
+        return _print_error(f"{words[0]!r} is not a verb.{_suggest_command(words[0])} See: llmsys --help")
     try:
-        return _run(words[0], words[1:])
+        return _run_command(words[0], words[1:])
     except LlmsysError as error:
-        return _complain(str(error), error.exit_status)
+        return _print_error(str(error), error.exit_status)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `llmsys show … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OUTPUT_CLOSED
     except OSError as error:
-        if (problem := disk_problem(error)) is None:
+        if (problem := to_data_error(error)) is None:
             raise
-        return _complain(str(problem))
+        return _print_error(str(problem))
 
 
-def help_text() -> str:
+def format_help() -> str:
     """What `llmsys --help` prints."""
     verbs = "\n".join(f"  {name:<10} {verb.summary}" for name, verb in VERBS.items())
     return (
@@ -167,7 +167,7 @@ def help_text() -> str:
     )
 
 
-def parser_of(name: str) -> argparse.ArgumentParser:
+def build_parser(name: str) -> argparse.ArgumentParser:
     """The parser of one verb, with the arguments that every verb takes and its own."""
     verb = VERBS[name]
     parser = argparse.ArgumentParser(
@@ -185,8 +185,8 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _run(name: str, words: Sequence[str]) -> int:
-    parser = parser_of(name)
+def _run_command(name: str, words: Sequence[str]) -> int:
+    parser = build_parser(name)
     arguments = parser.parse_intermixed_args(words)
     if os.environ.get("LLMSYS_PARENT"):
         from launch.orphan import die_with_parent
@@ -200,12 +200,12 @@ def _run(name: str, words: Sequence[str]) -> int:
     return status
 
 
-def _complain(message: str, exit_status: int = MENDABLE) -> int:
+def _print_error(message: str, exit_status: int = MENDABLE) -> int:
     print(f"llmsys: error: {message}", file=sys.stderr)
     return exit_status
 
 
-def _close(word: str) -> str:
+def _suggest_command(word: str) -> str:
     close = difflib.get_close_matches(word, VERBS, n=1)
     return f" Did you mean {close[0]}?" if close else ""
 

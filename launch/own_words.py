@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from llmsys.errors import ConfigError
 
 
-def own_words(words: Sequence[str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
+def split_arguments(words: Sequence[str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
     """Part `words` into the values of the verb's own names and the config's overrides; ConfigError for a name twice."""
     mine: dict[str, str] = {}
     rest = []

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launch import findings
-from launch.commands import bare
-from launch.exchange import exchange
-from launch.findings import Finding, problem
+from launch.commands import strip_user
+from launch.exchange import check_collectives
+from launch.findings import HostFinding, build_problem
 from launch.hosts import Host
-from launch.room import room
-from launch.ssh import TIMED_OUT, Answer, ask_all, last_json, python_line
+from launch.room import check_memory_fit
+from launch.ssh import TIMED_OUT, SshResult, run_on_all_hosts, parse_last_json, format_python_command
 from launch.start import PORT
 from llmsys.config.run import RunConfig
 from llmsys.data.plan import RunPlan
@@ -34,138 +34,138 @@ PATIENCES, SHORT_QUESTIONS_SECONDS = 2, 5
 ALL = "all"
 
 
-class Question(NamedTuple):
+class PreflightRequest(NamedTuple):
     """What a preflight is about: the config, as given and as read, and the hosts."""
 
     given: str
-    words: Sequence[str]
+    overrides: Sequence[str]
     config: RunConfig
     hosts: Sequence[Host]
     patience_seconds: int
 
     @property
-    def names(self) -> list[str]:
+    def host_names(self) -> list[str]:
         """The hosts' names, for ssh."""
         return [host.name for host in self.hosts]
 
     @property
-    def first(self) -> str:
+    def rendezvous_host(self) -> str:
         """The host where ranks meet, without the user that ssh may need."""
-        return bare(self.names[0])
+        return strip_user(self.host_names[0])
 
     @property
-    def ranks(self) -> int:
+    def num_ranks(self) -> int:
         """Ranks of the whole run."""
         return sum(host.slots for host in self.hosts)
 
     @property
-    def limit_seconds(self) -> int:
+    def timeout_seconds(self) -> int:
         """How long all questions together may take."""
         return PATIENCES * self.patience_seconds + SHORT_QUESTIONS_SECONDS
 
     @property
-    def folder(self) -> Path:
+    def run_folder(self) -> Path:
         """The run folder, as every host will name it."""
         return Path.cwd() / self.config.run.folder
 
 
-def preflight(question: Question) -> Iterator[Finding]:
+def run_preflight(question: PreflightRequest) -> Iterator[HostFinding]:
     """Every finding, as soon as it is there."""
-    ends = time.monotonic() + question.limit_seconds
+    ends = time.monotonic() + question.timeout_seconds
 
-    def within(seconds: int) -> int:
+    def cap_seconds(seconds: int) -> int:
         return max(1, min(seconds, round(ends - time.monotonic())))
 
-    yield from fit(question)
-    answers = ask_all(question.names, lambda _: "date +%s.%N", within(REACH_SECONDS))
+    yield from check_divisibility(question)
+    answers = run_on_all_hosts(question.host_names, lambda _: "date +%s.%N", cap_seconds(REACH_SECONDS))
     for name, answer in answers.items():
-        yield findings.reached(name, answer)
+        yield findings.check_ssh(name, answer)
         if answer.status == 0:
-            yield findings.clock(name, answer)
+            yield findings.check_clock(name, answer)
     reachable = [name for name, answer in answers.items() if answer.status == 0]
     marker = f".preflight-{uuid.uuid4().hex[:12]}"
     try:
-        limit = within(question.patience_seconds)
-        asked = ask_all(reachable, lambda name: _facts_command(question, name, marker), limit)
-        facts = {name: told for name, answer in asked.items() if (told := last_json(answer)) is not None}
-        yield from (_silent(name, answer, limit) for name, answer in asked.items() if name not in facts)
-        yield from _judged(question, facts, marker, within(SHELL_SECONDS))
+        limit = cap_seconds(question.patience_seconds)
+        asked = run_on_all_hosts(reachable, lambda name: _format_probe_command(question, name, marker), limit)
+        facts = {name: told for name, answer in asked.items() if (told := parse_last_json(answer)) is not None}
+        yield from (_build_silence_finding(name, answer, limit) for name, answer in asked.items() if name not in facts)
+        yield from _check_facts(question, facts, marker, cap_seconds(SHELL_SECONDS))
     finally:
-        folder, run = shlex.quote(str(question.folder / marker)), shlex.quote(str(question.folder))
-        ask_all(reachable, lambda _: f"rm -rf {folder}; rmdir {run} 2>/dev/null; true", within(SHELL_SECONDS))
-    yield from exchange(question.names, question.first, facts, within(question.patience_seconds))
+        folder, run = shlex.quote(str(question.run_folder / marker)), shlex.quote(str(question.run_folder))
+        run_on_all_hosts(reachable, lambda _: f"rm -rf {folder}; rmdir {run} 2>/dev/null; true", cap_seconds(SHELL_SECONDS))
+    yield from check_collectives(question.host_names, question.rendezvous_host, facts, cap_seconds(question.patience_seconds))
 
 
-def fit(question: Question) -> Iterator[Finding]:
+def check_divisibility(question: PreflightRequest) -> Iterator[HostFinding]:
     """Whether layout and batch divide over the ranks: arithmetic, and nobody is asked."""
     try:
-        layout = question.config.fitted_layout(question.ranks)
+        layout = question.config.resolve_layout(question.num_ranks)
     except LlmsysError as error:
-        yield problem(ALL, "layout", str(error))
+        yield build_problem(ALL, "layout", str(error))
         return
     axes = ", ".join(f"{axis}={size}" for axis, size in layout.model_dump().items())
-    yield Finding(ALL, "layout", f"{question.ranks} ranks: {axes}")
+    yield HostFinding(ALL, "layout", f"{question.num_ranks} ranks: {axes}")
     try:
         if question.config.objective.kind in ("next_token", "masked"):
             in_turns = question.config.train.reproducibility == "bitwise"  # whole steps, dealt by micro-batches
-            plan = RunPlan(question.config.batch, 1 if in_turns else layout.data_ranks, 0).at(0)[1]
-            said = f"{plan.sequences} sequences a step over {layout.data_ranks} data ranks"
-            yield Finding(ALL, "batch", said)
+            plan = RunPlan(question.config.batch, 1 if in_turns else layout.data_parallel_size, 0).get_step_plan(0)[1]
+            said = f"{plan.sequences} sequences a step over {layout.data_parallel_size} data ranks"
+            yield HostFinding(ALL, "batch", said)
     except LlmsysError as error:
-        yield problem(ALL, "batch", str(error))
+        yield build_problem(ALL, "batch", str(error))
 
 
-def _judged(question: Question, facts: dict[str, dict[str, Any]], marker: str, seconds: int) -> Iterator[Finding]:
+def _check_facts(question: PreflightRequest, facts: dict[str, dict[str, Any]], marker: str, seconds: int) -> Iterator[HostFinding]:
     """What follows from the facts of hosts that told them."""
     if not facts:
         return
-    yield from findings.same_everywhere(facts)
-    yield from findings.devices(facts, question.hosts)
-    yield from room(question.config, question.hosts, facts)
+    yield from findings.check_versions(facts)
+    yield from findings.check_devices(facts, question.hosts)
+    yield from check_memory_fit(question.config, question.hosts, facts)
     parameters, kept = count_parameters(question.config.model).total, question.config.checkpoint.keep_last
-    folder = str(question.folder)
+    folder = str(question.run_folder)
     for name, told in facts.items():
-        yield findings.addresses(name, told, question.first, len(question.hosts) > 1)
+        yield findings.check_rendezvous_address(name, told, question.rendezvous_host, len(question.hosts) > 1)
         if "port_problem" in told:
-            yield problem(name, "port", told["port_problem"])
-        yield findings.disk(name, told, folder, parameters, kept)
+            yield build_problem(name, "port", told["port_problem"])
+        yield findings.check_disk(name, told, folder, parameters, kept)
         if "batch_problem" in told:
-            yield problem(name, "dry batch", told["batch_problem"])
+            yield build_problem(name, "dry batch", told["batch_problem"])
         else:
-            yield Finding(name, "dry batch", "{micro_batches} micro-batches for its first rank".format(**told["batch"]))
-    yield from _sharing(question, facts, marker, seconds)
+            yield HostFinding(name, "dry batch", "{micro_batches} micro-batches for its first rank".format(**told["batch"]))
+    yield from _check_sharing(question, facts, marker, seconds)
 
 
-def _sharing(question: Question, facts: dict[str, dict[str, Any]], marker: str, seconds: int) -> Iterator[Finding]:
+def _check_sharing(question: PreflightRequest, facts: dict[str, dict[str, Any]], marker: str, seconds: int) -> Iterator[HostFinding]:
     """A file that each host wrote is looked for on every other, by name: a listing may be remembered, a name is not."""
     wrote = [name for name, told in facts.items() if "folder" in told]
-    numbers = [str(question.names.index(name)) for name in wrote]
-    folder = shlex.quote(str(question.folder / marker))
+    numbers = [str(question.host_names.index(name)) for name in wrote]
+    folder = shlex.quote(str(question.run_folder / marker))
     look = "; ".join(f"test -e {folder}/{number} && echo {number}" for number in numbers)
-    for name, answer in ask_all(wrote, lambda _: f"{look}; true", seconds).items():
+    for name, answer in run_on_all_hosts(wrote, lambda _: f"{look}; true", seconds).items():
         seen = {wrote[numbers.index(one)] for one in answer.output.split() if one in numbers}
-        yield findings.shared(name, seen, wrote, str(question.folder))
+        yield findings.check_shared_folder(name, seen, wrote, str(question.run_folder))
 
 
-def _facts_command(question: Question, name: str, marker: str) -> str:
-    rank = question.names.index(name)
+def _format_probe_command(question: PreflightRequest, name: str, marker: str) -> str:
+    rank = question.host_names.index(name)
     request = {
         "config": question.given,
-        "overrides": list(question.words),
+        "overrides": list(question.overrides),
         "rank": rank,
-        "first": question.first,
-        "ranks": question.ranks,
+        "first": question.rendezvous_host,
+        "ranks": question.num_ranks,
         "first_rank": sum(host.slots for host in question.hosts[:rank]),
         "port": question.config.launch.port or (PORT if len(question.hosts) > 1 else 0),
-        "folder": str(question.folder),
+        "folder": str(question.run_folder),
         "marker": marker,
     }
-    return python_line("launch.facts", [json.dumps(request)])
+    return format_python_command("launch.facts", [json.dumps(request)])
 
 
-def _silent(name: str, answer: Answer, patience_seconds: int) -> Finding:
+def _build_silence_finding(name: str, answer: SshResult, patience_seconds: int) -> HostFinding:
     if answer.status == TIMED_OUT:
         said = f"did not tell its facts within {patience_seconds} s"
-        return Finding(name, "facts", said, f"See what keeps it busy, or give it --patience {4 * patience_seconds}.")
+        return HostFinding(name, "facts", said, f"See what keeps it busy, or give it --patience {4 * patience_seconds}.")
     remedy = f"Have {sys.executable} and {Path.cwd()} there too: share the folders, or install at the same paths."
-    return Finding(name, "facts", f"cannot run llmsys: {answer.last_words}", remedy)
+    return HostFinding(name, "facts", f"cannot run llmsys: {answer.last_error_line}", remedy)

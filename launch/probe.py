@@ -15,7 +15,7 @@ from launch.environment import choose_interface
 BYTES_ON_CPU, BYTES_ON_ACCELERATOR = 4 << 20, 64 << 20
 
 
-def main(timeout_seconds: int) -> dict[str, Any]:
+def run_probe(timeout_seconds: int) -> dict[str, Any]:
     """Meet, exchange, measure; each within the timeout.
 
     Bandwidths are the bytes that a host sends, divided by the seconds that the slowest one takes.
@@ -23,7 +23,7 @@ def main(timeout_seconds: int) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from llmsys.calibrate.links import link_seconds
+    from llmsys.calibrate.links import measure_link_seconds
     from llmsys.parallel.rendezvous import bind_rendezvous
 
     choose_interface()
@@ -31,9 +31,9 @@ def main(timeout_seconds: int) -> dict[str, Any]:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     bind_rendezvous()
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_seconds))
-    require_right_sums(device)
+    require_correct_collectives(device)
     size = BYTES_ON_ACCELERATOR if device.type == "cuda" else BYTES_ON_CPU
-    _, reduced, exchanged = (sent / seconds for sent, _, seconds in link_seconds([size], device))
+    _, reduced, exchanged = (sent / seconds for sent, _, seconds in measure_link_seconds([size], device))
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
     return {
         "backend": backend.rpartition(":")[2],
@@ -43,7 +43,7 @@ def main(timeout_seconds: int) -> dict[str, Any]:
     }
 
 
-def require_right_sums(device: Any) -> None:
+def require_correct_collectives(device: Any) -> None:
     """Both exchanges, with numbers whose outcome is known; RuntimeError when another one comes out."""
     import torch
     import torch.distributed as dist
@@ -59,7 +59,7 @@ def require_right_sums(device: Any) -> None:
 
 if __name__ == "__main__":
     try:
-        told = main(int(sys.argv[1]))
+        told = run_probe(int(sys.argv[1]))
     except Exception as error:
         told = {"problem": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
     print(json.dumps(told), flush=True)

@@ -6,8 +6,8 @@ Reads the config and the manifests of its datasets; imports no torch.
 import shlex
 from collections.abc import Sequence
 
-from llmsys.config.bitwise import micro_batches, require_ranks
-from llmsys.config.data import dataset_folders
+from llmsys.config.bitwise import list_micro_batch_counts, require_ranks
+from llmsys.config.data import list_dataset_folders
 from llmsys.config.run import RunConfig
 from llmsys.data.plan import RunPlan
 from llmsys.errors import DataError
@@ -16,17 +16,17 @@ from llmsys.manifest import MANIFEST_NAME
 
 def require_layout(config: RunConfig, ranks: int) -> None:
     """Raise LayoutError or ConfigError where `ranks` processes cannot share the model or the steps."""
-    layout = config.fitted_layout(ranks)
+    layout = config.resolve_layout(ranks)
     windows = config.objective.kind in ("next_token", "masked")
     if config.train.reproducibility == "bitwise":
-        require_ranks(layout.data_ranks, micro_batches(config.batch, windows=windows))
+        require_ranks(layout.data_parallel_size, list_micro_batch_counts(config.batch, windows=windows))
     elif windows:
-        RunPlan(config.batch, layout.data_ranks, 0)
+        RunPlan(config.batch, layout.data_parallel_size, 0)
 
 
 def require_datasets(config: RunConfig, words: Sequence[str]) -> None:
     """Raise DataError where a dataset of the config is not prepared; `words` are the CONFIG and overrides given."""
-    for folder in dataset_folders(config.data):
+    for folder in list_dataset_folders(config.data):
         if (folder / MANIFEST_NAME).exists():
             continue
         command = f"Prepare it first: llmsys prepare {shlex.join(words)}"

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 
 import psutil
 
-from launch.forward import forwarding, ranks_below
-from launch.orphan import child_environment, die_with_parent
+from launch.forward import forward_signals, list_descendant_ranks
+from launch.orphan import build_child_environment, die_with_parent
 from launch.route import is_this_host
 from launch.train import LOST_PEER, MENDABLE, STOPPED, UNMET
 from llmsys.errors import LaunchError
-from llmsys.log import configure_logging, logger
+from llmsys.log import configure_logging, get_logger
 
 FINAL = (0, MENDABLE, STOPPED)
 """Statuses that a restart does not mend: finished; what a person must mend; stopped after saving."""
@@ -33,24 +33,24 @@ SHUT_SECONDS = 20.0
 LONGEST_PAUSE_SECONDS = 30.0
 SAY_SECONDS = 10.0
 
-log = logger("launch.restart")
+log = get_logger("launch.restart")
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where the agents of all hosts meet: at a port of the first host, whose agent opens it."""
 
     host: str
     port: int
 
     @property
-    def here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether this is the host where the others knock."""
         with suppress(LaunchError):
             return is_this_host(self.host)
         return False
 
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Whether somebody answers there."""
         with suppress(OSError), socket.create_connection((self.host, self.port), KNOCK_SECONDS):
             return True
@@ -60,20 +60,20 @@ class Meeting:
         return f"{self.host}:{self.port}"
 
 
-def keep(command: Sequence[str], meeting: Meeting, restarts: int, patience_seconds: float) -> int:
+def run_with_restarts(command: Sequence[str], meeting: Rendezvous, restarts: int, patience_seconds: float) -> int:
     """Run the command until it has ended for good; its last status, or 3 when the hosts did not meet in time.
 
     `restarts` counts ranks that ran and were lost; hosts that wait for each other are limited by the patience alone.
     """
-    with forwarding() as asked:
-        return _keep(command, meeting, restarts, patience_seconds, asked)
+    with forward_signals() as asked:
+        return _run_attempts(command, meeting, restarts, patience_seconds, asked)
 
 
-def _keep(command: Sequence[str], meeting: Meeting, restarts: int, patience_seconds: float, asked: list[int]) -> int:
-    """See `keep`; ranks that were `asked` to stop are not started again, however they ended."""
+def _run_attempts(command: Sequence[str], meeting: Rendezvous, restarts: int, patience_seconds: float, asked: list[int]) -> int:
+    """See `run_with_restarts`; ranks that were `asked` to stop are not started again, however they ended."""
     left, lost_at, pause = restarts, time.monotonic(), 1.0
-    while _wait_for_door(meeting, lost_at + patience_seconds):
-        status, lived_until = _attempt(command, meeting, lost_at, patience_seconds, asked)
+    while _wait_for_rendezvous(meeting, lost_at + patience_seconds):
+        status, lived_until = _run_attempt(command, meeting, lost_at, patience_seconds, asked)
         if status in FINAL or asked:
             return status
         if lived_until is not None:
@@ -97,11 +97,11 @@ def _keep(command: Sequence[str], meeting: Meeting, restarts: int, patience_seco
     return LOST_PEER
 
 
-def _wait_for_door(meeting: Meeting, deadline: float) -> bool:
+def _wait_for_rendezvous(meeting: Rendezvous, deadline: float) -> bool:
     """Whether there is time left, and somebody to meet."""
     began, said = time.monotonic(), False
     while (now := time.monotonic()) < deadline:
-        if meeting.here or meeting.open():
+        if meeting.is_local or meeting.is_open():
             return True
         if now - began > SAY_SECONDS and not said:
             log.warning("nobody answers at %s; asking for another %.0f s (--patience)", meeting, deadline - now)
@@ -110,27 +110,27 @@ def _wait_for_door(meeting: Meeting, deadline: float) -> bool:
     return False
 
 
-def _attempt(
-    command: Sequence[str], meeting: Meeting, lost_at: float, patience_seconds: float, asked: list[int]
+def _run_attempt(
+    command: Sequence[str], meeting: Rendezvous, lost_at: float, patience_seconds: float, asked: list[int]
 ) -> tuple[int, float | None]:
     """One agent from start to end: its status, and when its ranks were seen last (None: the hosts did not meet).
 
     An agent without ranks is ended when the patience is over, and where its meeting place is out of reach. Agent and
     ranks are gone afterwards.
     """
-    agent = subprocess.Popen(command, env=child_environment())
+    agent = subprocess.Popen(command, env=build_child_environment())
     ranks: list[psutil.Process] = []
     lived_until, open_at = None, time.monotonic()
-    while (status := _status(agent, LOOK_SECONDS)) is None:
+    while (status := _wait_for_exit(agent, LOOK_SECONDS)) is None:
         now = time.monotonic()
-        if seen := ranks_below(agent.pid):
+        if seen := list_descendant_ranks(agent.pid):
             ranks, lived_until, open_at = seen, now, now
             continue
-        open_at = now if meeting.here or meeting.open() else open_at
+        open_at = now if meeting.is_local or meeting.is_open() else open_at
         waited = now - (lost_at if lived_until is None else lived_until)
         if waited > patience_seconds or now - open_at > SHUT_SECONDS:
             agent.kill()
-    left = [rank for rank in ranks if _kill(rank)]
+    left = [rank for rank in ranks if _kill_rank(rank)]
     if asked and status < 0 and not left:  # the ranks have stopped, and the agent found nobody left to tell
         return STOPPED, time.monotonic()
     if lived_until is None and (status < 0 or status == UNMET):
@@ -138,7 +138,7 @@ def _attempt(
     return LOST_PEER if status < 0 else status, lived_until or time.monotonic()
 
 
-def _kill(rank: psutil.Process) -> bool:
+def _kill_rank(rank: psutil.Process) -> bool:
     """End a rank; whether there was something to end."""
     with suppress(psutil.Error):
         was_running = rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE
@@ -147,7 +147,7 @@ def _kill(rank: psutil.Process) -> bool:
     return False
 
 
-def _status(agent: subprocess.Popen[bytes], seconds: float) -> int | None:
+def _wait_for_exit(agent: subprocess.Popen[bytes], seconds: float) -> int | None:
     with suppress(subprocess.TimeoutExpired):
         return agent.wait(seconds)
     return None
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure_logging()
     host, _, port = options.meet.rpartition(":")
     try:
-        return keep(options.command, Meeting(host, int(port)), options.restarts, options.patience)
+        return run_with_restarts(options.command, Rendezvous(host, int(port)), options.restarts, options.patience)
     except KeyboardInterrupt:
         return 130
 

@@ -16,7 +16,7 @@ ROUTES = Path("/proc/net/route")
 DISCARD_PORT = 9
 
 
-def addresses_of(host: str) -> list[str]:
+def resolve_addresses(host: str) -> list[str]:
     """What a name resolves to on this host, in order. Raises LaunchError where it does not."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -33,7 +33,7 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def own_addresses() -> dict[str, str]:
+def list_local_addresses() -> dict[str, str]:
     """Address → interface of every interface of this host."""
     return {
         entry.address.partition("%")[0]: name
@@ -45,25 +45,25 @@ def own_addresses() -> dict[str, str]:
 
 def is_this_host(host: str) -> bool:
     """Whether a name or address is this machine's."""
-    mine = own_addresses()
-    return any(is_loopback(address) or address in mine for address in addresses_of(host))
+    mine = list_local_addresses()
+    return any(is_loopback(address) or address in mine for address in resolve_addresses(host))
 
 
-def loopback_interface() -> str | None:
+def get_loopback_interface() -> str | None:
     """The interface of 127.0.0.1: lo on Linux."""
-    return own_addresses().get("127.0.0.1")
+    return list_local_addresses().get("127.0.0.1")
 
 
-def interface_towards(host: str) -> str:
+def find_interface_to(host: str) -> str:
     """The interface over which this host reaches another, or is reached itself when `host` is its own name.
 
     Raises LaunchError where there is none but loopback.
     """
-    for address in addresses_of(host):
-        source = _source_towards(address)
-        if source is not None and not is_loopback(source) and (name := own_addresses().get(source)):
+    for address in resolve_addresses(host):
+        source = _find_source_address(address)
+        if source is not None and not is_loopback(source) and (name := list_local_addresses().get(source)):
             return name
-    if (name := default_interface()) is not None:
+    if (name := find_default_interface()) is not None:
         return name
     raise LaunchError(
         f"no network interface of {socket.gethostname()} but loopback leads to {host}, where rank 0 is. "
@@ -71,7 +71,7 @@ def interface_towards(host: str) -> str:
     )
 
 
-def _source_towards(address: str) -> str | None:
+def _find_source_address(address: str) -> str | None:
     """This host's address on the way to another."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -82,7 +82,7 @@ def _source_towards(address: str) -> str | None:
         return str(probe.getsockname()[0])
 
 
-def default_interface(routes: Path = ROUTES) -> str | None:
+def find_default_interface(routes: Path = ROUTES) -> str | None:
     """The interface of the default route of least metric; without one, the only interface that any route leads over."""
     try:
         rows = [line.split() for line in routes.read_text().splitlines()[1:]]

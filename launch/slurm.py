@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.commands import Start, bare, even_slots, torchrun_words
+from launch.commands import LaunchPlan, strip_user, require_even_slots, build_torchrun_arguments
 from launch.train import STOPPED
 from llmsys.errors import LaunchError
 from llmsys.lock import LOCK_NAME
@@ -64,13 +64,13 @@ done </dev/null >/dev/null 2>&1 &
 """Slurm leaves a job of --no-kill to itself without the node of its script: it would last to its time limit."""
 
 
-def batch_text(start: Start, *, chosen: bool, gpus: int, port: int, more: Sequence[str] = ()) -> str:
+def format_sbatch_script(start: LaunchPlan, *, chosen: bool, gpus: int, port: int, more: Sequence[str] = ()) -> str:
     """The text for `sbatch`.
 
     `chosen`: as many nodes as `start` has, of Slurm's choice; else those very nodes.
     `gpus` on each node. `port` 0 takes one that follows from the number of the job. `more` are options of sbatch.
     """
-    slots = even_slots(start.hosts, "a Slurm job")
+    slots = require_even_slots(start.hosts, "a Slurm job")
     nodes = len(start.hosts)
     options = [f"--job-name={start.name}", f"--nodes={nodes}", "--ntasks-per-node=1", "--exclusive", "--requeue"]
     options += [
@@ -79,10 +79,10 @@ def batch_text(start: Start, *, chosen: bool, gpus: int, port: int, more: Sequen
         f"--output={_escape_percent(start.folder)}/slurm-%j.out",
     ]
     if not chosen:
-        options.append(f"--nodelist={','.join(bare(host.name) for host in start.hosts)}")
-    options += [f"--gpus-per-node={gpus}"] * bool(gpus) + ["--no-kill"] * (start.least < nodes) + list(more)
+        options.append(f"--nodelist={','.join(strip_user(host.name) for host in start.hosts)}")
+    options += [f"--gpus-per-node={gpus}"] * bool(gpus) + ["--no-kill"] * (start.min_hosts < nodes) + list(more)
     head = "".join(f"#SBATCH {_quote_option(option)}\n" for option in options)
-    return "#!/bin/bash\n" + head + "\n" + _body(start, slots, port)
+    return "#!/bin/bash\n" + head + "\n" + _format_job_body(start, slots, port)
 
 
 def _escape_percent(folder: Path) -> str:
@@ -106,25 +106,25 @@ def _quote_option(option: str) -> str:
     return '"' + option.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _body(start: Start, slots: int, port: int) -> str:
+def _format_job_body(start: LaunchPlan, slots: int, port: int) -> str:
     checkpoints: Path = start.folder.parent / "checkpoints"
     return BODY.format(
-        enter=f"cd {shlex.quote(str(start.working))} && . {shlex.quote(str(start.folder / 'environment.sh'))} || exit",
+        enter=f"cd {shlex.quote(str(start.working_directory))} && . {shlex.quote(str(start.folder / 'environment.sh'))} || exit",
         port=port or f"$(({FIRST_PORT} + SLURM_JOB_ID % 20000))",
         checkpoints=shlex.quote(str(checkpoints)),
         held=start.outage_seconds + AIR_SECONDS,
         lock=shlex.quote(str(start.folder.parent / LOCK_NAME)),
-        stay=" --no-kill" if start.least < len(start.hosts) else "",
-        task=shlex.quote(_task(start, slots)),
+        stay=" --no-kill" if start.min_hosts < len(start.hosts) else "",
+        task=shlex.quote(_format_node_task(start, slots)),
         stopped=STOPPED,
     )
 
 
-def _task(start: Start, slots: int) -> str:
+def _format_node_task(start: LaunchPlan, slots: int) -> str:
     """What each node runs: torchrun, with the names that only the node knows left to its shell."""
     identity = "$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"
-    words = torchrun_words(start, slots, "$MASTER_HOST:$PORT", identity, "$SLURMD_NODENAME")
-    watch = WATCH.format(seconds=LOOK_SECONDS) if start.least < len(start.hosts) else ""
+    words = build_torchrun_arguments(start, slots, "$MASTER_HOST:$PORT", identity, "$SLURMD_NODENAME")
+    watch = WATCH.format(seconds=LOOK_SECONDS) if start.min_hosts < len(start.hosts) else ""
     return f"{watch}exec " + " ".join(
         f'"{word}"' if "$SLURM" in word or "$MASTER" in word else shlex.quote(word) for word in words
     )

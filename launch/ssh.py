@@ -35,7 +35,7 @@ REMEDIES = {
 }
 
 
-class Answer(NamedTuple):
+class SshResult(NamedTuple):
     """What a command on a host came to. `seconds` is the wall time from asking; `asked_at` is time.time() then."""
 
     status: int
@@ -45,44 +45,44 @@ class Answer(NamedTuple):
     seconds: float
 
     @property
-    def unreachable(self) -> bool:
+    def is_unreachable(self) -> bool:
         """Whether ssh itself failed, so that the command never ran."""
         return self.status == SSH_FAILED
 
     @property
-    def last_words(self) -> str:
+    def last_error_line(self) -> str:
         """The last thing that it complained about, on one line."""
         lines = [line.strip() for line in (self.errors or self.output).splitlines() if line.strip()]
         return lines[-1] if lines else f"it ended with status {self.status} and said nothing"
 
 
-def ask_all(hosts: Sequence[str], command: Callable[[str], str], timeout_seconds: int) -> dict[str, Answer]:
+def run_on_all_hosts(hosts: Sequence[str], command: Callable[[str], str], timeout_seconds: int) -> dict[str, SshResult]:
     """The answer of each host to `command(host)`, a line for its shell, all at once."""
     with ThreadPoolExecutor(max(1, len(hosts))) as pool:
-        answers = pool.map(lambda host: ask(host, command(host), timeout_seconds), hosts)
+        answers = pool.map(lambda host: run_on_host(host, command(host), timeout_seconds), hosts)
         return dict(zip(hosts, answers, strict=True))
 
 
-def ask(host: str, command: str, timeout_seconds: int) -> Answer:
+def run_on_host(host: str, command: str, timeout_seconds: int) -> SshResult:
     """What `host` says to one line for its shell; status 124 when that took longer than the timeout, door and all."""
     bounded = f"timeout {timeout_seconds} sh -c {shlex.quote(command)}"
-    words = ["sh", "-c", bounded] if host in HERE else ["ssh", *_options(), host, bounded]
+    words = ["sh", "-c", bounded] if host in HERE else ["ssh", *_list_ssh_options(), host, bounded]
     asked_at, began = time.time(), time.monotonic()
 
-    def answer(status: int, output: str, errors: str) -> Answer:
-        return Answer(status, output, errors, asked_at, time.monotonic() - began)
+    def build_result(status: int, output: str, errors: str) -> SshResult:
+        return SshResult(status, output, errors, asked_at, time.monotonic() - began)
 
     try:
         limit = timeout_seconds + SPARE_SECONDS  # so that the end that `timeout` makes there is heard here
         done = subprocess.run(words, capture_output=True, text=True, timeout=limit, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        return answer(TIMED_OUT, "", f"timed out after {limit} s")
+        return build_result(TIMED_OUT, "", f"timed out after {limit} s")
     except OSError as error:
-        return answer(SSH_FAILED, "", str(error))
-    return answer(done.returncode, done.stdout, done.stderr)
+        return build_result(SSH_FAILED, "", str(error))
+    return build_result(done.returncode, done.stdout, done.stderr)
 
 
-def remedy_for(host: str, answer: Answer) -> str:
+def describe_ssh_remedy(host: str, answer: SshResult) -> str:
     """What to do about a host that ssh could not reach."""
     for words, remedy in REMEDIES.items():
         if words in answer.errors:
@@ -90,7 +90,7 @@ def remedy_for(host: str, answer: Answer) -> str:
     return f"Try it by hand: ssh {host} true."
 
 
-def python_line(module: str, words: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+def format_python_command(module: str, words: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
     """A line that runs a module with this interpreter, this code and this working directory, as ranks will be run."""
     forwarded = {name: os.environ[name] for name in FORWARDED if name in os.environ}
     settings = {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"} | forwarded | dict(environment or {})
@@ -98,7 +98,7 @@ def python_line(module: str, words: Sequence[str], environment: Mapping[str, str
     return f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(command)}"
 
 
-def last_json(answer: Answer) -> dict[str, Any] | None:
+def parse_last_json(answer: SshResult) -> dict[str, Any] | None:
     """The last line of what was said, where it is JSON: a shell may have said something before."""
     for line in reversed(answer.output.splitlines()):
         if line.startswith("{"):
@@ -107,5 +107,5 @@ def last_json(answer: Answer) -> dict[str, Any] | None:
     return None
 
 
-def _options() -> list[str]:
+def _list_ssh_options() -> list[str]:
     return ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}", "-o", "ServerAliveInterval=5"]

@@ -19,10 +19,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args, run
 
-from launch.forward import forwarding, signals_to_forward
+from launch.forward import forward_signals, signals_to_forward
 from launch.orphan import die_with_parent
 from launch.train import CRASHED, HUNG, LOST_PEER, MENDABLE, STOPPED, UNMET
-from llmsys.log import configure_logging, logger
+from llmsys.log import configure_logging, get_logger
 from llmsys.parallel.rendezvous import bind_rendezvous
 
 NO_RESTARTS = (
@@ -33,7 +33,7 @@ NO_RESTARTS = (
 SIGNALS_OF_TORCH = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals at which torch ends the ranks at once. SIGTERM is ours, which gives ranks time to save."""
 
-log = logger("launch.torchrun")
+log = get_logger("launch.torchrun")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,10 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.max_restarts:
         print(NO_RESTARTS.format(options.max_restarts), file=sys.stderr)
         return MENDABLE
-    return outcome_of(lambda: run(options))
+    return run_elastic_agent(lambda: run(options))
 
 
-def outcome_of(start: Callable[[], None]) -> int:
+def run_elastic_agent(start: Callable[[], None]) -> int:
     """What became of ranks that `start` runs by torch's elastic agent: 0, or the status of the first that failed."""
     die_with_parent()
     configure_logging()
@@ -56,14 +56,14 @@ def outcome_of(start: Callable[[], None]) -> int:
     # Ranks have a store of their own: one that joins late reads old addresses in that of the agents.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     try:
-        with forwarding():
+        with forward_signals():
             start()
     except ChildFailedError as error:
-        return _report(sorted(error.failures.items(), key=lambda item: item[1].timestamp))
+        return _report_first_failure(sorted(error.failures.items(), key=lambda item: item[1].timestamp))
     except SignalException as error:
         return 128 + error.sigval
     except (RendezvousError, DistError) as error:
-        log.error("the agents of the hosts do not reach each other (%s)", _told(error))
+        log.error("the agents of the hosts do not reach each other (%s)", _format_error(error))
         return UNMET
     return 0
 
@@ -78,12 +78,12 @@ def signals_to_handle() -> str:
     return ",".join(one.name for one in kept or [signal.SIGQUIT])
 
 
-def _told(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     """What torch says of hosts that do not meet: of some kinds only the name."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def _report(failures: list[tuple[int, ProcessFailure]]) -> int:
+def _report_first_failure(failures: list[tuple[int, ProcessFailure]]) -> int:
     """A rank that lost its peer is a consequence; name the rank that was the cause, if one is there."""
     causes = [item for item in failures if item[1].exitcode not in (LOST_PEER, -signal.SIGTERM)]
     rank, first = (causes or failures)[0]

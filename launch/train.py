@@ -16,13 +16,13 @@ from pathlib import Path
 if __package__ in (None, ""):  # started as a file, as launchers do: the checkout, not launch/, is where imports begin
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from launch.environment import adopt_launcher, choose_interface, without_local_rank
+from launch.environment import adopt_launcher, choose_interface, strip_local_rank
 from launch.orphan import die_with_parent
 from launch.requirements import require_layout
-from llmsys.config.load import load_run
+from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
-from llmsys.errors import LlmsysError, Stopped, disk_problem
-from llmsys.log import configure_logging, logger
+from llmsys.errors import LlmsysError, StopRequested, to_data_error
+from llmsys.log import configure_logging, get_logger
 from llmsys.train.signals import HANGUP, HANGUP_SAVES
 
 CRASHED, MENDABLE, LOST_PEER, HUNG, UNMET, STOPPED = 1, 2, 3, 4, 5, 75
@@ -36,7 +36,7 @@ CAUSE_FIRST_SECONDS = 2.0
 """A rank that lost its peer speaks and ends later than the peer, so that the launcher sees the cause first."""
 USAGE = "usage: launch/train.py CONFIG [section.key=value …]"
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     started = time.time()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings of a lost peer are pages of C++ frames
-    words = without_local_rank(sys.argv[1:] if arguments is None else arguments)
+    words = strip_local_rank(sys.argv[1:] if arguments is None else arguments)
     configure_logging()
     if not words or words[0] in ("-h", "--help"):
         print(__doc__ if words else USAGE)
@@ -54,22 +54,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         adopt_launcher()
         choose_interface()
-        config = load_run(words[0], words[1:])
+        config = load_run_config(words[0], words[1:])
         _check_layout(config)
-        from llmsys.generate.prompts import continue_prompts
-        from llmsys.train.build import run
+        from llmsys.generate.prompts import complete_prompts
+        from llmsys.train.build import train_run
 
-        run(config, continue_prompts)
-    except Stopped as stopped:
-        if _rank() == "0":
+        train_run(config, complete_prompts)
+    except StopRequested as stopped:
+        if _get_rank() == "0":
             print(f"llmsys: stopped: {stopped}", file=sys.stderr, flush=True)
         return STOPPED
     except LlmsysError as error:
-        return _complain(error)
+        return _print_error(error)
     except OSError as error:
-        if (problem := disk_problem(error)) is None:
+        if (problem := to_data_error(error)) is None:
             raise
-        return _complain(problem)
+        return _print_error(problem)
     except RuntimeError as error:
         if not is_lost_peer(error):
             raise
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.error(
             "rank %s lost contact with another rank: %s. Nothing that was saved is lost: the same command continues "
             "from the newest checkpoint.",
-            _rank(),
+            _get_rank(),
             str(error).partition("\n")[0].rstrip("."),
         )
         return LOST_PEER
@@ -94,7 +94,7 @@ def _check_layout(config: RunConfig) -> None:
     try:
         require_layout(config, int(os.environ.get("WORLD_SIZE") or 1))
     except LlmsysError:
-        if _rank() == "0":
+        if _get_rank() == "0":
             raise
         time.sleep(CAUSE_FIRST_SECONDS)
         raise SystemExit(MENDABLE) from None
@@ -107,15 +107,15 @@ def is_lost_peer(error: RuntimeError) -> bool:
     return any(word in str(error) for word in LOST_PEER_WORDS)
 
 
-def _complain(error: LlmsysError) -> int:
+def _print_error(error: LlmsysError) -> int:
     """Print the message once: what every rank has met, rank 0 says, and the launcher ends the others as they wait."""
-    if _rank() != "0":
+    if _get_rank() != "0":
         time.sleep(CAUSE_FIRST_SECONDS)
     print(f"llmsys: error: {error}", file=sys.stderr, flush=True)
     return MENDABLE
 
 
-def _rank() -> str:
+def _get_rank() -> str:
     return os.environ.get("RANK", "0")
 
 

@@ -1,7 +1,7 @@
 """The errors a person can cause and mend; every message says the value, the rule and the next step.
 
 Reads nothing, gives the exception types that all rooms raise, and promises that the command line prints each of them
-as one message without a traceback. `disk_problem` says which of the system's own errors a person can mend too.
+as one message without a traceback. `to_data_error` says which of the system's own errors a person can mend too.
 """
 
 import errno
@@ -63,13 +63,13 @@ class LostRankError(LaunchError):
     exit_status = 3
 
 
-class Stopped(LlmsysError):  # noqa: N818  # being asked to stop is no error
+class StopRequested(LlmsysError):  # noqa: N818  # being asked to stop is no error
     """A run that was asked to end before its last step, and has saved: the same command continues it. Status 75."""
 
     exit_status = 75
 
 
-def disk_problem(error: OSError) -> DataError | None:
+def to_data_error(error: OSError) -> DataError | None:
     """What a person can do about a full, read-only or forbidden place on disk; None for any other failure."""
     if error.errno not in DISK_ERRORS:
         return None

@@ -1,4 +1,4 @@
-"""What a run says to programs: events.jsonl, an append-only file (`EventWriter`, `read_events`, `latest_events`).
+"""What a run says to programs: events.jsonl, an append-only file (`EventWriter`, `read_events`, `read_latest_events`).
 
 Promises: one event is one line and one write, so that a killed process can damage the last line only, and no reader
 stumbles over it.
@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from llmsys.errors import DataError
-from llmsys.log import logger
+from llmsys.log import get_logger
 from llmsys.redact import redact_secrets
 
 Event = dict[str, Any]
@@ -40,7 +40,7 @@ class EventWriter:
     def write(self, event: str, **fields: Any) -> None:
         """Append one event with the time of now (3 decimals). Raises OSError when the disk is full."""
         record = {"time": round(time.time(), 3), "event": event, **fields}
-        text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(_to_json_value(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         line = text.encode("utf-8", errors="replace") + b"\n"
         try:
             written = os.write(self._descriptor, line)
@@ -66,7 +66,7 @@ class EventWriter:
         self.close()
 
 
-def _finite(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     """`value` as strict JSON can hold it: nan and inf become null, paths text, arrays plain numbers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -75,17 +75,17 @@ def _finite(value: Any) -> Any:
     if value is None or isinstance(value, int):
         return value
     if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): _to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_to_json_value(item) for item in value]
     if isinstance(value, Path):
         return redact_secrets(str(value))
     if hasattr(value, "tolist"):  # numpy and torch, without importing either
-        return _finite(value.tolist())
+        return _to_json_value(value.tolist())
     raise TypeError(f"an event holds plain JSON values, not {type(value).__name__}: {value!r}")
 
 
-def iterate_events(path: Path | str) -> Iterator[Event]:
+def iter_events(path: Path | str) -> Iterator[Event]:
     """Yield the events of a file in the order written, without holding them all.
 
     A broken last line is what a killed writer leaves: skipped in silence. Broken lines before it are skipped, counted
@@ -107,7 +107,7 @@ def iterate_events(path: Path | str) -> Iterator[Event]:
                 yield event
     broken -= last_was_broken
     if broken:
-        logger(__name__).warning(
+        get_logger(__name__).warning(
             "%s: skipped %d broken line(s) before the end; a writer was killed there, or the file was edited. "
             "All other lines were read.",
             path,
@@ -124,18 +124,18 @@ def _parse_event(line: bytes) -> Event | None:
 
 
 def read_events(path: Path | str) -> list[Event]:
-    """All events of a file in the order written; broken lines as in `iterate_events`."""
-    return list(iterate_events(path))
+    """All events of a file in the order written; broken lines as in `iter_events`."""
+    return list(iter_events(path))
 
 
-def latest_events(path: Path | str) -> list[Event]:
+def read_latest_events(path: Path | str) -> list[Event]:
     """The events that still hold: after a crash steps are logged again, and the last record per (event, step) counts.
 
     A `start` that resumed from step s (null: from nothing) takes back every earlier record of a later step, since that
     part of the trajectory was lost. Records without a step are all kept. Order: as last written.
     """
     kept: dict[tuple[str, object], Event] = {}
-    for number, event in enumerate(iterate_events(path)):
+    for number, event in enumerate(iter_events(path)):
         if event["event"] == "start":
             resumed_from = event.get("resumed_from") or 0
             kept = {key: old for key, old in kept.items() if "step" not in old or old["step"] <= resumed_from}

@@ -1,6 +1,6 @@
 """One writer per folder: an advisory lock that the kernel lets go of when its holders die, however they die.
 
-Reads and writes `.lock` in the folder; gives `folder_lock`. Promises: two commands never write one folder at once, the
+Reads and writes `.lock` in the folder; gives `lock_folder`. Promises: two commands never write one folder at once, the
 second says who holds it, and a crash leaves nothing to clean up.
 """
 
@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llmsys.errors import DataError
-from llmsys.log import logger
+from llmsys.log import get_logger
 
 LOCK_NAME = ".lock"
 MOUNTS = Path("/proc/mounts")
 
 
 @contextmanager
-def folder_lock(folder: Path, wait_seconds: float = 10.0) -> Iterator[int]:
+def lock_folder(folder: Path, wait_seconds: float = 10.0) -> Iterator[int]:
     """Hold the folder's lock for the block and yield its file descriptor, which child processes may hold open too.
 
     Creates the folder when it is not there. DataError when it cannot be written, and with the holder's
@@ -34,7 +34,7 @@ def folder_lock(folder: Path, wait_seconds: float = 10.0) -> Iterator[int]:
             f"Name another (run.folder, data.folder), or make this one writable."
         ) from None
     try:
-        _acquire(handle, folder, wait_seconds)
+        _acquire_lock(handle, folder, wait_seconds)
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield handle
@@ -42,7 +42,7 @@ def folder_lock(folder: Path, wait_seconds: float = 10.0) -> Iterator[int]:
         os.close(handle)
 
 
-def _acquire(handle: int, folder: Path, wait_seconds: float) -> None:
+def _acquire_lock(handle: int, folder: Path, wait_seconds: float) -> None:
     deadline = time.monotonic() + wait_seconds
     said = False
     while True:
@@ -59,7 +59,7 @@ def _acquire(handle: int, folder: Path, wait_seconds: float) -> None:
                 f"Wait until it has finished, or end it (kill {holder}), then run the same command again."
             )
         if not said:
-            logger(__name__).info("waiting for process %s, which writes %s", holder, folder)
+            get_logger(__name__).info("waiting for process %s, which writes %s", holder, folder)
             said = True
         time.sleep(0.05)
 

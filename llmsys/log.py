@@ -1,4 +1,4 @@
-"""What a run says to people while it works: log lines. `logger` for modules, `configure_logging` for entry points.
+"""What a run says to people while it works: log lines. `get_logger` for modules, `configure_logging` for entry points.
 
 Reads RANK and WORLD_SIZE from the environment, never torch.
 """
@@ -11,7 +11,7 @@ from typing import TextIO
 from llmsys.redact import redact_secrets
 
 
-def logger(name: str) -> logging.Logger:
+def get_logger(name: str) -> logging.Logger:
     """Return the logger of one module; call it as `logger(__name__)`. Lines appear once `configure_logging` has run."""
     return logging.getLogger(name)
 
@@ -21,7 +21,7 @@ def configure_logging(level: int = logging.INFO, stream: TextIO | None = None) -
 
     Other ranks say only warnings. Called once by each entry point; a second call replaces the first.
     """
-    rank, world_size = _rank_and_world_size()
+    rank, world_size = _read_rank_and_world_size()
     handler = _LineHandler(stream)
     handler.setFormatter(logging.Formatter(f"[rank {rank}] %(message)s" if world_size > 1 else "%(message)s"))
     root = logging.getLogger()
@@ -34,7 +34,7 @@ def configure_logging(level: int = logging.INFO, stream: TextIO | None = None) -
         logging.getLogger(room).setLevel(own_level)
 
 
-def _rank_and_world_size() -> tuple[int, int]:
+def _read_rank_and_world_size() -> tuple[int, int]:
     return int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
 
 

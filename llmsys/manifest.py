@@ -14,9 +14,9 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llmsys.errors import DataError
-from llmsys.publish import publish_bytes
+from llmsys.publish import write_bytes_atomically
 from llmsys.spared_item import SparedItem
-from llmsys.threshold import Border
+from llmsys.threshold import ThresholdReport
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -24,13 +24,13 @@ SplitName = Literal["train", "heldout", "train_source", "heldout_source"]
 """Documents or targets to train on and to evaluate; of pairs also their sources, row for row."""
 
 
-class Record(BaseModel):
+class ManifestSection(BaseModel):
     """One mapping of the manifest: frozen, and strict about keys that this version does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class TokenBatch(Record):
+class TokenBatch(ManifestSection):
     """One Arrow record batch of a token file; each checksum is the xxh64 (hex) of what is read on its own.
 
     Its data lie in the bytes `begin` to `end` of the file.
@@ -45,7 +45,7 @@ class TokenBatch(Record):
     lineage_checksum: str  # over the buffers of the side columns id, file, offset, url_hash
 
 
-class TokenFile(Record):
+class TokenFile(ManifestSection):
     """One Arrow file of tokens; `digest` is the xxh3_128 (hex) of all its bytes, `text_bytes` counts UTF-8.
 
     `frame_checksum` is the xxh64 (hex) of the bytes outside the data of the batches: what Arrow itself must trust.
@@ -61,7 +61,7 @@ class TokenFile(Record):
     batches: tuple[TokenBatch, ...]
 
 
-class DocumentFile(Record):
+class DocumentFile(ManifestSection):
     """One Arrow file of documents, kept or dropped; `digest` is the xxh3_128 (hex) of all its bytes."""
 
     name: str
@@ -70,13 +70,13 @@ class DocumentFile(Record):
     digest: str
 
 
-class DocumentFiles(Record):
+class DocumentFiles(ManifestSection):
     """All files of one kind of documents."""
 
     files: tuple[DocumentFile, ...] = ()
 
 
-class Split(Record):
+class Split(ManifestSection):
     """The token files of one split and their sums; `bytes` counts the UTF-8 text that the tokens stand for."""
 
     documents: int
@@ -85,7 +85,7 @@ class Split(Record):
     files: tuple[TokenFile, ...]
 
 
-class Example(Record):
+class DropExample(ManifestSection):
     """One dropped document, so that a person can judge the rule that dropped it."""
 
     url: str
@@ -95,17 +95,17 @@ class Example(Record):
     excerpt: str
 
 
-class Drop(Record):
+class DropCount(ManifestSection):
     """What one test of one rule dropped; at most three examples, those with the smallest document ids."""
 
     rule: str
     test: str
     documents: int
     bytes: int
-    examples: tuple[Example, ...]
+    examples: tuple[DropExample, ...]
 
 
-class FunnelStage(Record):
+class FunnelStage(ManifestSection):
     """One stage of the funnel. Bytes are of HTML or given text before extraction, and of UTF-8 text after it.
 
     `changed` counts what was done to documents that stay: lines taken out, addresses replaced.
@@ -116,18 +116,18 @@ class FunnelStage(Record):
     bytes_in: int
     documents_out: int
     bytes_out: int
-    dropped: tuple[Drop, ...] = ()
+    dropped: tuple[DropCount, ...] = ()
     changed: dict[str, int] = {}
 
 
-class LanguageCount(Record):
+class LanguageCount(ManifestSection):
     """Documents and text bytes in one language, counted on all extracted documents, before the language filter."""
 
     documents: int
     bytes: int
 
 
-class LanguageUsage(Record):
+class LanguageUsage(ManifestSection):
     """The documents of one language as tokens; a word is what stands between white space of ASCII."""
 
     documents: int
@@ -138,7 +138,7 @@ class LanguageUsage(Record):
     byte_tokens: int
 
 
-class TokenizerUsage(Record):
+class TokenizerUsage(ManifestSection):
     """How well the tokenizer fits the documents; dead pieces stand for text that is in none of them.
 
     `checked_documents` were encoded a second time by the tokenizer's library, and had the same ids. `by_library` is the
@@ -153,7 +153,7 @@ class TokenizerUsage(Record):
     by_library: str = ""
 
 
-class Contaminated(Record):
+class ContaminatedDocument(ManifestSection):
     """One document in which an item of an evaluation set was found; the first n-gram that both hold is named."""
 
     item: str
@@ -165,7 +165,7 @@ class Contaminated(Record):
     excerpt: str
 
 
-class ContaminationOfSet(Record):
+class SetContamination(ManifestSection):
     """What was found of one evaluation set, with at most five examples, those with the smallest document ids.
 
     `too_short` counts parts with too few words to be looked for; `spared` names the hundred items of most documents.
@@ -177,29 +177,29 @@ class ContaminationOfSet(Record):
     items_found: int
     documents_dropped: int
     documents_cut: int
-    examples: tuple[Contaminated, ...]
+    examples: tuple[ContaminatedDocument, ...]
     items_spared: int = 0
     spared: tuple[SparedItem, ...] = ()
 
 
-class Decontamination(Record):
+class DecontaminationSummary(ManifestSection):
     """What was found of evaluation sets by name; decontamination/ has a line for each document and item.
 
     `exempt_ngrams` were found in more documents than the config allows for an n-gram that decides.
     """
 
-    sets: dict[str, ContaminationOfSet]
+    sets: dict[str, SetContamination]
     exempt_ngrams: int
 
 
-class Histogram(Record):
+class Histogram(ManifestSection):
     """Characters per kept document: `counts[i]` documents have edges[i] <= characters < edges[i + 1]."""
 
     edges: tuple[int, ...]
     counts: tuple[int, ...]
 
 
-class Skip(Record):
+class SkippedInput(ManifestSection):
     """Input that could not be read: `count` records for one reason, the first of them at `offset` of `file`."""
 
     file: str
@@ -208,18 +208,18 @@ class Skip(Record):
     count: int
 
 
-class ReadSummary(Record):
+class ReadSummary(ManifestSection):
     """What was read: `html_bytes` of pages and texts, of which `given_text_bytes` came as text."""
 
     files: int
     records: int
     html_bytes: int
     given_text_bytes: int = 0
-    skipped: tuple[Skip, ...] = ()
-    noted: tuple[Skip, ...] = ()  # pages that were kept although something is wrong with them
+    skipped: tuple[SkippedInput, ...] = ()
+    noted: tuple[SkippedInput, ...] = ()  # pages that were kept although something is wrong with them
 
 
-class Manifest(Record):
+class Manifest(ManifestSection):
     """The dataset as a whole. `splits` is empty while only documents (or documents and a tokenizer) are prepared."""
 
     schema_version: Literal[1] = 1
@@ -239,21 +239,21 @@ class Manifest(Record):
     lengths: Histogram
     read: ReadSummary
     usage: TokenizerUsage | None = None  # of the tokenizer, when there are tokens
-    decontamination: Decontamination | None = None  # when evaluation sets were looked for
-    borders: tuple[Border, ...] = ()  # the documents nearest to each threshold
+    decontamination: DecontaminationSummary | None = None  # when evaluation sets were looked for
+    borders: tuple[ThresholdReport, ...] = ()  # the documents nearest to each threshold
     labels: tuple[str, ...] = ()  # of labelled texts: a target of one token n means label n
     checksum: str = ""  # xxh3_128 (hex) of the file with an empty one; empty again once it was compared
 
 
-def dataset_fingerprint(tokenizer_fingerprint: str | None, file_digests: Iterable[str]) -> str:
+def compute_dataset_fingerprint(tokenizer_fingerprint: str | None, file_digests: Iterable[str]) -> str:
     """Return 32 hex digits that change when any data file or the tokenizer changes."""
     text = "\n".join([tokenizer_fingerprint or "", *file_digests])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def joint_fingerprint(fingerprints: Sequence[str]) -> str:
+def combine_fingerprints(fingerprints: Sequence[str]) -> str:
     """The fingerprint of several datasets in an order; of a single one, its own."""
-    return fingerprints[0] if len(fingerprints) == 1 else dataset_fingerprint(None, fingerprints)
+    return fingerprints[0] if len(fingerprints) == 1 else compute_dataset_fingerprint(None, fingerprints)
 
 
 def load_manifest(folder: Path | str) -> Manifest:
@@ -275,7 +275,7 @@ def load_manifest(folder: Path | str) -> Manifest:
             f"{path} cannot be used: {where}: {first['msg']} (schema version {SCHEMA_VERSION} is expected). "
             f"Delete {path} and run llmsys prepare CONFIG again: what is whole is not made twice."
         ) from None
-    if manifest.checksum and (found := _checksum(text, manifest.checksum)) != manifest.checksum:
+    if manifest.checksum and (found := _compute_checksum(text, manifest.checksum)) != manifest.checksum:
         raise DataError(
             f"{path} was damaged or changed after it was written: its checksum is {found}, and it says "
             f"{manifest.checksum}. Delete {path} and run llmsys prepare CONFIG again: what is whole is not made twice."
@@ -283,7 +283,7 @@ def load_manifest(folder: Path | str) -> Manifest:
     return manifest.model_copy(update={"checksum": ""})
 
 
-def _checksum(text: bytes, said: str) -> str:
+def _compute_checksum(text: bytes, said: str) -> str:
     """The checksum of a manifest; it stands at the end of what it is the checksum of, and counts as empty."""
     begin, _, end = text.rpartition(said.encode())
     return xxhash.xxh3_128_hexdigest(begin + end)
@@ -292,10 +292,10 @@ def _checksum(text: bytes, said: str) -> str:
 def write_manifest(folder: Path | str, manifest: Manifest) -> Path:
     """Publish manifest.json by rename, after which the dataset is whole."""
     path = Path(folder) / MANIFEST_NAME
-    checksum = xxhash.xxh3_128_hexdigest(_text(manifest))
-    publish_bytes(path, _text(manifest.model_copy(update={"checksum": checksum})))
+    checksum = xxhash.xxh3_128_hexdigest(_encode_manifest(manifest))
+    write_bytes_atomically(path, _encode_manifest(manifest.model_copy(update={"checksum": checksum})))
     return path
 
 
-def _text(manifest: Manifest) -> bytes:
+def _encode_manifest(manifest: Manifest) -> bytes:
     return (manifest.model_dump_json(indent=1) + "\n").encode()

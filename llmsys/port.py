@@ -5,14 +5,14 @@ import socket
 LOOPBACK, EVERYWHERE = "127.0.0.1", ""
 
 
-def free_port(address: str = LOOPBACK) -> int:
+def find_free_port(address: str = LOOPBACK) -> int:
     """A port nobody listens on just now."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
 
 
-def why_taken(port: int, address: str = LOOPBACK) -> str:
+def describe_port_conflict(port: int, address: str = LOOPBACK) -> str:
     """Why nothing can listen on a port, in the system's words; "" when something can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

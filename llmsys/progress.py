@@ -53,7 +53,7 @@ class Progress:
         """Start the clock; on a terminal draw the bar."""
         self._began = self._printed = self._clock()
         stream = self._stream or sys.stderr
-        if not self._silent and _columns(stream) > 0:
+        if not self._silent and _count_columns(stream) > 0:
             from tqdm import tqdm  # only where a bar is drawn
 
             self._bar = tqdm(
@@ -73,28 +73,28 @@ class Progress:
         self._details.update(details)
         if self._bar is not None:
             if details:
-                self._bar.set_postfix_str(_details_text(self._details), refresh=False)
+                self._bar.set_postfix_str(_format_details(self._details), refresh=False)
             self._bar.update(amount)
         elif not self._silent and self._clock() - self._printed >= PLAIN_LINE_SECONDS:
-            self._print(self.line())
+            self._print_line(self.format_line())
 
-    def line(self) -> str:
+    def format_line(self) -> str:
         """The state as one plain line: stage, done of total, rate, time left, details."""
         seconds = max(self._clock() - self._began, 1e-9)
         rate = (self.done - self._at_start) / seconds
-        parts = [_amount(self.done, self.unit)]
+        parts = [_format_amount(self.done, self.unit)]
         if self.total:
-            done = _amount(self.done, "B" if self.unit == "B" else "")
-            parts = [f"{done} of {_amount(self.total, self.unit)} ({self.done / self.total:.0%})"]
+            done = _format_amount(self.done, "B" if self.unit == "B" else "")
+            parts = [f"{done} of {_format_amount(self.total, self.unit)} ({self.done / self.total:.0%})"]
         if seconds >= 0.1 and rate > 0:  # a rate over less time says nothing
-            parts.append(f"{_amount(rate, self.unit)}/s")
+            parts.append(f"{_format_amount(rate, self.unit)}/s")
             if self.total is not None and self.done < self.total:
-                parts.append(f"{duration((self.total - self.done) / rate)} left")
+                parts.append(f"{format_duration((self.total - self.done) / rate)} left")
         if self._details:
-            parts.append(_details_text(self._details))
+            parts.append(_format_details(self._details))
         return f"{self.stage}: " + ", ".join(parts)
 
-    def _print(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         stream = self._stream or sys.stderr
         with contextlib.suppress(BrokenPipeError):  # a reader that went away must not stop the work
             stream.write(line + "\n")
@@ -109,10 +109,10 @@ class Progress:
             self._bar.close()
         elif not self._silent:
             ending = "done" if kind is None else "stopped"
-            self._print(f"{self.line()}, {ending} after {duration(self._clock() - self._began)}")
+            self._print_line(f"{self.format_line()}, {ending} after {format_duration(self._clock() - self._began)}")
 
 
-def _columns(stream: TextIO) -> int:
+def _count_columns(stream: TextIO) -> int:
     """Columns of the terminal behind `stream`; 0 where there is none, or one that does not know its size."""
     try:
         return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
@@ -120,13 +120,13 @@ def _columns(stream: TextIO) -> int:
         return 0
 
 
-def _details_text(details: dict[str, object]) -> str:
+def _format_details(details: dict[str, object]) -> str:
     return ", ".join(
         f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in details.items()
     )
 
 
-def _amount(value: float, unit: str = "") -> str:
+def _format_amount(value: float, unit: str = "") -> str:
     """A count with its unit and a thousands prefix: 3 pages, 1.2k steps, 12.3 MB."""
     power = 0
     while abs(value) >= 999.5 and power < 5:
@@ -139,7 +139,7 @@ def _amount(value: float, unit: str = "") -> str:
     return f"{number}{prefix} {unit}{plural}".rstrip()
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Seconds as a person says them: 8 s, 2 min 05 s, 3 h 07 min, 2 d 04 h."""
     whole = int(seconds + 0.5)
     if whole < 60:

@@ -10,7 +10,7 @@ PRIVATE = 0o600
 """For files that say what an environment held: their owner alone reads them."""
 
 
-def publish_bytes(path: Path, data: bytes, mode: int | None = None) -> None:
+def write_bytes_atomically(path: Path, data: bytes, mode: int | None = None) -> None:
     """Write a small file aside, sync it and rename it into place: a reader sees the old file or the whole new one.
 
     `mode` holds from the first byte on; without one the umask decides.
@@ -29,11 +29,11 @@ def publish_bytes(path: Path, data: bytes, mode: int | None = None) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):  # nothing was made where nothing may be removed
             aside.unlink(missing_ok=True)
-        raise DataError(write_failure(path, error)) from error
+        raise DataError(describe_write_error(path, error)) from error
     sync_folder(path.parent)
 
 
-def write_failure(path: Path, error: OSError) -> str:
+def describe_write_error(path: Path, error: OSError) -> str:
     """Say that a file could not be written, why, and that nothing half-written stays behind."""
     return (
         f"{path} could not be written: {error.strerror or error}. Nothing half-written was left under that name. "

@@ -1,6 +1,6 @@
 """The dataset on disk as its readers see it: token shards as memory-mapped numpy views, checked before they are used.
 
-Reads manifest.json and tokens/ of a dataset folder; gives `open_tokens`, `verify` and, from `llmsys.shard_file` and
+Reads manifest.json and tokens/ of a dataset folder; gives `open_tokens`, `verify_checksums` and, from `llmsys.shard_file` and
 `llmsys.manifest`, all that the pipeline needs to write one. Promises: tokens are never copied; every record batch is
 checked against the manifest the first time it is touched, and an error names the file and the batch.
 """
@@ -20,50 +20,50 @@ from llmsys.manifest import (
     Manifest,
     Split,
     TokenFile,
-    dataset_fingerprint,
+    compute_dataset_fingerprint,
     load_manifest,
     write_manifest,
 )
-from llmsys.publish import publish_bytes
+from llmsys.publish import write_bytes_atomically
 from llmsys.shard_file import (
     DAMAGED,
     NEXT_STEP,
     REMAKE,
     Integers,
-    ShardWriter,
+    ArrowFileWriter,
     Tokens,
-    batch_lengths,
-    batch_text_bytes,
+    get_document_lengths,
+    get_text_bytes,
     describe_document_file,
     describe_token_file,
-    file_digest,
+    compute_file_digest,
     read_batches,
     read_schema,
-    token_dtype,
-    token_schema,
+    choose_token_dtype,
+    build_token_schema,
 )
-from llmsys.token_file import MappedTokens
+from llmsys.token_file import MappedTokenFile
 
 __all__ = [
     "DocumentFile",
     "DocumentFiles",
     "Manifest",
-    "ShardWriter",
+    "ArrowFileWriter",
     "Split",
     "TokenFile",
     "TokenShards",
-    "dataset_fingerprint",
+    "compute_dataset_fingerprint",
     "describe_document_file",
     "describe_token_file",
-    "file_digest",
+    "compute_file_digest",
     "load_manifest",
     "open_tokens",
-    "publish_bytes",
+    "write_bytes_atomically",
     "read_batches",
     "read_schema",
-    "token_dtype",
-    "token_schema",
-    "verify",
+    "choose_token_dtype",
+    "build_token_schema",
+    "verify_checksums",
     "write_manifest",
 ]
 
@@ -79,15 +79,15 @@ class TokenShards:
         """Map every file of the split; DataError when one is missing, of another size, or its lengths are damaged."""
         self.folder, self.split, self.manifest = folder, split, manifest
         entries = manifest.splits[split].files  # type: ignore[index]
-        self._files = [MappedTokens(folder / "tokens" / entry.name, entry) for entry in entries]
+        self._files = [MappedTokenFile(folder / "tokens" / entry.name, entry) for entry in entries]
         self._places = [(file, index) for file in self._files for index in range(len(file.batches))]
         batches = [file.batches[index] for file, index in self._places]
         self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
         self._offsets = np.concatenate(
             [np.zeros(0, np.int32), *(file.views[index][1][:-1] for file, index in self._places)]
         )
-        self.lengths: Integers = np.concatenate([np.zeros(0, np.int64), *map(batch_lengths, batches)])
-        self.text_bytes: Integers = np.concatenate([np.zeros(0, np.int64), *map(batch_text_bytes, batches)])
+        self.lengths: Integers = np.concatenate([np.zeros(0, np.int64), *map(get_document_lengths, batches)])
+        self.text_bytes: Integers = np.concatenate([np.zeros(0, np.int64), *map(get_text_bytes, batches)])
 
     @property
     def fingerprint(self) -> str:
@@ -95,31 +95,31 @@ class TokenShards:
         return self.manifest.fingerprint
 
     @property
-    def documents(self) -> int:
+    def num_documents(self) -> int:
         """Number of documents in the split."""
         return len(self.lengths)
 
     @cached_property
-    def total_tokens(self) -> int:
+    def num_tokens(self) -> int:
         """Number of tokens in the split, the end-of-sequence ids among them."""
         return int(self.lengths.sum())
 
     @cached_property
-    def total_text_bytes(self) -> int:
+    def num_text_bytes(self) -> int:
         """Number of UTF-8 bytes of text that the tokens of the split stand for."""
         return int(self.text_bytes.sum())
 
-    def _place(self, document: int) -> tuple[MappedTokens, int, int]:
-        if not 0 <= document < self.documents:
-            raise IndexError(f"document {document} of split '{self.split}', which has {self.documents}")
+    def _locate_document(self, document: int) -> tuple[MappedTokenFile, int, int]:
+        if not 0 <= document < self.num_documents:
+            raise IndexError(f"document {document} of split '{self.split}', which has {self.num_documents}")
         place = int(np.searchsorted(self._starts, document, side="right")) - 1
         file, index = self._places[place]
         return file, index, document - int(self._starts[place])
 
-    def tokens(self, document: int) -> Tokens:
+    def get_tokens(self, document: int) -> Tokens:
         """Return the tokens of one document, (T,) uint16 or uint32, as a read-only view of the mapped file."""
-        file, index, row = self._place(document)
-        return file.tokens(index, row)
+        file, index, row = self._locate_document(document)
+        return file.get_document_tokens(index, row)
 
     def copy_spans(self, documents: Integers, begins: Integers, lengths: Integers, out: Integers) -> None:
         """Fill `out` with spans of documents, one after another: `lengths[i]` tokens from `begins[i]` of each.
@@ -129,7 +129,7 @@ class TokenShards:
         places = np.searchsorted(self._starts, documents, side="right") - 1
         used = {place: self._places[place] for place in np.unique(places).tolist()}
         for file in {id(file): file for file, _ in used.values()}.values():
-            file.require_whole()
+            file.require_complete()
         values = {place: file.values(index) for place, (file, index) in used.items()}
         lows = self._offsets[documents] + begins
         at = 0
@@ -137,12 +137,12 @@ class TokenShards:
             out[at : at + length] = values[place][low : low + length]
             at += length
 
-    def lineage(self, document: int) -> dict[str, str | int]:
+    def get_lineage(self, document: int) -> dict[str, str | int]:
         """Return where a document came from: its id, crawl file, record offset and the xxh64 of its URL."""
-        file, index, row = self._place(document)
-        return file.lineage(index, row)
+        file, index, row = self._locate_document(document)
+        return file.get_lineage(index, row)
 
-    def documents_with(self, column: SideColumn, *values: str | int) -> list[int]:
+    def select_documents(self, column: SideColumn, *values: str | int) -> list[int]:
         """The documents with one of these values in a side column, by number. Reads that column of every file."""
         found: list[int] = []
         for (file, index), start in zip(self._places, self._starts[:-1].tolist(), strict=True):
@@ -177,7 +177,7 @@ def open_tokens(folder: Path | str, split: str) -> TokenShards:
     return TokenShards(folder, split, manifest)
 
 
-def verify(folder: Path | str) -> Manifest:
+def verify_checksums(folder: Path | str) -> Manifest:
     """Recount and hash every file that the manifest names; DataError names the first that is not what it says."""
     folder = Path(folder)
     manifest = load_manifest(folder)
@@ -199,5 +199,5 @@ def _require_digest(path: Path, entry: TokenFile | DocumentFile) -> None:
     """Compare all bytes before Arrow parses any of them."""
     if not path.exists():
         raise DataError(f"{path} is missing, but the manifest names it. {REMAKE}")
-    if (found := file_digest(path)) != entry.digest:
+    if (found := compute_file_digest(path)) != entry.digest:
         raise DataError(f"{path}: its digest is {found}, the manifest says {entry.digest}: {DAMAGED} {NEXT_STEP}")

@@ -21,20 +21,20 @@ BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
-def special_tokens(
+def read_special_tokens(
     folder: Path, id_of: Callable[[str], int | None], piece_of: Callable[[int], str | None]
 ) -> dict[str, str]:
     """{role: piece} for the roles (`ROLES`) that the files in `folder` fill; DataError when one is not JSON."""
     found: dict[str, str] = {}
     for name in NAMING:
-        values = read_values(folder / name)
+        values = read_json_object(folder / name)
         for role in ROLES:
             piece = values.get(f"{role}_token")
             piece = piece.get("content") if isinstance(piece, dict) else piece
             if isinstance(piece, str) and id_of(piece) is not None:
                 found.setdefault(role, piece)
     for name in COUNTING:
-        values = read_values(folder / name)
+        values = read_json_object(folder / name)
         for role in ROLES:
             token = values.get(f"{role}_token_id")
             token = token[0] if isinstance(token, list) and token else token
@@ -43,7 +43,7 @@ def special_tokens(
     return found
 
 
-def read_values(file: Path) -> dict[str, Any]:
+def read_json_object(file: Path) -> dict[str, Any]:
     """The object in a JSON file; empty when there is no such file, DataError when it holds something else."""
     if not file.is_file():
         return {}

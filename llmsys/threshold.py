@@ -1,6 +1,6 @@
 """Documents at a threshold: what stands between the pipeline that looks for them and the report that shows them.
 
-Reads nothing; gives `Border`, one test of one rule with the documents that lie nearest to its threshold on both sides.
+Reads nothing; gives `ThresholdReport`, one test of one rule with the documents that lie nearest to its threshold on both sides.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ CLOSE = 0.1
 
 
 @dataclass(frozen=True)
-class NearThreshold:
+class NearThresholdDocument:
     """One document: what the test measured, what that was compared with in its language, and why it was dropped."""
 
     id: str
@@ -23,7 +23,7 @@ class NearThreshold:
 
 
 @dataclass(frozen=True)
-class Side:
+class ThresholdSide:
     """The documents on one side of a threshold.
 
     Attributes:
@@ -36,11 +36,11 @@ class Side:
     documents: int = 0
     bytes: int = 0
     close: int = 0
-    nearest: tuple[NearThreshold, ...] = ()
+    nearest: tuple[NearThresholdDocument, ...] = ()
 
 
 @dataclass(frozen=True)
-class Border:
+class ThresholdReport:
     """One test: documents above (or below) the threshold were dropped.
 
     `thresholds` are all that were met, in rising order: more than one where languages differ.
@@ -50,5 +50,5 @@ class Border:
     test: str
     drops: Literal["above", "below"]
     thresholds: tuple[float, ...]
-    dropped: Side
-    kept: Side
+    dropped: ThresholdSide
+    kept: ThresholdSide

@@ -17,16 +17,16 @@ from llmsys.shard_file import (
     SIDE_COLUMNS,
     Integers,
     Tokens,
-    frame_checksum,
-    get_batch,
-    lengths_checksum,
-    lineage_checksum,
-    map_file,
+    compute_frame_checksum,
+    read_batch,
+    compute_lengths_checksum,
+    compute_lineage_checksum,
+    memory_map_file,
     open_arrow,
 )
 
 
-class MappedTokens:
+class MappedTokenFile:
     """The record batches of one token file; DataError when it is missing, of another size, or damaged."""
 
     def __init__(self, path: Path, entry: TokenFile) -> None:
@@ -35,52 +35,52 @@ class MappedTokens:
         if (size := path.stat().st_size) != entry.size:
             raise DataError(f"{path} has {size:,} bytes, its manifest says {entry.size:,}. {NEXT_STEP}")
         self.path, self.entry = path, entry
-        data = map_file(path)
-        if (found := frame_checksum(data, entry.batches)) != entry.frame_checksum:  # Arrow may crash on a bad header
+        data = memory_map_file(path)
+        if (found := compute_frame_checksum(data, entry.batches)) != entry.frame_checksum:  # Arrow may crash on a bad header
             raise DataError(
                 f"{path}, headers: their checksum is {found}, the manifest says {entry.frame_checksum}: "
                 f"{DAMAGED} {NEXT_STEP}"
             )
         arrow = open_arrow(path, data)
-        self.batches = [get_batch(path, arrow, index) for index in range(arrow.num_record_batches)]
-        self.views = [self._views(index) for index in range(len(self.batches))]
+        self.batches = [read_batch(path, arrow, index) for index in range(arrow.num_record_batches)]
+        self.views = [self._view_batch(index) for index in range(len(self.batches))]
         self.tokens_checked = [False] * len(self.batches)
         self.lineage_checked = [False] * len(self.batches)
 
-    def _views(self, index: int) -> tuple[Tokens, Integers]:
+    def _view_batch(self, index: int) -> tuple[Tokens, Integers]:
         """Return values and offsets of one batch, the lengths checked: packing trusts them before it reads a token."""
         batch, expected = self.batches[index], self.entry.batches[index]
         column = batch.column("tokens")
         values, offsets = column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy()
-        found = (batch.num_rows, len(values), lengths_checksum(batch))
+        found = (batch.num_rows, len(values), compute_lengths_checksum(batch))
         if found != (expected.rows, expected.tokens, expected.lengths_checksum):
-            raise self._damage(index, "document lengths", found[2], expected.lengths_checksum)
+            raise self._build_corruption_error(index, "document lengths", found[2], expected.lengths_checksum)
         return values, offsets
 
-    def _damage(self, index: int, part: str, found: str, expected: str) -> DataError:
+    def _build_corruption_error(self, index: int, part: str, found: str, expected: str) -> DataError:
         batch = self.entry.batches[index]
         return DataError(
             f"{self.path}, record batch {index}: the checksum of its {part} is {found}, the manifest says {expected} "
             f"(bytes {batch.begin:,} to {batch.end:,}): {DAMAGED} {NEXT_STEP}"
         )
 
-    def tokens(self, index: int, row: int) -> Tokens:
+    def get_document_tokens(self, index: int, row: int) -> Tokens:
         """The tokens of one document of batch `index`."""
         offsets = self.views[index][1]
-        return self.values(index)[offsets[row] : offsets[row + 1]]
+        return self.get_batch_tokens(index)[offsets[row] : offsets[row + 1]]
 
-    def values(self, index: int) -> Tokens:
+    def get_batch_tokens(self, index: int) -> Tokens:
         """The tokens of all documents of batch `index`, one after another."""
         values = self.views[index][0]
         if not self.tokens_checked[index]:
-            self.require_whole()  # hashing what was cut off would be a bus error
+            self.require_complete()  # hashing what was cut off would be a bus error
             expected = self.entry.batches[index].checksum
             if (found := xxhash.xxh64_hexdigest(values.data)) != expected:
-                raise self._damage(index, "tokens", found, expected)
+                raise self._build_corruption_error(index, "tokens", found, expected)
             self.tokens_checked[index] = True
         return values
 
-    def require_whole(self) -> None:
+    def require_complete(self) -> None:
         """DataError when the file is gone or shorter than the manifest says: a map says nothing, or kills."""
         try:
             size = self.path.stat().st_size
@@ -95,12 +95,12 @@ class MappedTokens:
                 f"{NEXT_STEP}"
             )
 
-    def lineage(self, index: int, row: int) -> dict[str, str | int]:
+    def get_lineage(self, index: int, row: int) -> dict[str, str | int]:
         """Where one document of batch `index` came from."""
         batch = self.batches[index]
         if not self.lineage_checked[index]:
             expected = self.entry.batches[index].lineage_checksum
-            if (found := lineage_checksum(batch)) != expected:
-                raise self._damage(index, "lineage", found, expected)
+            if (found := compute_lineage_checksum(batch)) != expected:
+                raise self._build_corruption_error(index, "lineage", found, expected)
             self.lineage_checked[index] = True
         return {name: batch.column(name)[row].as_py() for name in SIDE_COLUMNS}

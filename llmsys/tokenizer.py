@@ -44,10 +44,10 @@ class Tokenizer(Protocol):
     def unknown_ids(self) -> frozenset[int]:
         """The ids that stand for text which no piece holds; empty where every text has pieces."""
 
-    def piece_id(self, piece: str) -> int | None:
+    def find_piece_id(self, piece: str) -> int | None:
         """Return the id of a piece such as <mask>; None when the vocabulary has none of that name."""
 
-    def text_pieces(self) -> dict[int, str]:
+    def get_text_pieces(self) -> dict[int, str]:
         """Return {id: piece} of the pieces that stand for text: no control, unknown or byte pieces."""
 
     def encode(self, text: str) -> list[int]:
@@ -73,7 +73,7 @@ class SentencePieceTokenizer:
         self.bos_id: int = self._processor.bos_id()
         self.eos_id: int = self._processor.eos_id()
 
-    def piece_id(self, piece: str) -> int | None:
+    def find_piece_id(self, piece: str) -> int | None:
         """Return the id of a piece such as <mask>; None when the vocabulary has none of that name."""
         found: int = self._processor.piece_to_id(piece)
         return None if found == self._processor.unk_id() else found
@@ -98,7 +98,7 @@ class SentencePieceTokenizer:
         normal: list[str] = self._processor.normalize(list(texts))
         return normal
 
-    def text_pieces(self) -> dict[int, str]:
+    def get_text_pieces(self) -> dict[int, str]:
         """Return {id: piece} of the pieces that stand for text, spaces written as U+0020."""
         library = self._processor
         ids = [i for i in range(self.vocab_size) if not (library.is_control(i) or library.is_unknown(i))]
@@ -125,12 +125,12 @@ def load_tokenizer(path: Path | str, eos_token: str | None = None) -> Tokenizer:
 
     `eos_token` is the piece that ends documents, for a tokenizer.json that does not say or says another.
     """
-    file = model_file(path)
+    file = find_model_file(path)
     try:
         if file.suffix == ".json":
-            from llmsys.tokenizer_json import JsonTokenizer
+            from llmsys.tokenizer_json import HuggingFaceTokenizer
 
-            return JsonTokenizer(file, eos_token)
+            return HuggingFaceTokenizer(file, eos_token)
         model = file.read_bytes()
     except OSError as error:
         raise DataError(
@@ -150,7 +150,7 @@ def load_tokenizer(path: Path | str, eos_token: str | None = None) -> Tokenizer:
         ) from None
 
 
-def model_file(path: Path | str) -> Path:
+def find_model_file(path: Path | str) -> Path:
     """The file that a path names: the file itself, or the one in a folder.
 
     A tokenizer.json goes before a tokenizer.model, as in transformers, unless it is something else of that name.

@@ -1,6 +1,6 @@
 """A Hugging Face tokenizer.json (byte-level BPE, WordPiece, Unigram, …) as one of our tokenizers.
 
-Reads the file and the small files beside it; gives `JsonTokenizer`. Promises: the ids are those of the library
+Reads the file and the small files beside it; gives `HuggingFaceTokenizer`. Promises: the ids are those of the library
 `tokenizers`; no text becomes a control token, also where it spells one (`<|endoftext|>` in a web page is text); padding
 and truncation that the file may hold are off; everything runs on the calling thread. Text survives where the file's own
 normaliser and decoder let it: byte-level BPE does, NFC and lower-casing do not.
@@ -23,7 +23,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
 from llmsys.errors import DataError
-from llmsys.special_tokens import BYTE_PIECES, CONFIG_NAME, read_values, special_tokens
+from llmsys.special_tokens import BYTE_PIECES, CONFIG_NAME, read_json_object, read_special_tokens
 
 JSON_NAME = "tokenizer.json"
 NOWHERE = "\uffff"  # a noncharacter: no vocabulary has a piece for it
@@ -34,7 +34,7 @@ _HIDDEN = [byte for byte in range(0x100) if byte not in _PRINTED]
 _BYTE_PIECES = {byte: chr(0x100 + place) for place, byte in enumerate(_HIDDEN)}
 
 
-class JsonTokenizer:
+class HuggingFaceTokenizer:
     """A tokenizer.json with the pieces that begin and end a text.
 
     The end is `eos_token`, or what the files beside the file say, or what its post-processor puts behind a text
@@ -44,25 +44,25 @@ class JsonTokenizer:
     def __init__(self, file: Path, eos_token: str | None = None) -> None:
         """Read the file; OSError when it cannot be, DataError when it is no tokenizer or nothing ends a document."""
         data = file.read_bytes()
-        self._library = _library(file, data)
+        self._library = _load_library(file, data)
         self.fingerprint = hashlib.blake2b(data, digest_size=16).hexdigest()
-        self.special = special_tokens(file.parent, self.piece_id, self._library.id_to_token)
-        before, behind = self._around()
+        self.special = read_special_tokens(file.parent, self.find_piece_id, self._library.id_to_token)
+        before, behind = self._get_surrounding_pieces()
         self.opening: tuple[str, ...] = before
         """The pieces that the file itself puts before a text, as transformers does: ("<s>",) or none."""
         if before:
             self.special.setdefault("bos", before[0])
-        self.special["eos"] = self._end(file, eos_token, behind)
-        self.bos_id, self.eos_id = (self._id(self.special.get(role)) for role in ("bos", "eos"))
+        self.special["eos"] = self._choose_eos_piece(file, eos_token, behind)
+        self.bos_id, self.eos_id = (self._get_piece_id(self.special.get(role)) for role in ("bos", "eos"))
         # A piece that ends documents is no text, whether or not the file says so.
         self._library.add_special_tokens(
             [AddedToken(self.special[role]) for role in ("bos", "eos") if role in self.special]
         )
         self._library.encode_special_tokens = True
         self.vocab_size: int = max(self._library.get_vocab(with_added_tokens=True).values()) + 1
-        self._spelled = dict(self._spellings())
+        self._spelled = dict(self._iter_spellings())
 
-    def piece_id(self, piece: str) -> int | None:
+    def find_piece_id(self, piece: str) -> int | None:
         """Return the id of a piece such as [MASK]; None when the vocabulary has none of that name."""
         return self._library.token_to_id(piece)
 
@@ -70,16 +70,16 @@ class JsonTokenizer:
     def unknown_ids(self) -> frozenset[int]:
         """The ids that stand for text which no piece holds; empty where every text has pieces."""
         found = {token.id for token in self._library.model.tokenize(NOWHERE)}
-        return frozenset(found - {self.piece_id(name) for name in BYTE_PIECES})
+        return frozenset(found - {self.find_piece_id(name) for name in BYTE_PIECES})
 
-    def text_pieces(self) -> dict[int, str]:
+    def get_text_pieces(self) -> dict[int, str]:
         """Return {id: piece} of the pieces that stand for text, written as the file writes them."""
         special = {number for number, token in self._library.get_added_tokens_decoder().items() if token.special}
-        left_out = special | self.unknown_ids | {self.piece_id(name) for name in BYTE_PIECES}
+        left_out = special | self.unknown_ids | {self.find_piece_id(name) for name in BYTE_PIECES}
         vocabulary = self._library.get_vocab(with_added_tokens=True)
         return {number: piece for piece, number in vocabulary.items() if number not in left_out}
 
-    def values(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return what a tokenizer.json says, as it is used here."""
         values: dict[str, Any] = json.loads(self._library.to_str())
         return values
@@ -93,7 +93,7 @@ class JsonTokenizer:
         found: list[list[int]] = [
             encoding.ids for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)
         ]
-        return [ids if self._spelled.keys().isdisjoint(ids) else self._as_text(ids) for ids in found]
+        return [ids if self._spelled.keys().isdisjoint(ids) else self._spell_control_ids(ids) for ids in found]
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """Return the ids that the model gives words which are normalised and divided already."""
@@ -101,7 +101,7 @@ class JsonTokenizer:
         found = [[token.id for token in tokenize(word)] for word in words]
         if self._spelled.keys().isdisjoint(chain.from_iterable(found)):
             return found
-        return [self._as_text(ids) for ids in found]
+        return [self._spell_control_ids(ids) for ids in found]
 
     def normalize(self, text: str) -> str:
         """Return what the model's words are cut from."""
@@ -113,7 +113,7 @@ class JsonTokenizer:
         pre_tokenizer = self._library.pre_tokenizer
         return pre_tokenizer is None or len(pre_tokenizer.pre_tokenize_str(text)) == 1
 
-    def bytes_as_pieces(self, words: Sequence[str]) -> list[str]:
+    def encode_bytes_as_pieces(self, words: Sequence[str]) -> list[str]:
         """Return words as byte-level BPE writes them: a character for each byte."""
         if not words:
             return []
@@ -124,11 +124,11 @@ class JsonTokenizer:
         """Return the text of ids; control tokens give nothing, bytes of an incomplete character give �."""
         return self._library.decode([int(token) for token in ids], skip_special_tokens=True)
 
-    def _id(self, piece: str | None) -> int:
-        found = None if piece is None else self.piece_id(piece)
+    def _get_piece_id(self, piece: str | None) -> int:
+        found = None if piece is None else self.find_piece_id(piece)
         return NONE if found is None else found
 
-    def _around(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _get_surrounding_pieces(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What the post-processor puts before and behind a text."""
         encoding = self._library.encode("a")
         marks = encoding.special_tokens_mask
@@ -137,23 +137,23 @@ class JsonTokenizer:
         first, last = marks.index(0), len(marks) - marks[::-1].index(0)
         return tuple(encoding.tokens[:first]), tuple(encoding.tokens[last:])
 
-    def _end(self, file: Path, asked: str | None, behind: tuple[str, ...]) -> str:
-        if asked is not None and self.piece_id(asked) is None:
-            raise DataError(f"tokenizer.eos_token={asked} is no piece of {file}. {self._candidates()}")
+    def _choose_eos_piece(self, file: Path, asked: str | None, behind: tuple[str, ...]) -> str:
+        if asked is not None and self.find_piece_id(asked) is None:
+            raise DataError(f"tokenizer.eos_token={asked} is no piece of {file}. {self._format_candidates()}")
         end = asked or self.special.get("eos") or (behind[-1] if behind else None)
         if end is None:
             raise DataError(
                 f"{file} does not say which piece ends a document, nor does a {CONFIG_NAME}, special_tokens_map.json, "
-                f"generation_config.json or config.json beside it. {self._candidates()}"
+                f"generation_config.json or config.json beside it. {self._format_candidates()}"
             )
         return end
 
-    def _candidates(self) -> str:
+    def _format_candidates(self) -> str:
         added = self._library.get_added_tokens_decoder().values()
         special = [token.content for token in added if token.special][:8]
         return f"Name it with tokenizer.eos_token=PIECE; its control pieces: {', '.join(special) or 'none'}."
 
-    def _spellings(self) -> Iterator[tuple[int, list[int]]]:
+    def _iter_spellings(self) -> Iterator[tuple[int, list[int]]]:
         """(control id, the ids of its letters): some models cut "</s>" in a text into the piece of that name."""
         model = self._library.model
         unknown = {token.id for token in model.tokenize(NOWHERE)}
@@ -162,17 +162,17 @@ class JsonTokenizer:
                 head, tail = token.content[:1], token.content[1:]
                 yield number, [one.id for part in (head, tail) if part for one in model.tokenize(part)]
 
-    def _as_text(self, ids: list[int]) -> list[int]:
+    def _spell_control_ids(self, ids: list[int]) -> list[int]:
         return [one for token in ids for one in self._spelled.get(token, (token,))]
 
 
-def copied_files(file: Path, eos_token: str | None) -> dict[str, bytes]:
+def build_tokenizer_files(file: Path, eos_token: str | None) -> dict[str, bytes]:
     """{name: content} of the files that make the same tokenizer in another folder, transformers' too.
 
     The tokenizer_config.json is the one beside the file, if there is one, with the pieces that were found elsewhere.
     """
-    tokenizer = JsonTokenizer(file, eos_token)
-    values = {"tokenizer_class": "PreTrainedTokenizerFast"} | read_values(file.parent / CONFIG_NAME)
+    tokenizer = HuggingFaceTokenizer(file, eos_token)
+    values = {"tokenizer_class": "PreTrainedTokenizerFast"} | read_json_object(file.parent / CONFIG_NAME)
     values |= {f"{role}_token": piece for role, piece in tokenizer.special.items()}
     config = json.dumps(values, ensure_ascii=False, indent=1) + "\n"
     return {JSON_NAME: file.read_bytes(), CONFIG_NAME: config.encode()}
@@ -181,12 +181,12 @@ def copied_files(file: Path, eos_token: str | None) -> dict[str, bytes]:
 def is_tokenizer_json(file: Path) -> bool:
     """Whether a file is such a tokenizer at all: other programs keep notes under the same name."""
     try:
-        return "model" in read_values(file)
+        return "model" in read_json_object(file)
     except DataError:
         return True  # damaged, and better named than passed over
 
 
-def _library(file: Path, data: bytes) -> Library:
+def _load_library(file: Path, data: bytes) -> Library:
     try:
         library = Library.from_str(data.decode())
     except Exception as error:  # the library raises nothing more precise

@@ -6,7 +6,7 @@ import subprocess
 INSTALL_SECONDS = 300
 
 
-def install(*packages: str) -> None:
+def install_packages(*packages: str) -> None:
     """Install packages; whether it worked shows in what is on the path afterwards.
 
     Raises OSError or subprocess.SubprocessError when apt is not there or takes too long.

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 
-from tools.apt import install
+from tools.apt import install_packages
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -19,12 +19,12 @@ def find_browser() -> str | None:
     return next((path for path in map(shutil.which, NAMES) if path), None)
 
 
-def main() -> None:
+def install_browser() -> None:
     """Find a browser, else install one, else say what will be skipped."""
     if find_browser() is None and os.geteuid() == 0 and shutil.which("apt-get"):
         print("test: installing Chromium, for the test that opens the report in a browser", flush=True)
         try:
-            install("chromium")
+            install_packages("chromium")
         except (OSError, subprocess.SubprocessError) as error:
             print(f"test: apt-get did not finish: {error}", file=sys.stderr)
     if find_browser() is None:
@@ -32,4 +32,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    install_browser()

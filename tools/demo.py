@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch.forward import relaying_to
-from launch.orphan import child_environment, die_with_parent
+from launch.orphan import build_child_environment, die_with_parent
 from launch.train import STOPPED
 from llmsys.compressor_comparison import describe_heldout_bytes
 
 
 @dataclass(frozen=True)
-class Step:
+class DemoStep:
     """One verb of `llmsys`, and what it does in a person's words."""
 
     verb: str
@@ -35,12 +35,12 @@ class Step:
 
 
 STEPS = (
-    Step("prepare", "crawl shards to clean documents, a tokenizer and token shards"),
-    Step("estimate", "what the training run will take, before it starts"),
-    Step("train", "a mixture-of-experts model on two processes"),
-    Step("evaluate", "bits per byte of held-back documents"),
-    Step("generate", "what the model writes"),
-    Step("report", "everything on one page"),
+    DemoStep("prepare", "crawl shards to clean documents, a tokenizer and token shards"),
+    DemoStep("estimate", "what the training run will take, before it starts"),
+    DemoStep("train", "a mixture-of-experts model on two processes"),
+    DemoStep("evaluate", "bits per byte of held-back documents"),
+    DemoStep("generate", "what the model writes"),
+    DemoStep("report", "everything on one page"),
 )
 
 
@@ -54,7 +54,7 @@ class Demo:
     run_folder: Path
     program: tuple[str, ...]
 
-    def arguments(self, verb: str) -> list[str]:
+    def build_arguments(self, verb: str) -> list[str]:
         """What follows `llmsys` on the command line: the same config and overrides for every verb."""
         overrides = {"data.folder": self.data_folder, "run.folder": self.run_folder, "engine.kind": self.engine}
         return [verb, self.config, *(f"{key}={value}" for key, value in overrides.items())]
@@ -73,8 +73,8 @@ class VerbError(Exception):
 
 def run_verb(demo: Demo, verb: str, *flags: str, capture: bool = False) -> str:
     """Run one verb to its end and give what it wrote to standard output, if that is captured, else ""."""
-    command = [*demo.program, *demo.arguments(verb), *flags]
-    environment = child_environment() | {"PYTHONUNBUFFERED": "1"}
+    command = [*demo.program, *demo.build_arguments(verb), *flags]
+    environment = build_child_environment() | {"PYTHONUNBUFFERED": "1"}
     output = subprocess.PIPE if capture else None
     with subprocess.Popen(command, env=environment, stdout=output, text=True) as process, relaying_to(process):
         written, _ = process.communicate()
@@ -123,20 +123,20 @@ def describe_results(demo: Demo) -> str:
     lines = ["Where everything is:", *(f"  {path!s:<{width}}  {what}" for path, what in places)]
     longer = replace(demo, run_folder=demo.run_folder.with_name(f"{demo.run_folder.name}-longer"))
     commands = (
-        ("write more", [*demo.arguments("generate"), "--prompt", "The kernel"]),
-        ("train longer", [*longer.arguments("train"), "train.tokens=5_000_000"]),
-        ("see the config", demo.arguments("show")),
+        ("write more", [*demo.build_arguments("generate"), "--prompt", "The kernel"]),
+        ("train longer", [*longer.build_arguments("train"), "train.tokens=5_000_000"]),
+        ("see the config", demo.build_arguments("show")),
     )
-    lines += ["What next:", *(f"  {what:<14}  {shell(demo, words)}" for what, words in commands)]
+    lines += ["What next:", *(f"  {what:<14}  {format_command(demo, words)}" for what, words in commands)]
     return "\n".join(lines)
 
 
-def shell(demo: Demo, arguments: Sequence[str]) -> str:
+def format_command(demo: Demo, arguments: Sequence[str]) -> str:
     """A command line that can be pasted into a shell."""
     return shlex.join([*demo.program, *arguments])
 
 
-def yardstick(evaluation: Mapping[str, float]) -> tuple[str, bool]:
+def compare_with_compressors(evaluation: Mapping[str, float]) -> tuple[str, bool]:
     """The last line of the demo, and whether the model needs fewer bits per byte than either compressor."""
     model, gzip, xz = (evaluation[f"{name}bits_per_byte"] for name in ("", "gzip_", "xz_"))
     size = int(evaluation["evaluated_bytes"])
@@ -169,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("demo: stopped; run the same command again to continue", file=sys.stderr)
         return 130
     print(describe_results(demo))
-    line, beats_both = yardstick(evaluation)
+    line, beats_both = compare_with_compressors(evaluation)
     if not beats_both:
         print("demo: the model does not beat both compressors", file=sys.stderr)
     print(f"\n{line}", flush=True)

@@ -17,7 +17,7 @@ from typing import get_args
 
 import regex  # type: ignore[import-untyped]
 
-from data_pipeline.rules.chunk import EnglishChunks
+from data_pipeline.rules.chunk import SpacyTokenizer
 from llmsys.config.native_text import Script
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs" / "data" / "languages"
@@ -66,15 +66,15 @@ def main() -> None:
     for code, sentences in sorted(by_code.items()):
         path = FOLDER / f"{code}.yaml"
         if not path.exists() or path.read_text().startswith(MARK):
-            path.write_text(profile(code, sentences))
+            path.write_text(format_profile(code, sentences))
 
 
-def profile(code: str, sentences: Sequence[str]) -> str:
+def format_profile(code: str, sentences: Sequence[str]) -> str:
     """The YAML of one language."""
-    rules, chunks = splitter(code)
-    words = [[word for found in chunks.split(text.split()) for word in found] for text in sentences]
-    mean = mean_length([word for sentence in words for word in sentence])
-    own = scripts("".join(sentences))
+    rules, chunks = build_splitter(code)
+    words = [[word for found in chunks.split_words(text.split()) for word in found] for text in sentences]
+    mean = compute_mean_length([word for sentence in words for word in sentence])
+    own = select_scripts("".join(sentences))
     own += [script for script in ALSO.get(code, []) if script not in own]
     marks = "".join(END_MARKS.get(script, "") for script in own)
     low, high = (round(mean / ENGLISH_MEAN * limit, 1) for limit in ENGLISH_LIMITS)
@@ -84,8 +84,8 @@ def profile(code: str, sentences: Sequence[str]) -> str:
         f"name: {NAMES[code]}",
         f"scripts: [{', '.join(own)}]",
         f"words: {{kind: spaces, rules: {rules}}}",
-        f"end_marks: {listed(['.', '?', '!', chr(34), '”', '»', *marks])}",
-        f"stop_words: {listed(stop_words(words))}",
+        f"end_marks: {format_list(['.', '?', '!', chr(34), '”', '»', *marks])}",
+        f"stop_words: {format_list(select_stop_words(words))}",
         "rules:",
         "  gopher_quality:",
         f"    min_mean_word_length: {low}",
@@ -99,25 +99,25 @@ def profile(code: str, sentences: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def splitter(code: str) -> tuple[str, EnglishChunks]:
+def build_splitter(code: str) -> tuple[str, SpacyTokenizer]:
     """spaCy's rules for a language, or those for any when it has none that work without further packages."""
     for rules in (code, "xx"):
-        chunks = EnglishChunks(rules)
+        chunks = SpacyTokenizer(rules)
         try:
-            chunks.split(["(word)"])
+            chunks.split_words(["(word)"])
         except (ImportError, ModuleNotFoundError):
             continue
         return rules, chunks
     raise SystemExit("spaCy has no rules for any language")
 
 
-def mean_length(words: Sequence[str]) -> float:
+def compute_mean_length(words: Sequence[str]) -> float:
     """Characters per word with a letter or digit."""
     lengths = [len(word) for word in words if any(map(str.isalnum, word))]
     return sum(lengths) / len(lengths)
 
 
-def stop_words(sentences: Sequence[Sequence[str]]) -> list[str]:
+def select_stop_words(sentences: Sequence[Sequence[str]]) -> list[str]:
     """The words that most sentences hold, without those that begin with a capital."""
     counts = Counter(word for words in sentences for word in sorted(set(words)) if word.lower() == word)
     common = [(word, count) for word, count in counts.most_common(60) if all(map(_is_letter, word))]
@@ -129,7 +129,7 @@ def _is_letter(character: str) -> bool:
     return bool(regex.match(r"[\p{L}\p{M}'’]", character))
 
 
-def scripts(text: str) -> list[str]:
+def select_scripts(text: str) -> list[str]:
     """The scripts that hold a part of the letters worth naming, the largest first."""
     letters = regex.findall(r"\p{L}", text)
     joined = "".join(letters)
@@ -138,7 +138,7 @@ def scripts(text: str) -> list[str]:
     return sorted(chosen, key=lambda script: -counts[script])
 
 
-def listed(values: Sequence[str]) -> str:
+def format_list(values: Sequence[str]) -> str:
     """A YAML list on one line, every value quoted."""
     return "[" + ", ".join(json.dumps(value, ensure_ascii=False) for value in values) + "]"
 

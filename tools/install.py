@@ -26,45 +26,45 @@ EXTRAS = "dev,test,track"
 LOCK, LOG, STATE = "install.lock", "install.log", "install.state"  # the three files of ours inside .venv
 
 
-class State(NamedTuple):
+class InstallState(NamedTuple):
     """What an environment was made from: where it stands, and the digest of the files that say what is in it."""
 
     place: str
     content: str
 
 
-UNFINISHED = State("unfinished", "unfinished")
-UNKNOWN = State("", "")  # an environment this script did not make, or none at all
+UNFINISHED = InstallState("unfinished", "unfinished")
+UNKNOWN = InstallState("", "")  # an environment this script did not make, or none at all
 
 
-def digest(*parts: bytes) -> str:
+def compute_digest(*parts: bytes) -> str:
     """One short name for a list of byte strings; their borders count."""
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
 
 
-def wanted_state(root: Path) -> State:
+def compute_wanted_state(root: Path) -> InstallState:
     """What a finished install of the checkout at `root` leaves behind. (Scripts in .venv/bin hold absolute paths.)"""
     files = [(root / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
-    return State(digest(str(root).encode()), digest(EXTRAS.encode(), *files))
+    return InstallState(compute_digest(str(root).encode()), compute_digest(EXTRAS.encode(), *files))
 
 
-def read_state(venv: Path) -> State:
+def read_state(venv: Path) -> InstallState:
     """What the last install left behind."""
     path = venv / STATE
     if not path.exists():
         return UNKNOWN
     words = path.read_text().split()
-    return State(*words) if len(words) == 2 else UNFINISHED
+    return InstallState(*words) if len(words) == 2 else UNFINISHED
 
 
-def write_state(venv: Path, state: State) -> None:
+def write_state(venv: Path, state: InstallState) -> None:
     """Publish `state` in one rename, so that a kill never leaves half of it."""
     aside = venv / f"{STATE}.tmp"
     aside.write_text(f"{state.place} {state.content}\n")
     aside.replace(venv / STATE)
 
 
-def starts(venv: Path) -> bool:
+def can_start(venv: Path) -> bool:
     """Whether the environment's Python and pip run at all (its base Python may be gone)."""
     command = [str(venv / "bin" / "python"), "-c", "import sys, pip; sys.exit(sys.version_info < (3, 11))"]
     try:
@@ -73,7 +73,7 @@ def starts(venv: Path) -> bool:
         return False
 
 
-def clear(venv: Path) -> None:
+def clear_environment(venv: Path) -> None:
     """Remove everything in the environment but the three files of ours."""
     for entry in venv.iterdir():
         if entry.is_dir() and not entry.is_symlink():
@@ -83,7 +83,7 @@ def clear(venv: Path) -> None:
 
 
 @contextmanager
-def only_one(venv: Path) -> Iterator[int]:
+def hold_lock(venv: Path) -> Iterator[int]:
     """Hold the lock, waiting while another install does. Children inherit it: it is free when the last has ended."""
     with (venv / LOCK).open("w") as lock:
         try:
@@ -99,7 +99,7 @@ def only_one(venv: Path) -> Iterator[int]:
         yield lock.fileno()
 
 
-def run(command: list[str], root: Path, lock: int, log: IO[str]) -> None:
+def run_command(command: list[str], root: Path, lock: int, log: IO[str]) -> None:
     """Run one command with its output in the log; when it fails, print the end of the log and leave with status 1."""
     # DS_BUILD_OPS=0: deepspeed compiles no kernel, so neither gcc nor a second torch is needed to build it.
     # The constraints also hold for what builds it: pip before 25.3 reads the first variable for that, later the second.
@@ -124,39 +124,39 @@ def run(command: list[str], root: Path, lock: int, log: IO[str]) -> None:
     )
 
 
-def build(root: Path, present: State, wanted: State, lock: int) -> None:
+def build_environment(root: Path, present: InstallState, wanted: InstallState, lock: int) -> None:
     """Create the environment where needed, and install into it; anything unfinished is marked so before it starts."""
     venv, pip = root / ".venv", [".venv/bin/python", "-m", "pip", "install"]
     with (venv / LOG).open("w") as log:
-        if present.place not in ("", wanted.place) or not starts(venv):
+        if present.place not in ("", wanted.place) or not can_start(venv):
             print("install: creating .venv", flush=True)
             write_state(venv, UNFINISHED)
-            clear(venv)
+            clear_environment(venv)
             # The real path: this very Python may be the one in .venv, when that is active.
-            run([str(Path(sys.executable).resolve()), "-m", "venv", ".venv"], root, lock, log)
+            run_command([str(Path(sys.executable).resolve()), "-m", "venv", ".venv"], root, lock, log)
         write_state(venv, UNFINISHED)
         print("install: the packages of constraints.txt (one to three minutes; log in .venv/install.log)", flush=True)
-        run([*pip, "--no-compile", "--use-pep517", "-e", f".[{EXTRAS}]"], root, lock, log)
+        run_command([*pip, "--no-compile", "--use-pep517", "-e", f".[{EXTRAS}]"], root, lock, log)
     write_state(venv, wanted)
 
 
-def install(root: Path = ROOT) -> None:
+def install_checkout(root: Path = ROOT) -> None:
     """Bring `root/.venv` to the wanted state, printing one line per step."""
     venv = root / ".venv"
     venv.mkdir(exist_ok=True)
-    with only_one(venv) as lock:
-        wanted, present = wanted_state(root), read_state(venv)
-        if present == wanted and starts(venv):
+    with hold_lock(venv) as lock:
+        wanted, present = compute_wanted_state(root), read_state(venv)
+        if present == wanted and can_start(venv):
             return
         started = time.monotonic()
-        build(root, present, wanted, lock)
+        build_environment(root, present, wanted, lock)
         print(f"install: done in {time.monotonic() - started:.0f} s", flush=True)
 
 
 def main() -> None:
     """Parse the command line (it has no options beside --help) and install."""
     argparse.ArgumentParser(description="Create .venv with llmsys and its pinned dependencies.").parse_args()
-    install()
+    install_checkout()
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data_pipeline.classify.features import FeatureConfig
 from data_pipeline.classify.linear import LinearModel, LinearScorer
-from data_pipeline.classify.train import train_linear
-from data_pipeline.pairs.line import lines_of
+from data_pipeline.classify.train import train_linear_model
+from data_pipeline.pairs.line import iter_text_pairs
 from llmsys.errors import DataError, LlmsysError
 from llmsys.local_path import parse_local_path
 
@@ -27,10 +27,10 @@ Labelled = list[tuple[str, str]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, say how well it went, write the file."""
-    options = _parser().parse_args(arguments)
+    options = _build_parser().parse_args(arguments)
     try:
         features = FeatureConfig(options.bits, options.word_ngrams, options.char_ngrams)
-        model, line = make(options.files, features, options.held_back, options.penalty)
+        model, line = train_classifier(options.files, features, options.held_back, options.penalty)
     except LlmsysError as error:
         print(error, file=sys.stderr)
         return 1
@@ -39,24 +39,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def make(files: Sequence[Path], features: FeatureConfig, held_back: float, penalty: float) -> tuple[LinearModel, str]:
+def train_classifier(files: Sequence[Path], features: FeatureConfig, held_back: float, penalty: float) -> tuple[LinearModel, str]:
     """Train on files of labelled texts; return the model and one line about it."""
-    lines = [line for path in files for line in lines_of((path,))]
+    lines = [line for path in files for line in iter_text_pairs((path,))]
     rows = [(line.source, line.target) for line in lines if line.problem is None]
     unusable = f", {len(lines) - len(rows):,} lines could not be used" if len(rows) < len(lines) else ""
-    kept, aside = _split(rows, held_back)
+    kept, aside = _split_rows(rows, held_back)
     if len({label for _, label in kept}) < 2:
         raise DataError(f"{len(kept):,} texts have fewer than two labels. Give texts of each label that is to be told.")
-    model = train_linear([text for text, _ in kept], [label for _, label in kept], features, penalty)
+    model = train_linear_model([text for text, _ in kept], [label for _, label in kept], features, penalty)
     about = f"{len(kept):,} texts{unusable}, labels {', '.join(model.labels)}"
     if not aside:
         return model, about
-    scores = LinearScorer(model).scores([text for text, _ in aside])
+    scores = LinearScorer(model).predict_probabilities([text for text, _ in aside])
     right = sum(model.labels[best] == label for best, (_, label) in zip(scores.argmax(axis=1), aside, strict=True))
     return model, f"{about}; right for {right / len(aside):.1%} of {len(aside):,} texts held back"
 
 
-def _split(rows: Labelled, held_back: float) -> tuple[Labelled, Labelled]:
+def _split_rows(rows: Labelled, held_back: float) -> tuple[Labelled, Labelled]:
     """Texts to train on and texts held back, by the hash of each."""
     kept: Labelled = []
     aside: Labelled = []
@@ -66,19 +66,19 @@ def _split(rows: Labelled, held_back: float) -> tuple[Labelled, Labelled]:
     return kept, aside
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=parse_local_path, help="labelled texts")
     parser.add_argument("--output", type=parse_local_path, required=True, help="file of the model (.npz)")
     parser.add_argument("--bits", type=int, default=18, help="features are numbers below 2^bits (default: 18)")
     parser.add_argument("--word-ngrams", type=int, default=2, help="longest run of words (default: 2)")
-    parser.add_argument("--char-ngrams", type=_range, default=(0, 0), help="runs of characters, such as 3-5")
+    parser.add_argument("--char-ngrams", type=_parse_range, default=(0, 0), help="runs of characters, such as 3-5")
     parser.add_argument("--held-back", type=float, default=0.1, help="share of texts to measure on (default: 0.1)")
     parser.add_argument("--penalty", type=float, default=1e-6, help="L2 penalty (default: 1e-6)")
     return parser
 
 
-def _range(text: str) -> tuple[int, int]:
+def _parse_range(text: str) -> tuple[int, int]:
     shortest, _, longest = text.partition("-")
     return int(shortest), int(longest or shortest)
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.classify.features import FeatureConfig, HashedFeatures
+from data_pipeline.classify.features import FeatureConfig, FeatureHasher
 from llmsys.errors import DataError
 
 FORMAT = "llmsys-linear"
@@ -39,7 +39,7 @@ class LinearModel:
             np.savez_compressed(file, weights=self.weights, bias=self.bias, header=coded)
 
 
-def load_linear(path: Path) -> LinearModel:
+def load_linear_model(path: Path) -> LinearModel:
     """Read a model; DataError when the file is none, or is damaged."""
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -65,11 +65,11 @@ class LinearScorer:
 
     def __init__(self, model: LinearModel) -> None:
         self.model = model
-        self._features = HashedFeatures(model.features)
+        self._features = FeatureHasher(model.features)
 
-    def scores(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
+    def predict_probabilities(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
         """Probabilities, one row a text and one column a label; each row depends on its text alone."""
-        features = self._features.find(texts)
+        features = self._features.extract_features(texts)
         counts = np.maximum(np.bincount(features.documents, minlength=len(texts)), 1)
         columns = [
             np.bincount(features.documents, self.model.weights[features.numbers, label], len(texts)) / counts

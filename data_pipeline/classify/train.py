@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.classify.features import FeatureConfig, HashedFeatures
+from data_pipeline.classify.features import FeatureConfig, FeatureHasher
 from data_pipeline.classify.linear import LinearModel
 
 _SLICE_TEXTS = 1_000
 
 
-def train_linear(
+def train_linear_model(
     texts: Sequence[str], labels: Sequence[str], features: FeatureConfig, penalty: float = 1e-6, steps: int = 200
 ) -> LinearModel:
     """Fit a model.
@@ -32,10 +32,10 @@ def train_linear(
 
     names = tuple(sorted(set(labels)))
     targets = np.array([names.index(label) for label in labels])
-    matrix, used = _matrix(texts, features)
+    matrix, used = _build_feature_matrix(texts, features)
     wanted = np.eye(len(names))[targets]
 
-    def loss(flat: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
+    def compute_loss_and_gradient(flat: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
         weights = flat.reshape(-1, len(names))
         logits = matrix @ weights
         logits -= logits.max(axis=1, keepdims=True)
@@ -45,18 +45,18 @@ def train_linear(
         return value, np.asarray(slope).ravel()
 
     start = np.zeros(matrix.shape[1] * len(names))
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": steps}).x.reshape(-1, len(names))
+    found = minimize(compute_loss_and_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": steps}).x.reshape(-1, len(names))
     weights = np.zeros((1 << features.bits, len(names)), np.float32)
     weights[used] = found[:-1]
     return LinearModel(weights, found[-1].astype(np.float32), names, features)
 
 
-def _matrix(texts: Sequence[str], config: FeatureConfig) -> tuple[Any, npt.NDArray[np.int64]]:
+def _build_feature_matrix(texts: Sequence[str], config: FeatureConfig) -> tuple[Any, npt.NDArray[np.int64]]:
     """Shares of the features that occur, and a last column of ones; with the numbers of those features."""
     from scipy.sparse import csr_matrix, hstack
 
-    finder = HashedFeatures(config)
-    parts = [finder.find(texts[first : first + _SLICE_TEXTS]) for first in range(0, len(texts), _SLICE_TEXTS)]
+    finder = FeatureHasher(config)
+    parts = [finder.extract_features(texts[first : first + _SLICE_TEXTS]) for first in range(0, len(texts), _SLICE_TEXTS)]
     numbers = np.concatenate([part.numbers for part in parts])
     documents = np.concatenate([part.documents + _SLICE_TEXTS * index for index, part in enumerate(parts)])
     used, columns = np.unique(numbers, return_inverse=True)

@@ -7,40 +7,40 @@ text that falls into many pieces goes as a whole. Pieces are joined by an empty 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from llmsys.config.decontaminate import NgramDecontamination
+from llmsys.config.decontaminate import NgramDecontaminationConfig
 
 Span = tuple[int, int]
 
 
-class Cut(NamedTuple):
-    """What is left of a text, or why nothing is (`failed`), with the number of pieces."""
+class CutResult(NamedTuple):
+    """What is left of a text, or why nothing is (`failure`), with the number of pieces."""
 
     text: str
     pieces: int
-    failed: str = ""
+    failure: str = ""
 
 
-def cut_spans(text: str, spans: Iterable[Span], config: NgramDecontamination) -> Cut:
+def cut_spans(text: str, spans: Iterable[Span], config: NgramDecontaminationConfig) -> CutResult:
     """Cut the spans out of a text."""
     pieces: list[str] = []
     position = 0
-    for begin, end in [*merged(text, spans, config.margin_characters), (len(text), len(text))]:
+    for begin, end in [*merge_spans(text, spans, config.margin_characters), (len(text), len(text))]:
         piece = text[position:begin].strip()
         if len(piece) >= max(config.min_piece_characters, 1):
             pieces.append(piece)
         position = end
     if not pieces:
-        return Cut("", 0, "nothing left")
+        return CutResult("", 0, "nothing left")
     if len(pieces) > config.max_pieces:
-        return Cut("", len(pieces), "pieces")
-    return Cut("\n\n".join(pieces), len(pieces))
+        return CutResult("", len(pieces), "pieces")
+    return CutResult("\n\n".join(pieces), len(pieces))
 
 
-def merged(text: str, spans: Iterable[Span], margin: int) -> list[Span]:
+def merge_spans(text: str, spans: Iterable[Span], margin: int) -> list[Span]:
     """Return the spans with their margins, those that touch as one, in order; each ends between words."""
     found: list[Span] = []
     for begin, end in sorted(spans):
-        begin, end = _word_start(text, max(0, begin - margin)), _word_end(text, min(len(text), end + margin))
+        begin, end = _find_word_start(text, max(0, begin - margin)), _find_word_end(text, min(len(text), end + margin))
         if found and begin <= found[-1][1]:
             found[-1] = (found[-1][0], max(found[-1][1], end))
         else:
@@ -51,14 +51,14 @@ def merged(text: str, spans: Iterable[Span], margin: int) -> list[Span]:
 _LONGEST_WORD = 100  # characters; a margin that ends in a longer run without spaces ends right there
 
 
-def _word_start(text: str, position: int) -> int:
+def _find_word_start(text: str, position: int) -> int:
     for start in range(position, max(0, position - _LONGEST_WORD), -1):
         if text[start - 1].isspace():
             return start
     return position
 
 
-def _word_end(text: str, position: int) -> int:
+def _find_word_end(text: str, position: int) -> int:
     for end in range(position, min(len(text), position + _LONGEST_WORD)):
         if text[end].isspace():
             return end

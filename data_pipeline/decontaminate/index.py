@@ -1,6 +1,6 @@
 """All n-grams of all evaluation sets, sorted by hash: which items a matching n-gram belongs to.
 
-`build_index` reads the sets and writes two Arrow files, n-grams and items; `GramIndex` reads them and finds matches in
+`write_ngram_index` reads the sets and writes two Arrow files, n-grams and items; `NgramIndex` reads them and finds matches in
 columns of words. Memory: about 20 bytes for each distinct n-gram, once per process.
 """
 
@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data_pipeline.decontaminate.items import Grams, item_grams, read_items
-from data_pipeline.decontaminate.words import Hashes, SimpleWords, Words, ngram_hashes
+from data_pipeline.decontaminate.items import ItemNgrams, extract_item_ngrams, read_items
+from data_pipeline.decontaminate.words import Hashes, WordHasher, HashedWords, iter_ngram_hashes
 from data_pipeline.executors.event import Report
-from data_pipeline.rules.ragged import Integers, places_of
-from llmsys.config.decontaminate import NgramDecontamination
+from data_pipeline.rules.ragged import Integers, compute_positions
+from llmsys.config.decontaminate import NgramDecontaminationConfig
 from llmsys.errors import DataError
-from llmsys.shards import ShardWriter, read_batches
+from llmsys.shards import ArrowFileWriter, read_batches
 
 PARTS = ("query", "label", "overlap")
 GRAM_SCHEMA = pa.schema(
@@ -31,16 +31,16 @@ NAMED_ITEMS = 4  # of each set that are named for one n-gram: twins are, the wor
 _BITS_PER_GRAM = 16  # of the filter that most n-grams of a text do not pass
 
 
-def build_index(report: Report, *, grams: Path, items: Path, config: NgramDecontamination) -> dict[str, Any]:
+def write_ngram_index(report: Report, *, grams: Path, items: Path, config: NgramDecontaminationConfig) -> dict[str, Any]:
     """Write n-grams and items; progress is in sets. DataError when a set cannot be read or has nothing to look for."""
-    words = SimpleWords()
-    found: list[tuple[int, Grams]] = []
+    words = WordHasher()
+    found: list[tuple[int, ItemNgrams]] = []
     names: list[dict[str, str]] = []
     counts: dict[str, dict[str, int]] = {}
     for one in config.sets:
         first, short, parts = len(names), 0, len(found)
         for item in read_items(one):
-            own, too_short = item_grams(item, config, words)
+            own, too_short = extract_item_ngrams(item, config, words)
             short += too_short
             found += [(len(names), part) for part in own]
             names.append({"set": one.name, "item": item.name})
@@ -53,13 +53,13 @@ def build_index(report: Report, *, grams: Path, items: Path, config: NgramDecont
             f"Lower it, or name other fields in data.decontaminate.sets."
         )
     sets = np.repeat(np.arange(len(counts)), [count["items"] for count in counts.values()])
-    _write(grams, found, sets)
-    with ShardWriter(items, ITEM_SCHEMA, "zstd") as writer:
+    _write_ngrams(grams, found, sets)
+    with ArrowFileWriter(items, ITEM_SCHEMA, "zstd") as writer:
         writer.write(pa.RecordBatch.from_pylist(names, ITEM_SCHEMA))
     return {"sets": counts}
 
 
-def _write(path: Path, found: Sequence[tuple[int, Grams]], sets: Integers) -> None:
+def _write_ngrams(path: Path, found: Sequence[tuple[int, ItemNgrams]], sets: Integers) -> None:
     """Write each n-gram once, with the first items of each set that have it and in which part; `sets` is by item."""
     sizes = [len(part.hashes) for _, part in found]
     hashes = np.concatenate([part.hashes for _, part in found])
@@ -77,11 +77,11 @@ def _write(path: Path, found: Sequence[tuple[int, Grams]], sets: Integers) -> No
     ends = pa.array(np.append(first, len(order)), pa.int32())
     lists = (pa.ListArray.from_arrays(ends, pa.array(column[order])) for column in (items, parts))
     columns = [pa.array(distinct), pa.array(words[order][first]), *lists]
-    with ShardWriter(path, GRAM_SCHEMA, "zstd") as writer:
+    with ArrowFileWriter(path, GRAM_SCHEMA, "zstd") as writer:
         writer.write(pa.record_batch(columns, schema=GRAM_SCHEMA))
 
 
-class GramIndex:
+class NgramIndex:
     """Finds the n-grams of evaluation items among words."""
 
     def __init__(self, path: Path) -> None:
@@ -95,16 +95,16 @@ class GramIndex:
         self._shift = np.uint64(64 - bits)
         slots = self._hashes >> self._shift
         self._filter = np.zeros(1 << (bits - 3), np.uint8)
-        np.bitwise_or.at(self._filter, (slots >> np.uint64(3)).astype(np.int64), _bit(slots))
+        np.bitwise_or.at(self._filter, (slots >> np.uint64(3)).astype(np.int64), _compute_bit_masks(slots))
 
-    def find(self, words: Words) -> tuple[Integers, Integers]:
+    def find_matches(self, words: HashedWords) -> tuple[Integers, Integers]:
         """Return (position, n-gram) of every match, in the order of positions, longer ones first."""
         positions, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         ends = np.repeat(words.offsets[1:], np.diff(words.offsets))
-        for n, hashes in ngram_hashes(words.hashes, max(self._lengths)):
+        for n, hashes in iter_ngram_hashes(words.hashes, max(self._lengths)):
             if n not in self._lengths:
                 continue
-            here = np.flatnonzero(self._may_hold(hashes))
+            here = np.flatnonzero(self._query_filter(hashes))
             here = here[here + n <= ends[here]]
             places = np.minimum(np.searchsorted(self._hashes, hashes[here]), len(self._hashes) - 1)
             hit = (self._hashes[places] == hashes[here]) & (self.words[places] == n)
@@ -114,29 +114,29 @@ class GramIndex:
         order = np.lexsort((-self.words[number].astype(np.int64), position))
         return position[order], number[order]
 
-    def holders(self, numbers: Integers) -> tuple[Integers, Integers, Integers]:
+    def get_items(self, numbers: Integers) -> tuple[Integers, Integers, Integers]:
         """Return the items that n-grams belong to, as (which of `numbers`, item, number in `PARTS`) each."""
         starts, counts = self._ends[numbers], self._ends[numbers + 1] - self._ends[numbers]
         which = np.repeat(np.arange(len(numbers)), counts)
-        places = places_of(starts, counts)
+        places = compute_positions(starts, counts)
         return which, self._items[places].astype(np.int64), self._parts[places].astype(np.int64)
 
-    def _may_hold(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+    def _query_filter(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         slots = hashes >> self._shift
-        found: npt.NDArray[np.bool_] = (self._filter[(slots >> np.uint64(3)).view(np.int64)] & _bit(slots)) != 0
+        found: npt.NDArray[np.bool_] = (self._filter[(slots >> np.uint64(3)).view(np.int64)] & _compute_bit_masks(slots)) != 0
         return found
 
 
-def _bit(slots: Hashes) -> npt.NDArray[np.uint8]:
+def _compute_bit_masks(slots: Hashes) -> npt.NDArray[np.uint8]:
     return np.left_shift(np.uint8(1), (slots & np.uint64(7)).astype(np.uint8))
 
 
 @lru_cache(maxsize=1)
-def gram_index(path: Path, digest: str) -> GramIndex:
+def load_ngram_index(path: Path, digest: str) -> NgramIndex:
     """One index per process; `digest` makes a changed file a new one."""
-    return GramIndex(path)
+    return NgramIndex(path)
 
 
-def item_names(path: Path) -> pa.RecordBatch:
+def read_item_names(path: Path) -> pa.RecordBatch:
     """Return the columns set and item; an item's number is its row."""
     return next(read_batches(path))

@@ -16,12 +16,12 @@ import numpy as np
 import zstandard
 
 from data_pipeline.decontaminate.hidden import iter_joined_readings
-from data_pipeline.decontaminate.words import Hashes, SimpleWords, ngram_hashes
-from llmsys.config.decontaminate import EvaluationSet, NgramDecontamination, Part
+from data_pipeline.decontaminate.words import Hashes, WordHasher, iter_ngram_hashes
+from llmsys.config.decontaminate import EvaluationSetConfig, NgramDecontaminationConfig, Part
 from llmsys.errors import DataError
 
 
-class Item(NamedTuple):
+class EvaluationItem(NamedTuple):
     """One item of an evaluation set."""
 
     name: str
@@ -29,7 +29,7 @@ class Item(NamedTuple):
     labels: list[str]
 
 
-class Grams(NamedTuple):
+class ItemNgrams(NamedTuple):
     """N-grams of one part of an item, all of `words` words."""
 
     hashes: Hashes
@@ -37,24 +37,24 @@ class Grams(NamedTuple):
     part: Part
 
 
-def read_items(one: EvaluationSet) -> Iterator[Item]:
+def read_items(one: EvaluationSetConfig) -> Iterator[EvaluationItem]:
     """Yield the items of a set; DataError names file and line of what cannot be used."""
     for path in one.files:
-        for number, line in enumerate(_read(path).split(b"\n"), 1):
+        for number, line in enumerate(_read_bytes(path).split(b"\n"), 1):
             if not line.strip():
                 continue
             where = f"evaluation set {one.name}, {path}, line {number}"
-            row = _parsed(line, where)
-            name = _texts(row, one.item, where)[0] if one.item else f"{path.name}:{number}"
-            queries, labels = ([text for key in keys for text in _texts(row, key, where)] for keys in _fields(one))
-            yield Item(name, queries, labels)
+            row = _parse_row(line, where)
+            name = _get_texts(row, one.item, where)[0] if one.item else f"{path.name}:{number}"
+            queries, labels = ([text for key in keys for text in _get_texts(row, key, where)] for keys in _get_field_names(one))
+            yield EvaluationItem(name, queries, labels)
 
 
-def _fields(one: EvaluationSet) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _get_field_names(one: EvaluationSetConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return one.query, one.label
 
 
-def _read(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         data = path.read_bytes()
         if path.suffix == ".gz":
@@ -69,7 +69,7 @@ def _read(path: Path) -> bytes:
     raise DataError(f"evaluation file {path} cannot be read: {reason}. Correct data.decontaminate.sets.")
 
 
-def _parsed(line: bytes, where: str) -> Any:
+def _parse_row(line: bytes, where: str) -> Any:
     try:
         row = json.loads(line)
     except ValueError as error:
@@ -79,7 +79,7 @@ def _parsed(line: bytes, where: str) -> Any:
     return row
 
 
-def _texts(row: Any, key: str, where: str) -> list[str]:
+def _get_texts(row: Any, key: str, where: str) -> list[str]:
     """The text or texts of a field; `a.b` is field b of the mapping a."""
     value = row
     for name in key.split("."):
@@ -91,13 +91,13 @@ def _texts(row: Any, key: str, where: str) -> list[str]:
     return [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in values]
 
 
-def item_grams(item: Item, config: NgramDecontamination, words: SimpleWords) -> tuple[list[Grams], int]:
+def extract_item_ngrams(item: EvaluationItem, config: NgramDecontaminationConfig, words: WordHasher) -> tuple[list[ItemNgrams], int]:
     """Return the n-grams of an item, and the number of its parts that are too short to be looked for.
 
     An item in which the ends of lines break words gives those of the broken and of the whole words.
     """
     found, short = _grams_of_parts(item, config, words)
-    whole = Item(item.name, *(list(map(_make_words_whole, texts)) for texts in (item.queries, item.labels)))
+    whole = EvaluationItem(item.name, *(list(map(_make_words_whole, texts)) for texts in (item.queries, item.labels)))
     if whole != item:
         found = found + _grams_of_parts(whole, config, words)[0]
     return found, short
@@ -107,29 +107,29 @@ def _make_words_whole(text: str) -> str:
     return next(iter_joined_readings(text), text)
 
 
-def _grams_of_parts(item: Item, config: NgramDecontamination, words: SimpleWords) -> tuple[list[Grams], int]:
-    split = words.split([*item.queries, *item.labels])
+def _grams_of_parts(item: EvaluationItem, config: NgramDecontaminationConfig, words: WordHasher) -> tuple[list[ItemNgrams], int]:
+    split = words.hash_words([*item.queries, *item.labels])
     parts = np.split(split.hashes, split.offsets[1:-1])
     queries, labels = parts[: len(item.queries)], parts[len(item.queries) :]
-    found: list[Grams] = []
+    found: list[ItemNgrams] = []
     if "query" in config.parts:
-        found += [_grams(query, config, "query") for query in queries]
+        found += [_build_ngrams(query, config, "query") for query in queries]
     if "label" in config.parts:
-        found += [_grams(label, config, "label") for label in labels]
+        found += [_build_ngrams(label, config, "label") for label in labels]
     short = sum(not len(grams.hashes) for grams in found)
     if "overlap" in config.parts and queries:
-        found += [_overlap(queries[-1], label, config) for label in labels]
+        found += [_build_overlap_ngrams(queries[-1], label, config) for label in labels]
     return [grams for grams in found if len(grams.hashes)], short
 
 
-def _grams(words: Hashes, config: NgramDecontamination, part: Part) -> Grams:
+def _build_ngrams(words: Hashes, config: NgramDecontaminationConfig, part: Part) -> ItemNgrams:
     n = min(config.ngram_words, len(words))
     if n < config.min_item_words:
-        return Grams(words[:0], n, part)
-    return Grams(dict(ngram_hashes(words, n))[n], n, part)
+        return ItemNgrams(words[:0], n, part)
+    return ItemNgrams(dict(iter_ngram_hashes(words, n))[n], n, part)
 
 
-def _overlap(query: Hashes, label: Hashes, config: NgramDecontamination) -> Grams:
+def _build_overlap_ngrams(query: Hashes, label: Hashes, config: NgramDecontaminationConfig) -> ItemNgrams:
     """The n-grams that hold words of both."""
     reach = min(config.ngram_words - 1, len(query) * len(label))  # nothing overlaps with nothing
-    return _grams(np.concatenate([query[len(query) - min(reach, len(query)) :], label[:reach]]), config, "overlap")
+    return _build_ngrams(np.concatenate([query[len(query) - min(reach, len(query)) :], label[:reach]]), config, "overlap")

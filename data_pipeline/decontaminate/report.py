@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_pipeline.decontaminate.cut import cut_spans
-from data_pipeline.decontaminate.index import PARTS, GramIndex, item_names
-from llmsys.config.decontaminate import NgramDecontamination
-from llmsys.manifest import Contaminated, ContaminationOfSet, Decontamination
-from llmsys.publish import publish_bytes
+from data_pipeline.decontaminate.index import PARTS, NgramIndex, read_item_names
+from llmsys.config.decontaminate import NgramDecontaminationConfig
+from llmsys.manifest import ContaminatedDocument, SetContamination, DecontaminationSummary
+from llmsys.publish import write_bytes_atomically
 from llmsys.spared_item import SparedDocument, SparedItem
 
 STAGE = "decontaminate"
@@ -27,7 +27,7 @@ _EXCERPT_CHARACTERS = 80  # of the text on each side of a match
 _MATCH_CHARACTERS = 400
 
 
-class Finding(NamedTuple):
+class ContaminationResult(NamedTuple):
     """What becomes of a document: its new text, or the verdict that drops it, or neither; and its report rows."""
 
     text: str | None
@@ -35,21 +35,21 @@ class Finding(NamedTuple):
     rows: list[dict[str, Any]]
 
 
-class Findings:
+class ContaminationJudge:
     """Turns matches into findings."""
 
-    def __init__(self, config: NgramDecontamination, index: GramIndex, items: Path) -> None:
+    def __init__(self, config: NgramDecontaminationConfig, index: NgramIndex, items: Path) -> None:
         self._config, self._index = config, index
-        self._names = item_names(items)
+        self._names = read_item_names(items)
 
-    def of(self, document: dict[str, Any], matches: pa.RecordBatch) -> Finding:
+    def judge_document(self, document: dict[str, Any], matches: pa.RecordBatch) -> ContaminationResult:
         """Judge a document (its columns id, url, text) by its matches; those that are spared are only reported."""
         is_spared = matches.column("spared")
-        spared = [{**row, "action": SPARED} for row in self._rows(document, matches.filter(is_spared))]
+        spared = [{**row, "action": SPARED} for row in self._build_rows(document, matches.filter(is_spared))]
         matches = matches.filter(pc.invert(is_spared))
         if not matches.num_rows:
-            return Finding(None, None, spared)
-        rows = self._rows(document, matches)
+            return ContaminationResult(None, None, spared)
+        rows = self._build_rows(document, matches)
         first, others = rows[0], f" and {len(rows) - 1} more" if len(rows) > 1 else ""
         where = f"{first['set']} {first['item']}{others}"
         count = float(matches.num_rows)
@@ -58,31 +58,31 @@ class Findings:
         if self._config.action == "cut":
             spans = zip(matches.column("begin").to_pylist(), matches.column("end").to_pylist(), strict=True)
             cut = cut_spans(document["text"], spans, self._config)
-            text, verdict = (None, self._after_cut(cut.failed, cut.pieces, where)) if cut.failed else (cut.text, None)
+            text, verdict = (None, self._build_cut_verdict(cut.failure, cut.pieces, where)) if cut.failure else (cut.text, None)
         rows = [{**row, "action": "dropped" if verdict else "cut"} for row in rows]
-        return Finding(text, verdict, rows if verdict else [*rows, *_without_items_of(spared, rows)])
+        return ContaminationResult(text, verdict, rows if verdict else [*rows, *_without_items_of(spared, rows)])
 
-    def _after_cut(self, test: str, pieces: int, where: str) -> tuple[str, float | None, float | None, str]:
+    def _build_cut_verdict(self, test: str, pieces: int, where: str) -> tuple[str, float | None, float | None, str]:
         if test == "pieces":
             limit = self._config.max_pieces
             return test, float(pieces), float(limit), f"{STAGE}: pieces {pieces} > {limit} ({where} cut out)"
         return test, None, None, f"{STAGE}: {test} ({where} cut out)"
 
-    def _rows(self, document: dict[str, Any], matches: pa.RecordBatch) -> list[dict[str, Any]]:
+    def _build_rows(self, document: dict[str, Any], matches: pa.RecordBatch) -> list[dict[str, Any]]:
         """One row per item, in the order in which the text meets them."""
-        which, held, parts = self._index.holders(matches.column("gram").to_numpy())
+        which, held, parts = self._index.get_items(matches.column("gram").to_numpy())
         items, first, counts = np.unique(held, return_index=True, return_counts=True)
         order = np.argsort(first).tolist()
         return [
-            self._row(document, matches, int(which[at]), PARTS[parts[at]], self._named(item), count)
+            self._build_row(document, matches, int(which[at]), PARTS[parts[at]], self._get_set_and_name(item), count)
             for item, at, count in ((int(items[i]), int(first[i]), int(counts[i])) for i in order)
         ]
 
-    def _named(self, item: int) -> tuple[str, str]:
+    def _get_set_and_name(self, item: int) -> tuple[str, str]:
         """The set of an item and its name in it."""
         return self._names.column("set")[item].as_py(), self._names.column("item")[item].as_py()
 
-    def _row(
+    def _build_row(
         self, document: dict[str, Any], matches: pa.RecordBatch, row: int, part: str, name: tuple[str, str], count: int
     ) -> dict[str, Any]:
         begin, end = matches.column("begin")[row].as_py(), matches.column("end")[row].as_py()
@@ -107,7 +107,7 @@ def _without_items_of(rows: Sequence[dict[str, Any]], others: Sequence[dict[str,
     return [row for row in rows if (row["set"], row["item"]) not in named]
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def summarize_rows(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return per set the numbers of documents dropped and cut, the items found, the items spared, and examples."""
     sets: dict[str, dict[str, Any]] = {}
     for row in rows:
@@ -123,7 +123,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
             "dropped": len(one["dropped"]),
             "cut": len(one["cut"]),
             "items": sorted(one["items"]),
-            "examples": _examples(one["rows"]),
+            "examples": _select_examples(one["rows"]),
             SPARED: one[SPARED],
         }
         for name, one in sets.items()
@@ -161,38 +161,38 @@ def _build_spared_items(summaries: Iterable[Mapping[str, Any]]) -> list[SparedIt
     ]
 
 
-def _examples(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _select_examples(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["id"], row["item"]))[:EXAMPLES]
 
 
-def decontamination(
+def merge_summaries(
     sets: Mapping[str, Mapping[str, int]], exempt: int, summaries: Sequence[Mapping[str, Any]]
-) -> Decontamination:
+) -> DecontaminationSummary:
     """Join what was said of the sets with the summaries of all files."""
-    return Decontamination(
-        sets={name: _joined(name, counts, summaries) for name, counts in sets.items()}, exempt_ngrams=exempt
+    return DecontaminationSummary(
+        sets={name: _merge_set_summaries(name, counts, summaries) for name, counts in sets.items()}, exempt_ngrams=exempt
     )
 
 
-def _joined(name: str, counts: Mapping[str, int], summaries: Sequence[Mapping[str, Any]]) -> ContaminationOfSet:
+def _merge_set_summaries(name: str, counts: Mapping[str, int], summaries: Sequence[Mapping[str, Any]]) -> SetContamination:
     own = [one[name] for one in summaries if name in one]
-    fields = Contaminated.model_fields
+    fields = ContaminatedDocument.model_fields
     spared = _build_spared_items(own)
-    return ContaminationOfSet(
+    return SetContamination(
         **counts,
         items_found=len({item for one in own for item in one["items"]}),
         documents_dropped=sum(one["dropped"] for one in own),
         documents_cut=sum(one["cut"] for one in own),
         examples=tuple(
-            Contaminated(**{key: row[key] for key in fields})
-            for row in _examples([row for one in own for row in one["examples"]])
+            ContaminatedDocument(**{key: row[key] for key in fields})
+            for row in _select_examples([row for one in own for row in one["examples"]])
         ),
         items_spared=len(spared),
         spared=tuple(spared[:MAX_SPARED_ITEMS]),
     )
 
 
-def write_report(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def write_contamination_report(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write the rows as JSON lines."""
     lines = (json.dumps(row, ensure_ascii=False, sort_keys=False) for row in rows)
-    publish_bytes(path, "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+    write_bytes_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import xxhash
 
 from data_pipeline.decontaminate.hidden import reveal_letters
-from data_pipeline.dedup.simplify import simplify
-from data_pipeline.rules.growing import GrowingArray
-from data_pipeline.rules.ragged import Integers, offsets_of, places_of
+from data_pipeline.dedup.simplify import simplify_text
+from data_pipeline.rules.growing import GrowableArray
+from data_pipeline.rules.ragged import Integers, compute_offsets, compute_positions
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -31,14 +31,14 @@ _CHUNK = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 _STRETCH = re.compile(r"\S+")
 
 
-class Words(NamedTuple):
+class HashedWords(NamedTuple):
     """The words of D documents, one after another; document d has those from offsets[d] to offsets[d + 1]."""
 
     hashes: Hashes
     offsets: Integers
 
 
-class SimpleWords:
+class WordHasher:
     """Splits texts and remembers every chunk it has seen.
 
     Args:
@@ -52,55 +52,55 @@ class SimpleWords:
     ) -> None:
         self._limits = memo_chunks, memo_characters
         self._ignores_disguise = ignores_disguise
-        self._forget()
+        self._reset_cache()
 
-    def split(self, texts: Sequence[str]) -> Words:
+    def hash_words(self, texts: Sequence[str]) -> HashedWords:
         """The words of each text."""
         if len(self._memo) > self._limits[0] or self._characters > self._limits[1]:
-            self._forget()
-        chunks = [_chunks(text) for text in texts]
-        hashes, counts = self._look_up(list(chain.from_iterable(chunks)))
-        return Words(hashes, offsets_of(counts)[offsets_of(list(map(len, chunks)))])
+            self._reset_cache()
+        chunks = [_split_chunks(text) for text in texts]
+        hashes, counts = self._look_up_chunks(list(chain.from_iterable(chunks)))
+        return HashedWords(hashes, compute_offsets(counts)[compute_offsets(list(map(len, chunks)))])
 
-    def spans(self, text: str) -> tuple[Integers, Integers]:
+    def get_word_spans(self, text: str) -> tuple[Integers, Integers]:
         """Where each word of a text begins and ends, in characters; words of one chunk share its span."""
         pattern = _CHUNK if _HAS_UNSPACED.search(text) else _STRETCH
         found = [match.span() for match in pattern.finditer(text)]
-        counts = self._look_up([text[begin:end] for begin, end in found])[1]
+        counts = self._look_up_chunks([text[begin:end] for begin, end in found])[1]
         spans = np.repeat(np.array(found, np.int64).reshape(-1, 2), counts, axis=0)
         return spans[:, 0], spans[:, 1]
 
-    def _look_up(self, chunks: list[str]) -> tuple[Hashes, Integers]:
+    def _look_up_chunks(self, chunks: list[str]) -> tuple[Hashes, Integers]:
         """The words of all chunks one after another, and how many each chunk has."""
         ids = np.fromiter(map(self._memo.get, chunks, repeat(-1)), np.int64, len(chunks))
         unseen = np.flatnonzero(ids < 0)
         if len(unseen):
-            self._learn(list(dict.fromkeys(chunks[number] for number in unseen.tolist())))
+            self._cache_chunks(list(dict.fromkeys(chunks[number] for number in unseen.tolist())))
             ids[unseen] = [self._memo[chunks[number]] for number in unseen.tolist()]
         counts = self._counts.view[ids]
-        return self._hashes.view[places_of(self._starts.view[ids], counts)], counts
+        return self._hashes.view[compute_positions(self._starts.view[ids], counts)], counts
 
-    def _learn(self, chunks: list[str]) -> None:
+    def _cache_chunks(self, chunks: list[str]) -> None:
         if self._ignores_disguise:
-            words = [_chunks(simplify(reveal_letters(chunk))) for chunk in chunks]
+            words = [_split_chunks(simplify_text(reveal_letters(chunk))) for chunk in chunks]
         else:
-            words = [simplify(chunk).split() for chunk in chunks]
+            words = [simplify_text(chunk).split() for chunk in chunks]
         counts = np.fromiter(map(len, words), np.int64, len(words))
-        self._starts.extend(len(self._hashes) + offsets_of(counts)[:-1])
+        self._starts.extend(len(self._hashes) + compute_offsets(counts)[:-1])
         self._counts.extend(counts)
         encoded = (word.encode("utf-8", "surrogatepass") for word in chain.from_iterable(words))
         self._hashes.extend(np.fromiter(map(xxhash.xxh3_64_intdigest, encoded), np.uint64, int(counts.sum())))
         self._memo.update(zip(chunks, range(len(self._memo), len(self._memo) + len(chunks)), strict=True))
         self._characters += sum(map(len, chunks))
 
-    def _forget(self) -> None:
+    def _reset_cache(self) -> None:
         self._memo: dict[str, int] = {}
         self._characters = 0
-        self._starts, self._counts = GrowingArray(np.int64), GrowingArray(np.int64)
-        self._hashes = GrowingArray(np.uint64)
+        self._starts, self._counts = GrowableArray(np.int64), GrowableArray(np.int64)
+        self._hashes = GrowableArray(np.uint64)
 
 
-def _chunks(text: str) -> list[str]:
+def _split_chunks(text: str) -> list[str]:
     return _CHUNK.findall(text) if _HAS_UNSPACED.search(text) else text.split()
 
 
@@ -108,7 +108,7 @@ _FACTOR = 0x9E3779B97F4A7C15  # odd, so that its powers never vanish
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 
 
-def ngram_hashes(words: Hashes, longest: int) -> Iterator[tuple[int, Hashes]]:
+def iter_ngram_hashes(words: Hashes, longest: int) -> Iterator[tuple[int, Hashes]]:
     """Yield (n, hash of the n-gram at each position) for n = 1 … longest; n-grams reach over document borders.
 
     The hash is the sum of word hashes times powers of an odd number modulo 2^64, mixed with n, so that n-grams of

@@ -16,40 +16,40 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
 
 
-def counters_and_hashes(keys: int, error_rate: float) -> tuple[int, int]:
+def compute_filter_size(keys: int, error_rate: float) -> tuple[int, int]:
     """Return how many counters and how many hashes per key give the error rate: -n ln p / (ln 2)^2, -log2 p."""
     counters = max(64, math.ceil(-max(1, keys) * math.log(error_rate) / math.log(2) ** 2))
     return counters, max(1, round(-math.log2(error_rate)))
 
 
-class RepeatFilter:
+class CountingBloomFilter:
     """Counts keys up to two."""
 
     def __init__(self, keys: int, error_rate: float) -> None:
         """Make room for `keys` keys: about 2.4 bytes each at an error rate of 0.01."""
-        self.counters, self.hashes = counters_and_hashes(keys, error_rate)
+        self.counters, self.hashes = compute_filter_size(keys, error_rate)
         self._once = np.zeros(self.counters // 8 + 1, np.uint8)
         self._twice = np.zeros(self.counters // 8 + 1, np.uint8)
 
-    def count(self, keys: Hashes) -> None:
+    def add_keys(self, keys: Hashes) -> None:
         """Count keys, equal ones each time they occur."""
-        for places in self._places(keys):
+        for places in self._iter_counter_positions(keys):
             places = np.sort(places)
             again = places[1:] == places[:-1]
             distinct = places[np.concatenate([[True], ~again])] if len(places) else places
-            met = distinct[_bits(self._once, distinct)]
-            _set(self._twice, met)
-            _set(self._twice, places[1:][again])
-            _set(self._once, distinct)
+            met = distinct[_get_bits(self._once, distinct)]
+            _set_bits(self._twice, met)
+            _set_bits(self._twice, places[1:][again])
+            _set_bits(self._once, distinct)
 
-    def may_repeat(self, keys: Hashes) -> Any:
+    def query_repeated(self, keys: Hashes) -> Any:
         """Return which of the keys have probably been counted twice; none that has is left out."""
         mask = np.ones(len(keys), np.bool_)
-        for places in self._places(keys):
-            mask &= _bits(self._twice, places)
+        for places in self._iter_counter_positions(keys):
+            mask &= _get_bits(self._twice, places)
         return mask
 
-    def _places(self, keys: Hashes) -> Any:
+    def _iter_counter_positions(self, keys: Hashes) -> Any:
         """The counters of each key, one array per hash (Kirsch and Mitzenmacher 2006: two hashes make all)."""
         other = (keys ^ (keys >> _HALF)) * _MIX
         other ^= other >> _HALF
@@ -58,9 +58,9 @@ class RepeatFilter:
             yield (mixed ^ (mixed >> _HALF)) % np.uint64(self.counters)
 
 
-def _bits(bitmap: Any, places: Any) -> Any:
+def _get_bits(bitmap: Any, places: Any) -> Any:
     return (bitmap[places >> np.uint64(3)] >> (places & np.uint64(7)).astype(np.uint8)) & 1 == 1
 
 
-def _set(bitmap: Any, places: Any) -> None:
+def _set_bits(bitmap: Any, places: Any) -> None:
     np.bitwise_or.at(bitmap, places >> np.uint64(3), np.uint8(1) << (places & np.uint64(7)).astype(np.uint8))

@@ -12,7 +12,7 @@ import numpy as np
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def components(pairs: Indices) -> tuple[Indices, Indices]:
+def find_components(pairs: Indices) -> tuple[Indices, Indices]:
     """Return the documents of the pairs (P, 2), sorted, and the smallest document of each one's component."""
     from scipy.sparse import coo_array  # takes a while to import, and only clusters need it
     from scipy.sparse.csgraph import connected_components
@@ -27,16 +27,16 @@ def components(pairs: Indices) -> tuple[Indices, Indices]:
     return documents.astype(np.int64), first[labels]
 
 
-def forest(pairs: Indices) -> Indices:
+def build_spanning_forest(pairs: Indices) -> Indices:
     """Return at most one pair per document (F, 2), smallest of the component first, with the same components."""
-    documents, first = components(pairs)
+    documents, first = find_components(pairs)
     linked = documents != first
     return np.stack([first[linked], documents[linked]], axis=1)
 
 
-def clusters(pairs: Indices) -> list[list[int]]:
+def list_clusters(pairs: Indices) -> list[list[int]]:
     """Return the connected components of the pairs (P, 2), each sorted, in the order of their first members."""
-    documents, first = components(pairs)
+    documents, first = find_components(pairs)
     order = np.lexsort([documents, first])
     edges = np.flatnonzero(np.diff(first[order], prepend=-1))
     return [part.tolist() for part in np.split(documents[order], edges[1:])] if len(documents) else []

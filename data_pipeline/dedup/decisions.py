@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from llmsys.shards import ShardWriter, read_batches
+from llmsys.shards import ArrowFileWriter, read_batches
 
 # kept: the id that stays; earlier: the dataset it stays in, "" for this one; size: documents of the group.
 DROP_SCHEMA = pa.schema(
@@ -45,7 +45,7 @@ def write_decisions(path: Path, schema: pa.Schema, source: Any, columns: Mapping
     order = np.lexsort([*keys, source])
     edges = np.searchsorted(np.asarray(source)[order], np.arange(sources + 1))
     batch = pa.record_batch(table, schema=schema).take(pa.array(order))
-    with ShardWriter(path, schema) as writer:
+    with ArrowFileWriter(path, schema) as writer:
         for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
             writer.write(batch.slice(begin, end - begin))
 
@@ -59,13 +59,13 @@ def read_decisions(paths: Sequence[Path], source: int) -> pa.RecordBatch | None:
     return table.combine_chunks().to_batches()[0] if table.num_rows else next(read_batches(paths[0], [source]))
 
 
-def dropped_in(paths: Sequence[Path], source: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def read_dropped_rows(paths: Sequence[Path], source: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the rows of a judged file that are dropped, sorted."""
     rows = [next(read_batches(path, [source])).column("row").to_numpy() for path in paths]
     return np.sort(np.concatenate([np.zeros(0, np.int64), *rows]))
 
 
-def without_rows(rows: Any, dropped: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
+def mask_remaining_rows(rows: Any, dropped: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
     """Return a mask of the rows that are not among the sorted dropped ones."""
     if not len(dropped):
         return np.ones(len(rows), np.bool_)

@@ -13,7 +13,7 @@ import xxhash
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
 
-def text_hashes(texts: Iterable[str]) -> Hashes:
+def hash_texts(texts: Iterable[str]) -> Hashes:
     """Return the xxh3_128 of each text as two halves, (N, 2) uint64."""
     digests = b"".join(xxhash.xxh3_128_digest(text.encode()) for text in texts)
     return np.frombuffer(digests, ">u8").astype(np.uint64).reshape(-1, 2)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_pipeline.dedup.simplify import CHANGING, HAN, NUMBER_SEPARATORS, Codes, code_points, fold
-from data_pipeline.rules.ragged import Integers, offsets_of
+from data_pipeline.dedup.simplify import CHANGING, HAN, NUMBER_SEPARATORS, Codes, to_code_points, fold_text
+from data_pipeline.rules.ragged import Integers, compute_offsets
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -24,7 +24,7 @@ _PAGE_BITS = 8
 _BORDER = "\U0010ffff"  # no character, it folds to itself
 
 
-class Folded(NamedTuple):
+class FoldedText(NamedTuple):
     """Folded characters of some texts, with one space behind each text.
 
     Attributes:
@@ -34,19 +34,19 @@ class Folded(NamedTuple):
     """
 
     codes: Codes
-    odd: Mask
+    irregular: Mask
     edges: Integers
 
 
-def _values(text: str) -> Codes:
+def _compute_values(text: str) -> Codes:
     """The values of characters that are folded already."""
-    codes = code_points(text)
+    codes = to_code_points(text)
     letters = np.fromiter(map(str.isalpha, text), np.bool_, len(text))
     spaces = np.fromiter(map(str.isspace, text), np.bool_, len(text))
     return np.where(spaces, SPACE, np.where(letters, codes, codes | np.uint32(_ODD))).astype(np.uint32)
 
 
-class _Table:
+class _FoldTable:
     """What characters fold to, a page of 256 being learnt when one of its characters is first met.
 
     Attributes:
@@ -61,75 +61,75 @@ class _Table:
         for points in (*CHANGING, HAN):
             self.values[points.start : points.stop] = _UNKNOWN
         self._numbers: dict[str, int] = {}
-        self._list_spellings()
+        self._update_spellings()
 
-    def of(self, codes: Codes) -> Codes:
+    def look_up(self, codes: Codes) -> Codes:
         """The values of characters, none of them unknown any more."""
         values = self.values[codes]
         unknown = values == _UNKNOWN
         if unknown.any():
-            self._learn(np.unique(codes[unknown] >> _PAGE_BITS))
+            self._learn_pages(np.unique(codes[unknown] >> _PAGE_BITS))
             values = self.values[codes]
         return values
 
-    def _learn(self, pages: Codes) -> None:
+    def _learn_pages(self, pages: Codes) -> None:
         """Ask `fold` about every character of these pages that it may change."""
         points = (pages[:, None] << _PAGE_BITS | np.arange(1 << _PAGE_BITS, dtype=np.uint32)).ravel()
         points = points[self.values[points] == _UNKNOWN]
-        folded = fold(_BORDER.join([*map(chr, points.tolist()), ""]))
-        ends = np.flatnonzero(code_points(folded) == ord(_BORDER))
+        folded = fold_text(_BORDER.join([*map(chr, points.tolist()), ""]))
+        ends = np.flatnonzero(to_code_points(folded) == ord(_BORDER))
         sizes = np.diff(ends, prepend=-1) - 1
         moving = np.fromiter(map(unicodedata.combining, folded), np.uint8, len(folded)) > 0
         simple = (sizes == 1) & ~moving[ends - 1]
-        self.values[points[simple]] = _values(folded)[ends[simple] - 1]
+        self.values[points[simple]] = _compute_values(folded)[ends[simple] - 1]
         for place in np.flatnonzero(~simple).tolist():
             text = folded[ends[place] - sizes[place] : ends[place]]
             self.values[points[place]] = self._numbers.setdefault(text, len(self._numbers)) | _SPECIAL
-        self._list_spellings()
+        self._update_spellings()
 
-    def _list_spellings(self) -> None:
-        self.spellings = _values("".join(self._numbers))
+    def _update_spellings(self) -> None:
+        self.spellings = _compute_values("".join(self._numbers))
         self.sizes = np.fromiter(map(len, self._numbers), np.int64, len(self._numbers))
-        self.begins = offsets_of(self.sizes)[:-1]
+        self.begins = compute_offsets(self.sizes)[:-1]
         self.moves: Mask = np.array([any(map(unicodedata.combining, text)) for text in self._numbers], np.bool_)
 
 
 @lru_cache(maxsize=1)
-def _table() -> _Table:
+def _get_fold_table() -> _FoldTable:
     """One table per process."""
-    return _Table()
+    return _FoldTable()
 
 
-def fold_all(texts: Sequence[str]) -> Folded:
+def fold_texts(texts: Sequence[str]) -> FoldedText:
     """Fold texts without lone surrogates."""
-    table = _table()
+    table = _get_fold_table()
     joined = " ".join([*texts, ""])
     if "Σ" in joined:  # its lower case depends on its place in the word
         texts = [text.lower() for text in texts]
         joined = " ".join([*texts, ""])
-    codes, edges = code_points(joined), _edges(texts)
-    values = table.of(codes)
+    codes, edges = to_code_points(joined), _compute_edges(texts)
+    values = table.look_up(codes)
     special = np.flatnonzero(values >= _SPECIAL)
     numbers = values[special] & np.uint32(_CODE)
     if table.moves[numbers].any():
-        values, edges = _one_by_one(texts)
+        values, edges = _fold_one_by_one(texts)
     else:
-        gone = _behind_first_digit(codes, np.flatnonzero(values == (ZERO | _ODD)))
-        values, edges = _changed(values, edges, special, numbers, gone)
-    return Folded(values & np.uint32(_CODE), values >= _ODD, edges)
+        gone = _find_number_tails(codes, np.flatnonzero(values == (ZERO | _ODD)))
+        values, edges = _apply_spellings(values, edges, special, numbers, gone)
+    return FoldedText(values & np.uint32(_CODE), values >= _ODD, edges)
 
 
-def _edges(texts: Sequence[str]) -> Integers:
-    return offsets_of(list(map(len, texts))) + np.arange(len(texts) + 1)
+def _compute_edges(texts: Sequence[str]) -> Integers:
+    return compute_offsets(list(map(len, texts))) + np.arange(len(texts) + 1)
 
 
-def _one_by_one(texts: Sequence[str]) -> tuple[Codes, Integers]:
+def _fold_one_by_one(texts: Sequence[str]) -> tuple[Codes, Integers]:
     """Values of texts with marks that may change places, which are so rare that they may take their time."""
-    folded = [fold(text) for text in texts]
-    return _values(" ".join([*folded, ""])), _edges(folded)
+    folded = [fold_text(text) for text in texts]
+    return _compute_values(" ".join([*folded, ""])), _compute_edges(folded)
 
 
-def _behind_first_digit(codes: Codes, digits: Integers) -> Integers:
+def _find_number_tails(codes: Codes, digits: Integers) -> Integers:
     """The places of what goes when each number becomes its first digit, which is a 0 by now.
 
     A number is a run of digits, or two with a separator between them: of 1.2.3.4 these are 1.2 and 3.4.
@@ -139,7 +139,7 @@ def _behind_first_digit(codes: Codes, digits: Integers) -> Integers:
     first = np.flatnonzero(np.diff(digits, prepend=-2) != 1)
     starts, ends = digits[first], digits[np.append(first[1:] - 1, len(digits) - 1)] + 1
     linked = np.zeros(len(starts), np.bool_)
-    linked[1:] = (starts[1:] - ends[:-1] == 1) & np.isin(codes[ends[:-1]], code_points(NUMBER_SEPARATORS))
+    linked[1:] = (starts[1:] - ends[:-1] == 1) & np.isin(codes[ends[:-1]], to_code_points(NUMBER_SEPARATORS))
     order = np.arange(len(starts))
     second = linked & ((order - np.maximum.accumulate(np.where(linked, 0, order))) % 2 == 1)
     goes = np.ones(len(digits), np.bool_)
@@ -147,20 +147,20 @@ def _behind_first_digit(codes: Codes, digits: Integers) -> Integers:
     return np.concatenate([digits[goes], starts[second] - 1])
 
 
-def _changed(
+def _apply_spellings(
     values: Codes, edges: Integers, special: Integers, numbers: Codes, gone: Integers
 ) -> tuple[Codes, Integers]:
     """Put the spellings of special characters in their place, and take away what goes."""
-    sizes = _table().sizes[numbers]
+    sizes = _get_fold_table().sizes[numbers]
     several = sizes > 1
     if several.any():
         counts = np.ones(len(values), np.int64)
         counts[special], counts[gone] = sizes, 0
-        begins = offsets_of(counts)
+        begins = compute_offsets(counts)
         values, starts = np.repeat(values, counts), begins[special]
         for place in range(int(sizes.max())):
             has = sizes > place
-            values[starts[has] + place] = _table().spellings[_table().begins[numbers[has]] + place]
+            values[starts[has] + place] = _get_fold_table().spellings[_get_fold_table().begins[numbers[has]] + place]
         return values, begins[edges]
     gone = np.concatenate([special, gone])
     if len(gone):

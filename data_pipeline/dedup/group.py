@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.dedup.keys import Columns, taken
+from data_pipeline.dedup.keys import Columns, take_rows
 
 # From the most to the least important; `age` 0 is an earlier dataset, 1 is this one.
 ORDER = ("age", "rank", "tie", "source", "row", "place")
 
 
-def repeated(high: np.ndarray[Any, np.dtype[np.uint64]]) -> Any:
+def mask_repeated_keys(high: np.ndarray[Any, np.dtype[np.uint64]]) -> Any:
     """Return a mask of the keys that occur more than once."""
     order = np.argsort(high, kind="stable")
     equal = high[order][1:] == high[order][:-1]
@@ -25,13 +25,13 @@ def repeated(high: np.ndarray[Any, np.dtype[np.uint64]]) -> Any:
     return mask
 
 
-def later_items(items: Columns) -> tuple[Columns, Columns, np.ndarray[Any, np.dtype[np.int64]]]:
+def find_later_items(items: Columns) -> tuple[Columns, Columns, np.ndarray[Any, np.dtype[np.int64]]]:
     """Return the items that come after the first of their group, the first of each of theirs, and the group's size.
 
     Items of earlier datasets (age 0) are never among the later ones, and count as one of their group.
     """
-    items = taken(items, repeated(items["high"]))
-    items = taken(items, np.lexsort([items[name] for name in (*reversed(ORDER), "low", "high")]))
+    items = take_rows(items, mask_repeated_keys(items["high"]))
+    items = take_rows(items, np.lexsort([items[name] for name in (*reversed(ORDER), "low", "high")]))
     fresh = np.ones(len(items["high"]), np.bool_)
     fresh[1:] = (items["high"][1:] != items["high"][:-1]) | (items["low"][1:] != items["low"][:-1])
     starts = np.flatnonzero(fresh)
@@ -39,4 +39,4 @@ def later_items(items: Columns) -> tuple[Columns, Columns, np.ndarray[Any, np.dt
     sizes = np.bincount(group, items["age"] == 1, len(starts)).astype(np.int64)
     sizes += (items["age"][starts] == 0).astype(np.int64)
     later = ~fresh & (items["age"] == 1)
-    return taken(items, later), taken(items, starts[group[later]]), sizes[group[later]]
+    return take_rows(items, later), take_rows(items, starts[group[later]]), sizes[group[later]]

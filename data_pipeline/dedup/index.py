@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.dedup.keys import Columns, read_range, taken
-from llmsys.config.deduplicate import DeduplicateConfig, MinhashDuplicates
+from data_pipeline.dedup.keys import Columns, read_range, take_rows
+from llmsys.config.deduplicate import DeduplicationConfig, MinHashDedupConfig
 from llmsys.errors import DataError
 
 INDEX = "index"
@@ -43,22 +43,22 @@ class EarlierDataset:
     digest: str
 
 
-def index_content(
+def describe_index(
     name: str,
     rows: Mapping[str, int],
     keys: Mapping[str, Sequence[str]],
     digests: Mapping[str, str],
-    config: DeduplicateConfig,
+    config: DeduplicationConfig,
     by_characters: Mapping[str, bool],
 ) -> Any:
     """Return what `index.json` says: rows of the files of ids, key files by relation, digests of all, parameters."""
     documents = [{"name": file, "rows": count} for file, count in rows.items()]
-    top = {"format": _FORMAT, "dataset": name, "minhash": minhash_identity(config), "by_characters": by_characters}
+    top = {"format": _FORMAT, "dataset": name, "minhash": get_minhash_parameters(config), "by_characters": by_characters}
     return {**top, "documents": documents, "keys": keys, "files": digests}
 
 
-def open_earlier(
-    folder: Path, config: DeduplicateConfig, by_characters: Mapping[str, bool], digest_of_file: Callable[[Path], str]
+def load_earlier_dataset(
+    folder: Path, config: DeduplicationConfig, by_characters: Mapping[str, bool], digest_of_file: Callable[[Path], str]
 ) -> EarlierDataset:
     """Open the index of a dataset folder; DataError when there is none or it cannot be compared with."""
     path = folder / INDEX / INDEX_FILE
@@ -85,7 +85,7 @@ def open_earlier(
     return EarlierDataset(name, tuple(documents), sum(documents.values()), keys, digest_of_file(path))
 
 
-def _require_relations(folder: Path, content: dict[str, Any], config: DeduplicateConfig) -> None:
+def _require_relations(folder: Path, content: dict[str, Any], config: DeduplicationConfig) -> None:
     """Refuse an index without a relation that is asked for, or with other MinHash parameters."""
     wanted = {"url": config.url.kind, "text": config.exact.kind, "near": config.minhash.kind}
     missing = [relation for relation, kind in wanted.items() if kind != "none" and relation not in content["keys"]]
@@ -94,10 +94,10 @@ def _require_relations(folder: Path, content: dict[str, Any], config: Deduplicat
             f"the index of {folder} holds {', '.join(sorted(content['keys'])) or 'nothing'}, but no {missing[0]} keys. "
             f"Prepare that dataset with the same data.deduplicate, or turn this comparison off."
         )
-    if isinstance(config.minhash, MinhashDuplicates) and content["minhash"] != minhash_identity(config):
+    if isinstance(config.minhash, MinHashDedupConfig) and content["minhash"] != get_minhash_parameters(config):
         raise DataError(
             f"the index of {folder} was made with data.deduplicate.minhash {content['minhash']}, "
-            f"this config says {minhash_identity(config)}. Use the same values in both."
+            f"this config says {get_minhash_parameters(config)}. Use the same values in both."
         )
 
 
@@ -112,12 +112,12 @@ def _require_same_words(folder: Path, theirs: Mapping[str, bool], ours: Mapping[
         )
 
 
-def minhash_identity(config: DeduplicateConfig) -> dict[str, Any] | None:
+def get_minhash_parameters(config: DeduplicationConfig) -> dict[str, Any] | None:
     """What must be equal for MinHash keys to be comparable."""
-    return config.minhash.model_dump(mode="json") if isinstance(config.minhash, MinhashDuplicates) else None
+    return config.minhash.model_dump(mode="json") if isinstance(config.minhash, MinHashDedupConfig) else None
 
 
-def earlier_items(
+def read_earlier_items(
     earlier: Sequence[EarlierDataset], relation: str, number: int, ranges: int, wanted: np.ndarray[Any, Any]
 ) -> Columns:
     """Return the items of one range of earlier datasets whose keys are among the wanted ones.
@@ -129,14 +129,14 @@ def earlier_items(
     for place, dataset in enumerate(earlier):
         for path in dataset.keys[relation]:
             parts += [
-                _as_items(taken(found, np.isin(found["high"], wanted)), place)
+                _to_items(take_rows(found, np.isin(found["high"], wanted)), place)
                 for found in read_range(path, number, ranges)
             ]
     names = ("high", "low", "rank", "tie", "row", "place", "source", "age")
     return {name: np.concatenate([np.zeros(0, np.uint8), *(part[name] for part in parts)]) for name in names}
 
 
-def _as_items(found: Columns, dataset: int) -> Columns:
+def _to_items(found: Columns, dataset: int) -> Columns:
     count = len(found["high"])
     zeros = np.zeros(count, np.uint64)
     return {

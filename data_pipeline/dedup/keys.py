@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.waiting import WaitingWriter
-from llmsys.shards import ShardWriter, read_batches
+from data_pipeline.waiting import BlockWriter
+from llmsys.shards import ArrowFileWriter, read_batches
 
 Columns = dict[str, np.ndarray[Any, Any]]
 
@@ -34,11 +34,11 @@ BUCKET_SCHEMA = pa.schema([("high", pa.uint64()), ("low", pa.uint16()), ("row", 
 VALUE_SCHEMA = pa.schema([("high", pa.uint64())])
 
 
-class KeyWriter(WaitingWriter):
+class KeyWriter(BlockWriter):
     """Writes keys in sorted runs; `count` is how many were written."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        super().__init__(ShardWriter(path, schema))
+        super().__init__(ArrowFileWriter(path, schema))
         self._schema = schema
         self._waiting: list[Mapping[str, Any]] = []
         self._size = 0
@@ -62,14 +62,14 @@ class KeyWriter(WaitingWriter):
         self._waiting, self._size = [], 0
 
 
-def range_of(number: int, ranges: int) -> tuple[int, int]:
+def compute_key_range(number: int, ranges: int) -> tuple[int, int]:
     """Return the first key of a range, and the last."""
     return (number << 64) // ranges, ((number + 1) << 64) // ranges - 1
 
 
 def read_range(path: Path, number: int, ranges: int) -> Iterator[Columns]:
     """Yield the keys of one range, run by run; columns are views of the mapped file."""
-    first, last = range_of(number, ranges)
+    first, last = compute_key_range(number, ranges)
     for batch in read_batches(path):
         high = batch.column("high").to_numpy()
         begin = int(np.searchsorted(high, np.uint64(first)))
@@ -79,7 +79,7 @@ def read_range(path: Path, number: int, ranges: int) -> Iterator[Columns]:
             yield {name: part.column(name).to_numpy() for name in part.schema.names}
 
 
-def joined(parts: list[Columns], schema: pa.Schema) -> Columns:
+def concat_columns(parts: list[Columns], schema: pa.Schema) -> Columns:
     """Join columns, each as the type that the schema says; without any part they are empty."""
     types = {field.name: field.type.to_pandas_dtype() for field in schema}
     return {
@@ -88,6 +88,6 @@ def joined(parts: list[Columns], schema: pa.Schema) -> Columns:
     }
 
 
-def taken(columns: Columns, which: Any) -> Columns:
+def take_rows(columns: Columns, which: Any) -> Columns:
     """Return some rows of all columns: a mask, indices or a slice."""
     return {name: column[which] for name, column in columns.items()}

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.dedup.permute import Keys, Permutations
-from data_pipeline.dedup.words import SimplifiedWords, SimplifyingSplitter
-from llmsys.config.deduplicate import MinhashDuplicates
+from data_pipeline.dedup.permute import Keys, HashPermutations
+from data_pipeline.dedup.words import SimplifiedWords, SimplifiedWordSplitter
+from llmsys.config.deduplicate import MinHashDedupConfig
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -24,34 +24,34 @@ _HALF = np.uint64(32)
 _TEXTS_AT_ONCE = 4096  # bounds the tables of short texts: 4096 x 112 numbers take 3.7 MB
 
 
-class Signer:
+class MinHasher:
     """Turns texts into signatures; holds the permutations of one configuration, and spaCy's answers about odd parts."""
 
-    def __init__(self, config: MinhashDuplicates) -> None:
+    def __init__(self, config: MinHashDedupConfig) -> None:
         self.config = config
-        self.splitter = SimplifyingSplitter(spelling=config.hash == "sha1")
-        self.permutations = Permutations.drawn(config.buckets * config.hashes_per_bucket, config.seed)
+        self.splitter = SimplifiedWordSplitter(spelling=config.hash == "sha1")
+        self.permutations = HashPermutations.from_seed(config.buckets * config.hashes_per_bucket, config.seed)
 
-    def signatures(self, texts: Sequence[str] | pa.Array) -> tuple[Keys, Mask]:
+    def compute_signatures(self, texts: Sequence[str] | pa.Array) -> tuple[Keys, Mask]:
         """Return the (D, K) minima over the shingles of each text, and a (D,) mask of the texts that have a shingle."""
-        words = self.splitter.split(texts)
-        shingle = _sha1_shingles if self.config.hash == "sha1" else _combined_shingles
+        words = self.splitter.split_words(texts)
+        shingle = _hash_sha1_shingles if self.config.hash == "sha1" else _hash_combined_shingles
         shingles = shingle(words, self.config.ngram_words)
-        return self.permutations.minima(shingles), np.array(list(map(len, shingles)), np.int64) > 0
+        return self.permutations.compute_minima(shingles), np.array(list(map(len, shingles)), np.int64) > 0
 
-    def bucket_keys(self, texts: Sequence[str] | pa.Array) -> tuple[Keys, Mask]:
+    def compute_bucket_keys(self, texts: Sequence[str] | pa.Array) -> tuple[Keys, Mask]:
         """Return (D, buckets) keys and a (D,) mask of the texts that have them."""
         keys = [np.zeros((0, self.config.buckets), np.uint64)]
         present = [np.zeros(0, np.bool_)]
         for start in range(0, len(texts), _TEXTS_AT_ONCE):
-            table_DK, present_D = self.signatures(texts[start : start + _TEXTS_AT_ONCE])
+            table_DK, present_D = self.compute_signatures(texts[start : start + _TEXTS_AT_ONCE])
             table = table_DK.reshape(len(table_DK), self.config.buckets, self.config.hashes_per_bucket)
-            keys.append(combine(np.moveaxis(table, 2, 0)))
+            keys.append(combine_hashes(np.moveaxis(table, 2, 0)))
             present.append(present_D)
         return np.concatenate(keys), np.concatenate(present)
 
 
-def combine(parts: Keys | Sequence[Keys]) -> Keys:
+def combine_hashes(parts: Keys | Sequence[Keys]) -> Keys:
     """Combine equally shaped 64-bit hashes, in order, into one of the same shape."""
     combined = np.zeros_like(parts[0])
     for part in parts:
@@ -61,17 +61,17 @@ def combine(parts: Keys | Sequence[Keys]) -> Keys:
     return combined ^ (combined >> _HALF)
 
 
-def _combined_shingles(words: SimplifiedWords, n: int) -> list[Keys]:
+def _hash_combined_shingles(words: SimplifiedWords, n: int) -> list[Keys]:
     """Return per document the distinct hashes of all runs of n words, each combined from the hashes of its words."""
     hashes_W = words.hashes_W
     last = max(0, len(hashes_W) - n + 1)
-    runs = combine([hashes_W[start : start + last] for start in range(n)])
+    runs = combine_hashes([hashes_W[start : start + last] for start in range(n)])
     # A document of w words begins w - n + 1 runs; the runs that would reach into its neighbour are never taken.
     begins, ends = words.offsets[:-1].tolist(), (words.offsets[1:] - n + 1).tolist()
-    return [_distinct(runs[begin : max(begin, end)]) for begin, end in zip(begins, ends, strict=True)]
+    return [_sort_distinct(runs[begin : max(begin, end)]) for begin, end in zip(begins, ends, strict=True)]
 
 
-def _distinct(values: Keys) -> Keys:
+def _sort_distinct(values: Keys) -> Keys:
     """Return the distinct values in order."""
     ordered = np.sort(values)
     fresh = np.empty(len(ordered), np.bool_)
@@ -80,9 +80,9 @@ def _distinct(values: Keys) -> Keys:
     return ordered[fresh]
 
 
-def _sha1_shingles(words: SimplifiedWords, n: int) -> list[Keys]:
+def _hash_sha1_shingles(words: SimplifiedWords, n: int) -> list[Keys]:
     """Return per document the first 8 bytes, little-endian, of the SHA-1 of its runs of n words joined by spaces."""
-    spelled, edges = words.spelled, np.concatenate([[0], words.ends_W])
+    spelled, edges = words.spellings, np.concatenate([[0], words.ends_W])
     shingles = []
     for begin, end in pairwise(words.offsets.tolist()):
         starts, stops = edges[begin : max(begin, end - n + 1)].tolist(), (edges[begin + n : end + 1] - 1).tolist()

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from data_pipeline.dedup.index import EarlierDataset
 from data_pipeline.dedup.keys import Columns
-from data_pipeline.rules.ragged import offsets_of
+from data_pipeline.rules.ragged import compute_offsets
 from llmsys.shards import read_batches
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -28,9 +28,9 @@ class DocumentTable:
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
         rows = [sum(batch.num_rows for batch in read_batches(path)) for path in paths]
-        self.starts = offsets_of(rows)
+        self.starts = compute_offsets(rows)
 
-    def take(self, documents: Integers, column: str) -> pa.Array:
+    def take_column(self, documents: Integers, column: str) -> pa.Array:
         """Return a column of some documents, in the order in which they are given."""
         order = np.argsort(documents, kind="stable")
         wanted = documents[order]
@@ -44,27 +44,27 @@ class DocumentTable:
         back[order] = np.arange(len(order))
         return pa.concat_arrays(pieces).take(pa.array(back))
 
-    def source_of(self, documents: Integers) -> Integers:
+    def get_source_numbers(self, documents: Integers) -> Integers:
         """Return the number of the file of each document."""
         found: Integers = np.searchsorted(self.starts, documents, side="right") - 1
         return found
 
 
-class DocumentNames:
+class DocumentIdLookup:
     """Ids of documents, here and in earlier datasets."""
 
     def __init__(self, documents: Sequence[Path], earlier: Sequence[EarlierDataset]) -> None:
         self._paths, self._earlier = documents, earlier
 
     @cached_property
-    def _here(self) -> DocumentTable:
+    def _own_table(self) -> DocumentTable:
         return DocumentTable(self._paths)
 
     @cached_property
-    def _tables(self) -> list[DocumentTable]:
+    def _earlier_tables(self) -> list[DocumentTable]:
         return [DocumentTable(dataset.documents) for dataset in self._earlier]
 
-    def of_items(self, items: Columns) -> tuple[pa.Array, pa.Array]:
+    def look_up_items(self, items: Columns) -> tuple[pa.Array, pa.Array]:
         """Return the ids of items, and the names of the earlier datasets they lie in ("" for this one).
 
         An earlier item has age 0, the number of its dataset as source and its number there as row.
@@ -75,14 +75,14 @@ class DocumentNames:
         for number in range(len(self._earlier) + 1):
             here = np.flatnonzero(home == number)
             if len(here):
-                pieces.append(self._ids(number, items["source"][here], items["row"][here]))
+                pieces.append(self._take_ids(number, items["source"][here], items["row"][here]))
                 places.append(here)
         names = pa.concat_arrays(pieces).take(pa.array(np.argsort(np.concatenate(places))))
         datasets = pa.array(["", *(dataset.name for dataset in self._earlier)], pa.string())
         return names, datasets.take(pa.array(home))
 
-    def _ids(self, number: int, source: Integers, row: Integers) -> pa.Array:
+    def _take_ids(self, number: int, source: Integers, row: Integers) -> pa.Array:
         """Ids of documents of this dataset (0), or of one of the earlier ones."""
         if number:
-            return self._tables[number - 1].take(row, "id")
-        return self._here.take(self._here.starts[source] + row, "id")
+            return self._earlier_tables[number - 1].take_column(row, "id")
+        return self._own_table.take_column(self._own_table.starts[source] + row, "id")

@@ -5,7 +5,7 @@ Reads the config, gives names and reasons; imports nothing of the pipeline.
 
 from collections.abc import Mapping
 
-from llmsys.config.deduplicate import DeduplicateConfig
+from llmsys.config.deduplicate import DeduplicationConfig
 
 URL, EXACT, SPANS = "url_duplicates", "exact_duplicates", "duplicate_spans"
 NEAR, SUBSTRING = "near_duplicates", "duplicate_substrings"
@@ -13,7 +13,7 @@ NEAR, SUBSTRING = "near_duplicates", "duplicate_substrings"
 _TESTS = {URL: "same url", EXACT: "same text", NEAR: "shares a bucket"}
 
 
-def asked_rules(config: DeduplicateConfig) -> list[str]:
+def list_dedup_rules(config: DeduplicationConfig) -> list[str]:
     """Return the rules of a config in the order in which they act."""
     kinds = {
         URL: config.url.kind,
@@ -25,7 +25,7 @@ def asked_rules(config: DeduplicateConfig) -> list[str]:
     return [rule for rule, kind in kinds.items() if kind != "none"]
 
 
-def duplicate_verdict(rule: str, kept: str, earlier: str, size: int) -> tuple[str, float | None, float | None, str]:
+def build_duplicate_verdict(rule: str, kept: str, earlier: str, size: int) -> tuple[str, float | None, float | None, str]:
     """Return test, value, threshold and reason of a document that another one stays for."""
     test = _TESTS[rule]
     if earlier:
@@ -34,7 +34,7 @@ def duplicate_verdict(rule: str, kept: str, earlier: str, size: int) -> tuple[st
     return test, float(size), 1.0, f"{rule}: {test} with {kept}, which stays of {size} documents"
 
 
-def too_little(
+def build_too_short_verdict(
     rule: str, text: str, limits: Mapping[str, tuple[int, int]]
 ) -> tuple[str, float | None, float | None, str] | None:
     """Return the verdict on a text that was cut, or None when enough is left: nothing at all, or a count below its

@@ -22,14 +22,14 @@ _NEAR = np.uint64(64)  # eight times 8
 SHINGLES_AT_ONCE = 1024  # a table of 1024 x 112 numbers takes 900 kB
 
 
-def modulo_prime(x: Keys) -> Keys:
+def reduce_mod_mersenne61(x: Keys) -> Keys:
     """Return x mod (2^61 - 1) exactly, without dividing: 2^61 is 1 modulo the prime."""
     folded = (x & PRIME) + (x >> _FOLD)
     reduced: Keys = np.minimum(folded, folded - PRIME)  # the difference wraps to a huge number when folded < PRIME
     return reduced
 
 
-class Permutations:
+class HashPermutations:
     """The permutations of one configuration, and room to work in."""
 
     def __init__(self, a_K: Keys, b_K: Keys) -> None:
@@ -41,13 +41,13 @@ class Permutations:
         self._room = np.empty(len(a_K) * SHINGLES_AT_ONCE, np.uint64)
 
     @classmethod
-    def drawn(cls, count: int, seed: int) -> "Permutations":
+    def from_seed(cls, count: int, seed: int) -> "HashPermutations":
         """Draw a in [1, p), then b in [0, p), from numpy's legacy generator, as datatrove does."""
         generator = np.random.RandomState(seed)
         a_K = generator.randint(1, PRIME, dtype=np.uint64, size=count)
         return cls(a_K, generator.randint(0, PRIME, dtype=np.uint64, size=count))
 
-    def minima(self, shingles: Sequence[Keys]) -> Keys:
+    def compute_minima(self, shingles: Sequence[Keys]) -> Keys:
         """Return the (D, K) minima over the distinct shingles of each document; all ones where there is no shingle."""
         blocks = [
             (number, shingles_S[start : start + SHINGLES_AT_ONCE])
@@ -58,15 +58,15 @@ class Permutations:
         with np.errstate():  # gives the size back
             np.setbufsize(16)  # a larger buffer makes numpy copy what is repeated along rows: three times as slow
             for row, (_, shingles_S) in enumerate(blocks):
-                self._search(shingles_S, first_BK[row], second_BK[row], chosen_BK[row])
-        minima_BK = modulo_prime(chosen_BK * self.a_K + self.b_K)
+                self._find_two_smallest(shingles_S, first_BK[row], second_BK[row], chosen_BK[row])
+        minima_BK = reduce_mod_mersenne61(chosen_BK * self.a_K + self.b_K)
         for row, rare in np.argwhere((first_BK < _NEAR) | (second_BK - first_BK < _NEAR)).tolist():
-            minima_BK[row, rare] = modulo_prime(blocks[row][1] * self.a_K[rare] + self.b_K[rare]).min()
+            minima_BK[row, rare] = reduce_mod_mersenne61(blocks[row][1] * self.a_K[rare] + self.b_K[rare]).min()
         minima_DK = np.full((len(shingles), len(self.a_K)), LARGEST, np.uint64)
         np.minimum.at(minima_DK, [number for number, _ in blocks], minima_BK)
         return minima_DK
 
-    def _search(self, shingles_S: Keys, first_K: Keys, second_K: Keys, chosen_K: Keys) -> None:
+    def _find_two_smallest(self, shingles_S: Keys, first_K: Keys, second_K: Keys, chosen_K: Keys) -> None:
         """Find the two smallest r, times eight and shifted, and the shingle of the first."""
         table_KS = self._room[: len(self._rows) * len(shingles_S)].reshape(len(self._rows), len(shingles_S))
         np.multiply(self._a_K1, shingles_S, out=table_KS)

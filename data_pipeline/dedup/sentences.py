@@ -10,14 +10,14 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from data_pipeline.rules.chunk import EnglishChunks
+from data_pipeline.rules.chunk import SpacyTokenizer
 
 # Chunks, and the runs of white space that count: those that do not begin with U+0020, or go on behind it.
 _STRETCH = re.compile(r"\S+| \s+|[^\S ]\s*")
 _MOST_CHUNKS = 300_000
 
 
-class SentenceEnds(NamedTuple):
+class SentenceBoundaries(NamedTuple):
     """Ends of sentences (characters from the beginning of the text, the last one that of the last word) and words."""
 
     ends: list[int]
@@ -39,17 +39,17 @@ class SentenceSplitter:
     """Finds sentences, remembering every chunk it has seen, up to a bound."""
 
     def __init__(self) -> None:
-        self._english = EnglishChunks()
+        self._english = SpacyTokenizer()
         self._memo: dict[str, _Chunk] = {}
 
-    def split(self, texts: Sequence[str]) -> list[SentenceEnds]:
+    def find_boundaries(self, texts: Sequence[str]) -> list[SentenceBoundaries]:
         """The sentences of each text; an empty text has none."""
         if len(self._memo) > _MOST_CHUNKS:
             self._memo = {}
-        self._learn(dict.fromkeys(chunk for text in texts for chunk in text.split()))
-        return [self._split(text) for text in texts]
+        self._cache_chunks(dict.fromkeys(chunk for text in texts for chunk in text.split()))
+        return [self._find_text_boundaries(text) for text in texts]
 
-    def _split(self, text: str) -> SentenceEnds:
+    def _find_text_boundaries(self, text: str) -> SentenceBoundaries:
         memo, ends, words = self._memo, [], 0
         is_open, last = False, 0
         if text.startswith(" "):
@@ -68,14 +68,14 @@ class SentenceSplitter:
                 is_open = is_open if known.leaves_open is None else known.leaves_open
                 words += known.words
             last = match.end()
-        return SentenceEnds([*ends, last] if text else [], words)
+        return SentenceBoundaries([*ends, last] if text else [], words)
 
-    def _learn(self, chunks: Iterable[str]) -> None:
+    def _cache_chunks(self, chunks: Iterable[str]) -> None:
         unseen = [chunk for chunk in chunks if chunk not in self._memo]
-        for chunk, words in zip(unseen, self._english.split(unseen), strict=True):
-            self._memo[chunk] = self._describe(words)
+        for chunk, words in zip(unseen, self._english.split_words(unseen), strict=True):
+            self._memo[chunk] = self._describe_chunk(words)
 
-    def _describe(self, words: Sequence[str]) -> _Chunk:
+    def _describe_chunk(self, words: Sequence[str]) -> _Chunk:
         marks = self._english.sentence_marks
         offset, first, inner = 0, -1, []
         is_open: bool | None = None

@@ -32,7 +32,7 @@ _REMOVED = (PUNCTUATION - TERMINAL_MARKS) | set(".?!。．？！")
 
 
 @lru_cache(maxsize=1)
-def _spaced() -> Codes:
+def _get_punctuation_table() -> Codes:
     """By code point: itself, or a space for punctuation."""
     table = np.arange(sys.maxunicode + 1, dtype=np.uint32)
     table[[ord(character) for character in _REMOVED]] = ord(" ")
@@ -40,51 +40,51 @@ def _spaced() -> Codes:
 
 
 @lru_cache(maxsize=1)
-def _no_accent() -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _get_non_accent_mask() -> np.ndarray[Any, np.dtype[np.bool_]]:
     """By code point: whether it is no accent (category Mn)."""
     table = np.ones(sys.maxunicode + 1, np.bool_)
     table[[point for part in CHANGING for point in part if unicodedata.category(chr(point)) == "Mn"]] = False
     return table
 
 
-def code_points(text: str) -> Codes:
+def to_code_points(text: str) -> Codes:
     """Return the characters of a text as numbers; a lone surrogate is a number like any other."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
-def text_of(codes: Codes) -> str:
+def from_code_points(codes: Codes) -> str:
     """Return the text of code points."""
     return codes.tobytes().decode("utf-32-le", "surrogatepass")
 
 
-def fold(text: str) -> str:
+def fold_text(text: str) -> str:
     """Return the text in lower case, numbers as 0, punctuation as spaces, without accents; white space stays."""
-    return without_accents(_plain(text))
+    return remove_accents(_fold_characters(text))
 
 
-def _plain(text: str) -> str:
+def _fold_characters(text: str) -> str:
     number = _ASCII_NUMBER if text.isascii() else _NUMBER
-    return text_of(_spaced()[code_points(number.sub("0", text.lower()))])
+    return from_code_points(_get_punctuation_table()[to_code_points(number.sub("0", text.lower()))])
 
 
-def without_accents(text: str) -> str:
+def remove_accents(text: str) -> str:
     """Return the canonical decomposition of the text without characters of category Mn."""
     if text.isascii():
         return text
-    codes = code_points(unicodedata.normalize("NFD", text))
-    return text_of(codes[_no_accent()[codes]])
+    codes = to_code_points(unicodedata.normalize("NFD", text))
+    return from_code_points(codes[_get_non_accent_mask()[codes]])
 
 
-def simplify(text: str) -> str:
+def simplify_text(text: str) -> str:
     """Return the text in lower case, numbers as 0, punctuation as spaces, white space folded, without accents."""
-    return without_accents(WHITE_SPACE.sub(" ", _plain(text).strip())).strip()
+    return remove_accents(WHITE_SPACE.sub(" ", _fold_characters(text).strip())).strip()
 
 
-def simplify_each(texts: Sequence[str]) -> list[str]:
-    """Return what `simplify` gives for each text, at a fraction of its cost for many short ones."""
+def simplify_texts(texts: Sequence[str]) -> list[str]:
+    """Return what `simplify_text` gives for each text, at a fraction of its cost for many short ones."""
     if not texts:
         return []
-    lines = _plain("\n".join([" ".join(text.split()) for text in texts])).split("\n")
+    lines = _fold_characters("\n".join([" ".join(text.split()) for text in texts])).split("\n")
     # White space is folded before accents go, as above: a chunk of accents alone leaves two spaces.
-    folded = without_accents("\n".join([" ".join(line.split()) for line in lines]))
+    folded = remove_accents("\n".join([" ".join(line.split()) for line in lines]))
     return [line.strip() for line in folded.split("\n")]

@@ -16,35 +16,35 @@ Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 INVERSE_BASE = np.uint64(pow(int(HASH_BASE), -1, 1 << 64))
 
 
-class StretchHasher:
+class RollingHasher:
     """Hashes stretches of characters; sums of (c + 1) · base^-i from the first one on make each hash one difference."""
 
     def __init__(self, codes: Codes) -> None:
         count = len(codes)
         self._sums = np.zeros(count + 1, np.uint64)
         terms = codes + np.uint64(1)
-        terms *= _powers(int(INVERSE_BASE), count)
+        terms *= _get_powers(int(INVERSE_BASE), count)
         np.cumsum(terms, out=self._sums[1:])
-        self._powers = _powers(int(HASH_BASE), count)
+        self._powers = _get_powers(int(HASH_BASE), count)
 
-    def between(self, starts: Any, ends: Any) -> Hashes:
+    def hash_spans(self, starts: Any, ends: Any) -> Hashes:
         """Return the hashes of the stretches between these places; none is empty."""
         hashes: Hashes = (self._sums[ends] - self._sums[starts]) * self._powers[ends - 1]
         return hashes
 
-    def of_length(self, length: int) -> Hashes:
+    def hash_windows(self, length: int) -> Hashes:
         """Return the hash of every stretch of so many characters, at least one, by where it begins."""
         hashes: Hashes = (self._sums[length:] - self._sums[:-length]) * self._powers[length - 1 :]
         return hashes
 
 
-def _powers(base: int, count: int) -> Hashes:
+def _get_powers(base: int, count: int) -> Hashes:
     """base^0, base^1, … modulo 2^64."""
-    return _table_of_powers(base, max(1 << 17, 1 << count.bit_length()))[:count]
+    return _compute_powers(base, max(1 << 17, 1 << count.bit_length()))[:count]
 
 
 @lru_cache(maxsize=4)
-def _table_of_powers(base: int, count: int) -> Hashes:
+def _compute_powers(base: int, count: int) -> Hashes:
     powers = np.full(count, base, np.uint64)
     powers[0] = 1
     return np.multiply.accumulate(powers)

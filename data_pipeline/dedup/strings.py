@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from data_pipeline.dedup.simplify import Codes, code_points
-from data_pipeline.dedup.stretch import INVERSE_BASE, Hashes, StretchHasher
+from data_pipeline.dedup.simplify import Codes, to_code_points
+from data_pipeline.dedup.stretch import INVERSE_BASE, Hashes, RollingHasher
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -26,28 +26,28 @@ _HALF = np.uint64(32)
 _CHARACTERS_AT_ONCE = 1 << 20  # bounds the work tables at about 110 MB
 
 
-def anchors(text: str, length: int) -> Hashes:
+def compute_winnowing_anchors(text: str, length: int) -> Hashes:
     """Return the hashes of the pieces that are the smallest of some window, once per place where they are."""
-    parts = [_anchors_of(codes, length) for _, codes in _slices(text, length)]
+    parts = [_compute_slice_anchors(codes, length) for _, codes in _slice_code_points(text, length)]
     return np.concatenate([np.zeros(0, np.uint64), *parts])
 
 
-def repeated_windows(text: str, length: int, repeated: Hashes) -> Iterator[Integers]:
+def iter_repeated_windows(text: str, length: int, repeated: Hashes) -> Iterator[Integers]:
     """Yield, slice by slice, where windows begin whose smallest piece is among the sorted `repeated` hashes."""
-    for start, codes in _slices(text, length) if len(repeated) else ():
-        smallest = _window_minimum(_piece_hashes(codes, length // 2), length - length // 2 + 1)
+    for start, codes in _slice_code_points(text, length) if len(repeated) else ():
+        smallest = _compute_window_minima(_hash_pieces(codes, length // 2), length - length // 2 + 1)
         places = np.minimum(np.searchsorted(repeated, smallest), len(repeated) - 1)
         yield start + np.flatnonzero(repeated[places] == smallest)
 
 
-def window_digests(text: str, begins: Integers, length: int) -> Hashes:
+def hash_windows(text: str, begins: Integers, length: int) -> Hashes:
     """Return the xxh3_128 of windows as two halves, (N, 2)."""
     windows = (text[begin : begin + length].encode("utf-8", "surrogatepass") for begin in begins.tolist())
     digests = b"".join(map(xxhash.xxh3_128_digest, windows))
     return np.frombuffer(digests, ">u8").astype(np.uint64).reshape(-1, 2)
 
 
-def without_windows(text: str, begins: Sequence[int], length: int) -> str:
+def remove_windows(text: str, begins: Sequence[int], length: int) -> str:
     """Return the text without the characters of the windows; a newline stands where something was taken out inside."""
     kept, position = [], 0
     for begin in sorted(begins):
@@ -58,32 +58,32 @@ def without_windows(text: str, begins: Sequence[int], length: int) -> str:
     return "\n".join(part for part in (part.strip() for part in kept) if part)
 
 
-def _slices(text: str, length: int) -> list[tuple[int, Codes]]:
+def _slice_code_points(text: str, length: int) -> list[tuple[int, Codes]]:
     """The code points of a text in overlapping slices that hold each of its windows once, with where they begin."""
-    codes = code_points(text)
+    codes = to_code_points(text)
     step = max(_CHARACTERS_AT_ONCE, 4 * length)
     return [(start, codes[start : start + step + length - 1]) for start in range(0, len(codes) - length + 1, step)]
 
 
-def _anchors_of(codes: Codes, length: int) -> Hashes:
-    hashes = _piece_hashes(codes, length // 2)
+def _compute_slice_anchors(codes: Codes, length: int) -> Hashes:
+    hashes = _hash_pieces(codes, length // 2)
     width = length - length // 2 + 1
-    smallest = _window_minimum(hashes, width)
+    smallest = _compute_window_minima(hashes, width)
     # A piece is the smallest of some window when the largest of the minima of its windows is its own hash.
     padded = np.concatenate([np.zeros(width - 1, np.uint64), smallest, np.zeros(width - 1, np.uint64)])
-    found: Hashes = hashes[~_window_minimum(~padded, width) == hashes]
+    found: Hashes = hashes[~_compute_window_minima(~padded, width) == hashes]
     return found
 
 
-def _piece_hashes(codes: Codes, length: int) -> Hashes:
+def _hash_pieces(codes: Codes, length: int) -> Hashes:
     """Hash every piece of `length` characters: as a stretch, divided by base^(length - 1), and mixed."""
-    hashes = StretchHasher(codes).of_length(length)
+    hashes = RollingHasher(codes).hash_windows(length)
     hashes *= np.uint64(pow(int(INVERSE_BASE), length - 1, 1 << 64))
     hashes = (hashes ^ (hashes >> _HALF)) * _MIX
     return hashes ^ (hashes >> _HALF)
 
 
-def _window_minimum(values: Hashes, width: int) -> Hashes:
+def _compute_window_minima(values: Hashes, width: int) -> Hashes:
     """Return the minimum of every `width` neighbours (van Herk 1992: prefix and suffix minima of blocks)."""
     count = len(values) - width + 1
     blocks = -(-len(values) // width)

@@ -1,6 +1,6 @@
 """Paragraphs, lines or sentences of texts: where they end, and what runs of them are compared by.
 
-Reads texts, gives `Units`: a text is cut at `ends`, each piece with the white space before it, and `keys[i]` is what
+Reads texts, gives `TextSegments`: a text is cut at `ends`, each piece with the white space before it, and `keys[i]` is what
 the run of pieces that begins with piece i is compared by, None where it is never a duplicate.
 """
 
@@ -11,16 +11,16 @@ from itertools import islice
 from typing import NamedTuple
 
 from data_pipeline.dedup.sentences import SentenceSplitter
-from data_pipeline.dedup.simplify import simplify_each
-from llmsys.config.deduplicate import LineDuplicates, ParagraphDuplicates, SentenceDuplicates
+from data_pipeline.dedup.simplify import simplify_texts
+from llmsys.config.deduplicate import LineDedupConfig, ParagraphDedupConfig, SentenceDedupConfig
 
-SpansConfig = ParagraphDuplicates | LineDuplicates | SentenceDuplicates
+SpansConfig = ParagraphDedupConfig | LineDedupConfig | SentenceDedupConfig
 
 _BLANK_LINES = re.compile(r"\n\s*\n")
 _NEWLINE = re.compile(r"\n")
 
 
-class Units(NamedTuple):
+class TextSegments(NamedTuple):
     """The pieces of one text; there may be fewer keys than pieces."""
 
     ends: list[int]
@@ -28,55 +28,55 @@ class Units(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def sentence_splitter() -> SentenceSplitter:
+def get_sentence_splitter() -> SentenceSplitter:
     """One splitter per process: it remembers how chunks are split."""
     return SentenceSplitter()
 
 
-def units_of(texts: Sequence[str], config: SpansConfig) -> list[Units]:
+def split_segments(texts: Sequence[str], config: SpansConfig) -> list[TextSegments]:
     """Cut texts as the config says."""
-    if isinstance(config, SentenceDuplicates):
-        return _sentences(texts, config)
-    separator = _BLANK_LINES if isinstance(config, ParagraphDuplicates) else _NEWLINE
-    return [_pieces(text, separator, config) for text in texts]
+    if isinstance(config, SentenceDedupConfig):
+        return _split_sentences(texts, config)
+    separator = _BLANK_LINES if isinstance(config, ParagraphDedupConfig) else _NEWLINE
+    return [_split_by_separator(text, separator, config) for text in texts]
 
 
-def run_length(config: SpansConfig) -> int:
+def get_run_length(config: SpansConfig) -> int:
     """How many pieces a key stands for."""
-    return config.sentences if isinstance(config, SentenceDuplicates) else 1
+    return config.sentences if isinstance(config, SentenceDedupConfig) else 1
 
 
-def pieces_of(text: str, ends: Sequence[int]) -> list[str]:
+def cut_at_ends(text: str, ends: Sequence[int]) -> list[str]:
     """Cut a text; what lies behind the last end is in no piece."""
     return [text[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def without_runs(text: str, units: Units, first: Sequence[int], length: int) -> str:
+def remove_segment_runs(text: str, units: TextSegments, first: Sequence[int], length: int) -> str:
     """Return the text without the runs of pieces that begin at `first`."""
     gone = {place for begin in first for place in range(begin, begin + length)}
-    kept = [piece for place, piece in enumerate(pieces_of(text, units.ends)) if place not in gone]
+    kept = [piece for place, piece in enumerate(cut_at_ends(text, units.ends)) if place not in gone]
     return "".join(kept).lstrip()
 
 
-def _pieces(text: str, separator: re.Pattern[str], config: ParagraphDuplicates | LineDuplicates) -> Units:
+def _split_by_separator(text: str, separator: re.Pattern[str], config: ParagraphDedupConfig | LineDedupConfig) -> TextSegments:
     ends = [*(match.start() for match in separator.finditer(text)), len(text)]
-    pieces = [piece.strip() for piece in pieces_of(text, ends)]
-    if isinstance(config, LineDuplicates):
+    pieces = [piece.strip() for piece in cut_at_ends(text, ends)]
+    if isinstance(config, LineDedupConfig):
         pieces = [piece.lower() for piece in pieces]
-    return Units(ends, [piece if len(piece) >= max(1, config.min_characters) else None for piece in pieces])
+    return TextSegments(ends, [piece if len(piece) >= max(1, config.min_characters) else None for piece in pieces])
 
 
-def _sentences(texts: Sequence[str], config: SentenceDuplicates) -> list[Units]:
+def _split_sentences(texts: Sequence[str], config: SentenceDedupConfig) -> list[TextSegments]:
     """Runs of sentences, simplified and joined; white space behind the last sentence is none."""
-    ends_of = [found.ends for found in sentence_splitter().split(texts)]
+    ends_of = [found.ends for found in get_sentence_splitter().find_boundaries(texts)]
     sentences_of = [
-        [stripped for piece in pieces_of(text, ends) if (stripped := piece.strip())]
+        [stripped for piece in cut_at_ends(text, ends) if (stripped := piece.strip())]
         for text, ends in zip(texts, ends_of, strict=True)
     ]
-    simple = iter(simplify_each([sentence for sentences in sentences_of for sentence in sentences]))
+    simple = iter(simplify_texts([sentence for sentences in sentences_of for sentence in sentences]))
     found = []
     for ends, sentences in zip(ends_of, sentences_of, strict=True):
         parts = list(islice(simple, len(sentences)))
         runs = [" ".join(run) for run in zip(*(parts[start:] for start in range(config.sentences)), strict=False)]
-        found.append(Units(ends, [run if run.strip() else None for run in runs]))
+        found.append(TextSegments(ends, [run if run.strip() else None for run in runs]))
     return found

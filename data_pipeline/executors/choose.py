@@ -3,21 +3,21 @@
 from pathlib import Path
 
 from data_pipeline.executors.event import Executor
-from data_pipeline.executors.inline import Inline
-from data_pipeline.executors.local import LocalPool
-from llmsys.config.executor import ExecutorConfig, InlineExecutor, LocalExecutor, RayExecutor
+from data_pipeline.executors.inline import InlineExecutor
+from data_pipeline.executors.local import LocalExecutor
+from llmsys.config.executor import ExecutorConfig, InlineExecutorConfig, LocalExecutorConfig, RayExecutorConfig
 
 
-def choose_executor(config: ExecutorConfig, folder: Path, lock: int) -> Executor:
+def build_executor(config: ExecutorConfig, folder: Path, lock: int) -> Executor:
     """Return what does the tasks of a dataset folder, whose lock is held under the file descriptor `lock`."""
-    if isinstance(config, LocalExecutor):
-        return LocalPool(config.workers, lock)
-    if isinstance(config, InlineExecutor):
-        return Inline()
-    if isinstance(config, RayExecutor):
-        from data_pipeline.executors.ray_cluster import RayCluster  # an extra: imported only where it was asked for
+    if isinstance(config, LocalExecutorConfig):
+        return LocalExecutor(config.workers, lock)
+    if isinstance(config, InlineExecutorConfig):
+        return InlineExecutor()
+    if isinstance(config, RayExecutorConfig):
+        from data_pipeline.executors.ray_cluster import RayExecutor  # an extra: imported only where it was asked for
 
-        return RayCluster(config.address, config.workers)
-    from data_pipeline.executors.slurm import SlurmArrays
+        return RayExecutor(config.address, config.workers)
+    from data_pipeline.executors.slurm import SlurmExecutor
 
-    return SlurmArrays(config, folder / "slurm")
+    return SlurmExecutor(config, folder / "slurm")

@@ -16,7 +16,7 @@ Cause = Literal["mend", "error", "lost", "slow"]
 
 
 @dataclass(frozen=True, slots=True)
-class Advanced:
+class TaskProgress:
     """Part of a task is done."""
 
     index: int
@@ -25,7 +25,7 @@ class Advanced:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class TaskDone:
     """A job is done; `result` is what it returned, plain data that JSON can hold."""
 
     index: int
@@ -33,7 +33,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class TaskFailed:
     """A try failed; `message` says why, for a person; `traceback` for whoever mends it ("" when it is no bug)."""
 
     index: int
@@ -42,11 +42,11 @@ class Failed:
     cause: Cause = "error"
 
 
-Event = Advanced | Done | Failed
+Event = TaskProgress | TaskDone | TaskFailed
 
 
 @dataclass(frozen=True, slots=True)
-class Early:
+class EagerTaskEvent:
     """An event of a job that was done ahead, by the number it was put there with."""
 
     event: Event
@@ -57,7 +57,7 @@ Queue = deque[tuple[int, Job]]
 
 
 @dataclass(frozen=True)
-class Ahead:
+class EagerJobs:
     """Jobs of other stages that can be done already; who reads the events of a stage puts them in.
 
     Attributes:
@@ -65,21 +65,21 @@ class Ahead:
         later: those of the stages after that one.
     """
 
-    next: Queue = field(default_factory=deque)
-    later: Queue = field(default_factory=deque)
+    next_jobs: Queue = field(default_factory=deque)
+    later_jobs: Queue = field(default_factory=deque)
 
     def __len__(self) -> int:
-        return len(self.next) + len(self.later)
+        return len(self.next_jobs) + len(self.later_jobs)
 
 
 class Executor(Protocol):
     """Who does the work. Every job is tried once: what a failure costs is decided in one place, see tries.py."""
 
     @property
-    def ahead(self) -> Ahead | None:
+    def eager_jobs(self) -> EagerJobs | None:
         """Where jobs of later stages can be put while a stage is done; None: stages come one after the other."""
 
-    def run(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event | Early]:
+    def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event | EagerTaskEvent]:
         """Yield what happens until every job is done or failed; a job may take so many seconds, 0: for ever."""
 
     def close(self) -> None:

@@ -7,28 +7,28 @@ import errno
 import traceback
 from collections.abc import Iterator, Sequence
 
-from data_pipeline.executors.event import Advanced, Done, Event, Failed, Job, Report
-from llmsys.errors import LlmsysError, disk_problem
+from data_pipeline.executors.event import TaskProgress, TaskDone, Event, TaskFailed, Job, Report
+from llmsys.errors import LlmsysError, to_data_error
 from llmsys.redact import redact_secrets
 
 # What another try cannot mend, and what no input is to blame for.
 _PLACE_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS))
 
 
-class Inline:
+class InlineExecutor:
     """Does each job when its event is asked for; nothing here can end a job that takes too long."""
 
-    ahead = None
+    eager_jobs = None
 
-    def run(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
+    def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
         """Yield what happens, job by job."""
         for index, job in enumerate(jobs):
-            progress: list[Advanced] = []
+            progress: list[TaskProgress] = []
 
-            def report(amount: float, dropped: int, index: int = index, progress: list[Advanced] = progress) -> None:
-                progress.append(Advanced(index, amount, dropped))
+            def report_progress(amount: float, dropped: int, index: int = index, progress: list[TaskProgress] = progress) -> None:
+                progress.append(TaskProgress(index, amount, dropped))
 
-            outcome = attempt(index, job, report)
+            outcome = try_job(index, job, report_progress)
             yield from progress
             yield outcome
 
@@ -36,14 +36,14 @@ class Inline:
         """Nothing to end."""
 
 
-def attempt(index: int, job: Job, report: Report) -> Done | Failed:
+def try_job(index: int, job: Job, report: Report) -> TaskDone | TaskFailed:
     """Try one job; an error that a person can mend is its message, any other comes with its traceback."""
     try:
-        return Done(index, job(report))
+        return TaskDone(index, job(report))
     except LlmsysError as error:
-        return Failed(index, str(error), "", "mend")
+        return TaskFailed(index, str(error), "", "mend")
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _PLACE_ERRORS and (problem := disk_problem(error)):
-            return Failed(index, str(problem), "", "mend")
+        if isinstance(error, OSError) and error.errno in _PLACE_ERRORS and (problem := to_data_error(error)):
+            return TaskFailed(index, str(problem), "", "mend")
         said, where = f"{type(error).__name__}: {error}", traceback.format_exc()
-        return Failed(index, redact_secrets(said), redact_secrets(where))
+        return TaskFailed(index, redact_secrets(said), redact_secrets(where))

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from data_pipeline.executors.event import Advanced, Done, Event, Failed, Job
-from data_pipeline.executors.inline import attempt
-from data_pipeline.executors.local import loss, too_slow
+from data_pipeline.executors.event import TaskProgress, TaskDone, Event, TaskFailed, Job
+from data_pipeline.executors.inline import try_job
+from data_pipeline.executors.local import format_worker_loss, format_timeout
 from llmsys.errors import ConfigError, DataError
 
 # How soon a host is asked whether it lives that says nothing: by Ray's default after five minutes, and until then a run
@@ -34,10 +34,10 @@ _POLL_SECONDS = 1.0
 _ENDING_SECONDS = 60.0
 
 
-class RayCluster:
+class RayExecutor:
     """A connection to a cluster; what lives there for other users is left alone."""
 
-    ahead = None
+    eager_jobs = None
 
     def __init__(self, address: str, workers: int) -> None:
         """Join the cluster at `address`, or start one on this machine; DataError when nobody answers."""
@@ -57,9 +57,9 @@ class RayCluster:
                 ) from error
         self.limit = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self.nodes: set[str] = set()
-        self._attempt = ray.remote(num_cpus=1, max_retries=0)(_attempt)
+        self._attempt = ray.remote(num_cpus=1, max_retries=0)(_try_job_on_node)
 
-    def run(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
+    def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
         """Yield what happens until every job is done or has failed."""
         waiting = deque(range(len(jobs)))
         running: dict[Any, tuple[int, float]] = {}
@@ -69,36 +69,36 @@ class RayCluster:
                 running[self._attempt.remote(os.getcwd(), index, jobs[index])] = (index, time.monotonic())
             ready, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS if seconds else None)
             for reference in ready:
-                yield from self._events(reference, running.pop(reference)[0])
+                yield from self._fetch_events(reference, running.pop(reference)[0])
             for reference, (index, since) in list(running.items()):
                 if seconds and time.monotonic() - since > seconds:
                     ray.cancel(reference, force=True)
                     ray.wait([reference], timeout=_ENDING_SECONDS)  # the next try must not meet this one
                     del running[reference]
-                    yield Failed(index, too_slow(seconds), "", "slow")
+                    yield TaskFailed(index, format_timeout(seconds), "", "slow")
 
     def close(self) -> None:
         """Leave the cluster; one that was started for this run ends."""
         if self._own:
             ray.shutdown()
 
-    def _events(self, reference: Any, index: int) -> list[Event]:
+    def _fetch_events(self, reference: Any, index: int) -> list[Event]:
         try:
             node, amount, dropped, outcome = ray.get(reference)
         except RayError as error:
             ending = f"was lost by Ray ({type(error).__name__})"
-            return [Failed(index, loss(ending), "", "lost")]
+            return [TaskFailed(index, format_worker_loss(ending), "", "lost")]
         self.nodes.add(node)
-        return [Advanced(index, amount, dropped), outcome]
+        return [TaskProgress(index, amount, dropped), outcome]
 
 
 # --- inside the process on some node ---
 
 
-def _attempt(directory: str, index: int, job: Job) -> tuple[str, float, int, Done | Failed]:
+def _try_job_on_node(directory: str, index: int, job: Job) -> tuple[str, float, int, TaskDone | TaskFailed]:
     """Do one job in the working directory of the driver, where relative paths begin, and say on which node."""
     os.chdir(directory)
     told: list[tuple[float, int]] = []
-    outcome = attempt(index, job, lambda amount, dropped: told.append((amount, dropped)))
+    outcome = try_job(index, job, lambda amount, dropped: told.append((amount, dropped)))
     node: str = ray.get_runtime_context().get_node_id()
     return node, sum(amount for amount, _ in told), sum(dropped for _, dropped in told), outcome

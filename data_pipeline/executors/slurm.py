@@ -17,24 +17,24 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from data_pipeline.executors.event import Advanced, Done, Event, Failed, Job
-from data_pipeline.executors.local import loss, too_slow
-from llmsys.config.executor import SlurmExecutor
+from data_pipeline.executors.event import TaskProgress, TaskDone, Event, TaskFailed, Job
+from data_pipeline.executors.local import format_worker_loss, format_timeout
+from llmsys.config.executor import SlurmExecutorConfig
 from llmsys.errors import DataError
-from llmsys.log import logger
-from llmsys.publish import PRIVATE, publish_bytes
+from llmsys.log import get_logger
+from llmsys.publish import PRIVATE, write_bytes_atomically
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 _GRACE_POLLS = 3  # a result may take a moment to show on another node's file system
 _ENDED_BY_TIME = ("TIMEOUT", "DEADLINE")
 
 
-class SlurmArrays:
+class SlurmExecutor:
     """Arrays submitted with sbatch, watched through their result files and squeue."""
 
-    ahead = None
+    eager_jobs = None
 
-    def __init__(self, config: SlurmExecutor, folder: Path) -> None:
+    def __init__(self, config: SlurmExecutorConfig, folder: Path) -> None:
         """Use `folder` for jobs and results; DataError when there is no sbatch, or an old array cannot be ended."""
         self.config, self.folder = config, folder.absolute()
         self.name = f"llmsys-{hashlib.blake2b(str(self.folder).encode(), digest_size=6).hexdigest()}"
@@ -44,39 +44,39 @@ class SlurmArrays:
                     f"data.executor.kind=slurm needs {command}, which is not on the PATH of this machine. "
                     f"Start llmsys where jobs are submitted, or use data.executor.kind=local."
                 )
-        self._end_left_behind()
+        self._cancel_leftover_jobs()
 
-    def run(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
+    def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
         """Yield what happens until every job is done or has failed."""
         size = self.config.array_tasks * self.config.jobs_per_task
         for first in range(0, len(jobs), size):
             portion = jobs[first : first + size]
-            self._write(portion)
-            array = self._submit(-(-len(portion) // self.config.jobs_per_task), seconds)
-            for event in self._watch(array, len(portion), seconds):
-                yield _shifted(event, first)
+            self._write_jobs(portion)
+            array = self._submit_array(-(-len(portion) // self.config.jobs_per_task), seconds)
+            for event in self._watch_array(array, len(portion), seconds):
+                yield _shift_index(event, first)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
         """Cancel what still runs."""
-        self._end_left_behind()
+        self._cancel_leftover_jobs()
 
-    def _write(self, jobs: Sequence[Job]) -> None:
+    def _write_jobs(self, jobs: Sequence[Job]) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(mode=0o700, parents=True)  # who writes a job there runs code as this user
         for number, job in enumerate(jobs):
-            publish_bytes(self.folder / f"{number}.job", pickle.dumps(job), PRIVATE)  # a URL may hold a password
+            write_bytes_atomically(self.folder / f"{number}.job", pickle.dumps(job), PRIVATE)  # a URL may hold a password
         each = str(self.config.jobs_per_task)
         command = shlex.join([sys.executable, "-m", "data_pipeline.executors.slurm_task", str(self.folder), each])
         root = Path(__file__).resolve().parents[2]
-        publish_bytes(
+        write_bytes_atomically(
             self.folder / "script.sh",
             f"#!/bin/sh\nexport PYTHONPATH={shlex.quote(str(root))}${{PYTHONPATH:+:$PYTHONPATH}} OMP_NUM_THREADS=1\n"
             f'exec {command} "$SLURM_ARRAY_TASK_ID"\n'.encode(),
             PRIVATE,
         )
 
-    def _submit(self, tasks: int, seconds: float) -> str:
+    def _submit_array(self, tasks: int, seconds: float) -> str:
         """Submit one array and return its number; its name is what a later run finds it by."""
         at_a_time = f"%{self.config.workers}" if self.config.workers else ""
         minutes = int(seconds * self.config.jobs_per_task // 60) + 1  # Slurm counts minutes
@@ -87,32 +87,32 @@ class SlurmArrays:
             f"--array=0-{tasks - 1}{at_a_time}", f"--output={logs}/%a.log", *limit, *self.config.options,
             str(self.folder / "script.sh"),
         ]  # fmt: skip
-        array = _ask(words).strip().split(";")[0]
+        array = _run_command(words).strip().split(";")[0]
         _log.info("submitted array %s of %d tasks to Slurm", array, tasks)
         return array
 
-    def _watch(self, array: str, jobs: int, seconds: float) -> Iterator[Event]:
+    def _watch_array(self, array: str, jobs: int, seconds: float) -> Iterator[Event]:
         """Yield results as they come, and losses once Slurm has forgotten a task for some polls."""
         left, absent = set(range(jobs)), dict.fromkeys(range(jobs), 0)
         while left:
-            known = self._queued(array)
+            known = self._query_queued_tasks(array)
             for number in sorted(left):
                 task = number // self.config.jobs_per_task
                 result = self.folder / f"{number}.result"
                 if result.exists():
                     left.discard(number)
-                    yield from _events(number, json.loads(result.read_bytes()))
+                    yield from _build_events(number, json.loads(result.read_bytes()))
                 elif task in known or None in known:
                     absent[number] = 0
                 else:
                     absent[number] += 1
                     if absent[number] > _GRACE_POLLS:
                         left.discard(number)
-                        yield self._lost(array, number, seconds)
+                        yield self._build_lost_event(array, number, seconds)
             if left:
                 time.sleep(self.config.poll_seconds)
 
-    def _queued(self, array: str) -> set[int | None]:
+    def _query_queued_tasks(self, array: str) -> set[int | None]:
         """The tasks of an array that Slurm still has; {None} when it does not answer, which says nothing."""
         asked = subprocess.run(
             ["squeue", "--noheader", "--array", f"--jobs={array}", "--format=%K %t"], capture_output=True, text=True
@@ -122,19 +122,19 @@ class SlurmArrays:
         rows = [line.split() for line in asked.stdout.splitlines()]
         return {int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit()}
 
-    def _lost(self, array: str, number: int, seconds: float) -> Failed:
+    def _build_lost_event(self, array: str, number: int, seconds: float) -> TaskFailed:
         task = number // self.config.jobs_per_task
-        state = _state(array, task)
+        state = _query_task_state(array, task)
         if state in _ENDED_BY_TIME:
-            return Failed(number, too_slow(seconds), "", "slow")
+            return TaskFailed(number, format_timeout(seconds), "", "slow")
         log = self.folder / f"{task}.log"
         tail = log.read_text(errors="replace")[-2_000:] if log.exists() else ""
-        return Failed(number, loss(f"ended without a result (Slurm says: {state or 'nothing'})"), tail, "lost")
+        return TaskFailed(number, format_worker_loss(f"ended without a result (Slurm says: {state or 'nothing'})"), tail, "lost")
 
-    def _end_left_behind(self) -> None:
+    def _cancel_leftover_jobs(self) -> None:
         """Cancel what an earlier run of this folder left and wait until it is gone: two must not write one folder."""
         deadline = time.monotonic() + 120
-        while found := self._ours():
+        while found := self._list_own_jobs():
             subprocess.run(["scancel", f"--name={self.name}"], capture_output=True)
             if time.monotonic() > deadline:
                 raise DataError(
@@ -144,12 +144,12 @@ class SlurmArrays:
             time.sleep(min(self.config.poll_seconds, 1.0))
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _ours(self) -> list[str]:
+    def _list_own_jobs(self) -> list[str]:
         words = ["squeue", "--noheader", f"--name={self.name}", "--format=%i"]
         return subprocess.run(words, capture_output=True, text=True).stdout.split()
 
 
-def _ask(words: Sequence[str]) -> str:
+def _run_command(words: Sequence[str]) -> str:
     asked = subprocess.run(words, capture_output=True, text=True)
     if asked.returncode:
         raise DataError(
@@ -159,7 +159,7 @@ def _ask(words: Sequence[str]) -> str:
     return asked.stdout
 
 
-def _state(array: str, task: int) -> str:
+def _query_task_state(array: str, task: int) -> str:
     """What the accounting says about a task that is gone; "" where there is no accounting."""
     if shutil.which("sacct") is None:
         return ""
@@ -168,11 +168,11 @@ def _state(array: str, task: int) -> str:
     return told[0] if told else ""
 
 
-def _events(number: int, result: dict[str, object]) -> list[Event]:
+def _build_events(number: int, result: dict[str, object]) -> list[Event]:
     outcome = {name: value for name, value in result.items() if name not in ("amount", "dropped")}
-    ended = Done(number, **outcome) if "result" in outcome else Failed(number, **outcome)  # type: ignore[arg-type]
-    return [Advanced(number, result["amount"], result["dropped"]), ended]  # type: ignore[arg-type]
+    ended = TaskDone(number, **outcome) if "result" in outcome else TaskFailed(number, **outcome)  # type: ignore[arg-type]
+    return [TaskProgress(number, result["amount"], result["dropped"]), ended]  # type: ignore[arg-type]
 
 
-def _shifted(event: Event, first: int) -> Event:
+def _shift_index(event: Event, first: int) -> Event:
     return type(event)(event.index + first, *(getattr(event, name) for name in event.__slots__[1:]))

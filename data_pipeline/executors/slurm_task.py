@@ -11,29 +11,29 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.executors.event import Done
-from data_pipeline.executors.inline import attempt
-from llmsys.publish import publish_bytes
+from data_pipeline.executors.event import TaskDone
+from data_pipeline.executors.inline import try_job
+from llmsys.publish import write_bytes_atomically
 
 
 def main(folder: Path, jobs: int, task: int) -> int:
     """Do the jobs of one task; the status is 0 when every result was published, whatever it says."""
     for number in range(task * jobs, (task + 1) * jobs):
         if (folder / f"{number}.job").exists():  # the last task has fewer
-            _do(folder, number)
+            _run_job(folder, number)
     return 0
 
 
-def _do(folder: Path, number: int) -> None:
+def _run_job(folder: Path, number: int) -> None:
     job = pickle.loads((folder / f"{number}.job").read_bytes())
     told: list[tuple[float, int]] = []
-    outcome = attempt(number, job, lambda amount, dropped: told.append((amount, dropped)))
+    outcome = try_job(number, job, lambda amount, dropped: told.append((amount, dropped)))
     result: dict[str, Any] = {"amount": sum(one for one, _ in told), "dropped": sum(one for _, one in told)}
-    if isinstance(outcome, Done):
+    if isinstance(outcome, TaskDone):
         result["result"] = outcome.result
     else:
         result |= {"message": outcome.message, "traceback": outcome.traceback, "cause": outcome.cause}
-    publish_bytes(folder / f"{number}.result", json.dumps(result).encode())
+    write_bytes_atomically(folder / f"{number}.result", json.dumps(result).encode())
 
 
 if __name__ == "__main__":

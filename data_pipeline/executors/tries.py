@@ -8,40 +8,40 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from data_pipeline.executors.event import Early, Event, Executor, Failed, Job
+from data_pipeline.executors.event import EagerTaskEvent, Event, Executor, TaskFailed, Job
 from llmsys.config.executor import ExecutorConfig
 
 LONGEST_WAIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class TaskRetry:
     """A try failed, and the task will be tried once more."""
 
     index: int
-    failed: Failed
+    failed: TaskFailed
 
 
-def run_with_tries(
+def run_with_retries(
     executor: Executor,
     jobs: Sequence[Job],
     config: ExecutorConfig,
     seconds: float = 0,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Event | Early | Again]:
+) -> Iterator[Event | EagerTaskEvent | TaskRetry]:
     """Yield what happens; `Failed` only for a task that is given up: tried often enough, or a person's to mend."""
     left = list(range(len(jobs)))
     for number in range(1, config.tries + 1):
         last = number == config.tries
         again: list[int] = []
-        for event in executor.run([jobs[index] for index in left], seconds):
-            if isinstance(event, Early):  # its own stage does again what failed
+        for event in executor.run_jobs([jobs[index] for index in left], seconds):
+            if isinstance(event, EagerTaskEvent):  # its own stage does again what failed
                 yield event
                 continue
-            event = _renumbered(event, left[event.index])
-            if isinstance(event, Failed) and event.cause != "mend" and not last:
+            event = _replace_index(event, left[event.index])
+            if isinstance(event, TaskFailed) and event.cause != "mend" and not last:
                 again.append(event.index)
-                yield Again(event.index, event)
+                yield TaskRetry(event.index, event)
             else:
                 yield event
         if not again:
@@ -50,7 +50,7 @@ def run_with_tries(
         left = sorted(again)
 
 
-def _renumbered(event: Event, index: int) -> Event:
+def _replace_index(event: Event, index: int) -> Event:
     if event.index == index:
         return event
     return type(event)(index, *(getattr(event, name) for name in event.__slots__[1:]))

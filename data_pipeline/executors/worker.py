@@ -16,13 +16,13 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-from data_pipeline.executors.event import Advanced, Report
-from data_pipeline.executors.inline import attempt
+from data_pipeline.executors.event import TaskProgress, Report
+from data_pipeline.executors.inline import try_job
 
 _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
-class Worker:
+class WorkerProcess:
     """One process and the two pipes to it: one for jobs and events, one that only ever closes."""
 
     def __init__(self, lock: int | None) -> None:
@@ -30,8 +30,8 @@ class Worker:
         self.connection, theirs = context.Pipe()
         lifeline, self.lifeline = context.Pipe(duplex=False)
         held = DupFd(lock) if lock is not None else None
-        self.process: SpawnProcess = context.Process(target=_work, args=(theirs, lifeline, held), daemon=True)
-        with _single_threaded():
+        self.process: SpawnProcess = context.Process(target=_serve_jobs, args=(theirs, lifeline, held), daemon=True)
+        with _limit_threads():
             self.process.start()
         theirs.close()
         lifeline.close()
@@ -39,7 +39,7 @@ class Worker:
         self.since = 0.0
         self.early = self.practised = False  # its job was put ahead; it has had one of the next stage
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """Kill the process: whatever it writes is published by rename, so there is nothing to wait for."""
         self.process.kill()
         self.process.join()
@@ -48,7 +48,7 @@ class Worker:
 
 
 @contextmanager
-def _single_threaded() -> Iterator[None]:
+def _limit_threads() -> Iterator[None]:
     """Children start with one thread per numeric library: processes are the unit of parallel work."""
     before = {name: os.environ.pop(name, None) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     os.environ.update(dict.fromkeys(before, "1"))
@@ -64,7 +64,7 @@ def _single_threaded() -> Iterator[None]:
 # --- inside the process ---
 
 
-def _work(connection: Connection, lifeline: Connection, lock: Any) -> None:
+def _serve_jobs(connection: Connection, lifeline: Connection, lock: Any) -> None:
     """Do jobs until the pipe closes. `lock` is unpickled into a duplicate of the parent's lock, open until the end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears ctrl-c too, and ends its workers
     _die_with_parent(lifeline)
@@ -72,14 +72,14 @@ def _work(connection: Connection, lifeline: Connection, lock: Any) -> None:
     try:
         while True:
             index, job = connection.recv()
-            connection.send(attempt(index, job, _reporter(connection, index)))
+            connection.send(try_job(index, job, _build_reporter(connection, index)))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         if held is not None:
             os.close(held)
 
 
-def _reporter(connection: Connection, index: int) -> Report:
-    return lambda amount, dropped: connection.send(Advanced(index, amount, dropped))
+def _build_reporter(connection: Connection, index: int) -> Report:
+    return lambda amount, dropped: connection.send(TaskProgress(index, amount, dropped))
 
 
 def _die_with_parent(lifeline: Connection) -> None:
@@ -87,8 +87,8 @@ def _die_with_parent(lifeline: Connection) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
-    def watch() -> None:
+    def exit_with_parent() -> None:
         lifeline.poll(None)  # nothing is ever sent: it returns when the other end closes
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()

@@ -5,30 +5,30 @@ reads like paragraphs shows where the content stands (`extract.weigh`); boxes of
 headings in it go (`extract.within`); the rest is laid out as text (`extract.layout`).
 """
 
-from data_pipeline.extract.layout import lay_out
-from data_pipeline.extract.page import Page, read_page
-from data_pipeline.extract.weigh import find_root, weigh
-from data_pipeline.extract.within import add_lead, drop_link_boxes, drop_phrases, siblings, without_loose_headings
+from data_pipeline.extract.layout import render_text
+from data_pipeline.extract.page import ElementStats, parse_page
+from data_pipeline.extract.weigh import find_root, score_elements
+from data_pipeline.extract.within import add_lead, drop_link_boxes, drop_phrases, find_content_siblings, select_kept_runs
 
 
 def extract_article(html: bytes) -> str:
     """The text of a page's main content; empty when it has none. The caller has checked `extract.limit`."""
-    page = read_page(html)
-    return lay_out(page.tree, main_content(page))
+    page = parse_page(html)
+    return render_text(page.tree, find_main_content(page))
 
 
-def main_content(page: Page) -> list[int]:
+def find_main_content(page: ElementStats) -> list[int]:
     """The runs of the main content, in the order of the page."""
     tree = page.tree
     if not tree.text:
         return []
-    weights = weigh(page)
+    weights = score_elements(page)
     root = find_root(page, weights)
     keep = [False] * len(tree.text)
-    for element in (root, *siblings(page, weights, root)):
+    for element in (root, *find_content_siblings(page, weights, root)):
         for run in range(tree.first[element], tree.last[element]):
             keep[run] = not page.out[run]
     add_lead(page, root, keep)
     drop_link_boxes(page, root, keep)
     drop_phrases(tree, keep)
-    return without_loose_headings(tree, keep)
+    return select_kept_runs(tree, keep)

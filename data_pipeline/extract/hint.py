@@ -53,19 +53,19 @@ _HIDDEN = re.compile(r'\shidden=|display:\s*none|visibility:\s*hidden|aria-hidde
 
 
 @lru_cache(maxsize=1 << 14)
-def hint(attributes: str) -> int:
+def classify_attributes(attributes: str) -> int:
     """Read the attributes of an element, ` class="a b" id="c"`."""
     said = NOTHING
     if ("hidden" in attributes or "none" in attributes) and _HIDDEN.search(attributes):
         said = HIDDEN
     names = " ".join(_NAMES.findall(attributes))
-    return said | _said_by(names) if names else said
+    return said | _classify_names(names) if names else said
 
 
 @lru_cache(maxsize=1 << 14)
-def _said_by(names: str) -> int:
+def _classify_names(names: str) -> int:
     """What the words of names say."""
-    words = _words(names.replace("elementor-widget", ""))  # a page builder that calls all that it builds so
+    words = _split_words(names.replace("elementor-widget", ""))  # a page builder that calls all that it builds so
     said = NOTHING
     for word in words:
         if word in _FLAGS:
@@ -75,7 +75,7 @@ def _said_by(names: str) -> int:
     return said | BODY if is_body else said
 
 
-def _words(names: str) -> list[str]:
+def _split_words(names: str) -> list[str]:
     """The words of names in lower case: `post-body` and `postBody` have two."""
     if names.islower():
         return _WORD.findall(names)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from data_pipeline.extract.limit import Excess, Nesting, excess
-from llmsys.config.extract import ArticleExtract, ExtractConfig, ResiliparseExtract, TrafilaturaExtract
+from data_pipeline.extract.limit import LimitViolation, Nesting, find_limit_violation
+from llmsys.config.extract import ArticleExtractorConfig, ExtractConfig, ResiliparseExtractorConfig, TrafilaturaExtractorConfig
 
 _BLANK_LINES = re.compile(r"\n{3,}")
 # Controls are noise in text; carriage returns and the like have become newlines before.
@@ -24,11 +24,11 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff\ufffe\uffff]")
 Extractor = Callable[[bytes], str]  # HTML as valid UTF-8, without NUL
 
 
-class Extracted(NamedTuple):
+class ExtractionResult(NamedTuple):
     """What became of a batch of pages: texts, null where there is none, and the limits that pages are beyond."""
 
     texts: pa.LargeStringArray
-    beyond: list[Excess | None]
+    limit_hits: list[LimitViolation | None]
 
 
 def extract_text(pages: pa.RecordBatch, config: ExtractConfig) -> pa.LargeStringArray:
@@ -36,46 +36,46 @@ def extract_text(pages: pa.RecordBatch, config: ExtractConfig) -> pa.LargeString
     return extract_pages(pages, config).texts
 
 
-def extract_pages(pages: pa.RecordBatch, config: ExtractConfig) -> Extracted:
+def extract_pages(pages: pa.RecordBatch, config: ExtractConfig) -> ExtractionResult:
     """Extract a batch with the columns `payload` and `charset` of `readers.page.PAGE_SCHEMA`.
 
     ConfigError when the extractor is not installed.
     """
-    extract = extractor(config)
+    extract = build_extractor(config)
     payloads = pages.column("payload")
     texts: list[str | None] = []
-    beyond: list[Excess | None] = []
+    beyond: list[LimitViolation | None] = []
     for row, charset in enumerate(pages.column("charset").to_pylist()):
-        html = _as_utf8(payloads[row : row + 1], charset, config.max_page_bytes)
-        over = html if isinstance(html, Excess) else _excess(html, config)
+        html = _convert_to_utf8(payloads[row : row + 1], charset, config.max_page_bytes)
+        over = html if isinstance(html, LimitViolation) else _find_page_violation(html, config)
         beyond.append(over)
-        texts.append(None if over or isinstance(html, Excess) else clean(extract(html)) or None)
-    return Extracted(pa.array(texts, pa.large_string()), beyond)
+        texts.append(None if over or isinstance(html, LimitViolation) else clean_text(extract(html)) or None)
+    return ExtractionResult(pa.array(texts, pa.large_string()), beyond)
 
 
 @lru_cache(maxsize=8)
-def extractor(config: ExtractConfig) -> Extractor:
+def build_extractor(config: ExtractConfig) -> Extractor:
     """What makes text of a page; libraries are loaded here, since few processes extract."""
     match config:
-        case ArticleExtract():
+        case ArticleExtractorConfig():
             from data_pipeline.extract.article import extract_article
 
             return extract_article
-        case ResiliparseExtract():
-            from data_pipeline.extract.plain import resiliparse_extractor
+        case ResiliparseExtractorConfig():
+            from data_pipeline.extract.plain import build_resiliparse_extractor
 
-            return resiliparse_extractor(config)
-        case TrafilaturaExtract():
-            from data_pipeline.extract.reference import trafilatura_extractor
+            return build_resiliparse_extractor(config)
+        case TrafilaturaExtractorConfig():
+            from data_pipeline.extract.reference import build_trafilatura_extractor
 
-            return trafilatura_extractor(config)
+            return build_trafilatura_extractor(config)
 
 
-def _as_utf8(page: pa.LargeBinaryArray, charset: str, max_bytes: int) -> bytes | Excess:
+def _convert_to_utf8(page: pa.LargeBinaryArray, charset: str, max_bytes: int) -> bytes | LimitViolation:
     """The only page of an array in UTF-8 without NUL, which no text holds."""
     payload: bytes = page[0].as_py()
     if len(payload) > max_bytes:
-        return Excess("bytes", len(payload), max_bytes)
+        return LimitViolation("bytes", len(payload), max_bytes)
     payload_is_utf8 = charset == "utf-8" and (payload.isascii() or _is_utf8(page))
     html = payload if payload_is_utf8 else payload.decode(charset, "replace").encode("utf-8", "replace")
     return html.replace(b"\0", b"")
@@ -90,13 +90,13 @@ def _is_utf8(page: pa.LargeBinaryArray) -> bool:
     return True
 
 
-def _excess(html: bytes, config: ExtractConfig) -> Excess | None:
+def _find_page_violation(html: bytes, config: ExtractConfig) -> LimitViolation | None:
     """The limit that a page is beyond; resiliparse's parser takes no longer for elements that are nested deeper."""
-    nesting: Nesting = "linear" if isinstance(config, ResiliparseExtract) else "square"
-    return excess(html, nesting=nesting, max_nodes=config.max_nodes, max_attributes=config.max_attributes)
+    nesting: Nesting = "linear" if isinstance(config, ResiliparseExtractorConfig) else "square"
+    return find_limit_violation(html, nesting=nesting, max_nodes=config.max_nodes, max_attributes=config.max_attributes)
 
 
-def clean(text: str) -> str:
+def clean_text(text: str) -> str:
     """The text as the rest of the pipeline wants it: valid, normalised, without stray space."""
     if not text.isascii():
         text = text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate becomes a question mark

@@ -1,6 +1,6 @@
 """Runs of text as one plain text: paragraphs, lists, tables and code, each in the shape that readers know.
 
-Reads a `Tree` and the runs to keep, gives text. Blocks stand apart by one blank line; items of a list follow each other
+Reads a `HtmlTree` and the runs to keep, gives text. Blocks stand apart by one blank line; items of a list follow each other
 line by line behind `- `, indented by how deep they are nested; the cells of a table's row stand on one line between
 ` | `; code keeps its lines and its indentation. The order is that of the page.
 """
@@ -8,7 +8,7 @@ line by line behind `- `, indented by how deep they are nested; the cells of a t
 from collections import Counter
 from typing import NamedTuple
 
-from data_pipeline.extract.tree import Tree
+from data_pipeline.extract.tree import HtmlTree
 
 _LISTS = frozenset(("ul", "ol", "menu", "dir"))
 _PLACES = _LISTS | {"dl", "li", "table", "tr", "pre", "td", "th"}
@@ -16,7 +16,7 @@ _DEEPEST = 8  # levels of indentation; what is nested deeper is indented no furt
 _LONGEST_CELL = 500  # characters; a table with a longer cell lays out a page, and its cells are paragraphs
 
 
-class _Place(NamedTuple):
+class _BlockContext(NamedTuple):
     """What an element stands in: elements by their numbers, 0 is none."""
 
     level: int = 0  # lists around it
@@ -28,29 +28,29 @@ class _Place(NamedTuple):
     code: int = 0
 
 
-def lay_out(tree: Tree, kept: list[int]) -> str:
+def render_text(tree: HtmlTree, kept: list[int]) -> str:
     """Join the runs that stay."""
-    places = _places(tree, kept)
-    layout = _layout_tables(tree, kept, places)
+    places = _compute_contexts(tree, kept)
+    layout = _find_layout_tables(tree, kept, places)
     pieces: list[str] = []
-    before = _Place()
+    before = _BlockContext()
     for run in kept:
         place = places[tree.owner[run]]
         if place.table in layout:
             place = place._replace(table=0, row=0, cell=0)
         text = tree.text[run].removesuffix("¶")  # the mark of a link to a heading
         if pieces:
-            pieces.append(_between(before, place))
+            pieces.append(_choose_separator(before, place))
         if place.row and place.row != before.row:
             pieces.append("| " * (place.cell - 1))
         elif place.item and not place.code and not place.row:
-            text = _as_item(text, place.level, place.item != before.item)
+            text = _format_list_item(text, place.level, place.item != before.item)
         pieces.append(text)
         before = place
-    return _unescaped("".join(pieces))
+    return _unescape_entities("".join(pieces))
 
 
-def _places(tree: Tree, kept: list[int]) -> dict[int, _Place]:
+def _compute_contexts(tree: HtmlTree, kept: list[int]) -> dict[int, _BlockContext]:
     """The place of each element that holds runs that stay, from that of its parent."""
     wanted = {0}
     for run in kept:
@@ -58,15 +58,15 @@ def _places(tree: Tree, kept: list[int]) -> dict[int, _Place]:
         while element not in wanted:
             wanted.add(element)
             element = tree.parent[element]
-    cells = _cells(tree, wanted)
-    places = {0: _Place()}
+    cells = _number_cells(tree, wanted)
+    places = {0: _BlockContext()}
     for element in sorted(wanted)[1:]:
         around = places[tree.parent[element]]
-        places[element] = _place(tree.tag[element], element, around, cells) if tree.tag[element] in _PLACES else around
+        places[element] = _derive_context(tree.tag[element], element, around, cells) if tree.tag[element] in _PLACES else around
     return places
 
 
-def _place(tag: str, element: int, around: _Place, cells: dict[int, int]) -> _Place:
+def _derive_context(tag: str, element: int, around: _BlockContext, cells: dict[int, int]) -> _BlockContext:
     """The place inside an element that shapes text."""
     if tag in _LISTS:
         return around._replace(level=around.level + 1, outer_list=around.outer_list or element)
@@ -83,7 +83,7 @@ def _place(tag: str, element: int, around: _Place, cells: dict[int, int]) -> _Pl
     return around._replace(cell=cells[element])
 
 
-def _cells(tree: Tree, wanted: set[int]) -> dict[int, int]:
+def _number_cells(tree: HtmlTree, wanted: set[int]) -> dict[int, int]:
     """For each cell of a table, which one of its row it is, from 1; empty ones count."""
     cells: dict[int, int] = {}
     if not any(tree.tag[element] == "tr" for element in wanted):
@@ -96,7 +96,7 @@ def _cells(tree: Tree, wanted: set[int]) -> dict[int, int]:
     return cells
 
 
-def _layout_tables(tree: Tree, kept: list[int], places: dict[int, _Place]) -> set[int]:
+def _find_layout_tables(tree: HtmlTree, kept: list[int], places: dict[int, _BlockContext]) -> set[int]:
     """Tables with a cell of several blocks or of much text, and those that hold code: their cells are no table."""
     layout: set[int] = set()
     last = (0, 0)
@@ -109,7 +109,7 @@ def _layout_tables(tree: Tree, kept: list[int], places: dict[int, _Place]) -> se
     return layout
 
 
-def _between(before: _Place, place: _Place) -> str:
+def _choose_separator(before: _BlockContext, place: _BlockContext) -> str:
     """What stands between two runs that follow each other."""
     if place.row and place.row == before.row:
         return " | " * max(1, place.cell - before.cell)
@@ -121,12 +121,12 @@ def _between(before: _Place, place: _Place) -> str:
     return "\n" if near else "\n\n"
 
 
-def _as_item(text: str, level: int, first: bool) -> str:
+def _format_list_item(text: str, level: int, first: bool) -> str:
     """A paragraph of a list's item, behind a mark if it is the first."""
     indent = "  " * (min(level, _DEEPEST) - 1)
     return indent + ("- " if first else "  ") + text.replace("\n", f"\n{indent}  ")
 
 
-def _unescaped(text: str) -> str:
+def _unescape_entities(text: str) -> str:
     """The text that the parser wrote with entities: there are only these three."""
     return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")

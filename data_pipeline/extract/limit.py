@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.extract.attribute import all_attributes, too_many_attributes
+from data_pipeline.extract.attribute import count_attributes, count_attributes_over_limit
 
 Nesting = Literal["linear", "square"]
 
@@ -40,7 +40,7 @@ _STEPS_PER_NODE = 1_000  # open elements that a tag may have to look through
 
 
 @dataclass(frozen=True, slots=True)
-class Excess:
+class LimitViolation:
     """A limit that a page is beyond: what was counted, how much of it there is, and how much there may be."""
 
     test: str
@@ -48,7 +48,7 @@ class Excess:
     threshold: float
 
 
-def excess(html: bytes, *, nesting: Nesting, max_nodes: int, max_attributes: int) -> Excess | None:
+def find_limit_violation(html: bytes, *, nesting: Nesting, max_nodes: int, max_attributes: int) -> LimitViolation | None:
     """The first limit that a page is beyond, or None.
 
     Args:
@@ -62,22 +62,22 @@ def excess(html: bytes, *, nesting: Nesting, max_nodes: int, max_attributes: int
     tags = int(np.count_nonzero(is_tag))
     nodes = 2 * tags + 1  # an element and the text behind it
     if nodes + len(html) // _SHORTEST_ATTRIBUTE > max_nodes:
-        nodes += all_attributes(html, max_nodes - nodes)
+        nodes += count_attributes(html, max_nodes - nodes)
     if nodes > max_nodes:
-        return Excess("nodes", nodes, max_nodes)
-    if tags * tags > _FEW and (tags > max_nodes // 32 or tags * _open_formatting(html, is_tag) > _FEW):
-        depth, reopened, options = open_elements(html)
+        return LimitViolation("nodes", nodes, max_nodes)
+    if tags * tags > _FEW and (tags > max_nodes // 32 or tags * _count_open_formatting(html, is_tag) > _FEW):
+        depth, reopened, options = count_open_elements(html)
         nodes += tags * reopened
         if nodes > max_nodes:
-            return Excess("nodes", nodes, max_nodes)
+            return LimitViolation("nodes", nodes, max_nodes)
         steps = tags * (depth if nesting == "square" else options)
         if steps > max_nodes * _STEPS_PER_NODE:
-            return Excess("steps", steps, max_nodes * _STEPS_PER_NODE)
-    attributes = too_many_attributes(html, max_attributes)
-    return Excess("attributes", attributes, max_attributes) if attributes else None
+            return LimitViolation("steps", steps, max_nodes * _STEPS_PER_NODE)
+    attributes = count_attributes_over_limit(html, max_attributes)
+    return LimitViolation("attributes", attributes, max_attributes) if attributes else None
 
 
-def _open_formatting(html: bytes, is_tag: npt.NDArray[np.bool_]) -> int:
+def _count_open_formatting(html: bytes, is_tag: npt.NDArray[np.bool_]) -> int:
     """How many formatting elements may stay open; others whose names begin with the same two letters count too."""
     data = np.frombuffer(html + b"  ", np.uint8)
     start = np.flatnonzero(is_tag) + 1
@@ -85,7 +85,7 @@ def _open_formatting(html: bytes, is_tag: npt.NDArray[np.bool_]) -> int:
     return starts - len(_CLOSED_AT_ONCE.findall(html)) if starts * len(start) > _FEW else starts
 
 
-def _formatting_starts() -> npt.NDArray[np.bool_]:
+def _build_formatting_starts() -> npt.NDArray[np.bool_]:
     """By the two bytes behind `<`: whether a formatting element may begin there."""
     starts = np.zeros((256, 256), np.bool_)
     for name in _FORMATTING:
@@ -94,31 +94,31 @@ def _formatting_starts() -> npt.NDArray[np.bool_]:
     return starts
 
 
-_FORMATTING_STARTS = _formatting_starts()
+_FORMATTING_STARTS = _build_formatting_starts()
 
 
-def open_elements(html: bytes) -> tuple[int, int, int]:
+def count_open_elements(html: bytes) -> tuple[int, int, int]:
     """The most elements that are open at a time, formatting elements that open again, and the weight of options.
 
     Where the rules of HTML are involved, more is counted rather than less: an end tag closes its element only when
     it certainly does.
     """
-    page = _Open()
+    page = _OpenElements()
     options = most_options = 0
     for slash, name in _TAG.findall(html):
         name = name.lower()
         if name in _FORMATTING:
-            (page.end_formatting if slash else page.start_formatting)(name)
+            (page.close_formatting if slash else page.open_formatting)(name)
         elif name == b"option":
             options += -1 if slash else 1
             most_options = max(most_options, options)
         elif name not in _FLAT:
-            (page.end if slash else page.start)(name)
+            (page.close_element if slash else page.open_element)(name)
     weighed = most_options * _OPTION_STEPS
     return page.deepest + weighed, page.most_formatting, weighed
 
 
-class _Open:
+class _OpenElements:
     """The elements that are open while one reads on, and the formatting elements that would open again."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class _Open:
         self.formatting: dict[bytes, list[int]] = {}  # how many elements were open when each was opened
         self.num_formatting = self.deepest = self.most_formatting = 0
 
-    def start(self, name: bytes) -> None:
+    def open_element(self, name: bytes) -> None:
         place = len(self.names)
         self.names.append(name)
         self.places.setdefault(name, []).append(place)
@@ -136,7 +136,7 @@ class _Open:
             self.scopes.append(place)
         self.deepest = max(self.deepest, place + 1 + self.num_formatting)
 
-    def end(self, name: bytes) -> None:
+    def close_element(self, name: bytes) -> None:
         places = self.places.get(name)
         if not places or places[-1] < self.scopes[-1]:
             return
@@ -147,13 +147,13 @@ class _Open:
         while self.scopes[-1] >= place:
             self.scopes.pop()
 
-    def start_formatting(self, name: bytes) -> None:
+    def open_formatting(self, name: bytes) -> None:
         self.formatting.setdefault(name, []).append(len(self.names))
         self.num_formatting += 1
         self.most_formatting = max(self.most_formatting, self.num_formatting)
         self.deepest = max(self.deepest, len(self.names) + self.num_formatting)
 
-    def end_formatting(self, name: bytes) -> None:
+    def close_formatting(self, name: bytes) -> None:
         heights = self.formatting.get(name)
         if not heights or not -_BLOCKS_MOVED <= len(self.names) - heights[-1] <= _BLOCKS_MOVED:
             return

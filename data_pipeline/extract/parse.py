@@ -11,26 +11,26 @@ from selectolax.lexbor import LexborHTMLParser
 
 # Programs, pictures, forms and navigation. Each name costs time on every page, so that here are only those which pages
 # have many of, and those whose text is written as it is; `extract.tree` passes over the others that are not read.
-_UNREAD = "script,style,noscript,template,iframe,noembed,noframes,svg,nav,select,button,img,input"
+_UNREAD_SELECTOR = "script,style,noscript,template,iframe,noembed,noframes,svg,nav,select,button,img,input"
 # Text that is written as it is, and comments that may hold such tags.
 _RAW = re.compile("<!--.*?-->|<xmp[^>]*>(.*?)</xmp>|<plaintext[^>]*>(.*)</plaintext>", re.DOTALL)
 
 
-def regular_form(html: bytes) -> str:
+def normalize_html(html: bytes) -> str:
     """Write out again what is inside the body of a page; the limits of `extract.limit` are the caller's to check."""
     page = LexborHTMLParser(html)
     body = page.body or page.root
     if body is None:
         return ""
-    for element in reversed(body.css(_UNREAD)):  # what is inside another first
+    for element in reversed(body.css(_UNREAD_SELECTOR)):  # what is inside another first
         element.decompose(recursive=False)
     written = body.html or ""
     if "<xmp" in written or "<plaintext" in written:
-        written = _RAW.sub(_as_code, written)
+        written = _RAW.sub(_escape_raw_text, written)
     return written
 
 
-def _as_code(raw: re.Match[str]) -> str:
+def _escape_raw_text(raw: re.Match[str]) -> str:
     """Raw text as a browser shows it; nothing for a comment."""
     text = raw[1] or raw[2]
     return f"<pre>{text.replace('<', '&lt;').replace('>', '&gt;')}</pre>" if text else ""

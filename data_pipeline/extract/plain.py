@@ -10,7 +10,7 @@ import numpy as np
 from resiliparse.extract.html2text import extract_plain_text
 
 from data_pipeline.extract.html import Extractor
-from llmsys.config.extract import ResiliparseExtract
+from llmsys.config.extract import ResiliparseExtractorConfig
 
 _STEPS = 20_000_000  # tags times depth, beyond which looking for the main content takes many seconds
 _TAG = re.compile(rb"<(/?)([a-zA-Z][a-zA-Z0-9]*)")
@@ -21,20 +21,20 @@ _FLAT = frozenset(
 )
 
 
-def resiliparse_extractor(config: ResiliparseExtract) -> Extractor:
+def build_resiliparse_extractor(config: ResiliparseExtractorConfig) -> Extractor:
     """What makes text of a page with these settings."""
 
-    def extract(html: bytes) -> str:
-        depth = nesting_depth(html) if config.main_content else 0
+    def extract_text(html: bytes) -> str:
+        depth = estimate_nesting_depth(html) if config.main_content else 0
         main_content = config.main_content and depth <= config.max_depth and depth * html.count(b"<") <= _STEPS
         return extract_plain_text(html.decode(), main_content=main_content, alt_texts=False, comments=False)
 
-    return extract
+    return extract_text
 
 
-def nesting_depth(html: bytes) -> int:
+def estimate_nesting_depth(html: bytes) -> int:
     """An estimate of how deep the elements of a page are nested, without parsing it."""
-    if _opened(html) <= 64:
+    if _estimate_max_open_tags(html) <= 64:
         return 64
     depth = deepest = 0
     for slash, name in _TAG.findall(html):
@@ -46,7 +46,7 @@ def nesting_depth(html: bytes) -> int:
     return deepest
 
 
-def _opened(html: bytes) -> int:
+def _estimate_max_open_tags(html: bytes) -> int:
     """The most tags that are open at a time when every tag counts, which is never fewer than there are."""
     data = np.frombuffer(html + b" ", np.uint8)
     tags = np.flatnonzero(data[:-1] == ord("<"))

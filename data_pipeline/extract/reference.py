@@ -7,32 +7,32 @@ makes a text depend on the pages before it, stays off.
 from importlib import metadata
 
 from data_pipeline.extract.html import Extractor
-from llmsys.config.extract import ExtractConfig, TrafilaturaExtract
+from llmsys.config.extract import ExtractConfig, TrafilaturaExtractorConfig
 from llmsys.errors import ConfigError
 
 
-def trafilatura_extractor(config: TrafilaturaExtract) -> Extractor:
+def build_trafilatura_extractor(config: TrafilaturaExtractorConfig) -> Extractor:
     """What makes text of a page with these settings; ConfigError when trafilatura is not installed."""
-    trafilatura_version()
+    get_trafilatura_version()
     from trafilatura import extract
 
     precise, complete = config.favor == "precision", config.favor == "recall"
 
-    def extractor(html: bytes) -> str:
+    def extract_text(html: bytes) -> str:
         text = extract(
             html.decode(), favor_precision=precise, favor_recall=complete, include_comments=False, deduplicate=False
         )
         return text or ""
 
-    return extractor
+    return extract_text
 
 
-def extract_libraries(config: ExtractConfig) -> list[str]:
+def list_extractor_versions(config: ExtractConfig) -> list[str]:
     """Return the versions of libraries that only some extractors need; ConfigError when one is not installed."""
-    return [trafilatura_version()] if isinstance(config, TrafilaturaExtract) else []
+    return [get_trafilatura_version()] if isinstance(config, TrafilaturaExtractorConfig) else []
 
 
-def trafilatura_version() -> str:
+def get_trafilatura_version() -> str:
     """Return the version that is installed, as pip writes it."""
     try:
         return f"trafilatura=={metadata.version('trafilatura')}"

@@ -1,6 +1,6 @@
 """An HTML page as two short lists: its block elements, and the runs of text between their tags.
 
-Reads the regular form that `extract.parse` gives, gives a `Tree`. One pass over tags and texts is enough, and no call
+Reads the regular form that `extract.parse` gives, gives a `HtmlTree`. One pass over tags and texts is enough, and no call
 per node is needed. Time and memory are linear in the page.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from data_pipeline.extract.parse import regular_form
+from data_pipeline.extract.parse import normalize_html
 
 # (text, name with "/" where it ends an element, attributes) again and again; a comment has no name. Inside attributes
 # lexbor writes `&gt;`.
@@ -45,7 +45,7 @@ _EFFECTS = (
 
 
 @dataclass(slots=True)
-class Tree:
+class HtmlTree:
     """Block elements with text in document order, element 0 above them all, and runs of text in document order.
 
     Attributes:
@@ -66,12 +66,12 @@ class Tree:
     owner: list[int] = field(default_factory=list)
 
 
-def read_tree(html: bytes) -> Tree:
+def parse_tree(html: bytes) -> HtmlTree:
     """Parse a page; limits are the caller's to check.
 
     One pass over tags and texts. It is long because it is the innermost loop: a call costs more than its work.
     """
-    written, tree = regular_form(html), Tree()
+    written, tree = normalize_html(html), HtmlTree()
     tag, said, parent, texts = tree.tag, tree.attributes, tree.parent, tree.text
     first, last = tree.first, tree.last
     run: list[str] = []  # pieces of the run that is being read
@@ -114,7 +114,7 @@ def read_tree(html: bytes) -> Tree:
             elif effect == _BREAK:
                 run.append(_LINE_BREAK)
             else:
-                text = _pass_over(name, pieces)
+                text = _skip_element(name, pieces)
         if text and (run or preformatted or not text.isspace()):
             run.append(text)
             if in_link:
@@ -125,7 +125,7 @@ def read_tree(html: bytes) -> Tree:
     return tree
 
 
-def _pass_over(name: str, pieces: Iterator[str]) -> str:
+def _skip_element(name: str, pieces: Iterator[str]) -> str:
     """Go on to the end of an element that is not read, and return the text behind it."""
     depth = 1
     for other, _, text in zip(pieces, pieces, pieces, strict=True):
@@ -135,7 +135,7 @@ def _pass_over(name: str, pieces: Iterator[str]) -> str:
     return ""
 
 
-def _end_run(tree: Tree, run: list[str], linked: int, owner: int, preformatted: bool) -> None:
+def _end_run(tree: HtmlTree, run: list[str], linked: int, owner: int, preformatted: bool) -> None:
     """Add what was read as a run of text, unless it is white space."""
     text = run[0] if len(run) == 1 else "".join(run)
     run.clear()

@@ -7,8 +7,8 @@ Readability, Arc90 2009). The root grows to an element around it for as long as 
 
 import re
 
-from data_pipeline.extract.page import Page
-from data_pipeline.extract.tree import HEADINGS, Tree
+from data_pipeline.extract.page import ElementStats
+from data_pipeline.extract.tree import HEADINGS, HtmlTree
 
 # Elements that shape text; the weight of a run goes to what is around them.
 _SHAPES = frozenset([
@@ -25,25 +25,25 @@ _POST_OF_PAGE = re.compile(r'\sclass="[^"]*\bpostid-(\d+)\b')
 _SHORT_POST = 250  # characters; a shorter element is not taken for the post
 
 
-def marks(text: str) -> int:
+def count_punctuation(text: str) -> int:
     """How many marks of punctuation a text holds."""
     count = sum(map(text.count, _MARKS))
     return count if text.isascii() else count + sum(map(text.count, _OTHER_MARKS))
 
 
-def weigh(page: Page) -> list[float]:
+def score_elements(page: ElementStats) -> list[float]:
     """The weight of each element: what the runs in it give, less its share of links."""
     tree = page.tree
     tag, parent, linked, out = tree.tag, tree.parent, tree.linked, page.out
     weights = [0.0] * len(tag)
-    containers = _containers(tree)
+    containers = _find_containers(tree)
     for run, length in enumerate(page.lengths):
         if length < _SENTENCE or out[run] or linked[run] * 2 > length:
             continue
         owner = tree.owner[run]
         if tag[owner] in HEADINGS:
             continue
-        weight = 1 + marks(tree.text[run]) + min(length / 100, 3)
+        weight = 1 + count_punctuation(tree.text[run]) + min(length / 100, 3)
         alone = tree.last[owner] - tree.first[owner] == 1 and tag[owner] not in ("body", "article", "main")
         element = containers[parent[owner] if alone else owner]
         for share in _SHARES:
@@ -53,12 +53,12 @@ def weigh(page: Page) -> list[float]:
             element = parent[element]
     for element, weight in enumerate(weights):
         if weight:
-            weight *= 1 - page.links(element) / page.size(element)
+            weight *= 1 - page.count_link_characters(element) / page.count_characters(element)
             weights[element] = weight * _BODY_WEIGHT if page.is_body(element) else weight
     return weights
 
 
-def _containers(tree: Tree) -> list[int]:
+def _find_containers(tree: HtmlTree) -> list[int]:
     """For each element itself or the nearest element around it that is not there to shape text."""
     containers: list[int] = []
     for element, (tag, parent) in enumerate(zip(tree.tag, tree.parent, strict=True)):
@@ -66,37 +66,37 @@ def _containers(tree: Tree) -> list[int]:
     return containers
 
 
-def find_root(page: Page, weights: list[float]) -> int:
+def find_root(page: ElementStats, weights: list[float]) -> int:
     """The element with the most weight, grown, or the post in it that the page is about."""
     heaviest = weights.index(max(weights))
-    return _named_post(page, _around_twins(page, heaviest) if page.is_body(heaviest) else _grown(page, heaviest))
+    return _find_named_post(page, _find_twin_ancestor(page, heaviest) if page.is_body(heaviest) else _grow_root(page, heaviest))
 
 
-def _grown(page: Page, root: int) -> int:
+def _grow_root(page: ElementStats, root: int) -> int:
     """The root, or an element around it that adds a quarter or more of text in paragraphs."""
-    own, element = page.paragraphs(root), root
+    own, element = page.count_paragraph_characters(root), root
     while element > 0:
         element = page.tree.parent[element]
-        around = page.paragraphs(element)
+        around = page.count_paragraph_characters(element)
         if around - own > _GROWTH * own:
             root, own = element, around
     return root
 
 
-def _around_twins(page: Page, root: int) -> int:
+def _find_twin_ancestor(page: ElementStats, root: int) -> int:
     """The root, or the nearest element around it and all with the same tag and name: an article in several pieces."""
     tree = page.tree
     first, last = tree.first[root], tree.last[root]
     for element, attributes in enumerate(tree.attributes):
         twin = attributes == tree.attributes[root] and tree.tag[element] == tree.tag[root]
-        if twin and page.paragraphs(element):
+        if twin and page.count_paragraph_characters(element):
             first, last = min(first, tree.first[element]), max(last, tree.last[element])
     while root > 0 and (tree.first[root] > first or tree.last[root] < last):
         root = tree.parent[root]
     return root
 
 
-def _named_post(page: Page, root: int) -> int:
+def _find_named_post(page: ElementStats, root: int) -> int:
     """The root, or the post inside it that the page says it is about (WordPress: half of the web)."""
     tree = page.tree
     named = next(filter(None, map(_POST_OF_PAGE.search, tree.attributes[1:3])), None)
@@ -106,6 +106,6 @@ def _named_post(page: Page, root: int) -> int:
     for element in range(root + 1, len(tree.tag)):
         if tree.first[element] >= tree.last[root]:
             break
-        if name in tree.attributes[element] and page.size(element) >= _SHORT_POST:
+        if name in tree.attributes[element] and page.count_characters(element) >= _SHORT_POST:
             return element
     return root

@@ -5,12 +5,12 @@ hold content too, and an introduction between the headline and the root. Dropped
 phrases about the page, and headings whose text went.
 """
 
-from data_pipeline.extract.hint import TEASER, hint
-from data_pipeline.extract.page import Page
+from data_pipeline.extract.hint import TEASER, classify_attributes
+from data_pipeline.extract.page import ElementStats
 from data_pipeline.extract.phrase import is_phrase
 from data_pipeline.extract.side import PARAGRAPH
-from data_pipeline.extract.tree import HEADINGS, Tree
-from data_pipeline.extract.weigh import marks
+from data_pipeline.extract.tree import HEADINGS, HtmlTree
+from data_pipeline.extract.weigh import count_punctuation
 
 _BOXES = frozenset(["div", "section", "ul", "ol", "table", "p", "dl"])
 _NO_PHRASES = HEADINGS | {"pre", "td", "th"}
@@ -21,7 +21,7 @@ _MOSTLY_LINKS = 0.5
 _LARGEST_BOX = 0.3  # of the root; a larger box is content even if it is mostly links
 
 
-def siblings(page: Page, weights: list[float], root: int) -> list[int]:
+def find_content_siblings(page: ElementStats, weights: list[float], root: int) -> list[int]:
     """Elements beside the root that hold content too: by their weight, or as a paragraph of their own."""
     tree = page.tree
     parent = tree.parent[root]
@@ -32,14 +32,14 @@ def siblings(page: Page, weights: list[float], root: int) -> list[int]:
     for element in range(parent + 1, len(tree.tag)):
         if tree.parent[element] != parent or element == root:
             continue
-        size = page.size(element)
-        paragraph = tree.tag[element] == "p" and size > PARAGRAPH and page.links(element) * 4 < size
+        size = page.count_characters(element)
+        paragraph = tree.tag[element] == "p" and size > PARAGRAPH and page.count_link_characters(element) * 4 < size
         if weights[element] >= least or paragraph:
             found.append(element)
     return found
 
 
-def add_lead(page: Page, root: int, keep: list[bool]) -> None:
+def add_lead(page: ElementStats, root: int, keep: list[bool]) -> None:
     """Keep what reads like an introduction between the headline and the root, unless it is called a summary."""
     tree = page.tree
     if root == 0 or page.is_body(root):
@@ -48,36 +48,36 @@ def add_lead(page: Page, root: int, keep: list[bool]) -> None:
     headline = next((run for run in range(start - 1, -1, -1) if tree.tag[tree.owner[run]] == "h1"), start)
     for run in range(headline + 1, start):
         length, owner = page.lengths[run], tree.owner[run]
-        said = hint(tree.attributes[owner]) | hint(tree.attributes[tree.parent[owner]])
-        reads_like_one = length >= _LEAD and tree.linked[run] * 4 <= length and marks(tree.text[run])
+        said = classify_attributes(tree.attributes[owner]) | classify_attributes(tree.attributes[tree.parent[owner]])
+        reads_like_one = length >= _LEAD and tree.linked[run] * 4 <= length and count_punctuation(tree.text[run])
         if reads_like_one and not page.out[run] and not said & TEASER:
             keep[run] = True
 
 
-def drop_link_boxes(page: Page, root: int, keep: list[bool]) -> None:
+def drop_link_boxes(page: ElementStats, root: int, keep: list[bool]) -> None:
     """Drop lists, tables and boxes inside the root that are mostly links."""
     tree = page.tree
-    largest = page.size(root) * _LARGEST_BOX
+    largest = page.count_characters(root) * _LARGEST_BOX
     done = 0
     for element in range(root + 1, len(tree.tag)):
         if tree.first[element] >= tree.last[root]:
             break
         if tree.tag[element] not in _BOXES or tree.last[element] <= done or page.is_body(element):
             continue
-        size = page.size(element)
-        if size and page.links(element) > size * _MOSTLY_LINKS and size < largest:
+        size = page.count_characters(element)
+        if size and page.count_link_characters(element) > size * _MOSTLY_LINKS and size < largest:
             done = tree.last[element]
             keep[tree.first[element] : done] = [False] * (done - tree.first[element])
 
 
-def drop_phrases(tree: Tree, keep: list[bool]) -> None:
+def drop_phrases(tree: HtmlTree, keep: list[bool]) -> None:
     """Drop calls to subscribe, credits of pictures and the like."""
     for run, text in enumerate(tree.text):
         if keep[run] and is_phrase(text) and tree.tag[tree.owner[run]] not in _NO_PHRASES:
             keep[run] = False
 
 
-def without_loose_headings(tree: Tree, keep: list[bool]) -> list[int]:
+def select_kept_runs(tree: HtmlTree, keep: list[bool]) -> list[int]:
     """The runs that stay, without headings whose text is out."""
     kept: list[int] = []
     following, level = len(keep), ""  # the run that stays behind this one, and its tag if that is a heading

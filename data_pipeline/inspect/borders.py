@@ -1,7 +1,7 @@
 """The documents nearest to each threshold, dropped and kept: a summary per document file, and all of them as one.
 
 Reads the statistics in documents/ and the values in dropped/ batch by batch, and the texts of the few that are shown;
-gives a `Border` per test. Promises: which documents are shown depends on the dataset alone, by distance to their
+gives a `ThresholdReport` per test. Promises: which documents are shown depends on the dataset alone, by distance to their
 threshold and then by id; memory and the size of a summary do not grow with the dataset.
 """
 
@@ -16,14 +16,14 @@ import pyarrow.compute as pc
 
 from data_pipeline.executors.event import Report
 from data_pipeline.funnel import EXAMPLE_CHARACTERS
-from data_pipeline.inspect.nearest import Floats, Found, JoinedSide, NearSide, Place
-from data_pipeline.rules.chain import limits_of
-from data_pipeline.rules.verdict import Limit
+from data_pipeline.inspect.nearest import Floats, NearestDocument, MergedThresholdSide, FileThresholdSide, BatchLocation
+from data_pipeline.rules.chain import list_thresholds
+from data_pipeline.rules.verdict import ThresholdTest
 from llmsys.config.language import LanguageConfig
-from llmsys.config.language_profile import DEFAULT, read_language_rules
-from llmsys.publish import publish_bytes
+from llmsys.config.language_profile import DEFAULT, parse_language_rules
+from llmsys.publish import write_bytes_atomically
 from llmsys.shard_file import read_columns
-from llmsys.threshold import Border
+from llmsys.threshold import ThresholdReport
 
 Key = tuple[str, str, str]  # rule, test, above or below
 _Texts = dict[tuple[Path, int, int], dict[str, str]]
@@ -32,115 +32,115 @@ _DROPPED = ("id", "rule", "test", "value", "threshold", "bytes")
 _SHOWN = ("url", "text", "reason")
 
 
-class Limits:
+class LanguageThresholds:
     """The tests of each language that compare a stored statistic with a threshold.
 
     Args:
         language: which languages stay, and above what score.
-        rules: a text of `language_rules`.
+        rules: a text of `serialize_language_rules`.
     """
 
     def __init__(self, language: LanguageConfig, rules: str) -> None:
         self._language = language
-        self._rules = read_language_rules(rules)
+        self._rules = parse_language_rules(rules)
         self._of: dict[str, list[tuple[Key, str, float]]] = {}
         self.rules = {"language", *(rule.title for rule in self._rules[DEFAULT].rules)}
 
-    def tests(self) -> list[Key]:
+    def list_tests(self) -> list[Key]:
         """Every test, in the order in which it is asked, whether or not a document came to it."""
-        return [key for key, _, _ in self.of(self._language.keep[0] if self._language.keep else DEFAULT)]
+        return [key for key, _, _ in self.get_thresholds(self._language.keep[0] if self._language.keep else DEFAULT)]
 
-    def of(self, code: str) -> list[tuple[Key, str, float]]:
+    def get_thresholds(self, code: str) -> list[tuple[Key, str, float]]:
         """Test, column and threshold for documents in one language."""
         if code not in self._of:
-            self._of[code] = list(self._made(code))
+            self._of[code] = list(self._iter_thresholds(code))
         return self._of[code]
 
-    def _made(self, code: str) -> Iterator[tuple[Key, str, float]]:
+    def _iter_thresholds(self, code: str) -> Iterator[tuple[Key, str, float]]:
         yield ("language", "score", "below"), "language_score", self._language.minimum_score
         for rule in self._rules.get(code, self._rules[DEFAULT]).rules:
-            for limit in limits_of(rule, code):
+            for limit in list_thresholds(rule, code):
                 if _can_drop(limit):
-                    yield (rule.title, limit.test, limit.drops), f"{rule.title}.{limit.statistic}", limit.threshold
+                    yield (rule.title, limit.test, limit.drop_side), f"{rule.title}.{limit.statistic}", limit.threshold
 
 
-def _can_drop(limit: Limit) -> bool:
+def _can_drop(limit: ThresholdTest) -> bool:
     """Whether there is a threshold at all: none is infinite, and nothing counted or shared lies below zero."""
-    return bool(np.isfinite(limit.threshold)) and not (limit.drops == "below" and limit.threshold == 0)
+    return bool(np.isfinite(limit.threshold)) and not (limit.drop_side == "below" and limit.threshold == 0)
 
 
-def summarize_borders(
+def summarize_near_thresholds(
     report: Report, *, documents: Path, dropped: Path, output: Path, language: LanguageConfig, rules: str
 ) -> dict[str, Any]:
     """Write what one file of final documents and its dropped ones have at the thresholds; progress is in documents."""
-    limits = Limits(language, rules)
-    kept: dict[Key, NearSide] = {key: NearSide() for key in limits.tests()}
-    gone: dict[Key, NearSide] = {}
+    limits = LanguageThresholds(language, rules)
+    kept: dict[Key, FileThresholdSide] = {key: FileThresholdSide() for key in limits.list_tests()}
+    gone: dict[Key, FileThresholdSide] = {}
     _read_kept(documents, limits, kept, report)
     _read_dropped(dropped, limits.rules, gone, report)
     found = [one for sides in (kept, gone) for side in sides.values() for one in side.nearest]
-    texts = _texts(found)
+    texts = _read_excerpts(found)
     said = [
-        {"test": key, "dropped": gone.get(key, NearSide()).plain(texts), "kept": kept.get(key, NearSide()).plain(texts)}
+        {"test": key, "dropped": gone.get(key, FileThresholdSide()).to_dict(texts), "kept": kept.get(key, FileThresholdSide()).to_dict(texts)}
         for key in dict.fromkeys([*kept, *gone])
     ]
-    publish_bytes(output, json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode())
+    write_bytes_atomically(output, json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode())
     return {}
 
 
-def joined_borders(summaries: Iterable[Path], limits: Limits, stages: Sequence[str]) -> tuple[Border, ...]:
+def merge_threshold_reports(summaries: Iterable[Path], limits: LanguageThresholds, stages: Sequence[str]) -> tuple[ThresholdReport, ...]:
     """Return every test of language and rules that has a threshold and met documents, in the order of the funnel.
 
     Args:
-        summaries: what `summarize_borders` wrote, in any order; one is in memory at a time.
+        summaries: what `summarize_near_thresholds` wrote, in any order; one is in memory at a time.
         limits: of the same config.
         stages: of the funnel, in order.
     """
-    sides: dict[Key, tuple[JoinedSide, JoinedSide]] = {key: (JoinedSide(), JoinedSide()) for key in limits.tests()}
+    sides: dict[Key, tuple[MergedThresholdSide, MergedThresholdSide]] = {key: (MergedThresholdSide(), MergedThresholdSide()) for key in limits.list_tests()}
     for path in summaries:
         for one in json.loads(path.read_bytes()):
-            gone, kept = sides.setdefault(cast(Key, tuple(one["test"])), (JoinedSide(), JoinedSide()))
-            gone.add(one["dropped"])
-            kept.add(one["kept"])
+            gone, kept = sides.setdefault(cast(Key, tuple(one["test"])), (MergedThresholdSide(), MergedThresholdSide()))
+            gone.merge_file(one["dropped"])
+            kept.merge_file(one["kept"])
     order = {stage: number for number, stage in enumerate(stages)}
-    first = {key: number for number, key in enumerate(limits.tests())}
+    first = {key: number for number, key in enumerate(limits.list_tests())}
     keys = sorted(sides, key=lambda key: (order.get(key[0], len(order)), first.get(key, len(first)), key))
-    made = [_border(key, *sides[key]) for key in keys]
+    made = [_build_threshold_report(key, *sides[key]) for key in keys]
     return tuple(one for one in made if one.dropped.documents or one.kept.documents)
 
 
-def _border(key: Key, dropped: JoinedSide, kept: JoinedSide) -> Border:
+def _build_threshold_report(key: Key, dropped: MergedThresholdSide, kept: MergedThresholdSide) -> ThresholdReport:
     drops = cast(Literal["above", "below"], key[2])
     thresholds = tuple(sorted(dropped.thresholds | kept.thresholds))
-    return Border(key[0], key[1], drops, thresholds, dropped.side, kept.side)
+    return ThresholdReport(key[0], key[1], drops, thresholds, dropped.side, kept.side)
 
 
-def _read_kept(path: Path, limits: Limits, sides: dict[Key, NearSide], report: Report) -> None:
+def _read_kept(path: Path, limits: LanguageThresholds, sides: dict[Key, FileThresholdSide], report: Report) -> None:
     """Take in the documents that stayed, each beside the thresholds of its language."""
-    for number, batch in enumerate(read_columns(path, lambda name: name in ("id", "language") or _measured(name))):
-        place = Place(path, number, batch.column("id"))
+    for number, batch in enumerate(read_columns(path, lambda name: name in ("id", "language") or _is_measured_column(name))):
+        place = BatchLocation(path, number, batch.column("id"))
         codes = batch.column("language").to_numpy(zero_copy_only=False)
         for code in sorted(set(codes.tolist())):
             rows = np.flatnonzero(codes == code)
-            for key, column, threshold in limits.of(code):
+            for key, column, threshold in limits.get_thresholds(code):
                 if column not in batch.schema.names:
                     continue
-                values = _floats(batch, column)[rows]
+                values = _get_float_column(batch, column)[rows]
                 known = np.isfinite(values)
-                side = sides.setdefault(key, NearSide())
-                side.add(values[known], np.full(int(known.sum()), threshold), rows[known], place)
+                side = sides.setdefault(key, FileThresholdSide())
+                side.add_batch(values[known], np.full(int(known.sum()), threshold), rows[known], place)
         report(batch.num_rows, 0)
 
 
-def _measured(name: str) -> bool:
+def _is_measured_column(name: str) -> bool:
     return "." in name or name == "language_score"
 
 
-def _read_dropped(path: Path, rules: Set[str], sides: dict[Key, NearSide], report: Report) -> None:
+def _read_dropped(path: Path, rules: Set[str], sides: dict[Key, FileThresholdSide], report: Report) -> None:
     """Take in the documents that `rules` dropped by a value, each beside the threshold it was compared with."""
     for number, batch in enumerate(read_columns(path, _DROPPED.__contains__)):
-        place = Place(path, number, batch.column("id"))
-        values, thresholds, sizes = (_floats(batch, name) for name in ("value", "threshold", "bytes"))
+        place = BatchLocation(path, number, batch.column("id"))
+        values, thresholds, sizes = (_get_float_column(batch, name) for name in ("value", "threshold", "bytes"))
         names = pc.binary_join_element_wise(batch.column("rule"), batch.column("test"), "\0").to_numpy(
             zero_copy_only=False
         )
@@ -152,19 +152,19 @@ def _read_dropped(path: Path, rules: Set[str], sides: dict[Key, NearSide], repor
             for drops, beyond in (("above", values > thresholds), ("below", values <= thresholds)):
                 rows = np.flatnonzero(known & beyond & (names == name))
                 if len(rows):
-                    side = sides.setdefault((rule, test, drops), NearSide())
-                    side.add(values[rows], thresholds[rows], rows, place)
+                    side = sides.setdefault((rule, test, drops), FileThresholdSide())
+                    side.add_batch(values[rows], thresholds[rows], rows, place)
                     side.bytes += int(sizes[rows].sum())
         report(batch.num_rows, 0)
 
 
-def _floats(batch: pa.RecordBatch, name: str) -> Floats:
+def _get_float_column(batch: pa.RecordBatch, name: str) -> Floats:
     """A column of numbers, NaN where it has none."""
     values = batch.column(name).to_numpy(zero_copy_only=False)
     return np.asarray(values, np.float64)
 
 
-def _texts(found: Sequence[Found]) -> _Texts:
+def _read_excerpts(found: Sequence[NearestDocument]) -> _Texts:
     """URL, excerpt and reason of the documents that are shown, by their place."""
     wanted: dict[tuple[Path, int], set[int]] = {}
     for one in found:

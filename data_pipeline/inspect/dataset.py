@@ -1,18 +1,18 @@
 """A whole dataset folder against its manifest: every file hashed, every row counted, some documents decoded.
 
-Gives an `Inspection`; reads everything and changes nothing. Progress is in bytes of files.
+Gives an `InspectionResult`; reads everything and changes nothing. Progress is in bytes of files.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data_pipeline.inspect.document_files import check_document_file
-from data_pipeline.inspect.finding import Finding
-from data_pipeline.inspect.samples import Sample, check_samples
-from data_pipeline.inspect.token_files import check_token_file
+from data_pipeline.inspect.document_files import verify_document_file
+from data_pipeline.inspect.finding import DatasetFinding
+from data_pipeline.inspect.samples import DocumentSample, verify_samples
+from data_pipeline.inspect.token_files import verify_token_file
 from llmsys.errors import DataError
-from llmsys.manifest import DocumentFile, Manifest, Split, TokenFile, dataset_fingerprint, load_manifest
+from llmsys.manifest import DocumentFile, Manifest, Split, TokenFile, compute_dataset_fingerprint, load_manifest
 from llmsys.progress import Progress
 from llmsys.tokenizer import Tokenizer, load_tokenizer
 
@@ -20,41 +20,41 @@ ROOMS = ("documents", "dropped", "tokens")
 
 
 @dataclass
-class Inspection:
+class InspectionResult:
     """What was looked at, and what is wrong with it."""
 
     folder: Path
     manifest: Manifest
     files: int = 0
     bytes: int = 0
-    samples: list[Sample] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    samples: list[DocumentSample] = field(default_factory=list)
+    findings: list[DatasetFinding] = field(default_factory=list)
 
 
-def inspect_dataset(folder: Path, samples: int) -> Inspection:
+def verify_dataset(folder: Path, samples: int) -> InspectionResult:
     """Check everything that the manifest names; DataError when there is no manifest that can be read.
 
     `samples` documents, chosen by the hashes of their ids, are encoded and decoded again.
     """
-    inspection = Inspection(folder, load_manifest(folder))
+    inspection = InspectionResult(folder, load_manifest(folder))
     manifest, findings = inspection.manifest, inspection.findings
-    findings += _manifest_findings(manifest)
-    tokenizer = _tokenizer(folder, manifest, findings)
-    findings += _strangers(folder, manifest)
+    findings += _verify_manifest(manifest)
+    tokenizer = _load_dataset_tokenizer(folder, manifest, findings)
+    findings += _find_unlisted_files(folder, manifest)
     end = tokenizer.eos_id if tokenizer is not None and not manifest.labels else None
-    with Progress("inspect", sum(entry.size for _, entry in _entries(manifest)), "B") as progress:
-        for room, entry in _entries(manifest):
-            findings += _file_findings(folder, room, entry, manifest.vocab_size or 0, end)
+    with Progress("inspect", sum(entry.size for _, entry in _iter_entries(manifest)), "B") as progress:
+        for room, entry in _iter_entries(manifest):
+            findings += _verify_entry(folder, room, entry, manifest.vocab_size or 0, end)
             inspection.files += 1
             inspection.bytes += entry.size
             progress.advance(entry.size, wrong=len(findings))
     if not findings and tokenizer is not None:  # in a file that is damaged a sample would say nothing more
-        inspection.samples, wrong = check_samples(folder, manifest, tokenizer, samples)
+        inspection.samples, wrong = verify_samples(folder, manifest, tokenizer, samples)
         findings += wrong
     return inspection
 
 
-def _entries(manifest: Manifest) -> Iterator[tuple[str, TokenFile | DocumentFile]]:
+def _iter_entries(manifest: Manifest) -> Iterator[tuple[str, TokenFile | DocumentFile]]:
     for split in manifest.splits.values():
         for tokens in split.files:
             yield "tokens", tokens
@@ -67,32 +67,32 @@ def _entries(manifest: Manifest) -> Iterator[tuple[str, TokenFile | DocumentFile
             yield room, documents
 
 
-def _file_findings(
+def _verify_entry(
     folder: Path, room: str, entry: TokenFile | DocumentFile, vocab_size: int, end: int | None
-) -> list[Finding]:
+) -> list[DatasetFinding]:
     path = folder / room / entry.name
     if not path.is_file():
-        return [Finding(f"{room}/{entry.name}", "", "it is missing, but the manifest names it")]
+        return [DatasetFinding(f"{room}/{entry.name}", "", "it is missing, but the manifest names it")]
     try:
         if isinstance(entry, TokenFile):
-            return list(check_token_file(path, entry, vocab_size, end))
-        return list(check_document_file(path, room, entry))
+            return list(verify_token_file(path, entry, vocab_size, end))
+        return list(verify_document_file(path, room, entry))
     except (DataError, OSError) as error:
-        return [Finding(f"{room}/{entry.name}", "", f"it cannot be read: {error}")]
+        return [DatasetFinding(f"{room}/{entry.name}", "", f"it cannot be read: {error}")]
 
 
-def _manifest_findings(manifest: Manifest) -> Iterator[Finding]:
+def _verify_manifest(manifest: Manifest) -> Iterator[DatasetFinding]:
     """Sums and the fingerprint of the manifest itself."""
     for name, split in manifest.splits.items():
-        yield from _sums(name, split)
+        yield from _verify_split_sums(name, split)
     files = [entry for split in manifest.splits.values() for entry in split.files] or manifest.documents.files
-    expected = dataset_fingerprint(manifest.tokenizer_fingerprint, [entry.digest for entry in files])
+    expected = compute_dataset_fingerprint(manifest.tokenizer_fingerprint, [entry.digest for entry in files])
     if manifest.fingerprint != expected:
         problem = f"it is {manifest.fingerprint}, and the files and tokenizer that it names have {expected}"
-        yield Finding("manifest.json", "fingerprint", problem)
+        yield DatasetFinding("manifest.json", "fingerprint", problem)
 
 
-def _sums(name: str, split: Split) -> Iterator[Finding]:
+def _verify_split_sums(name: str, split: Split) -> Iterator[DatasetFinding]:
     sums = {
         "documents": (split.documents, sum(file.rows for file in split.files)),
         "tokens": (split.tokens, sum(file.tokens for file in split.files)),
@@ -100,29 +100,29 @@ def _sums(name: str, split: Split) -> Iterator[Finding]:
     }
     for what, (said, found) in sums.items():
         if said != found:
-            yield Finding("manifest.json", f"splits.{name}", f"it says {said:,} {what}, and its files have {found:,}")
+            yield DatasetFinding("manifest.json", f"splits.{name}", f"it says {said:,} {what}, and its files have {found:,}")
 
 
-def _tokenizer(folder: Path, manifest: Manifest, findings: list[Finding]) -> Tokenizer | None:
+def _load_dataset_tokenizer(folder: Path, manifest: Manifest, findings: list[DatasetFinding]) -> Tokenizer | None:
     """The dataset's tokenizer, when it is the one that the tokens were made by."""
     if manifest.tokenizer_fingerprint is None:
         return None
     try:
         tokenizer = load_tokenizer(folder / "tokenizer")
     except DataError as error:
-        findings.append(Finding("tokenizer", "", str(error)))
+        findings.append(DatasetFinding("tokenizer", "", str(error)))
         return None
     if tokenizer.fingerprint == manifest.tokenizer_fingerprint:
         return tokenizer
     problem = f"its fingerprint is {tokenizer.fingerprint}, the manifest says {manifest.tokenizer_fingerprint}"
-    findings.append(Finding("tokenizer", "", problem))
+    findings.append(DatasetFinding("tokenizer", "", problem))
     return None
 
 
-def _strangers(folder: Path, manifest: Manifest) -> Iterator[Finding]:
+def _find_unlisted_files(folder: Path, manifest: Manifest) -> Iterator[DatasetFinding]:
     """Files that a person could take for part of the dataset, and no reader would read."""
-    named = {f"{room}/{entry.name}" for room, entry in _entries(manifest)}
+    named = {f"{room}/{entry.name}" for room, entry in _iter_entries(manifest)}
     for room in ROOMS if manifest.splits else ROOMS[:2]:
         for path in sorted((folder / room).glob("*")):
             if (name := f"{room}/{path.name}") not in named and not path.name.startswith("."):
-                yield Finding(name, "", "the manifest does not name it")
+                yield DatasetFinding(name, "", "the manifest does not name it")

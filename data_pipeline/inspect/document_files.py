@@ -3,28 +3,28 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_pipeline.inspect.finding import Finding
+from data_pipeline.inspect.finding import DatasetFinding
 from llmsys.errors import DataError
 from llmsys.manifest import DocumentFile
-from llmsys.shard_file import describe_document_file, file_digest
+from llmsys.shard_file import describe_document_file, compute_file_digest
 
 
-def check_document_file(path: Path, room: str, entry: DocumentFile) -> Iterator[Finding]:
+def verify_document_file(path: Path, room: str, entry: DocumentFile) -> Iterator[DatasetFinding]:
     """Yield what is wrong with one file of `room` ("documents" or "dropped")."""
     name = f"{room}/{entry.name}"
     if (size := path.stat().st_size) != entry.size:
-        yield Finding(name, "", f"it has {size:,} bytes, the manifest says {entry.size:,}")
-    elif (digest := file_digest(path)) != entry.digest:
-        yield Finding(name, "", f"its digest is {digest}, the manifest says {entry.digest}")
+        yield DatasetFinding(name, "", f"it has {size:,} bytes, the manifest says {entry.size:,}")
+    elif (digest := compute_file_digest(path)) != entry.digest:
+        yield DatasetFinding(name, "", f"its digest is {digest}, the manifest says {entry.digest}")
     elif path.suffix == ".arrow":
-        yield from _rows(path, name, entry)
+        yield from _verify_row_count(path, name, entry)
 
 
-def _rows(path: Path, name: str, entry: DocumentFile) -> Iterator[Finding]:
+def _verify_row_count(path: Path, name: str, entry: DocumentFile) -> Iterator[DatasetFinding]:
     try:
         rows = describe_document_file(path).rows
     except DataError as error:
-        yield Finding(name, "", f"it cannot be read: {error}")
+        yield DatasetFinding(name, "", f"it cannot be read: {error}")
         return
     if rows != entry.rows:
-        yield Finding(name, "", f"it has {rows:,} documents, the manifest says {entry.rows:,}")
+        yield DatasetFinding(name, "", f"it has {rows:,} documents, the manifest says {entry.rows:,}")

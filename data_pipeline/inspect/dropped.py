@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.quarantine import quarantined_rows
+from data_pipeline.quarantine import read_quarantine_rows
 from llmsys.errors import DataError
 from llmsys.manifest import load_manifest
 from llmsys.record_place import format_record_place
@@ -22,7 +22,7 @@ FIELDS = ("stage", "rule", "test")
 EXCERPT_CHARACTERS = 600
 
 
-def dropped_documents(folder: Path, wanted: dict[str, str], limit: int) -> tuple[int, list[dict[str, Any]]]:
+def find_dropped_documents(folder: Path, wanted: dict[str, str], limit: int) -> tuple[int, list[dict[str, Any]]]:
     """Return how many dropped documents match, and the `limit` of them with the smallest ids.
 
     `wanted` says which values of stage, rule and test count. DataError when nothing was dropped by these, with what
@@ -30,18 +30,18 @@ def dropped_documents(folder: Path, wanted: dict[str, str], limit: int) -> tuple
     """
     total = 0
     kept: list[dict[str, Any]] = []
-    for batch in _batches(folder):
+    for batch in _iter_dropped_batches(folder):
         mask = pa.array([True] * batch.num_rows)
         for name, value in wanted.items():
             mask = pc.and_(mask, pc.equal(batch.column(name), value))
         found = batch.filter(mask)
         total += found.num_rows
         kept = heapq.nsmallest(limit, [*kept, *found.to_pylist()], key=lambda row: row["id"])
-    given_up = [row for row in quarantined_rows(folder) if all(row[name] == value for name, value in wanted.items())]
+    given_up = [row for row in read_quarantine_rows(folder) if all(row[name] == value for name, value in wanted.items())]
     total += len(given_up)
     kept = heapq.nsmallest(limit, [*kept, *given_up], key=lambda row: row["id"])
     if not total:
-        raise DataError(_nothing(folder, wanted))
+        raise DataError(_describe_no_match(folder, wanted))
     return total, kept
 
 
@@ -56,12 +56,12 @@ def parse_wanted(text: str) -> dict[str, str]:
     return {name: value for name, _, value in parts}
 
 
-def dropped_as_text(total: int, rows: list[dict[str, Any]]) -> str:
+def format_dropped_documents(total: int, rows: list[dict[str, Any]]) -> str:
     """The rows as a person reads them."""
-    return "\n\n".join([*map(_row, rows), f"{len(rows)} of {total:,} dropped documents"])
+    return "\n\n".join([*map(_format_row, rows), f"{len(rows)} of {total:,} dropped documents"])
 
 
-def _row(row: dict[str, Any]) -> str:
+def _format_row(row: dict[str, Any]) -> str:
     value = "" if row["value"] is None else f", value {row['value']:.10g}"
     threshold = "" if row["threshold"] is None else f", threshold {row['threshold']:.10g}"
     why = f"\n  {row['reason']}" if row["reason"] not in (row["test"], f"{row['rule']}: {row['test']}") else ""
@@ -75,12 +75,12 @@ def _row(row: dict[str, Any]) -> str:
     ).rstrip("\n")
 
 
-def _batches(folder: Path) -> Iterator[pa.RecordBatch]:
+def _iter_dropped_batches(folder: Path) -> Iterator[pa.RecordBatch]:
     for entry in load_manifest(folder).dropped.files:
         yield from read_batches(folder / "dropped" / entry.name)
 
 
-def _nothing(folder: Path, wanted: dict[str, str]) -> str:
+def _describe_no_match(folder: Path, wanted: dict[str, str]) -> str:
     asked = ", ".join(f"{name}={value}" for name, value in wanted.items())
     funnel = load_manifest(folder).funnel
     found = sorted({f"rule={drop.rule},test={drop.test}" for stage in funnel for drop in stage.dropped})

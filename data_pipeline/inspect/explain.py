@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_pipeline.document import is_heldout
-from data_pipeline.inspect.borders import Limits
+from data_pipeline.inspect.borders import LanguageThresholds
 from data_pipeline.inspect.dataset_config import read_dataset_config
-from data_pipeline.language.profile import rules_by_language
-from data_pipeline.rules.outcome import figure
-from data_pipeline.side_files import require_side_files
-from data_pipeline.stages.judge import judge_one
+from data_pipeline.language.profile import serialize_rules_by_language
+from data_pipeline.rules.outcome import format_measured_value
+from data_pipeline.side_files import require_resource_files
+from data_pipeline.stages.judge import explain_one_page
 from data_pipeline.staging import is_change_unfinished
 from llmsys.config.data import CrawlConfig
 from llmsys.errors import DataError
@@ -32,7 +32,7 @@ EXCERPT_CHARACTERS = 1_000
 
 
 @dataclass
-class Capture:
+class CaptureExplanation:
     """One capture of the page; `steps` are stage, verdict and details, in the order of the stages."""
 
     id: str
@@ -44,7 +44,7 @@ class Capture:
     excerpt: str = ""
 
 
-def explain(data: CrawlConfig, url: str) -> list[Capture]:
+def explain_url(data: CrawlConfig, url: str) -> list[CaptureExplanation]:
     """Follow every capture of a URL; DataError when the dataset is not there, is being changed, or has none.
 
     Only the folder of `data` counts: everything else is what the dataset was made by.
@@ -57,12 +57,12 @@ def explain(data: CrawlConfig, url: str) -> list[Capture]:
             f"Run llmsys prepare CONFIG to its end first."
         )
     data = read_dataset_config(manifest, data)
-    require_side_files(data)
-    rules = rules_by_language(data)
-    limits = Limits(data.language, rules)
+    require_resource_files(data)
+    rules = serialize_rules_by_language(data)
+    limits = LanguageThresholds(data.language, rules)
     captures = []
-    for page in _pages(sorted((data.folder / "work" / "extracted").glob("*.arrow")), "url", url):
-        captures.append(_judged(page, data, rules, limits))
+    for page in _iter_matching_pages(sorted((data.folder / "work" / "extracted").glob("*.arrow")), "url", url):
+        captures.append(_explain_capture(page, data, rules, limits))
     if not captures:
         skipped = sum(skip.count for skip in manifest.read.skipped)
         raise DataError(
@@ -70,14 +70,14 @@ def explain(data: CrawlConfig, url: str) -> list[Capture]:
             f"records became no page (llmsys report says why), and without work/ nothing is left to look at."
         )
     for capture in captures:
-        _found(capture, data)
+        _add_dataset_steps(capture, data)
     return captures
 
 
-def _judged(page: pa.RecordBatch, data: CrawlConfig, rules: str, limits: Limits) -> Capture:
+def _explain_capture(page: pa.RecordBatch, data: CrawlConfig, rules: str, limits: LanguageThresholds) -> CaptureExplanation:
     row = page.to_pylist()[0]
-    capture = Capture(*(row[name] for name in ("id", "url", "date", "file", "offset")))
-    stages, left, drops = judge_one(page, data, rules)
+    capture = CaptureExplanation(*(row[name] for name in ("id", "url", "date", "file", "offset")))
+    stages, left, drops = explain_one_page(page, data, rules)
     capture.steps.append(
         ("read", "read", f"{row['bytes_html']:,} bytes of {format_record_place(row['file'], row['offset'])}")
     )
@@ -87,28 +87,28 @@ def _judged(page: pa.RecordBatch, data: CrawlConfig, rules: str, limits: Limits)
         if not counts["documents_out"]:
             capture.steps.append((stage, "dropped", drops[0]["reason"]))
             break
-        capture.steps.append((stage, "stays", _details(stage, counts, left.get(stage, {}), limits)))
+        capture.steps.append((stage, "stays", _format_stage_details(stage, counts, left.get(stage, {}), limits)))
     last = next(reversed(left.values()), row)
     capture.excerpt = (last["text"] or "")[:EXCERPT_CHARACTERS]
     return capture
 
 
-def _details(stage: str, counts: dict[str, int], left: dict[str, Any], limits: Limits) -> str:
+def _format_stage_details(stage: str, counts: dict[str, int], left: dict[str, Any], limits: LanguageThresholds) -> str:
     """What a stage measured of the document that left it, and between what it had to lie; or else its bytes."""
-    ranges = _ranges(limits, left["language"]) if "language" in left else {}
+    ranges = _format_ranges(limits, left["language"]) if "language" in left else {}
     if stage == "language" and left:
         return f"{left['language']}, score {left['language_score']:.3f}{ranges.get('language_score', '')}"
     own = {name: value for name, value in left.items() if name.startswith(f"{stage}.") and value is not None}
     if own:
-        said = (f"{name.partition('.')[2]} {figure(value)}{ranges.get(name, '')}" for name, value in own.items())
+        said = (f"{name.partition('.')[2]} {format_measured_value(value)}{ranges.get(name, '')}" for name, value in own.items())
         return ", ".join(said)
     return f"{counts['bytes_in']:,} bytes in, {counts['bytes_out']:,} bytes out"
 
 
-def _ranges(limits: Limits, code: str) -> dict[str, str]:
+def _format_ranges(limits: LanguageThresholds, code: str) -> dict[str, str]:
     """What documents in a language keep, by column: ` [50 to 100000]`, ` [to 0.1]`, ` [from 2]`."""
     ends: dict[str, dict[str, str]] = {}
-    for (_, _, drops), column, threshold in limits.of(code):
+    for (_, _, drops), column, threshold in limits.get_thresholds(code):
         ends.setdefault(column, {})["to" if drops == "above" else "from"] = f"{threshold:.10g}"
     return {
         column: f" [{one['from']} to {one['to']}]" if len(one) == 2 else f" [{' '.join(*one.items())}]"
@@ -116,17 +116,17 @@ def _ranges(limits: Limits, code: str) -> dict[str, str]:
     }
 
 
-def _found(capture: Capture, data: CrawlConfig) -> None:
+def _add_dataset_steps(capture: CaptureExplanation, data: CrawlConfig) -> None:
     """What the stages that compare documents made of it, as the dataset says."""
     if capture.steps[-1][1] == "dropped":
         return
     folder = data.folder
-    for page in _pages(sorted((folder / "dropped").glob("*.arrow")), "id", capture.id):
+    for page in _iter_matching_pages(sorted((folder / "dropped").glob("*.arrow")), "id", capture.id):
         row = page.to_pylist()[0]
         capture.steps.append((row["stage"], "dropped", row["reason"]))
         return
     for path in sorted((folder / "documents").glob("part-*.arrow")):
-        if next(_pages([path], "id", capture.id), None) is not None:
+        if next(_iter_matching_pages([path], "id", capture.id), None) is not None:
             heldout = is_heldout([capture.id], data.split.heldout_fraction, data.split.seed)[0]
             split = "held back for evaluation" if heldout else "for training"
             capture.steps.append(("documents", "kept", f"{path.name}, {split}"))
@@ -134,7 +134,7 @@ def _found(capture: Capture, data: CrawlConfig) -> None:
     capture.steps.append(("documents", "missing", "documents/ and dropped/ lack it; run llmsys inspect"))
 
 
-def _pages(paths: Sequence[Path], column: str, value: str) -> Iterator[pa.RecordBatch]:
+def _iter_matching_pages(paths: Sequence[Path], column: str, value: str) -> Iterator[pa.RecordBatch]:
     """Rows of some files with a value in a column, each as a batch of one."""
     for path in paths:
         for batch in read_batches(path):
@@ -143,20 +143,20 @@ def _pages(paths: Sequence[Path], column: str, value: str) -> Iterator[pa.Record
                 yield found.slice(number, 1)
 
 
-def explanation_as_text(captures: Sequence[Capture]) -> str:
+def format_explanation(captures: Sequence[CaptureExplanation]) -> str:
     """The captures as a person reads them."""
-    return "\n\n".join(map(_text, captures))
+    return "\n\n".join(map(_format_capture, captures))
 
 
-def _text(capture: Capture) -> str:
+def _format_capture(capture: CaptureExplanation) -> str:
     lines = [
         capture.url,
         f"  captured {capture.date}, {format_record_place(capture.file, capture.offset)}, id {capture.id}",
     ]
-    lines += [_step(*step) for step in capture.steps]
+    lines += [_format_step(*step) for step in capture.steps]
     return "\n".join([*lines, *(f"    {line}" for line in capture.excerpt.splitlines())])
 
 
-def _step(stage: str, verdict: str, details: str) -> str:
+def _format_step(stage: str, verdict: str, details: str) -> str:
     head = f"  {stage:<21} {verdict:<8} "
     return textwrap.fill(details, 120, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Finding:
+class DatasetFinding:
     """`file` is relative to the dataset folder; `where` is a part of it ("record batch 3"), or empty for all of it."""
 
     file: str
@@ -13,7 +13,7 @@ class Finding:
     problem: str
 
 
-def as_table(findings: Sequence[Finding]) -> str:
+def format_findings(findings: Sequence[DatasetFinding]) -> str:
     """The findings in columns, a line each, under a head."""
     rows = [("file", "where", "what is wrong"), *((one.file, one.where, one.problem) for one in findings)]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]

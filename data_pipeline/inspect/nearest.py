@@ -14,12 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from data_pipeline.funnel import EXAMPLES
-from llmsys.threshold import CLOSE, NearThreshold, Side
+from llmsys.threshold import CLOSE, NearThresholdDocument, ThresholdSide
 
 Floats = npt.NDArray[np.float64]
 
 
-class Place(NamedTuple):
+class BatchLocation(NamedTuple):
     """One record batch and the ids of its documents."""
 
     path: Path
@@ -27,7 +27,7 @@ class Place(NamedTuple):
     ids: pa.Array
 
 
-class Found(NamedTuple):
+class NearestDocument(NamedTuple):
     """A document near a threshold and where its text is; sorts by distance, then by id."""
 
     distance: float
@@ -40,16 +40,16 @@ class Found(NamedTuple):
 
 
 @dataclass
-class NearSide:
+class FileThresholdSide:
     """One side of a threshold while the documents of one file are read."""
 
     documents: int = 0
     bytes: int = 0
     close: int = 0
-    nearest: list[Found] = field(default_factory=list)
+    nearest: list[NearestDocument] = field(default_factory=list)
     thresholds: set[float] = field(default_factory=set)
 
-    def add(self, values: Floats, thresholds: Floats, rows: npt.NDArray[np.int64], place: Place) -> None:
+    def add_batch(self, values: Floats, thresholds: Floats, rows: npt.NDArray[np.int64], place: BatchLocation) -> None:
         """Count documents of a batch and keep the nearest."""
         distances = np.abs(values - thresholds)
         self.documents += len(values)
@@ -62,10 +62,10 @@ class NearSide:
         columns = (column[near].tolist() for column in (distances, values, thresholds, rows))
         ids = place.ids.take(pa.array(rows[near])).to_pylist()
         for name, distance, value, threshold, row in zip(ids, *columns, strict=True):
-            self.nearest.append(Found(distance, name, value, threshold, place.path, place.batch, row))
+            self.nearest.append(NearestDocument(distance, name, value, threshold, place.path, place.batch, row))
         self.nearest = sorted(self.nearest)[:EXAMPLES]
 
-    def plain(self, texts: Mapping[tuple[Path, int, int], Mapping[str, str]]) -> dict[str, Any]:
+    def to_dict(self, texts: Mapping[tuple[Path, int, int], Mapping[str, str]]) -> dict[str, Any]:
         """What JSON can hold of it; `texts` has URL, excerpt and reason of each document that is shown."""
         nearest = [
             {"id": one.id, "value": one.value, "threshold": one.threshold, **texts[one.path, one.batch, one.row]}
@@ -76,17 +76,17 @@ class NearSide:
 
 
 @dataclass
-class JoinedSide:
+class MergedThresholdSide:
     """One side of a threshold in all files."""
 
-    side: Side = field(default_factory=Side)
+    side: ThresholdSide = field(default_factory=ThresholdSide)
     thresholds: frozenset[float] = frozenset()
 
-    def add(self, plain: Mapping[str, Any]) -> None:
+    def merge_file(self, plain: Mapping[str, Any]) -> None:
         """Take in what one file has: `NearSide.plain`."""
-        nearest = [*self.side.nearest, *(NearThreshold(**one) for one in plain["nearest"])]
+        nearest = [*self.side.nearest, *(NearThresholdDocument(**one) for one in plain["nearest"])]
         nearest.sort(key=lambda one: (abs(one.value - one.threshold), one.id))
-        self.side = Side(
+        self.side = ThresholdSide(
             self.side.documents + plain["documents"],
             self.side.bytes + plain["bytes"],
             self.side.close + plain["close"],

@@ -17,7 +17,7 @@ AROUND = 40
 
 
 @dataclass(frozen=True)
-class TokenPlace:
+class TokenLineage:
     """A token by its number in a split; `url` is None when its document is gone, and empty when that has none."""
 
     split: str
@@ -34,7 +34,7 @@ class TokenPlace:
     behind: str
 
 
-def token_place(folder: Path, name: str) -> TokenPlace:
+def locate_token(folder: Path, name: str) -> TokenLineage:
     """Find a token by its name "train:12345", counted from 0 through all files; DataError when there is none."""
     split, _, number = name.partition(":")
     if not number.isdigit():
@@ -45,10 +45,10 @@ def token_place(folder: Path, name: str) -> TokenPlace:
         raise DataError(f"--token {name}: split {split} has {int(ends[-1]):,} tokens. Use a smaller number.")
     document = int(np.searchsorted(ends, token, side="right"))
     place = token - int(ends[document] - shards.lengths[document])
-    tokens = shards.tokens(document).tolist()
-    lineage = shards.lineage(document)
+    tokens = shards.get_tokens(document).tolist()
+    lineage = shards.get_lineage(document)
     decode = load_tokenizer(folder / "tokenizer").decode
-    return TokenPlace(
+    return TokenLineage(
         split=split,
         token=token,
         document=document,
@@ -57,14 +57,14 @@ def token_place(folder: Path, name: str) -> TokenPlace:
         file=str(lineage["file"]),
         offset=int(lineage["offset"]),
         url_hash=f"{int(lineage['url_hash']):016x}",
-        url=_url(folder, str(lineage["id"])),
+        url=_find_url(folder, str(lineage["id"])),
         before=decode(tokens[max(0, place - AROUND) : place]),
         piece=decode(tokens[place : place + 1]),
         behind=decode(tokens[place + 1 : place + 1 + AROUND]),
     )
 
 
-def place_as_text(place: TokenPlace) -> str:
+def format_token_lineage(place: TokenLineage) -> str:
     """A few lines for people."""
     return (
         f"token {place.token:,} of {place.split} is token {place.token_of_document:,} of document {place.document:,}\n"
@@ -81,7 +81,7 @@ def _describe_url(url: str | None) -> str:
     return url or "(it has none)"
 
 
-def _url(folder: Path, name: str) -> str | None:
+def _find_url(folder: Path, name: str) -> str | None:
     for entry in load_manifest(folder).documents.files:
         path = folder / "documents" / entry.name
         for batch in read_batches(path) if path.is_file() and path.suffix == ".arrow" else ():

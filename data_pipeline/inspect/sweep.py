@@ -12,14 +12,14 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from data_pipeline.language.code import known_codes
-from data_pipeline.rules.chain import limits_of
-from data_pipeline.rules.verdict import Limit
+from data_pipeline.language.code import list_known_codes
+from data_pipeline.rules.chain import list_thresholds
+from data_pipeline.rules.verdict import ThresholdTest
 from llmsys.config.language import LanguageConfig
 from llmsys.config.language_profile import DEFAULT
-from llmsys.config.profiles import language_profiles
+from llmsys.config.profiles import load_language_profiles
 from llmsys.config.text import RuleConfig
-from llmsys.config.yaml_text import parse
+from llmsys.config.yaml_text import parse_yaml
 from llmsys.errors import DataError
 from llmsys.manifest import Manifest, load_manifest
 from llmsys.shard_file import read_columns, read_schema
@@ -30,7 +30,7 @@ _DROPPED = ("rule", "test", "value", "threshold")
 
 
 @dataclass(frozen=True)
-class WhatIf:
+class SweepValue:
     """One threshold: documents that stay for certain, and how many of the dropped ones might come back."""
 
     value: float
@@ -39,7 +39,7 @@ class WhatIf:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class ThresholdSweep:
     """Thresholds of one field. `test` is what compares with it, `now` its values in the dataset: one, unless languages
     differ.
     """
@@ -48,20 +48,20 @@ class Sweep:
     test: str
     now: tuple[float, ...]
     documents: int
-    values: tuple[WhatIf, ...]
+    values: tuple[SweepValue, ...]
 
 
-def sweep(folder: Path, wanted: str) -> Sweep:
+def sweep_threshold(folder: Path, wanted: str) -> ThresholdSweep:
     """Answer `rule.field=a,b,c` about a dataset; DataError when it has no such rule, field or test."""
-    name, values = _parse(wanted)
+    name, values = _parse_sweep(wanted)
     manifest = load_manifest(folder)
     kind, _, field = name.partition(".")
     if name == LANGUAGE_SCORE:
         rules: list[Any] = [LanguageConfig.model_validate(manifest.config["data"]["language"])]
-        tried: list[Limit | None] = [Limit("score", "language_score", "below", rules[0].minimum_score)]
+        tried: list[ThresholdTest | None] = [ThresholdTest("score", "language_score", "below", rules[0].minimum_score)]
     else:
-        rules = _rule(manifest, folder, kind, field)
-        tried = [_limit(rule, field, value, name) for rule in rules for value in values]
+        rules = _resolve_rules(manifest, folder, kind, field)
+        tried = [_find_threshold_test(rule, field, value, name) for rule in rules for value in values]
     now = sorted({getattr(rule, field) for rule in rules})
     limit = next((one for one in tried if one is not None), None)
     if limit is None:
@@ -70,13 +70,13 @@ def sweep(folder: Path, wanted: str) -> Sweep:
             f"{now[0]} already. Prepare a copy of the dataset with it to see what it changes."
         )
     column = limit.statistic if name == LANGUAGE_SCORE else f"{kind}.{limit.statistic}"
-    stay, back = _counts(folder, manifest, (kind, column), limit, values)
-    found = [WhatIf(value, kept, more) for value, kept, more in zip(values, stay, back, strict=True)]
+    stay, back = _count_documents(folder, manifest, (kind, column), limit, values)
+    found = [SweepValue(value, kept, more) for value, kept, more in zip(values, stay, back, strict=True)]
     documents = sum(entry.rows for entry in manifest.documents.files)
-    return Sweep(name, limit.test, tuple(map(float, now)), documents, tuple(found))
+    return ThresholdSweep(name, limit.test, tuple(map(float, now)), documents, tuple(found))
 
 
-def sweep_as_text(found: Sweep) -> str:
+def format_sweep(found: ThresholdSweep) -> str:
     """A table with a line per value."""
     now = f"{found.now[0]:g}" if len(found.now) == 1 else f"{found.now[0]:g} to {found.now[-1]:g} by language"
     lines = [
@@ -88,9 +88,9 @@ def sweep_as_text(found: Sweep) -> str:
     return "\n".join([*lines, "At most: all that this test dropped and would let pass, if no test behind it objects."])
 
 
-def _parse(wanted: str) -> tuple[str, list[float]]:
+def _parse_sweep(wanted: str) -> tuple[str, list[float]]:
     name, _, text = wanted.partition("=")
-    values = [parse(part, "--sweep")[0] for part in text.split(",") if part.strip()]
+    values = [parse_yaml(part, "--sweep")[0] for part in text.split(",") if part.strip()]
     if name.count(".") != 1 or not values or not all(isinstance(value, int | float) for value in values):
         raise DataError(
             f"--sweep {wanted!r} is no question. Write rule.field=a,b,c: gopher_quality.min_words=30,50,80."
@@ -98,7 +98,7 @@ def _parse(wanted: str) -> tuple[str, list[float]]:
     return name, values
 
 
-def _rule(manifest: Manifest, folder: Path, kind: str, field: str) -> list[Any]:
+def _resolve_rules(manifest: Manifest, folder: Path, kind: str, field: str) -> list[Any]:
     """The rule of a name as the languages of the dataset have it, each reading once."""
     rules = [_RULE.validate_python(rule) for rule in manifest.config["data"].get("rules", ())]
     rule = next((one for one in rules if one.title == kind), None)
@@ -109,28 +109,28 @@ def _rule(manifest: Manifest, folder: Path, kind: str, field: str) -> list[Any]:
         fields = ", ".join(name for name in type(rule).model_fields if name.startswith(("min_", "max_")))
         raise DataError(f"{kind} has no field {field}. Thresholds it has: {fields}.")
     language = LanguageConfig.model_validate(manifest.config["data"]["language"])
-    profiles = language_profiles(language, known_codes(language.kind))
+    profiles = load_language_profiles(language, list_known_codes(language.kind))
     own = [profiles.get(code, profiles[DEFAULT]) for code in manifest.languages if code in (language.keep or [code])]
-    return list(dict.fromkeys(profile.rule(rule) for profile in own)) or [rule]
+    return list(dict.fromkeys(profile.localize_rule(rule) for profile in own)) or [rule]
 
 
-def _limit(rule: Any, field: str, value: float, name: str) -> Limit | None:
+def _find_threshold_test(rule: Any, field: str, value: float, name: str) -> ThresholdTest | None:
     """The test whose threshold follows the field, None when this value moves none."""
     try:
         changed = _RULE.validate_python(rule.model_dump() | {field: value})
     except ValidationError as error:
         raise DataError(f"{name}={value:g} is refused: {error.errors()[0]['msg']}.") from None
-    pairs = zip(limits_of(rule), limits_of(changed), strict=False)
+    pairs = zip(list_thresholds(rule), list_thresholds(changed), strict=False)
     return next((one for one, other in pairs if one.threshold != other.threshold), None)
 
 
-def _stays(values: Any, limit: Limit, threshold: float) -> Any:
+def _compute_stay_mask(values: Any, limit: ThresholdTest, threshold: float) -> Any:
     edge = values.dtype.type(threshold)  # as the statistics are stored, so that a value at its threshold stays
-    return values <= edge if limit.drops == "above" else values >= edge
+    return values <= edge if limit.drop_side == "above" else values >= edge
 
 
-def _counts(
-    folder: Path, manifest: Manifest, where: tuple[str, str], limit: Limit, values: Sequence[float]
+def _count_documents(
+    folder: Path, manifest: Manifest, where: tuple[str, str], limit: ThresholdTest, values: Sequence[float]
 ) -> tuple[list[int], list[int]]:
     """For each threshold, how many kept documents stay and how many of those this test dropped would pass it.
 
@@ -139,18 +139,18 @@ def _counts(
     stay, back = [0] * len(values), [0] * len(values)
     rule, column = where
     for entry in manifest.documents.files:
-        for (kept,) in _columns(folder / "documents" / entry.name, [column]):
-            stay = [count + int(_stays(kept, limit, value).sum()) for count, value in zip(stay, values, strict=True)]
+        for (kept,) in _iter_columns(folder / "documents" / entry.name, [column]):
+            stay = [count + int(_compute_stay_mask(kept, limit, value).sum()) for count, value in zip(stay, values, strict=True)]
     for entry in manifest.dropped.files:
-        for rules, tests, found, thresholds in _columns(folder / "dropped" / entry.name, _DROPPED):
+        for rules, tests, found, thresholds in _iter_columns(folder / "dropped" / entry.name, _DROPPED):
             ours = (rules == rule) & (tests == limit.test)
-            ours &= found > thresholds if limit.drops == "above" else found < thresholds
+            ours &= found > thresholds if limit.drop_side == "above" else found < thresholds
             gone = found[ours]
-            back = [count + int(_stays(gone, limit, value).sum()) for count, value in zip(back, values, strict=True)]
+            back = [count + int(_compute_stay_mask(gone, limit, value).sum()) for count, value in zip(back, values, strict=True)]
     return stay, back
 
 
-def _columns(path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
+def _iter_columns(path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
     """Some columns of each record batch of a file, without unpacking the others."""
     if missing := [name for name in names if name not in read_schema(path).names]:
         raise DataError(f"{path} has no column {missing[0]}, so that it cannot say. Prepare the dataset again.")

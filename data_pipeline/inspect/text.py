@@ -3,15 +3,15 @@
 from dataclasses import asdict
 from typing import Any
 
-from data_pipeline.inspect.dataset import Inspection
-from data_pipeline.inspect.finding import as_table
-from data_pipeline.inspect.samples import Sample
+from data_pipeline.inspect.dataset import InspectionResult
+from data_pipeline.inspect.finding import format_findings
+from data_pipeline.inspect.samples import DocumentSample
 from llmsys.manifest import LanguageUsage, TokenizerUsage
 
 SHOWN_SAMPLES, EXCERPT = 3, 160
 
 
-def as_data(inspection: Inspection) -> dict[str, Any]:
+def inspection_to_dict(inspection: InspectionResult) -> dict[str, Any]:
     """Everything, as JSON can hold it."""
     manifest = inspection.manifest
     return {
@@ -32,7 +32,7 @@ def as_data(inspection: Inspection) -> dict[str, Any]:
     }
 
 
-def as_text(inspection: Inspection) -> str:
+def format_inspection(inspection: InspectionResult) -> str:
     """Counts, the tokenizer's fit, some samples, and what is wrong."""
     manifest = inspection.manifest
     lines = [f"{inspection.folder}: {inspection.files} files, {inspection.bytes:,} bytes read and hashed"]
@@ -41,17 +41,17 @@ def as_text(inspection: Inspection) -> str:
     for room, listing in (("documents", manifest.documents), ("dropped", manifest.dropped)):
         lines.append(f"  {room:<10} {sum(file.rows for file in listing.files):>12,} in {len(listing.files)} files")
     if manifest.usage is not None:
-        lines += ["", *usage_lines(manifest.usage)]
+        lines += ["", *format_tokenizer_usage(manifest.usage)]
     if inspection.samples:
-        lines += ["", *_sample_lines(inspection.samples)]
+        lines += ["", *_format_samples(inspection.samples)]
     if inspection.findings:
-        lines += ["", as_table(inspection.findings), "", _next_step(len(inspection.findings))]
+        lines += ["", format_findings(inspection.findings), "", _format_next_step(len(inspection.findings))]
     else:
         lines += ["", f"everything is as the manifest says (fingerprint {manifest.fingerprint})"]
     return "\n".join(lines)
 
 
-def _sample_lines(samples: list[Sample]) -> list[str]:
+def _format_samples(samples: list[DocumentSample]) -> list[str]:
     same = sum(sample.same_text for sample in samples)
     others = ""
     if same < len(samples):
@@ -66,10 +66,10 @@ def _sample_lines(samples: list[Sample]) -> list[str]:
     return lines
 
 
-def usage_lines(usage: TokenizerUsage) -> list[str]:
+def format_tokenizer_usage(usage: TokenizerUsage) -> list[str]:
     """The tokenizer's fit by language, as a table."""
     head = f"{'language':<10}{'documents':>11}{'bytes':>15}{'bytes/token':>13}{'words/token':>13}"
-    rows = [_usage_row(name, one) for name, one in usage.languages.items()]
+    rows = [_format_usage_row(name, one) for name, one in usage.languages.items()]
     return [
         f"{head}{'unknown':>10}{'as bytes':>10}",
         *rows,
@@ -79,7 +79,7 @@ def usage_lines(usage: TokenizerUsage) -> list[str]:
     ]
 
 
-def _usage_row(name: str, one: LanguageUsage) -> str:
+def _format_usage_row(name: str, one: LanguageUsage) -> str:
     tokens = max(one.tokens, 1)
     return (
         f"{name or '(none)':<10}{one.documents:>11,}{one.bytes:>15,}{one.bytes / tokens:>13.2f}"
@@ -87,6 +87,6 @@ def _usage_row(name: str, one: LanguageUsage) -> str:
     )
 
 
-def _next_step(count: int) -> str:
+def _format_next_step(count: int) -> str:
     things = "1 thing is" if count == 1 else f"{count} things are"
     return f"{things} wrong. Delete the files named, and run llmsys prepare CONFIG: only what is missing is made again."

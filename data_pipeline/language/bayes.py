@@ -26,7 +26,7 @@ _SHORTEST_SEGMENT, _LONGEST_SEGMENT = 16, 256
 
 
 @dataclass(frozen=True)
-class BayesModel:
+class NaiveBayesModel:
     """The automaton and the weights.
 
     Attributes:
@@ -46,7 +46,7 @@ class BayesModel:
     labels: tuple[str, ...]
 
     @cached_property
-    def reach(self) -> int:
+    def num_context_bytes(self) -> int:
         """The longest way from the first state to any other: so many bytes decide the state."""
         rows, row_of = self.moves.reshape(-1, 256), self.row_base >> 8
         seen, read = np.zeros(len(row_of), np.bool_), np.zeros(len(rows), np.bool_)
@@ -62,29 +62,29 @@ class BayesModel:
             states = np.flatnonzero(following & ~seen)
         return steps
 
-    def classify(self, texts: Sequence[str]) -> tuple[list[str], Floats]:
+    def predict_languages(self, texts: Sequence[str]) -> tuple[list[str], Floats]:
         """The most probable code of each text, and its probability; a text without features has no winner above 1 / L.
 
-        Equal to py3langid's `classify` with `norm_probs`.
+        Equal to py3langid's `predict_languages` with `norm_probs`.
         """
         codes: list[str] = []
         parts: list[Floats] = [np.zeros(0)]
-        for encoded in _slices(texts):
-            probabilities_DL = self._probabilities(encoded)
+        for encoded in _iter_encoded_slices(texts):
+            probabilities_DL = self._compute_label_probabilities(encoded)
             best_D = probabilities_DL.argmax(axis=1)
             codes += [self.labels[column] for column in best_D.tolist()]
             parts.append(probabilities_DL[np.arange(len(best_D)), best_D])
         return codes, np.concatenate(parts)
 
-    def probability(self, texts: Sequence[str], codes: Collection[str]) -> Floats:
+    def compute_probability(self, texts: Sequence[str], codes: Collection[str]) -> Floats:
         """How probable it is that each text is in one of these languages."""
         chosen = np.array([label in codes for label in self.labels])
-        parts = [self._probabilities(encoded)[:, chosen].sum(axis=1) for encoded in _slices(texts)]
+        parts = [self._compute_label_probabilities(encoded)[:, chosen].sum(axis=1) for encoded in _iter_encoded_slices(texts)]
         return np.concatenate([np.zeros(0), *parts])
 
-    def _probabilities(self, encoded: Sequence[bytes]) -> Floats:
+    def _compute_label_probabilities(self, encoded: Sequence[bytes]) -> Floats:
         lengths_D = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        scores_DL = self._sums(_counts(self, encoded, lengths_D), len(encoded))
+        scores_DL = self._compute_log_posteriors(_count_features(self, encoded, lengths_D), len(encoded))
         # Divided by the root of the length in bytes, the probabilities of short and long texts can be compared.
         scores_DL /= np.sqrt(np.maximum(lengths_D, 1))[:, None]
         np.exp(scores_DL - scores_DL.max(axis=1, keepdims=True), out=scores_DL)
@@ -96,7 +96,7 @@ class BayesModel:
                 scores_DL[:, column] = 0
         return scores_DL
 
-    def _sums(
+    def _compute_log_posteriors(
         self, counts: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], Integers], num_documents: int
     ) -> Floats:
         """Log posteriors (D, L), all 0 for a document without features."""
@@ -112,16 +112,16 @@ class BayesModel:
 
 
 @lru_cache(maxsize=1)
-def bayes_model() -> BayesModel:
+def load_naive_bayes_model() -> NaiveBayesModel:
     """py3langid's model, read from its package once per process; about 140 MB."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     library = LanguageIdentifier.from_model_file(MODEL_FILE)
     weights_FL = np.asarray(library.nb_ptc).astype(np.float32)
     weights_FL -= weights_FL.mean(axis=1, keepdims=True)
-    return BayesModel(
-        moves=_array(library.tk_nextmove).astype(np.uint32, copy=False),
-        row_base=_array(library.tk_row).astype(np.int64) << 8,
+    return NaiveBayesModel(
+        moves=_as_numpy(library.tk_nextmove).astype(np.uint32, copy=False),
+        row_base=_as_numpy(library.tk_row).astype(np.int64) << 8,
         feature=np.asarray(library.tk_output, np.int32),
         weights_FL=weights_FL,
         prior_L=np.asarray(library.nb_pc).astype(np.float64),
@@ -129,12 +129,12 @@ def bayes_model() -> BayesModel:
     )
 
 
-def _array(values: Any) -> npt.NDArray[Any]:
+def _as_numpy(values: Any) -> npt.NDArray[Any]:
     """A standard library array as numpy's, without a copy."""
     return np.frombuffer(values, np.dtype(values.typecode))
 
 
-def _slices(texts: Sequence[str]) -> Iterator[list[bytes]]:
+def _iter_encoded_slices(texts: Sequence[str]) -> Iterator[list[bytes]]:
     """The texts as bytes, as the library would read them, in slices of bounded size."""
     piece: list[bytes] = []
     size = 0
@@ -150,8 +150,8 @@ def _slices(texts: Sequence[str]) -> Iterator[list[bytes]]:
         yield piece
 
 
-def _counts(
-    model: BayesModel, encoded: Sequence[bytes], lengths_D: Integers
+def _count_features(
+    model: NaiveBayesModel, encoded: Sequence[bytes], lengths_D: Integers
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], Integers]:
     """Document, feature and count of every feature that occurs, in the order of documents and features."""
     segment = min(_LONGEST_SEGMENT, max(_SHORTEST_SEGMENT, isqrt(int(lengths_D.sum()))))
@@ -161,7 +161,7 @@ def _counts(
     starts_S = np.repeat(np.cumsum(lengths_D) - lengths_D, segments_D) + number_S * segment
     room_S = np.minimum(lengths_D[document_S] - number_S * segment, segment)
 
-    features_TS = model.feature[_walk(model, b"".join(encoded), starts_S, number_S == 0, segment)]
+    features_TS = model.feature[_compute_states(model, b"".join(encoded), starts_S, number_S == 0, segment)]
     features_TS[np.arange(segment)[:, None] >= room_S] = -1
     step, lane = np.nonzero(features_TS >= 0)
     shift = len(model.weights_FL).bit_length()
@@ -172,11 +172,11 @@ def _counts(
     return distinct >> shift, distinct & ((1 << shift) - 1), count
 
 
-def _walk(
-    model: BayesModel, joined: bytes, starts_S: Integers, is_first_S: npt.NDArray[np.bool_], segment: int
+def _compute_states(
+    model: NaiveBayesModel, joined: bytes, starts_S: Integers, is_first_S: npt.NDArray[np.bool_], segment: int
 ) -> npt.NDArray[np.uint32]:
     """States (T, S) of the automaton after each byte of each segment; rows behind a segment's end mean nothing."""
-    reach = model.reach
+    reach = model.num_context_bytes
     letters = np.frombuffer(bytes(reach) + joined + bytes(segment), np.uint8)
     states_TS = np.empty((segment, len(starts_S)), np.uint32)
     state_S = np.zeros(len(starts_S), np.uint32)

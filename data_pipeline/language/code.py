@@ -33,11 +33,11 @@ BAYES_CODES = frozenset(_BAYES.split())
 COMPACT_CODES = frozenset(_COMPACT.split())
 
 
-def standard(code: str) -> str:
+def normalize_language_code(code: str) -> str:
     """The code that the pipeline uses for an identifier's label."""
     return CODE_OF.get(code, code)
 
 
-def known_codes(kind: str) -> frozenset[str]:
+def list_known_codes(kind: str) -> frozenset[str]:
     """The codes that an identifier of this kind may give, `und` (not known) aside."""
     return {"py3langid": BAYES_CODES, "cld2": COMPACT_CODES}.get(kind, BAYES_CODES | COMPACT_CODES)

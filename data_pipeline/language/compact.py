@@ -16,7 +16,7 @@ _NO_CHARACTER = re.compile(f"[{_PLANE_ENDS}]")
 UNKNOWN = "und"
 
 
-class Found(NamedTuple):
+class Cld2Result(NamedTuple):
     """What CLD2 says about one text: code (`und` when it does not know), share of the text, and whether it is sure."""
 
     code: str
@@ -24,24 +24,24 @@ class Found(NamedTuple):
     sure: bool
 
 
-def detect(texts: Sequence[str]) -> list[Found]:
+def detect_languages(texts: Sequence[str]) -> list[Cld2Result]:
     """CLD2's best guess for each text."""
-    return [_detect(text) for text in texts]
+    return [_detect_language(text) for text in texts]
 
 
-def _detect(text: str) -> Found:
+def _detect_language(text: str) -> Cld2Result:
     import pycld2
 
     clean = _NO_CHARACTER.sub(" ", _REFUSED.sub(" ", text))
     try:
         sure, _, languages = pycld2.detect(clean.encode(), isPlainText=True, bestEffort=True)
     except pycld2.error:
-        return Found(UNKNOWN, 0.0, False)
+        return Cld2Result(UNKNOWN, 0.0, False)
     _, code, percent, _ = languages[0]
-    return Found(UNKNOWN if code == "un" else code, percent / 100, bool(sure))
+    return Cld2Result(UNKNOWN if code == "un" else code, percent / 100, bool(sure))
 
 
-def compact_labels() -> frozenset[str]:
+def list_cld2_codes() -> frozenset[str]:
     """The codes that CLD2 may give."""
     import pycld2
 

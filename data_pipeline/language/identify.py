@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data_pipeline.language.bayes import bayes_model
-from data_pipeline.language.code import BAYES_CODES, standard
-from data_pipeline.language.compact import UNKNOWN, detect
-from data_pipeline.language.neighbours import GROUPS, markers
+from data_pipeline.language.bayes import load_naive_bayes_model
+from data_pipeline.language.code import BAYES_CODES, normalize_language_code
+from data_pipeline.language.compact import UNKNOWN, detect_languages
+from data_pipeline.language.neighbours import GROUPS, count_marker_words
 from data_pipeline.language.yat import find_serbian_share
 from llmsys.config.language import LanguageConfig
 
@@ -26,7 +26,7 @@ _SURE = 0.9
 _Identified = tuple[list[str], npt.NDArray[np.float64]]
 
 
-def identify(texts: pa.Array, config: LanguageConfig) -> tuple[pa.Array, pa.Array]:
+def identify_languages(texts: pa.Array, config: LanguageConfig) -> tuple[pa.Array, pa.Array]:
     """The best language of each text.
 
     Args:
@@ -39,45 +39,45 @@ def identify(texts: pa.Array, config: LanguageConfig) -> tuple[pa.Array, pa.Arra
     beginnings = [text[: config.sample_characters] for text in texts.to_pylist()]
     match config.kind:
         case "py3langid":
-            codes, scores = _bayes(beginnings)
+            codes, scores = _identify_with_py3langid(beginnings)
         case "cld2":
-            codes, scores = _compact(beginnings)
+            codes, scores = _identify_with_cld2(beginnings)
         case "combined":
-            codes, scores = _combined(beginnings)
+            codes, scores = _identify_with_both(beginnings)
     return pa.array(codes, pa.string()), pa.array(scores, pa.float32())
 
 
-def keep_mask(codes: pa.Array, scores: pa.Array, config: LanguageConfig) -> pa.Array:
+def compute_keep_mask(codes: pa.Array, scores: pa.Array, config: LanguageConfig) -> pa.Array:
     """Which texts stay: a wanted language with a probability above the minimum."""
     sure = np.asarray(scores.to_numpy(zero_copy_only=False) > config.minimum_score)
     wanted = np.array([not config.keep or code in config.keep for code in codes.to_pylist()], np.bool_)
     return pa.array(sure & wanted)
 
 
-def _bayes(texts: Sequence[str]) -> _Identified:
-    codes, scores = bayes_model().classify(texts)
-    return [standard(code) for code in codes], scores
+def _identify_with_py3langid(texts: Sequence[str]) -> _Identified:
+    codes, scores = load_naive_bayes_model().predict_languages(texts)
+    return [normalize_language_code(code) for code in codes], scores
 
 
-def _compact(texts: Sequence[str]) -> _Identified:
+def _identify_with_cld2(texts: Sequence[str]) -> _Identified:
     """CLD2's language, and the share of the text that is in it, halved when CLD2 is not sure."""
-    found = detect(texts)
+    found = detect_languages(texts)
     scores = np.array([one.share * (1 if one.sure else 0.5) for one in found], np.float64)
-    return [standard(one.code) for one in found], scores
+    return [normalize_language_code(one.code) for one in found], scores
 
 
-def _combined(texts: Sequence[str]) -> _Identified:
+def _identify_with_both(texts: Sequence[str]) -> _Identified:
     """py3langid's language and probability; CLD2's where it names a language that py3langid does not know.
 
     CLD2 is not asked where py3langid is sure of a language that no such language is taken for.
     """
-    codes, scores = _bayes(texts)
+    codes, scores = _identify_with_py3langid(texts)
     asked = [number for number, code in enumerate(codes) if code not in _UNMISTAKABLE or scores[number] <= _SURE]
-    for number, code, score in zip(asked, *_compact([texts[number] for number in asked]), strict=True):
+    for number, code, score in zip(asked, *_identify_with_cld2([texts[number] for number in asked]), strict=True):
         if code not in BAYES_CODES and code != UNKNOWN:
             codes[number], scores[number] = code, score
     for group in GROUPS:
-        _among_neighbours(texts, codes, scores, group)
+        _resolve_similar_languages(texts, codes, scores, group)
     _find_latin_serbian(texts, codes, scores)
     return codes, scores
 
@@ -91,20 +91,20 @@ def _find_latin_serbian(texts: Sequence[str], codes: list[str], scores: npt.NDAr
     for number, code in enumerate(codes):
         share = find_serbian_share(texts[number]) if code in _ASKED else None
         if share is not None:
-            in_group = float(bayes_model().probability([texts[number]], _LATIN_SERBIAN)[0])
+            in_group = float(load_naive_bayes_model().compute_probability([texts[number]], _LATIN_SERBIAN)[0])
             codes[number], scores[number] = "sr", in_group * share
 
 
-def _among_neighbours(
+def _resolve_similar_languages(
     texts: Sequence[str], codes: list[str], scores: npt.NDArray[np.float64], group: frozenset[str]
 ) -> None:
     """Let marker words decide between the languages of a group; the score is the probability of the group, times that
     of the language by its share of the words (Laplace's rule of succession), where that is more than py3langid's.
     """
     asked = [number for number, code in enumerate(codes) if code in group]
-    sure = bayes_model().probability([texts[number] for number in asked], group)
+    sure = load_naive_bayes_model().compute_probability([texts[number] for number in asked], group)
     for number, in_group in zip(asked, sure.tolist(), strict=True):
-        found = markers(texts[number], group)
+        found = count_marker_words(texts[number], group)
         best = max(found, key=lambda code: (found[code], code == codes[number]))
         share = (found[best] + 1) / (sum(found.values()) + 2)
         least = scores[number] if best == codes[number] else 0.0

@@ -53,7 +53,7 @@ _MARKERS: Mapping[str, str] = {
 GROUPS: Sequence[frozenset[str]] = (frozenset({"ms", "id"}), frozenset({"hr", "bs"}))
 
 
-def markers(text: str, group: frozenset[str]) -> dict[str, int]:
+def count_marker_words(text: str, group: frozenset[str]) -> dict[str, int]:
     """How many marker words of each language of a group stand in a text."""
     lower = text.lower()
     return {code: len(build_marker_pattern(_MARKERS[code]).findall(lower)) for code in sorted(group)}

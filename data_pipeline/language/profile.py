@@ -6,31 +6,31 @@ language that no document can have, and one without a profile.
 
 from collections.abc import Sequence
 
-from data_pipeline.language.code import known_codes
+from data_pipeline.language.code import list_known_codes
 from llmsys.config.data import CrawlConfig
-from llmsys.config.language_profile import DictionaryWords, LanguageProfile, language_rules
-from llmsys.config.profiles import language_profiles
+from llmsys.config.language_profile import DictionaryWordsConfig, LanguageProfile, serialize_language_rules
+from llmsys.config.profiles import load_language_profiles
 from llmsys.config.text import RuleConfig
 
 
-def rules_by_language(data: CrawlConfig, rules: Sequence[RuleConfig] | None = None) -> str:
-    """The words and rules of every language that can stay, see `language_rules`; `rules` stand in for the config's.
+def serialize_rules_by_language(data: CrawlConfig, rules: Sequence[RuleConfig] | None = None) -> str:
+    """The words and rules of every language that can stay, see `serialize_language_rules`; `rules` stand in for the config's.
 
     Raises ConfigError for a code without a model or a profile, with the nearest ones.
     """
-    return language_rules(_profiles(data), data.rules if rules is None else rules)
+    return serialize_language_rules(_load_profiles(data), data.rules if rules is None else rules)
 
 
-def found_by_characters(data: CrawlConfig) -> dict[str, bool]:
+def get_character_dedup_flags(data: CrawlConfig) -> dict[str, bool]:
     """For each language with a profile, whether near duplicates are found by characters: it writes no spaces."""
-    return {code: profile.words.kind != "spaces" for code, profile in sorted(_profiles(data).items())}
+    return {code: profile.words.kind != "spaces" for code, profile in sorted(_load_profiles(data).items())}
 
 
-def dictionaries(data: CrawlConfig) -> list[str]:
+def list_dictionaries(data: CrawlConfig) -> list[str]:
     """The dictionaries that find the words of some language, in order."""
-    words = [profile.words for profile in _profiles(data).values()]
-    return sorted({one.dictionary for one in words if isinstance(one, DictionaryWords)})
+    words = [profile.words for profile in _load_profiles(data).values()]
+    return sorted({one.dictionary for one in words if isinstance(one, DictionaryWordsConfig)})
 
 
-def _profiles(data: CrawlConfig) -> dict[str, LanguageProfile]:
-    return language_profiles(data.language, known_codes(data.language.kind))
+def _load_profiles(data: CrawlConfig) -> dict[str, LanguageProfile]:
+    return load_language_profiles(data.language, list_known_codes(data.language.kind))

@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from data_pipeline.document import DROPPED_SCHEMA
 from data_pipeline.executors.event import Report
-from data_pipeline.funnel import Tally
-from data_pipeline.pairs.line import Line, Problem
-from data_pipeline.pairs.read import dropped_pair
-from data_pipeline.tokenize.encode import token_lists
-from llmsys.shards import ShardWriter, describe_token_file, read_batches, token_dtype, token_schema
+from data_pipeline.funnel import FunnelCounts
+from data_pipeline.pairs.line import TextPair, LineProblem
+from data_pipeline.pairs.read import build_dropped_pair_row
+from data_pipeline.tokenize.encode import build_list_array
+from llmsys.shards import ArrowFileWriter, describe_token_file, read_batches, choose_token_dtype, build_token_schema
 from llmsys.tokenizer import Tokenizer, load_tokenizer
 
 STAGE = "tokens"
@@ -27,10 +27,10 @@ Tokens = list[list[int]]
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What may become of a long pair: nothing (`longest` 0), or it is dropped, or its source is cut."""
+class PairLengthLimits:
+    """What may become of a long pair: nothing (`max_length` 0), or it is dropped, or its source is cut."""
 
-    longest: int
+    max_length: int
     cut: bool
 
 
@@ -42,83 +42,83 @@ def encode_pairs(
     outputs: tuple[Path, ...],
     model: Path,
     labels: tuple[str, ...] | None,
-    limits: Limits,
+    limits: PairLengthLimits,
 ) -> dict[str, Any]:
     """Encode some record batches into (targets, sources, dropped); progress is in pairs."""
     tokenizer = load_tokenizer(model)
-    schema = token_schema(token_dtype(tokenizer.vocab_size))
-    tally, cut = Tally(), 0
+    schema = build_token_schema(choose_token_dtype(tokenizer.vocab_size))
+    tally, cut = FunnelCounts(), 0
     with (
-        ShardWriter(outputs[0], schema) as targets,
-        ShardWriter(outputs[1], schema) as sources,
-        ShardWriter(outputs[2], DROPPED_SCHEMA, "zstd") as refused,
+        ArrowFileWriter(outputs[0], schema) as targets,
+        ArrowFileWriter(outputs[1], schema) as sources,
+        ArrowFileWriter(outputs[2], DROPPED_SCHEMA, "zstd") as refused,
     ):
         for batch in read_batches(source, batches):
-            encoded = _Encoded(batch, tokenizer, labels)
-            cut += encoded.shorten(limits)
-            good, bad = encoded.within(limits)
-            tally.drop(bad)
-            tally.count(STAGE, documents_in=batch.num_rows, documents_out=len(good))
-            tally.count(STAGE, bytes_in=encoded.bytes(range(batch.num_rows)), bytes_out=encoded.bytes(good))
+            encoded = _EncodedBatch(batch, tokenizer, labels)
+            cut += encoded.truncate_sources(limits)
+            good, bad = encoded.split_by_length(limits)
+            tally.add_drops(bad)
+            tally.add_amounts(STAGE, documents_in=batch.num_rows, documents_out=len(good))
+            tally.add_amounts(STAGE, bytes_in=encoded.count_text_bytes(range(batch.num_rows)), bytes_out=encoded.count_text_bytes(good))
             if good:
-                targets.write(encoded.rows("target", good, schema))
-                sources.write(encoded.rows("source", good, schema))
+                targets.write(encoded.build_token_rows("target", good, schema))
+                sources.write(encoded.build_token_rows("source", good, schema))
             if bad:
                 refused.write(pa.RecordBatch.from_pylist(bad, schema=DROPPED_SCHEMA))
             report(batch.num_rows, len(bad))
     files = [describe_token_file(path).model_dump() for path in outputs[:2]]
-    return {"targets": files[0], "sources": files[1], "tally": tally.plain(), "cut": cut}
+    return {"targets": files[0], "sources": files[1], "tally": tally.to_dict(), "cut": cut}
 
 
-class _Encoded:
+class _EncodedBatch:
     """One record batch of pairs with the tokens of both sides."""
 
     def __init__(self, batch: pa.RecordBatch, tokenizer: Tokenizer, labels: tuple[str, ...] | None) -> None:
         self.batch = batch
         self.texts = {side: batch.column(side).to_pylist() for side in ("source", "target")}
-        self.tokens = {"source": _closed(tokenizer, self.texts["source"])}
+        self.tokens = {"source": _encode_with_eos(tokenizer, self.texts["source"])}
         if labels is None:
-            self.tokens["target"] = _closed(tokenizer, self.texts["target"])
+            self.tokens["target"] = _encode_with_eos(tokenizer, self.texts["target"])
         else:
             self.tokens["target"] = [[labels.index(label)] for label in self.texts["target"]]
 
-    def shorten(self, limits: Limits) -> int:
+    def truncate_sources(self, limits: PairLengthLimits) -> int:
         """Cut long sources, keeping their closing token, and return how many were cut."""
         if not limits.cut:
             return 0
-        long = [row for row, tokens in enumerate(self.tokens["source"]) if len(tokens) > limits.longest]
+        long = [row for row, tokens in enumerate(self.tokens["source"]) if len(tokens) > limits.max_length]
         for row in long:
             tokens = self.tokens["source"][row]
-            self.tokens["source"][row] = [*tokens[: limits.longest - 1], tokens[-1]]
+            self.tokens["source"][row] = [*tokens[: limits.max_length - 1], tokens[-1]]
         return len(long)
 
-    def within(self, limits: Limits) -> tuple[list[int], list[dict[str, Any]]]:
+    def split_by_length(self, limits: PairLengthLimits) -> tuple[list[int], list[dict[str, Any]]]:
         """The rows that are short enough, and the others as dropped rows."""
         good, bad = [], []
         for row in range(self.batch.num_rows):
-            problem = self._problem(row, limits.longest)
+            problem = self._find_length_problem(row, limits.max_length)
             if problem is None:
                 good.append(row)
                 continue
             number, file, name = (self.batch.column(key)[row].as_py() for key in ("line", "file", "id"))
-            line = Line(number, self.texts["source"][row], self.texts["target"][row], problem)
-            bad.append(dropped_pair(line, name, file, STAGE))
+            line = TextPair(number, self.texts["source"][row], self.texts["target"][row], problem)
+            bad.append(build_dropped_pair_row(line, name, file, STAGE))
         return good, bad
 
-    def _problem(self, row: int, longest: int) -> Problem | None:
+    def _find_length_problem(self, row: int, longest: int) -> LineProblem | None:
         for side in ("source", "target"):
             length = len(self.tokens[side][row])
             if longest and length > longest:
-                return Problem(
+                return LineProblem(
                     f"{side}_tokens", length, longest, f"the {side} has {length} tokens, more than {longest}"
                 )
         return None
 
-    def bytes(self, rows: Sequence[int]) -> int:
+    def count_text_bytes(self, rows: Sequence[int]) -> int:
         """UTF-8 bytes of both sides of these rows."""
         return sum(len(self.texts[side][row].encode()) for side in self.texts for row in rows)
 
-    def rows(self, side: str, rows: Sequence[int], schema: pa.Schema) -> pa.RecordBatch:
+    def build_token_rows(self, side: str, rows: Sequence[int], schema: pa.Schema) -> pa.RecordBatch:
         """One side of these rows as token rows; `offset` is the line's number."""
         chosen = [self.tokens[side][row] for row in rows]
         lengths = np.fromiter(map(len, chosen), np.int64, len(chosen))
@@ -126,7 +126,7 @@ class _Encoded:
         values = np.fromiter(chain.from_iterable(chosen), dtype, int(lengths.sum()))
         kept = self.batch.take(pa.array(rows, pa.int64()))
         columns = [
-            token_lists(values, lengths, schema),
+            build_list_array(values, lengths, schema),
             kept.column("id"),
             kept.column("file"),
             kept.column("line"),
@@ -136,5 +136,5 @@ class _Encoded:
         return pa.record_batch(columns, schema=schema)
 
 
-def _closed(tokenizer: Tokenizer, texts: list[str]) -> Tokens:
+def _encode_with_eos(tokenizer: Tokenizer, texts: list[str]) -> Tokens:
     return [[*tokens, tokenizer.eos_id] for tokens in tokenizer.encode_batch(texts)]

@@ -13,19 +13,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from data_pipeline.graph import Workshop
-from data_pipeline.journal import Record, code_version
-from data_pipeline.pairs.encode import Limits, encode_pairs
+from data_pipeline.graph import StageRunner
+from data_pipeline.journal import TaskRecord, compute_code_version
+from data_pipeline.pairs.encode import PairLengthLimits, encode_pairs
 from data_pipeline.pairs.read import read_pairs
-from data_pipeline.pairs.tokenizer import train_on_pairs
+from data_pipeline.pairs.tokenizer import train_pair_tokenizer
 from data_pipeline.staging import find_output, get_place_to_write
 from data_pipeline.task import Task
-from data_pipeline.tokenize.copy import copy_task
+from data_pipeline.tokenize.copy import build_copy_task
 from data_pipeline.tokenize.publish import SENTENCEPIECE_FILES
-from llmsys.config.pairs import LabelledConfig, PairsConfig
+from llmsys.config.pairs import LabelledTextConfig, PairsConfig
 from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
 from llmsys.errors import DataError
-from llmsys.log import logger
+from llmsys.log import get_logger
 
 _TOKENIZER = ("tokenize/train.py", "tokenize/sample.py", "tokenize/copy.py", "tokenize/publish.py")
 _CODE = {
@@ -36,47 +36,47 @@ _CODE = {
 _COMMON = ("data_pipeline/document.py", "data_pipeline/funnel.py", "llmsys/shard_file.py")
 SPLITS: tuple[Literal["train", "heldout"], ...] = ("train", "heldout")
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass
-class PairsOutcome:
+class PairStageRecords:
     """The records of each stage; `tokenizer` and `encoded` stay empty when the preparation was to stop before them."""
 
     files: dict[str, list[tuple[Path, ...]]]
-    read: dict[str, list[Record]] = field(default_factory=dict)
+    read: dict[str, list[TaskRecord]] = field(default_factory=dict)
     labels: tuple[str, ...] | None = None
-    tokenizer: Record | None = None
-    encoded: dict[str, list[Record]] = field(default_factory=dict)
+    tokenizer: TaskRecord | None = None
+    encoded: dict[str, list[TaskRecord]] = field(default_factory=dict)
 
 
-class PairsPreparation:
+class PairPipeline:
     """The stages of one dataset of pairs, in order; each method is one stage."""
 
-    def __init__(self, data: PairsConfig | LabelledConfig, tokenizer: TokenizerConfig, workshop: Workshop) -> None:
+    def __init__(self, data: PairsConfig | LabelledTextConfig, tokenizer: TokenizerConfig, workshop: StageRunner) -> None:
         self.data, self.tokenizer, self.workshop = data, tokenizer, workshop
         self.folder = data.folder
 
-    def run(self, until: Literal["documents", "tokenizer", "tokens"]) -> PairsOutcome:
+    def run_stages(self, until: Literal["documents", "tokenizer", "tokens"]) -> PairStageRecords:
         """Do the stages up to `until`; DataError when a file is missing, bad, or nothing of it can be used."""
-        outcome = PairsOutcome(_files(self.data))
-        outcome.read = self._read(outcome.files)
-        outcome.labels = self._labels(outcome)
+        outcome = PairStageRecords(_list_files(self.data))
+        outcome.read = self._run_read_stage(outcome.files)
+        outcome.labels = self._resolve_labels(outcome)
         if until != "documents":
-            outcome.tokenizer = self._tokenizer(outcome.read["train"])
+            outcome.tokenizer = self._run_tokenizer_stage(outcome.read["train"])
         if until == "tokens" and outcome.tokenizer is not None:
-            outcome.encoded = self._encode(outcome.read, outcome.tokenizer, outcome.labels)
+            outcome.encoded = self._run_encode_stage(outcome.read, outcome.tokenizer, outcome.labels)
         return outcome
 
-    def _stage(self, name: str, tasks: list[Task], unit: str) -> list[Record]:
+    def _run_stage(self, name: str, tasks: list[Task], unit: str) -> list[TaskRecord]:
         rooms, packages = _CODE[name]
-        code = code_version([*_COMMON, *(f"data_pipeline/{room}" for room in rooms)], packages)
-        return self.workshop.stage(name, tasks, unit=unit, code=code)
+        code = compute_code_version([*_COMMON, *(f"data_pipeline/{room}" for room in rooms)], packages)
+        return self.workshop.run_stage(name, tasks, unit=unit, code=code)
 
-    def _read(self, files: dict[str, list[tuple[Path, ...]]]) -> dict[str, list[Record]]:
-        labels = self.data.labels if isinstance(self.data, LabelledConfig) else None
+    def _run_read_stage(self, files: dict[str, list[tuple[Path, ...]]]) -> dict[str, list[TaskRecord]]:
+        labels = self.data.labels if isinstance(self.data, LabelledTextConfig) else None
         tasks = []
-        for split, number, paths in _numbered(files):
+        for split, number, paths in _iter_numbered_files(files):
             name = f"{split}-{number:05d}"
             outputs = [f"documents/{name}.arrow", f"dropped/{name}.lines.arrow"]
             job = partial(
@@ -86,18 +86,18 @@ class PairsPreparation:
                 dropped=get_place_to_write(self.folder, outputs[1]),
                 labels=labels,
             )
-            digests = [self.workshop.journal.input_digest(path) for path in paths]
+            digests = [self.workshop.journal.get_input_digest(path) for path in paths]
             decides = [[str(path) for path in paths], digests, labels]
             tasks.append(Task(f"read/{name}", decides, outputs, job, 1))
-        records = iter(self._stage("read", tasks, "file"))
+        records = iter(self._run_stage("read", tasks, "file"))
         read = {split: [next(records) for _ in files[split]] for split in files}
         for split, found in read.items():
             if not any(sum(record.result["rows"]) for record in found):
-                raise DataError(_nothing_left(split, files[split], found))
+                raise DataError(_describe_empty_split(split, files[split], found))
         return read
 
-    def _labels(self, outcome: PairsOutcome) -> tuple[str, ...] | None:
-        if not isinstance(self.data, LabelledConfig):
+    def _resolve_labels(self, outcome: PairStageRecords) -> tuple[str, ...] | None:
+        if not isinstance(self.data, LabelledTextConfig):
             return None
         found = {
             split: sorted({label for record in records for label, count in record.result["labels"].items() if count})
@@ -112,27 +112,27 @@ class PairsPreparation:
                 )
         return labels
 
-    def _tokenizer(self, read: list[Record]) -> Record:
+    def _run_tokenizer_stage(self, read: list[TaskRecord]) -> TaskRecord:
         if isinstance(self.tokenizer, FileTokenizerConfig):
-            return self._stage("tokenizer", [copy_task(self.workshop, self.folder, self.tokenizer)], "file")[0]
+            return self._run_stage("tokenizer", [build_copy_task(self.workshop, self.folder, self.tokenizer)], "file")[0]
         outputs = [f"tokenizer/{name}" for name in SENTENCEPIECE_FILES]
         folder, config = get_place_to_write(self.folder, "tokenizer"), self.tokenizer
         part = config.model_dump(mode="json")
-        sides = ("source",) if isinstance(self.data, LabelledConfig) else ("source", "target")
+        sides = ("source",) if isinstance(self.data, LabelledTextConfig) else ("source", "target")
         sources = [find_output(self.folder, record.outputs[0].name) for record in read]
-        job = partial(train_on_pairs, sources=sources, folder=folder, config=config, sides=sides)
+        job = partial(train_pair_tokenizer, sources=sources, folder=folder, config=config, sides=sides)
         rows = sum(sum(record.result["rows"]) for record in read)
         decides = [part, [record.digests[0] for record in read], sides]
-        return self._stage("tokenizer", [Task("tokenizer/model", decides, outputs, job, rows)], "pair")[0]
+        return self._run_stage("tokenizer", [Task("tokenizer/model", decides, outputs, job, rows)], "pair")[0]
 
-    def _encode(
-        self, read: dict[str, list[Record]], tokenizer: Record, labels: tuple[str, ...] | None
-    ) -> dict[str, list[Record]]:
+    def _run_encode_stage(
+        self, read: dict[str, list[TaskRecord]], tokenizer: TaskRecord, labels: tuple[str, ...] | None
+    ) -> dict[str, list[TaskRecord]]:
         tasks, counts = [], dict.fromkeys(read, 0)
         for split, records in read.items():
-            limits = self._limits(split)
+            limits = self._build_limits(split)
             for record in records:
-                for batches in _cuts(record.result["rows"], self.data.shard_pairs):
+                for batches in _group_batches(record.result["rows"], self.data.shard_pairs):
                     number = counts[split]
                     counts[split] += 1
                     names = [f"tokens/{split}-{number:05d}.arrow", f"tokens/{split}_source-{number:05d}.arrow"]
@@ -148,25 +148,25 @@ class PairsPreparation:
                     )
                     decides = [record.digests[0], list(batches), tokenizer.result["fingerprint"], labels]
                     decides.append(tokenizer.result["eos_id"])
-                    decides += [limits.longest, limits.cut]
+                    decides += [limits.max_length, limits.cut]
                     rows = sum(record.result["rows"][batch] for batch in batches)
                     tasks.append(Task(f"encode/{split}-{number:05d}", decides, outputs, job, rows))
-        done = iter(self._stage("encode", tasks, "pair"))
+        done = iter(self._run_stage("encode", tasks, "pair"))
         encoded = {split: [next(done) for _ in range(count)] for split, count in counts.items()}
         if cut := sum(record.result["cut"] for found in encoded.values() for record in found):
             _log.warning("%d texts were cut to data.max_tokens=%d tokens", cut, self.data.max_tokens)
         return encoded
 
-    def _limits(self, split: str) -> Limits:
-        if isinstance(self.data, LabelledConfig):
-            return Limits(self.data.max_tokens, cut=True)
-        return Limits(self.data.max_tokens if split == "train" else 0, cut=False)
+    def _build_limits(self, split: str) -> PairLengthLimits:
+        if isinstance(self.data, LabelledTextConfig):
+            return PairLengthLimits(self.data.max_tokens, cut=True)
+        return PairLengthLimits(self.data.max_tokens if split == "train" else 0, cut=False)
 
 
-def _files(data: PairsConfig | LabelledConfig) -> dict[str, list[tuple[Path, ...]]]:
+def _list_files(data: PairsConfig | LabelledTextConfig) -> dict[str, list[tuple[Path, ...]]]:
     """The files of each split, in pairs or alone; DataError when a split has none."""
     files: dict[str, list[tuple[Path, ...]]]
-    if isinstance(data, LabelledConfig):
+    if isinstance(data, LabelledTextConfig):
         files = {"train": [(path,) for path in data.inputs], "heldout": [(path,) for path in data.heldout_inputs]}
         names = {"train": "inputs", "heldout": "heldout_inputs"}
     else:
@@ -182,13 +182,13 @@ def _files(data: PairsConfig | LabelledConfig) -> dict[str, list[tuple[Path, ...
     return files
 
 
-def _numbered(files: dict[str, list[tuple[Path, ...]]]) -> Iterator[tuple[str, int, tuple[Path, ...]]]:
+def _iter_numbered_files(files: dict[str, list[tuple[Path, ...]]]) -> Iterator[tuple[str, int, tuple[Path, ...]]]:
     for split, entries in files.items():
         for number, paths in enumerate(entries):
             yield split, number, paths
 
 
-def _cuts(rows: Sequence[int], limit: int) -> Iterator[list[int]]:
+def _group_batches(rows: Sequence[int], limit: int) -> Iterator[list[int]]:
     """Record batches in runs of at most `limit` rows, or of one batch where that has more."""
     run: list[int] = []
     for batch, count in enumerate(rows):
@@ -200,7 +200,7 @@ def _cuts(rows: Sequence[int], limit: int) -> Iterator[list[int]]:
         yield run
 
 
-def _nothing_left(split: str, files: Sequence[tuple[Path, ...]], records: Sequence[Record]) -> str:
+def _describe_empty_split(split: str, files: Sequence[tuple[Path, ...]], records: Sequence[TaskRecord]) -> str:
     drops: list[dict[str, Any]] = [drop for record in records for drop in record.result["tally"]["drops"]]
     reasons = ", ".join(f"{drop['documents']} by {drop['test']}" for drop in drops) or "there were no lines"
     named = " and ".join(str(path) for path in files[0])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.document import positions, text_bytes
+from data_pipeline.document import hash_positions, count_text_bytes
 from data_pipeline.executors.event import Report
 from data_pipeline.tokenize.train import fit_sentencepiece
 from llmsys.config.tokenizer import SentencePieceConfig
@@ -17,23 +17,23 @@ from llmsys.errors import DataError
 from llmsys.shards import read_batches
 
 
-def train_on_pairs(
+def train_pair_tokenizer(
     report: Report, *, sources: Sequence[Path], folder: Path, config: SentencePieceConfig, sides: Sequence[str]
 ) -> dict[str, Any]:
     """Train on the named sides ("source", "target") of the pairs and publish the model; progress is in pairs."""
-    limit, sample = _sample(sources, config.sample_bytes, sides)
+    limit, sample = _select_sample(sources, config.sample_bytes, sides)
     if not sample["documents"]:
         raise DataError("no training pair is left to train a tokenizer on. Give more input, or mend what was dropped.")
-    return fit_sentencepiece(_lines(report, sources, limit, sides), folder=folder, config=config, sample=sample)
+    return fit_sentencepiece(_iter_sample_texts(report, sources, limit, sides), folder=folder, config=config, sample=sample)
 
 
-def _sample(files: Sequence[Path], limit_bytes: int, sides: Sequence[str]) -> tuple[int, dict[str, int]]:
+def _select_sample(files: Sequence[Path], limit_bytes: int, sides: Sequence[str]) -> tuple[int, dict[str, int]]:
     """Return the largest position that is in the sample, and the pairs and bytes in it."""
     places, sizes = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
     for file in files:
         for batch in read_batches(file):
-            places.append(positions(batch.column("id").to_pylist(), "tokenizer", 0))
-            sizes.append(sum((text_bytes(batch.column(side)) for side in sides), start=np.zeros(1, np.int64)))
+            places.append(hash_positions(batch.column("id").to_pylist(), "tokenizer", 0))
+            sizes.append(sum((count_text_bytes(batch.column(side)) for side in sides), start=np.zeros(1, np.int64)))
     place, size = np.concatenate(places), np.concatenate(sizes)
     order = np.argsort(place, kind="stable")
     total = np.cumsum(size[order])
@@ -43,10 +43,10 @@ def _sample(files: Sequence[Path], limit_bytes: int, sides: Sequence[str]) -> tu
     return int(place[order[pairs - 1]]), {"documents": pairs, "bytes": int(total[pairs - 1])}
 
 
-def _lines(report: Report, files: Sequence[Path], limit: int, sides: Sequence[str]) -> Iterator[str]:
+def _iter_sample_texts(report: Report, files: Sequence[Path], limit: int, sides: Sequence[str]) -> Iterator[str]:
     for file in files:
         for batch in read_batches(file):
-            places = positions(batch.column("id").to_pylist(), "tokenizer", 0)
+            places = hash_positions(batch.column("id").to_pylist(), "tokenizer", 0)
             for row in np.flatnonzero(places <= np.uint64(limit)).tolist():
                 yield from (batch.column(side)[row].as_py() for side in sides)
             report(batch.num_rows, 0)

@@ -86,7 +86,7 @@ def find_emails(text: str) -> Iterator[Span]:
     end = 0
     at = text.find("@")
     while at >= 0:
-        begin = _local_part(text, end, at)
+        begin = _find_local_part(text, end, at)
         found = _domain_pattern().match(text, at + 1) if begin < at else None
         if found:
             end = found.end()
@@ -94,7 +94,7 @@ def find_emails(text: str) -> Iterator[Span]:
         at = text.find("@", max(at + 1, end))
 
 
-def _local_part(text: str, first: int, at: int) -> int:
+def _find_local_part(text: str, first: int, at: int) -> int:
     """Where the local part before position `at` begins, not before `first`; `at` when there is none."""
     begin = at
     if begin > first and _is_unspaced(text[begin - 1]):
@@ -111,11 +111,11 @@ def _local_part(text: str, first: int, at: int) -> int:
 
 
 def _is_boundary(text: str, position: int) -> bool:
-    before = position > 0 and _in_word(text[position - 1])
-    return before != _in_word(text[position])
+    before = position > 0 and _is_word_character(text[position - 1])
+    return before != _is_word_character(text[position])
 
 
-def _in_word(character: str) -> bool:
+def _is_word_character(character: str) -> bool:
     if character.isascii():
         return character.isalnum() or character == "_"
     return _is_atom(character)
@@ -142,15 +142,15 @@ def is_public(address: str) -> bool:
     parts = address.split(".")
     if any(len(part) > 1 and part.startswith("0") for part in parts):
         return False
-    value = _number(address)
+    value = _parse_address(address)
     return address in _GLOBAL_ALL_THE_SAME or not any(value >> shift == prefix for prefix, shift in _PREFIXES)
 
 
-def _number(address: str) -> int:
+def _parse_address(address: str) -> int:
     return int.from_bytes(bytes(map(int, address.split("."))), "big")
 
 
-_PREFIXES = tuple((_number(address) >> (32 - length), 32 - length) for address, length in _NOT_GLOBAL)
+_PREFIXES = tuple((_parse_address(address) >> (32 - length), 32 - length) for address, length in _NOT_GLOBAL)
 
 
 def find_phones(text: str) -> Iterator[Span]:

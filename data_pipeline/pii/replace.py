@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_pipeline.pii.find import Span, find_emails, find_ips, find_phones
-from llmsys.config.pii import PiiKind, ReplacePii
+from llmsys.config.pii import PiiKind, PiiReplacementConfig
 
 Counts = dict[PiiKind, np.ndarray[tuple[int], np.dtype[np.int64]]]
 
@@ -31,7 +31,7 @@ _EMAILS = ("email@example.com", "firstname.lastname@example.org")
 _NETWORKS = ("192.0.2", "198.51.100", "203.0.113")
 
 
-def replace_pii(texts: pa.Array, ids: Sequence[str], config: ReplacePii) -> tuple[pa.Array, Counts]:
+def replace_pii(texts: pa.Array, ids: Sequence[str], config: PiiReplacementConfig) -> tuple[pa.Array, Counts]:
     """Return the texts with each match replaced, and per kind how many matches each text had."""
     counts: Counts = {}
     for kind in config.find:
@@ -42,20 +42,20 @@ def replace_pii(texts: pa.Array, ids: Sequence[str], config: ReplacePii) -> tupl
         changed = texts.to_pylist()
         for row in suspects.tolist():
             name = ids[row] if config.same == "document" else ""
-            changed[row], counts[kind][row] = _replaced(changed[row], kind, name, config)
+            changed[row], counts[kind][row] = _replace_matches(changed[row], kind, name, config)
         texts = pa.array(changed, texts.type)
     return texts, counts
 
 
-def _replaced(text: str, kind: PiiKind, name: str, config: ReplacePii) -> tuple[str, int]:
+def _replace_matches(text: str, kind: PiiKind, name: str, config: PiiReplacementConfig) -> tuple[str, int]:
     pieces, position, count = [], 0, 0
     for begin, end in _FIND[kind](text):
-        pieces += [text[position:begin], replacement(kind, text[begin:end], name, config)]
+        pieces += [text[position:begin], choose_replacement(kind, text[begin:end], name, config)]
         position, count = end, count + 1
     return ("".join([*pieces, text[position:]]), count) if count else (text, 0)
 
 
-def replacement(kind: PiiKind, match: str, name: str, config: ReplacePii) -> str:
+def choose_replacement(kind: PiiKind, match: str, name: str, config: PiiReplacementConfig) -> str:
     """Return what stands for a match; `name` is the document's id, or "" when equal matches are equal everywhere."""
     if config.replace_with == "token":
         return _TOKEN[kind]
@@ -73,6 +73,6 @@ def replacement(kind: PiiKind, match: str, name: str, config: ReplacePii) -> str
             return f"+1 {200 + number % 800}-555-01{number // 800 % 100:02d}"
 
 
-def total(counts: Counts, kinds: Iterable[PiiKind]) -> dict[str, int]:
+def sum_counts(counts: Counts, kinds: Iterable[PiiKind]) -> dict[str, int]:
     """Return how many matches of each kind all texts had, for the funnel."""
     return {f"{kind} replaced": int(counts[kind].sum()) for kind in kinds}

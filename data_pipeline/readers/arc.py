@@ -6,7 +6,7 @@ ten; the length is always the last (Internet Archive, "Arc File Format", 1996).
 
 import re
 
-from data_pipeline.readers.careful import UNENDED, Header
+from data_pipeline.readers.careful import UNENDED, RecordHeader
 
 _LINE_BYTES = 4_096
 _FIELDS = (5, 10)
@@ -23,15 +23,15 @@ class ArcDialect:
     )
     separator = b"\n"
 
-    def opens(self, head: bytes) -> bool:
+    def is_record_start(self, head: bytes) -> bool:
         """Return whether a few bytes can be the beginning of a record."""
         return re.match(rb"[a-z][a-z0-9+.\-]{1,30}(?::|$)", head) is not None
 
-    def parse(self, head: bytes) -> Header | str:
+    def parse_header(self, head: bytes) -> RecordHeader | str:
         """Return the header at the beginning of `head`, or why there is none."""
         line, end, _ = head[:_LINE_BYTES].partition(b"\n")
         parts = _split_fields(line.decode("utf-8", "replace"))
-        if not self.opens(line):
+        if not self.is_record_start(line):
             return "damaged record: no ARC header"
         if not end:
             return UNENDED
@@ -40,8 +40,8 @@ class ArcDialect:
         if not (parts[-1].isascii() and parts[-1].isdigit()):
             return "damaged record: its length is no number"
         kind = "warcinfo" if parts[0].startswith("filedesc:") else "response"
-        headers = {"warc-target-uri": parts[0], "warc-date": _date(parts[2]), "content-type": "application/http"}
-        return Header(len(line) + 1, kind, headers, int(parts[-1]))
+        headers = {"warc-target-uri": parts[0], "warc-date": _format_warc_date(parts[2]), "content-type": "application/http"}
+        return RecordHeader(len(line) + 1, kind, headers, int(parts[-1]))
 
 
 def _split_fields(line: str) -> list[str]:
@@ -58,7 +58,7 @@ def _split_fields(line: str) -> list[str]:
     return [*begin, " ".join(after[:-1]), after[-1]]  # a media type with parameters
 
 
-def _date(digits: str) -> str:
+def _format_warc_date(digits: str) -> str:
     """20140216050221 as WARC writes it; what is shorter stays as it is."""
     if len(digits) < 14:
         return digits

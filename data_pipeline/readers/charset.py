@@ -14,8 +14,8 @@ import numpy as np
 from resiliparse.parse.encoding import map_encoding_to_html5
 
 from data_pipeline.readers.charset_evidence import is_strong_evidence
-from data_pipeline.readers.likelihood import WIDE, mean_likelihood, words_beyond_ascii
-from data_pipeline.readers.shown_charset import shown_charset
+from data_pipeline.readers.likelihood import WIDE, compute_mean_likelihood, extract_non_ascii_words
+from data_pipeline.readers.shown_charset import detect_marked_charset
 
 FALLBACK = "cp1252"
 
@@ -104,9 +104,9 @@ def detect_charset(payload: bytes, http_charset: str) -> str:
 
 def decide_charset(payload: bytes, http_charset: str) -> FoundCharset:
     """Return the codec of a page, and what it overrules; the arguments are those of `detect_charset`."""
-    header, meta = _codec(http_charset), _codec(_meta_charset(payload))
-    shown = shown_charset(payload) or ("utf-8" if _is_utf8(payload) else "")
-    codec = shown or _likeliest(payload, header, meta)
+    header, meta = _resolve_codec(http_charset), _resolve_codec(_find_meta_charset(payload))
+    shown = detect_marked_charset(payload) or ("utf-8" if _is_utf8(payload) else "")
+    codec = shown or _guess_codec(payload, header, meta)
     for source, label, declared in (("header", http_charset, header), ("meta element", "", meta)):
         if declared and not payload.isascii() and _overrules(payload, codec, declared):
             said = f" {label.strip().lower()[:40]}" if label else f" {declared}"
@@ -121,9 +121,9 @@ def _overrules(payload: bytes, codec: str, declared: str) -> bool:
     return payload.decode(codec, "replace") != payload.decode(declared, "replace")
 
 
-def _likeliest(payload: bytes, header: str, meta: str) -> str:
+def _guess_codec(payload: bytes, header: str, meta: str) -> str:
     """Return the likeliest codec: a declared one that decodes the page, unless the content is strongly against it."""
-    words = words_beyond_ascii(payload)
+    words = extract_non_ascii_words(payload)
     scores = _score(payload, words, header, meta)
     best = max(scores, key=lambda codec: (scores[codec], codec == FALLBACK))
     declared = [codec for codec in (header, meta) if codec and codec != best and decodes(payload, codec)]
@@ -132,9 +132,9 @@ def _likeliest(payload: bytes, header: str, meta: str) -> str:
         is_known = _is_hungarian(words) and best in _HUNGARIAN_CODECS
         if not is_known and not is_strong_evidence(words, best, likelier):
             return likelier
-    if fits(payload, best):
+    if can_decode(payload, best):
         return best
-    return next((codec for codec in (meta, header) if codec and fits(payload, codec)), best)
+    return next((codec for codec in (meta, header) if codec and can_decode(payload, codec)), best)
 
 
 def _score(payload: bytes, words: bytes, header: str, meta: str) -> dict[str, float]:
@@ -144,7 +144,7 @@ def _score(payload: bytes, words: bytes, header: str, meta: str) -> dict[str, fl
     for codec, kind in ((meta, "meta"), (header, "header")):
         if codec not in ("", "utf-8", "hz", "iso2022_jp"):
             weights[codec] = weights.get(codec, 0.0) + _CLAIM["default" if codec == FALLBACK else kind]
-            weights[codec] += _CLAIM["wide"] if codec in WIDE and fits(payload, codec) else 0.0
+            weights[codec] += _CLAIM["wide"] if codec in WIDE and can_decode(payload, codec) else 0.0
     for kind, members in (("usual", _USUAL), ("rare", _RARE), ("rarest", _RAREST)):
         for codec in members:
             if kind == "usual" or codec not in (meta, header):  # nobody names a rare one by mistake
@@ -152,7 +152,7 @@ def _score(payload: bytes, words: bytes, header: str, meta: str) -> dict[str, fl
     if _is_hungarian(words):
         for codec in _HUNGARIAN_CODECS:
             weights[codec] += _CLAIM["alphabet"]
-    return {codec: weight + evidence * mean_likelihood(words, codec) for codec, weight in weights.items()}
+    return {codec: weight + evidence * compute_mean_likelihood(words, codec) for codec, weight in weights.items()}
 
 
 def _is_hungarian(words: bytes) -> bool:
@@ -176,19 +176,19 @@ def decodes(payload: bytes, codec: str) -> bool:
     return damaged * _MAX_DAMAGED <= beyond_ascii
 
 
-def fits(payload: bytes, codec: str) -> bool:
+def can_decode(payload: bytes, codec: str) -> bool:
     """Whether the codec decodes the page, but for a few damaged bytes."""
     replaced = payload.decode(codec, "replace").count("�") - payload.count("�".encode())
     beyond_ascii = int(np.count_nonzero(np.frombuffer(payload, np.uint8) >= 128))
     return replaced <= beyond_ascii * _MOST_REPLACED
 
 
-def _meta_charset(payload: bytes) -> str:
+def _find_meta_charset(payload: bytes) -> str:
     match = _META.search(payload, 0, _META_BYTES)
     return match.group(1).decode("ascii") if match else ""
 
 
-def _codec(label: str) -> str:
+def _resolve_codec(label: str) -> str:
     """The Python codec for a label of the web, "" for one nobody knows."""
     label = label.strip(" \t\"';").lower()
     if not label:
@@ -206,7 +206,7 @@ def _is_utf8(payload: bytes) -> bool:
     try:
         payload.decode("utf-8")
     except UnicodeDecodeError:
-        return fits(payload, "utf-8")
+        return can_decode(payload, "utf-8")
     return True
 
 

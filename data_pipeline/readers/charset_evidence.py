@@ -7,7 +7,7 @@ Reads the words of a page that have bytes beyond ASCII (`likelihood.words_beyond
 """
 
 from data_pipeline.readers.alphabet import count_letters, is_latin, is_one_alphabet
-from data_pipeline.readers.likelihood import WIDE, mean_likelihood
+from data_pipeline.readers.likelihood import WIDE, compute_mean_likelihood
 
 _MIN_CHARACTERS = 4  # beyond ASCII: fewer prove nothing
 _MIN_LETTERS = 3  # different ones
@@ -26,8 +26,8 @@ def is_strong_evidence(words: bytes, found: str, declared: str) -> bool:
 
     Both are names of Python codecs.
     """
-    likelihood = mean_likelihood(words, found)
-    gain = likelihood - mean_likelihood(words, declared)
+    likelihood = compute_mean_likelihood(words, found)
+    gain = likelihood - compute_mean_likelihood(words, declared)
     size = len(words) - words.count(b" ")
     if gain * min(size, _MAX_EVIDENCE) < _MIN_GAIN:
         return False

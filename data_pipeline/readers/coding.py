@@ -14,7 +14,7 @@ from typing import Any
 from fastwarc.stream_io import BrotliReader, GzipReader, ZstdReader
 from zstandard import ZstdDecompressor, ZstdError
 
-from data_pipeline.readers.http import Response
+from data_pipeline.readers.http import HttpResponse
 
 _CHUNK_HEADER = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]{0,1024})?\r\n")
 _READERS: dict[str, Callable[[io.BytesIO], Any]] = {
@@ -32,7 +32,7 @@ _HEAD_BYTES = 1_024
 _BINARY = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f]")  # in no text of any charset
 
 
-class TooLongError(Exception):
+class BodyTooLargeError(Exception):
     """The decoded body is longer than the limit."""
 
 
@@ -51,37 +51,37 @@ class DecodedBody:
     is_text: bool = True
 
 
-def decode_body(response: Response, limit: int) -> DecodedBody:
+def decode_body(response: HttpResponse, limit: int) -> DecodedBody:
     """Return the body without its codings, at most `limit` bytes.
 
     Raises:
         TooLongError: if decoding gives more.
     """
-    body, cut = without_chunks(response), _find_cut_chunk(response)
+    body, cut = decode_chunked(response), _find_cut_chunk(response)
     coding = response.headers.get("content-encoding", "").strip().lower()
     reader = _READERS.get(coding)
     if reader is None or not body:
         return DecodedBody(body, cut)
-    decoded, is_whole = _read(reader(io.BytesIO(body)), limit)
+    decoded, is_whole = _read_limited_body(reader(io.BytesIO(body)), limit)
     if coding in _ZLIB_CODINGS and not (is_whole and _has_end(body, decoded)):
         decoded, is_whole = inflate_members(body, limit)
     elif not decoded and body.startswith(_ZSTD_MAGIC):
-        decoded, is_whole = _read(ZstdDecompressor().stream_reader(body), limit)
+        decoded, is_whole = _read_limited_body(ZstdDecompressor().stream_reader(body), limit)
     if not decoded:
         return DecodedBody(body, cut, is_text=_BINARY.search(body, 0, _HEAD_BYTES) is None)
     return DecodedBody(decoded, cut if is_whole else f"its {coding} coding is cut")
 
 
-def without_chunks(response: Response) -> bytes:
+def decode_chunked(response: HttpResponse) -> bytes:
     """The body without its transfer coding, as it is when it has none."""
     body = bytes(response.body)
     if "chunked" not in response.headers.get("transfer-encoding", "").lower():
         return body
-    joined = _joined(body)
+    joined = _join_chunks(body)
     return body if joined is None else joined
 
 
-def _find_cut_chunk(response: Response) -> str:
+def _find_cut_chunk(response: HttpResponse) -> str:
     """Return what shows that a chunked body ends inside a chunk, "" when it does not."""
     if "chunked" not in response.headers.get("transfer-encoding", "").lower():
         return ""
@@ -120,7 +120,7 @@ def inflate_members(body: bytes, limit: int) -> tuple[bytes, bool]:
                 parts.append(inflate.decompress(rest[begin : begin + _STEP], limit - size + 1))
                 size += len(parts[-1])
                 if size > limit:
-                    raise TooLongError
+                    raise BodyTooLargeError
                 if inflate.eof:
                     break
         except zlib.error:  # damage, or what some servers send after the last member
@@ -130,7 +130,7 @@ def inflate_members(body: bytes, limit: int) -> tuple[bytes, bool]:
     return b"".join(parts), is_whole
 
 
-def _read(stream: Any, limit: int) -> tuple[bytes, bool]:
+def _read_limited_body(stream: Any, limit: int) -> tuple[bytes, bool]:
     """Return what a stream gives before it ends or fails, and whether it did not fail."""
     parts: list[bytes] = []
     size = 0
@@ -139,13 +139,13 @@ def _read(stream: Any, limit: int) -> tuple[bytes, bool]:
             parts.append(part)
             size += len(part)
             if size > limit:
-                raise TooLongError
+                raise BodyTooLargeError
     except (OSError, EOFError, ValueError, ZstdError):
         return b"".join(parts), False
     return b"".join(parts), True
 
 
-def _joined(body: bytes) -> bytes | None:
+def _join_chunks(body: bytes) -> bytes | None:
     """The chunks of a chunked body put together (RFC 9112, 7.1), None if it is not chunked. A cut last chunk is
     kept.
     """

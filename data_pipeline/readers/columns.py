@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.readers.field import TOO_LONG, describe_missing_text, document
-from data_pipeline.readers.page import Page, Skip
-from data_pipeline.readers.source import Source, UnreadableError
+from data_pipeline.readers.field import TOO_LONG, describe_missing_text, build_document_page
+from data_pipeline.readers.page import Page, SkippedRecord
+from data_pipeline.readers.source import InputStream, ReadError
 from llmsys.config.read import ReadConfig
 
 ROWS = 128  # that become pages at once
@@ -23,14 +23,14 @@ DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, MemoryEr
 _FIELDS = ("text", "url", "id", "date")
 
 
-def columns_of(schema: pa.Schema, config: ReadConfig) -> list[str]:
+def list_columns(schema: pa.Schema, config: ReadConfig) -> list[str]:
     """The columns that hold the fields, whether a dot is part of their name or leads into them."""
     wanted = {getattr(config, name) for name in _FIELDS}
     wanted |= {name.split(".")[0] for name in wanted}
     return [name for name in schema.names if name in wanted]
 
 
-def has_text(columns: list[str], config: ReadConfig) -> bool:
+def has_text_column(columns: list[str], config: ReadConfig) -> bool:
     """Whether the text is one of the columns or a field in one."""
     return config.text in columns or config.text.split(".")[0] in columns
 
@@ -47,45 +47,45 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-class TooLargeError(Exception):
+class DecodeLimitError(Exception):
     """What would take too much memory or time to decode."""
 
 
-class Rows:
+class RowReader:
     """Numbers the rows of one file and makes documents of them."""
 
-    def __init__(self, source: Source, limit: int, config: ReadConfig) -> None:
+    def __init__(self, source: InputStream, limit: int, config: ReadConfig) -> None:
         self.source, self.limit, self.config = source, limit, config
         self.row = self._read = 0
         self.most = max(_FEW_ROWS, source.size * _ROWS_PER_BYTE)
 
-    def without_text(self, rows: int, schema: pa.Schema) -> Skip:
+    def build_missing_text_skip(self, rows: int, schema: pa.Schema) -> SkippedRecord:
         """Say that no row has what is wanted, and which columns of the file hold text."""
         reason = describe_missing_text(self.config.text, list_text_columns(schema))
-        return Skip(self.source.path, 0, reason, self.believed(rows))
+        return SkippedRecord(self.source.path, 0, reason, self.bound_row_count(rows))
 
-    def believed(self, rows: int) -> int:
+    def bound_row_count(self, rows: int) -> int:
         """As many rows as a header says, if there is room for them in the file."""
         return max(1, min(rows, self.most))
 
-    def read(self, batches: Iterator[pa.RecordBatch], part: str, count: int) -> Iterator[Page | Skip]:
+    def iter_documents(self, batches: Iterator[pa.RecordBatch], part: str, count: int) -> Iterator[Page | SkippedRecord]:
         """Yield the documents of one part of the file; `count` rows are lost when none of it can be read."""
-        begin, count = self.row, self.believed(count)
+        begin, count = self.row, self.bound_row_count(count)
         while True:
             try:
                 batch = next(batches, None)
                 self._read += batch.num_rows if batch else 0
                 if self._read > self.most:
-                    raise TooLargeError(f"more than {self.most} rows in a file of {self.source.size} bytes")
-                found = [] if batch is None else self._documents(batch)
-            except UnreadableError:
+                    raise DecodeLimitError(f"more than {self.most} rows in a file of {self.source.size} bytes")
+                found = [] if batch is None else self._build_documents(batch)
+            except ReadError:
                 raise
-            except TooLargeError as error:
-                yield Skip(self.source.path, self.row, str(error), max(1, begin + count - self.row))
+            except DecodeLimitError as error:
+                yield SkippedRecord(self.source.path, self.row, str(error), max(1, begin + count - self.row))
                 self.row = max(self.row, begin + count)
                 return
             except DAMAGE as error:
-                yield damage(self.source, self.row, part, error, max(1, begin + count - self.row))
+                yield build_damage_skip(self.source, self.row, part, error, max(1, begin + count - self.row))
                 self.row = max(self.row, begin + count)
                 return
             if batch is None:
@@ -93,17 +93,17 @@ class Rows:
             yield from found
             self.row += batch.num_rows
 
-    def _documents(self, batch: pa.RecordBatch) -> list[Page | Skip]:
-        columns = {name: _values(batch, getattr(self.config, name), 2 * self.limit) for name in _FIELDS}
-        made: list[Page | Skip] = []
+    def _build_documents(self, batch: pa.RecordBatch) -> list[Page | SkippedRecord]:
+        columns = {name: _get_field_values(batch, getattr(self.config, name), 2 * self.limit) for name in _FIELDS}
+        made: list[Page | SkippedRecord] = []
         for index in range(batch.num_rows):
             values = {name: column[index] for name, column in columns.items()}
-            page = document(self.row + index, values, self.limit, self.config.text)
-            made.append(Skip(self.source.path, self.row + index, page) if isinstance(page, str) else page)
+            page = build_document_page(self.row + index, values, self.limit, self.config.text)
+            made.append(SkippedRecord(self.source.path, self.row + index, page) if isinstance(page, str) else page)
         return made
 
 
-def _values(batch: pa.RecordBatch, name: str, most: int) -> list[Any]:
+def _get_field_values(batch: pa.RecordBatch, name: str, most: int) -> list[Any]:
     """The values of a field, None in each row where there is no such field."""
     found: Any = None
     if name in batch.schema.names:
@@ -112,21 +112,21 @@ def _values(batch: pa.RecordBatch, name: str, most: int) -> list[Any]:
         first, *rest = name.split(".")
         found = batch.column(first) if first in batch.schema.names and rest else None
         for part in rest:
-            found = _child(found, part)
+            found = _get_struct_field(found, part)
     if found is None:
         return [None] * batch.num_rows
     if pa.types.is_dictionary(found.type):
         found = found.dictionary_decode()
-    return _texts(found, most)
+    return _decode_values(found, most)
 
 
-def _child(column: Any, part: str) -> Any:
+def _get_struct_field(column: Any, part: str) -> Any:
     if column is None or not pa.types.is_struct(column.type) or column.type.get_field_index(part) < 0:
         return None
     return pc.struct_field(column, part)
 
 
-def _texts(column: Any, most: int) -> list[Any]:
+def _decode_values(column: Any, most: int) -> list[Any]:
     """Values as Python has them; of a text longer than `most` bytes only the fact; what is not UTF-8 is replaced."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -142,9 +142,9 @@ def _texts(column: Any, most: int) -> list[Any]:
     return [TOO_LONG if long else text for long, text in zip(is_long.to_pylist(), texts, strict=True)]
 
 
-def damage(source: Source, row: int, part: str, error: BaseException, count: int = 1) -> Skip:
+def build_damage_skip(source: InputStream, row: int, part: str, error: BaseException, count: int = 1) -> SkippedRecord:
     """Name what pyarrow objects to; what the storage objects to is raised again."""
-    if isinstance(error, UnreadableError):
+    if isinstance(error, ReadError):
         raise error
     words = str(error).strip().splitlines()
-    return Skip(source.path, row, f"damaged {part}: {words[0][:120] if words else type(error).__name__}", count)
+    return SkippedRecord(source.path, row, f"damaged {part}: {words[0][:120] if words else type(error).__name__}", count)

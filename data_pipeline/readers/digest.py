@@ -13,24 +13,24 @@ _SIZES = {"sha1": 20, "md5": 16, "sha256": 32, "sha512": 64}  # bytes
 _BASE32 = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", "0123456789abcdefghijklmnopqrstuv", "0189")
 
 
-def block_problem(said: str | None, block: bytes) -> str:
+def find_block_mismatch(said: str | None, block: bytes) -> str:
     """What is wrong with the block of a record."""
-    return _problem("WARC-Block-Digest", said, [block])
+    return _find_digest_mismatch("WARC-Block-Digest", said, [block])
 
 
-def payload_problem(said: str | None, forms: Iterable[bytes | memoryview]) -> str:
+def find_payload_mismatch(said: str | None, forms: Iterable[bytes | memoryview]) -> str:
     """What is wrong with the payload of a record, which may have been digested in any of some forms."""
-    return _problem("WARC-Payload-Digest", said, forms)
+    return _find_digest_mismatch("WARC-Payload-Digest", said, forms)
 
 
-def _problem(name: str, said: str | None, forms: Iterable[bytes | memoryview]) -> str:
-    algorithm, wanted = _parsed(said or "")
+def _find_digest_mismatch(name: str, said: str | None, forms: Iterable[bytes | memoryview]) -> str:
+    algorithm, wanted = _parse_digest(said or "")
     if not wanted or any(hashlib.new(algorithm, form, usedforsecurity=False).digest() == wanted for form in forms):
         return ""
     return f"{name} differs"
 
 
-def _parsed(said: str) -> tuple[str, bytes]:
+def _parse_digest(said: str) -> tuple[str, bytes]:
     """The algorithm and the digest of `sha1:BASE32` or `sha1:hex`, nothing when it is neither."""
     label, _, value = said.strip().partition(":")
     algorithm = _KNOWN.get(label.strip().lower(), "")

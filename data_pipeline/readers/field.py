@@ -6,14 +6,14 @@ Reads the values of one row, gives a page that needs no extraction, or why the r
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from data_pipeline.readers.page import Page, valid
+from data_pipeline.readers.page import Page, remove_invalid_characters
 
 TOO_LONG = object()  # in place of a text that was not even decoded
 _SHOWN_FIELDS, _NAME_CHARACTERS = 8, 40
 _ID_CHARACTERS = 256  # a longer id is none: ids are kept with every document and in memory
 
 
-def field(row: Mapping[str, Any], name: str) -> Any:
+def get_field(row: Mapping[str, Any], name: str) -> Any:
     """The value of a field; `a.b` is the field b of the mapping a, unless a field has that very name."""
     if name in row:
         return row[name]
@@ -38,13 +38,13 @@ def describe_missing_text(text_field: str, names: Collection[str] | None = None)
     """Return why a row is no document, with the fields that could be meant; None: they are not known."""
     if names is None:
         return f"no text in field '{text_field}'"
-    shown = [f"'{valid(name)[:_NAME_CHARACTERS]}'" for name in sorted(names)[:_SHOWN_FIELDS]]
+    shown = [f"'{remove_invalid_characters(name)[:_NAME_CHARACTERS]}'" for name in sorted(names)[:_SHOWN_FIELDS]]
     more = f" and {len(names) - _SHOWN_FIELDS} more" if len(names) > _SHOWN_FIELDS else ""
     found = f"text is in {', '.join(shown)}{more} (data.read.text names the field)" if shown else "no field has text"
     return f"no text in field '{text_field}': {found}"
 
 
-def document(
+def build_document_page(
     offset: int, values: Mapping[str, Any], limit: int, text_field: str, names: Collection[str] | None = None
 ) -> Page | str:
     """A row as a page with its text; `limit` is in UTF-8 bytes of text, `names` are the fields of the row with text."""
@@ -53,24 +53,24 @@ def document(
         return f"longer than {limit} bytes"
     if not isinstance(text, str):
         return describe_missing_text(text_field, names)
-    text = valid(text)
+    text = remove_invalid_characters(text)
     if len(text) > limit or len(text.encode()) > limit:
         return f"longer than {limit} bytes"
-    name = _plain(values["id"])
+    name = _format_value(values["id"])
     return Page(
         offset=offset,
-        url=_plain(values["url"]),
-        date=_plain(values["date"]),
+        url=_format_value(values["url"]),
+        date=_format_value(values["date"]),
         content_type="text/plain",
         text=text,
         id=name if 0 < len(name) <= _ID_CHARACTERS else None,
     )
 
 
-def _plain(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """A value as text: times as ISO 8601, nothing for what is neither text, number nor time."""
     if isinstance(value, str):
-        return valid(value)
+        return remove_invalid_characters(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     return str(value.isoformat()) if hasattr(value, "isoformat") else ""

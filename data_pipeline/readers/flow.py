@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
 
-from data_pipeline.readers.member import Break, Members, Piece
-from data_pipeline.readers.source import Source
+from data_pipeline.readers.member import DamagedMember, CompressedMembers, MemberChunk
+from data_pipeline.readers.source import InputStream
 
 _STEP = 1 << 16
 
 
-class Flow(Protocol):
+class ByteStream(Protocol):
     """What the careful reader needs of a file.
 
     Attributes:
@@ -23,7 +23,7 @@ class Flow(Protocol):
     """
 
     offset: int
-    broken: Break | None
+    damage: DamagedMember | None
 
     def peek(self, size: int, begin: int = 0) -> bytes:
         """Return up to `size` bytes, `begin` bytes from here, fewer only in front of damage or the end."""
@@ -31,25 +31,25 @@ class Flow(Protocol):
     def advance(self, size: int) -> None:
         """Go on by `size` bytes, or up to damage or the end."""
 
-    def next_member(self, size: int) -> int | None:
+    def find_next_member(self, size: int) -> int | None:
         """Bytes from here to the next beginning of a member among the next `size` that were peeked at."""
 
-    def at_member(self) -> bool:
+    def is_at_member(self) -> bool:
         """Whether a reader that knows nothing could begin to read the file here."""
 
-    def cross(self) -> None:
+    def skip_damage(self) -> None:
         """Go on behind the damage."""
 
-    def check(self, distance: int, size: int) -> bytes | None:
+    def peek_far(self, distance: int, size: int) -> bytes | None:
         """Return bytes far ahead without reading those between; None where that cannot be done."""
 
 
-class PlainFlow:
+class PlainByteStream:
     """A file that is not compressed."""
 
-    def __init__(self, source: Source, start: int) -> None:
+    def __init__(self, source: InputStream, start: int) -> None:
         self._source, self.offset = source, start
-        self.broken: Break | None = None
+        self.damage: DamagedMember | None = None
 
     def peek(self, size: int, begin: int = 0) -> bytes:
         """Return up to `size` bytes, `begin` bytes from here."""
@@ -59,51 +59,51 @@ class PlainFlow:
         """Go on by `size` bytes."""
         self.offset = min(self.offset + size, self._source.size)
 
-    def next_member(self, size: int) -> int | None:
+    def find_next_member(self, size: int) -> int | None:
         """Return where the next member begins."""
         return None
 
-    def at_member(self) -> bool:
+    def is_at_member(self) -> bool:
         """Whether a reader could begin here."""
         return True
 
-    def cross(self) -> None:
+    def skip_damage(self) -> None:
         """Nothing is ever in the way."""
 
-    def check(self, distance: int, size: int) -> bytes | None:
+    def peek_far(self, distance: int, size: int) -> bytes | None:
         """Return bytes far ahead, where that can be done."""
         return self._source.read_at(self.offset + distance, size)
 
 
-class PackedFlow:
+class CompressedByteStream:
     """A file of compressed members."""
 
-    def __init__(self, members: Members, start: int) -> None:
-        self._pieces: Iterator[Piece | Break] = members.read(start)
+    def __init__(self, members: CompressedMembers, start: int) -> None:
+        self._pieces: Iterator[MemberChunk | DamagedMember] = members.iter_chunks(start)
         self._buffer = bytearray()
         self._used = 0  # bytes at the front of the buffer that are behind us
         self._begins: deque[tuple[int, int]] = deque()  # (place in the buffer, offset of the member)
         self.offset = start
-        self.broken: Break | None = None
+        self.damage: DamagedMember | None = None
         self._ended = False
 
     def peek(self, size: int, begin: int = 0) -> bytes:
         """Return up to `size` bytes, `begin` bytes from here."""
-        while len(self._buffer) - self._used < begin + size and self._fill():
+        while len(self._buffer) - self._used < begin + size and self._fill_buffer():
             pass
         return bytes(memoryview(self._buffer)[self._used + begin : self._used + begin + size])
 
-    def _fill(self) -> bool:
-        if self.broken or self._ended:
+    def _fill_buffer(self) -> bool:
+        if self.damage or self._ended:
             return False
         piece = next(self._pieces, None)
-        if isinstance(piece, Piece):
-            if piece.begins:
+        if isinstance(piece, MemberChunk):
+            if piece.is_first:
                 self._begins.append((len(self._buffer), piece.offset))
-                self._settle()
+                self._discard_consumed()
             self._buffer += piece.data
             return True
-        self.broken, self._ended = piece, piece is None
+        self.damage, self._ended = piece, piece is None
         return False
 
     def advance(self, size: int) -> None:
@@ -113,11 +113,11 @@ class PackedFlow:
             there = len(self.peek(step))
             self._used += there
             size -= there
-            self._settle()
+            self._discard_consumed()
             if there < step:
                 return
 
-    def _settle(self) -> None:
+    def _discard_consumed(self) -> None:
         """Let go of what is behind us, and say which member we are in."""
         while self._begins and self._begins[0][0] <= self._used:
             self.offset = self._begins[0][1]
@@ -129,25 +129,25 @@ class PackedFlow:
             self._begins = deque((place - self._used, offset) for place, offset in self._begins)
             self._used = 0
 
-    def next_member(self, size: int) -> int | None:
+    def find_next_member(self, size: int) -> int | None:
         """Return where the next member begins."""
         places = (place - self._used for place, _ in self._begins)
         return next((place for place in places if 0 < place < size), None)
 
-    def at_member(self) -> bool:
+    def is_at_member(self) -> bool:
         """Whether a reader could begin here."""
         self.peek(1)
         return bool(self._begins) and self._begins[0][0] == self._used
 
-    def cross(self) -> None:
+    def skip_damage(self) -> None:
         """Go on behind the damage."""
-        if self.broken:
-            self.offset = self.broken.offset
+        if self.damage:
+            self.offset = self.damage.offset
             self._buffer.clear()
             self._begins.clear()
             self._used = 0
-            self.broken = None
+            self.damage = None
 
-    def check(self, distance: int, size: int) -> bytes | None:
+    def peek_far(self, distance: int, size: int) -> bytes | None:
         """Return bytes far ahead, where that can be done."""
         return None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import zstandard
 
-from data_pipeline.readers.source import Source
+from data_pipeline.readers.source import InputStream
 
 ZSTD = b"\x28\xb5\x2f\xfd"
 LZ4 = b"\x04\x22\x4d\x18"
@@ -26,12 +26,12 @@ def is_skippable(head: bytes) -> bool:
     return len(head) == 4 and head[1:] == _SKIPPABLE and 0x50 <= head[0] <= 0x5F
 
 
-def skippable_end(source: Source, start: int) -> int:
+def find_skippable_frame_end(source: InputStream, start: int) -> int:
     """Where the skippable frame at `start` ends."""
-    return _within(source, start + 8 + int.from_bytes(source.read_at(start + 4, 4), "little"))
+    return _require_within_file(source, start + 8 + int.from_bytes(source.read_at(start + 4, 4), "little"))
 
 
-def zstd_end(source: Source, start: int) -> int:
+def find_zstd_frame_end(source: InputStream, start: int) -> int:
     """Where the zstd frame at `start` ends."""
     descriptor = source.read_at(start + 4, 1)
     if not descriptor:
@@ -40,30 +40,30 @@ def zstd_end(source: Source, start: int) -> int:
     content_size, single, checksum, dictionary = flags >> 6, flags >> 5 & 1, flags >> 2 & 1, flags & 3
     position = start + 5 + (1 - single) + (0, 1, 2, 4)[dictionary] + (single, 2, 4, 8)[content_size]
     while True:
-        header = int.from_bytes(_read(source, position, 3), "little")
+        header = int.from_bytes(_read_exactly(source, position, 3), "little")
         last, kind, size = header & 1, header >> 1 & 3, header >> 3
         if kind == 3:
             raise FrameError("damaged zstd frame")
         position += 3 + (1 if kind == 1 else size)
         if last:
-            return _within(source, position + 4 * checksum)
+            return _require_within_file(source, position + 4 * checksum)
 
 
-def lz4_end(source: Source, start: int) -> int:
+def find_lz4_frame_end(source: InputStream, start: int) -> int:
     """Where the lz4 frame at `start` ends."""
-    flags = _read(source, start + 4, 1)[0]
+    flags = _read_exactly(source, start + 4, 1)[0]
     if flags >> 6 != 1:
         raise FrameError("damaged lz4 frame")
     position = start + 7 + 8 * (flags >> 3 & 1) + 4 * (flags & 1)
-    while size := int.from_bytes(_read(source, position, 4), "little"):
+    while size := int.from_bytes(_read_exactly(source, position, 4), "little"):
         position += 4 + (size & 0x7FFF_FFFF) + 4 * (flags >> 4 & 1)
-    return _within(source, position + 4 + 4 * (flags >> 2 & 1))
+    return _require_within_file(source, position + 4 + 4 * (flags >> 2 & 1))
 
 
-ENDS: dict[bytes, Callable[[Source, int], int]] = {ZSTD: zstd_end, LZ4: lz4_end}
+ENDS: dict[bytes, Callable[[InputStream, int], int]] = {ZSTD: find_zstd_frame_end, LZ4: find_lz4_frame_end}
 
 
-def read_dictionary(source: Source) -> bytes | None:
+def read_dictionary(source: InputStream) -> bytes | None:
     """The dictionary at the beginning of a zstd file, if there is one."""
     if source.read_at(0, 4) != _DICTIONARY:
         return None
@@ -77,14 +77,14 @@ def read_dictionary(source: Source) -> bytes | None:
         return None
 
 
-def _read(source: Source, position: int, size: int) -> bytes:
+def _read_exactly(source: InputStream, position: int, size: int) -> bytes:
     data = source.read_at(position, size)
     if len(data) < size:
         raise FrameError("truncated")
     return data
 
 
-def _within(source: Source, end: int) -> int:
+def _require_within_file(source: InputStream, end: int) -> int:
     if end > source.size:
         raise FrameError("truncated")
     return end

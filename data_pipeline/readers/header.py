@@ -5,7 +5,7 @@ import re
 _FOLD = re.compile(r"\n[ \t]+")  # a value that goes on in another line
 
 
-def header_fields(header: str) -> dict[str, str]:
+def parse_header_fields(header: str) -> dict[str, str]:
     """The first value of each field by its name in lower case, without the line that the header begins with."""
     fields: dict[str, str] = {}
     for line in _FOLD.sub(" ", header.replace("\r", "")).split("\n")[1:]:

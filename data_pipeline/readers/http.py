@@ -1,12 +1,12 @@
 """The HTTP response in a record: status, headers and body, forgiving about what real servers send.
 
-Reads the block of a record, gives a `Response`; None when there is no status line.
+Reads the block of a record, gives a `HttpResponse`; None when there is no status line.
 """
 
 import re
 from dataclasses import dataclass
 
-from data_pipeline.readers.header import header_fields
+from data_pipeline.readers.header import parse_header_fields
 
 _HEADER_BYTES = 1 << 16
 _STATUS = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})(?!\d)")
@@ -15,7 +15,7 @@ _CHARSET = re.compile(r"""charset\s*=\s*["']?\s*([^\s;"',]+)""", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class HttpResponse:
     """One HTTP response; names of headers are lower case, the first of several of a name counts."""
 
     status: int
@@ -34,12 +34,12 @@ class Response:
         return found.group(1) if found else ""
 
 
-def parse_response(block: bytes) -> Response | None:
+def parse_response(block: bytes) -> HttpResponse | None:
     """Split a block into header and body."""
     status = _STATUS.match(block)
     if status is None:
         return None
     end = _END.search(block, 0, _HEADER_BYTES)
     stop, begin = end.span() if end else (min(len(block), _HEADER_BYTES),) * 2
-    headers = header_fields(block[:stop].decode("latin-1"))
-    return Response(int(status.group(1)), headers, memoryview(block)[begin:])
+    headers = parse_header_fields(block[:stop].decode("latin-1"))
+    return HttpResponse(int(status.group(1)), headers, memoryview(block)[begin:])

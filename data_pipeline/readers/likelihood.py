@@ -30,7 +30,7 @@ _ASCII = -5.0
 _IMPOSSIBLE = -30.0  # what no charset means: replaced bytes, controls
 
 
-def words_beyond_ascii(payload: bytes) -> bytes:
+def extract_non_ascii_words(payload: bytes) -> bytes:
     """The words of a page that have bytes beyond ASCII, enough of them to tell charsets apart."""
     words: list[bytes] = []
     size = 0
@@ -43,36 +43,36 @@ def words_beyond_ascii(payload: bytes) -> bytes:
     return b" ".join(words)
 
 
-def mean_likelihood(words: bytes, codec: str) -> float:
+def compute_mean_likelihood(words: bytes, codec: str) -> float:
     """Mean logarithm of the probability of a decoding; `_IMPOSSIBLE` when there is nothing to judge."""
-    if codec not in WIDE and not _is_narrow(codec):
+    if codec not in WIDE and not _is_single_byte_codec(codec):
         return _IMPOSSIBLE
-    values = _wide_values(words, codec) if codec in WIDE else _narrow_values(words, codec)
+    values = _score_wide_words(words, codec) if codec in WIDE else _score_narrow_words(words, codec)
     return float(values.mean()) if len(values) else _IMPOSSIBLE
 
 
-def _wide_values(words: bytes, codec: str) -> Values:
+def _score_wide_words(words: bytes, codec: str) -> Values:
     text = words.decode(codec, "replace")
-    return np.array([_wide(character, codec) for character in text if character > "\x7f"], np.float64)
+    return np.array([_score_wide_character(character, codec) for character in text if character > "\x7f"], np.float64)
 
 
-def _narrow_values(words: bytes, codec: str) -> Values:
+def _score_narrow_words(words: bytes, codec: str) -> Values:
     data = np.frombuffer(b" " + words + b" ", np.uint8)
     before, behind = data[:-1], data[1:]
     counts = (before | behind) >= 128
-    values: Values = _table(codec)[before[counts], behind[counts]]
+    values: Values = _build_byte_pair_scores(codec)[before[counts], behind[counts]]
     return values
 
 
 @lru_cache(maxsize=64)
-def _is_narrow(codec: str) -> bool:
+def _is_single_byte_codec(codec: str) -> bool:
     """Whether every byte is a character of its own."""
     decoder = codecs.getincrementaldecoder(codec)("replace")
     return all(len(decoder.decode(bytes([byte]))) == 1 for byte in range(32, 256))
 
 
 @lru_cache(maxsize=64)
-def _table(codec: str) -> Values:
+def _build_byte_pair_scores(codec: str) -> Values:
     """The logarithm of the probability of each pair of bytes, (256, 256)."""
     characters = bytes(range(256)).decode(codec, "replace")
     lower = np.array([ord(character.lower()[0].replace("\xa0", " ")) for character in characters], np.uint32)
@@ -81,7 +81,7 @@ def _table(codec: str) -> Values:
         for test in (_is_letter_or_box, str.islower, str.isupper)
     )
     keys = (lower[:, None] << np.uint32(16)) | lower[None, :]
-    known, levels = _pairs()
+    known, levels = _load_known_pairs()
     places = np.minimum(np.searchsorted(known, keys), len(known) - 1)
     unknown = np.where(is_letter[:, None] | is_letter[None, :], _FLOOR, _MARKS_ONLY)
     values = np.where(known[places] == keys, levels[places], unknown)
@@ -104,7 +104,7 @@ WIDE = {
 
 
 @lru_cache(maxsize=1 << 15)
-def _wide(character: str, codec: str) -> float:
+def _score_wide_character(character: str, codec: str) -> float:
     """A character of a charset with thousands of them; the common ones are those that its first standard lists."""
     if character < "\x80":
         return -6.0
@@ -120,10 +120,10 @@ def _wide(character: str, codec: str) -> float:
         lead = character.encode(WIDE[codec])
     except UnicodeEncodeError:
         return -9.0 if codec == "gb18030" and "\u4e00" <= character < "\ua000" else -12.0
-    return _common(codec, lead)
+    return _score_listed_character(codec, lead)
 
 
-def _common(codec: str, code: bytes) -> float:
+def _score_listed_character(codec: str, code: bytes) -> float:
     first = code[0]
     if codec == "gb18030":
         return -7.0 if 0xB0 <= first <= 0xD7 else -11.0
@@ -142,7 +142,7 @@ def _is_letter_or_box(character: str) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _pairs() -> tuple[np.ndarray[Any, np.dtype[np.uint32]], Values]:
+def _load_known_pairs() -> tuple[np.ndarray[Any, np.dtype[np.uint32]], Values]:
     """The known pairs as sorted keys (first character in the upper 16 bits), and their levels."""
     table: dict[int, float] = {}
     content = resources.files(__package__).joinpath("pairs.tsv").read_text(encoding="utf-8")

@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from data_pipeline.readers.charset import fits
-from data_pipeline.readers.field import document, field, find_text_fields
-from data_pipeline.readers.member import Break, Members, Piece
-from data_pipeline.readers.page import Page, Skip
-from data_pipeline.readers.source import Source
+from data_pipeline.readers.charset import can_decode
+from data_pipeline.readers.field import build_document_page, get_field, find_text_fields
+from data_pipeline.readers.member import DamagedMember, CompressedMembers, MemberChunk
+from data_pipeline.readers.page import Page, SkippedRecord
+from data_pipeline.readers.source import InputStream
 from llmsys.config.read import ReadConfig
 
 _ESCAPED = 6  # a character of one byte takes six as \u0041
@@ -22,30 +22,30 @@ _STEP = 1 << 18
 _MARK = b"\xef\xbb\xbf"
 
 
-def read_lines(source: Source, magic: bytes, max_text_bytes: int, config: ReadConfig) -> Iterator[Page | Skip]:
+def read_json_lines(source: InputStream, magic: bytes, max_text_bytes: int, config: ReadConfig) -> Iterator[Page | SkippedRecord]:
     """Yield the documents of one file, and a Skip for each line or place that holds none."""
     limit = max_text_bytes * _ESCAPED + _ROOM
-    lines = _Lines(source.path, limit)
-    for piece in _pieces(source, magic):
-        if isinstance(piece, Break):
-            lines.drop()
-            yield Skip(source.path, piece.offset, piece.reason)
+    lines = _LineSplitter(source.path, limit)
+    for piece in _iter_chunks(source, magic):
+        if isinstance(piece, DamagedMember):
+            lines.discard_line()
+            yield SkippedRecord(source.path, piece.offset, piece.reason)
             continue
-        for offset, line in lines.split(piece.data):
-            yield from _document(source.path, offset, line, max_text_bytes, config)
-    for offset, line in lines.rest():
-        yield from _document(source.path, offset, line, max_text_bytes, config)
+        for offset, line in lines.split_lines(piece.data):
+            yield from _iter_line_documents(source.path, offset, line, max_text_bytes, config)
+    for offset, line in lines.flush_last_line():
+        yield from _iter_line_documents(source.path, offset, line, max_text_bytes, config)
 
 
-def _pieces(source: Source, magic: bytes) -> Iterator[Piece | Break]:
+def _iter_chunks(source: InputStream, magic: bytes) -> Iterator[MemberChunk | DamagedMember]:
     if magic:
-        yield from Members(source, magic, bool).read(0)
+        yield from CompressedMembers(source, magic, bool).iter_chunks(0)
         return
     for position in range(0, source.size, _STEP):
-        yield Piece(0, source.read_at(position, _STEP), position == 0)
+        yield MemberChunk(0, source.read_at(position, _STEP), position == 0)
 
 
-class _Lines:
+class _LineSplitter:
     """Splits pieces into lines; of a line longer than `limit` bytes only the fact is kept."""
 
     def __init__(self, path: str, limit: int) -> None:
@@ -54,68 +54,68 @@ class _Lines:
         self.line = bytearray()
         self.size = 0
 
-    def split(self, data: bytes) -> Iterator[tuple[int, bytes | None]]:
+    def split_lines(self, data: bytes) -> Iterator[tuple[int, bytes | None]]:
         """Yield each line that ends in `data` with its place; None for a line that is too long."""
         *ended, last = data.split(b"\n")
         for line in ended:
-            yield self._end(line)
-        self._add(last)
+            yield self._end_line(line)
+        self._append_part(last)
 
-    def rest(self) -> Iterator[tuple[int, bytes | None]]:
+    def flush_last_line(self) -> Iterator[tuple[int, bytes | None]]:
         """Yield the last line if nothing ended it."""
         if self.size:
-            yield self._end(b"")
+            yield self._end_line(b"")
 
-    def drop(self) -> None:
+    def discard_line(self) -> None:
         """Forget the line that has begun."""
         self.begin += self.size
-        self._begin()
+        self._start_line()
 
-    def _begin(self) -> None:
+    def _start_line(self) -> None:
         self.size = 0
         self.line.clear()
 
-    def _add(self, part: bytes) -> None:
+    def _append_part(self, part: bytes) -> None:
         self.size += len(part)
         if self.size <= self.limit:
             self.line += part
         else:
             self.line.clear()
 
-    def _end(self, part: bytes) -> tuple[int, bytes | None]:
-        self._add(part)
+    def _end_line(self, part: bytes) -> tuple[int, bytes | None]:
+        self._append_part(part)
         place = self.begin
         line = bytes(self.line) if self.size <= self.limit else None
         self.begin += self.size + 1
-        self._begin()
+        self._start_line()
         return place, line
 
 
-def _document(path: str, offset: int, line: bytes | None, limit: int, config: ReadConfig) -> Iterator[Page | Skip]:
+def _iter_line_documents(path: str, offset: int, line: bytes | None, limit: int, config: ReadConfig) -> Iterator[Page | SkippedRecord]:
     if line is None:
-        yield Skip(path, offset, f"longer than {limit} bytes")
+        yield SkippedRecord(path, offset, f"longer than {limit} bytes")
         return
     line = line.removeprefix(_MARK) if offset == 0 else line
     if not line.strip():
         return
-    row = _parsed(line)
+    row = _parse_json_object(line)
     if isinstance(row, str):
-        yield Skip(path, offset, row)
+        yield SkippedRecord(path, offset, row)
         return
-    values = {name: field(row, getattr(config, name)) for name in ("text", "url", "id", "date")}
+    values = {name: get_field(row, getattr(config, name)) for name in ("text", "url", "id", "date")}
     names = None if isinstance(values["text"], str) else find_text_fields(row)
-    made = document(offset, values, limit, config.text, names)
-    yield Skip(path, offset, made) if isinstance(made, str) else made
+    made = build_document_page(offset, values, limit, config.text, names)
+    yield SkippedRecord(path, offset, made) if isinstance(made, str) else made
 
 
-def _parsed(line: bytes) -> dict[str, Any] | str:
+def _parse_json_object(line: bytes) -> dict[str, Any] | str:
     """The object of a line, or what it is instead."""
     try:
         row = json.loads(line.decode())
     except UnicodeDecodeError:
-        if not fits(line, "utf-8"):
+        if not can_decode(line, "utf-8"):
             return "not UTF-8"
-        return _parsed(line.decode("utf-8", "replace").encode())
+        return _parse_json_object(line.decode("utf-8", "replace").encode())
     except RecursionError:
         return "not JSON: nested too deep"
     except ValueError as error:

@@ -1,9 +1,9 @@
 """A compressed file as its members: what each decodes to, and over damage on to the next that can be read.
 
-Reads gzip members, zstd and lz4 frames from a `Source`, gives `Piece`s of decoded bytes and a `Break` where something
+Reads gzip members, zstd and lz4 frames from a `Source`, gives `MemberChunk`s of decoded bytes and a `DamagedMember` where something
 is damaged. Promises: memory is bounded whatever a member decodes to; everything between two members that were read is
-named by one `Break`; time is linear in the bytes of the file, because what damage costs is counted: where members that
-lead nowhere lie in one another, as no accident makes them, the rest of the file is one `Break`.
+named by one `DamagedMember`; time is linear in the bytes of the file, because what damage costs is counted: where members that
+lead nowhere lie in one another, as no accident makes them, the rest of the file is one `DamagedMember`.
 """
 
 import io
@@ -16,8 +16,8 @@ from typing import Any
 import zstandard
 from fastwarc.stream_io import Lz4Reader
 
-from data_pipeline.readers.frame import ENDS, LZ4, ZSTD, FrameError, is_skippable, read_dictionary, skippable_end
-from data_pipeline.readers.source import Source, UnreadableError
+from data_pipeline.readers.frame import ENDS, LZ4, ZSTD, FrameError, is_skippable, read_dictionary, find_skippable_frame_end
+from data_pipeline.readers.source import InputStream, ReadError
 
 GZIP = b"\x1f\x8b\x08"
 _BLOCK = 1 << 14  # what is decoded in one call is lost when the call meets damage
@@ -37,23 +37,23 @@ Plausible = Callable[[bytes], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Decoded bytes; `begins` where they are the first of the member that lies at byte `offset` of the file."""
+class MemberChunk:
+    """Decoded bytes; `is_first` where they are the first of the member that lies at byte `offset` of the file."""
 
     offset: int
     data: bytes
-    begins: bool
+    is_first: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Break:
+class DamagedMember:
     """The member at `offset` is damaged: its pieces so far are all there is, and the last of them cannot be trusted."""
 
     offset: int
     reason: str
 
 
-def compression(source: Source) -> bytes:
+def detect_compression(source: InputStream) -> bytes:
     """The magic bytes of the compression of a file, b"" for a plain one."""
     head = source.read_at(0, 4)
     if is_skippable(head):
@@ -61,32 +61,32 @@ def compression(source: Source) -> bytes:
     return next((magic for magic in _MAGIC if head.startswith(magic) or (head and magic.startswith(head))), b"")
 
 
-class Members:
+class CompressedMembers:
     """The members of one compressed file."""
 
-    def __init__(self, source: Source, magic: bytes, plausible: Plausible) -> None:
+    def __init__(self, source: InputStream, magic: bytes, plausible: Plausible) -> None:
         """`plausible` judges the first decoded bytes of a place that might begin a member behind damage."""
         self.source, self.magic, self.plausible = source, magic, plausible
-        self._zstd = _decompressor(source) if magic == ZSTD else None
+        self._zstd = _build_decompressor(source) if magic == ZSTD else None
         self._decoded = 0  # bytes of the current member
         self._left = _MOST_WASTE * source.size + _WASTE_ROOM  # of what may be read in vain
 
-    def read(self, start: int) -> Iterator[Piece | Break]:
+    def iter_chunks(self, start: int) -> Iterator[MemberChunk | DamagedMember]:
         """Decode from the member at `start` to the end of the file."""
         position: int | None = start
         while position is not None and position < self.source.size:
             began, self._decoded = self.source.work, 0
             try:
-                position = yield from self._member(position)
+                position = yield from self._decode_member(position)
             except FrameError as error:
-                yield Break(position, str(error))
+                yield DamagedMember(position, str(error))
                 self._left -= self.source.work - began + self._decoded // _DECODED_COSTS
-                position = self._find(position + 1)
+                position = self._find_next_member(position + 1)
                 if position is not None and self._left < 0:
-                    yield Break(position, _ENOUGH)
+                    yield DamagedMember(position, _ENOUGH)
                     return
 
-    def _find(self, position: int) -> int | None:
+    def _find_next_member(self, position: int) -> int | None:
         """Where the next plausible member begins, or the search was given up; None when there is none."""
         pattern, size = _MAGIC[self.magic], _FIRST
         while position < self.source.size:
@@ -94,7 +94,7 @@ class Members:
             block = self.source.read_at(position, size + 8)
             for match in pattern.finditer(block):
                 place = position + match.start()
-                if match.start() < size and (self._begins(place) or self.source.work - began > self._left):
+                if match.start() < size and (self._is_member_start(place) or self.source.work - began > self._left):
                     self._left -= self.source.work - began
                     return place
             self._left -= self.source.work - began
@@ -102,33 +102,33 @@ class Members:
             size = min(size * 2, _BLOCK)
         return None
 
-    def _begins(self, position: int) -> bool:
+    def _is_member_start(self, position: int) -> bool:
         try:
             if self.magic != GZIP:
                 end = ENDS[self.magic](self.source, position)  # without it lz4 reads on, into damage behind the frame
-                return self.plausible(next(self._frame(position, end)).data[:_HEAD])
+                return self.plausible(next(self._decode_frame(position, end)).data[:_HEAD])
             return self.plausible(zlib.decompressobj(31).decompress(self.source.read_at(position, _HEAD), _HEAD))
         except (FrameError, zlib.error, StopIteration):
             return False
 
-    def _member(self, position: int) -> Generator[Piece, None, int]:
+    def _decode_member(self, position: int) -> Generator[MemberChunk, None, int]:
         """Decode one member and return where it ends."""
         head = self.source.read_at(position, 4)
         if self.magic == ZSTD and is_skippable(head):
-            return skippable_end(self.source, position)
+            return find_skippable_frame_end(self.source, position)
         if not head.startswith(self.magic):
             raise FrameError("truncated" if self.magic.startswith(head) else f"damaged: no {_NAMES[self.magic]} here")
         if self.magic == GZIP:
-            return (yield from self._inflate(position))
+            return (yield from self._decode_gzip(position))
         try:
             end = ENDS[self.magic](self.source, position)
         except FrameError:
-            yield from self._frame(position)  # what is there of it
+            yield from self._decode_frame(position)  # what is there of it
             raise
-        yield from self._frame(position, end)
+        yield from self._decode_frame(position, end)
         return end
 
-    def _inflate(self, start: int) -> Generator[Piece, None, int]:
+    def _decode_gzip(self, start: int) -> Generator[MemberChunk, None, int]:
         inflate, position, begins = zlib.decompressobj(31), start, True
         while not inflate.eof:
             block = inflate.unconsumed_tail or self.source.read_at(position, _BLOCK)
@@ -142,21 +142,21 @@ class Members:
                 raise FrameError(f"damaged gzip member: {str(error).rpartition(': ')[2]}") from error
             if data:
                 self._decoded += len(data)
-                yield Piece(start, data, begins)
+                yield MemberChunk(start, data, begins)
                 begins = False
         return position - len(inflate.unused_data)
 
-    def _frame(self, start: int, end: int | None = None) -> Iterator[Piece]:
-        part = _Part(self.source, start, self.source.size if end is None else end)
+    def _decode_frame(self, start: int, end: int | None = None) -> Iterator[MemberChunk]:
+        part = _StreamSlice(self.source, start, self.source.size if end is None else end)
         begins = True
         try:
             file: Any = part
             stream: Any = self._zstd.stream_reader(file) if self._zstd else Lz4Reader(file)
             while data := stream.read(_PIECE):
                 self._decoded += len(data)
-                yield Piece(start, data, begins)
+                yield MemberChunk(start, data, begins)
                 begins = False
-        except UnreadableError:
+        except ReadError:
             raise
         except (zstandard.ZstdError, OSError, ValueError) as error:
             raise FrameError(f"damaged {_NAMES[self.magic]}: {error}") from error
@@ -165,7 +165,7 @@ class Members:
 _NAMES = {GZIP: "gzip member", ZSTD: "zstd frame", LZ4: "lz4 frame"}
 
 
-def _decompressor(source: Source) -> zstandard.ZstdDecompressor:
+def _build_decompressor(source: InputStream) -> zstandard.ZstdDecompressor:
     """With the dictionary of the file; a damaged one is as good as none, and each frame will say so."""
     content = read_dictionary(source)
     try:
@@ -174,10 +174,10 @@ def _decompressor(source: Source) -> zstandard.ZstdDecompressor:
         return zstandard.ZstdDecompressor()
 
 
-class _Part(io.RawIOBase):
+class _StreamSlice(io.RawIOBase):
     """Some bytes of a source as a file of their own."""
 
-    def __init__(self, source: Source, start: int, end: int) -> None:
+    def __init__(self, source: InputStream, start: int, end: int) -> None:
         self._source, self._start, self._position, self._end = source, start, start, end
 
     def readable(self) -> bool:

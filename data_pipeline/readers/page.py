@@ -30,7 +30,7 @@ _BATCH_SKIPS = 4_096
 
 
 @dataclass(frozen=True, slots=True)
-class Skip:
+class SkippedRecord:
     """One record, or the rest of one file, that could not become a page, and why.
 
     Attributes:
@@ -42,7 +42,7 @@ class Skip:
     offset: int
     reason: str
     count: int = 1
-    again: bool = False
+    is_retryable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Page:
 
 
 @dataclass(slots=True)  # not frozen: there are millions, and freezing makes each four times as dear
-class Other:
+class NonPageRecord:
     """A record that is no page and need not be one, such as a request."""
 
     offset: int
@@ -86,38 +86,38 @@ class PageBatch:
     """
 
     pages: pa.RecordBatch
-    skipped: list[Skip]
+    skipped: list[SkippedRecord]
     records: int
     position: int
-    noted: list[Skip] = field(default_factory=list)
+    noted: list[SkippedRecord] = field(default_factory=list)
 
 
-class Pages:
+class PageCollector:
     """Pages of one file being collected into batches."""
 
     def __init__(self, file: str, batch_pages: int = 128) -> None:
         self.file, self.batch_pages = file, batch_pages
-        self._begin()
+        self._reset_batch()
 
-    def _begin(self) -> None:
+    def _reset_batch(self) -> None:
         self._pages: list[Page] = []
-        self._skipped: list[Skip] = []
-        self._noted: list[Skip] = []
+        self._skipped: list[SkippedRecord] = []
+        self._noted: list[SkippedRecord] = []
         self._records = self._bytes = 0
 
-    def add(self, found: Page | Skip | Other) -> bool:
+    def add_record(self, found: Page | SkippedRecord | NonPageRecord) -> bool:
         """Take in what a reader found, and say whether the batch is full."""
-        if isinstance(found, Skip):
+        if isinstance(found, SkippedRecord):
             self._skipped.append(found)
             return len(self._skipped) >= _BATCH_SKIPS
         self._records += 1
         if isinstance(found, Page):
             self._pages.append(found)
             self._bytes += len(found.payload) + len(found.text or "")
-            self._noted += [Skip(self.file, found.offset, note) for note in found.notes]
+            self._noted += [SkippedRecord(self.file, found.offset, note) for note in found.notes]
         return len(self._pages) >= self.batch_pages or self._bytes >= _BATCH_BYTES
 
-    def take(self, position: int) -> PageBatch:
+    def take_batch(self, position: int) -> PageBatch:
         """Return what was collected and begin anew; `position` is how much of the file was read."""
         pages = self._pages
         columns = [
@@ -126,24 +126,24 @@ class Pages:
             pa.array([self.file] * len(pages), pa.string()),
             pa.array([page.offset for page in pages], pa.int64()),
             *(pa.array([getattr(page, name) for page in pages], pa.string()) for name in ("content_type", "charset")),
-            _joined([page.payload for page in pages]),
+            _build_binary_array([page.payload for page in pages]),
             pa.array([page.text for page in pages], pa.large_string()),
             pa.array(["; ".join(page.notes) or None for page in pages], pa.string()),
         ]
         batch = pa.record_batch(columns, schema=PAGE_SCHEMA)
         taken = PageBatch(batch, self._skipped, self._records, position, self._noted)
-        self._begin()
+        self._reset_batch()
         return taken
 
 
-def _joined(payloads: list[bytes]) -> pa.Array:
+def _build_binary_array(payloads: list[bytes]) -> pa.Array:
     """An array of large_binary, made with one copy."""
     ends = np.cumsum([0, *map(len, payloads)], dtype=np.int64)
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(payloads))]
     return pa.Array.from_buffers(pa.large_binary(), len(payloads), buffers)
 
 
-def valid(text: str) -> str:
+def remove_invalid_characters(text: str) -> str:
     """The text without what UTF-8 cannot carry and without NULs."""
     if "\0" in text:
         text = text.replace("\0", "")

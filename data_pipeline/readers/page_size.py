@@ -6,7 +6,7 @@ cannot be understood counts for nothing here: decoding it says why.
 
 from typing import Any
 
-from data_pipeline.readers.source import Source
+from data_pipeline.readers.source import InputStream
 
 MOST_BYTES = 192 << 20  # of a page that is unpacked
 _ROWS_BYTES = 64 << 20
@@ -23,7 +23,7 @@ class _IllegibleError(Exception):
     """Not what a header looks like."""
 
 
-def largest_page(source: Source, column: Any, most_rows: int) -> tuple[int, int]:
+def compute_largest_page(source: InputStream, column: Any, most_rows: int) -> tuple[int, int]:
     """Bytes of the largest page of a column chunk (pyarrow's ColumnChunkMetaData) once it is unpacked, and how many
     rows, at most `most_rows`, can be decoded at once.
 
@@ -35,7 +35,7 @@ def largest_page(source: Source, column: Any, most_rows: int) -> tuple[int, int]
     end = min(position + column.total_compressed_size, source.size)
     while position < end and left > 0:
         try:
-            size, unpacked, packed, values = _page_header(source, position)
+            size, unpacked, packed, values = _read_page_header(source, position)
         except (_IllegibleError, IndexError):
             break
         largest = max(largest, unpacked)
@@ -48,12 +48,12 @@ def largest_page(source: Source, column: Any, most_rows: int) -> tuple[int, int]
     return largest, rows
 
 
-def _page_header(source: Source, position: int) -> tuple[int, int, int, int]:
+def _read_page_header(source: InputStream, position: int) -> tuple[int, int, int, int]:
     """Bytes of the header, of the page unpacked and packed, and how many values it holds."""
     for size in (_HEADER, _LONGEST_HEADER):
         try:
-            reader = _Compact(source.read_at(position, size))
-            fields = reader.struct(0)
+            reader = _ThriftCompactReader(source.read_at(position, size))
+            fields = reader.read_struct(0)
             break
         except IndexError:
             if size == _LONGEST_HEADER:
@@ -65,54 +65,54 @@ def _page_header(source: Source, position: int) -> tuple[int, int, int, int]:
     return reader.position, unpacked, packed, data.get(1, 0) if isinstance(data, dict) else 0
 
 
-class _Compact:
+class _ThriftCompactReader:
     """Structs of Thrift's compact protocol: whole numbers and structs are kept by field, the rest is passed over."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.position = data, 0
 
-    def struct(self, depth: int) -> dict[int, Any]:
+    def read_struct(self, depth: int) -> dict[int, Any]:
         if depth > _DEPTH:
             raise _IllegibleError
         fields: dict[int, Any] = {}
         number = 0
-        while head := self._byte():
-            number = number + (head >> 4) if head >> 4 else self._signed()
-            fields[number] = self._value(head & 15, depth)
+        while head := self._read_byte():
+            number = number + (head >> 4) if head >> 4 else self._read_zigzag()
+            fields[number] = self._read_value(head & 15, depth)
         return fields
 
-    def _value(self, kind: int, depth: int) -> Any:
+    def _read_value(self, kind: int, depth: int) -> Any:
         if kind in _VARINTS:
-            return self._signed()
+            return self._read_zigzag()
         if kind == _STRUCT:
-            return self.struct(depth + 1)
+            return self.read_struct(depth + 1)
         if kind == _BINARY:
-            self._skip(self._varint())
+            self._skip_bytes(self._read_varint())
         elif kind in _FIXED:
-            self._skip(_FIXED[kind])
+            self._skip_bytes(_FIXED[kind])
         else:
             raise _IllegibleError  # lists, sets and maps: no page header has one
         return None
 
-    def _skip(self, size: int) -> None:
+    def _skip_bytes(self, size: int) -> None:
         self.position += size
         if self.position > len(self.data):
             raise IndexError
 
-    def _byte(self) -> int:
+    def _read_byte(self) -> int:
         self.position += 1
         return self.data[self.position - 1]
 
-    def _varint(self) -> int:
+    def _read_varint(self) -> int:
         value = shift = 0
         while shift < 70:
-            byte = self._byte()
+            byte = self._read_byte()
             value |= (byte & 127) << shift
             if byte < 128:
                 return value
             shift += 7
         raise _IllegibleError
 
-    def _signed(self) -> int:
-        value = self._varint()
+    def _read_zigzag(self) -> int:
+        value = self._read_varint()
         return value >> 1 ^ -(value & 1)

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from data_pipeline.readers.arc import ArcDialect
 from data_pipeline.readers.arrow import read_arrow
 from data_pipeline.readers.file_name import format_file_name
-from data_pipeline.readers.lines import read_lines
-from data_pipeline.readers.member import Members, Piece, compression
-from data_pipeline.readers.page import Other, Page, PageBatch, Pages, Skip
+from data_pipeline.readers.lines import read_json_lines
+from data_pipeline.readers.member import CompressedMembers, MemberChunk, detect_compression
+from data_pipeline.readers.page import NonPageRecord, Page, PageBatch, PageCollector, SkippedRecord
 from data_pipeline.readers.parquet import read_parquet
-from data_pipeline.readers.record import walk, walk_carefully
+from data_pipeline.readers.record import iter_records, iter_dialect_records
 from data_pipeline.readers.remote import is_remote
-from data_pipeline.readers.source import Source, UnreadableError, open_source
-from data_pipeline.readers.warc import PageTaker
+from data_pipeline.readers.source import InputStream, ReadError, open_input_stream
+from data_pipeline.readers.warc import PageExtractor
 from llmsys.config.read import ReadConfig
 from llmsys.redact import redact_secrets, redact_url
 
@@ -59,52 +59,52 @@ def read_pages(
     """
     config = config or ReadConfig()
     name = redact_url(path) if is_remote(path) else format_file_name(path)
-    pages, seen = Pages(name, batch_pages), False
+    pages, seen = PageCollector(name, batch_pages), False
     try:
-        with open_source(path, config.tries, start, stop) as source:
-            for found in _found(source, max_page_bytes, config):
+        with open_input_stream(path, config.tries, start, stop) as source:
+            for found in _iter_file_records(source, max_page_bytes, config):
                 seen = True
-                if pages.add(found):
-                    yield pages.take(source.progress)
+                if pages.add_record(found):
+                    yield pages.take_batch(source.progress)
             if not seen:
-                pages.add(Skip(name, 0, "empty file"))
-    except UnreadableError as error:
-        pages.add(Skip(name, error.position, str(error), again=True))
+                pages.add_record(SkippedRecord(name, 0, "empty file"))
+    except ReadError as error:
+        pages.add_record(SkippedRecord(name, error.position, str(error), is_retryable=True))
     except OSError as error:
         # Who may read it, and what lies elsewhere, changes without a trace in the file.
         again = is_remote(path) or isinstance(error, PermissionError)
-        pages.add(Skip(name, 0, redact_secrets(f"unreadable file: {_why(error)}"), again=again))
-    yield pages.take(source.progress if seen else 0)
+        pages.add_record(SkippedRecord(name, 0, redact_secrets(f"unreadable file: {_format_os_error(error)}"), is_retryable=again))
+    yield pages.take_batch(source.progress if seen else 0)
 
 
-def _why(error: OSError) -> str:
+def _format_os_error(error: OSError) -> str:
     """The reason of a system's error, or of a storage that says the path and not what is wrong with it."""
     return error.strerror or ("No such file or directory" if isinstance(error, FileNotFoundError) else str(error))
 
 
-def _found(source: Source, limit: int, config: ReadConfig) -> Iterator[Page | Skip | Other]:
+def _iter_file_records(source: InputStream, limit: int, config: ReadConfig) -> Iterator[Page | SkippedRecord | NonPageRecord]:
     if source.size == 0:
         return
-    magic = compression(source)
-    kind = _kind(source, magic)
-    taker = PageTaker(source.path, limit, config)
+    magic = detect_compression(source)
+    kind = _detect_format(source, magic)
+    taker = PageExtractor(source.path, limit, config)
     if kind == "lines":
-        yield from read_lines(source, magic, limit, config)
+        yield from read_json_lines(source, magic, limit, config)
     elif kind in ("parquet", "arrow") and magic:
-        yield Skip(source.path, 0, f"a {kind} file inside another compression: decompress it first")
+        yield SkippedRecord(source.path, 0, f"a {kind} file inside another compression: decompress it first")
     elif kind == "parquet":
         yield from read_parquet(source, limit, config)
     elif kind == "arrow":
         yield from read_arrow(source, limit, config)
     elif kind == "arc":
-        yield from walk_carefully(source, ArcDialect(), taker.take, taker.keep_bytes)
+        yield from iter_dialect_records(source, ArcDialect(), taker.extract_page, taker.keep_bytes)
     else:
-        yield from walk(source, taker.take, taker.keep_bytes)
+        yield from iter_records(source, taker.extract_page, taker.keep_bytes)
 
 
-def _kind(source: Source, magic: bytes) -> str:
+def _detect_format(source: InputStream, magic: bytes) -> str:
     """What a file holds, by its first bytes or else by its name."""
-    head = _decoded(source, magic)
+    head = _read_decoded_head(source, magic)
     if head.startswith(b"WARC/"):
         return "warc"
     if head.startswith(b"PAR1"):
@@ -121,8 +121,8 @@ def _kind(source: Source, magic: bytes) -> str:
     return _BY_NAME.get(os.path.splitext(name)[1], "warc")
 
 
-def _decoded(source: Source, magic: bytes) -> bytes:
+def _read_decoded_head(source: InputStream, magic: bytes) -> bytes:
     if not magic:
         return source.read_at(0, _HEAD)
-    first = next(Members(source, magic, bool).read(0), None)
-    return first.data[:_HEAD] if isinstance(first, Piece) else b""
+    first = next(CompressedMembers(source, magic, bool).iter_chunks(0), None)
+    return first.data[:_HEAD] if isinstance(first, MemberChunk) else b""

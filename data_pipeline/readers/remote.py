@@ -23,7 +23,7 @@ def is_remote(path: str) -> bool:
     return _URL.match(path) is not None
 
 
-def file_system(url: str) -> tuple[Any, str]:
+def open_file_system(url: str) -> tuple[Any, str]:
     """Return the fsspec file system of a URL and the path in it; DataError when the protocol cannot be used."""
     from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
@@ -41,9 +41,9 @@ def file_system(url: str) -> tuple[Any, str]:
         raise DataError(f"data.inputs: {url} cannot be read: {error}. Use a protocol that fsspec knows.") from error
 
 
-def find_remote(pattern: str) -> tuple[list[str], bool]:
+def list_remote_files(pattern: str) -> tuple[list[str], bool]:
     """Return the URLs of the files that a pattern matches, and whether it names a folder; DataError without access."""
-    files, path = file_system(pattern)
+    files, path = open_file_system(pattern)
     files.invalidate_cache()  # another preparation in this process may have listed it long ago
     try:
         if not any(sign in path for sign in "*?["):
@@ -53,11 +53,11 @@ def find_remote(pattern: str) -> tuple[list[str], bool]:
         return [], False
     except Exception as error:  # every storage has errors of its own
         reason = str(error).rstrip(".")
-        raise DataError(f"data.inputs: {pattern} cannot be listed: {reason}. {_mend(files, error)}") from error
+        raise DataError(f"data.inputs: {pattern} cannot be listed: {reason}. {_suggest_fix(files, error)}") from error
     return [str(files.unstrip_protocol(name)) for name, about in found.items() if about["type"] == "file"], False
 
 
-def _mend(files: Any, error: Exception) -> str:
+def _suggest_fix(files: Any, error: Exception) -> str:
     """What to do about a storage that cannot be listed."""
     if not isinstance(error, PermissionError) and "credentials" not in str(error).lower():
         return "Check address, keys and network."
@@ -68,39 +68,39 @@ def _mend(files: Any, error: Exception) -> str:
     return f"Give keys that may list and read it in the environment ({names}), then run the same command again."
 
 
-def remote_size(url: str) -> int:
+def get_remote_size(url: str) -> int:
     """Bytes of a file, 0 when nobody says."""
     try:
-        files, path = file_system(url)
+        files, path = open_file_system(url)
         return int(files.info(path).get("size") or 0)
     except Exception:  # every storage has errors of its own; reading will name it
         return 0
 
 
-def remote_identity(url: str, content: Callable[[str], str]) -> str:
+def get_remote_identity(url: str, content: Callable[[str], str]) -> str:
     """Return what changes when the file does: entity tag or time, with the size, else `content` of the URL.
 
     "" for a file that nobody can describe; reading it will say why.
     """
     try:
-        files, path = file_system(url)
+        files, path = open_file_system(url)
         about: dict[str, Any] = files.info(path)
     except Exception:  # every storage has errors of its own; reading will name it
         return ""
-    known = said_of(about)
+    known = get_entity_tag(about)
     return f"{about.get('size')} {known}" if known else content(url)
 
 
-def said_of(about: dict[str, Any]) -> str:
+def get_entity_tag(about: dict[str, Any]) -> str:
     """Return the entity tag, or else the time, in what a storage says about a file; "" when it says neither."""
     return next((f"{key}={about[key]}" for key in (*_ENTITY_TAGS, *_TIMES) if about.get(key)), "")
 
 
-def remote_digest(url: str) -> str:
+def compute_remote_digest(url: str) -> str:
     """Return the blake2b (hex, 16 bytes) of the bytes of a file, "" when they cannot be read."""
     state = hashlib.blake2b(digest_size=16)
     try:
-        files, path = file_system(url)
+        files, path = open_file_system(url)
         with files.open(path, "rb") as stream:
             while block := stream.read(_BLOCK):
                 state.update(block)

@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 
-from data_pipeline.readers.likelihood import mean_likelihood
+from data_pipeline.readers.likelihood import compute_mean_likelihood
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -22,34 +22,34 @@ _SIGNS = np.frombuffer(b" \n\r\t<>/=\"'.,:;-", np.uint8)
 _ESCAPES = ((b"\x1b$B", "iso2022_jp"), (b"\x1b$@", "iso2022_jp"), (b"\x1b(J", "iso2022_jp"), (b"\x1b$)C", "iso2022_kr"))
 
 
-def shown_charset(payload: bytes) -> str:
+def detect_marked_charset(payload: bytes) -> str:
     """Name of the codec that nothing else in the page can change."""
     for mark, codec in _MARKS:
         if payload.startswith(mark):
             return codec
-    if b"\0" in payload[:_SAMPLE_BYTES] and (wide := _wide(payload)):
+    if b"\0" in payload[:_SAMPLE_BYTES] and (wide := _detect_wide_charset(payload)):
         return wide
-    return _escaped(payload) if payload.isascii() else ""
+    return _detect_escaped_charset(payload) if payload.isascii() else ""
 
 
-def _escaped(payload: bytes) -> str:
+def _detect_escaped_charset(payload: bytes) -> str:
     """Bytes of ASCII alone: charsets that switch by escapes, or nothing to decide."""
     for escape, codec in _ESCAPES if b"\x1b" in payload else ():
-        if escape in payload and _strictly(payload, codec):
+        if escape in payload and _can_decode_strictly(payload, codec):
             return codec
-    if b"~{" in payload and b"~}" in payload and _strictly(payload, "hz") and _says_chinese(payload):
+    if b"~{" in payload and b"~}" in payload and _can_decode_strictly(payload, "hz") and _is_chinese_hz(payload):
         return "hz"
     return "utf-8"
 
 
-def _says_chinese(payload: bytes) -> bool:
+def _is_chinese_hz(payload: bytes) -> bool:
     """Whether what HZ decodes to is common Chinese, and not a page about tildes and braces."""
     found = re.findall(rb"~\{((?:[!-~]{2})+?)~\}", payload[:_SAMPLE_BYTES])
     words = b"".join(bytes(byte | 0x80 for byte in word) for word in found)
-    return bool(words) and mean_likelihood(words, "gb18030") > -9.0
+    return bool(words) and compute_mean_likelihood(words, "gb18030") > -9.0
 
 
-def _strictly(payload: bytes, codec: str) -> bool:
+def _can_decode_strictly(payload: bytes, codec: str) -> bool:
     """Whether the codec decodes the page without an error."""
     try:
         payload.decode(codec)
@@ -58,7 +58,7 @@ def _strictly(payload: bytes, codec: str) -> bool:
     return True
 
 
-def _wide(payload: bytes) -> str:
+def _detect_wide_charset(payload: bytes) -> str:
     """UTF-16 or UTF-32 without a mark, which shows in what is zero of four bytes, or of two beside signs of markup."""
     start = np.frombuffer(payload[: min(_SAMPLE_BYTES, len(payload)) & ~3], np.uint8).reshape(-1, 4)
     zeros = np.count_nonzero(start == 0, axis=0) * 10

@@ -1,8 +1,8 @@
 """The bytes of one file, here or elsewhere, at any position; a read that fails is tried again with back-off.
 
-Reads a path or URL, gives a `Source` that FastWARC, Arrow and our own readers take for a binary file. Promises: what is
+Reads a path or URL, gives a `InputStream` that FastWARC, Arrow and our own readers take for a binary file. Promises: what is
 read is complete and of one version of the file (known by size, time and inode here, and by its tag elsewhere),
-or an `UnreadableError`; a stream that ends before the size of the file is an error too, and is tried again like any
+or an `ReadError`; a stream that ends before the size of the file is an error too, and is tried again like any
 other; waiting decides when, never what.
 """
 
@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from data_pipeline.readers.file_name import format_file_name
-from data_pipeline.readers.remote import file_system, is_remote, said_of
+from data_pipeline.readers.remote import open_file_system, is_remote, get_entity_tag
 from llmsys.redact import redact_secrets, redact_url
 
 _FIRST_WAIT_SECONDS = 0.5
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 sleep = time.sleep  # tests wait less
 
 
-class UnreadableError(OSError):
+class ReadError(OSError):
     """A read failed for good; `position` is where, in bytes."""
 
     def __init__(self, position: int, tries: int, cause: Exception) -> None:
@@ -37,7 +37,7 @@ class UnreadableError(OSError):
         super().__init__(f"unreadable after {tries} {'tries' if tries > 1 else 'try'}: {said}")
 
 
-class ChangedError(OSError):
+class FileChangedError(OSError):
     """The file is another one than when it was opened first: what was read does not belong to the rest."""
 
 
@@ -47,10 +47,10 @@ class NotRegularError(OSError):
 
 _CHANGED = "the file changed while it was read"
 # Trying again does not help.
-_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotRegularError, ChangedError)
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotRegularError, FileChangedError)
 
 
-class _Opened(Protocol):
+class _OpenFile(Protocol):
     """What a place must offer."""
 
     size: int
@@ -60,7 +60,7 @@ class _Opened(Protocol):
     def close(self) -> None: ...
 
 
-class _Local:
+class _LocalFile:
     """A file on this machine; reading it holds no position, so that nothing can lose it.
 
     Each read asks afterwards whether the file is still what was opened: what was rewritten in place is of two versions.
@@ -73,31 +73,31 @@ class _Local:
         if not stat.S_ISREG(about.st_mode):
             raise NotRegularError("Not a regular file")  # a pipe would wait for ever
         self._handle = os.open(path, os.O_RDONLY)
-        self.size, self.version = about.st_size, str(stamp_of(about))
+        self.size, self.version = about.st_size, str(compute_stat_stamp(about))
 
     def read_at(self, position: int, size: int) -> bytes:
         data = os.pread(self._handle, size, position)
-        if str(stamp_of(os.fstat(self._handle))) != self.version:
-            raise ChangedError(_CHANGED)
+        if str(compute_stat_stamp(os.fstat(self._handle))) != self.version:
+            raise FileChangedError(_CHANGED)
         return data
 
     def close(self) -> None:
         os.close(self._handle)
 
 
-def stamp_of(about: os.stat_result) -> list[int]:
+def compute_stat_stamp(about: os.stat_result) -> list[int]:
     """Return size, time and number of a file here: what it must change to count as another one."""
     return [about.st_size, about.st_mtime_ns, about.st_ino]
 
 
-class _Remote:
+class _RemoteFile:
     """A file that fsspec opens."""
 
     def __init__(self, url: str) -> None:
-        files, path = file_system(url)
+        files, path = open_file_system(url)
         files.invalidate_cache(path)  # a listing of an hour ago does not say what is there now
         about = files.info(path)
-        self.size, self.version = int(about["size"]), f"{about['size']} {said_of(about)}"
+        self.size, self.version = int(about["size"]), f"{about['size']} {get_entity_tag(about)}"
         self._stream: Any = files.open(path, "rb", block_size=_READ_AHEAD, cache_type="readahead")
 
     def read_at(self, position: int, size: int) -> bytes:
@@ -109,7 +109,7 @@ class _Remote:
         self._stream.close()
 
 
-class Source(io.RawIOBase):
+class InputStream(io.RawIOBase):
     """One open file, or what a range of it shows: `start` is where to begin, `size` in bytes is where it ends.
 
     `work` counts what reading has cost so far, in bytes.
@@ -119,10 +119,10 @@ class Source(io.RawIOBase):
         # What records and messages call it; `_address` is what opens it.
         self.path = redact_url(path) if is_remote(path) else format_file_name(path)
         self._address, self.tries = path, tries
-        self._place: Callable[[str], _Opened] = _Remote if is_remote(path) else _Local
+        self._place: Callable[[str], _OpenFile] = _RemoteFile if is_remote(path) else _LocalFile
         self._position = self._bytes = self.work = 0
-        self._opened: _Opened | None = None
-        self._opened = self._retry(None, lambda: self._place(path))
+        self._opened: _OpenFile | None = None
+        self._opened = self._call_with_retries(None, lambda: self._place(path))
         self._version = self._opened.version
         self.size = self._opened.size if stop is None else min(stop, self._opened.size)
         self.start = start
@@ -169,7 +169,7 @@ class Source(io.RawIOBase):
         The position of `read` stays.
         """
         wanted = max(0, min(size, self.size - position)) if position >= 0 else 0
-        data = self._retry(position, lambda: self._whole(position, wanted)) if wanted else b""
+        data = self._call_with_retries(position, lambda: self._read_complete(position, wanted)) if wanted else b""
         self._bytes += wanted
         self.work += wanted + _READ_COSTS
         return data
@@ -181,11 +181,11 @@ class Source(io.RawIOBase):
             self._opened = None
         super().close()
 
-    def _whole(self, position: int, size: int) -> bytes:
+    def _read_complete(self, position: int, size: int) -> bytes:
         if self._opened is None:
             self._opened = self._place(self._address)
             if self._opened.version != self._version:
-                raise ChangedError(_CHANGED)
+                raise FileChangedError(_CHANGED)
         data = self._opened.read_at(position, size)
         while len(data) < size:
             more = self._opened.read_at(position + len(data), size - len(data))
@@ -194,7 +194,7 @@ class Source(io.RawIOBase):
             data += more
         return data
 
-    def _retry(self, position: int | None, attempt: Callable[[], Result]) -> Result:
+    def _call_with_retries(self, position: int | None, attempt: Callable[[], Result]) -> Result:
         """`position` is None for opening: what can never be opened has an error of its own."""
         for number in range(1, self.tries + 1):
             try:
@@ -204,12 +204,12 @@ class Source(io.RawIOBase):
                 if final and position is None:
                     raise
                 if final or number == self.tries:
-                    raise UnreadableError(position or 0, number, error) from error
+                    raise ReadError(position or 0, number, error) from error
                 sleep(min(_FIRST_WAIT_SECONDS * 2 ** (number - 1), _LONGEST_WAIT_SECONDS))
-                self._forget()
+                self._close_failed_file()
         raise AssertionError("tries is at least 1")
 
-    def _forget(self) -> None:
+    def _close_failed_file(self) -> None:
         """Close what failed, so that the next try opens it anew."""
         opened, self._opened = self._opened, None
         if opened is not None:
@@ -217,6 +217,6 @@ class Source(io.RawIOBase):
                 opened.close()
 
 
-def open_source(path: str, tries: int = 5, start: int = 0, stop: int | None = None) -> Source:
+def open_input_stream(path: str, tries: int = 5, start: int = 0, stop: int | None = None) -> InputStream:
     """Open a path or URL, or a range of it that begins and ends with a whole record; OSError when it cannot be."""
-    return Source(path, tries, start, stop)
+    return InputStream(path, tries, start, stop)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from data_pipeline.readers.source import Source, open_source
+from data_pipeline.readers.source import InputStream, open_input_stream
 
 _SHARE = 64  # of a long file a range is at least such a part, so that the ranges of a file stay few
 _READ = 1 << 15
@@ -24,7 +24,7 @@ _GZIP, _PLAIN = b"\x1f\x8b\x08", b"WARC/"
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ByteRange:
     """Bytes `start` to `stop` of a file; `digest` is their xxh3_128 (hex)."""
 
     start: int
@@ -32,19 +32,19 @@ class Range:
     digest: str
 
 
-def survey(path: str, block_bytes: int) -> list[Range]:
+def split_file(path: str, block_bytes: int) -> list[ByteRange]:
     """Cut a file into ranges of about `block_bytes`; OSError when it cannot be read."""
-    with open_source(path) as source:
-        starts = [0, *_cuts(source, max(block_bytes, source.size // _SHARE)), source.size]
-        return [Range(start, stop, _digest(source, start, stop)) for start, stop in itertools.pairwise(starts)]
+    with open_input_stream(path) as source:
+        starts = [0, *_iter_split_points(source, max(block_bytes, source.size // _SHARE)), source.size]
+        return [ByteRange(start, stop, _compute_range_hash(source, start, stop)) for start, stop in itertools.pairwise(starts)]
 
 
-def _cuts(source: Source, size: int) -> Iterator[int]:
+def _iter_split_points(source: InputStream, size: int) -> Iterator[int]:
     """Yield the places between two whole records that end a range of at least `size` bytes."""
     if source.size <= size:
         return
     last = waiting = 0  # a place waits until the record behind it has proved to be whole
-    for end in _record_ends(source):
+    for end in _iter_record_ends(source):
         if waiting:
             yield waiting
             last, waiting = waiting, 0
@@ -52,10 +52,10 @@ def _cuts(source: Source, size: int) -> Iterator[int]:
             waiting = end
 
 
-def _record_ends(source: Source) -> Iterator[int]:
+def _iter_record_ends(source: InputStream) -> Iterator[int]:
     """Yield where each whole record ends, up to the first one that is not."""
     head = source.read_at(0, 5)
-    step = _gzip_end if head.startswith(_GZIP) else _plain_end if head == _PLAIN else None
+    step = _find_gzip_record_end if head.startswith(_GZIP) else _find_plain_record_end if head == _PLAIN else None
     position: int | None = 0
     while step and position is not None and position < source.size:
         position = step(source, position)
@@ -63,7 +63,7 @@ def _record_ends(source: Source) -> Iterator[int]:
             yield position
 
 
-def _gzip_end(source: Source, start: int) -> int | None:
+def _find_gzip_record_end(source: InputStream, start: int) -> int | None:
     """Where the gzip member at `start` ends when it holds one whole record and nothing else."""
     inflate, position = zlib.decompressobj(31), start
     head, decoded, length = b"", 0, -1
@@ -78,22 +78,22 @@ def _gzip_end(source: Source, start: int) -> int | None:
             return None
         if length < 0:
             head += data
-            length = _record_length(head)
+            length = _parse_record_length(head)
         decoded += len(data)
         if not block or (length < 0 and len(head) > _LONGEST_HEADER) or decoded > _LONGEST_RECORD:
             return None
     return position - len(inflate.unused_data) if decoded == length else None
 
 
-def _plain_end(source: Source, start: int) -> int | None:
+def _find_plain_record_end(source: InputStream, start: int) -> int | None:
     """Where the uncompressed record at `start` ends."""
-    length = _record_length(source.read_at(start, _LONGEST_HEADER))
+    length = _parse_record_length(source.read_at(start, _LONGEST_HEADER))
     end = start + length
     whole = length > 0 and end <= source.size and source.read_at(end - 4, 4) == b"\r\n\r\n"
     return end if whole else None
 
 
-def _record_length(head: bytes) -> int:
+def _parse_record_length(head: bytes) -> int:
     """Bytes of the record that begins with `head`, by its own header; -1 when that does not say."""
     end = head.find(b"\r\n\r\n")
     if end < 0 or not head.startswith(_PLAIN):
@@ -104,7 +104,7 @@ def _record_length(head: bytes) -> int:
     return end + 4 + int(lengths[0]) + 4
 
 
-def _digest(source: Source, start: int, stop: int) -> str:
+def _compute_range_hash(source: InputStream, start: int, stop: int) -> str:
     state = xxhash.xxh3_128()
     for position in range(start, stop, _HASH_READ):
         state.update(source.read_at(position, min(_HASH_READ, stop - position)))

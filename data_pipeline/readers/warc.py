@@ -9,12 +9,12 @@ from typing import Any
 
 from resiliparse.parse.encoding import detect_mime
 
-from data_pipeline.readers.careful import Record
+from data_pipeline.readers.careful import ParsedRecord
 from data_pipeline.readers.charset import decide_charset, decode_text
-from data_pipeline.readers.coding import DecodedBody, TooLongError, decode_body, without_chunks
-from data_pipeline.readers.digest import block_problem, payload_problem
-from data_pipeline.readers.http import Response, parse_response
-from data_pipeline.readers.page import Other, Page, Skip, valid
+from data_pipeline.readers.coding import DecodedBody, BodyTooLargeError, decode_body, decode_chunked
+from data_pipeline.readers.digest import find_block_mismatch, find_payload_mismatch
+from data_pipeline.readers.http import HttpResponse, parse_response
+from data_pipeline.readers.page import NonPageRecord, Page, SkippedRecord, remove_invalid_characters
 from llmsys.config.read import ReadConfig
 
 _HTML = ("text/html", "application/xhtml+xml")
@@ -23,24 +23,24 @@ _OK = range(200, 300)
 _HEADER_ROOM = 1 << 16  # an HTTP header counts for nothing in the length of a page
 
 
-class PageTaker:
+class PageExtractor:
     """Makes pages of the records of one file."""
 
     def __init__(self, file: str, max_page_bytes: int, config: ReadConfig) -> None:
         self.file, self.limit, self.config = file, max_page_bytes, config
         self.keep_bytes = max_page_bytes + _HEADER_ROOM
 
-    def take(self, record: Record) -> Page | Skip | Other:
+    def extract_page(self, record: ParsedRecord) -> Page | SkippedRecord | NonPageRecord:
         """One record as a page, or why it is none."""
         try:
             made = _MAKERS[record.kind](self, record)
-        except TooLongError:
+        except BodyTooLargeError:
             made = f"longer than {self.limit} bytes"
         if isinstance(made, str):
-            return Skip(self.file, record.offset, made)
-        return made or Other(record.offset)
+            return SkippedRecord(self.file, record.offset, made)
+        return made or NonPageRecord(record.offset)
 
-    def response(self, record: Record) -> Page | str:
+    def extract_response(self, record: ParsedRecord) -> Page | str:
         """The HTML of an HTTP response."""
         get = record.headers.get
         url = (get("warc-target-uri") or "").strip("<> ")
@@ -48,7 +48,7 @@ class PageTaker:
             return "no WARC-Target-URI"
         if not (get("content-type") or "").lower().startswith("application/http"):
             return "no HTTP response"
-        block = _kept(record)
+        block = _require_block(record)
         response = parse_response(block)
         if response is None:
             return "no HTTP response" if "msgtype" not in (get("content-type") or "") else "unreadable HTTP header"
@@ -58,73 +58,73 @@ class PageTaker:
         if declared and declared not in _HTML:
             return f"not HTML: {declared[:80]}"
         if len(response.body) > self.limit:
-            raise TooLongError
+            raise BodyTooLargeError
         body = decode_body(response, self.limit)
         if not body.is_text:
             return f"damaged {response.headers.get('content-encoding', '')[:20]} coding"
-        return self._page(record, url, body, declared, response.charset, response.content_type, response)
+        return self._build_page(record, url, body, declared, response.charset, response.content_type, response)
 
-    def resource(self, record: Record) -> Page | str | None:
+    def extract_resource(self, record: ParsedRecord) -> Page | str | None:
         """A page that was stored without the answer of a server; what declares no HTML is no page."""
         declared, _, parameters = (record.headers.get("content-type") or "").partition(";")
         url = (record.headers.get("warc-target-uri") or "").strip("<> ")
         if declared.strip().lower() not in _HTML or not url:
             return None
-        body = DecodedBody(_kept(record))
+        body = DecodedBody(_require_block(record))
         charset = parameters.rpartition("charset=")[2].strip(" \"'")
-        return self._page(record, url, body, declared.strip().lower(), charset, declared.strip().lower(), None)
+        return self._build_page(record, url, body, declared.strip().lower(), charset, declared.strip().lower(), None)
 
-    def conversion(self, record: Record) -> Page | str | None:
+    def extract_conversion(self, record: ParsedRecord) -> Page | str | None:
         """The text of a WET file, which is a document as it is."""
         declared, _, parameters = (record.headers.get("content-type") or "text/plain").partition(";")
         if declared.strip().lower() != "text/plain":
             return f"not text: {declared[:80]}"
-        block = _kept(record)
-        reason, notes = self._check(record, "", self._digests(record, block, lambda: [block]))
+        block = _require_block(record)
+        reason, notes = self._check(record, "", self._find_record_mismatch(record, block, lambda: [block]))
         if reason:
             return reason
         text = decode_text(block, parameters.rpartition("charset=")[2].strip(" \"'"))
         url = (record.headers.get("warc-target-uri") or "").strip("<> ")
         date = record.headers.get("warc-date") or ""
         return Page(
-            record.offset, valid(url), valid(date), content_type="text/plain", text=valid(text), more_notes=notes
+            record.offset, remove_invalid_characters(url), remove_invalid_characters(date), content_type="text/plain", text=remove_invalid_characters(text), more_notes=notes
         )
 
-    def continuation(self, record: Record) -> str:
+    def describe_continuation(self, record: ParsedRecord) -> str:
         """A later part of a long record."""
         return "continuation of another record"
 
-    def _page(
+    def _build_page(
         self,
-        record: Record,
+        record: ParsedRecord,
         url: str,
         body: DecodedBody,
         declared: str,
         charset: str,
         content_type: str,
-        response: Response | None,
+        response: HttpResponse | None,
     ) -> Page | str:
         payload = body.payload
-        problem = _not_html(payload, declared)
+        problem = _find_non_html_reason(payload, declared)
         if problem:
             return problem
         block = record.block or b""
-        problem = self._digests(record, block, lambda: _payload_forms(block, payload, response))
+        problem = self._find_record_mismatch(record, block, lambda: _iter_payload_forms(block, payload, response))
         reason, notes = self._check(record, body.cut, problem)
         if reason:
             return reason
         found = decide_charset(payload, charset)
         return Page(
             offset=record.offset,
-            url=valid(url),
-            date=valid(record.headers.get("warc-date") or ""),
+            url=remove_invalid_characters(url),
+            date=remove_invalid_characters(record.headers.get("warc-date") or ""),
             payload=payload,
             charset=found.codec,
-            content_type=valid(content_type),
+            content_type=remove_invalid_characters(content_type),
             more_notes=(*notes, found.note),
         )
 
-    def _check(self, record: Record, cut: str, digest: str) -> tuple[str, tuple[str, ...]]:
+    def _check(self, record: ParsedRecord, cut: str, digest: str) -> tuple[str, tuple[str, ...]]:
         """Return why the config drops a page, "" if it does not, and what is noted of a page that is kept."""
         said = (record.headers.get("warc-truncated") or "").strip()
         cuts = tuple(filter(None, (f"WARC-Truncated: {said[:40]}" if said else "", cut)))
@@ -132,42 +132,42 @@ class PageTaker:
         for policy, problems in found:
             if policy == "drop" and problems:
                 return problems[0], ()
-        return "", tuple(valid(problem) for policy, problems in found if policy == "count" for problem in problems)
+        return "", tuple(remove_invalid_characters(problem) for policy, problems in found if policy == "count" for problem in problems)
 
-    def _digests(self, record: Record, block: bytes, forms: Callable[[], Iterable[bytes | memoryview]]) -> str:
+    def _find_record_mismatch(self, record: ParsedRecord, block: bytes, forms: Callable[[], Iterable[bytes | memoryview]]) -> str:
         """What differs from the digests in the header of a record, "" when nothing does."""
         if self.config.digests == "ignore":
             return ""
         get = record.headers.get
         said = get("warc-payload-digest")
-        return block_problem(get("warc-block-digest"), block) or (payload_problem(said, forms()) if said else "")
+        return find_block_mismatch(get("warc-block-digest"), block) or (find_payload_mismatch(said, forms()) if said else "")
 
 
-_MAKERS: dict[str, Callable[[PageTaker, Record], Any]] = {
-    "response": PageTaker.response,
-    "resource": PageTaker.resource,
-    "conversion": PageTaker.conversion,
-    "continuation": PageTaker.continuation,
+_MAKERS: dict[str, Callable[[PageExtractor, ParsedRecord], Any]] = {
+    "response": PageExtractor.extract_response,
+    "resource": PageExtractor.extract_resource,
+    "conversion": PageExtractor.extract_conversion,
+    "continuation": PageExtractor.describe_continuation,
 }
 
 
-def _kept(record: Record) -> bytes:
+def _require_block(record: ParsedRecord) -> bytes:
     if record.block is None:
-        raise TooLongError
+        raise BodyTooLargeError
     return record.block
 
 
-def _payload_forms(block: bytes, payload: bytes, response: Response | None) -> Iterator[bytes | memoryview]:
+def _iter_payload_forms(block: bytes, payload: bytes, response: HttpResponse | None) -> Iterator[bytes | memoryview]:
     """What writers take for the payload, the most usual first."""
     if response is None:
         yield block
         return
     yield response.body
-    yield without_chunks(response)
+    yield decode_chunked(response)
     yield payload
 
 
-def _not_html(payload: bytes, declared: str) -> str:
+def _find_non_html_reason(payload: bytes, declared: str) -> str:
     """Why a body is no HTML whatever its header says, "" if it may be."""
     if not payload or payload.isspace():
         return "empty page"

@@ -5,8 +5,8 @@ Reads the first bytes of a record, gives its header or what is wrong with it.
 
 import re
 
-from data_pipeline.readers.careful import UNENDED, Header
-from data_pipeline.readers.header import header_fields
+from data_pipeline.readers.careful import UNENDED, RecordHeader
+from data_pipeline.readers.header import parse_header_fields
 
 _START = rb"WARC/(?:1\.[01]|0\.1[78])\r?\n[A-Za-z\-]+:"
 _INNER = re.compile(b"\n" + _START)  # no field of a header begins like a record
@@ -19,18 +19,18 @@ class WarcDialect:
     start = re.compile(_START)
     separator = b"\r\n\r\n"
 
-    def opens(self, head: bytes) -> bool:
+    def is_record_start(self, head: bytes) -> bool:
         """Return whether a few bytes can be the beginning of a record."""
         return head.startswith(b"WARC/") or b"WARC/".startswith(head)
 
-    def parse(self, head: bytes) -> Header | str:
+    def parse_header(self, head: bytes) -> RecordHeader | str:
         """Return the header at the beginning of `head`, or why there is none."""
         if not head.startswith(b"WARC/"):
             return _NO_HEADER
-        place, size = _blank_line(head)
+        place, size = _find_blank_line(head)
         if not size or _INNER.search(head, 0, place):
             return UNENDED
-        fields = header_fields(head[:place].decode("utf-8", "replace"))
+        fields = parse_header_fields(head[:place].decode("utf-8", "replace"))
         try:
             length = int(fields.get("content-length", "none"))
         except ValueError:
@@ -38,10 +38,10 @@ class WarcDialect:
         if length < 0:
             said = "Content-Length is no number" if "content-length" in fields else "no Content-Length"
             return f"damaged record: {said}"
-        return Header(place + size, fields.get("warc-type", ""), fields, length)
+        return RecordHeader(place + size, fields.get("warc-type", ""), fields, length)
 
 
-def _blank_line(head: bytes) -> tuple[int, int]:
+def _find_blank_line(head: bytes) -> tuple[int, int]:
     """Where the first line ends that a blank one follows, and the bytes of both ends; (0, 0) without one."""
     found = [(place, len(ends)) for ends in (b"\n\r\n", b"\n\n") if (place := head.find(ends)) >= 0]
     return min(found, default=(0, 0))

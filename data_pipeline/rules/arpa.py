@@ -30,7 +30,7 @@ class ArpaModel:
                 if path.suffix == ".gz"
                 else open(path, encoding="utf-8") as file
             ):
-                self._read(path, enumerate(file, 1))
+                self._read_ngrams(path, enumerate(file, 1))
         except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
             raise DataError(
                 f"{path} cannot be read as an ARPA model: {error}. Name a whole .arpa or .arpa.gz."
@@ -38,13 +38,13 @@ class ArpaModel:
         if not self.order:
             raise DataError(f"{path} holds no n-gram. Name a whole .arpa or .arpa.gz file.")
 
-    def _read(self, path: Path, lines: Iterator[tuple[int, str]]) -> None:
+    def _read_ngrams(self, path: Path, lines: Iterator[tuple[int, str]]) -> None:
         for number, line in lines:
             text = line.strip()
             if text.endswith("-grams:") and text.startswith("\\"):
                 self.order = int(text[1:].removesuffix("-grams:"))
             elif self.order and text and not text.startswith("\\"):
-                fields = text.split("\t") if "\t" in text else _fields(text, self.order)
+                fields = text.split("\t") if "\t" in text else _split_fields(text, self.order)
                 try:
                     probability, words = float(fields[0]), fields[1]
                     if words.count(" ") + 1 != self.order:
@@ -58,18 +58,18 @@ class ArpaModel:
                         f"tabs. Name a whole .arpa or .arpa.gz file."
                     ) from None
 
-    def score(self, line: str) -> float:
+    def score_line(self, line: str) -> float:
         """Return log10 of the probability of the words of a line and of its end, after its beginning."""
         known = self._probability
         words = [word if word in known else _UNKNOWN for word in line.split()]
         context: list[str] = [_BEGIN]
         total = 0.0
         for word in [*words, _END]:
-            total += self._one(context, word)
+            total += self._score_word(context, word)
             context = [*context, word][-(self.order - 1) :] if self.order > 1 else []
         return total
 
-    def _one(self, context: list[str], word: str) -> float:
+    def _score_word(self, context: list[str], word: str) -> float:
         """The longest n-gram that the model has, and the back-off of each longer context."""
         penalty = 0.0
         for start in range(len(context) + 1):
@@ -81,7 +81,7 @@ class ArpaModel:
         return penalty + _NO_UNKNOWN
 
 
-def _fields(text: str, order: int) -> list[str]:
+def _split_fields(text: str, order: int) -> list[str]:
     """The fields of a line that has spaces where tabs belong."""
     parts = text.split()
     return [parts[0], " ".join(parts[1 : order + 1]), *parts[order + 1 :]]

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.rules.batch import TextBatch
-from data_pipeline.rules.entry_list import entries_of
-from data_pipeline.rules.verdict import Limit, Verdicts
-from data_pipeline.rules.word_pattern import any_of
+from data_pipeline.rules.batch import DocumentBatch
+from data_pipeline.rules.entry_list import read_entries
+from data_pipeline.rules.verdict import ThresholdTest, RuleVerdicts
+from data_pipeline.rules.word_pattern import build_alternation
 from llmsys.config.custom_rules import ANY_LANGUAGE, BadWordsConfig
 
 _WITHOUT_SPACES = ("ja", "th", "zh")
@@ -24,7 +24,7 @@ _TEST = "share of listed words"
 _NAMED = 5  # words that a reason names
 
 
-class BadWords:
+class BadWordsRule:
     """Drops pages or lines by lists.
 
     Args:
@@ -37,52 +37,52 @@ class BadWords:
     def __init__(self, config: BadWordsConfig, language: str = ANY_LANGUAGE) -> None:
         self._config = config
         shares = config.action == "drop_page" and not config.keep_fraction
-        self.limits = [Limit(_TEST, "share", "above", config.max_share)] if shares else []
+        self.limits = [ThresholdTest(_TEST, "share", "above", config.max_share)] if shares else []
         words = [
             (entry.lower(), one.language if one.language != ANY_LANGUAGE else language)
             for one in config.words
             if one.language in (ANY_LANGUAGE, language)
-            for entry in entries_of(one)
+            for entry in read_entries(one)
         ]
         apart = [word for word, code in words if code not in _WITHOUT_SPACES]
         anywhere = [word for word, code in words if code in _WITHOUT_SPACES]
-        sources = [rf"(?<!\w)(?:{any_of(sorted(apart))})(?!\w)"] if apart else []
-        sources += [any_of(sorted(anywhere))] if anywhere else []
+        sources = [rf"(?<!\w)(?:{build_alternation(sorted(apart))})(?!\w)"] if apart else []
+        sources += [build_alternation(sorted(anywhere))] if anywhere else []
         self._pattern = re.compile("|".join(sources) if sources else r"(?!)")
 
-    def judge(self, batch: TextBatch) -> Verdicts:
+    def apply(self, batch: DocumentBatch) -> RuleVerdicts:
         """Verdicts; when lines go, also the texts without them."""
-        return self._lines(batch) if self._config.action == "drop_line" else self._pages(batch)
+        return self._drop_lines(batch) if self._config.action == "drop_line" else self._drop_pages(batch)
 
-    def _pages(self, batch: TextBatch) -> Verdicts:
+    def _drop_pages(self, batch: DocumentBatch) -> RuleVerdicts:
         found = [self._pattern.findall(text.lower()) for text in batch.texts]
-        hits = batch.count(map(len, found)).astype(np.float64)
-        words = batch.count(len(text.split()) if some else 1 for text, some in zip(batch.texts, found, strict=True))
+        hits = batch.to_counts(map(len, found)).astype(np.float64)
+        words = batch.to_counts(len(text.split()) if some else 1 for text, some in zip(batch.texts, found, strict=True))
         shares = hits / np.maximum(words, 1)
         fails = shares > self._config.max_share
         for row in np.flatnonzero(fails).tolist() if self._config.keep_fraction else []:
-            fails[row] = not self._stays(batch.texts[row])
-        return Verdicts(
+            fails[row] = not self._is_kept_by_hash(batch.texts[row])
+        return RuleVerdicts(
             (_TEST,),
             np.where(fails, 0, -1).astype(np.int8),
             np.where(fails, shares, np.nan),
             np.where(fails, self._config.max_share, np.nan),
             {"share": shares, "count": hits},
-            matches={row: _listed(found[row]) for row in np.flatnonzero(fails).tolist()},
+            matches={row: _format_found_words(found[row]) for row in np.flatnonzero(fails).tolist()},
         )
 
-    def _stays(self, text: str) -> bool:
+    def _is_kept_by_hash(self, text: str) -> bool:
         """Whether a page with listed words is among those that stay, by the hash of its text."""
         key = str(self._config.seed).encode()
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, key=key).digest()
         return int.from_bytes(digest, "big") / 2.0**64 < self._config.keep_fraction
 
-    def _lines(self, batch: TextBatch) -> Verdicts:
-        kept = [self._without(text) for text in batch.texts]
-        taken = batch.count(text.count("\n") + 1 - len(lines) for text, lines in zip(batch.texts, kept, strict=True))
+    def _drop_lines(self, batch: DocumentBatch) -> RuleVerdicts:
+        kept = [self._remove_listed_lines(text) for text in batch.texts]
+        taken = batch.to_counts(text.count("\n") + 1 - len(lines) for text, lines in zip(batch.texts, kept, strict=True))
         texts = ["\n".join(lines) for lines in kept]
-        empty: npt.NDArray[np.bool_] = (taken > 0) & (batch.count(bool(text.strip()) for text in texts) == 0)
-        return Verdicts(
+        empty: npt.NDArray[np.bool_] = (taken > 0) & (batch.to_counts(bool(text.strip()) for text in texts) == 0)
+        return RuleVerdicts(
             ("no line left",),
             np.where(empty, 0, -1).astype(np.int8),
             np.full(len(batch), np.nan),
@@ -90,17 +90,17 @@ class BadWords:
             {"lines": taken.astype(np.float64)},
             texts,
             {"line taken out: listed word": taken},
-            {row: _listed(self._pattern.findall(batch.texts[row].lower())) for row in np.flatnonzero(empty).tolist()},
+            {row: _format_found_words(self._pattern.findall(batch.texts[row].lower())) for row in np.flatnonzero(empty).tolist()},
         )
 
-    def _without(self, text: str) -> Sequence[str]:
+    def _remove_listed_lines(self, text: str) -> Sequence[str]:
         lines = text.split("\n")
         if not self._pattern.search(text.lower()):
             return lines
         return [line for line in lines if not self._pattern.search(line.lower())]
 
 
-def _listed(found: Sequence[str]) -> str:
+def _format_found_words(found: Sequence[str]) -> str:
     """What was found, each word once and with its count, those that come first in the text."""
     counts = Counter(found)
     named = [word if count == 1 else f"{word} × {count}" for word, count in list(counts.items())[:_NAMED]]

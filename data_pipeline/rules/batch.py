@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.rules.spans import without_space
-from data_pipeline.rules.whitespace_words import UnicodeChunks, WhitespaceChunks
+from data_pipeline.rules.spans import join_without_whitespace
+from data_pipeline.rules.whitespace_words import UnicodeTokenizer, WhitespaceTokenizer
 from data_pipeline.rules.word_columns import Integers, WordColumns
 from data_pipeline.rules.words import WordSplitter
 
 
-class Splitters:
+class WordSplitters:
     """Where words come from. Keep one per process: each kind of words that is asked for has a memory of its own.
 
     Args:
@@ -27,15 +27,15 @@ class Splitters:
     @cached_property
     def whitespace(self) -> WordSplitter:
         """Words between white space."""
-        return WordSplitter(WhitespaceChunks())
+        return WordSplitter(WhitespaceTokenizer())
 
     @cached_property
     def unicode(self) -> WordSplitter:
         """Segments of UAX 29."""
-        return WordSplitter(UnicodeChunks())
+        return WordSplitter(UnicodeTokenizer())
 
 
-class TextBatch:
+class DocumentBatch:
     """Texts and their shared columns. D documents.
 
     Args:
@@ -44,7 +44,7 @@ class TextBatch:
         word_counts: words of each document, where somebody has counted them.
     """
 
-    def __init__(self, texts: Sequence[str], splitters: Splitters, word_counts: Integers | None = None) -> None:
+    def __init__(self, texts: Sequence[str], splitters: WordSplitters, word_counts: Integers | None = None) -> None:
         self.texts = texts
         self.splitters = splitters
         if word_counts is not None:
@@ -54,14 +54,14 @@ class TextBatch:
         return len(self.texts)
 
     @cached_property
-    def characters(self) -> Integers:
+    def character_counts(self) -> Integers:
         """Characters (code points) per document."""
-        return self.count(map(len, self.texts))
+        return self.to_counts(map(len, self.texts))
 
     @cached_property
     def words(self) -> WordColumns:
         """The words of all documents, in the sense of their language."""
-        return self.splitters.language.split(self.texts)
+        return self.splitters.language.split_words(self.texts)
 
     @cached_property
     def word_counts(self) -> Integers:
@@ -71,33 +71,33 @@ class TextBatch:
     @cached_property
     def whitespace_words(self) -> WordColumns:
         """What stands between white space."""
-        return self.splitters.whitespace.split(self.texts)
+        return self.splitters.whitespace.split_words(self.texts)
 
     @cached_property
     def unicode_words(self) -> WordColumns:
         """Unicode's word segments that start with a letter or a digit."""
-        return self.splitters.unicode.split(self.texts)
+        return self.splitters.unicode.split_words(self.texts)
 
     @cached_property
     def bytes_without_space(self) -> bytes:
         """All texts one after another in UTF-8, without any character that Python takes for white space."""
-        return without_space(self.texts)
+        return join_without_whitespace(self.texts)
 
-    def occurrences(self, *parts: str) -> Integers:
+    def count_occurrences(self, *parts: str) -> Integers:
         """How often the parts occur in each document, together."""
-        return self.count(sum(map(text.count, parts)) for text in self.texts)
+        return self.to_counts(sum(map(text.count, parts)) for text in self.texts)
 
-    def count(self, numbers: Any) -> Integers:
+    def to_counts(self, numbers: Any) -> Integers:
         """One integer per document, from an iterable of as many."""
         return np.fromiter(numbers, np.int64, len(self.texts))
 
-    def take(self, keep: npt.NDArray[np.bool_]) -> "TextBatch":
+    def select_documents(self, keep: npt.NDArray[np.bool_]) -> "DocumentBatch":
         """The documents that stay, with the columns that are already there."""
         if keep.all():
             return self
         counted = self.__dict__.get("word_counts")
         counted = counted if counted is None else counted[keep]
-        batch = TextBatch(list(compress(self.texts, keep.tolist())), self.splitters, counted)
+        batch = DocumentBatch(list(compress(self.texts, keep.tolist())), self.splitters, counted)
         for name in _WORDS:
             if name in self.__dict__:
                 batch.__dict__[name] = self.__dict__[name].take(keep)
@@ -107,7 +107,7 @@ class TextBatch:
 _WORDS = ("words", "whitespace_words", "unicode_words")
 
 
-def share(part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+def compute_share(part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """part / whole per document, 0 where the whole is 0."""
     quotient = np.zeros(len(part), np.float64)
     np.divide(part, whole, out=quotient, where=whole > 0)

@@ -14,8 +14,8 @@ from itertools import chain
 
 import numpy as np
 
-from data_pipeline.rules.batch import TextBatch
-from data_pipeline.rules.verdict import Limit, Verdicts, first_broken
+from data_pipeline.rules.batch import DocumentBatch
+from data_pipeline.rules.verdict import ThresholdTest, RuleVerdicts, apply_thresholds
 from data_pipeline.rules.word_columns import Integers, LineColumns
 from data_pipeline.rules.words import WordSplitter
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig
@@ -43,7 +43,7 @@ class _Page:
     failed: str = ""
 
 
-class C4:
+class C4Rule:
     """Takes out lines and drops pages."""
 
     def __init__(self, config: C4Config | C4DatatroveConfig) -> None:
@@ -52,40 +52,40 @@ class C4:
         # The original counts the words of a line after citations are removed, datatrove before.
         self._counts_before = config.kind == "c4_datatrove"
         self._brace = _BRACE if config.curly_brackets == "drop_page" else None
-        self.limits = [Limit("sentences", "sentences", "below", config.min_sentences)]
+        self.limits = [ThresholdTest("sentences", "sentences", "below", config.min_sentences)]
         if isinstance(config, C4Config) and config.max_page_characters:
-            self.limits.insert(0, Limit("characters", "characters", "above", config.max_page_characters))
+            self.limits.insert(0, ThresholdTest("characters", "characters", "above", config.max_page_characters))
 
-    def judge(self, batch: TextBatch) -> Verdicts:
+    def apply(self, batch: DocumentBatch) -> RuleVerdicts:
         """Verdicts and the rewritten texts."""
         splitter = batch.splitters.language
         documents = [text.splitlines() for text in batch.texts]
-        measured = splitter.lines(batch.texts, documents)
-        chunks = measured.per_document(measured.chunks_L)
-        pages = [self._clean(*one, splitter) for one in zip(batch.texts, documents, chunks, strict=True)]
-        changes = _changes(batch, pages)
-        words, sentences = _left(pages, measured, splitter)
+        measured = splitter.compute_line_columns(batch.texts, documents)
+        chunks = measured.group_by_document(measured.chunks_L)
+        pages = [self._clean_page(*one, splitter) for one in zip(batch.texts, documents, chunks, strict=True)]
+        changes = _count_changes(batch, pages)
+        words, sentences = _count_words_and_sentences(pages, measured, splitter)
         statistics = {
-            "characters": batch.characters.astype(np.float64),
+            "characters": batch.character_counts.astype(np.float64),
             "sentences": sentences.astype(np.float64),
-            "kept_lines": batch.count(len(page.lines) for page in pages).astype(np.float64),
-            "lines_taken_out": batch.count(sum(page.taken_out.values()) for page in pages).astype(np.float64),
+            "kept_lines": batch.to_counts(len(page.lines) for page in pages).astype(np.float64),
+            "lines_taken_out": batch.to_counts(sum(page.taken_out.values()) for page in pages).astype(np.float64),
             "lines_without_citations": changes[_WITHOUT_CITATIONS].astype(np.float64),
         }
-        verdicts = _also_failed(first_broken(self.limits, statistics, len(batch)), pages)
+        verdicts = _add_page_tests(apply_thresholds(self.limits, statistics, len(batch)), pages)
         return replace(verdicts, texts=["\n".join(page.lines).strip() for page in pages], words=words, changes=changes)
 
-    def _clean(self, text: str, lines: Sequence[str], chunks: Sequence[int], splitter: WordSplitter) -> _Page:
+    def _clean_page(self, text: str, lines: Sequence[str], chunks: Sequence[int], splitter: WordSplitter) -> _Page:
         """Go through the lines of a text, whose chunks are counted."""
         page = _Page()
-        suspicious = _suspicious(text, self._brace)
+        suspicious = _can_hold_phrase(text, self._brace)
         for number, (whole_line, before) in enumerate(zip(lines, chunks, strict=True)):
             line, after, is_shorter = whole_line.strip(), before, False
             if "[" in line and (shorter := _CITATION.sub("", line)) != line:
-                line, after, is_shorter = shorter, len(splitter.cut(shorter)), True
-            reason = self._reason(line, whole_line, before if self._counts_before else after, splitter)
+                line, after, is_shorter = shorter, len(splitter.split_chunks(shorter)), True
+            reason = self._find_removal_reason(line, whole_line, before if self._counts_before else after, splitter)
             if not reason and suspicious:
-                reason = _phrase(line, self._brace)
+                reason = _find_phrase_reason(line, self._brace)
             if reason in _PAGE_TESTS:
                 page.failed = reason
                 break
@@ -99,34 +99,34 @@ class C4:
                 page.as_they_were.append(number)
         return page
 
-    def _reason(self, line: str, whole_line: str, num_words: int, splitter: WordSplitter) -> str:
+    def _find_removal_reason(self, line: str, whole_line: str, num_words: int, splitter: WordSplitter) -> str:
         """Why the form of a line takes it out, empty when it stays."""
         config = self._config
-        if len(line) > config.max_word_length < max(map(len, splitter.cut(whole_line))):
+        if len(line) > config.max_word_length < max(map(len, splitter.split_chunks(whole_line))):
             return "word too long"
         if config.end_marks and (not line.endswith(config.end_marks) or line.endswith(_ELLIPSIS)):
             return "no end mark"
         return "too few words" if num_words < config.min_words_per_line else ""
 
 
-def _left(pages: Sequence[_Page], measured: LineColumns, splitter: WordSplitter) -> tuple[Integers, Integers]:
+def _count_words_and_sentences(pages: Sequence[_Page], measured: LineColumns, splitter: WordSplitter) -> tuple[Integers, Integers]:
     """Words and sentences in the lines that stay, per page."""
     shortened = [line for page in pages for line in page.shortened]
-    shorter = splitter.lines(shortened, [[line] for line in shortened])
+    shorter = splitter.compute_line_columns(shortened, [[line] for line in shortened])
     whole_lines = np.array([len(page.as_they_were) for page in pages], np.int64)
     numbers = np.fromiter(chain.from_iterable(page.as_they_were for page in pages), np.int64, int(whole_lines.sum()))
     numbers += np.repeat(measured.offsets[:-1], whole_lines)
     page_of_whole = np.repeat(np.arange(len(pages)), whole_lines)
     page_of_shorter = np.repeat(np.arange(len(pages)), [len(page.shortened) for page in pages])
 
-    def total(whole_L: Integers, shorter_L: Integers) -> Integers:
+    def sum_per_page(whole_L: Integers, shorter_L: Integers) -> Integers:
         weights, place = np.append(whole_L[numbers], shorter_L), np.append(page_of_whole, page_of_shorter)
         return np.bincount(place, weights=weights, minlength=len(pages)).astype(np.int64)
 
-    return total(measured.words_L, shorter.words_L), total(measured.sentences_L, shorter.sentences_L)
+    return sum_per_page(measured.words_L, shorter.words_L), sum_per_page(measured.sentences_L, shorter.sentences_L)
 
 
-def _also_failed(verdicts: Verdicts, pages: Sequence[_Page]) -> Verdicts:
+def _add_page_tests(verdicts: RuleVerdicts, pages: Sequence[_Page]) -> RuleVerdicts:
     """The same verdicts with the tests on what a page says, which come before that on sentences."""
     tests = (*verdicts.tests, *_PAGE_TESTS)
     numbers = np.array([tests.index(page.failed) if page.failed else -1 for page in pages], np.int8)
@@ -143,33 +143,33 @@ def _also_failed(verdicts: Verdicts, pages: Sequence[_Page]) -> Verdicts:
     )
 
 
-def _suspicious(text: str, brace: str | None) -> bool:
+def _can_hold_phrase(text: str, brace: str | None) -> bool:
     """Whether some line of the text could hold a phrase or a brace; if not, the lines need not be searched."""
     plain = _CITATION.sub("", text) if "[" in text else text
     lower = plain.lower()
-    return _holds(plain, brace) or any(phrase in lower for phrase in (_FILLER, _SCRIPT, *_POLICY))
+    return _has_brace(plain, brace) or any(phrase in lower for phrase in (_FILLER, _SCRIPT, *_POLICY))
 
 
-def _phrase(line: str, brace: str | None) -> str:
+def _find_phrase_reason(line: str, brace: str | None) -> str:
     """The first reason in what a line says, empty when there is none."""
     lower = line.lower()
     if _FILLER in lower:
         return "lorem ipsum"
     if _SCRIPT in lower:
         return "javascript"
-    if _holds(line, brace):
+    if _has_brace(line, brace):
         return "curly bracket"
     return "policy" if any(phrase in lower for phrase in _POLICY) else ""
 
 
-def _holds(text: str, brace: str | None) -> bool:
+def _has_brace(text: str, brace: str | None) -> bool:
     return brace is not None and brace in text
 
 
-def _changes(batch: TextBatch, pages: Sequence[_Page]) -> dict[str, Integers]:
+def _count_changes(batch: DocumentBatch, pages: Sequence[_Page]) -> dict[str, Integers]:
     """What was taken out of each page, by reason."""
     changes = {
-        f"line taken out: {reason}": batch.count(page.taken_out.get(reason, 0) for page in pages)
+        f"line taken out: {reason}": batch.to_counts(page.taken_out.get(reason, 0) for page in pages)
         for reason in _TAKEN_OUT
     }
-    return changes | {_WITHOUT_CITATIONS: batch.count(len(page.shortened) for page in pages)}
+    return changes | {_WITHOUT_CITATIONS: batch.to_counts(len(page.shortened) for page in pages)}

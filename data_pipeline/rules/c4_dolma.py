@@ -9,19 +9,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from data_pipeline.rules.batch import TextBatch
-from data_pipeline.rules.verdict import Limit, Verdicts, fail_first, first_broken
+from data_pipeline.rules.batch import DocumentBatch
+from data_pipeline.rules.verdict import ThresholdTest, RuleVerdicts, prepend_test, apply_thresholds
 from llmsys.config.line_rules import C4DolmaConfig
 
 _PAGE_TESTS = {"curly bracket": "{", "lorem ipsum": "lorem ipsum", "javascript": "javascript"}
 _NO_MARK, _FEW_WORDS = "line taken out: no end mark", "line taken out: too few words"
 
 
-class C4Dolma:
+class C4DolmaRule:
     """Drops pages and takes out lines."""
 
     kind = "c4_dolma"
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[ThresholdTest, ...] = ()
 
     def __init__(self, config: C4DolmaConfig) -> None:
         self._config = config
@@ -31,24 +31,24 @@ class C4Dolma:
             if config.curly_brackets == "drop_page" or phrase != "{"
         }
 
-    def judge(self, batch: TextBatch) -> Verdicts:
+    def apply(self, batch: DocumentBatch) -> RuleVerdicts:
         """Verdicts and the rewritten texts."""
-        pages = [self._clean(text, batch.splitters.language.cut) for text in batch.texts]
+        pages = [self._clean_page(text, batch.splitters.language.split_chunks) for text in batch.texts]
         counts = np.array([page[1:] for page in pages], np.int64).reshape(len(pages), 4)
         lines, no_mark, few_words, kept = counts.T
         statistics = {
             "kept_lines": kept.astype(np.float64),
             "lines_taken_out": (lines - kept).astype(np.float64),
         }
-        verdicts = first_broken(self.limits, statistics, len(batch))
+        verdicts = apply_thresholds(self.limits, statistics, len(batch))
         lower = [text.lower() for text in batch.texts]
-        verdicts = fail_first(verdicts, "no line left", kept == 0)
+        verdicts = prepend_test(verdicts, "no line left", kept == 0)
         for test, phrase in reversed(self._tests.items()):
-            verdicts = fail_first(verdicts, test, np.array([phrase in text for text in lower], np.bool_))
+            verdicts = prepend_test(verdicts, test, np.array([phrase in text for text in lower], np.bool_))
         changes = {_NO_MARK: no_mark, _FEW_WORDS: few_words}
         return replace(verdicts, texts=[page[0] for page in pages], changes=changes)
 
-    def _clean(self, text: str, cut: Callable[[str], list[str]]) -> tuple[str, int, int, int, int]:
+    def _clean_page(self, text: str, cut: Callable[[str], list[str]]) -> tuple[str, int, int, int, int]:
         """The text that stays, all lines, those without an end mark, others with too few words, and kept ones."""
         config = self._config
         lines = text.split("\n")

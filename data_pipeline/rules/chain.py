@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.rules.bad_words import BadWords
-from data_pipeline.rules.batch import Splitters, TextBatch
-from data_pipeline.rules.c4 import C4
-from data_pipeline.rules.c4_dolma import C4Dolma
-from data_pipeline.rules.classifier import Classifier, classifier_limits
-from data_pipeline.rules.fineweb_quality import FinewebQuality
-from data_pipeline.rules.gopher_quality import GopherQuality
-from data_pipeline.rules.gopher_repetition import GopherRepetition
-from data_pipeline.rules.line_corrections import LineCorrections
-from data_pipeline.rules.native_text import NativeText
+from data_pipeline.rules.bad_words import BadWordsRule
+from data_pipeline.rules.batch import WordSplitters, DocumentBatch
+from data_pipeline.rules.c4 import C4Rule
+from data_pipeline.rules.c4_dolma import C4DolmaRule
+from data_pipeline.rules.classifier import ClassifierRule, list_classifier_thresholds
+from data_pipeline.rules.fineweb_quality import FinewebQualityRule
+from data_pipeline.rules.gopher_quality import GopherQualityRule
+from data_pipeline.rules.gopher_repetition import GopherRepetitionRule
+from data_pipeline.rules.line_corrections import LineCorrectionsRule
+from data_pipeline.rules.native_text import NativeTextRule
 from data_pipeline.rules.outcome import RuleOutcome
-from data_pipeline.rules.perplexity import Perplexity, perplexity_limits
-from data_pipeline.rules.verdict import Limit, Rule, Verdicts
+from data_pipeline.rules.perplexity import PerplexityRule, list_perplexity_thresholds
+from data_pipeline.rules.verdict import ThresholdTest, Rule, RuleVerdicts
 from llmsys.config.custom_rules import (
     ANY_LANGUAGE,
     BadWordsConfig,
-    FasttextClassifierConfig,
+    FastTextClassifierConfig,
     LinearClassifierConfig,
     PerplexityConfig,
 )
@@ -58,68 +58,68 @@ class RuleChain:
     def __init__(
         self,
         rules: Sequence[RuleConfig],
-        splitters: Splitters | None = None,
+        splitters: WordSplitters | None = None,
         language: str = ANY_LANGUAGE,
         models: dict[RuleConfig, Rule] | None = None,
     ) -> None:
-        self._rules = [(rule.title, build(rule, language, models)) for rule in rules]
-        self._splitters = splitters or Splitters()
+        self._rules = [(rule.title, build_rule(rule, language, models)) for rule in rules]
+        self._splitters = splitters or WordSplitters()
 
     def apply(self, texts: pa.Array) -> list[RuleOutcome]:
         """Judge texts (string or large_string without nulls); the first outcome is over all of them."""
         parts: list[list[RuleOutcome]] = [[] for _ in self._rules]
-        for piece in _slices(texts):
-            batch = TextBatch(piece, self._splitters)
+        for piece in _iter_slices(texts):
+            batch = DocumentBatch(piece, self._splitters)
             for (name, rule), outcomes in zip(self._rules, parts, strict=True):
-                verdicts = rule.judge(batch)
+                verdicts = rule.apply(batch)
                 keep = verdicts.failed_D < 0
                 if verdicts.texts is not None:
-                    batch = TextBatch(verdicts.texts, self._splitters, verdicts.words)
-                batch = batch.take(keep)
-                outcomes.append(_outcome(name, verdicts, batch.texts))
-        return [_joined(outcomes) for outcomes in parts]
+                    batch = DocumentBatch(verdicts.texts, self._splitters, verdicts.words)
+                batch = batch.select_documents(keep)
+                outcomes.append(_build_outcome(name, verdicts, batch.texts))
+        return [_join_outcomes(outcomes) for outcomes in parts]
 
 
-def build(config: RuleConfig, language: str = ANY_LANGUAGE, models: dict[RuleConfig, Rule] | None = None) -> Rule:
+def build_rule(config: RuleConfig, language: str = ANY_LANGUAGE, models: dict[RuleConfig, Rule] | None = None) -> Rule:
     """The rule that a configuration describes, for documents in a language."""
     models = {} if models is None else models
     match config:
         case BadWordsConfig():
-            return BadWords(config, language)
-        case FasttextClassifierConfig() | LinearClassifierConfig():
-            return models.get(config) or models.setdefault(config, Classifier(config))
+            return BadWordsRule(config, language)
+        case FastTextClassifierConfig() | LinearClassifierConfig():
+            return models.get(config) or models.setdefault(config, ClassifierRule(config))
         case PerplexityConfig():
-            return models.get(config) or models.setdefault(config, Perplexity(config))
+            return models.get(config) or models.setdefault(config, PerplexityRule(config))
         case GopherRepetitionConfig():
-            return GopherRepetition(config)
+            return GopherRepetitionRule(config)
         case GopherQualityConfig():
-            return GopherQuality(config)
+            return GopherQualityRule(config)
         case C4Config() | C4DatatroveConfig():
-            return C4(config)
+            return C4Rule(config)
         case C4DolmaConfig():
-            return C4Dolma(config)
+            return C4DolmaRule(config)
         case LineCorrectionsConfig():
-            return LineCorrections(config)
+            return LineCorrectionsRule(config)
         case FinewebQualityConfig():
-            return FinewebQuality(config)
+            return FinewebQualityRule(config)
         case NativeTextConfig():
-            return NativeText(config)
+            return NativeTextRule(config)
 
 
-def limits_of(config: RuleConfig, language: str = ANY_LANGUAGE) -> Sequence[Limit]:
+def list_thresholds(config: RuleConfig, language: str = ANY_LANGUAGE) -> Sequence[ThresholdTest]:
     """The tests of a rule that compare a statistic with a threshold; its models and lists are not read."""
     match config:
-        case FasttextClassifierConfig() | LinearClassifierConfig():
-            return classifier_limits(config)
+        case FastTextClassifierConfig() | LinearClassifierConfig():
+            return list_classifier_thresholds(config)
         case PerplexityConfig():
-            return perplexity_limits(config)
+            return list_perplexity_thresholds(config)
         case BadWordsConfig():
-            return build(config.model_copy(update={"words": ()}), language).limits
+            return build_rule(config.model_copy(update={"words": ()}), language).limits
         case _:
-            return build(config, language).limits
+            return build_rule(config, language).limits
 
 
-def _slices(texts: pa.Array) -> Iterator[list[str]]:
+def _iter_slices(texts: pa.Array) -> Iterator[list[str]]:
     """The texts in their order, in lists of a bounded number of bytes, or of one text that is longer; at least one
     list.
     """
@@ -134,7 +134,7 @@ def _slices(texts: pa.Array) -> Iterator[list[str]]:
     yield piece
 
 
-def _outcome(name: str, verdicts: Verdicts, texts: Sequence[str]) -> RuleOutcome:
+def _build_outcome(name: str, verdicts: RuleVerdicts, texts: Sequence[str]) -> RuleOutcome:
     """Verdicts as Arrow columns."""
     failed = verdicts.failed_D
     keep = failed < 0
@@ -145,37 +145,37 @@ def _outcome(name: str, verdicts: Verdicts, texts: Sequence[str]) -> RuleOutcome
         test=names,
         value=pa.array(verdicts.values_D, from_pandas=True),
         threshold=pa.array(verdicts.thresholds_D, from_pandas=True),
-        match=_matches(verdicts),
+        match=_build_match_column(verdicts),
         texts=pa.array(texts, pa.large_string()),
         statistics={name: pa.array(column[keep], pa.float32()) for name, column in verdicts.statistics.items()},
         changes={name: int(column[keep].sum()) for name, column in verdicts.changes.items()},
     )
 
 
-def _matches(verdicts: Verdicts) -> pa.StringArray:
+def _build_match_column(verdicts: RuleVerdicts) -> pa.StringArray:
     number = len(verdicts.failed_D)
     if not verdicts.matches:
         return pa.nulls(number, pa.string())
     return pa.array(map(verdicts.matches.get, range(number)), pa.string())
 
 
-def _joined(outcomes: Sequence[RuleOutcome]) -> RuleOutcome:
+def _join_outcomes(outcomes: Sequence[RuleOutcome]) -> RuleOutcome:
     """The outcomes of slices as one."""
     if len(outcomes) == 1:
         return outcomes[0]
 
-    def concatenated(name: str) -> Any:
+    def concat_column(name: str) -> Any:
         return pa.concat_arrays([getattr(outcome, name) for outcome in outcomes])
 
     first = outcomes[0]
     return RuleOutcome(
         rule=first.rule,
-        keep=concatenated("keep"),
-        test=concatenated("test"),
-        value=concatenated("value"),
-        threshold=concatenated("threshold"),
-        match=concatenated("match"),
-        texts=concatenated("texts"),
+        keep=concat_column("keep"),
+        test=concat_column("test"),
+        value=concat_column("value"),
+        threshold=concat_column("threshold"),
+        match=concat_column("match"),
+        texts=concat_column("texts"),
         statistics={
             name: pa.concat_arrays([outcome.statistics[name] for outcome in outcomes]) for name in first.statistics
         },

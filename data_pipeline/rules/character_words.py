@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 
-from data_pipeline.rules.chunk import EnglishChunks
+from data_pipeline.rules.chunk import SpacyTokenizer
 
 # First and last code points of the blocks whose scripts are written without spaces between words.
 SPACELESS_BLOCKS = (
@@ -43,11 +43,11 @@ _CJK_MARKS = (
 _JOINER = 0x17D2  # Khmer's sign that the next letter is a subscript
 
 
-def _points(blocks: Sequence[tuple[int, int]]) -> Iterator[int]:
+def _iter_code_points(blocks: Sequence[tuple[int, int]]) -> Iterator[int]:
     return (point for first, last in blocks for point in range(first, last + 1))
 
 
-def _class_of(blocks: Sequence[tuple[int, int]]) -> str:
+def _build_character_class(blocks: Sequence[tuple[int, int]]) -> str:
     return "".join(f"{chr(first)}-{chr(last)}" for first, last in blocks)
 
 
@@ -55,8 +55,8 @@ def _is_mark(point: int) -> bool:
     return unicodedata.category(chr(point)).startswith("M")
 
 
-_MARKS = "".join(map(chr, filter(_is_mark, _points(SPACELESS_BLOCKS[:5])))) + "\u3099\u309a\ufe00-\ufe0f"
-_SPACELESS, _PUNCTUATION = _class_of(SPACELESS_BLOCKS), re.escape(_class_of(_CJK_MARKS)).replace(r"\-", "-")
+_MARKS = "".join(map(chr, filter(_is_mark, _iter_code_points(SPACELESS_BLOCKS[:5])))) + "\u3099\u309a\ufe00-\ufe0f"
+_SPACELESS, _PUNCTUATION = _build_character_class(SPACELESS_BLOCKS), re.escape(_build_character_class(_CJK_MARKS)).replace(r"\-", "-")
 _WORD = re.compile(
     f"[{_SPACELESS}](?:[{_MARKS}]|(?<={chr(_JOINER)})[{chr(0x1780)}-{chr(0x17A2)}])*"
     rf"|[{_PUNCTUATION}]|[^\s{_SPACELESS}{_PUNCTUATION}]+"
@@ -64,26 +64,26 @@ _WORD = re.compile(
 _ALONE = re.compile(f"[{_SPACELESS}{_PUNCTUATION}]")
 
 
-def spaced_out(text: str) -> str:
+def insert_spaces(text: str) -> str:
     """The text with a space between its characters, for what finds words at spaces alone."""
     return " ".join(_WORD.findall(text))
 
 
-class CharacterChunks:
+class CharacterTokenizer:
     """Cuts scripts without spaces into characters, and everything else at white space and by English rules."""
 
     def __init__(self) -> None:
-        self._spaced = EnglishChunks()
+        self._spaced = SpacyTokenizer()
 
-    def cut(self, text: str) -> list[str]:
+    def split_chunks(self, text: str) -> list[str]:
         """The chunks of a text."""
         return _WORD.findall(text)
 
-    def split(self, chunks: Sequence[str]) -> list[list[str]]:
-        """The words of each chunk; a chunk must be one of `cut`."""
+    def split_words(self, chunks: Sequence[str]) -> list[list[str]]:
+        """The words of each chunk; a chunk must be one of `split_chunks`."""
         words = [[chunk] if _ALONE.match(chunk) else [] for chunk in chunks]
         spaced = [number for number, found in enumerate(words) if not found]
-        for number, found in zip(spaced, self._spaced.split([chunks[number] for number in spaced]), strict=True):
+        for number, found in zip(spaced, self._spaced.split_words([chunks[number] for number in spaced]), strict=True):
             words[number] = found
         return words
 

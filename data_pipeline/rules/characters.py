@@ -17,7 +17,7 @@ FE52 FE56-FE57 FF01 FF0E FF1F FF61 10A56-10A57 10F55-10F59 10F86-10F89 11047-110
 """
 
 
-def _characters(ranges: str) -> frozenset[str]:
+def _parse_character_ranges(ranges: str) -> frozenset[str]:
     """The characters of space-separated hexadecimal code points and `first-last` ranges."""
     points: list[str] = []
     for item in ranges.split():
@@ -26,7 +26,7 @@ def _characters(ranges: str) -> frozenset[str]:
     return frozenset(points)
 
 
-TERMINAL_MARKS = _characters(_TERMINAL_RANGES)
+TERMINAL_MARKS = _parse_character_ranges(_TERMINAL_RANGES)
 
 # Control characters count as punctuation, tab and newline do not. The full-width digit one is among the others.
 _CONTROLS = frozenset(map(chr, [*range(0, 9), *range(11, 32), *range(127, 160)]))

@@ -29,24 +29,24 @@ _SEPARATOR = "the"  # stands between chunks that are split together, so that no 
 _PLAIN = re.compile(r"""([("\[])?([A-Za-z]+)([,;:!?)\]"])?""")
 
 
-class EnglishChunks:
+class SpacyTokenizer:
     """Splits chunks with a blank spaCy pipeline, which is loaded when the first chunk is split.
 
     Args:
         rules: language of the tokenizer rules: English, that of another language with spaces, or `xx` for any.
     """
 
-    cut = staticmethod(str.split)
+    split_chunks = staticmethod(str.split)
 
     def __init__(self, rules: str = "en") -> None:
         self._rules = rules
 
-    def split(self, chunks: Sequence[str]) -> list[list[str]]:
+    def split_words(self, chunks: Sequence[str]) -> list[list[str]]:
         """The words of each chunk; a chunk must not be empty or contain white space."""
-        words = list(map(self._english.words if self._rules == "en" else self._known, chunks))
+        words = list(map(self._english_rules.split_chunk if self._rules == "en" else self._split_plain_chunk, chunks))
         hard = [number for number, found in enumerate(words) if found is None]
-        pieces = [_pieces(chunks[number]) for number in hard]
-        split = iter(self._by_rules([piece for group in pieces for piece in group]))
+        pieces = [_cut_long_chunk(chunks[number]) for number in hard]
+        split = iter(self._split_with_spacy([piece for group in pieces for piece in group]))
         for number, group in zip(hard, pieces, strict=True):
             words[number] = [word for _ in group for word in next(split)]
         return cast(list[list[str]], words)
@@ -54,14 +54,14 @@ class EnglishChunks:
     @property
     def sentence_marks(self) -> frozenset[str]:
         """Words that end a sentence."""
-        return _language(self._rules)[1]
+        return _load_pipeline(self._rules)[1]
 
     @cached_property
     def exceptions(self) -> frozenset[str]:
         """Chunks with a split of their own, such as `cannot`."""
-        return frozenset(_language(self._rules)[0].tokenizer.rules)
+        return frozenset(_load_pipeline(self._rules)[0].tokenizer.rules)
 
-    def _known(self, chunk: str) -> list[str] | None:
+    def _split_plain_chunk(self, chunk: str) -> list[str] | None:
         """The words of a chunk of a language with spaces, None where spaCy has to be asked."""
         match = _PLAIN.fullmatch(chunk)
         if match is None:
@@ -74,11 +74,11 @@ class EnglishChunks:
             return None
         return [part for part in (opening, letters, closing) if part]
 
-    def _by_rules(self, chunks: Sequence[str]) -> Iterable[list[str]]:
+    def _split_with_spacy(self, chunks: Sequence[str]) -> Iterable[list[str]]:
         """The words of each chunk by spaCy, all chunks in one call."""
         if not chunks:
             return []
-        nlp = _language(self._rules)[0]
+        nlp = _load_pipeline(self._rules)[0]
         joined = f" {_SEPARATOR} ".join(chunks)
         with nlp.memory_zone():
             places = nlp.tokenizer(joined).to_array(["IDX", "LENGTH"]).astype(np.int64)
@@ -94,17 +94,17 @@ class EnglishChunks:
         return groups
 
     @cached_property
-    def _english(self) -> EnglishRules:
-        tokenizer = _language(self._rules)[0].tokenizer
+    def _english_rules(self) -> EnglishRules:
+        tokenizer = _load_pipeline(self._rules)[0].tokenizer
         orth = import_module("spacy.symbols").ORTH
         exceptions = {name: [word[orth] for word in words] for name, words in tokenizer.rules.items()}
         return EnglishRules(exceptions, tokenizer.url_match, LONGEST_CHUNK)
 
 
 @cache
-def _language(rules: str) -> tuple[Any, frozenset[str]]:
+def _load_pipeline(rules: str) -> tuple[Any, frozenset[str]]:
     """spaCy's blank pipeline for a language, one per process, and its sentence marks."""
-    nlp: Any = _spacy().blank(rules)
+    nlp: Any = _import_spacy().blank(rules)
     for name in import_module("spacy.symbols").IDS:
         # spaCy numbers the names of its own symbols unlike other strings. When a memory zone closes, it keeps a dead
         # entry of a word such as IS_ALPHA that was first met inside, and later texts fail. Met before, it does no harm.
@@ -113,7 +113,7 @@ def _language(rules: str) -> tuple[Any, frozenset[str]]:
     return nlp, frozenset(nlp.add_pipe("sentencizer").punct_chars)
 
 
-def _spacy() -> Any:
+def _import_spacy() -> Any:
     """spaCy, which takes half a second and only the rules need; without its command line, and without torch, which it
     would load for its networks: that is seconds and 300 MB more in every worker.
     """
@@ -129,7 +129,7 @@ def _spacy() -> Any:
             del sys.modules[name]
 
 
-def _pieces(chunk: str) -> list[str]:
+def _cut_long_chunk(chunk: str) -> list[str]:
     """The chunk itself, or pieces of a chunk that is too long."""
     plain_ends = any(map(str.isalnum, chunk[:_END])) and any(map(str.isalnum, chunk[-_END:]))
     if len(chunk) <= (LONGEST_PLAIN_CHUNK if plain_ends else LONGEST_CHUNK):

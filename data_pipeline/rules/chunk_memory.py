@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data_pipeline.rules.chunk_table import ChunkTable
-from data_pipeline.rules.growing import GrowingArray
-from data_pipeline.rules.ragged import Integers, offsets_of, places_of
-from data_pipeline.rules.spans import SHORT_BYTES, Spans
+from data_pipeline.rules.chunk_table import ChunkHashTable
+from data_pipeline.rules.growing import GrowableArray
+from data_pipeline.rules.ragged import Integers, compute_offsets, compute_positions
+from data_pipeline.rules.spans import SHORT_BYTES, ChunkSpans
 from data_pipeline.rules.vocabulary import Vocabulary
 
 SPACE_WORD = " "  # stands for a run of white space that is a token; no chunk looks like it
@@ -23,21 +23,21 @@ SPACE_NUMBER = 0
 _PIECE = 1 << 18  # chunks that are looked up together
 
 
-class ChunkSplitter(Protocol):
+class WordTokenizer(Protocol):
     """What makes words. The words of a chunk must not depend on the chunks beside it."""
 
     @property
     def sentence_marks(self) -> frozenset[str]:
         """Words that end a sentence."""
 
-    def cut(self, text: str, /) -> list[str]:
+    def split_chunks(self, text: str, /) -> list[str]:
         """The chunks of a text."""
 
-    def split(self, chunks: Sequence[str]) -> list[list[str]]:
+    def split_words(self, chunks: Sequence[str]) -> list[list[str]]:
         """The words of each chunk; a chunk is not empty."""
 
 
-class ChunkMemory:
+class WordCache:
     """Numbers of chunks, and their words.
 
     Args:
@@ -46,31 +46,31 @@ class ChunkMemory:
         characters: of chunks to remember at most.
     """
 
-    def __init__(self, splitter: ChunkSplitter, chunks: int, characters: int) -> None:
+    def __init__(self, splitter: WordTokenizer, chunks: int, characters: int) -> None:
         self._splitter, self._most_chunks, self._most_characters = splitter, chunks, characters
-        self._forget()
+        self._clear_cache()
 
     def __len__(self) -> int:
         return len(self._chunk_counts)
 
-    def tidy(self) -> None:
+    def evict_if_full(self) -> None:
         """Start again from nothing when there is too much. Numbers that were given before mean nothing then."""
         if len(self) > self._most_chunks or self._characters > self._most_characters:
-            self._forget()
+            self._clear_cache()
 
-    def at(self, spans: Spans) -> Integers:
+    def look_up_spans(self, spans: ChunkSpans) -> Integers:
         """The number of each chunk of texts that are cut at white space."""
         is_short = spans.ends_C - spans.starts_C <= SHORT_BYTES
         numbers = np.zeros(len(is_short), np.int64)
         short = np.flatnonzero(is_short)
         for start in range(0, len(short), _PIECE):
             rows = short[start : start + _PIECE]
-            numbers[rows], new = self._table.find(*spans.keys(rows), len(self))
-            self._learn(spans.chunks(rows[new]))
-        numbers[~is_short] = self.of(spans.chunks(np.flatnonzero(~is_short)))
+            numbers[rows], new = self._table.find_or_insert(*spans.compute_keys(rows), len(self))
+            self._learn_chunks(spans.decode_chunks(rows[new]))
+        numbers[~is_short] = self.look_up_chunks(spans.decode_chunks(np.flatnonzero(~is_short)))
         return numbers
 
-    def of(self, chunks: Sequence[str]) -> Integers:
+    def look_up_chunks(self, chunks: Sequence[str]) -> Integers:
         """The number of each chunk, found by the string."""
         encoded = pa.array(chunks, pa.large_string()).dictionary_encode()
         distinct = encoded.dictionary.to_pylist()  # each is looked up once
@@ -78,43 +78,43 @@ class ChunkMemory:
         if -1 in numbers:
             new = [chunk for chunk, number in zip(distinct, numbers, strict=True) if number < 0]
             first = len(self)
-            self._learn(new)
+            self._learn_chunks(new)
             self._memo.update(zip(new, range(first, first + len(new)), strict=True))
             numbers = list(map(self._memo.__getitem__, distinct))
         found: Integers = np.array(numbers, np.int64)[encoded.indices.to_numpy()]
         return found
 
-    def words(self, numbers_C: Integers) -> tuple[npt.NDArray[np.int32], Integers]:
+    def get_words(self, numbers_C: Integers) -> tuple[npt.NDArray[np.int32], Integers]:
         """All words of all chunks one after another, and the number of words of each chunk."""
         counts = self._chunk_counts.view[numbers_C].astype(np.int64)
-        return self._chunk_words.view[places_of(self._chunk_starts.view[numbers_C], counts)], counts
+        return self._chunk_words.view[compute_positions(self._chunk_starts.view[numbers_C], counts)], counts
 
-    def _learn(self, chunks: Sequence[str]) -> None:
+    def _learn_chunks(self, chunks: Sequence[str]) -> None:
         """Split chunks that have no number, and give them those that follow."""
         try:
-            split = self._splitter.split(chunks)
+            split = self._splitter.split_words(chunks)
         except Exception:
-            self._forget()  # the table has their numbers already
+            self._clear_cache()  # the table has their numbers already
             raise
         words = list(chain.from_iterable(split))
         index = self.vocabulary.index
-        self.vocabulary.add([word for word in dict.fromkeys(words) if word not in index])
+        self.vocabulary.add_words([word for word in dict.fromkeys(words) if word not in index])
         counts = np.fromiter(map(len, split), np.int64, len(split))
         first = len(self._chunk_words)
-        self._chunk_starts.extend(first + offsets_of(counts)[:-1])
+        self._chunk_starts.extend(first + compute_offsets(counts)[:-1])
         self._chunk_counts.extend(counts)
         self._chunk_words.extend(np.fromiter(map(index.__getitem__, words), np.int32, len(words)))
         self._characters += sum(map(len, chunks))
 
-    def _forget(self) -> None:
+    def _clear_cache(self) -> None:
         """Start with a memo that knows only the run of white space. Columns already given keep their vocabulary."""
         self.vocabulary = Vocabulary(self._splitter.sentence_marks)
-        self.vocabulary.add([SPACE_WORD])
+        self.vocabulary.add_words([SPACE_WORD])
         self._memo: dict[str, int] = {SPACE_WORD: SPACE_NUMBER}
-        self._table = ChunkTable()
+        self._table = ChunkHashTable()
         self._characters = 0
-        self._chunk_starts, self._chunk_counts = GrowingArray(np.int64), GrowingArray(np.int32)
-        self._chunk_words = GrowingArray(np.int32)
+        self._chunk_starts, self._chunk_counts = GrowableArray(np.int64), GrowableArray(np.int32)
+        self._chunk_words = GrowableArray(np.int32)
         self._chunk_starts.extend([0])
         self._chunk_counts.extend([1])
         self._chunk_words.extend([0])

@@ -11,59 +11,59 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.classify.linear import LinearScorer, load_linear
-from data_pipeline.rules.batch import TextBatch
-from data_pipeline.rules.verdict import Limit, Verdicts, first_broken
-from llmsys.config.custom_rules import FasttextClassifierConfig, LinearClassifierConfig
+from data_pipeline.classify.linear import LinearScorer, load_linear_model
+from data_pipeline.rules.batch import DocumentBatch
+from data_pipeline.rules.verdict import ThresholdTest, RuleVerdicts, apply_thresholds
+from llmsys.config.custom_rules import FastTextClassifierConfig, LinearClassifierConfig
 from llmsys.errors import DataError
 
 _PREFIX = "__label__"
 
 
-class Classifier:
+class ClassifierRule:
     """Drops documents by the score of a label."""
 
-    def __init__(self, config: FasttextClassifierConfig | LinearClassifierConfig) -> None:
+    def __init__(self, config: FastTextClassifierConfig | LinearClassifierConfig) -> None:
         self.kind = config.kind
-        self._model: _Fasttext | _Linear
-        self._model = _Linear(config) if isinstance(config, LinearClassifierConfig) else _Fasttext(config)
-        self.limits = classifier_limits(config)
+        self._model: _FasttextModel | _LinearModel
+        self._model = _LinearModel(config) if isinstance(config, LinearClassifierConfig) else _FasttextModel(config)
+        self.limits = list_classifier_thresholds(config)
 
-    def judge(self, batch: TextBatch) -> Verdicts:
+    def apply(self, batch: DocumentBatch) -> RuleVerdicts:
         """Verdicts by the score."""
-        return first_broken(self.limits, {"score": self._model.scores(batch.texts)}, len(batch))
+        return apply_thresholds(self.limits, {"score": self._model.predict_scores(batch.texts)}, len(batch))
 
 
-def classifier_limits(config: FasttextClassifierConfig | LinearClassifierConfig) -> list[Limit]:
+def list_classifier_thresholds(config: FastTextClassifierConfig | LinearClassifierConfig) -> list[ThresholdTest]:
     """The scores between which a document stays."""
     return [
-        Limit(f"score of {config.label}", "score", "below", config.min_score),
-        Limit(f"score of {config.label}", "score", "above", config.max_score),
+        ThresholdTest(f"score of {config.label}", "score", "below", config.min_score),
+        ThresholdTest(f"score of {config.label}", "score", "above", config.max_score),
     ]
 
 
-class _Linear:
+class _LinearModel:
     def __init__(self, config: LinearClassifierConfig) -> None:
-        self._scorer = LinearScorer(load_linear(config.model))
-        self._column = _position(config.label, self._scorer.model.labels, config.model)
+        self._scorer = LinearScorer(load_linear_model(config.model))
+        self._column = _get_label_index(config.label, self._scorer.model.labels, config.model)
 
-    def scores(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
-        return self._scorer.scores(texts)[:, self._column]
+    def predict_scores(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
+        return self._scorer.predict_probabilities(texts)[:, self._column]
 
 
-class _Fasttext:
-    def __init__(self, config: FasttextClassifierConfig) -> None:
-        self._model = _load(config.model)
-        labels = [label.removeprefix(_PREFIX) for label in _predict(self._model, "")]
-        _position(config.label, labels, config.model)
+class _FasttextModel:
+    def __init__(self, config: FastTextClassifierConfig) -> None:
+        self._model = _load_fasttext(config.model)
+        labels = [label.removeprefix(_PREFIX) for label in _predict_label_scores(self._model, "")]
+        _get_label_index(config.label, labels, config.model)
         self._label = _PREFIX + config.label
 
-    def scores(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
-        found = (_predict(self._model, text).get(self._label, 0.0) for text in texts)
+    def predict_scores(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
+        found = (_predict_label_scores(self._model, text).get(self._label, 0.0) for text in texts)
         return np.fromiter(found, np.float64, len(texts)).clip(0.0, 1.0)  # its probabilities may be 1.00001
 
 
-def _load(path: Path) -> Any:
+def _load_fasttext(path: Path) -> Any:
     import fasttext  # an extra; side_files says so when it is missing
 
     try:
@@ -72,12 +72,12 @@ def _load(path: Path) -> Any:
         raise DataError(f"{path} cannot be used as a fastText model: {error}. Name a .bin or .ftz file.") from None
 
 
-def _predict(model: Any, text: str) -> dict[str, float]:
+def _predict_label_scores(model: Any, text: str) -> dict[str, float]:
     labels, scores = model.predict(text.strip().replace("\n", " "), k=-1, threshold=0.0)
     return dict(zip(labels, map(float, scores), strict=True))
 
 
-def _position(label: str, labels: Sequence[str], model: Path) -> int:
+def _get_label_index(label: str, labels: Sequence[str], model: Path) -> int:
     if label not in labels:
         raise DataError(
             f"{model} has no label {label!r}; its labels are {', '.join(labels)}. Set label to one of them."

@@ -19,7 +19,7 @@ _ALL: tuple[RuleConfig, ...] = (GopherRepetitionConfig(), GopherQualityConfig(),
 _SYMBOLS = {"max_hash_ratio", "max_ellipsis_ratio", "max_symbol_ratio"}
 
 
-def readings(rules: Sequence[RuleConfig], dialect: str) -> dict[str, RuleConfig]:
+def translate_rules(rules: Sequence[RuleConfig], dialect: str) -> dict[str, RuleConfig]:
     """The rules of a config that have dialects, each read in this one, by name (`c4` for any reading of it); when it
     has none of them, the published ones.
 
@@ -28,25 +28,25 @@ def readings(rules: Sequence[RuleConfig], dialect: str) -> dict[str, RuleConfig]
     """
     if dialect not in DIALECTS:
         raise ConfigError(f"{dialect} is no dialect. Use two or more of {', '.join(DIALECTS)}.")
-    return _readings(rules, dialect) or _readings(_ALL, dialect)
+    return _translate_to_dialect(rules, dialect) or _translate_to_dialect(_ALL, dialect)
 
 
-def _readings(rules: Sequence[RuleConfig], dialect: str) -> dict[str, RuleConfig]:
+def _translate_to_dialect(rules: Sequence[RuleConfig], dialect: str) -> dict[str, RuleConfig]:
     found: dict[str, RuleConfig] = {}
     for rule in rules:
         match rule:
             case GopherRepetitionConfig():
                 found[rule.title] = rule.model_copy(update={"dialect": dialect})
             case GopherQualityConfig():
-                found[rule.title] = _quality(rule, dialect)
+                found[rule.title] = _translate_gopher_quality(rule, dialect)
             case C4Config() | C4DatatroveConfig() | C4DolmaConfig():
-                found[rule.name or "c4"] = _c4(rule, dialect)
+                found[rule.name or "c4"] = _translate_c4(rule, dialect)
             case _:
                 pass
     return found
 
 
-def _quality(rule: GopherQualityConfig, dialect: str) -> GopherQualityConfig:
+def _translate_gopher_quality(rule: GopherQualityConfig, dialect: str) -> GopherQualityConfig:
     """Limits on symbols stay where the dialect has them, and are the published ones where it has others."""
     values = rule.model_dump() | {"dialect": dialect}
     together = {"dolma", "dclm"}
@@ -55,7 +55,7 @@ def _quality(rule: GopherQualityConfig, dialect: str) -> GopherQualityConfig:
     return GopherQualityConfig.model_validate(values)
 
 
-def _c4(rule: C4Reading, dialect: str) -> C4Reading:
+def _translate_c4(rule: C4Reading, dialect: str) -> C4Reading:
     """The config's own constants for its own reading, the published ones for others."""
     kinds: dict[str, type[C4Reading]] = {"datatrove": C4DatatroveConfig, "dolma": C4DolmaConfig}
     kind = kinds.get(dialect, C4Config)

@@ -8,24 +8,24 @@ itself: jieba's words are those of the whole text, SudachiPy and PyThaiNLP look 
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from data_pipeline.rules.chunk import EnglishChunks
+from data_pipeline.rules.chunk import SpacyTokenizer
 from llmsys.config.language_profile import Dictionary
 
 # SudachiPy refuses more than 49,149 bytes, and datatrove gives it 40,000 at once.
 LONGEST_PIECE = 10_000  # characters
 
 
-class DictionaryChunks:
+class DictionaryTokenizer:
     """Splits chunks by one dictionary."""
 
-    cut = staticmethod(str.split)
+    split_chunks = staticmethod(str.split)
 
     def __init__(self, dictionary: Dictionary) -> None:
         self._dictionary = dictionary
 
-    def split(self, chunks: Sequence[str]) -> list[list[str]]:
+    def split_words(self, chunks: Sequence[str]) -> list[list[str]]:
         """The words of each chunk."""
-        segment = _segmenter(self._dictionary)
+        segment = _load_segmenter(self._dictionary)
         return [
             [
                 word
@@ -39,11 +39,11 @@ class DictionaryChunks:
     @property
     def sentence_marks(self) -> frozenset[str]:
         """Words that end a sentence: spaCy's, which are the same for all languages."""
-        return EnglishChunks("xx").sentence_marks
+        return SpacyTokenizer("xx").sentence_marks
 
 
 @cache
-def _segmenter(dictionary: Dictionary) -> Callable[[str], list[str]]:
+def _load_segmenter(dictionary: Dictionary) -> Callable[[str], list[str]]:
     """The function that gives the words of a text without white space, one per process."""
     match dictionary:
         case "jieba":

@@ -53,12 +53,12 @@ class EnglishRules:
         self._exceptions: Mapping[str, Sequence[str]] = {}
         self._is_address, self._longest = is_address, longest
         self._joined: set[tuple[str, str]] = set()
-        apart = [self._marks_off(name) for name in exceptions]
+        apart = [self._split_off_marks(name) for name in exceptions]
         # Where the words that an exception would have without being one stand side by side, spaCy joins them again.
         self._joined = {(words[0], words[1]) for words in apart if words and len(words) > 1}
-        self._exceptions = {name: words for name, words in exceptions.items() if not _foreign(name)}
+        self._exceptions = {name: words for name, words in exceptions.items() if not _is_foreign(name)}
 
-    def words(self, chunk: str) -> list[str] | None:
+    def split_chunk(self, chunk: str) -> list[str] | None:
         """The words of a chunk that is not empty and has no white space; None where spaCy has to be asked."""
         if chunk in self._exceptions:
             return list(self._exceptions[chunk])
@@ -66,28 +66,28 @@ class EnglishRules:
             return [chunk]
         if len(chunk) > self._longest:
             return None
-        if _foreign(chunk) and (_UNKNOWN.search(chunk) or _DIGIT.search(chunk)):
+        if _is_foreign(chunk) and (_UNKNOWN.search(chunk) or _DIGIT.search(chunk)):
             return None
         body, last = chunk[:-1], chunk[-1]
         if body.isalpha() and (last in _MARKS or (last == "." and body[-1] in _BEFORE_STOP)):
             words: list[str] | None = [*self._exceptions.get(body, (body,)), last]
         else:
-            words = self._marks_off(chunk)
+            words = self._split_off_marks(chunk)
         return words if words and self._joined.isdisjoint(pairwise(words)) else None
 
-    def _marks_off(self, chunk: str) -> list[str] | None:
+    def _split_off_marks(self, chunk: str) -> list[str] | None:
         """Take marks off both ends until an exception or nothing but the middle is left, then split that."""
         exceptions = self._exceptions
         first_words: list[str] = []
         last_words: list[str] = []
         middle = chunk
         while middle and middle not in exceptions:
-            before = _opening(middle)
+            before = _count_opening_characters(middle)
             if before and middle[before:] in exceptions:
                 first_words.append(middle[:before])
                 middle = middle[before:]
                 break
-            after = _closing(middle[before:])
+            after = _count_closing_characters(middle[before:])
             if after is None:
                 return None
             if after and middle[:-after] in exceptions:
@@ -101,10 +101,10 @@ class EnglishRules:
             if after:
                 last_words.append(middle[-after:])
             middle = middle[before : len(middle) - after]
-        words = self._middle(middle)
+        words = self._split_middle(middle)
         return None if words is None else [*first_words, *words, *reversed(last_words)]
 
-    def _middle(self, middle: str) -> Sequence[str] | None:
+    def _split_middle(self, middle: str) -> Sequence[str] | None:
         """The words of what is left between the marks."""
         if not middle:
             return ()
@@ -130,12 +130,12 @@ class EnglishRules:
         return words
 
 
-def _foreign(chunk: str) -> bool:
+def _is_foreign(chunk: str) -> bool:
     """Whether characters are not those that English is written with."""
     return not chunk.isascii() and _FOREIGN.search(chunk) is not None
 
 
-def _opening(middle: str) -> int:
+def _count_opening_characters(middle: str) -> int:
     """Characters of the mark that a chunk begins with."""
     first = middle[0]
     if first in _FIRST_MARKS:
@@ -150,7 +150,7 @@ def _opening(middle: str) -> int:
     return 0
 
 
-def _closing(rest: str) -> int | None:
+def _count_closing_characters(rest: str) -> int | None:
     """Characters of the mark or unit that a chunk ends with; None where a letter that is not English decides."""
     if not rest:
         return 0
@@ -158,7 +158,7 @@ def _closing(rest: str) -> int | None:
     if last in _MARKS:
         return 2 if rest.endswith("……") else 1
     if last == ".":
-        return _closing_stop(rest)
+        return _count_closing_stops(rest)
     if rest.endswith(_POSSESSIVES):
         return 2
     if last in _UNIT_ENDS and (unit := _UNIT.search(rest, max(0, len(rest) - _LONGEST_UNIT))):
@@ -166,7 +166,7 @@ def _closing(rest: str) -> int | None:
     return 0
 
 
-def _closing_stop(rest: str) -> int | None:
+def _count_closing_stops(rest: str) -> int | None:
     before = rest[-2:-1]
     if before == ".":
         return len(rest) - len(rest.rstrip("."))

@@ -1,6 +1,6 @@
 """Lists of the user's, read once per process: a few words as strings, or a million hosts as columns.
 
-Reads `EntryList`s, gives their entries, or an `EntrySet` that answers membership. An `EntrySet` holds about 40 bytes an
+Reads `EntryListConfig`s, gives their entries, or an `EntrySet` that answers membership. An `EntrySet` holds about 40 bytes an
 entry beside the bytes of the list, compares whole entries, and so never takes one for another.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from llmsys.config.entries import EntryList
+from llmsys.config.entries import EntryListConfig
 from llmsys.errors import DataError
 
 Integers = npt.NDArray[np.int64]
@@ -22,30 +22,30 @@ Hashes = npt.NDArray[np.uint64]
 _PORTION_BYTES = 8 << 20
 
 
-def entries_of(listed: EntryList) -> list[str]:
+def read_entries(listed: EntryListConfig) -> list[str]:
     """Return every entry, stripped, without blank lines and comments."""
-    return [entry.decode("utf-8", "replace") for portion in _portions(listed) for entry in portion]
+    return [entry.decode("utf-8", "replace") for portion in _iter_portions(listed) for entry in portion]
 
 
-def _portions(listed: EntryList) -> Iterator[list[bytes]]:
+def _iter_portions(listed: EntryListConfig) -> Iterator[list[bytes]]:
     """Yield the entries of the files, and those written in the config, some megabytes at a time."""
     for path in listed.files:
         try:
             with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
                 while lines := file.readlines(_PORTION_BYTES):
-                    yield _stripped(lines)
+                    yield _strip_entries(lines)
         except OSError as error:  # gzip's own error is one too
-            raise DataError(_unreadable(path, error.strerror or str(error))) from None
+            raise DataError(_format_read_error(path, error.strerror or str(error))) from None
         except (EOFError, zlib.error) as error:
-            raise DataError(_unreadable(path, f"its gzip is damaged ({error})")) from None
-    yield _stripped(entry.encode() for entry in listed.entries)
+            raise DataError(_format_read_error(path, f"its gzip is damaged ({error})")) from None
+    yield _strip_entries(entry.encode() for entry in listed.entries)
 
 
-def _unreadable(path: Path, reason: str) -> str:
+def _format_read_error(path: Path, reason: str) -> str:
     return f"list {path} cannot be read: {reason}. Name a file that exists and is whole."
 
 
-def _stripped(lines: Iterable[bytes]) -> list[bytes]:
+def _strip_entries(lines: Iterable[bytes]) -> list[bytes]:
     return [line for line in map(bytes.strip, lines) if line and not line.startswith(b"#")]
 
 
@@ -57,19 +57,19 @@ class EntrySet:
         lower: whether the letter case of ASCII letters does not matter.
     """
 
-    def __init__(self, listed: EntryList, *, lower: bool = False) -> None:
+    def __init__(self, listed: EntryListConfig, *, lower: bool = False) -> None:
         self._lower = lower
         blobs: list[bytes] = []
         lengths, hashes = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
-        for portion in _portions(listed):
+        for portion in _iter_portions(listed):
             entries = [entry.lower() for entry in portion] if lower else portion
             blobs.append(b"".join(entries))
             lengths.append(np.fromiter(map(len, entries), np.int64, len(entries)))
-            hashes.append(_hashes(entries))
+            hashes.append(_hash_entries(entries))
         self._blob = b"".join(blobs)
-        self._index(np.concatenate(lengths), np.concatenate(hashes))
+        self._index_entries(np.concatenate(lengths), np.concatenate(hashes))
 
-    def _index(self, lengths: Integers, hashes: Hashes) -> None:
+    def _index_entries(self, lengths: Integers, hashes: Hashes) -> None:
         """Sort the entries by hash, each once."""
         ends = np.cumsum(lengths)
         self._hashes, first = np.unique(hashes, return_index=True)
@@ -82,22 +82,22 @@ class EntrySet:
     def __len__(self) -> int:
         return len(self._hashes)
 
-    def holds(self, texts: Sequence[str]) -> list[bool]:
+    def contains(self, texts: Sequence[str]) -> list[bool]:
         """Return which of the texts are entries; an empty text never is."""
         if not len(self._hashes):
             return [False] * len(texts)
         keys = [text.encode("utf-8", "surrogatepass") for text in texts]
         if self._lower:
             keys = [key.lower() for key in keys]
-        hashes = _hashes(keys)
+        hashes = _hash_entries(keys)
         places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
         found = (self._hashes[places] == hashes).tolist()
         pairs = zip(found, places.tolist(), keys, strict=True)
-        return [hit and self._is(place, key) for hit, place, key in pairs]
+        return [hit and self._is_entry(place, key) for hit, place, key in pairs]
 
-    def _is(self, place: int, key: bytes) -> bool:
+    def _is_entry(self, place: int, key: bytes) -> bool:
         return self._blob[self._starts[place] : self._ends[place]] == key or key in self._others
 
 
-def _hashes(entries: Sequence[bytes]) -> Hashes:
+def _hash_entries(entries: Sequence[bytes]) -> Hashes:
     return np.fromiter(map(xxhash.xxh3_64_intdigest, entries), np.uint64, len(entries))

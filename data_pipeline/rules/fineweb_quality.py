@@ -4,13 +4,13 @@ Reads texts and their words; lines are split at newlines, blank ones do not coun
 which differ from the paper's in one place (see the configuration).
 """
 
-from data_pipeline.rules.batch import TextBatch, share
+from data_pipeline.rules.batch import DocumentBatch, compute_share
 from data_pipeline.rules.characters import TERMINAL_MARKS
-from data_pipeline.rules.verdict import Floats, Limit, Verdicts, fail_first, first_broken
+from data_pipeline.rules.verdict import Floats, ThresholdTest, RuleVerdicts, prepend_test, apply_thresholds
 from llmsys.config.text import FinewebQualityConfig
 
 
-class FinewebQuality:
+class FinewebQualityRule:
     """Drops documents whose lines are unlike paragraphs."""
 
     kind = "fineweb_quality"
@@ -18,33 +18,33 @@ class FinewebQuality:
     def __init__(self, config: FinewebQualityConfig) -> None:
         self._short = config.short_line_characters
         self.limits = [
-            Limit("share of lines with an end mark", "end_mark_line_share", "below", config.min_end_mark_line_share),
-            Limit("share of short lines", "short_line_share", "above", config.max_short_line_share),
-            Limit(
+            ThresholdTest("share of lines with an end mark", "end_mark_line_share", "below", config.min_end_mark_line_share),
+            ThresholdTest("share of short lines", "short_line_share", "above", config.max_short_line_share),
+            ThresholdTest(
                 "share of characters in duplicate lines",
                 "duplicate_line_character_share",
                 "above",
                 config.max_duplicate_line_character_share,
             ),
-            Limit("newlines per word", "newlines_per_word", "above", config.max_newlines_per_word),
+            ThresholdTest("newlines per word", "newlines_per_word", "above", config.max_newlines_per_word),
         ]
 
-    def judge(self, batch: TextBatch) -> Verdicts:
+    def apply(self, batch: DocumentBatch) -> RuleVerdicts:
         """Verdicts in the order of the code."""
         lines = [[line for line in text.split("\n") if line and not line.isspace()] for text in batch.texts]
-        statistics = self._measure(batch, lines)
-        verdicts = first_broken(self.limits, statistics, len(batch))
-        return fail_first(verdicts, "empty text", batch.count(map(len, lines)) == 0)
+        statistics = self._compute_statistics(batch, lines)
+        verdicts = apply_thresholds(self.limits, statistics, len(batch))
+        return prepend_test(verdicts, "empty text", batch.to_counts(map(len, lines)) == 0)
 
-    def _measure(self, batch: TextBatch, lines: list[list[str]]) -> dict[str, Floats]:
-        counts = batch.count(map(len, lines))
-        ends = batch.count(sum(line[-1] in TERMINAL_MARKS for line in document) for document in lines)
-        short = batch.count(sum(len(line) <= self._short for line in document) for document in lines)
-        repeated = batch.count(sum(map(len, document)) - sum(map(len, set(document))) for document in lines)
-        newlines = batch.count(text.count("\n") for text in batch.texts)
+    def _compute_statistics(self, batch: DocumentBatch, lines: list[list[str]]) -> dict[str, Floats]:
+        counts = batch.to_counts(map(len, lines))
+        ends = batch.to_counts(sum(line[-1] in TERMINAL_MARKS for line in document) for document in lines)
+        short = batch.to_counts(sum(len(line) <= self._short for line in document) for document in lines)
+        repeated = batch.to_counts(sum(map(len, document)) - sum(map(len, set(document))) for document in lines)
+        newlines = batch.to_counts(text.count("\n") for text in batch.texts)
         return {
-            "end_mark_line_share": share(ends, counts),
-            "short_line_share": share(short, counts),
-            "duplicate_line_character_share": share(repeated, batch.characters - newlines),
-            "newlines_per_word": share(newlines, batch.word_counts),
+            "end_mark_line_share": compute_share(ends, counts),
+            "short_line_share": compute_share(short, counts),
+            "duplicate_line_character_share": compute_share(repeated, batch.character_counts - newlines),
+            "newlines_per_word": compute_share(newlines, batch.word_counts),
         }

@@ -19,10 +19,10 @@ The paper leaves words, marks and lines open; its column is our plainest reading
 
 import numpy as np
 
-from data_pipeline.rules.batch import TextBatch, share
-from data_pipeline.rules.gopher_lines import Marks, line_marks
-from data_pipeline.rules.gopher_words import ascii_words, distinct_words, medians, occurring_words, words_with
-from data_pipeline.rules.verdict import Floats, Limit, Verdicts, first_broken
+from data_pipeline.rules.batch import DocumentBatch, compute_share
+from data_pipeline.rules.gopher_lines import LineMarkDialect, measure_line_marks
+from data_pipeline.rules.gopher_words import count_ascii_words, count_distinct_words, compute_median_word_lengths, mask_words_in, mask_words_containing
+from data_pipeline.rules.verdict import Floats, ThresholdTest, RuleVerdicts, apply_thresholds
 from data_pipeline.rules.vocabulary import ALPHABETIC, NOT_SYMBOL
 from data_pipeline.rules.word_columns import WordColumns
 from llmsys.config.text import GopherQualityConfig
@@ -32,13 +32,13 @@ _PAPER_BULLETS = ("•", "‣", "⁃", "▪", "▫", "●", "○", "◦", "■",
 _ELLIPSES = ("...", "…")
 _SPACED_ELLIPSES = ("...", ". . .", "…")
 
-_DATATROVE = Marks(bullets=("•", "-"), ellipses=_ELLIPSES, lines="splitlines")
-_PAPER = Marks(bullets=_PAPER_BULLETS, ellipses=_ELLIPSES, lines="not blank")
-_DOLMA = Marks(bullets=("*", "-"), ellipses=("…",), lines="runs of newlines")
-_DCLM = Marks(bullets=("●", "•", "*", "-"), ellipses=_SPACED_ELLIPSES, lines="not blank")
+_DATATROVE = LineMarkDialect(bullets=("•", "-"), ellipses=_ELLIPSES, lines="splitlines")
+_PAPER = LineMarkDialect(bullets=_PAPER_BULLETS, ellipses=_ELLIPSES, lines="not blank")
+_DOLMA = LineMarkDialect(bullets=("*", "-"), ellipses=("…",), lines="runs of newlines")
+_DCLM = LineMarkDialect(bullets=("●", "•", "*", "-"), ellipses=_SPACED_ELLIPSES, lines="not blank")
 
 
-class GopherQuality:
+class GopherQualityRule:
     """Drops documents whose words and lines are unlike prose."""
 
     kind = "gopher_quality"
@@ -46,103 +46,103 @@ class GopherQuality:
     def __init__(self, config: GopherQualityConfig) -> None:
         self._dialect = config.dialect
         self._stop_words = tuple(dict.fromkeys(config.stop_words))
-        self.limits = _limits(config)
+        self.limits = _build_limits(config)
 
-    def judge(self, batch: TextBatch) -> Verdicts:
+    def apply(self, batch: DocumentBatch) -> RuleVerdicts:
         """Verdicts in the order of the dialect."""
-        return first_broken(self.limits, self._measure(batch), len(batch))
+        return apply_thresholds(self.limits, self._compute_statistics(batch), len(batch))
 
-    def _measure(self, batch: TextBatch) -> dict[str, Floats]:
+    def _compute_statistics(self, batch: DocumentBatch) -> dict[str, Floats]:
         match self._dialect:
             case "datatrove":
-                return _datatrove(batch, self._stop_words)
+                return _compute_datatrove_statistics(batch, self._stop_words)
             case "paper":
-                return _paper(batch, self._stop_words)
+                return _compute_paper_statistics(batch, self._stop_words)
             case "dolma":
-                return _dolma(batch, self._stop_words)
+                return _compute_dolma_statistics(batch, self._stop_words)
             case "dclm":
-                return _dclm(batch, self._stop_words)
+                return _compute_dclm_statistics(batch, self._stop_words)
 
 
-def _limits(config: GopherQualityConfig) -> list[Limit]:
+def _build_limits(config: GopherQualityConfig) -> list[ThresholdTest]:
     """The tests in the order of the dialect."""
     length = "median_word_length" if config.dialect == "dolma" else "mean_word_length"
     words = [
-        Limit("words", "words", "below", config.min_words),
-        Limit("words", "words", "above", config.max_words),
-        Limit(length.replace("_", " "), length, "below", config.min_mean_word_length),
-        Limit(length.replace("_", " "), length, "above", config.max_mean_word_length),
+        ThresholdTest("words", "words", "below", config.min_words),
+        ThresholdTest("words", "words", "above", config.max_words),
+        ThresholdTest(length.replace("_", " "), length, "below", config.min_mean_word_length),
+        ThresholdTest(length.replace("_", " "), length, "above", config.max_mean_word_length),
     ]
-    symbols = [Limit("symbols per word", "symbol_ratio", "above", config.max_symbol_ratio)]
+    symbols = [ThresholdTest("symbols per word", "symbol_ratio", "above", config.max_symbol_ratio)]
     if config.dialect in ("datatrove", "paper"):
         symbols = [
-            Limit("hash signs per word", "hash_ratio", "above", config.max_hash_ratio),
-            Limit("ellipses per word", "ellipsis_ratio", "above", config.max_ellipsis_ratio),
+            ThresholdTest("hash signs per word", "hash_ratio", "above", config.max_hash_ratio),
+            ThresholdTest("ellipses per word", "ellipsis_ratio", "above", config.max_ellipsis_ratio),
         ]
     bullets, ellipses = config.max_bullet_line_share, config.max_ellipsis_line_share
     lines = [
-        Limit("share of lines that start with a bullet", "bullet_line_share", "above", bullets),
-        Limit("share of lines that end with an ellipsis", "ellipsis_line_share", "above", ellipses),
+        ThresholdTest("share of lines that start with a bullet", "bullet_line_share", "above", bullets),
+        ThresholdTest("share of lines that end with an ellipsis", "ellipsis_line_share", "above", ellipses),
     ]
     letters = [
-        Limit("share of words with a letter", "alphabetic_word_share", "below", config.min_alphabetic_word_share),
-        Limit("stop words", "stop_words", "below", config.min_stop_words),
+        ThresholdTest("share of words with a letter", "alphabetic_word_share", "below", config.min_alphabetic_word_share),
+        ThresholdTest("stop words", "stop_words", "below", config.min_stop_words),
     ]
     # The published mixing of dolma asks for letters and stop words before lines.
     return [*words, *symbols, *(letters + lines if config.dialect == "dolma" else lines + letters)]
 
 
-def _datatrove(batch: TextBatch, stop_words: tuple[str, ...]) -> dict[str, Floats]:
+def _compute_datatrove_statistics(batch: DocumentBatch, stop_words: tuple[str, ...]) -> dict[str, Floats]:
     words = batch.words
     counted_W = (words.word_flags & NOT_SYMBOL) != 0
-    counts = words.count(counted_W)
+    counts = words.count_per_document(counted_W)
     return {
         "words": counts.astype(np.float64),
-        "mean_word_length": share(words.total(words.word_lengths * counted_W), counts),
-        "hash_ratio": share(batch.occurrences("#"), words.counts),
-        "ellipsis_ratio": share(batch.occurrences(*_ELLIPSES), words.counts),
-        **line_marks(batch, _DATATROVE),
-        "alphabetic_word_share": _alphabetic(words),
-        "stop_words": distinct_words(words, stop_words),
+        "mean_word_length": compute_share(words.sum_per_document(words.word_lengths * counted_W), counts),
+        "hash_ratio": compute_share(batch.count_occurrences("#"), words.counts),
+        "ellipsis_ratio": compute_share(batch.count_occurrences(*_ELLIPSES), words.counts),
+        **measure_line_marks(batch, _DATATROVE),
+        "alphabetic_word_share": _compute_alphabetic_share(words),
+        "stop_words": count_distinct_words(words, stop_words),
     }
 
 
-def _paper(batch: TextBatch, stop_words: tuple[str, ...]) -> dict[str, Floats]:
+def _compute_paper_statistics(batch: DocumentBatch, stop_words: tuple[str, ...]) -> dict[str, Floats]:
     words = batch.whitespace_words
     return {
         "words": words.counts.astype(np.float64),
-        "mean_word_length": share(words.total(words.word_lengths), words.counts),
-        "hash_ratio": share(batch.occurrences("#"), words.counts),
-        "ellipsis_ratio": share(batch.occurrences(*_ELLIPSES), words.counts),
-        **line_marks(batch, _PAPER),
-        "alphabetic_word_share": _alphabetic(words),
-        "stop_words": distinct_words(words, stop_words),
+        "mean_word_length": compute_share(words.sum_per_document(words.word_lengths), words.counts),
+        "hash_ratio": compute_share(batch.count_occurrences("#"), words.counts),
+        "ellipsis_ratio": compute_share(batch.count_occurrences(*_ELLIPSES), words.counts),
+        **measure_line_marks(batch, _PAPER),
+        "alphabetic_word_share": _compute_alphabetic_share(words),
+        "stop_words": count_distinct_words(words, stop_words),
     }
 
 
-def _dolma(batch: TextBatch, stop_words: tuple[str, ...]) -> dict[str, Floats]:
+def _compute_dolma_statistics(batch: DocumentBatch, stop_words: tuple[str, ...]) -> dict[str, Floats]:
     words = batch.whitespace_words
     return {
         "words": words.counts.astype(np.float64),
-        "median_word_length": medians(words),
-        "symbol_ratio": share(words.count(words_with(words, ("#", "…"))), words.counts),
-        "alphabetic_word_share": _alphabetic(words),
-        "stop_words": words.count(occurring_words(words, stop_words)).astype(np.float64),
-        **line_marks(batch, _DOLMA),
+        "median_word_length": compute_median_word_lengths(words),
+        "symbol_ratio": compute_share(words.count_per_document(mask_words_containing(words, ("#", "…"))), words.counts),
+        "alphabetic_word_share": _compute_alphabetic_share(words),
+        "stop_words": words.count_per_document(mask_words_in(words, stop_words)).astype(np.float64),
+        **measure_line_marks(batch, _DOLMA),
     }
 
 
-def _dclm(batch: TextBatch, stop_words: tuple[str, ...]) -> dict[str, Floats]:
+def _compute_dclm_statistics(batch: DocumentBatch, stop_words: tuple[str, ...]) -> dict[str, Floats]:
     words = batch.whitespace_words
     return {
-        "words": batch.count(map(ascii_words, batch.texts)).astype(np.float64),
-        "mean_word_length": share(words.total(words.word_lengths), words.counts),
-        "symbol_ratio": share(batch.occurrences("#", *_SPACED_ELLIPSES), words.counts),
-        **line_marks(batch, _DCLM),
-        "alphabetic_word_share": _alphabetic(words),
-        "stop_words": words.count(occurring_words(words, stop_words, ignore_case=True)).astype(np.float64),
+        "words": batch.to_counts(map(count_ascii_words, batch.texts)).astype(np.float64),
+        "mean_word_length": compute_share(words.sum_per_document(words.word_lengths), words.counts),
+        "symbol_ratio": compute_share(batch.count_occurrences("#", *_SPACED_ELLIPSES), words.counts),
+        **measure_line_marks(batch, _DCLM),
+        "alphabetic_word_share": _compute_alphabetic_share(words),
+        "stop_words": words.count_per_document(mask_words_in(words, stop_words, ignore_case=True)).astype(np.float64),
     }
 
 
-def _alphabetic(words: WordColumns) -> Floats:
-    return share(words.count((words.word_flags & ALPHABETIC) != 0), words.counts)
+def _compute_alphabetic_share(words: WordColumns) -> Floats:
+    return compute_share(words.count_per_document((words.word_flags & ALPHABETIC) != 0), words.counts)

@@ -20,10 +20,10 @@ The paper leaves most of this open; its column is our plainest reading of it.
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.rules.batch import TextBatch
-from data_pipeline.rules.datatrove_repeats import datatrove_lines, datatrove_repeated, datatrove_top
-from data_pipeline.rules.gopher_repeats import measure_dclm, measure_dolma, measure_paper
-from data_pipeline.rules.verdict import Floats, Limit, Verdicts, fail_first, first_broken
+from data_pipeline.rules.batch import DocumentBatch
+from data_pipeline.rules.datatrove_repeats import measure_repeated_lines, measure_repeated_ngrams, measure_top_ngrams
+from data_pipeline.rules.gopher_repeats import measure_dclm_repetition, measure_dolma_repetition, measure_paper_repetition
+from data_pipeline.rules.verdict import Floats, ThresholdTest, RuleVerdicts, prepend_test, apply_thresholds
 from llmsys.config.text import GopherRepetitionConfig
 
 _PARTS = {
@@ -48,7 +48,7 @@ _TOP_NGRAMS = len(_PARTS)  # where these tests start among datatrove's
 _ALL_NGRAMS = _TOP_NGRAMS + 3
 
 
-class GopherRepetition:
+class GopherRepetitionRule:
     """Drops documents that repeat themselves."""
 
     kind = "gopher_repetition"
@@ -57,37 +57,37 @@ class GopherRepetition:
         self._dialect = config.dialect
         names = (*_ORDER[config.dialect], *_NGRAMS)
         tests = _PARTS | _NGRAMS
-        self.limits = [Limit(tests[name], name, "above", getattr(config, f"max_{name}")) for name in names]
+        self.limits = [ThresholdTest(tests[name], name, "above", getattr(config, f"max_{name}")) for name in names]
 
-    def judge(self, batch: TextBatch) -> Verdicts:
+    def apply(self, batch: DocumentBatch) -> RuleVerdicts:
         """Verdicts in the order lines and paragraphs, most frequent n-grams, repeated n-grams."""
-        verdicts = first_broken(self.limits, self._measure(batch), len(batch))
-        return fail_first(verdicts, "empty text", self._empty(batch))
+        verdicts = apply_thresholds(self.limits, self._compute_statistics(batch), len(batch))
+        return prepend_test(verdicts, "empty text", self._mask_empty_texts(batch))
 
-    def _measure(self, batch: TextBatch) -> dict[str, Floats]:
+    def _compute_statistics(self, batch: DocumentBatch) -> dict[str, Floats]:
         match self._dialect:
             case "datatrove":
-                return self._in_stages(batch)
+                return self._compute_in_stages(batch)
             case "paper":
-                return measure_paper(batch)
+                return measure_paper_repetition(batch)
             case "dolma":
-                return measure_dolma(batch)
+                return measure_dolma_repetition(batch)
             case "dclm":
-                return measure_dclm(batch)
+                return measure_dclm_repetition(batch)
 
-    def _in_stages(self, batch: TextBatch) -> dict[str, Floats]:
+    def _compute_in_stages(self, batch: DocumentBatch) -> dict[str, Floats]:
         """What datatrove measures; of a document that failed a test, nothing of the stages behind it (NaN there)."""
         _ = batch.words  # of all documents at once: the rules that follow ask for them too
-        statistics = datatrove_lines(batch)
-        for first, last, measure in ((0, _TOP_NGRAMS, datatrove_top), (_TOP_NGRAMS, _ALL_NGRAMS, datatrove_repeated)):
-            passing = first_broken(self.limits[first:last], statistics, len(batch)).failed_D < 0
+        statistics = measure_repeated_lines(batch)
+        for first, last, measure in ((0, _TOP_NGRAMS, measure_top_ngrams), (_TOP_NGRAMS, _ALL_NGRAMS, measure_repeated_ngrams)):
+            passing = apply_thresholds(self.limits[first:last], statistics, len(batch)).failed_D < 0
             passing &= ~np.isnan(statistics[self.limits[first].statistic])
-            for name, column in measure(batch.take(passing)).items():
+            for name, column in measure(batch.select_documents(passing)).items():
                 statistics[name] = np.full(len(batch), np.nan)
                 statistics[name][passing] = column
         return statistics
 
-    def _empty(self, batch: TextBatch) -> npt.NDArray[np.bool_]:
+    def _mask_empty_texts(self, batch: DocumentBatch) -> npt.NDArray[np.bool_]:
         """Texts of which the dialect cannot measure anything; dolma lets them pass."""
         match self._dialect:
             case "datatrove":

@@ -14,12 +14,12 @@ Mask = npt.NDArray[np.bool_]
 _ASCII_SPACES = str.maketrans(dict.fromkeys("\n\r\t\v\f\0", " "))
 
 
-def ascii_words(text: str) -> int:
+def count_ascii_words(text: str) -> int:
     """How many words fastText's tokenizer finds that begin with a letter or a digit."""
     return sum(word[:1].isalnum() for word in text.translate(_ASCII_SPACES).split(" "))
 
 
-def medians(words: WordColumns) -> Floats:
+def compute_median_word_lengths(words: WordColumns) -> Floats:
     """Median word length per document, 0 without words."""
     order = np.lexsort((words.word_lengths, words.document_of_word))
     lengths = np.append(words.word_lengths[order], 0)
@@ -29,18 +29,18 @@ def medians(words: WordColumns) -> Floats:
     return np.where(words.counts > 0, found, 0.0)
 
 
-def words_with(words: WordColumns, parts: tuple[str, ...]) -> Mask:
+def mask_words_containing(words: WordColumns, parts: tuple[str, ...]) -> Mask:
     """Which words hold one of the parts."""
-    return _chosen(words, lambda word: any(part in word for part in parts))
+    return _mask_words(words, lambda word: any(part in word for part in parts))
 
 
-def occurring_words(words: WordColumns, wanted: tuple[str, ...], *, ignore_case: bool = False) -> Mask:
+def mask_words_in(words: WordColumns, wanted: tuple[str, ...], *, ignore_case: bool = False) -> Mask:
     """Which words are among the wanted ones."""
     among = frozenset(wanted)
-    return _chosen(words, lambda word: (word.lower() if ignore_case else word) in among)
+    return _mask_words(words, lambda word: (word.lower() if ignore_case else word) in among)
 
 
-def distinct_words(words: WordColumns, wanted: tuple[str, ...]) -> Floats:
+def count_distinct_words(words: WordColumns, wanted: tuple[str, ...]) -> Floats:
     """How many of the wanted words occur in each document."""
     numbers = np.zeros(len(words.vocabulary), np.int64)
     for number, word in enumerate(wanted, start=1):
@@ -52,7 +52,7 @@ def distinct_words(words: WordColumns, wanted: tuple[str, ...]) -> Floats:
     return np.bincount(pairs // (len(wanted) + 1), minlength=len(words.counts)).astype(np.float64)
 
 
-def _chosen(words: WordColumns, choose: Callable[[str], bool]) -> Mask:
+def _mask_words(words: WordColumns, choose: Callable[[str], bool]) -> Mask:
     """Which words are chosen, asking each distinct one once."""
     used = np.bincount(words.ids_W, minlength=len(words.vocabulary)) > 0
     names = words.vocabulary.words

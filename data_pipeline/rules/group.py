@@ -18,7 +18,7 @@ _FEWEST_BITS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class DuplicateGroups:
     """Hashes that occur more than once.
 
     Attributes:
@@ -32,36 +32,36 @@ class Groups:
     sizes: Indices
 
 
-def repeated(hashes: Hashes) -> Groups:
+def group_duplicates(hashes: Hashes) -> DuplicateGroups:
     """Group equal hashes."""
-    suspects = crowded(hashes)
-    leaders = _leaders(hashes[suspects])
+    suspects = select_candidate_duplicates(hashes)
+    leaders = _compute_leaders(hashes[suspects])
     sizes = np.bincount(leaders, minlength=len(leaders))[leaders]
     chosen = np.flatnonzero(sizes > 1)
-    return Groups(suspects[chosen], suspects[leaders[chosen]], sizes[chosen])
+    return DuplicateGroups(suspects[chosen], suspects[leaders[chosen]], sizes[chosen])
 
 
-def crowded(hashes: Hashes) -> Indices:
+def select_candidate_duplicates(hashes: Hashes) -> Indices:
     """Indices of hashes that may occur more than once, ascending; all others occur once."""
-    suspects = _sharing(hashes, 0)
-    return suspects[_sharing(hashes[suspects], 1)]
+    suspects = _select_colliding(hashes, 0)
+    return suspects[_select_colliding(hashes[suspects], 1)]
 
 
-def _sharing(hashes: Hashes, round_number: int) -> Indices:
+def _select_colliding(hashes: Hashes, round_number: int) -> Indices:
     """Indices of hashes that share a counter with another."""
-    slots, size = _slots(hashes, round_number)
+    slots, size = _compute_slots(hashes, round_number)
     counters = np.bincount(slots, minlength=size)
     return np.flatnonzero(counters[slots] > 1)
 
 
-def _leaders(hashes: Hashes) -> Indices:
+def _compute_leaders(hashes: Hashes) -> Indices:
     """For each hash the index of the first that is equal."""
     leaders = np.empty(len(hashes), np.int64)
     left = np.arange(len(hashes))
     round_number = 2
     while len(left):
         own = hashes[left]
-        slots, size = _slots(own, round_number)
+        slots, size = _compute_slots(own, round_number)
         table = np.zeros(size, np.int64)
         table[slots[::-1]] = left[::-1]  # the last to write is the first to occur
         found = table[slots]
@@ -72,7 +72,7 @@ def _leaders(hashes: Hashes) -> Indices:
     return leaders
 
 
-def _slots(hashes: Hashes, round_number: int) -> tuple[Indices, int]:
+def _compute_slots(hashes: Hashes, round_number: int) -> tuple[Indices, int]:
     """A slot for each hash, and how many slots there are: about four times as many."""
     bits = max(_FEWEST_BITS, (2 * len(hashes)).bit_length())
     multiplier = _MULTIPLIERS[round_number % len(_MULTIPLIERS)]

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-class GrowingArray:
+class GrowableArray:
     """A one-dimensional array with amortised appending; rebuilding tables per batch would cost more than using them."""
 
     def __init__(self, dtype: npt.DTypeLike) -> None:

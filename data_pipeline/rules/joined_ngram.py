@@ -8,27 +8,27 @@ leaves few places to look at for each n.
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.rules.batch import TextBatch
-from data_pipeline.rules.group import Hashes, Indices, crowded, repeated
-from data_pipeline.rules.ngram import mixed, salt
-from data_pipeline.rules.ragged import Integers, offsets_of
+from data_pipeline.rules.batch import DocumentBatch
+from data_pipeline.rules.group import Hashes, Indices, select_candidate_duplicates, group_duplicates
+from data_pipeline.rules.ngram import mix_hashes, compute_salts
+from data_pipeline.rules.ragged import Integers, compute_offsets
 
 _PREFIX_BYTES = 16
 _FEWEST_WORDS = 5  # an n-gram of so many words and 16 bytes has the 16 bytes within it
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
-def duplicate_ngram_characters(batch: TextBatch, shortest: int, longest: int) -> dict[int, Integers]:
+def count_duplicate_ngram_characters(batch: DocumentBatch, shortest: int, longest: int) -> dict[int, Integers]:
     """Characters in n-grams that occurred before, for n = shortest … longest; `shortest` must be 5 at least.
 
     Read from left to right: a repeated n-gram is counted and jumped over, a new one is remembered and the scan moves
     on by one word.
     """
     words = batch.words
-    places = _places(batch)
+    places = _select_start_positions(batch)
     room = words.offsets[1:][words.document_of_word[places]] - places
-    own_salt = salt(words)[places]
-    characters = offsets_of(words.word_lengths)
+    own_salt = compute_salts(words)[places]
+    characters = compute_offsets(words.word_lengths)
     hashes = np.zeros(len(places), np.uint64)
     found: dict[int, Integers] = {}
     for n in range(1, longest + 1):
@@ -38,40 +38,40 @@ def duplicate_ngram_characters(batch: TextBatch, shortest: int, longest: int) ->
         hashes = hashes * words.vocabulary.powers[last] + words.vocabulary.hashes[last]
         if n < shortest:
             continue
-        groups = repeated(hashes + own_salt)
-        counted = _walk(places[groups.members], groups.leaders, n)
+        groups = group_duplicates(hashes + own_salt)
+        counted = _select_repeated_positions(places[groups.members], groups.leaders, n)
         sizes = characters[counted + n] - characters[counted]
         documents = words.document_of_word[counted]
         found[n] = np.bincount(documents, weights=sizes, minlength=len(words.counts)).astype(np.int64)
     return found
 
 
-def _places(batch: TextBatch) -> Indices:
+def _select_start_positions(batch: DocumentBatch) -> Indices:
     """Where an n-gram may start that occurs more than once in its document."""
     words = batch.words
-    starts = offsets_of(words.vocabulary.sizes[words.ids_W])
+    starts = compute_offsets(words.vocabulary.sizes[words.ids_W])
     joined = batch.bytes_without_space
     room = words.offsets[1:][words.document_of_word] - np.arange(len(words.ids_W)) >= _FEWEST_WORDS
     if starts[-1] != len(joined):
         return np.flatnonzero(room)  # these words are not the text without its white space
     five = np.minimum(np.arange(len(words.ids_W)) + _FEWEST_WORDS, len(words.ids_W))
     short = starts[five] - starts[:-1] < _PREFIX_BYTES
-    hashes = _prefixes(joined, starts[:-1]) + salt(words)
+    hashes = _hash_prefixes(joined, starts[:-1]) + compute_salts(words)
     candidates = np.zeros(len(room), np.bool_)
-    candidates[crowded(hashes)] = True
+    candidates[select_candidate_duplicates(hashes)] = True
     return np.flatnonzero(room & (candidates | short))
 
 
-def _prefixes(joined: bytes, starts: Integers) -> Hashes:
+def _hash_prefixes(joined: bytes, starts: Integers) -> Hashes:
     """A hash of the 16 bytes from each start on."""
     padded = np.frombuffer(joined + bytes(2 * _PREFIX_BYTES), np.uint8)
     eight: npt.NDArray[np.uint64] = np.lib.stride_tricks.as_strided(
         padded[: len(padded) // 8 * 8].view(np.uint64), (len(joined) + _PREFIX_BYTES,), (1,), writeable=False
     )
-    return mixed(eight[starts]) + eight[starts + 8] * _ODD
+    return mix_hashes(eight[starts]) + eight[starts + 8] * _ODD
 
 
-def _walk(positions: Integers, names: Integers, n: int) -> Integers:
+def _select_repeated_positions(positions: Integers, names: Integers, n: int) -> Integers:
     """Positions at which the scan meets an n-gram it has seen. Documents need no border: no n-gram reaches over one."""
     seen = bytearray(int(names.max()) + 1 if len(names) else 0)
     counted: list[int] = []

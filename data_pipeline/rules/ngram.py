@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.rules.group import Hashes, repeated
-from data_pipeline.rules.ragged import offsets_of
+from data_pipeline.rules.group import Hashes, group_duplicates
+from data_pipeline.rules.ragged import compute_offsets
 from data_pipeline.rules.word_columns import Integers, WordColumns
 
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
@@ -21,7 +21,7 @@ _HALF = 31
 
 
 @dataclass(frozen=True, slots=True)
-class NgramGroups:
+class RepeatedNgrams:
     """The n-grams that occur more than once in their document.
 
     Attributes:
@@ -50,31 +50,31 @@ class TopNgrams:
     characters: Integers
 
 
-def repeated_ngrams(words: WordColumns, longest: int) -> Iterator[tuple[int, NgramGroups]]:
+def iter_repeated_ngrams(words: WordColumns, longest: int) -> Iterator[tuple[int, RepeatedNgrams]]:
     """The repeated n-grams for n = 2 … longest. Words are compared, not what they make when they are joined."""
-    word_hashes = mixed(words.ids_W.astype(np.uint64))
-    hashes = word_hashes + salt(words)
+    word_hashes = mix_hashes(words.ids_W.astype(np.uint64))
+    hashes = word_hashes + compute_salts(words)
     positions = np.arange(len(words.ids_W))
     ends = words.offsets[1:][words.document_of_word]
     for n in range(2, longest + 1):
         inside = positions + n <= ends[positions]
         positions = positions[inside]
         hashes = hashes[inside] * _STEP + word_hashes[positions + n - 1]
-        groups = repeated(hashes)
+        groups = group_duplicates(hashes)
         leaders = positions[groups.leaders]
         # A longer n-gram can only occur twice where the shorter one it starts with does.
         positions, hashes = positions[groups.members], hashes[groups.members]
-        yield n, NgramGroups(n, positions, leaders, groups.sizes)
+        yield n, RepeatedNgrams(n, positions, leaders, groups.sizes)
 
 
-def top_ngrams(words: WordColumns, groups: NgramGroups, *, once: bool = False, longest: bool = False) -> TopNgrams:
+def select_top_ngrams(words: WordColumns, groups: RepeatedNgrams, *, once: bool = False, longest: bool = False) -> TopNgrams:
     """The most frequent n-gram per document; among equally frequent ones the first, or the longest.
 
     A document that repeats none has a count of 0 or, with `once`, its first n-gram.
     """
     first = np.flatnonzero(~groups.is_later)
     starts, sizes = groups.positions[first], groups.sizes[first]
-    characters = offsets_of(words.word_lengths)
+    characters = compute_offsets(words.word_lengths)
     rank = characters[starts + groups.n] - characters[starts] if longest else (1 << _FIRST_BITS) - 1 - starts
     best = np.zeros(len(words.counts), np.int64)
     np.maximum.at(best, words.document_of_word[starts], (sizes << _FIRST_BITS) | rank)
@@ -88,16 +88,16 @@ def top_ngrams(words: WordColumns, groups: NgramGroups, *, once: bool = False, l
     return TopNgrams(counts, characters[stop] - characters[start])
 
 
-def mixed(numbers: Hashes) -> Hashes:
+def mix_hashes(numbers: Hashes) -> Hashes:
     """Spread small numbers over 64 bits (the first half of splitmix64's finisher)."""
     numbers = (numbers + np.uint64(1)) * _MIX
     return (numbers ^ (numbers >> np.uint64(_HALF))) * _STEP
 
 
-def salt(words: WordColumns) -> Hashes:
+def compute_salts(words: WordColumns) -> Hashes:
     """A number per word that differs between documents, so that n-grams are only equal within one.
 
     Drawn from other numbers than those of the words: the sum of word a in document b must not be that of b in a.
     """
     documents = np.arange(len(words.counts), dtype=np.uint64)
-    return mixed(documents + (np.uint64(1) << np.uint64(_FIRST_BITS)))[words.document_of_word]
+    return mix_hashes(documents + (np.uint64(1) << np.uint64(_FIRST_BITS)))[words.document_of_word]

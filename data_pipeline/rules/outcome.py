@@ -15,7 +15,7 @@ class RuleOutcome:
     Attributes:
         rule: name of the rule in its configuration, which is its `kind` unless it was given another.
         keep: boolean per input document.
-        test: string per input document, the first test it failed; null where kept. `reason()` makes a sentence of it.
+        test: string per input document, the first test it failed; null where kept. `format_reason()` makes a sentence of it.
         value: float64 per input document, what was measured by that test; null where kept or where nothing is measured.
         threshold: float64 per input document, what the value was compared with; null like `value`.
         match: string per input document, what the test found, such as listed words; null where its name says all.
@@ -35,7 +35,7 @@ class RuleOutcome:
     changes: dict[str, int]
 
 
-def reason(rule: str, test: str, value: float | None, threshold: float | None, match: str | None = None) -> str:
+def format_reason(rule: str, test: str, value: float | None, threshold: float | None, match: str | None = None) -> str:
     """One line that explains a drop, such as `gopher_quality: mean word length 11.2 > 10`; what matched is in brackets.
 
     A test that has a value is named by what it measures; whether the value lies below or above its threshold shows the
@@ -44,9 +44,9 @@ def reason(rule: str, test: str, value: float | None, threshold: float | None, m
     found = f" ({match})" if match else ""
     if value is None or threshold is None:
         return f"{rule}: {test}{found}"
-    return f"{rule}: {test} {figure(value)} {'>' if value > threshold else '<'} {threshold:.10g}{found}"
+    return f"{rule}: {test} {format_measured_value(value)} {'>' if value > threshold else '<'} {threshold:.10g}{found}"
 
 
-def figure(value: float) -> str:
+def format_measured_value(value: float) -> str:
     """A number as reasons show it: four digits, and all of those before the point."""
     return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"

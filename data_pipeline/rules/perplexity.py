@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.rules.arpa import ArpaModel
-from data_pipeline.rules.batch import TextBatch
-from data_pipeline.rules.verdict import Limit, Verdicts, first_broken
+from data_pipeline.rules.batch import DocumentBatch
+from data_pipeline.rules.verdict import ThresholdTest, RuleVerdicts, apply_thresholds
 from llmsys.config.custom_rules import PerplexityConfig
 from llmsys.errors import DataError
 
@@ -27,40 +27,40 @@ _DIGIT = re.compile(r"\d")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
-class Perplexity:
+class PerplexityRule:
     """Drops documents by bucket."""
 
     kind = "perplexity"
 
     def __init__(self, config: PerplexityConfig) -> None:
         self._config = config
-        self._score = _scorer(config)
-        self._pieces = _pieces(config.pieces) if config.pieces else None
-        self.limits = perplexity_limits(config)
+        self._score = _load_scorer(config)
+        self._pieces = _load_piece_splitter(config.pieces) if config.pieces else None
+        self.limits = list_perplexity_thresholds(config)
 
-    def judge(self, batch: TextBatch) -> Verdicts:
+    def apply(self, batch: DocumentBatch) -> RuleVerdicts:
         """Verdicts by the bucket; statistics: the perplexity, and the bucket as 0, 1 or 2."""
-        values = np.fromiter(map(self.perplexity, batch.texts), np.float64, len(batch))
+        values = np.fromiter(map(self.compute_perplexity, batch.texts), np.float64, len(batch))
         head, tail = self._config.head_below, self._config.tail_above
         bucket = np.searchsorted([head, np.nextafter(tail, np.inf)], values, side="right").astype(np.float64)
-        return first_broken(self.limits, {"perplexity": values, "bucket": bucket}, len(batch))
+        return apply_thresholds(self.limits, {"perplexity": values, "bucket": bucket}, len(batch))
 
-    def perplexity(self, text: str) -> float:
+    def compute_perplexity(self, text: str) -> float:
         """The perplexity of a text."""
         score, length = 0.0, 0
         for line in text.split("\n"):
-            words = self._prepared(line)
+            words = self._prepare_line(line)
             score += self._score(words)
             length += words.count(" ") + 1 + bool(words)
         return float(10.0 ** min(-score / length, 300.0))
 
-    def _prepared(self, line: str) -> str:
+    def _prepare_line(self, line: str) -> str:
         """The words of a line, parted by one space."""
-        text = normalize(line) if self._config.normalize == "ccnet" else line
+        text = normalize_line(line) if self._config.normalize == "ccnet" else line
         return " ".join(self._pieces(text) if self._pieces else text.split())
 
 
-def normalize(line: str) -> str:
+def normalize_line(line: str) -> str:
     """CCNet's normal form: lower case, no accents, each digit 0, plain punctuation, no control characters."""
     text = line.strip().lower()
     if not text.isascii():
@@ -69,21 +69,21 @@ def normalize(line: str) -> str:
     return _CONTROL.sub("", _DIGIT.sub("0", text).translate(_PUNCTUATION))
 
 
-def perplexity_limits(config: PerplexityConfig) -> list[Limit]:
+def list_perplexity_thresholds(config: PerplexityConfig) -> list[ThresholdTest]:
     """What lies outside the buckets that stay; a value equal to a limit stays."""
     limits = []
     if "head" not in config.keep:
         lowest = config.head_below if "middle" in config.keep else config.tail_above
-        limits.append(Limit("perplexity", "perplexity", "below", lowest))
+        limits.append(ThresholdTest("perplexity", "perplexity", "below", lowest))
     if "tail" not in config.keep:
         highest = config.tail_above if "middle" in config.keep else config.head_below
-        limits.append(Limit("perplexity", "perplexity", "above", highest))
+        limits.append(ThresholdTest("perplexity", "perplexity", "above", highest))
     return limits
 
 
-def _scorer(config: PerplexityConfig) -> Callable[[str], float]:
+def _load_scorer(config: PerplexityConfig) -> Callable[[str], float]:
     if config.reader == "arpa":
-        return ArpaModel(config.model).score
+        return ArpaModel(config.model).score_line
     import kenlm  # an extra; side_files says so when it is missing
 
     try:
@@ -93,7 +93,7 @@ def _scorer(config: PerplexityConfig) -> Callable[[str], float]:
     return lambda line: float(model.score(line))
 
 
-def _pieces(path: Path) -> Callable[[str], list[str]]:
+def _load_piece_splitter(path: Path) -> Callable[[str], list[str]]:
     import sentencepiece
 
     try:

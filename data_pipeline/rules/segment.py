@@ -3,19 +3,19 @@
 Reads the `words` of a profile, gives a chunk splitter for `WordSplitter`.
 """
 
-from data_pipeline.rules.character_words import CharacterChunks
-from data_pipeline.rules.chunk import EnglishChunks
-from data_pipeline.rules.chunk_memory import ChunkSplitter
-from data_pipeline.rules.dictionary_words import DictionaryChunks
-from llmsys.config.language_profile import CharacterWords, DictionaryWords, SpacedWords, Words
+from data_pipeline.rules.character_words import CharacterTokenizer
+from data_pipeline.rules.chunk import SpacyTokenizer
+from data_pipeline.rules.chunk_memory import WordTokenizer
+from data_pipeline.rules.dictionary_words import DictionaryTokenizer
+from llmsys.config.language_profile import CharacterWordsConfig, DictionaryWordsConfig, SpacedWordsConfig, Words
 
 
-def chunk_splitter(words: Words) -> ChunkSplitter:
+def build_word_tokenizer(words: Words) -> WordTokenizer:
     """The splitter that a profile asks for."""
     match words:
-        case SpacedWords():
-            return EnglishChunks(words.rules)
-        case CharacterWords():
-            return CharacterChunks()
-        case DictionaryWords():
-            return DictionaryChunks(words.dictionary)
+        case SpacedWordsConfig():
+            return SpacyTokenizer(words.rules)
+        case CharacterWordsConfig():
+            return CharacterTokenizer()
+        case DictionaryWordsConfig():
+            return DictionaryTokenizer(words.dictionary)

@@ -25,13 +25,13 @@ _WIDE_SPACES, _WIDE_BREAKS = (
 _ASCII_SPACES = "".join(space for space in _SPACES if space.isascii()).encode()
 
 
-def _table(characters: Sequence[str]) -> Mask:
+def _build_first_byte_table(characters: Sequence[str]) -> Mask:
     """Which bytes these characters begin with."""
     return np.isin(np.arange(256), [one.encode()[0] for one in characters])
 
 
-_IS_SPACE, _IS_BREAK = (_table([one for one in chosen if one.isascii()]) for chosen in (_SPACES, _BREAKS))
-_BEGINS_WIDE = _table([one for one in _SPACES if not one.isascii()])
+_IS_SPACE, _IS_BREAK = (_build_first_byte_table([one for one in chosen if one.isascii()]) for chosen in (_SPACES, _BREAKS))
+_BEGINS_WIDE = _build_first_byte_table([one for one in _SPACES if not one.isascii()])
 _LOW_BYTES, _HIGH_BYTES = (
     np.array([(1 << 8 * min(max(size - before, 0), 8)) - 1 for size in range(SHORT_BYTES + 1)], np.uint64)
     for before in (0, 8)
@@ -39,7 +39,7 @@ _LOW_BYTES, _HIGH_BYTES = (
 
 
 @dataclass(frozen=True)
-class Spans:
+class ChunkSpans:
     """The chunks of some texts. C chunks, D texts.
 
     Attributes:
@@ -59,7 +59,7 @@ class Spans:
         """Chunks of each text."""
         return np.diff(np.append(np.searchsorted(self.starts_C, self.text_starts), len(self.starts_C)))
 
-    def keys(self, chosen: Any) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    def compute_keys(self, chosen: Any) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
         """Two numbers for each chosen chunk of `SHORT_BYTES` at most, which no other chunk has."""
         starts, sizes = self.starts_C[chosen], (self.ends_C - self.starts_C)[chosen]
         codes = np.frombuffer(self.joined, np.uint8)
@@ -69,64 +69,64 @@ class Spans:
         low = eight[starts] & _LOW_BYTES[sizes]
         return low, (eight[starts + 8] & _HIGH_BYTES[sizes]) | (sizes.astype(np.uint64) << np.uint64(56))
 
-    def chunks(self, chosen: Integers) -> list[str]:
+    def decode_chunks(self, chosen: Integers) -> list[str]:
         """Chunks as strings."""
         joined = self.joined
         pairs = zip(self.starts_C[chosen].tolist(), self.ends_C[chosen].tolist(), strict=True)
         return [joined[start:end].decode() for start, end in pairs]
 
-    def lines(self, lines_per_text: Integers) -> tuple[Integers, Integers]:
+    def compute_line_numbers(self, lines_per_text: Integers) -> tuple[Integers, Integers]:
         """The line of each chunk, counted through all texts, and the chunks before which a space is a word.
 
         That is what stands between two chunks of a line and is not a single U+0020.
         """
-        before_C, before_text = self._breaks_before()
+        before_C, before_text = self._count_breaks_before()
         first_lines = np.cumsum(lines_per_text) - lines_per_text
         line_C = before_C + np.repeat(first_lines - before_text, self.chunks_per_text)
         codes = np.frombuffer(self.joined, np.uint8)
         odd = (self.starts_C[1:] - self.ends_C[:-1] != 1) | (codes[self.ends_C[:-1]] != ord(" "))
         return line_C, np.flatnonzero(odd & (line_C[1:] == line_C[:-1])) + 1
 
-    def _breaks_before(self) -> tuple[Integers, Integers]:
+    def _count_breaks_before(self) -> tuple[Integers, Integers]:
         """How many ends of lines there are before each chunk, and before each text."""
         codes = np.frombuffer(self.joined, np.uint8)
         is_break = _IS_BREAK[codes]
         if b"\r\n" in self.joined:
             is_break[:-1] &= (codes[:-1] != ord("\r")) | (codes[1:] != ord("\n"))  # one end, not two
         if not self.joined.isascii():
-            for starts, _ in _wide(codes, _WIDE_BREAKS):
+            for starts, _ in _locate_wide_characters(codes, _WIDE_BREAKS):
                 is_break[starts] = True
         breaks = np.flatnonzero(is_break)
         return np.searchsorted(breaks, self.starts_C), np.searchsorted(breaks, self.text_starts)
 
 
-def spans_of(texts: Sequence[str]) -> Spans:
+def compute_chunk_spans(texts: Sequence[str]) -> ChunkSpans:
     """The chunks of texts."""
     encoded = [text.encode() for text in texts]
     joined = b" ".join([b"", *encoded, bytes(_PADDING).replace(b"\0", b" ")])
     codes = np.frombuffer(joined, np.uint8)
     space = _IS_SPACE[codes]
     if not joined.isascii():
-        for starts, size in _wide(codes, _WIDE_SPACES):
+        for starts, size in _locate_wide_characters(codes, _WIDE_SPACES):
             space[starts[:, np.newaxis] + np.arange(size)] = True
     edges = np.flatnonzero(space[1:] != space[:-1]) + 1
     sizes = np.fromiter(map(len, encoded), np.int64, len(encoded)) + 1
-    return Spans(joined, edges[::2], edges[1::2], np.cumsum(sizes) - sizes + 1)
+    return ChunkSpans(joined, edges[::2], edges[1::2], np.cumsum(sizes) - sizes + 1)
 
 
-def without_space(texts: Sequence[str]) -> bytes:
+def join_without_whitespace(texts: Sequence[str]) -> bytes:
     """Texts one after another in UTF-8, without any character that Python takes for white space."""
     joined = "".join(texts).encode().translate(None, _ASCII_SPACES)
     if joined.isascii():
         return joined
     codes = np.frombuffer(joined + bytes(2), np.uint8)
     stays = np.ones(len(codes), np.bool_)
-    for starts, size in _wide(codes, _WIDE_SPACES):
+    for starts, size in _locate_wide_characters(codes, _WIDE_SPACES):
         stays[starts[:, np.newaxis] + np.arange(size)] = False
     return joined if stays.all() else codes[:-2][stays[:-2]].tobytes()
 
 
-def _wide(codes: npt.NDArray[np.uint8], names: Integers) -> list[tuple[Integers, int]]:
+def _locate_wide_characters(codes: npt.NDArray[np.uint8], names: Integers) -> list[tuple[Integers, int]]:
     """Where characters of two and of three bytes start, and their bytes; a name is the bytes as one integer.
 
     Looks behind the few bytes that white space can begin with; two bytes must follow the last one that matters.

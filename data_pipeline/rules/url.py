@@ -10,17 +10,17 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from data_pipeline.rules.entry_list import EntrySet, entries_of
-from data_pipeline.rules.word_pattern import any_of
-from llmsys.config.entries import EntryList
-from llmsys.config.url import UrlLists
+from data_pipeline.rules.entry_list import EntrySet, read_entries
+from data_pipeline.rules.word_pattern import build_alternation
+from llmsys.config.entries import EntryListConfig
+from llmsys.config.url import UrlFilterConfig
 
 TESTS = ("domain", "subdomain", "url", "hard word", "soft words", "substring")
 _SYMBOLS = re.compile(r"[^a-zA-Z0-9]+")
 _HOSTS_REMEMBERED = 1 << 16
 
 
-class Refusal(NamedTuple):
+class UrlRejection(NamedTuple):
     """Why a URL is refused: the test, what matched, and of a count its value and limit."""
 
     test: str
@@ -36,88 +36,88 @@ class Refusal(NamedTuple):
         return f"url: {self.test} {self.value:g} > {self.threshold:g} ({self.match})"
 
 
-class UrlRules:
+class UrlFilter:
     """The lists of one config, loaded once."""
 
-    def __init__(self, config: UrlLists) -> None:
+    def __init__(self, config: UrlFilterConfig) -> None:
         self._hosts = EntrySet(config.hosts, lower=True)
         self._urls = EntrySet(config.urls)
         self._allowed_hosts = EntrySet(config.allow, lower=True)
         self._allowed_urls = EntrySet(config.allow)
-        self._hard, self._soft = _words(config.hard_words), _words(config.soft_words)
+        self._hard, self._soft = _read_words(config.hard_words), _read_words(config.soft_words)
         self._max_soft_words = config.max_soft_words
-        substrings = _words(config.substrings)
-        self._substring = re.compile(any_of(sorted(substrings))) if substrings else None
+        substrings = _read_words(config.substrings)
+        self._substring = re.compile(build_alternation(sorted(substrings))) if substrings else None
 
-    def judge(self, urls: Sequence[str]) -> list[Refusal | None]:
+    def apply(self, urls: Sequence[str]) -> list[UrlRejection | None]:
         """Return why each URL is refused, None where it is not."""
-        names = [host_names(url) for url in urls]
+        names = [parse_host_names(url) for url in urls]
         domains, hosts = [name[0] for name in names], [name[1] for name in names]
         listed = list(
-            zip(self._hosts.holds(domains), self._hosts.holds(hosts), self._urls.holds(urls), strict=True)
+            zip(self._hosts.contains(domains), self._hosts.contains(hosts), self._urls.contains(urls), strict=True)
         )  # fmt: skip
-        allowed = [self._allowed_hosts.holds(domains), self._allowed_hosts.holds(hosts), self._allowed_urls.holds(urls)]
+        allowed = [self._allowed_hosts.contains(domains), self._allowed_hosts.contains(hosts), self._allowed_urls.contains(urls)]
         return [
-            None if any(free) else self._one(url, matches, name)
+            None if any(free) else self._find_rejection(url, matches, name)
             for url, matches, name, free in zip(urls, listed, names, zip(*allowed, strict=True), strict=True)
         ]
 
-    def _one(self, url: str, listed: tuple[bool, bool, bool], names: tuple[str, str]) -> Refusal | None:
+    def _find_rejection(self, url: str, listed: tuple[bool, bool, bool], names: tuple[str, str]) -> UrlRejection | None:
         for test, hit, match in zip(TESTS, listed, (*names, url), strict=False):
             if hit:
-                return Refusal(test, match)
-        return self._by_words(url) or self._by_substring(url)
+                return UrlRejection(test, match)
+        return self._find_word_rejection(url) or self._find_substring_rejection(url)
 
-    def _by_words(self, url: str) -> Refusal | None:
+    def _find_word_rejection(self, url: str) -> UrlRejection | None:
         if not self._hard and not self._soft:
             return None
         words = list(dict.fromkeys(_SYMBOLS.split(url)))
         hard = next((word for word in words if word in self._hard), None)
         if hard is not None:
-            return Refusal("hard word", hard)
+            return UrlRejection("hard word", hard)
         soft = [word for word in words if word in self._soft]
         if len(soft) > self._max_soft_words:
-            return Refusal("soft words", ", ".join(soft), float(len(soft)), float(self._max_soft_words))
+            return UrlRejection("soft words", ", ".join(soft), float(len(soft)), float(self._max_soft_words))
         return None
 
-    def _by_substring(self, url: str) -> Refusal | None:
-        found = self._substring.search(_plain(url)) if self._substring else None
-        return Refusal("substring", found[0]) if found else None
+    def _find_substring_rejection(self, url: str) -> UrlRejection | None:
+        found = self._substring.search(_strip_symbols(url)) if self._substring else None
+        return UrlRejection("substring", found[0]) if found else None
 
 
 @lru_cache(maxsize=1)
-def url_rules(config: UrlLists, digests: tuple[str, ...]) -> UrlRules:
+def load_url_filter(config: UrlFilterConfig, digests: tuple[str, ...]) -> UrlFilter:
     """One set of lists per process; `digests` of the list files make a changed file a new set."""
-    return UrlRules(config)
+    return UrlFilter(config)
 
 
-def host_names(url: str) -> tuple[str, str]:
+def parse_host_names(url: str) -> tuple[str, str]:
     """Return the registered domain and the whole host of a URL, "" where it has none (an IP address, localhost)."""
     parts = url.split("/", 3)
     whole = len(parts) > 3 and not parts[1] and parts[0].endswith(":")
-    return _names("/".join(parts[:3]) if whole else url)
+    return _extract_host_names("/".join(parts[:3]) if whole else url)
 
 
 @lru_cache(maxsize=_HOSTS_REMEMBERED)
-def _names(url: str) -> tuple[str, str]:
-    found = _suffixes()(url)
+def _extract_host_names(url: str) -> tuple[str, str]:
+    found = _load_suffix_extractor()(url)
     return found.top_domain_under_public_suffix.lower(), found.fqdn.lower()
 
 
 @lru_cache(maxsize=1)
-def _suffixes():  # type: ignore[no-untyped-def]  # its type would import it, and that takes a tenth of a second
+def _load_suffix_extractor():  # type: ignore[no-untyped-def]  # its type would import it, and that takes a tenth of a second
     import tldextract
 
     return tldextract.TLDExtract(cache_dir=None, suffix_list_urls=())
 
 
-def _plain(text: str) -> str:
+def _strip_symbols(text: str) -> str:
     return _SYMBOLS.sub("", text).lower()
 
 
-def _words(listed: EntryList) -> frozenset[str]:
-    return frozenset(_nonempty(_plain(entry) for entry in entries_of(listed)))
+def _read_words(listed: EntryListConfig) -> frozenset[str]:
+    return frozenset(_drop_empty_words(_strip_symbols(entry) for entry in read_entries(listed)))
 
 
-def _nonempty(words: Iterable[str]) -> Iterable[str]:
+def _drop_empty_words(words: Iterable[str]) -> Iterable[str]:
     return (word for word in words if word)

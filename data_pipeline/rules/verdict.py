@@ -11,23 +11,23 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.rules.batch import TextBatch
+from data_pipeline.rules.batch import DocumentBatch
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class ThresholdTest:
     """One test: documents whose statistic lies above (or below) the threshold are dropped."""
 
     test: str
     statistic: str
-    drops: Literal["above", "below"]
+    drop_side: Literal["above", "below"]
     threshold: float
 
 
 @dataclass(frozen=True)
-class Verdicts:
+class RuleVerdicts:
     """What one rule says about a batch. D documents.
 
     Attributes:
@@ -61,28 +61,28 @@ class Rule(Protocol):
         """Name of the rule in configurations, reasons and statistics."""
 
     @property
-    def limits(self) -> Sequence[Limit]:
+    def limits(self) -> Sequence[ThresholdTest]:
         """The tests that compare a statistic with a threshold."""
 
-    def judge(self, batch: TextBatch) -> Verdicts:
+    def apply(self, batch: DocumentBatch) -> RuleVerdicts:
         """The verdict on each document of the batch."""
 
 
-def first_broken(limits: Sequence[Limit], statistics: Mapping[str, Floats], num_documents: int) -> Verdicts:
+def apply_thresholds(limits: Sequence[ThresholdTest], statistics: Mapping[str, Floats], num_documents: int) -> RuleVerdicts:
     """Verdicts by limits alone, tested in the order given."""
     failed = np.full(num_documents, -1, np.int8)
     values, thresholds = np.full(num_documents, np.nan), np.full(num_documents, np.nan)
     for number, limit in enumerate(limits):
         measured = statistics[limit.statistic]
-        breaks = measured > limit.threshold if limit.drops == "above" else measured < limit.threshold
+        breaks = measured > limit.threshold if limit.drop_side == "above" else measured < limit.threshold
         breaks &= failed < 0
         failed[breaks] = number
         values[breaks] = measured[breaks]
         thresholds[breaks] = limit.threshold
-    return Verdicts(tuple(limit.test for limit in limits), failed, values, thresholds, statistics)
+    return RuleVerdicts(tuple(limit.test for limit in limits), failed, values, thresholds, statistics)
 
 
-def fail_first(verdicts: Verdicts, test: str, fails_D: npt.NDArray[np.bool_]) -> Verdicts:
+def prepend_test(verdicts: RuleVerdicts, test: str, fails_D: npt.NDArray[np.bool_]) -> RuleVerdicts:
     """The same verdicts with one more test, without value and threshold, that comes before all others."""
     return replace(
         verdicts,

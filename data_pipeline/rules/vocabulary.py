@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.rules.characters import PUNCTUATION
-from data_pipeline.rules.growing import GrowingArray
+from data_pipeline.rules.growing import GrowableArray
 
 HASH_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that powers never vanish modulo 2^64
 
@@ -33,16 +33,16 @@ class Vocabulary:
         self.index: dict[str, int] = {}
         self.words: list[str] = []  # by id
         self._sentence_marks = sentence_marks
-        self._lengths = GrowingArray(np.int32)
-        self._sizes = GrowingArray(np.int32)
-        self._hashes = GrowingArray(np.uint64)
-        self._powers = GrowingArray(np.uint64)
-        self._flags = GrowingArray(np.uint8)
+        self._lengths = GrowableArray(np.int32)
+        self._sizes = GrowableArray(np.int32)
+        self._hashes = GrowableArray(np.uint64)
+        self._powers = GrowableArray(np.uint64)
+        self._flags = GrowableArray(np.uint8)
 
     def __len__(self) -> int:
         return len(self.index)
 
-    def add(self, words: Sequence[str]) -> None:
+    def add_words(self, words: Sequence[str]) -> None:
         """Give ids to words that have none yet; they must be distinct and not empty."""
         if not words:
             return
@@ -54,20 +54,20 @@ class Vocabulary:
         starts = ends - lengths
         codes = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32).astype(np.uint64) + np.uint64(1)
         exponents = np.repeat(ends, lengths) - np.arange(len(codes)) - 1
-        powers = _powers(int(lengths.max()))
+        powers = _compute_powers(int(lengths.max()))
         self._lengths.extend(lengths)
-        self._sizes.extend(np.add.reduceat(_utf8_sizes(codes), starts))
+        self._sizes.extend(np.add.reduceat(_compute_utf8_sizes(codes), starts))
         self._hashes.extend(np.add.reduceat(codes * powers[exponents], starts))
         self._powers.extend(powers[lengths])
-        self._flags.extend([self._describe(word) for word in words])
+        self._flags.extend([self._compute_flags(word) for word in words])
 
-    def _describe(self, word: str) -> int:
+    def _compute_flags(self, word: str) -> int:
         terminal = word in self._sentence_marks
         flags = 0 if PUNCTUATION.issuperset(word) else NOT_SYMBOL
         flags |= ALPHABETIC if word.isalpha() or any(map(str.isalpha, word)) else 0
         if terminal:
             return flags | TERMINAL
-        return flags if flags & ALPHABETIC or not _all_unicode_punctuation(word) else flags | PASSING
+        return flags if flags & ALPHABETIC or not _is_unicode_punctuation(word) else flags | PASSING
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
@@ -95,18 +95,18 @@ class Vocabulary:
         return self._flags.view
 
 
-def _utf8_sizes(codes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
+def _compute_utf8_sizes(codes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
     """UTF-8 bytes of each character, from its code point + 1."""
     return np.searchsorted([0x80, 0x800, 0x10000], codes, side="left").astype(np.int32) + 1
 
 
-def _powers(highest: int) -> npt.NDArray[np.uint64]:
+def _compute_powers(highest: int) -> npt.NDArray[np.uint64]:
     """base^0 … base^highest modulo 2^64."""
     powers = np.full(highest + 1, HASH_BASE)
     powers[0] = 1
     return np.multiply.accumulate(powers)
 
 
-def _all_unicode_punctuation(word: str) -> bool:
+def _is_unicode_punctuation(word: str) -> bool:
     """Whether every character is of a Unicode category P, which is spaCy's idea of punctuation."""
     return all(unicodedata.category(character).startswith("P") for character in word)

@@ -14,36 +14,36 @@ _JOINING_SPACE = "\u202f"
 _STRETCH = re.compile(f"(?:\\S|{_JOINING_SPACE})+")
 
 
-class WhitespaceChunks:
+class WhitespaceTokenizer:
     """Every chunk is one word, as in Python's `str.split`."""
 
     sentence_marks: frozenset[str] = frozenset()
-    cut = staticmethod(str.split)
+    split_chunks = staticmethod(str.split)
 
-    def split(self, chunks: Sequence[str]) -> list[list[str]]:
+    def split_words(self, chunks: Sequence[str]) -> list[list[str]]:
         """The words of each chunk."""
         return [[chunk] for chunk in chunks]
 
 
-class UnicodeChunks:
+class UnicodeTokenizer:
     """Segments between the word boundaries of UAX 29 that start with a letter or a digit (uniseg's words in DCLM)."""
 
     sentence_marks: frozenset[str] = frozenset()
 
-    def cut(self, text: str) -> list[str]:
+    def split_chunks(self, text: str) -> list[str]:
         """The chunks of a text, in which no boundary depends on a neighbour."""
         return _STRETCH.findall(text) if _JOINING_SPACE in text else text.split()
 
-    def split(self, chunks: Sequence[str]) -> list[list[str]]:
+    def split_words(self, chunks: Sequence[str]) -> list[list[str]]:
         """The words of each chunk, perhaps none."""
-        return [[word for word in self._segment.findall(chunk) if word[0].isalnum()] for chunk in chunks]
+        return [[word for word in self._segment_pattern.findall(chunk) if word[0].isalnum()] for chunk in chunks]
 
     @cached_property
-    def _segment(self) -> Any:
-        return import_module("regex").compile(_segment())
+    def _segment_pattern(self) -> Any:
+        return import_module("regex").compile(_build_segment_pattern())
 
 
-def _segment() -> str:
+def _build_segment_pattern() -> str:
     """A pattern for one segment of UAX 29; the regex library's own \\b does not look past format characters."""
     marks = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*"  # WB4: they belong to what they follow
     letter, hebrew = r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}]", r"\p{WB=Hebrew_Letter}"

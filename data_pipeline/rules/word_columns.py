@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.rules.ragged import offsets_of
+from data_pipeline.rules.ragged import compute_offsets
 from data_pipeline.rules.vocabulary import Vocabulary
 
 Integers = npt.NDArray[np.int64]
@@ -48,18 +48,18 @@ class WordColumns:
         """Flags of each word, see `vocabulary`."""
         return self.vocabulary.flags[self.ids_W]
 
-    def count(self, chosen_W: npt.NDArray[np.bool_]) -> Integers:
+    def count_per_document(self, chosen_W: npt.NDArray[np.bool_]) -> Integers:
         """How many words are chosen per document."""
-        return self.total(chosen_W)
+        return self.sum_per_document(chosen_W)
 
-    def total(self, numbers_W: npt.NDArray[Any]) -> Integers:
+    def sum_per_document(self, numbers_W: npt.NDArray[Any]) -> Integers:
         """The sum of a small number of each word per document."""
-        return np.diff(offsets_of(numbers_W)[self.offsets])
+        return np.diff(compute_offsets(numbers_W)[self.offsets])
 
-    def take(self, keep: npt.NDArray[np.bool_]) -> "WordColumns":
+    def select_documents(self, keep: npt.NDArray[np.bool_]) -> "WordColumns":
         """The words of the documents that stay."""
         counts = self.counts
-        return WordColumns(self.ids_W[np.repeat(keep, counts)], offsets_of(counts[keep]), self.vocabulary)
+        return WordColumns(self.ids_W[np.repeat(keep, counts)], compute_offsets(counts[keep]), self.vocabulary)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class LineColumns:
     sentences_L: Integers
     offsets: Integers
 
-    def per_document(self, column_L: Integers) -> list[list[int]]:
+    def group_by_document(self, column_L: Integers) -> list[list[int]]:
         """The numbers of the lines of each document."""
         numbers = column_L.tolist()
         return [numbers[start:end] for start, end in pairwise(self.offsets.tolist())]

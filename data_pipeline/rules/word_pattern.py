@@ -11,7 +11,7 @@ from typing import Any
 _END = ""  # marks where a word ends; no character is the empty string
 
 
-def any_of(words: Iterable[str]) -> str:
+def build_alternation(words: Iterable[str]) -> str:
     """Return the source of a pattern that matches each of the words and nothing else, longer ones first."""
     root: dict[str, Any] = {}
     for word in words:
@@ -19,10 +19,10 @@ def any_of(words: Iterable[str]) -> str:
         for character in word:
             node = node.setdefault(character, {})
         node[_END] = {}
-    return _alternatives(root)
+    return _build_tree_pattern(root)
 
 
-def _alternatives(root: dict[str, Any]) -> str:
+def _build_tree_pattern(root: dict[str, Any]) -> str:
     """Write a tree of letters as a pattern; without recursion, so that words may be long."""
     done: dict[int, str] = {}
     stack = [root]
@@ -33,11 +33,11 @@ def _alternatives(root: dict[str, Any]) -> str:
             stack += open_nodes
             continue
         stack.pop()
-        done[id(node)] = _node(node, done)
+        done[id(node)] = _build_node_pattern(node, done)
     return done[id(root)]
 
 
-def _node(node: dict[str, Any], done: dict[int, str]) -> str:
+def _build_node_pattern(node: dict[str, Any], done: dict[int, str]) -> str:
     branches = [re.escape(letter) + done.get(id(child), "") for letter, child in node.items() if letter != _END]
     if not branches:
         return ""

@@ -13,24 +13,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.decontaminate.index import gram_index
+from data_pipeline.decontaminate.index import load_ngram_index
 from data_pipeline.decontaminate.report import STAGE as DECONTAMINATE
-from data_pipeline.decontaminate.report import Findings, summary, write_report
-from data_pipeline.document import DROPPED_SCHEMA, text_bytes
+from data_pipeline.decontaminate.report import ContaminationJudge, summarize_rows, write_contamination_report
+from data_pipeline.document import DROPPED_SCHEMA, count_text_bytes
 from data_pipeline.executors.event import Report
-from data_pipeline.funnel import Tally, dropped_rows
-from data_pipeline.pii.replace import replace_pii, total
+from data_pipeline.funnel import FunnelCounts, build_dropped_rows
+from data_pipeline.pii.replace import replace_pii, sum_counts
 from data_pipeline.stages.collect import LENGTH_EDGES
 from llmsys.config.data import CrawlConfig
-from llmsys.config.decontaminate import NgramDecontamination
-from llmsys.config.pii import ReplacePii
-from llmsys.shards import ShardWriter, read_batches, read_schema
+from llmsys.config.decontaminate import NgramDecontaminationConfig
+from llmsys.config.pii import PiiReplacementConfig
+from llmsys.shards import ArrowFileWriter, read_batches, read_schema
 
 PII = "pii"
 
 
 @dataclass(frozen=True)
-class Contamination:
+class ContaminationInput:
     """Where the matches of one file of documents are: batch `number` of `matches`, by an index with this digest.
 
     `about` is what indexing and matching said: counts of the sets, and n-grams that decide nothing.
@@ -50,7 +50,7 @@ def clean_file(
     source: tuple[Path, Path],
     outputs: Sequence[Path],
     made: Mapping[str, Any],
-    contamination: Contamination | None,
+    contamination: ContaminationInput | None,
     config: CrawlConfig,
 ) -> dict[str, Any]:
     """Write documents, dropped documents and, when there is something to report, the report of one file.
@@ -59,59 +59,59 @@ def clean_file(
     """
     cleaner = _Cleaner(config, contamination)
     documents, dropped, *found = outputs
-    schema = cleaner.schema(read_schema(source[0]))
-    with ShardWriter(documents, schema, "zstd") as kept, ShardWriter(dropped, DROPPED_SCHEMA, "zstd") as gone:
+    schema = cleaner.build_schema(read_schema(source[0]))
+    with ArrowFileWriter(documents, schema, "zstd") as kept, ArrowFileWriter(dropped, DROPPED_SCHEMA, "zstd") as gone:
         for batch in read_batches(source[1]):
             gone.write(batch)
         for batch in read_batches(source[0]):
             before = batch.num_rows
-            batch = cleaner.batch(batch)
+            batch = cleaner.clean_batch(batch)
             if batch.num_rows:
                 kept.write(pa.record_batch(batch.columns, schema=schema))
             report(before, before - batch.num_rows)
         if cleaner.drops:
             gone.write(pa.RecordBatch.from_pylist(cleaner.drops, DROPPED_SCHEMA))
     for path in found:
-        write_report(path, cleaner.findings)
-    cleaner.tally.add(Tally(made["tally"]))
+        write_contamination_report(path, cleaner.findings)
+    cleaner.tally.merge_counts(FunnelCounts(made["tally"]))
     about = {"contamination": contamination.about} if contamination else {}
-    return {**made, **about, **cleaner.result(), "dropped_rows": made["dropped_rows"] + len(cleaner.drops)}
+    return {**made, **about, **cleaner.build_result(), "dropped_rows": made["dropped_rows"] + len(cleaner.drops)}
 
 
 class _Cleaner:
     """Takes batches through decontamination and replacement, and counts."""
 
-    def __init__(self, config: CrawlConfig, contamination: Contamination | None) -> None:
-        self.pii = config.pii if isinstance(config.pii, ReplacePii) else None
-        self.tally = Tally()
+    def __init__(self, config: CrawlConfig, contamination: ContaminationInput | None) -> None:
+        self.pii = config.pii if isinstance(config.pii, PiiReplacementConfig) else None
+        self.tally = FunnelCounts()
         self.drops: list[dict[str, Any]] = []
         self.findings: list[dict[str, Any]] = []
         self._lengths = np.zeros(len(LENGTH_EDGES) - 1, np.int64)
         self._text_bytes = self._rows = self._seen = 0
         self._matches: pa.RecordBatch | None = None
-        if contamination is not None and isinstance(config.decontaminate, NgramDecontamination):
+        if contamination is not None and isinstance(config.decontaminate, NgramDecontaminationConfig):
             self._matches = next(read_batches(contamination.matches, [contamination.number]))
-            index = gram_index(contamination.index, contamination.digest)
-            self._findings = Findings(config.decontaminate, index, contamination.items)
+            index = load_ngram_index(contamination.index, contamination.digest)
+            self._findings = ContaminationJudge(config.decontaminate, index, contamination.items)
 
-    def schema(self, schema: pa.Schema) -> pa.Schema:
+    def build_schema(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the documents: those they had, and how much of each kind was replaced."""
         fields = [pa.field(f"{PII}.{kind}", pa.float32()) for kind in (self.pii.find if self.pii else ())]
         return pa.schema([*schema, *fields])
 
-    def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def clean_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the documents that stay, as they stay."""
         if self._matches is not None:
-            batch = self._decontaminated(batch, self._matches)
+            batch = self._decontaminate_batch(batch, self._matches)
         if self.pii:
-            batch = self._replaced(batch, self.pii)
+            batch = self._replace_batch_pii(batch, self.pii)
         self._rows += batch.num_rows
-        self._text_bytes += int(text_bytes(batch.column("text")).sum())
+        self._text_bytes += int(count_text_bytes(batch.column("text")).sum())
         self._lengths += np.histogram(pc.utf8_length(batch.column("text")).to_numpy(), LENGTH_EDGES)[0]
         return batch
 
-    def _decontaminated(self, batch: pa.RecordBatch, matches: pa.RecordBatch) -> pa.RecordBatch:
-        self._count(DECONTAMINATE, batch, "in")
+    def _decontaminate_batch(self, batch: pa.RecordBatch, matches: pa.RecordBatch) -> pa.RecordBatch:
+        self._add_batch_counts(DECONTAMINATE, batch, "in")
         rows = matches.column("row").to_numpy() - self._seen  # sorted, like the documents
         self._seen += batch.num_rows
         stays = np.ones(batch.num_rows, np.bool_)
@@ -119,46 +119,46 @@ class _Cleaner:
         for row in np.unique(rows[(rows >= 0) & (rows < batch.num_rows)]).tolist():
             document = batch.slice(row, 1).to_pylist()[0]
             first, last = np.searchsorted(rows, [row, row + 1]).tolist()
-            finding = self._findings.of(document, matches.slice(first, last - first))
+            finding = self._findings.judge_document(document, matches.slice(first, last - first))
             self.findings += finding.rows
             if finding.verdict:
                 stays[row] = False
-                drops = dropped_rows([document], DECONTAMINATE, [finding.verdict])
-                self.tally.drop(drops)
+                drops = build_dropped_rows([document], DECONTAMINATE, [finding.verdict])
+                self.tally.add_drops(drops)
                 self.drops += drops
             elif finding.text is not None:
                 texts[row] = finding.text
                 gone = len(document["text"]) - len(finding.text)
-                self.tally.change(DECONTAMINATE, {"documents cut": 1, "characters cut": gone})
-        batch = _with_texts(batch, texts).filter(pa.array(stays))
-        self._count(DECONTAMINATE, batch, "out")
+                self.tally.add_changes(DECONTAMINATE, {"documents cut": 1, "characters cut": gone})
+        batch = _replace_texts(batch, texts).filter(pa.array(stays))
+        self._add_batch_counts(DECONTAMINATE, batch, "out")
         return batch
 
-    def _replaced(self, batch: pa.RecordBatch, config: ReplacePii) -> pa.RecordBatch:
-        self._count(PII, batch, "in")
+    def _replace_batch_pii(self, batch: pa.RecordBatch, config: PiiReplacementConfig) -> pa.RecordBatch:
+        self._add_batch_counts(PII, batch, "in")
         texts, counts = replace_pii(batch.column("text"), batch.column("id").to_pylist(), config)
-        self.tally.change(PII, total(counts, config.find))
+        self.tally.add_changes(PII, sum_counts(counts, config.find))
         batch = batch.set_column(batch.schema.get_field_index("text"), "text", texts)
         for kind in config.find:
             batch = batch.append_column(f"{PII}.{kind}", pa.array(counts[kind], pa.float32()))
-        self._count(PII, batch, "out")
+        self._add_batch_counts(PII, batch, "out")
         return batch
 
-    def _count(self, stage: str, batch: pa.RecordBatch, side: str) -> None:
-        size = int(text_bytes(batch.column("text")).sum())
-        self.tally.count(stage, **{f"documents_{side}": batch.num_rows, f"bytes_{side}": size})
+    def _add_batch_counts(self, stage: str, batch: pa.RecordBatch, side: str) -> None:
+        size = int(count_text_bytes(batch.column("text")).sum())
+        self.tally.add_amounts(stage, **{f"documents_{side}": batch.num_rows, f"bytes_{side}": size})
 
-    def result(self) -> dict[str, Any]:
+    def build_result(self) -> dict[str, Any]:
         return {
-            "tally": self.tally.plain(),
+            "tally": self.tally.to_dict(),
             "lengths": self._lengths.tolist(),
             "text_bytes": self._text_bytes,
             "documents_rows": self._rows,
-            "decontamination": summary(self.findings),
+            "decontamination": summarize_rows(self.findings),
         }
 
 
-def _with_texts(batch: pa.RecordBatch, texts: Mapping[int, str]) -> pa.RecordBatch:
+def _replace_texts(batch: pa.RecordBatch, texts: Mapping[int, str]) -> pa.RecordBatch:
     """The batch with some of its texts replaced."""
     if not texts:
         return batch

@@ -14,18 +14,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.document import DROPPED_SCHEMA, rebatch, text_bytes
+from data_pipeline.document import DROPPED_SCHEMA, concat_batches, count_text_bytes
 from data_pipeline.executors.event import Report
-from data_pipeline.funnel import Tally, in_file_order
-from data_pipeline.stages.leave_out import LeaveOut
-from llmsys.shards import ShardWriter, read_batches, read_schema
+from data_pipeline.funnel import FunnelCounts, sort_in_file_order
+from data_pipeline.stages.leave_out import DuplicateFilter
+from llmsys.shards import ArrowFileWriter, read_batches, read_schema
 
 # Edges of the histogram of characters per document: powers of two, from a line to a book.
 LENGTH_EDGES = (0, *(1 << power for power in range(6, 25)), 1 << 40)
 
 
 @dataclass(frozen=True)
-class Source:
+class ShardSource:
     """The documents of one crawl file that are left, and what each stage dropped of it.
 
     `kept_batches` holds [document file, rows] per record batch, and so does each entry of `dropped`, beside its file.
@@ -40,7 +40,7 @@ def collect_shard(
     report: Report,
     *,
     shard: int,
-    sources: Sequence[Source],
+    sources: Sequence[ShardSource],
     decisions: Sequence[Path],
     rules: Sequence[str],
     documents: Path,
@@ -50,20 +50,20 @@ def collect_shard(
     """Write one document file and the dropped documents that belong to it; progress is in documents."""
     collector = _Collector(report)
     schema = read_schema(sources[0].kept)
-    with ShardWriter(documents, schema, "zstd") as kept, ShardWriter(dropped, DROPPED_SCHEMA, "zstd") as gone:
+    with ArrowFileWriter(documents, schema, "zstd") as kept, ArrowFileWriter(dropped, DROPPED_SCHEMA, "zstd") as gone:
         kept_out, gone_out = _Rebatcher(kept, batch_bytes), _Rebatcher(gone, batch_bytes)
-        for batch in _dropped_before(sources, shard):
+        for batch in _iter_dropped_batches(sources, shard):
             gone_out.write(batch)
         for number, source in enumerate(sources):
-            for batch in collector.kept(source, shard, LeaveOut(decisions, number, rules, collector.tally)):
+            for batch in collector.iter_kept_batches(source, shard, DuplicateFilter(decisions, number, rules, collector.tally)):
                 kept_out.write(batch)
-            gone_out.write(pa.RecordBatch.from_pylist(collector.take_drops(), DROPPED_SCHEMA))
+            gone_out.write(pa.RecordBatch.from_pylist(collector.pop_drops(), DROPPED_SCHEMA))
         kept_out.flush()
         gone_out.flush()
-    return collector.result() | {"documents_rows": kept_out.rows, "dropped_rows": gone_out.rows}
+    return collector.build_result() | {"documents_rows": kept_out.rows, "dropped_rows": gone_out.rows}
 
 
-def _dropped_before(sources: Sequence[Source], shard: int) -> Iterator[pa.RecordBatch]:
+def _iter_dropped_batches(sources: Sequence[ShardSource], shard: int) -> Iterator[pa.RecordBatch]:
     """Yield what each stage dropped, stage by stage, so that the places where files are cut show nowhere."""
     for stage in zip(*(source.dropped for source in sources), strict=True):
         for path, batches in stage:
@@ -76,41 +76,41 @@ class _Collector:
 
     def __init__(self, report: Report) -> None:
         self.report = report
-        self.tally = Tally()
+        self.tally = FunnelCounts()
         self.lengths = np.zeros(len(LENGTH_EDGES) - 1, np.int64)
         self.text_bytes = 0
         self._drops: list[dict[str, Any]] = []
 
-    def kept(self, source: Source, shard: int, duplicates: LeaveOut) -> Iterator[pa.RecordBatch]:
+    def iter_kept_batches(self, source: ShardSource, shard: int, duplicates: DuplicateFilter) -> Iterator[pa.RecordBatch]:
         """Yield the batches of one source that belong to this shard, without duplicates."""
         start = 0
         for index, (owner, count) in enumerate(source.kept_batches):
             if owner == shard:
-                yield self._without(next(read_batches(source.kept, [index])), start, duplicates)
+                yield self._remove_duplicates(next(read_batches(source.kept, [index])), start, duplicates)
             start += count
 
-    def _without(self, batch: pa.RecordBatch, start: int, duplicates: LeaveOut) -> pa.RecordBatch:
+    def _remove_duplicates(self, batch: pa.RecordBatch, start: int, duplicates: DuplicateFilter) -> pa.RecordBatch:
         count = batch.num_rows
-        batch, _, drops = duplicates.batch(batch, start)
+        batch, _, drops = duplicates.filter_batch(batch, start)
         self._drops += drops
-        self.text_bytes += int(text_bytes(batch.column("text")).sum())
+        self.text_bytes += int(count_text_bytes(batch.column("text")).sum())
         self.lengths += np.histogram(pc.utf8_length(batch.column("text")).to_numpy(), LENGTH_EDGES)[0]
         self.report(count, len(drops))
         return batch
 
-    def take_drops(self) -> list[dict[str, Any]]:
+    def pop_drops(self) -> list[dict[str, Any]]:
         """Return the rows dropped since the last call."""
         drops, self._drops = self._drops, []
-        return in_file_order(drops)
+        return sort_in_file_order(drops)
 
-    def result(self) -> dict[str, Any]:
-        return {"tally": self.tally.plain(), "lengths": self.lengths.tolist(), "text_bytes": self.text_bytes}
+    def build_result(self) -> dict[str, Any]:
+        return {"tally": self.tally.to_dict(), "lengths": self.lengths.tolist(), "text_bytes": self.text_bytes}
 
 
 class _Rebatcher:
     """Writes batches that each end with the row that fills them, whatever the sizes they come in."""
 
-    def __init__(self, writer: ShardWriter, limit_bytes: int) -> None:
+    def __init__(self, writer: ArrowFileWriter, limit_bytes: int) -> None:
         self.writer, self.limit = writer, limit_bytes
         self.waiting: list[pa.RecordBatch] = []
         self.bytes = self.rows = 0
@@ -119,7 +119,7 @@ class _Rebatcher:
         if not batch.num_rows:
             return
         self.rows += batch.num_rows
-        ends = np.cumsum(text_bytes(batch.column("text")))
+        ends = np.cumsum(count_text_bytes(batch.column("text")))
         start = used = 0
         while (full := int(np.searchsorted(ends, used + self.limit - self.bytes))) < batch.num_rows:
             self.waiting.append(batch.slice(start, full + 1 - start))
@@ -131,5 +131,5 @@ class _Rebatcher:
 
     def flush(self) -> None:
         if self.waiting:
-            self.writer.write(rebatch(self.waiting))
+            self.writer.write(concat_batches(self.waiting))
         self.waiting, self.bytes = [], 0

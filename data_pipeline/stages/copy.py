@@ -17,16 +17,16 @@ import zstandard
 
 from data_pipeline.executors.event import Report
 from llmsys.errors import DataError
-from llmsys.publish import sync_folder, write_failure
+from llmsys.publish import sync_folder, describe_write_error
 from llmsys.shards import read_batches, read_schema
 
 _LEVEL = 3
 
 
-def copy_documents(report: Report, *, source: Path, output: Path, format: str) -> dict[str, Any]:
+def export_documents(report: Report, *, source: Path, output: Path, format: str) -> dict[str, Any]:
     """Write one file of documents as "parquet" or "jsonl.zst"; progress is in documents."""
     rows = 0
-    with _published(output) as file, _WRITERS[format](file, read_schema(source)) as write:
+    with _open_atomic_file(output) as file, _WRITERS[format](file, read_schema(source)) as write:
         for batch in read_batches(source):
             write(batch)
             rows += batch.num_rows
@@ -38,29 +38,29 @@ Write = Callable[[pa.RecordBatch], None]
 
 
 @contextmanager
-def _parquet(file: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
+def _open_parquet_writer(file: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
     with pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer:
         yield writer.write_batch
 
 
 @contextmanager
-def _lines(file: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
+def _open_json_lines_writer(file: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
     # One frame, because many readers stop behind the first; with its checksum.
     packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
     with packer.stream_writer(file, closefd=False) as writer:
 
-        def write(batch: pa.RecordBatch) -> None:
+        def write_batch(batch: pa.RecordBatch) -> None:
             for row in batch.to_pylist():
                 writer.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
 
-        yield write
+        yield write_batch
 
 
-_WRITERS: dict[str, Any] = {"parquet": _parquet, "jsonl.zst": _lines}
+_WRITERS: dict[str, Any] = {"parquet": _open_parquet_writer, "jsonl.zst": _open_json_lines_writer}
 
 
 @contextmanager
-def _published(path: Path) -> Iterator[BinaryIO]:
+def _open_atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file aside; leaving the block well publishes it, leaving it by an error does not."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -72,7 +72,7 @@ def _published(path: Path) -> Iterator[BinaryIO]:
         os.replace(aside, path)
         sync_folder(path.parent)
     except OSError as error:
-        raise DataError(write_failure(path, error)) from error
+        raise DataError(describe_write_error(path, error)) from error
     finally:
         with suppress(OSError):
             aside.unlink(missing_ok=True)

@@ -12,21 +12,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.document import DROPPED_SCHEMA, TEXT_SCHEMA, document_id
+from data_pipeline.document import DROPPED_SCHEMA, TEXT_SCHEMA, compute_document_id
 from data_pipeline.executors.event import Report
-from data_pipeline.extract.html import Extracted, extract_pages
-from data_pipeline.readers.page import Skip
+from data_pipeline.extract.html import ExtractionResult, extract_pages
+from data_pipeline.readers.page import SkippedRecord
 from data_pipeline.readers.read import read_pages
-from data_pipeline.stages.refuse import Gate, text_schema
+from data_pipeline.stages.refuse import UrlGate, build_text_schema
 from llmsys.config.extract import ExtractConfig
 from llmsys.config.read import ReadConfig
-from llmsys.config.url import KeepUrls, UrlConfig
-from llmsys.shards import ShardWriter
+from llmsys.config.url import NoUrlFilter, UrlConfig
+from llmsys.shards import ArrowFileWriter
 
 _REASONS = 1_000  # a hostile file may have a new one for every record
 
 
-_EVERY_URL = KeepUrls()
+_EVERY_URL = NoUrlFilter()
 
 
 def extract_file(
@@ -47,32 +47,32 @@ def extract_file(
     Pages that the lists of `urls` refuse are not extracted; `lists` are the digests of their files. What could not be
     read goes to `unread`, all of it to the first file of dropped documents.
     """
-    gate = Gate(urls, lists)
+    gate = UrlGate(urls, lists)
     records = pages = html_bytes = given_text_bytes = position = 0
-    skipped, noted = _Sums(), _Sums()
+    skipped, noted = _SkipCounts(), _SkipCounts()
     dropped_batches: list[list[int]] = []
     with (
-        ShardWriter(output, text_schema(urls), "zstd") as writer,
-        ShardWriter(unread, DROPPED_SCHEMA, "zstd") as unread_writer,
+        ArrowFileWriter(output, build_text_schema(urls), "zstd") as writer,
+        ArrowFileWriter(unread, DROPPED_SCHEMA, "zstd") as unread_writer,
     ):
         for batch in read_pages(source, max_page_bytes=config.max_page_bytes, config=read, start=start, stop=stop):
             given_text_bytes += _count_given_text_bytes(batch.pages)
-            allowed, refused = gate.split(batch.pages)
-            for texts in (gate.passed(_texts(allowed, config)), gate.refused(_texts(refused, None))):
+            allowed, refused = gate.split_pages(batch.pages)
+            for texts in (gate.add_empty_verdicts(_build_text_batch(allowed, config)), gate.add_verdicts(_build_text_batch(refused, None))):
                 if texts.num_rows:
                     writer.write(texts)
                 pages += texts.num_rows
                 html_bytes += sum(texts.column("bytes_html").to_pylist())
             if batch.skipped:
-                unread_writer.write(_unread(batch.skipped))
+                unread_writer.write(_build_unread_batch(batch.skipped))
                 dropped_batches.append([0, len(batch.skipped)])
             records += batch.records
-            report(max(0, batch.position - position), skipped.add(batch.skipped))
-            noted.add(batch.noted)
+            report(max(0, batch.position - position), skipped.add_skips(batch.skipped))
+            noted.add_skips(batch.noted)
             position = max(position, batch.position)
     counts = {"records": records, "pages": pages, "html_bytes": html_bytes, "dropped_batches": dropped_batches}
     counts["given_text_bytes"] = given_text_bytes
-    return counts | {"skipped": skipped.plain(), "noted": noted.plain(), "again": skipped.again}
+    return counts | {"skipped": skipped.to_list(), "noted": noted.to_list(), "again": skipped.again}
 
 
 def _count_given_text_bytes(pages: pa.RecordBatch) -> int:
@@ -80,7 +80,7 @@ def _count_given_text_bytes(pages: pa.RecordBatch) -> int:
     return int(pc.sum(pc.binary_length(pages.column("text"))).as_py() or 0)
 
 
-def _texts(pages: pa.RecordBatch, config: ExtractConfig | None) -> pa.RecordBatch:
+def _build_text_batch(pages: pa.RecordBatch, config: ExtractConfig | None) -> pa.RecordBatch:
     """Give each page of a batch its id and its text; without a config none is extracted."""
     columns = {name: pages.column(name) for name in ("url", "date", "file", "offset", "note")}
     given = pages.column("text").to_pylist()
@@ -89,34 +89,34 @@ def _texts(pages: pa.RecordBatch, config: ExtractConfig | None) -> pa.RecordBatc
         for text, payload in zip(given, pages.column("payload").to_pylist(), strict=True)
     ]
     named = zip(*(pages.column(name).to_pylist() for name in ("id", "url", "date")), contents, strict=True)
-    ids = [name or document_id(url, date, content) for name, url, date, content in named]
+    ids = [name or compute_document_id(url, date, content) for name, url, date, content in named]
     columns["id"] = pa.array(ids, pa.string())
     columns["bytes_html"] = pa.array(map(len, contents), pa.int64())
-    none = Extracted(pa.nulls(len(given), pa.large_string()), [None] * len(given))
-    columns["text"], beyond = _extracted(pages, given, config) if config else none
+    none = ExtractionResult(pa.nulls(len(given), pa.large_string()), [None] * len(given))
+    columns["text"], beyond = _extract_missing_texts(pages, given, config) if config else none
     for field in ("test", "value", "threshold"):
         limits = [over and getattr(over, field) for over in beyond]
         columns[f"extract_{field}"] = pa.array(limits, TEXT_SCHEMA.field(f"extract_{field}").type)
     return pa.record_batch([columns[name] for name in TEXT_SCHEMA.names], schema=TEXT_SCHEMA)
 
 
-def _extracted(pages: pa.RecordBatch, given: list[str | None], config: ExtractConfig) -> Extracted:
+def _extract_missing_texts(pages: pa.RecordBatch, given: list[str | None], config: ExtractConfig) -> ExtractionResult:
     """The texts of a batch: those that came as text as they are, null where there is nothing; the others extracted."""
     if not any(text is not None for text in given):
         return extract_pages(pages, config)
     is_html = pa.array([text is None for text in given])
     html = extract_pages(pages.filter(is_html), config)
-    made = zip(html.texts.to_pylist(), html.beyond, strict=True)
+    made = zip(html.texts.to_pylist(), html.limit_hits, strict=True)
     both = [next(made) if text is None else (text if text.strip() else None, None) for text in given]
-    return Extracted(pa.array([text for text, _ in both], pa.large_string()), [over for _, over in both])
+    return ExtractionResult(pa.array([text for text, _ in both], pa.large_string()), [over for _, over in both])
 
 
-def _unread(skips: Sequence[Skip]) -> pa.RecordBatch:
+def _build_unread_batch(skips: Sequence[SkippedRecord]) -> pa.RecordBatch:
     """Return skips as dropped documents without address or text."""
     rows = [
         {
             **dict.fromkeys(("url", "text"), ""),
-            "id": document_id(skip.file, str(skip.offset), skip.reason.encode()),
+            "id": compute_document_id(skip.file, str(skip.offset), skip.reason.encode()),
             "file": skip.file,
             "offset": skip.offset,
             **dict.fromkeys(("stage", "rule"), "read"),
@@ -129,23 +129,23 @@ def _unread(skips: Sequence[Skip]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, DROPPED_SCHEMA)
 
 
-class _Sums:
+class _SkipCounts:
     """Counts skips by file and reason, with the offset of the first."""
 
     def __init__(self) -> None:
         self._by_reason: dict[tuple[str, str], dict[str, Any]] = {}
         self.again = False
 
-    def add(self, skips: Iterable[Skip]) -> int:
+    def add_skips(self, skips: Iterable[SkippedRecord]) -> int:
         """Take in skips and return how many records they stand for."""
         total = 0
         for skip in skips:
             reason = skip.reason if len(self._by_reason) < _REASONS else "for one of many other reasons"
             first = {"file": skip.file, "offset": skip.offset, "reason": reason, "count": 0}
             self._by_reason.setdefault((skip.file, reason), first)["count"] += skip.count
-            self.again = self.again or skip.again
+            self.again = self.again or skip.is_retryable
             total += skip.count
         return total
 
-    def plain(self) -> list[dict[str, Any]]:
+    def to_list(self) -> list[dict[str, Any]]:
         return list(self._by_reason.values())

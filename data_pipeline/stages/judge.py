@@ -11,26 +11,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.document import DROPPED_SCHEMA, document_schema, text_bytes
+from data_pipeline.document import DROPPED_SCHEMA, build_document_schema, count_text_bytes
 from data_pipeline.executors.event import Report
-from data_pipeline.funnel import Tally, dropped_rows, in_file_order
-from data_pipeline.language.identify import identify, keep_mask
-from data_pipeline.rules.by_language import NO_RULES, LanguageChains, chains
-from data_pipeline.rules.outcome import RuleOutcome, reason
+from data_pipeline.funnel import FunnelCounts, build_dropped_rows, sort_in_file_order
+from data_pipeline.language.identify import identify_languages, compute_keep_mask
+from data_pipeline.rules.by_language import NO_RULES, LanguageRuleChains, get_language_chains
+from data_pipeline.rules.outcome import RuleOutcome, format_reason
 from data_pipeline.stages.partition import PartitionWriter
 from data_pipeline.stages.refuse import STAGE as URL
 from data_pipeline.unicode.repair import repair_texts
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import LanguageConfig
-from llmsys.config.unicode import KeepUnicode, UnicodeConfig
-from llmsys.config.url import KeepUrls
+from llmsys.config.unicode import NoUnicodeRepair, UnicodeConfig
+from llmsys.config.url import NoUrlFilter
 from llmsys.shards import read_batches
 
 UNICODE = "unicode"
 _VERDICT = ("test", "value", "threshold", "reason")
 
 
-def judge_file(
+def apply_rules_to_file(
     report: Report,
     *,
     source: Path,
@@ -40,112 +40,112 @@ def judge_file(
     rules: str,
     files: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Judge the texts of one crawl file by `rules`, a text of `language_rules`; progress is in pages.
+    """Judge the texts of one crawl file by `rules`, a text of `serialize_language_rules`; progress is in pages.
 
     `files` are the digests of the lists and models that the rules name.
     """
-    judge = _Judge(chains(rules, files), config.language, config.unicode)
-    names = judge.chains.statistics()
+    judge = _DocumentFilter(get_language_chains(rules, files), config.language, config.unicode)
+    names = judge.chains.list_statistics()
     limit = config.documents.batch_bytes
     with (
-        PartitionWriter(kept, document_schema(names), config.documents.shards, limit) as kept_writer,
+        PartitionWriter(kept, build_document_schema(names), config.documents.shards, limit) as kept_writer,
         PartitionWriter(dropped, DROPPED_SCHEMA, config.documents.shards, limit) as dropped_writer,
     ):
         for texts in read_batches(source):
-            kept_batch, drops = judge.batch(texts)
+            kept_batch, drops = judge.filter_batch(texts)
             kept_writer.write(kept_batch)
-            dropped_writer.write(pa.RecordBatch.from_pylist(in_file_order(drops), DROPPED_SCHEMA))
-            judge.tally.drop(drops)
+            dropped_writer.write(pa.RecordBatch.from_pylist(sort_in_file_order(drops), DROPPED_SCHEMA))
+            judge.tally.add_drops(drops)
             report(texts.num_rows, len(drops))
     documents, sizes = judge.language_documents, judge.language_bytes
     return {
-        "tally": judge.tally.plain(),
+        "tally": judge.tally.to_dict(),
         "languages": {code: [documents[code], sizes[code]] for code in sorted(documents)},
         "kept_batches": kept_writer.batches,
         "dropped_batches": dropped_writer.batches,
     }
 
 
-def reaching_rules(texts: pa.RecordBatch, config: CrawlConfig) -> pa.RecordBatch:
+def prepare_rule_input(texts: pa.RecordBatch, config: CrawlConfig) -> pa.RecordBatch:
     """Return the documents of a batch of extracted texts as they reach the first rule."""
-    return _Judge(LanguageChains(NO_RULES), config.language, config.unicode).batch(texts)[0]
+    return _DocumentFilter(LanguageRuleChains(NO_RULES), config.language, config.unicode).filter_batch(texts)[0]
 
 
-def judge_one(
+def explain_one_page(
     page: pa.RecordBatch, config: CrawlConfig, rules: str
 ) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, Any]], list[dict[str, Any]]]:
     """Return of a batch of one extracted page: counts by stage, in order; the document as it left each; its drop."""
-    judge = _Watched(chains(rules, ()), config.language, config.unicode)
-    _, drops = judge.batch(page)
+    judge = _TracingDocumentFilter(get_language_chains(rules, ()), config.language, config.unicode)
+    _, drops = judge.filter_batch(page)
     return judge.tally.stages, judge.left, drops
 
 
-class _Judge:
+class _DocumentFilter:
     """Takes batches through extraction failures, language and rules, and counts."""
 
-    def __init__(self, chains: LanguageChains, language: LanguageConfig, unicode: UnicodeConfig) -> None:
+    def __init__(self, chains: LanguageRuleChains, language: LanguageConfig, unicode: UnicodeConfig) -> None:
         self.chains, self.language, self.unicode = chains, language, unicode
-        self.tally = Tally()
+        self.tally = FunnelCounts()
         self.language_documents: Counter[str] = Counter()
         self.language_bytes: Counter[str] = Counter()
 
-    def batch(self, texts: pa.RecordBatch) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
+    def filter_batch(self, texts: pa.RecordBatch) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
         """Return the documents that stay and the rows of those that do not."""
         drops: list[dict[str, Any]] = []
-        batch = self._repaired(self._extracted(self._allowed(texts, drops), drops))
-        batch = self._in_language(batch, drops)
+        batch = self._repair_unicode(self._drop_failed_extractions(self._drop_rejected_urls(texts, drops), drops))
+        batch = self._filter_by_language(batch, drops)
         for outcome in self.chains.apply(batch.column("text"), batch.column("language")):
-            batch = self._after(outcome, batch, drops)
+            batch = self._apply_outcome(outcome, batch, drops)
         names = [name for name in batch.schema.names if "." in name]
-        schema = document_schema(names)
+        schema = build_document_schema(names)
         return pa.record_batch([batch.column(name) for name in schema.names], schema=schema), drops
 
-    def _allowed(self, texts: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
+    def _drop_rejected_urls(self, texts: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
         """Take out the pages that were refused by their URL."""
         if "url_test" not in texts.schema.names:
             return texts
         sizes = np.asarray(texts.column("bytes_html"))
         refused = texts.column("url_test").is_valid()
         gone = texts.filter(refused).to_pylist()
-        rows = dropped_rows(gone, URL, [tuple(row[f"url_{name}"] for name in _VERDICT) for row in gone])
+        rows = build_dropped_rows(gone, URL, [tuple(row[f"url_{name}"] for name in _VERDICT) for row in gone])
         drops += [{**drop, "bytes": row["bytes_html"]} for drop, row in zip(rows, gone, strict=True)]
-        stays = _inverse(refused)
+        stays = _invert_mask(refused)
         left = int(sizes[np.asarray(stays)].sum())
-        self.tally.count(URL, documents_in=len(sizes), bytes_in=int(sizes.sum()))
-        self.tally.count(URL, documents_out=len(sizes) - len(gone), bytes_out=left)
+        self.tally.add_amounts(URL, documents_in=len(sizes), bytes_in=int(sizes.sum()))
+        self.tally.add_amounts(URL, documents_out=len(sizes) - len(gone), bytes_out=left)
         return texts.filter(stays)
 
-    def _extracted(self, texts: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
+    def _drop_failed_extractions(self, texts: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
         found = texts.column("text").is_valid()
         html = np.asarray(texts.column("bytes_html"))
-        self.tally.count("extract", documents_in=texts.num_rows, bytes_in=int(html.sum()))
-        failed = texts.filter(_inverse(found)).to_pylist()
-        drops += dropped_rows(failed, "extract", [_extract_verdict(row) for row in failed])
+        self.tally.add_amounts("extract", documents_in=texts.num_rows, bytes_in=int(html.sum()))
+        failed = texts.filter(_invert_mask(found)).to_pylist()
+        drops += build_dropped_rows(failed, "extract", [_build_extract_verdict(row) for row in failed])
         for row, drop in zip(failed, drops[len(drops) - len(failed) :], strict=True):
             drop["bytes"] = row["bytes_html"]
-        return self._left("extract", texts.filter(found))
+        return self._add_output_counts("extract", texts.filter(found))
 
-    def _repaired(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if isinstance(self.unicode, KeepUnicode):
+    def _repair_unicode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if isinstance(self.unicode, NoUnicodeRepair):
             return batch
-        self._enters(UNICODE, batch)
+        self._add_input_counts(UNICODE, batch)
         repaired = repair_texts(batch.column("text"), self.unicode)
-        self.tally.change(UNICODE, repaired.changes)
-        return self._left(UNICODE, batch.set_column(batch.schema.get_field_index("text"), "text", repaired.texts))
+        self.tally.add_changes(UNICODE, repaired.changes)
+        return self._add_output_counts(UNICODE, batch.set_column(batch.schema.get_field_index("text"), "text", repaired.texts))
 
-    def _in_language(self, batch: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
-        self._enters("language", batch)
-        codes, scores = identify(batch.column("text"), self.language)
-        for code, size in zip(codes.to_pylist(), text_bytes(batch.column("text")).tolist(), strict=True):
+    def _filter_by_language(self, batch: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
+        self._add_input_counts("language", batch)
+        codes, scores = identify_languages(batch.column("text"), self.language)
+        for code, size in zip(codes.to_pylist(), count_text_bytes(batch.column("text")).tolist(), strict=True):
             self.language_documents[code] += 1
             self.language_bytes[code] += size
-        keep = keep_mask(codes, scores, self.language)
+        keep = compute_keep_mask(codes, scores, self.language)
         batch = batch.append_column("language", codes).append_column("language_score", scores)
-        failed = batch.filter(_inverse(keep)).to_pylist()
-        drops += dropped_rows(failed, "language", [self._language_verdict(row) for row in failed])
-        return self._left("language", batch.filter(keep))
+        failed = batch.filter(_invert_mask(keep)).to_pylist()
+        drops += build_dropped_rows(failed, "language", [self._build_language_verdict(row) for row in failed])
+        return self._add_output_counts("language", batch.filter(keep))
 
-    def _language_verdict(self, row: dict[str, Any]) -> tuple[str, float | None, float | None, str]:
+    def _build_language_verdict(self, row: dict[str, Any]) -> tuple[str, float | None, float | None, str]:
         code, score, wanted = row["language"], row["language_score"], self.language.keep
         if wanted and code not in wanted:
             return "language", None, None, f"language: {code} (score {score:.2f}) is not among {', '.join(wanted)}"
@@ -153,61 +153,61 @@ class _Judge:
             "score",
             score,
             self.language.minimum_score,
-            reason("language", "score", score, self.language.minimum_score),
+            format_reason("language", "score", score, self.language.minimum_score),
         )
 
-    def _after(self, outcome: RuleOutcome, batch: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
+    def _apply_outcome(self, outcome: RuleOutcome, batch: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
         """Take out what a rule drops and take in what it measured and rewrote."""
-        self._enters(outcome.rule, batch)
-        self.tally.change(outcome.rule, outcome.changes)
-        gone = _inverse(outcome.keep)
+        self._add_input_counts(outcome.rule, batch)
+        self.tally.add_changes(outcome.rule, outcome.changes)
+        gone = _invert_mask(outcome.keep)
         columns = [column.filter(gone) for column in (outcome.test, outcome.value, outcome.threshold, outcome.match)]
         verdicts = [
-            (test, value, threshold, reason(outcome.rule, test, value, threshold, match))
+            (test, value, threshold, format_reason(outcome.rule, test, value, threshold, match))
             for test, value, threshold, match in zip(*(column.to_pylist() for column in columns), strict=True)
         ]
-        drops += dropped_rows(batch.filter(gone).to_pylist(), outcome.rule, verdicts)
+        drops += build_dropped_rows(batch.filter(gone).to_pylist(), outcome.rule, verdicts)
         batch = batch.filter(outcome.keep)
         batch = batch.set_column(batch.schema.get_field_index("text"), "text", outcome.texts)
         for name, column in outcome.statistics.items():
             batch = batch.append_column(f"{outcome.rule}.{name}", column)
-        return self._left(outcome.rule, batch)
+        return self._add_output_counts(outcome.rule, batch)
 
-    def _enters(self, stage: str, batch: pa.RecordBatch) -> None:
-        size = int(text_bytes(batch.column("text")).sum())
-        self.tally.count(stage, documents_in=batch.num_rows, bytes_in=size)
+    def _add_input_counts(self, stage: str, batch: pa.RecordBatch) -> None:
+        size = int(count_text_bytes(batch.column("text")).sum())
+        self.tally.add_amounts(stage, documents_in=batch.num_rows, bytes_in=size)
 
-    def _left(self, stage: str, batch: pa.RecordBatch) -> pa.RecordBatch:
-        size = int(text_bytes(batch.column("text")).sum())
-        self.tally.count(stage, documents_out=batch.num_rows, bytes_out=size)
+    def _add_output_counts(self, stage: str, batch: pa.RecordBatch) -> pa.RecordBatch:
+        size = int(count_text_bytes(batch.column("text")).sum())
+        self.tally.add_amounts(stage, documents_out=batch.num_rows, bytes_out=size)
         return batch
 
 
-class _Watched(_Judge):
+class _TracingDocumentFilter(_DocumentFilter):
     """Judges one document and remembers how it left each stage."""
 
-    def __init__(self, chains: LanguageChains, language: LanguageConfig, unicode: UnicodeConfig) -> None:
+    def __init__(self, chains: LanguageRuleChains, language: LanguageConfig, unicode: UnicodeConfig) -> None:
         super().__init__(chains, language, unicode)
         self.left: dict[str, dict[str, Any]] = {}
 
-    def _left(self, stage: str, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _add_output_counts(self, stage: str, batch: pa.RecordBatch) -> pa.RecordBatch:
         for row in batch.to_pylist():
             self.left[stage] = row
-        return super()._left(stage, batch)
+        return super()._add_output_counts(stage, batch)
 
 
-def _extract_verdict(row: dict[str, Any]) -> tuple[str, float | None, float | None, str]:
+def _build_extract_verdict(row: dict[str, Any]) -> tuple[str, float | None, float | None, str]:
     """Why a page has no text: a limit that it is beyond, or that there is none to read."""
     test, value, threshold = row["extract_test"], row["extract_value"], row["extract_threshold"]
-    return test or "no text", value, threshold, reason("extract", test or "no text", value, threshold)
+    return test or "no text", value, threshold, format_reason("extract", test or "no text", value, threshold)
 
 
-def _inverse(mask: pa.BooleanArray) -> pa.BooleanArray:
+def _invert_mask(mask: pa.BooleanArray) -> pa.BooleanArray:
     return pa.array(~np.asarray(mask.to_numpy(zero_copy_only=False), np.bool_))
 
 
-def stage_names(data: CrawlConfig) -> list[str]:
+def list_stage_names(data: CrawlConfig) -> list[str]:
     """Return the funnel stages of reading and judging, in order."""
-    urls = [] if isinstance(data.url, KeepUrls) else [URL]
-    repair = [] if isinstance(data.unicode, KeepUnicode) else [UNICODE]
+    urls = [] if isinstance(data.url, NoUrlFilter) else [URL]
+    repair = [] if isinstance(data.unicode, NoUnicodeRepair) else [UNICODE]
     return ["read", *urls, "extract", *repair, "language", *(rule.title for rule in data.rules)]

@@ -13,44 +13,44 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.dedup.decisions import dropped_in, without_rows
+from data_pipeline.dedup.decisions import read_dropped_rows, mask_remaining_rows
 from data_pipeline.dedup.index import INDEX_KEY_SCHEMA
 from data_pipeline.executors.event import Report
-from data_pipeline.stages.same import Range
+from data_pipeline.stages.same import KeyRange
 from data_pipeline.stages.sign import DOCUMENT_SCHEMA
-from llmsys.publish import publish_bytes
-from llmsys.shards import ShardWriter, read_batches
+from llmsys.publish import write_bytes_atomically
+from llmsys.shards import ArrowFileWriter, read_batches
 
 ID_SCHEMA = pa.schema([("id", pa.string())])
 _KEPT_SCHEMA = pa.schema([("id", pa.string()), ("row", pa.int64())])
 _ROWS_PER_BATCH = 65_536
 
 
-def keep_documents(
+def write_index_documents(
     report: Report, *, number: int, dropped: Sequence[Path], documents: Path, output: Path
 ) -> dict[str, Any]:
     """Write ids and rows of the documents of a file that stay, in the order of the crawl; progress is in documents."""
     table = pa.Table.from_batches(list(read_batches(documents)), DOCUMENT_SCHEMA)
     rows = np.arange(table.num_rows)
-    rows = rows[without_rows(rows, dropped_in(dropped, number))]
+    rows = rows[mask_remaining_rows(rows, read_dropped_rows(dropped, number))]
     kept = table.select(["id", "offset"]).take(pa.array(rows)).append_column("row", pa.array(rows))
     kept = kept.sort_by([(name, "ascending") for name in ("offset", "id", "row")]).select(_KEPT_SCHEMA.names)
-    with ShardWriter(output, _KEPT_SCHEMA) as writer:
+    with ArrowFileWriter(output, _KEPT_SCHEMA) as writer:
         for batch in kept.combine_chunks().to_batches():
             writer.write(batch)
     report(table.num_rows, 0)
     return {"rows": kept.num_rows}
 
 
-def keep_ids(report: Report, *, sources: Sequence[Path], output: Path) -> dict[str, Any]:
+def write_index_ids(report: Report, *, sources: Sequence[Path], output: Path) -> dict[str, Any]:
     """Write the ids of all files, one after another; progress is in files."""
-    with ShardWriter(output, ID_SCHEMA) as writer:
-        for ids in _in_batches(report, sources):
+    with ArrowFileWriter(output, ID_SCHEMA) as writer:
+        for ids in _iter_id_batches(report, sources):
             writer.write(pa.record_batch([pa.array(ids, pa.string())], schema=ID_SCHEMA))
     return {}
 
 
-def _in_batches(report: Report, sources: Sequence[Path]) -> Iterator[list[str]]:
+def _iter_id_batches(report: Report, sources: Sequence[Path]) -> Iterator[list[str]]:
     waiting: list[str] = []
     for path in sources:
         for batch in read_batches(path):
@@ -63,32 +63,32 @@ def _in_batches(report: Report, sources: Sequence[Path]) -> Iterator[list[str]]:
         yield waiting
 
 
-def keep_keys(
-    report: Report, *, part: Range, kept: Sequence[Path], starts: Sequence[int], output: Path
+def write_index_keys(
+    report: Report, *, part: KeyRange, kept: Sequence[Path], starts: Sequence[int], output: Path
 ) -> dict[str, Any]:
     """Write the keys of a range of what stays, sorted, with the numbers of their documents; progress is in ranges.
 
     Args:
         report: told when it is done.
         part: the range.
-        kept: what `keep_documents` wrote of each file.
+        kept: what `write_index_documents` wrote of each file.
         starts: the number of the first document of each file.
         output: where the keys go.
     """
-    items = part.items()
+    items = part.read_candidates()
     edges = np.searchsorted(items["source"], np.arange(len(kept) + 1))
     for path, start, begin, end in zip(kept, starts, edges[:-1], edges[1:], strict=True):
         if end > begin:
-            items["row"][begin:end] = start + _places(path)[items["row"][begin:end]]
+            items["row"][begin:end] = start + _number_kept_rows(path)[items["row"][begin:end]]
     order = np.lexsort([items["row"], items["low"], items["high"]])
     columns = [pa.array(items[field.name][order], field.type) for field in INDEX_KEY_SCHEMA]
-    with ShardWriter(output, INDEX_KEY_SCHEMA) as writer:
+    with ArrowFileWriter(output, INDEX_KEY_SCHEMA) as writer:
         writer.write(pa.record_batch(columns, schema=INDEX_KEY_SCHEMA))
     report(1, 0)
-    return part.counts(len(order))
+    return part.summarize_counts(len(order))
 
 
-def _places(path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _number_kept_rows(path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
     """By row of a file: the place of the document among those that stay."""
     rows = np.concatenate([np.zeros(0, np.int64), *(batch.column("row").to_numpy() for batch in read_batches(path))])
     places = np.full(int(rows.max(initial=-1)) + 1, -1, np.int64)
@@ -98,6 +98,6 @@ def _places(path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 def write_index(report: Report, *, content: Mapping[str, Any], output: Path) -> dict[str, Any]:
     """Publish `index.json`."""
-    publish_bytes(output, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+    write_bytes_atomically(output, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
     report(1, 0)
     return {}

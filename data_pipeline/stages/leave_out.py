@@ -11,23 +11,23 @@ import numpy as np
 import pyarrow as pa
 
 from data_pipeline.dedup.decisions import read_decisions
-from data_pipeline.dedup.naming import duplicate_verdict
-from data_pipeline.document import text_bytes
-from data_pipeline.funnel import Tally, dropped_rows
+from data_pipeline.dedup.naming import build_duplicate_verdict
+from data_pipeline.document import count_text_bytes
+from data_pipeline.funnel import FunnelCounts, build_dropped_rows
 
 _COLUMNS = ("row", "rule", "kept", "earlier", "size")
 
 
-class LeaveOut:
+class DuplicateFilter:
     """Takes the dropped rows out of the batches of one judged file."""
 
-    def __init__(self, decisions: Sequence[Path], source: int, rules: Sequence[str], tally: Tally) -> None:
+    def __init__(self, decisions: Sequence[Path], source: int, rules: Sequence[str], tally: FunnelCounts) -> None:
         """Read what `decisions` say about the judged file number `source`; `rules` are theirs, in their order."""
         table = read_decisions(decisions, source)
         self._rows = table.column("row").to_numpy() if table is not None else np.zeros(0, np.int64)
         self._table, self._rules, self._tally = table, rules, tally
 
-    def batch(self, batch: pa.RecordBatch, start: int) -> tuple[pa.RecordBatch, Any, list[dict[str, Any]]]:
+    def filter_batch(self, batch: pa.RecordBatch, start: int) -> tuple[pa.RecordBatch, Any, list[dict[str, Any]]]:
         """Return what stays of the rows from `start` on, a mask of them, and the dropped ones as rows of a table."""
         first, last = np.searchsorted(self._rows, [start, start + batch.num_rows]).tolist()
         stays = np.ones(batch.num_rows, np.bool_)
@@ -36,20 +36,20 @@ class LeaveOut:
         rule_of = np.array(found.column("rule").to_pylist() if found else [], object)
         gone = batch.take(pa.array(self._rows[first:last] - start))
         drops: list[dict[str, Any]] = []
-        documents, size = batch.num_rows, int(text_bytes(batch.column("text")).sum())
-        sizes = text_bytes(gone.column("text"))
+        documents, size = batch.num_rows, int(count_text_bytes(batch.column("text")).sum())
+        sizes = count_text_bytes(gone.column("text"))
         for rule in self._rules:
             flags = rule_of == rule
-            self._tally.count(rule, documents_in=documents, bytes_in=size)
+            self._tally.add_amounts(rule, documents_in=documents, bytes_in=size)
             documents, size = documents - int(flags.sum()), size - int(sizes[flags].sum())
-            self._tally.count(rule, documents_out=documents, bytes_out=size)
+            self._tally.add_amounts(rule, documents_out=documents, bytes_out=size)
             if flags.any() and found is not None:
                 mask = pa.array(flags)
-                drops += dropped_rows(gone.filter(mask).to_pylist(), rule, _verdicts(found.filter(mask)))
-        self._tally.drop(drops)
+                drops += build_dropped_rows(gone.filter(mask).to_pylist(), rule, _build_verdicts(found.filter(mask)))
+        self._tally.add_drops(drops)
         return batch.filter(pa.array(stays)), stays, drops
 
 
-def _verdicts(decisions: pa.RecordBatch) -> list[tuple[str, float | None, float | None, str]]:
+def _build_verdicts(decisions: pa.RecordBatch) -> list[tuple[str, float | None, float | None, str]]:
     columns = [decisions.column(name).to_pylist() for name in _COLUMNS[1:]]
-    return [duplicate_verdict(rule, kept, earlier, size) for rule, kept, earlier, size in zip(*columns, strict=True)]
+    return [build_duplicate_verdict(rule, kept, earlier, size) for rule, kept, earlier, size in zip(*columns, strict=True)]

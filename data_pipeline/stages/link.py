@@ -1,7 +1,7 @@
 """MinHash keys in, clusters of near copies and the one document of each that stays out.
 
-`link_range` finds, for one range of keys, documents with an equal key in the same bucket, and writes a forest of links;
-`drop_near` joins the forests (union-find over their links) and drops all but the longest document of each cluster,
+`write_link_forest` finds, for one range of keys, documents with an equal key in the same bucket, and writes a forest of links;
+`write_near_duplicates` joins the forests (union-find over their links) and drops all but the longest document of each cluster,
 among equals the one with the smallest id. A cluster that touches an earlier dataset is dropped whole.
 """
 
@@ -12,45 +12,45 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.dedup.cluster import Indices, components, forest
+from data_pipeline.dedup.cluster import Indices, find_components, build_spanning_forest
 from data_pipeline.dedup.decisions import DROP_SCHEMA, write_decisions
-from data_pipeline.dedup.group import repeated
+from data_pipeline.dedup.group import mask_repeated_keys
 from data_pipeline.dedup.index import EarlierDataset
-from data_pipeline.dedup.keys import Columns, taken
-from data_pipeline.dedup.names import DocumentNames, DocumentTable
+from data_pipeline.dedup.keys import Columns, take_rows
+from data_pipeline.dedup.names import DocumentIdLookup, DocumentTable
 from data_pipeline.dedup.naming import NEAR
 from data_pipeline.executors.event import Report
-from data_pipeline.rules.ragged import offsets_of
-from data_pipeline.stages.same import Range
-from data_pipeline.stages.sign import id_halves
-from llmsys.shards import ShardWriter, read_batches
+from data_pipeline.rules.ragged import compute_offsets
+from data_pipeline.stages.same import KeyRange
+from data_pipeline.stages.sign import split_document_ids
+from llmsys.shards import ArrowFileWriter, read_batches
 
 _IDS_AT_ONCE = 1 << 18
 LINK_SCHEMA = pa.schema([("left", pa.int64()), ("right", pa.int64())])
 
 
-def link_range(report: Report, *, part: Range, documents: Sequence[Path], output: Path) -> dict[str, Any]:
+def write_link_forest(report: Report, *, part: KeyRange, documents: Sequence[Path], output: Path) -> dict[str, Any]:
     """Write the forest of the links of one range; progress is in ranges.
 
     Documents are numbered through: those of the judged files, then those of the earlier datasets.
     """
-    items = part.items()
-    items = taken(items, repeated(items["high"]))
+    items = part.read_candidates()
+    items = take_rows(items, mask_repeated_keys(items["high"]))
     starts = DocumentTable(documents).starts
-    first_earlier = starts[-1] + offsets_of([dataset.rows for dataset in part.earlier])
+    first_earlier = starts[-1] + compute_offsets([dataset.rows for dataset in part.earlier])
     own = items["age"] == 1
     numbers = items["row"].copy()
     numbers[own] += starts[items["source"][own]]
     numbers[~own] += first_earlier[items["source"][~own]]
-    links = forest(_equal_neighbours(items, numbers))
-    with ShardWriter(output, LINK_SCHEMA) as writer:
+    links = build_spanning_forest(_list_equal_pairs(items, numbers))
+    with ArrowFileWriter(output, LINK_SCHEMA) as writer:
         columns = [pa.array(np.ascontiguousarray(links[:, side])) for side in (0, 1)]
         writer.write(pa.record_batch(columns, schema=LINK_SCHEMA))
     report(1, 0)
-    return part.counts(len(links))
+    return part.summarize_counts(len(links))
 
 
-def _equal_neighbours(items: Columns, numbers: Indices) -> Indices:
+def _list_equal_pairs(items: Columns, numbers: Indices) -> Indices:
     """Pairs of documents that follow each other among those with one key in one bucket."""
     order = np.lexsort([numbers, items["low"], items["high"]])
     high, low, numbers = items["high"][order], items["low"][order], numbers[order]
@@ -58,7 +58,7 @@ def _equal_neighbours(items: Columns, numbers: Indices) -> Indices:
     return np.stack([numbers[:-1][equal], numbers[1:][equal]], axis=1)
 
 
-def drop_near(
+def write_near_duplicates(
     report: Report, *, links: Sequence[Path], documents: Sequence[Path], earlier: Sequence[EarlierDataset], output: Path
 ) -> dict[str, Any]:
     """Write the documents that a near copy stays for; progress is in files of links."""
@@ -66,45 +66,45 @@ def drop_near(
     for path in links:
         for batch in read_batches(path):
             pairs = np.stack([batch.column(name).to_numpy() for name in ("left", "right")], axis=1)
-            joined = forest(np.concatenate([joined, pairs]))
+            joined = build_spanning_forest(np.concatenate([joined, pairs]))
         report(1, 0)
-    members, label = components(joined)
+    members, label = find_components(joined)
     table = DocumentTable(documents)
-    order = _best_first(members, label, table)
+    order = _rank_members(members, label, table)
     members, label = members[order], label[order]
     fresh = np.diff(label, prepend=-1) != 0
     cluster = np.cumsum(fresh) - 1
     sizes = np.bincount(cluster, minlength=0).astype(np.int64)
     gone = np.flatnonzero(~fresh & (members < table.starts[-1]))
-    kept, datasets = _names(members[np.flatnonzero(fresh)][cluster[gone]], table, documents, earlier)
+    kept, datasets = _read_document_names(members[np.flatnonzero(fresh)][cluster[gone]], table, documents, earlier)
     dropped = members[gone]
-    source = table.source_of(dropped)
+    source = table.get_source_numbers(dropped)
     rule = pa.repeat(NEAR, len(gone))
     columns = {"row": dropped - table.starts[source], "rule": rule, "kept": kept, "earlier": datasets}
     write_decisions(output, DROP_SCHEMA, source, {**columns, "size": sizes[cluster[gone]]}, len(documents))
     return {"clusters": int(fresh.sum()), "linked": len(members), "later": len(gone)}
 
 
-def _best_first(members: Indices, label: Indices, table: DocumentTable) -> Any:
+def _rank_members(members: Indices, label: Indices, table: DocumentTable) -> Any:
     """The order by cluster, then earlier datasets, then longest, smallest id, first in the crawl."""
     own = members < table.starts[-1]
     characters = np.zeros(len(members), np.int64)
-    characters[own] = table.take(members[own], "characters").to_numpy()
+    characters[own] = table.take_column(members[own], "characters").to_numpy()
     halves = np.zeros((len(members), 2), np.uint64)
     for start in range(0, len(members), _IDS_AT_ONCE):
         part = np.flatnonzero(own[start : start + _IDS_AT_ONCE]) + start
-        halves[part] = id_halves(table.take(members[part], "id").to_pylist())
+        halves[part] = split_document_ids(table.take_column(members[part], "id").to_pylist())
     return np.lexsort([members, halves[:, 1], halves[:, 0], -characters, own, label])
 
 
-def _names(
+def _read_document_names(
     numbers: Indices, table: DocumentTable, documents: Sequence[Path], earlier: Sequence[EarlierDataset]
 ) -> tuple[pa.Array, pa.Array]:
     """Ids, and datasets, of documents that are numbered through."""
     own = numbers < table.starts[-1]
-    first_earlier = table.starts[-1] + offsets_of([dataset.rows for dataset in earlier])
-    source, row = table.source_of(numbers), numbers.copy()
+    first_earlier = table.starts[-1] + compute_offsets([dataset.rows for dataset in earlier])
+    source, row = table.get_source_numbers(numbers), numbers.copy()
     row[own] -= table.starts[source[own]]
     source[~own] = np.searchsorted(first_earlier, numbers[~own], side="right") - 1
     row[~own] -= first_earlier[source[~own]]
-    return DocumentNames(documents, earlier).of_items({"age": own.astype(np.uint8), "source": source, "row": row})
+    return DocumentIdLookup(documents, earlier).look_up_items({"age": own.astype(np.uint8), "source": source, "row": row})

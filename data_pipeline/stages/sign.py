@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from data_pipeline.dedup.decisions import dropped_in, without_rows
-from data_pipeline.dedup.exact import text_hashes
-from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA, Columns, KeyWriter, taken
-from data_pipeline.dedup.minhash import Signer
+from data_pipeline.dedup.decisions import read_dropped_rows, mask_remaining_rows
+from data_pipeline.dedup.exact import hash_texts
+from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA, Columns, KeyWriter, take_rows
+from data_pipeline.dedup.minhash import MinHasher
 from data_pipeline.executors.event import Report
-from data_pipeline.rules.character_words import spaced_out
-from llmsys.config.deduplicate import MinhashDuplicates, UrlDuplicates
-from llmsys.shards import ShardWriter, read_batches
+from data_pipeline.rules.character_words import insert_spaces
+from llmsys.config.deduplicate import MinHashDedupConfig, UrlDedupConfig
+from llmsys.shards import ArrowFileWriter, read_batches
 
 DOCUMENT_SCHEMA = pa.schema([("id", pa.string()), ("offset", pa.int64()), ("characters", pa.int64())])
 _HEXADECIMAL = re.compile(r"(?:[0-9a-f]{32})+")
@@ -32,12 +32,12 @@ _LARGEST = (1 << 64) - 1
 
 
 @lru_cache(maxsize=1)
-def _signer(config: MinhashDuplicates) -> Signer:
+def _get_min_hasher(config: MinHashDedupConfig) -> MinHasher:
     """One signer per process: it remembers what spaCy said of unusual parts."""
-    return Signer(config)
+    return MinHasher(config)
 
 
-def sign_file(
+def write_signatures(
     report: Report,
     *,
     source: Path,
@@ -45,8 +45,8 @@ def sign_file(
     dropped: Sequence[Path],
     documents: Path,
     keys: Mapping[str, Path],
-    url: UrlDuplicates | None,
-    minhash: MinhashDuplicates | None,
+    url: UrlDedupConfig | None,
+    minhash: MinHashDedupConfig | None,
     unspaced: Sequence[str],
 ) -> dict[str, Any]:
     """Write the documents of a judged file and its keys, by relation ("url", "text", "near"); progress is in documents.
@@ -62,85 +62,85 @@ def sign_file(
         minhash: parameters of the signatures.
         unspaced: languages whose characters are its words.
     """
-    gone = dropped_in(dropped, number)
+    gone = read_dropped_rows(dropped, number)
     row = 0
     with ExitStack() as stack:
-        table = stack.enter_context(ShardWriter(documents, DOCUMENT_SCHEMA))
+        table = stack.enter_context(ArrowFileWriter(documents, DOCUMENT_SCHEMA))
         schemas = {name: BUCKET_SCHEMA if name == "near" else ITEM_SCHEMA for name in keys}
         writers = {name: stack.enter_context(KeyWriter(path, schemas[name])) for name, path in keys.items()}
         for batch in read_batches(source):
             lengths = pc.utf8_length(batch.column("text"))
             table.write(pa.record_batch([batch.column("id"), batch.column("offset"), lengths], schema=DOCUMENT_SCHEMA))
             rows = np.arange(row, row + batch.num_rows)
-            stays = without_rows(rows, gone)
+            stays = mask_remaining_rows(rows, gone)
             batch, rows = batch.filter(pa.array(stays)), rows[stays]
             if "url" in writers and url is not None:
-                writers["url"].write(_url_items(batch, rows, url))
+                writers["url"].write(_build_url_items(batch, rows, url))
             if "text" in writers:
-                writers["text"].write(_items(text_hashes(batch.column("text").to_pylist()), rows, *_id_ranks(batch)))
+                writers["text"].write(_build_items(hash_texts(batch.column("text").to_pylist()), rows, *_compute_id_ranks(batch)))
             if "near" in writers and minhash is not None:
-                writers["near"].write(_bucket_keys(_spaced_texts(batch, unspaced), rows, minhash))
+                writers["near"].write(_compute_bucket_keys(_space_unspaced_texts(batch, unspaced), rows, minhash))
             row += len(stays)
             report(len(stays), 0)
     return {"rows": row, "keys": {name: writer.count for name, writer in writers.items()}}
 
 
-def _items(hashes: Any, rows: Any, rank: Any, tie: Any) -> Columns:
+def _build_items(hashes: Any, rows: Any, rank: Any, tie: Any) -> Columns:
     place = np.zeros(len(rows), np.int32)
     return {"high": hashes[:, 0], "low": hashes[:, 1], "rank": rank, "tie": tie, "row": rows, "place": place}
 
 
-def _url_items(batch: pa.RecordBatch, rows: Any, config: UrlDuplicates) -> Columns:
+def _build_url_items(batch: pa.RecordBatch, rows: Any, config: UrlDedupConfig) -> Columns:
     """Keys of URLs, ranked so that the smallest stays; a document without a URL has none."""
-    ids = _id_ranks(batch)[0]
+    ids = _compute_id_ranks(batch)[0]
     if config.keep == "longest":
         rank = np.uint64(_LARGEST) - pc.utf8_length(batch.column("text")).to_numpy().astype(np.uint64)
     else:
-        dates = [_date_number(date or "") for date in batch.column("date").to_pylist()]
+        dates = [_parse_date_number(date or "") for date in batch.column("date").to_pylist()]
         rank = np.array(
             [date or _LARGEST if config.keep == "earliest" else _LARGEST - date for date in dates], np.uint64
         )
     urls = [url or "" for url in batch.column("url").to_pylist()]
-    return taken(_items(text_hashes(urls), rows, rank, ids), np.array([bool(url) for url in urls], np.bool_))
+    return take_rows(_build_items(hash_texts(urls), rows, rank, ids), np.array([bool(url) for url in urls], np.bool_))
 
 
-def _date_number(date: str) -> int:
+def _parse_date_number(date: str) -> int:
     """A date such as 2024-05-01T12:00:00Z as the number of its first fourteen digits, 0 without any."""
     digits = re.sub(r"\D", "", date)[:14]
     return int(digits.ljust(14, "0")) if digits else 0
 
 
-def _id_ranks(batch: pa.RecordBatch) -> tuple[Any, Any]:
-    halves = id_halves(batch.column("id").to_pylist())
+def _compute_id_ranks(batch: pa.RecordBatch) -> tuple[Any, Any]:
+    halves = split_document_ids(batch.column("id").to_pylist())
     return halves[:, 0], halves[:, 1]
 
 
-def id_halves(ids: Sequence[str]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def split_document_ids(ids: Sequence[str]) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """Return ids as numbers (N, 2) in the same order; an id that is not 32 hex digits counts by its xxh3_128."""
     text = "".join(ids)
     if _HEXADECIMAL.fullmatch(text) and all(len(name) == 32 for name in ids):
         data = unhexlify(text)
     else:
-        data = b"".join(map(_id_bytes, ids))
+        data = b"".join(map(_encode_id, ids))
     return np.frombuffer(data, ">u8").astype(np.uint64).reshape(-1, 2)
 
 
-def _id_bytes(name: str) -> bytes:
+def _encode_id(name: str) -> bytes:
     is_number = len(name) == 32 and _HEXADECIMAL.fullmatch(name)
     return unhexlify(name) if is_number else xxhash.xxh3_128_digest(name.encode())
 
 
-def _spaced_texts(batch: pa.RecordBatch, unspaced: Sequence[str]) -> pa.Array:
+def _space_unspaced_texts(batch: pa.RecordBatch, unspaced: Sequence[str]) -> pa.Array:
     """The texts, with a space after every character where a language writes none."""
     texts, languages = batch.column("text"), batch.column("language")
     if not any(pc.is_in(languages, pa.array(unspaced, pa.string())).to_pylist()):
         return texts
     pairs = zip(texts.to_pylist(), languages.to_pylist(), strict=True)
-    return pa.array([spaced_out(text) if code in unspaced else text for text, code in pairs], pa.large_string())
+    return pa.array([insert_spaces(text) if code in unspaced else text for text, code in pairs], pa.large_string())
 
 
-def _bucket_keys(texts: pa.Array, rows: Any, config: MinhashDuplicates) -> Columns:
-    keys, present = _signer(config).bucket_keys(texts)
+def _compute_bucket_keys(texts: pa.Array, rows: Any, config: MinHashDedupConfig) -> Columns:
+    keys, present = _get_min_hasher(config).compute_bucket_keys(texts)
     buckets = config.buckets
     return {
         "high": keys[present].ravel(),

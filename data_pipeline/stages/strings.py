@@ -1,6 +1,6 @@
 """Documents in, the long strings in them that occur earlier out: two maps over files, each with an exchange behind it.
 
-`anchor_file` writes the hashes of anchors; once it is known which occur twice, `window_file` writes the windows that
+`write_anchors` writes the hashes of anchors; once it is known which occur twice, `write_repeated_windows` writes the windows that
 stand behind these, and of equal windows all but the first are taken out.
 """
 
@@ -11,29 +11,29 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.dedup.decisions import dropped_in, read_decisions, without_rows
+from data_pipeline.dedup.decisions import read_dropped_rows, read_decisions, mask_remaining_rows
 from data_pipeline.dedup.keys import ITEM_SCHEMA, VALUE_SCHEMA, KeyWriter
-from data_pipeline.dedup.naming import SUBSTRING, too_little
-from data_pipeline.dedup.strings import anchors, repeated_windows, window_digests, without_windows
-from data_pipeline.dedup.units import sentence_splitter
+from data_pipeline.dedup.naming import SUBSTRING, build_too_short_verdict
+from data_pipeline.dedup.strings import compute_winnowing_anchors, iter_repeated_windows, hash_windows, remove_windows
+from data_pipeline.dedup.units import get_sentence_splitter
 from data_pipeline.executors.event import Report
-from data_pipeline.stages.sign import id_halves
-from llmsys.config.deduplicate import SubstringDuplicates
+from data_pipeline.stages.sign import split_document_ids
+from llmsys.config.deduplicate import SubstringDedupConfig
 from llmsys.shards import read_batches
 
 
-def anchor_file(
+def write_anchors(
     report: Report, *, source: Path, number: int, dropped: Sequence[Path], output: Path, length: int
 ) -> dict[str, Any]:
     """Write the anchors of the windows of a file; progress is in documents."""
     with KeyWriter(output, VALUE_SCHEMA) as writer:
-        for batch, _ in _left(report, source, dropped_in(dropped, number)):
+        for batch, _ in _iter_remaining_rows(report, source, read_dropped_rows(dropped, number)):
             for text in batch.column("text").to_pylist():
-                writer.write({"high": anchors(text, length)})
+                writer.write({"high": compute_winnowing_anchors(text, length)})
     return {"keys": writer.count}
 
 
-def window_file(
+def write_repeated_windows(
     report: Report,
     *,
     source: Path,
@@ -57,11 +57,11 @@ def window_file(
     values = read_decisions(repeated, number)
     known = np.zeros(0, np.uint64) if values is None else values.column("high").to_numpy()
     with KeyWriter(output, ITEM_SCHEMA) as writer:
-        for batch, rows in _left(report, source, dropped_in(dropped, number)):
-            halves = id_halves(batch.column("id").to_pylist())
+        for batch, rows in _iter_remaining_rows(report, source, read_dropped_rows(dropped, number)):
+            halves = split_document_ids(batch.column("id").to_pylist())
             for text, row, (rank, tie) in zip(batch.column("text").to_pylist(), rows.tolist(), halves, strict=True):
-                for begins in repeated_windows(text, length, known):
-                    digests = window_digests(text, begins, length)
+                for begins in iter_repeated_windows(text, length, known):
+                    digests = hash_windows(text, begins, length)
                     same = {"rank": rank, "tie": tie, "row": np.int64(row)}
                     columns = {name: np.full(len(begins), value) for name, value in same.items()}
                     place = begins.astype(np.int32)
@@ -69,30 +69,30 @@ def window_file(
     return {"keys": writer.count}
 
 
-def _left(report: Report, source: Path, gone: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
+def _iter_remaining_rows(report: Report, source: Path, gone: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
     """The batches of a file without dropped rows, and the numbers of the rows."""
     row = 0
     for batch in read_batches(source):
         rows = np.arange(row, row + batch.num_rows)
-        stays = without_rows(rows, gone)
+        stays = mask_remaining_rows(rows, gone)
         yield batch.filter(pa.array(stays)), rows[stays]
         row += batch.num_rows
         report(batch.num_rows, 0)
 
 
-class StringEdit:
+class SubstringCutter:
     """Takes windows out."""
 
     rule = SUBSTRING
 
-    def __init__(self, config: SubstringDuplicates) -> None:
+    def __init__(self, config: SubstringDedupConfig) -> None:
         self.config = config
 
-    def shorten(self, text: str, places: Sequence[int]) -> str:
+    def cut_text(self, text: str, places: Sequence[int]) -> str:
         """Return the text without the windows that begin at the places."""
-        return without_windows(text, places, self.config.min_characters)
+        return remove_windows(text, places, self.config.min_characters)
 
-    def verdict(self, text: str) -> tuple[str, float | None, float | None, str] | None:
+    def judge_remainder(self, text: str) -> tuple[str, float | None, float | None, str] | None:
         """Too few words, or nothing."""
-        words = sentence_splitter().split([text])[0].words
-        return too_little(self.rule, text, {"words": (words, self.config.min_words)})
+        words = get_sentence_splitter().find_boundaries([text])[0].words
+        return build_too_short_verdict(self.rule, text, {"words": (words, self.config.min_words)})

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from data_pipeline.executors.event import Report
-from data_pipeline.readers.survey import survey
+from data_pipeline.readers.survey import split_file
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class InputBlock:
     """A range of a file, or all of it (`stop` None). `name` is unique in the dataset, `digest` decides with the range.
 
     `size` is in bytes; 0 when nobody knows.
@@ -26,23 +26,23 @@ class Block:
     size: int
 
 
-def survey_file(report: Report, *, source: str, block_bytes: int) -> dict[str, Any]:
+def split_input_file(report: Report, *, source: str, block_bytes: int) -> dict[str, Any]:
     """Say where a file can be cut, as [start, stop, digest] per block; progress is in bytes."""
     try:
-        ranges = survey(source, block_bytes)
+        ranges = split_file(source, block_bytes)
     except OSError as error:  # reading will name it; that it may be read now shows in no stamp
         return {"blocks": [], "again": not isinstance(error, IsADirectoryError)}
     report(ranges[-1].stop, 0)
     return {"blocks": [[one.start, one.stop, one.digest] for one in ranges]}
 
 
-def blocks_of(source: str, name: str, result: dict[str, Any]) -> list[Block]:
+def list_input_blocks(source: str, name: str, result: dict[str, Any]) -> list[InputBlock]:
     """Return the blocks of a file that was surveyed; a file that could not be is one block, and so is a short one."""
     found = result["blocks"]
     if len(found) < 2:
         _, stop, digest = found[0] if found else (0, 0, "")
-        return [Block(source, name, 0, None, digest, stop)]
+        return [InputBlock(source, name, 0, None, digest, stop)]
     return [
-        Block(source, f"{name}.{number:05d}", start, stop, digest, stop - start)
+        InputBlock(source, f"{name}.{number:05d}", start, stop, digest, stop - start)
         for number, (start, stop, digest) in enumerate(found)
     ]

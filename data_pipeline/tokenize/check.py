@@ -7,9 +7,9 @@ same ones are checked on every machine, and at least one of each batch.
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.document import positions
-from data_pipeline.rules.ragged import offsets_of
-from data_pipeline.tokenize.memo import Ragged
+from data_pipeline.document import hash_positions
+from data_pipeline.rules.ragged import compute_offsets
+from data_pipeline.tokenize.memo import RaggedTokens
 from llmsys.errors import DataError
 from llmsys.tokenizer import Tokenizer
 
@@ -17,23 +17,23 @@ ONE_OF = 256
 """One of so many documents is checked: what that costs is a few hundredths of encoding."""
 
 
-def check_sample(batch: pa.RecordBatch, tokens: Ragged, tokenizer: Tokenizer) -> int:
+def check_sample(batch: pa.RecordBatch, tokens: RaggedTokens, tokenizer: Tokenizer) -> int:
     """Compare the sample of a batch with the library and return its size; DataError names the document and token."""
     ids = batch.column("id").to_pylist()
     if not ids:
         return 0
-    places = positions(ids, "check", 0)
+    places = hash_positions(ids, "check", 0)
     rows = np.union1d(np.flatnonzero(places % np.uint64(ONE_OF) == 0), [int(places.argmin())]).tolist()
     expected = tokenizer.encode_batch(batch.column("text").take(pa.array(rows)).to_pylist())
-    ends = offsets_of(tokens.lengths)
+    ends = compute_offsets(tokens.lengths)
     for row, theirs in zip(rows, expected, strict=True):
         ours = tokens.values[ends[row] : ends[row + 1]].tolist()
         if ours != theirs:
-            raise DataError(_difference(ids[row], ours, theirs))
+            raise DataError(_describe_difference(ids[row], ours, theirs))
     return len(rows)
 
 
-def _difference(name: str, ours: list[int], theirs: list[int]) -> str:
+def _describe_difference(name: str, ours: list[int], theirs: list[int]) -> str:
     place = next((place for place, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
     if place is None:
         what = f"has {len(ours):,} tokens, and the library gives it {len(theirs):,}"

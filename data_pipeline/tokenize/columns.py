@@ -1,7 +1,7 @@
 """A column of texts in, their tokens out: the library's own ids, many times faster than asking it for each text.
 
-Reads Arrow columns and a tokenizer; gives `Ragged` rows of tokens. A text is cut where no token can lie across the cut
-(`CutRules`, `json_cuts`), parts that came before are found by their bytes, and what is new is cut again, which leaves
+Reads Arrow columns and a tokenizer; gives `RaggedTokens` rows of tokens. A text is cut where no token can lie across the cut
+(`CutPointFinder`, `json_cuts`), parts that came before are found by their bytes, and what is new is cut again, which leaves
 little for the library to do. Promises: the ids are those that the library gives for the whole text; a tokenizer that
 forbids the cuts is left to the library, with the rule in `reason`.
 """
@@ -13,17 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.tokenize.cuts import ESCAPED_SPACE, Bytes, CutRules, Flags, Places
-from data_pipeline.tokenize.json_cuts import before_spaces, cut_problem, is_sentencepiece_bpe, prepends_space
-from data_pipeline.tokenize.library import LibraryEncoder, ModelEncoder
-from data_pipeline.tokenize.memo import Memo, Ragged
-from data_pipeline.tokenize.model import ModelFacts, model_facts, without_normalizer
-from data_pipeline.tokenize.short_words import words_of
-from llmsys.shards import token_dtype
+from data_pipeline.tokenize.cuts import ESCAPED_SPACE, Bytes, CutPointFinder, Flags, Places
+from data_pipeline.tokenize.json_cuts import find_cuts_before_spaces, find_cut_problem, is_sentencepiece_bpe, has_prepend_normalizer
+from data_pipeline.tokenize.library import LibraryEncoder, PieceModelEncoder
+from data_pipeline.tokenize.memo import TokenCache, RaggedTokens
+from data_pipeline.tokenize.model import SentencePieceFacts, parse_model_facts, remove_normalizer
+from data_pipeline.tokenize.short_words import get_column_buffers
+from llmsys.shards import choose_token_dtype
 from llmsys.tokenizer import SentencePieceTokenizer, Tokenizer
 
 if TYPE_CHECKING:
-    from llmsys.tokenizer_json import JsonTokenizer
+    from llmsys.tokenizer_json import HuggingFaceTokenizer
 
 MEMO_BYTES = 100_000_000
 """Of each of the two memories of one process, about."""
@@ -31,49 +31,49 @@ MEMO_BYTES = 100_000_000
 EncoderKind = Literal["columns", "library"]
 
 
-class Encoder(Protocol):
+class ColumnEncoder(Protocol):
     """Turns columns of texts into tokens."""
 
     reason: str | None
     """Why the library is asked for every text; None when it is not."""
 
-    def encode(self, texts: pa.Array) -> Ragged:
+    def encode(self, texts: pa.Array) -> RaggedTokens:
         """The tokens of each text of a large_string column, without begin or end ids."""
 
 
-def column_encoder(tokenizer: Tokenizer, kind: EncoderKind = "columns") -> Encoder:
+def build_column_encoder(tokenizer: Tokenizer, kind: EncoderKind = "columns") -> ColumnEncoder:
     """The fastest encoder that gives the tokenizer's own ids."""
     if kind == "library":
         return LibraryEncoder(tokenizer, "the config asks for it")
     if not isinstance(tokenizer, SentencePieceTokenizer):
-        return _of_json(tokenizer)
-    facts = model_facts(tokenizer.model)
-    rules = CutRules(tokenizer.text_pieces().values(), facts.byte_fallback)
-    if problem := _problem(tokenizer, facts) or rules.problem:
+        return _build_json_encoder(tokenizer)
+    facts = parse_model_facts(tokenizer.model)
+    rules = CutPointFinder(tokenizer.get_text_pieces().values(), facts.byte_fallback)
+    if problem := _find_model_problem(tokenizer, facts) or rules.problem:
         return LibraryEncoder(tokenizer, problem)
-    library = SentencePieceTokenizer(without_normalizer(tokenizer.model))
+    library = SentencePieceTokenizer(remove_normalizer(tokenizer.model))
     rewrites = tokenizer if facts.has_rules or facts.trims_spaces else None
-    return PiecesEncoder(LibraryEncoder(library, ""), rules, prefix=facts.adds_prefix, rewrites=rewrites)
+    return SentencePieceColumnEncoder(LibraryEncoder(library, ""), rules, prefix=facts.adds_prefix, rewrites=rewrites)
 
 
-def _of_json(tokenizer: Tokenizer) -> Encoder:
-    from llmsys.tokenizer_json import JsonTokenizer  # its library is not always needed
+def _build_json_encoder(tokenizer: Tokenizer) -> ColumnEncoder:
+    from llmsys.tokenizer_json import HuggingFaceTokenizer  # its library is not always needed
 
-    assert isinstance(tokenizer, JsonTokenizer)
-    values = tokenizer.values()
+    assert isinstance(tokenizer, HuggingFaceTokenizer)
+    values = tokenizer.to_dict()
     if is_sentencepiece_bpe(values):
         special = (token["content"] for token in values["added_tokens"])  # a text may spell one
-        pieces = [piece.replace(ESCAPED_SPACE, " ") for piece in (*tokenizer.text_pieces().values(), *special)]
-        rules = CutRules(pieces, byte_fallback=True)
+        pieces = [piece.replace(ESCAPED_SPACE, " ") for piece in (*tokenizer.get_text_pieces().values(), *special)]
+        rules = CutPointFinder(pieces, byte_fallback=True)
         if rules.problem is None:
-            return PiecesEncoder(ModelEncoder(tokenizer), rules, prefix=prepends_space(values))
+            return SentencePieceColumnEncoder(PieceModelEncoder(tokenizer), rules, prefix=has_prepend_normalizer(values))
         return LibraryEncoder(tokenizer, rules.problem)
-    problem = cut_problem(values)
-    return JsonEncoder(tokenizer, values) if problem is None else LibraryEncoder(tokenizer, problem)
+    problem = find_cut_problem(values)
+    return JsonColumnEncoder(tokenizer, values) if problem is None else LibraryEncoder(tokenizer, problem)
 
 
-def _problem(tokenizer: SentencePieceTokenizer, facts: ModelFacts) -> str | None:
-    """Why no cut of a text is known to be safe; None when those of `CutRules` are."""
+def _find_model_problem(tokenizer: SentencePieceTokenizer, facts: SentencePieceFacts) -> str | None:
+    """Why no cut of a text is known to be safe; None when those of `CutPointFinder` are."""
     if facts.kind == "unigram":
         # Of 600 crawled pages 27 had other ids word by word, where two ways to cut a word are nearly as likely.
         return "a unigram model adds up 32-bit scores over the whole text, so that its words are not independent"
@@ -85,7 +85,7 @@ def _problem(tokenizer: SentencePieceTokenizer, facts: ModelFacts) -> str | None
     return "it has pieces that are switched off" if tokenizer.has_unused_pieces else None
 
 
-class PiecesEncoder:
+class SentencePieceColumnEncoder:
     """SentencePiece's BPE, its own or written as a tokenizer.json: cut by what its pieces join.
 
     Texts become what the model sees, by the tokenizer that `rewrites` characters or by the space put before them where
@@ -96,21 +96,21 @@ class PiecesEncoder:
 
     def __init__(
         self,
-        library: LibraryEncoder | ModelEncoder,
-        rules: CutRules,
+        library: LibraryEncoder | PieceModelEncoder,
+        rules: CutPointFinder,
         *,
         prefix: bool,
         rewrites: SentencePieceTokenizer | None = None,
     ) -> None:
         self._prefix, self._rewrites = prefix, rewrites
-        parts = _Level(rules.fine, library.encode, Memo(library.dtype, MEMO_BYTES))
-        self._words = _Level(rules.coarse, parts.encode, Memo(library.dtype, MEMO_BYTES))
+        parts = _CachedEncoder(rules.find_fine_cuts, library.encode, TokenCache(library.dtype, MEMO_BYTES))
+        self._words = _CachedEncoder(rules.find_coarse_cuts, parts.encode, TokenCache(library.dtype, MEMO_BYTES))
 
-    def encode(self, texts: pa.Array) -> Ragged:
+    def encode(self, texts: pa.Array) -> RaggedTokens:
         """The tokens of each text."""
-        return self._words.encode(self._normalized(texts))
+        return self._words.encode(self._normalize_texts(texts))
 
-    def _normalized(self, texts: pa.Array) -> pa.Array:
+    def _normalize_texts(self, texts: pa.Array) -> pa.Array:
         """Texts as the model sees them, with U+0020 for the space that it writes as U+2581."""
         if self._rewrites is not None:
             texts = pa.array(self._rewrites.normalize(texts.to_pylist()), pa.large_string())
@@ -122,7 +122,7 @@ class PiecesEncoder:
         return texts
 
 
-class JsonEncoder:
+class JsonColumnEncoder:
     """A tokenizer.json that divides texts into words: encodes each distinct word with the spaces before it once.
 
     `values` are the tokenizer's, which take a while to read.
@@ -130,37 +130,37 @@ class JsonEncoder:
 
     reason: str | None = None
 
-    def __init__(self, tokenizer: "JsonTokenizer", values: dict[str, Any]) -> None:
-        from data_pipeline.tokenize.json_words import JsonWords, has_plain_words
-        from data_pipeline.tokenize.word_cuts import WordCuts
+    def __init__(self, tokenizer: "HuggingFaceTokenizer", values: dict[str, Any]) -> None:
+        from data_pipeline.tokenize.json_words import JsonWordEncoder, has_plain_words
+        from data_pipeline.tokenize.word_cuts import WordCutFinder
 
-        dtype = np.dtype(token_dtype(tokenizer.vocab_size))
+        dtype = np.dtype(choose_token_dtype(tokenizer.vocab_size))
         below = LibraryEncoder(tokenizer, "").encode
         if has_plain_words(values):
-            cuts = WordCuts(tokenizer, values)
-            below = _Level(cuts.cuts, JsonWords(tokenizer, cuts, dtype).encode, Memo(dtype, MEMO_BYTES)).encode
-        self._words = _Level(before_spaces, below, Memo(dtype, MEMO_BYTES))
+            cuts = WordCutFinder(tokenizer, values)
+            below = _CachedEncoder(cuts.find_word_starts, JsonWordEncoder(tokenizer, cuts, dtype).encode, TokenCache(dtype, MEMO_BYTES)).encode
+        self._words = _CachedEncoder(find_cuts_before_spaces, below, TokenCache(dtype, MEMO_BYTES))
 
-    def encode(self, texts: pa.Array) -> Ragged:
+    def encode(self, texts: pa.Array) -> RaggedTokens:
         """The tokens of each text."""
         return self._words.encode(texts)
 
 
-class _Level:
+class _CachedEncoder:
     """Cuts texts into parts, looks the distinct ones up, and asks the level below for those that are new."""
 
-    def __init__(self, cuts: Callable[[Bytes, Places], Flags], below: Callable[[pa.Array], Ragged], memo: Memo) -> None:
+    def __init__(self, cuts: Callable[[Bytes, Places], Flags], below: Callable[[pa.Array], RaggedTokens], memo: TokenCache) -> None:
         self._cuts, self._below, self._memo = cuts, below, memo
 
-    def encode(self, texts: pa.Array) -> Ragged:
+    def encode(self, texts: pa.Array) -> RaggedTokens:
         """The tokens of each text of a large_string or large_binary column without nulls."""
-        data, ends = words_of(texts)
+        data, ends = get_column_buffers(texts)
         if not len(data):
-            return Ragged(np.zeros(0, self._memo.dtype), np.zeros(len(texts), np.int64))
+            return RaggedTokens(np.zeros(0, self._memo.dtype), np.zeros(len(texts), np.int64))
         flags = self._cuts(data, ends)
         flags[ends] = True
         places = np.flatnonzero(flags)
         parts = pa.Array.from_buffers(
             pa.large_binary(), len(places) - 1, [None, pa.py_buffer(places), pa.py_buffer(data)]
         )
-        return self._memo.encode(parts, self._below).grouped(np.searchsorted(places, ends))
+        return self._memo.encode_parts(parts, self._below).merge_rows(np.searchsorted(places, ends))

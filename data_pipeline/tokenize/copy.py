@@ -9,25 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.executors.event import Report
-from data_pipeline.graph import Workshop
-from data_pipeline.journal import digest_of
+from data_pipeline.graph import StageRunner
+from data_pipeline.journal import compute_json_digest
 from data_pipeline.staging import get_place_to_write
 from data_pipeline.task import Task
 from data_pipeline.tokenize.publish import SENTENCEPIECE_FILES, publish_json_tokenizer, publish_sentencepiece
 from llmsys.config.tokenizer import FileTokenizerConfig
-from llmsys.tokenizer import JSON_NAME, load_tokenizer, model_file
+from llmsys.tokenizer import JSON_NAME, load_tokenizer, find_model_file
 
 
-def copy_task(workshop: Workshop, folder: Path, config: FileTokenizerConfig) -> Task:
+def build_copy_task(workshop: StageRunner, folder: Path, config: FileTokenizerConfig) -> Task:
     """The task that copies it: done again when the file or what its neighbours say about it changes."""
-    file = model_file(config.path)
-    decides: list[Any] = [config.model_dump(mode="json"), workshop.journal.input_digest(file)]
+    file = find_model_file(config.path)
+    decides: list[Any] = [config.model_dump(mode="json"), workshop.journal.get_input_digest(file)]
     names = SENTENCEPIECE_FILES
     if file.suffix == ".json":
         from llmsys.special_tokens import CONFIG_NAME
-        from llmsys.tokenizer_json import copied_files
+        from llmsys.tokenizer_json import build_tokenizer_files
 
-        decides.append(digest_of(copied_files(file, config.eos_token)[CONFIG_NAME].decode()))
+        decides.append(compute_json_digest(build_tokenizer_files(file, config.eos_token)[CONFIG_NAME].decode()))
         names = (JSON_NAME, CONFIG_NAME, "made.json")
     job = partial(copy_tokenizer, folder=get_place_to_write(folder, "tokenizer"), config=config)
     return Task("tokenizer/model", decides, [f"tokenizer/{name}" for name in names], job, 1)
@@ -36,7 +36,7 @@ def copy_task(workshop: Workshop, folder: Path, config: FileTokenizerConfig) -> 
 def copy_tokenizer(report: Report, *, folder: Path, config: FileTokenizerConfig) -> dict[str, Any]:
     """Copy an existing tokenizer into the dataset folder; DataError when it is none."""
     load_tokenizer(config.path, config.eos_token)
-    file, made = model_file(config.path), {"config": {"kind": config.kind}}
+    file, made = find_model_file(config.path), {"config": {"kind": config.kind}}
     if file.suffix == ".json":
         return publish_json_tokenizer(folder, file, config.eos_token, made)
     return publish_sentencepiece(folder, file.read_bytes(), made)

@@ -2,8 +2,8 @@
 
 Reads the pieces of a vocabulary; gives the places of cuts in UTF-8 bytes. Both BPE and unigram build every token from
 neighbouring characters of one piece. So between two characters that stand side by side in no piece there is always an
-end of a token, and what lies left of it decides nothing on its right. `coarse` looks for runs of spaces and of newlines
-alone and is fast; `fine` looks up every pair of characters.
+end of a token, and what lies left of it decides nothing on its right. `find_coarse_cuts` looks for runs of spaces and of newlines
+alone and is fast; `find_fine_cuts` looks up every pair of characters.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ _CODE_POINTS = 0x110000
 _LEFT, _RIGHT = np.uint32(0x9E3779B1), np.uint32(0x85EBCA6B)  # odd, from the golden ratio and from MurmurHash3
 
 
-class CutRules:
+class CutPointFinder:
     """The cuts that a vocabulary allows; `problem` says why it allows none between words, else it is None.
 
     Args:
@@ -34,7 +34,7 @@ class CutRules:
 
     def __init__(self, pieces: Iterable[str], byte_fallback: bool) -> None:
         texts = list(pieces)
-        codes = code_points("".join(texts).encode())
+        codes = decode_code_points("".join(texts).encode())
         lengths = np.fromiter(map(len, texts), np.int64, len(texts))
         inner = np.ones(len(codes), np.bool_)
         inner[np.cumsum(lengths)[:-1]] = False
@@ -42,12 +42,12 @@ class CutRules:
         left, right = codes[:-1][inner[1:]], codes[1:][inner[1:]]
         self._shift = np.uint32(32 - max(16, (32 * len(left)).bit_length()))
         self._joined = np.zeros(1 << (32 - int(self._shift)), np.bool_)
-        self._joined[self._places(left, right)] = True
-        self._known = None if byte_fallback else _membership(codes[(np.cumsum(lengths) - lengths)[lengths == 1]])
+        self._joined[self._hash_pairs(left, right)] = True
+        self._known = None if byte_fallback else _build_membership(codes[(np.cumsum(lengths) - lengths)[lengths == 1]])
         self._cuts_newlines = not (((left == NEWLINE) != (right == NEWLINE)).any() or self._is_unknown(NEWLINE))
-        self.problem = self._problem(left, right)
+        self.problem = self._find_problem(left, right)
 
-    def _problem(self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> str | None:
+    def _find_problem(self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> str | None:
         if ((right == SPACE) & (left != SPACE)).any():
             return "it has pieces with a space behind another character"
         return "it has no piece for a space" if self._is_unknown(SPACE) else None
@@ -55,11 +55,11 @@ class CutRules:
     def _is_unknown(self, code: int) -> bool:
         return self._known is not None and not self._known[code]
 
-    def _places(self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> Any:
+    def _hash_pairs(self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> Any:
         """Where a pair lies in the table. Two pairs in one place cost a cut, never a token."""
         return (left * _LEFT ^ right * _RIGHT) * _LEFT >> self._shift
 
-    def coarse(self, data: Bytes, _: Places) -> Flags:
+    def find_coarse_cuts(self, data: Bytes, _: Places) -> Flags:
         """Which bytes begin a run of spaces, a run of newlines, or what follows newlines. (len(data) + 1,) flags."""
         cuts = np.zeros(len(data) + 1, np.bool_)
         spaces = data == SPACE
@@ -69,14 +69,14 @@ class CutRules:
             cuts[1:-1] |= newlines[1:] != newlines[:-1]
         return cuts
 
-    def fine(self, data: Bytes, _: Places) -> Flags:
+    def find_fine_cuts(self, data: Bytes, _: Places) -> Flags:
         """Which bytes begin a character that no piece joins to the one before. (len(data) + 1,) flags."""
-        codes = code_points(data.tobytes())
+        codes = decode_code_points(data.tobytes())
         cuts = np.zeros(len(data) + 1, np.bool_)
         joined = np.zeros(len(codes) - 1, np.bool_)
         for start in range(0, len(joined), BLOCK):  # so that a text of any length takes little more than its own size
             block = codes[start : start + BLOCK + 1]
-            joined[start : start + BLOCK] = self._joined[self._places(block[:-1], block[1:])]
+            joined[start : start + BLOCK] = self._joined[self._hash_pairs(block[:-1], block[1:])]
         if self._known is not None:
             unknown = ~self._known[codes]
             joined |= unknown[1:] & unknown[:-1]
@@ -84,12 +84,12 @@ class CutRules:
         return cuts
 
 
-def code_points(text: bytes) -> npt.NDArray[np.uint32]:
+def decode_code_points(text: bytes) -> npt.NDArray[np.uint32]:
     """The characters of a text in UTF-8; UnicodeDecodeError when it is not."""
     return np.frombuffer(text.decode().encode("utf-32-le"), np.uint32)
 
 
-def _membership(codes: npt.NDArray[np.uint32]) -> Flags:
+def _build_membership(codes: npt.NDArray[np.uint32]) -> Flags:
     known = np.zeros(_CODE_POINTS, np.bool_)
     known[codes] = True
     return known

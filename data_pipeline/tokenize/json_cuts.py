@@ -35,13 +35,13 @@ _LAST_TWO = np.array(sorted(int.from_bytes(c.encode()) for c in _WHITE_SPACE if 
 _LAST_THREE = np.array(sorted(int.from_bytes(c.encode()) for c in _WHITE_SPACE if len(c.encode()) == 3))
 
 
-def cut_problem(values: dict[str, Any]) -> str | None:
+def find_cut_problem(values: dict[str, Any]) -> str | None:
     """Why texts cannot be cut at spaces before this tokenizer; None when they can."""
     if values["model"].get("dropout"):
         return "its pieces are drawn at random"
-    normalizers = _steps(values.get("normalizer"), "normalizers")
+    normalizers = _list_steps(values.get("normalizer"), "normalizers")
     byte_level = is_byte_level(values)
-    if not byte_level and not _splits_at_spaces(values.get("pre_tokenizer")):
+    if not byte_level and not _is_split_at_spaces(values.get("pre_tokenizer")):
         return "its pre_tokenizer is not known to cut texts at spaces"
     for step in normalizers:
         if step["type"] not in ({"NFC"} if byte_level else _LOCAL_NORMALIZERS):
@@ -56,7 +56,7 @@ def cut_problem(values: dict[str, Any]) -> str | None:
     return None
 
 
-def _steps(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
+def _list_steps(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
     """A normalizer or pre_tokenizer as the list of its steps."""
     if step is None:
         return []
@@ -64,9 +64,9 @@ def _steps(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
     return steps
 
 
-def _splits_at_spaces(pre_tokenizer: dict[str, Any] | None) -> bool:
+def _is_split_at_spaces(pre_tokenizer: dict[str, Any] | None) -> bool:
     """Whether words end at spaces, which go, or become ▁ in front of the next word."""
-    match _steps(pre_tokenizer, "pretokenizers"):
+    match _list_steps(pre_tokenizer, "pretokenizers"):
         case [{"type": kind}]:
             return kind in _SPACE_SPLITTERS or _is_metaspace(pre_tokenizer or {})
         case [{"type": "WhitespaceSplit"}, meta]:
@@ -82,29 +82,29 @@ def _is_metaspace(step: dict[str, Any]) -> bool:
 def is_sentencepiece_bpe(values: dict[str, Any]) -> bool:
     """Whether it is SentencePiece's BPE as Llama 2 has it: no words, spaces written ▁, bytes for what has no piece.
 
-    Then a text is one word to the model, which joins pieces as SentencePiece does, and `CutRules` say where it ends.
+    Then a text is one word to the model, which joins pieces as SentencePiece does, and `CutPointFinder` say where it ends.
     """
-    model, added = values["model"], added_texts(values)
+    model, added = values["model"], list_added_tokens(values)
     if model["type"] != "BPE" or not model.get("byte_fallback") or values.get("pre_tokenizer") or added:
         return False
     if any(model.get(name) for name in ("dropout", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")):
         return False
     if any(piece in BYTE_PIECES for pair in model["merges"] for piece in pair):
         return False  # what bytes join to has no text
-    *first, last = _steps(values.get("normalizer"), "normalizers") or [{}]
+    *first, last = _list_steps(values.get("normalizer"), "normalizers") or [{}]
     escapes = last.get("pattern") == {"String": " "} and last.get("content") == ESCAPED_SPACE
     prefix = first in ([], [{"type": "Prepend", "prepend": ESCAPED_SPACE}])
     return escapes and prefix and model["vocab"].keys() >= set(BYTE_PIECES)
 
 
-def prepends_space(values: dict[str, Any]) -> bool:
+def has_prepend_normalizer(values: dict[str, Any]) -> bool:
     """Whether a space is put before every text."""
-    return any(step["type"] == "Prepend" for step in _steps(values.get("normalizer"), "normalizers"))
+    return any(step["type"] == "Prepend" for step in _list_steps(values.get("normalizer"), "normalizers"))
 
 
 def is_byte_level(values: dict[str, Any]) -> bool:
     """Whether words are divided by an expression of GPT-2 or one of its heirs, and written byte by byte."""
-    match _steps(values.get("pre_tokenizer"), "pretokenizers"):
+    match _list_steps(values.get("pre_tokenizer"), "pretokenizers"):
         case [{"type": "ByteLevel"} as level]:
             return bool(level.get("use_regex", True))
         case [{"type": "Split"} as split, {"type": "ByteLevel"} as level]:
@@ -113,14 +113,14 @@ def is_byte_level(values: dict[str, Any]) -> bool:
     return False
 
 
-def adds_prefix(values: dict[str, Any]) -> bool:
+def uses_prefix_space(values: dict[str, Any]) -> bool:
     """Whether a text that does not begin with a space is given one."""
-    return any(step.get("add_prefix_space") for step in _steps(values.get("pre_tokenizer"), "pretokenizers"))
+    return any(step.get("add_prefix_space") for step in _list_steps(values.get("pre_tokenizer"), "pretokenizers"))
 
 
 def is_gpt2(values: dict[str, Any]) -> bool:
     """Whether the expression of a byte-level BPE is GPT-2's own: only a space can stand before letters in a word."""
-    steps = _steps(values.get("pre_tokenizer"), "pretokenizers")
+    steps = _list_steps(values.get("pre_tokenizer"), "pretokenizers")
     return steps[0]["type"] == "ByteLevel" or steps[0]["pattern"].get("Regex") in (_GPT2, _GPT2_LONG)
 
 
@@ -132,12 +132,12 @@ def is_bert(values: dict[str, Any]) -> bool:
     )
 
 
-def added_texts(values: dict[str, Any]) -> list[str]:
+def list_added_tokens(values: dict[str, Any]) -> list[str]:
     """The added tokens that are looked for in texts."""
     return [token["content"] for token in values.get("added_tokens", ()) if not token["special"]]
 
 
-def before_spaces(data: Bytes, _: Places) -> Flags:
+def find_cuts_before_spaces(data: Bytes, _: Places) -> Flags:
     """Which bytes are a space that follows a character other than white space. (len(data) + 1,) flags."""
     cuts = np.zeros(len(data) + 1, np.bool_)
     before = data[:-1]

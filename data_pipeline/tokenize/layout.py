@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.document import rebatch
+from data_pipeline.document import concat_batches
 from data_pipeline.executors.event import Report
-from llmsys.shards import ShardWriter, describe_token_file, read_batches, token_dtype, token_schema
+from llmsys.shards import ArrowFileWriter, describe_token_file, read_batches, choose_token_dtype, build_token_schema
 
 CELLS_BITS = 16  # places are cut into 65,536 cells; a file is a run of cells
 SplitName = Literal["train", "heldout"]
@@ -44,9 +44,9 @@ def plan_files(sources: Sequence[Path], split: SplitName, shard_tokens: int) -> 
     tokens = np.zeros(1 << CELLS_BITS, np.int64)
     for source in sources:
         for batch in read_batches(source):
-            chosen = _in_split(batch, split)
+            chosen = _compute_split_mask(batch, split)
             lengths = np.diff(batch.column("tokens").offsets.to_numpy())[chosen]
-            np.add.at(tokens, _cells(batch)[chosen], lengths)
+            np.add.at(tokens, _compute_cells(batch)[chosen], lengths)
     total = int(tokens.sum())
     files = -(-total // shard_tokens)
     before = np.cumsum(tokens) - tokens
@@ -57,11 +57,11 @@ def plan_files(sources: Sequence[Path], split: SplitName, shard_tokens: int) -> 
     return [TokenFilePlan(split, number, *cut) for number, cut in enumerate(filled)]
 
 
-def _in_split(batch: pa.RecordBatch, split: SplitName) -> Any:
+def _compute_split_mask(batch: pa.RecordBatch, split: SplitName) -> Any:
     return batch.column("heldout").to_numpy() == (1 if split == "heldout" else 0)
 
 
-def _cells(batch: pa.RecordBatch) -> Any:
+def _compute_cells(batch: pa.RecordBatch) -> Any:
     return (batch.column("place").to_numpy() >> np.uint64(64 - CELLS_BITS)).astype(np.int64)
 
 
@@ -69,22 +69,22 @@ def write_token_file(
     report: Report, *, plan: TokenFilePlan, sources: Sequence[Path], output: Path, vocab_size: int, batch_tokens: int
 ) -> dict[str, Any]:
     """Write one token file in the order of the shuffle; progress is in tokens."""
-    schema = token_schema(token_dtype(vocab_size))
+    schema = build_token_schema(choose_token_dtype(vocab_size))
     batches = [batch for source in sources for batch in read_batches(source)]
-    with ShardWriter(output, schema) as writer:
-        for rows in _rows(batches, plan, batch_tokens):
-            batch = _gather(batches, rows, schema)
+    with ArrowFileWriter(output, schema) as writer:
+        for rows in _iter_row_tables(batches, plan, batch_tokens):
+            batch = _gather_rows(batches, rows, schema)
             writer.write(batch)
             report(len(batch.column("tokens").values), 0)
     return describe_token_file(output).model_dump()
 
 
-def _rows(batches: Sequence[pa.RecordBatch], plan: TokenFilePlan, batch_tokens: int) -> Iterator[Any]:
+def _iter_row_tables(batches: Sequence[pa.RecordBatch], plan: TokenFilePlan, batch_tokens: int) -> Iterator[Any]:
     """Yield (R, 2) tables of [batch, row] in the order of the shuffle, each of at least `batch_tokens` tokens."""
     places, found, lengths = [np.zeros(0, np.uint64)], [np.zeros((0, 2), np.int64)], [np.zeros(0, np.int64)]
     for number, batch in enumerate(batches):
-        cells = _cells(batch)
-        rows = np.flatnonzero(_in_split(batch, plan.split) & (cells >= plan.first) & (cells < plan.last))
+        cells = _compute_cells(batch)
+        rows = np.flatnonzero(_compute_split_mask(batch, plan.split) & (cells >= plan.first) & (cells < plan.last))
         places.append(batch.column("place").to_numpy()[rows])
         found.append(np.stack([np.full(len(rows), number), rows], axis=1))
         lengths.append(np.diff(batch.column("tokens").offsets.to_numpy())[rows].astype(np.int64))
@@ -98,7 +98,7 @@ def _rows(batches: Sequence[pa.RecordBatch], plan: TokenFilePlan, batch_tokens: 
         start = stop
 
 
-def _gather(batches: Sequence[pa.RecordBatch], rows: Any, schema: pa.Schema) -> pa.RecordBatch:
+def _gather_rows(batches: Sequence[pa.RecordBatch], rows: Any, schema: pa.Schema) -> pa.RecordBatch:
     """Copy documents from wherever they lie into one batch: those of each source together, then all into order."""
     grouped = np.argsort(rows[:, 0], kind="stable")
     numbers, starts = np.unique(rows[grouped, 0], return_index=True)
@@ -108,4 +108,4 @@ def _gather(batches: Sequence[pa.RecordBatch], rows: Any, schema: pa.Schema) -> 
     ]
     order = np.empty(len(rows), np.int64)
     order[grouped] = np.arange(len(rows))
-    return rebatch(pieces).take(pa.array(order)).cast(schema)
+    return concat_batches(pieces).take(pa.array(order)).cast(schema)

@@ -1,7 +1,7 @@
 """What a SentencePiece model file says about itself, and the same model without its normaliser.
 
-Reads the bytes of a tokenizer.model (a protocol buffer: sentencepiece_model.proto of the library); gives `model_facts`
-and `without_normalizer`. The library has no calls for these facts, and its protocol classes need the package protobuf.
+Reads the bytes of a tokenizer.model (a protocol buffer: sentencepiece_model.proto of the library); gives `parse_model_facts`
+and `remove_normalizer`. The library has no calls for these facts, and its protocol classes need the package protobuf.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ Value = int | memoryview
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class SentencePieceFacts:
     """How a model was trained and what it does to a text before it cuts it into pieces.
 
     Attributes:
@@ -39,16 +39,16 @@ class ModelFacts:
     escapes_spaces: bool
 
 
-def model_facts(model: bytes) -> ModelFacts:
+def parse_model_facts(model: bytes) -> SentencePieceFacts:
     """Read the facts of a serialised model; what a file leaves out has the library's default."""
     trainer: dict[int, Value] = {}
     normalizer: dict[int, Value] = {}
-    for field, value in _fields(memoryview(model)):
+    for field, value in _iter_fields(memoryview(model)):
         if field in (_TRAINER, _NORMALIZER) and isinstance(value, memoryview):
-            (trainer if field == _TRAINER else normalizer).update(_fields(value))
+            (trainer if field == _TRAINER else normalizer).update(_iter_fields(value))
     kind = trainer.get(_MODEL_TYPE, 1)
     rules = normalizer.get(_RULES, b"")
-    return ModelFacts(
+    return SentencePieceFacts(
         kind=_KINDS[kind if isinstance(kind, int) else 1],
         byte_fallback=bool(trainer.get(_BYTE_FALLBACK, 0)),
         space_ends_word=bool(trainer.get(_SPACE_AS_SUFFIX, 0)),
@@ -59,7 +59,7 @@ def model_facts(model: bytes) -> ModelFacts:
     )
 
 
-def without_normalizer(model: bytes) -> bytes:
+def remove_normalizer(model: bytes) -> bytes:
     """The same pieces for text that is normalised already: no rules, no prefix, every space kept.
 
     In a protocol buffer a field that comes again overrides the first, so the change is an addition at the end.
@@ -70,24 +70,24 @@ def without_normalizer(model: bytes) -> bytes:
     return model + bytes([_NORMALIZER << 3 | _LENGTH, len(override)]) + override
 
 
-def _fields(data: memoryview) -> Iterator[tuple[int, Value]]:
+def _iter_fields(data: memoryview) -> Iterator[tuple[int, Value]]:
     """Yield (field number, value) of one message."""
     place = 0
     while place < len(data):
-        key, place = _varint(data, place)
+        key, place = _parse_varint(data, place)
         match key & 7:
             case 0:
-                value, place = _varint(data, place)
+                value, place = _parse_varint(data, place)
                 yield key >> 3, value
             case 2:
-                size, place = _varint(data, place)
+                size, place = _parse_varint(data, place)
                 yield key >> 3, data[place : place + size]
                 place += size
             case wire:
                 place += 8 if wire == _EIGHT_BYTES else 4
 
 
-def _varint(data: memoryview, place: int) -> tuple[int, int]:
+def _parse_varint(data: memoryview, place: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         byte = data[place]

@@ -11,7 +11,7 @@ from typing import Any
 
 import sentencepiece
 
-from llmsys.shards import publish_bytes
+from llmsys.shards import write_bytes_atomically
 from llmsys.tokenizer import JSON_NAME, MODEL_NAME, SentencePieceTokenizer, Tokenizer, load_tokenizer
 
 SENTENCEPIECE_FILES = (MODEL_NAME, "tokenizer.vocab", "made.json")
@@ -22,25 +22,25 @@ def publish_sentencepiece(folder: Path, model: bytes, made: dict[str, Any]) -> d
     tokenizer = SentencePieceTokenizer(model)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     pieces = "".join(f"{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n" for i in range(tokenizer.vocab_size))
-    facts = _facts(tokenizer)
+    facts = _get_tokenizer_facts(tokenizer)
     note = facts | {"sentencepiece": sentencepiece.__version__} | made
-    files = {"tokenizer.vocab": pieces.encode(), "made.json": _text(note), MODEL_NAME: model}
-    _publish(folder, files, without=(JSON_NAME, "tokenizer_config.json"))
+    files = {"tokenizer.vocab": pieces.encode(), "made.json": _serialize_json(note), MODEL_NAME: model}
+    _publish_files(folder, files, without=(JSON_NAME, "tokenizer_config.json"))
     return facts
 
 
 def publish_json_tokenizer(folder: Path, file: Path, eos_token: str | None, made: dict[str, Any]) -> dict[str, Any]:
     """Write the tokenizer.json, the tokenizer_config.json that completes it, and how they were made."""
-    from llmsys.tokenizer_json import copied_files
+    from llmsys.tokenizer_json import build_tokenizer_files
 
-    facts = _facts(load_tokenizer(file, eos_token))
+    facts = _get_tokenizer_facts(load_tokenizer(file, eos_token))
     note = facts | {"tokenizers": metadata.version("tokenizers")} | made
-    files = {"made.json": _text(note)} | dict(reversed(copied_files(file, eos_token).items()))
-    _publish(folder, files, without=(MODEL_NAME, "tokenizer.vocab"))
+    files = {"made.json": _serialize_json(note)} | dict(reversed(build_tokenizer_files(file, eos_token).items()))
+    _publish_files(folder, files, without=(MODEL_NAME, "tokenizer.vocab"))
     return facts
 
 
-def _facts(tokenizer: Tokenizer) -> dict[str, Any]:
+def _get_tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "fingerprint": tokenizer.fingerprint,
         "vocab_size": tokenizer.vocab_size,
@@ -48,12 +48,12 @@ def _facts(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _publish(folder: Path, files: dict[str, bytes], without: Iterable[str]) -> None:
+def _publish_files(folder: Path, files: dict[str, bytes], without: Iterable[str]) -> None:
     for name in without:  # of the tokenizer that was there before
         (folder / name).unlink(missing_ok=True)
     for name, content in files.items():
-        publish_bytes(folder / name, content)
+        write_bytes_atomically(folder / name, content)
 
 
-def _text(values: dict[str, Any]) -> bytes:
+def _serialize_json(values: dict[str, Any]) -> bytes:
     return (json.dumps(values, indent=1) + "\n").encode()

@@ -20,46 +20,46 @@ _LENGTH_BYTE = _LENGTHS.astype(np.uint64) << np.uint64(56)
 _LOW_FACTOR, _HIGH_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)  # of SplitMix64 and xxHash
 
 
-class Keys(NamedTuple):
+class WordKeys(NamedTuple):
     """Words as pairs of integers. A word that is too long has a key that no short word has, shared with others."""
 
     low: npt.NDArray[np.uint64]
     high: npt.NDArray[np.uint64]
 
-    def take(self, rows: npt.NDArray[np.int64]) -> "Keys":
+    def take_rows(self, rows: npt.NDArray[np.int64]) -> "WordKeys":
         """The keys asked for, in that order."""
-        return Keys(self.low[rows], self.high[rows])
+        return WordKeys(self.low[rows], self.high[rows])
 
 
-def keys_of(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> Keys:
+def compute_word_keys(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> WordKeys:
     """The keys of the words that begin at these bytes and have these sizes, in bytes; none may be empty."""
     padded = np.concatenate([data, np.zeros(2 * 8, np.uint8)])
     eights = np.ndarray((len(data) + 9,), "<u8", buffer=padded, strides=(1,))  # the eight bytes from each byte on
     kind = np.minimum(sizes, LONGEST + 1)
-    return Keys(eights[starts] & _LOW_MASKS[kind], eights[starts + 8] & _HIGH_MASKS[kind] | _LENGTH_BYTE[kind])
+    return WordKeys(eights[starts] & _LOW_MASKS[kind], eights[starts + 8] & _HIGH_MASKS[kind] | _LENGTH_BYTE[kind])
 
 
-class ShortWords:
+class ShortWordTable:
     """{key: number} by open addressing; no slot is looked at twice, and half of them stay free."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._make(FIRST_SLOTS)
+        self._allocate_slots(FIRST_SLOTS)
 
-    def _make(self, slots: int) -> None:
+    def _allocate_slots(self, slots: int) -> None:
         self._slots = slots
-        self._keys = Keys(np.zeros(slots, np.uint64), np.zeros(slots, np.uint64))
+        self._keys = WordKeys(np.zeros(slots, np.uint64), np.zeros(slots, np.uint64))
         self._numbers = np.zeros(slots, np.int64)
 
-    def _first_slots(self, keys: Keys) -> npt.NDArray[np.int64]:
+    def _compute_first_slots(self, keys: WordKeys) -> npt.NDArray[np.int64]:
         mixed = keys.low * _LOW_FACTOR ^ keys.high * _HIGH_FACTOR
         mixed ^= mixed >> np.uint64(29)
         mixed *= _LOW_FACTOR
         return (mixed >> np.uint64(65 - self._slots.bit_length())).astype(np.int64)
 
-    def find(self, keys: Keys) -> npt.NDArray[np.int64]:
+    def look_up(self, keys: WordKeys) -> npt.NDArray[np.int64]:
         """The number of each word, -1 for one that is not known."""
-        slots = self._first_slots(keys)
+        slots = self._compute_first_slots(keys)
         high = self._keys.high.take(slots)
         same = (high == keys.high) & (self._keys.low.take(slots) == keys.low)
         found = np.where(same, self._numbers.take(slots), -1)
@@ -72,17 +72,17 @@ class ShortWords:
             left = left[~same & (high != 0)]
         return found
 
-    def add(self, keys: Keys, numbers: npt.NDArray[np.int64]) -> None:
+    def insert(self, keys: WordKeys, numbers: npt.NDArray[np.int64]) -> None:
         """Remember words that are not known yet; they must be distinct, and their numbers too."""
         self._count += len(numbers)
         if 2 * self._count > self._slots:
             old, old_numbers, taken = self._keys, self._numbers, np.flatnonzero(self._keys.high)
-            self._make(1 << (4 * self._count - 1).bit_length())
-            self._place(old.take(taken), old_numbers[taken])
-        self._place(keys, numbers)
+            self._allocate_slots(1 << (4 * self._count - 1).bit_length())
+            self._insert_keys(old.take_rows(taken), old_numbers[taken])
+        self._insert_keys(keys, numbers)
 
-    def _place(self, keys: Keys, numbers: npt.NDArray[np.int64]) -> None:
-        slots, left = self._first_slots(keys), np.arange(len(numbers))
+    def _insert_keys(self, keys: WordKeys, numbers: npt.NDArray[np.int64]) -> None:
+        slots, left = self._compute_first_slots(keys), np.arange(len(numbers))
         while len(left):
             free = left[self._keys.high[slots[left]] == 0]
             self._numbers[slots[free]] = numbers[free]  # of several for one slot the last stays, and is looked for
@@ -94,7 +94,7 @@ class ShortWords:
             slots[left] = slots[left] + 1 & self._slots - 1
 
 
-def words_of(column: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def get_column_buffers(column: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """The bytes of a large_string or large_binary column without nulls, and where its rows begin and end in them."""
     if not len(column):
         return np.zeros(0, np.uint8), np.zeros(1, np.int64)

@@ -13,8 +13,8 @@ import sentencepiece
 
 from data_pipeline.executors.event import Report
 from data_pipeline.tokenize.publish import publish_sentencepiece
-from data_pipeline.tokenize.sample import Sample, draw
-from llmsys.config.data import SplitConfig
+from data_pipeline.tokenize.sample import TrainingSample, draw_sample
+from llmsys.config.data import HeldoutSplitConfig
 from llmsys.config.tokenizer import SentencePieceConfig
 from llmsys.errors import DataError
 from llmsys.shards import read_batches
@@ -25,17 +25,17 @@ WHITESPACE = ("\n", "\n\n", "\t")
 
 
 def train_sentencepiece(
-    report: Report, *, sources: Sequence[Path], folder: Path, config: SentencePieceConfig, split: SplitConfig
+    report: Report, *, sources: Sequence[Path], folder: Path, config: SentencePieceConfig, split: HeldoutSplitConfig
 ) -> dict[str, Any]:
     """Train on the sample and publish the three files; progress is in documents."""
-    sample = draw(sources, config, split)
+    sample = draw_sample(sources, config, split)
     if not sample.limits:
         languages = f" in {', '.join(config.language_weights)}" if config.language_weights else ""
         raise DataError(
             f"no document{languages} outside the held-back ones is left to train a tokenizer on. "
             "Set data.split.heldout_fraction lower, or give more input in data.inputs."
         )
-    return fit_sentencepiece(_lines(report, sources, sample), folder=folder, config=config, sample=sample.facts)
+    return fit_sentencepiece(_iter_sample_lines(report, sources, sample), folder=folder, config=config, sample=sample.facts)
 
 
 def fit_sentencepiece(
@@ -44,14 +44,14 @@ def fit_sentencepiece(
     """Train on lines of text and publish the three files; `sample` says how many documents and bytes they are."""
     model = io.BytesIO()
     try:
-        sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=model, **_options(config))
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=model, **_build_trainer_options(config))
     except RuntimeError as error:
-        raise DataError(_training_failure(error, config, sample)) from error
+        raise DataError(_describe_training_error(error, config, sample)) from error
     made = {"config": config.model_dump(mode="json"), "sample": sample}
     return publish_sentencepiece(folder, model.getvalue(), made)
 
 
-def _options(config: SentencePieceConfig) -> dict[str, Any]:
+def _build_trainer_options(config: SentencePieceConfig) -> dict[str, Any]:
     """Return SentencePiece's options; by default text is taken as it is, so that decoding gives it back."""
     own = WHITESPACE if config.newlines_and_tabs == "pieces" else ()
     symbols = [*config.user_defined_symbols, *(one for one in own if one not in config.user_defined_symbols)]
@@ -74,16 +74,16 @@ def _options(config: SentencePieceConfig) -> dict[str, Any]:
     }
 
 
-def _lines(report: Report, sources: Sequence[Path], sample: Sample) -> Iterator[str]:
+def _iter_sample_lines(report: Report, sources: Sequence[Path], sample: TrainingSample) -> Iterator[str]:
     """Yield the lines of the sampled documents: pieces with a newline are given, not learnt."""
     for source in sources:
         for batch in read_batches(source):
-            for row in sample.rows(batch):
+            for row in sample.select_rows(batch):
                 yield from filter(None, batch.column("text")[row].as_py().split("\n"))
             report(batch.num_rows, 0)
 
 
-def _training_failure(error: RuntimeError, config: SentencePieceConfig, sample: dict[str, Any]) -> str:
+def _describe_training_error(error: RuntimeError, config: SentencePieceConfig, sample: dict[str, Any]) -> str:
     """Say in our words what SentencePiece refuses, almost always the size of the vocabulary."""
     reason = str(error).rsplit("] ", 1)[-1].strip().rstrip(".")
     return (

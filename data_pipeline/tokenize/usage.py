@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data_pipeline.document import text_bytes
-from data_pipeline.rules.ragged import offsets_of
-from data_pipeline.tokenize.memo import Ragged
-from data_pipeline.tokenize.short_words import words_of
+from data_pipeline.document import count_text_bytes
+from data_pipeline.rules.ragged import compute_offsets
+from data_pipeline.tokenize.memo import RaggedTokens
+from data_pipeline.tokenize.short_words import get_column_buffers
 from llmsys.manifest import LanguageUsage, TokenizerUsage
-from llmsys.shards import ShardWriter, read_batches
+from llmsys.shards import ArrowFileWriter, read_batches
 from llmsys.special_tokens import BYTE_PIECES
 from llmsys.tokenizer import Tokenizer
 
@@ -28,26 +28,26 @@ _UNKNOWN, _BYTE = 1, 2
 _COUNTS = ("documents", "bytes", "words", "tokens", "unknown_tokens", "byte_tokens")
 
 
-class UsageCounter:
+class TokenizerUsageCounter:
     """Counts the tokens of some documents by language and by piece."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._kinds = np.zeros(tokenizer.vocab_size, np.uint8)
         self._kinds[list(tokenizer.unknown_ids)] = _UNKNOWN
-        byte_ids = [number for name in BYTE_PIECES if (number := tokenizer.piece_id(name)) is not None]
+        byte_ids = [number for name in BYTE_PIECES if (number := tokenizer.find_piece_id(name)) is not None]
         self._kinds[[number for number in byte_ids if number not in tokenizer.unknown_ids]] = _BYTE
         self._pieces = np.zeros(tokenizer.vocab_size, np.int64)
         self._languages: dict[str, Counter[str]] = {}
 
-    def add(self, batch: pa.RecordBatch, tokens: Ragged) -> None:
+    def count_batch(self, batch: pa.RecordBatch, tokens: RaggedTokens) -> None:
         """Count a batch of documents; their tokens are without begin and end ids."""
         self._pieces += np.bincount(tokens.values, minlength=len(self._pieces))
-        kinds, ends = self._kinds[tokens.values], offsets_of(tokens.lengths)
+        kinds, ends = self._kinds[tokens.values], compute_offsets(tokens.lengths)
         table = np.stack(
             [
                 np.ones(batch.num_rows, np.int64),
-                text_bytes(batch.column("text")),
-                _words(batch.column("text")),
+                count_text_bytes(batch.column("text")),
+                _count_words(batch.column("text")),
                 tokens.lengths,
                 *(np.diff(np.searchsorted(np.flatnonzero(kinds == kind), ends)) for kind in (_UNKNOWN, _BYTE)),
             ]
@@ -58,13 +58,13 @@ class UsageCounter:
             sums = table[:, codes == code].sum(axis=1).tolist()
             self._languages.setdefault(name, Counter()).update(dict(zip(_COUNTS, sums, strict=True)))
 
-    def languages(self) -> dict[str, dict[str, int]]:
+    def to_dict(self) -> dict[str, dict[str, int]]:
         """{language: counts}, as JSON can hold them."""
         return {name: dict(counts) for name, counts in sorted(self._languages.items())}
 
-    def write(self, path: Path) -> None:
+    def write_piece_counts(self, path: Path) -> None:
         """Write how often each piece was used, by id."""
-        with ShardWriter(path, PIECE_SCHEMA, "zstd") as writer:
+        with ArrowFileWriter(path, PIECE_SCHEMA, "zstd") as writer:
             writer.write(pa.record_batch([pa.array(self._pieces)], schema=PIECE_SCHEMA))
 
 
@@ -77,7 +77,7 @@ def collect_usage(tokenizer: Tokenizer, results: Sequence[dict[str, Any]], piece
     used: npt.NDArray[np.int64] = np.zeros(tokenizer.vocab_size, np.int64)
     for path in pieces:
         used += next(read_batches(path)).column("count").to_numpy()
-    texts = tokenizer.text_pieces()
+    texts = tokenizer.get_text_pieces()
     dead = [number for number in sorted(texts) if not used[number]]
     order = sorted(languages, key=lambda name: (-languages[name]["bytes"], name))
     return TokenizerUsage(
@@ -90,9 +90,9 @@ def collect_usage(tokenizer: Tokenizer, results: Sequence[dict[str, Any]], piece
     )
 
 
-def _words(texts: pa.Array) -> npt.NDArray[np.int64]:
+def _count_words(texts: pa.Array) -> npt.NDArray[np.int64]:
     """Words of each text."""
-    data, ends = words_of(texts)
+    data, ends = get_column_buffers(texts)
     if not len(data):
         return np.zeros(len(texts), np.int64)
     inside = data > 0x20

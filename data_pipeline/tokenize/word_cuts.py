@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.tokenize.cuts import NEWLINE, SPACE, Bytes, Flags, Places, code_points
-from data_pipeline.tokenize.json_cuts import added_texts, is_bert, is_gpt2
-from llmsys.tokenizer_json import JsonTokenizer
+from data_pipeline.tokenize.cuts import NEWLINE, SPACE, Bytes, Flags, Places, decode_code_points
+from data_pipeline.tokenize.json_cuts import list_added_tokens, is_bert, is_gpt2
+from llmsys.tokenizer_json import HuggingFaceTokenizer
 
 Codes = npt.NDArray[np.uint32]
 
@@ -31,20 +31,20 @@ _APART = _PUNCTUATION | np.isin(_ASCII, [0x09, 0x0A, 0x0D, 0x20])  # from what s
 _NO_GLUE = _PUNCTUATION & (ord("'") != _ASCII)  # begins no 's or 've
 
 
-class WordCuts:
+class WordCutFinder:
     """The cuts of one tokenizer, whose values are such that it `json_words.has_plain_words`."""
 
-    def __init__(self, tokenizer: JsonTokenizer, values: dict[str, Any]) -> None:
+    def __init__(self, tokenizer: HuggingFaceTokenizer, values: dict[str, Any]) -> None:
         self._tokenizer = tokenizer
         self.bert = is_bert(values)
         self.gpt2 = not self.bert and is_gpt2(values)
-        self._added = [token.encode() for token in added_texts(values) if token.strip(" ")]
+        self._added = [token.encode() for token in list_added_tokens(values) if token.strip(" ")]
         self._plain = np.zeros(0x110000, np.uint8)
 
-    def cuts(self, data: Bytes, ends: Places) -> Flags:
+    def find_word_starts(self, data: Bytes, ends: Places) -> Flags:
         """Which bytes begin a word whatever stands around them. (len(data) + 1,) flags; `ends` divide the texts."""
         text = data.tobytes()
-        codes = code_points(text)
+        codes = decode_code_points(text)
         places = np.flatnonzero((data & 0xC0) != 0x80)[1:]
         cuts = np.zeros(len(data) + 1, np.bool_)
         cuts[ends] = True
@@ -53,12 +53,12 @@ class WordCuts:
             apart = (right < 0x80) & (_APART[right] | _APART[left])
             apart |= _is_chinese(codes[:-1]) & _is_chinese(codes[1:])
         else:
-            apart = self._byte_level(self.are_plain(codes), left, right, ~cuts[places])
+            apart = self._find_byte_level_cuts(self.compute_plain_mask(codes), left, right, ~cuts[places])
         cuts[places] = apart
-        self._keep_added(text, cuts)
+        self._drop_cuts_in_added_tokens(text, cuts)
         return cuts
 
-    def _byte_level(self, letter: Flags, left: Codes, right: Codes, inside: Flags) -> Flags:
+    def _find_byte_level_cuts(self, letter: Flags, left: Codes, right: Codes, inside: Flags) -> Flags:
         """Whether words end between each pair of characters; `inside` says that both are of one text."""
         letter_left, letter_right = letter[:-1], letter[1:]
         ends = (right < 0x80) & (letter_left & ~letter_right | _DIGIT[left] & ~_DIGIT[right])
@@ -72,7 +72,7 @@ class WordCuts:
         together: Flags = ends | last
         return together
 
-    def are_plain(self, codes: Codes) -> Flags:
+    def compute_plain_mask(self, codes: Codes) -> Flags:
         """Whether each character is part of one word with letters around it."""
         kinds = self._plain[codes]
         if not kinds.all():
@@ -82,7 +82,7 @@ class WordCuts:
         plain: Flags = kinds == _YES
         return plain
 
-    def _keep_added(self, text: bytes, cuts: Flags) -> None:
+    def _drop_cuts_in_added_tokens(self, text: bytes, cuts: Flags) -> None:
         """Take back the cuts inside of added tokens: these are looked for before a text is divided."""
         if self._added and any(character in text for character in _BECOME_ASCII):
             cuts[:] = False

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from llmsys.config.unicode import FtfyUnicode, NfcUnicode
+from llmsys.config.unicode import FtfyRepairConfig, NfcNormalizationConfig
 
 # What ftfy changes whatever stands around it: control characters of ASCII and Latin-1, lone surrogates, marks of
 # annotation, deprecated Arabic controls, byte order marks.
@@ -23,7 +23,7 @@ _ALWAYS = re.compile(
 _LONGEST_LINE = 1_000_000  # characters; ftfy takes longer lines in pieces
 
 
-class Repaired(NamedTuple):
+class RepairResult(NamedTuple):
     """Texts, and per text how many of its lines were changed."""
 
     texts: pa.Array
@@ -35,27 +35,27 @@ class Repaired(NamedTuple):
         return {"documents repaired": int(np.count_nonzero(self.lines)), "lines repaired": int(self.lines.sum())}
 
 
-def repair_texts(texts: pa.Array, config: FtfyUnicode | NfcUnicode) -> Repaired:
+def repair_texts(texts: pa.Array, config: FtfyRepairConfig | NfcNormalizationConfig) -> RepairResult:
     """Mend a column of texts."""
-    found = [repair(text, config) for text in texts.to_pylist()]
+    found = [repair_text(text, config) for text in texts.to_pylist()]
     lines = np.fromiter((count for _, count in found), np.int64, len(found))
-    return Repaired(pa.array([text for text, _ in found], texts.type) if lines.any() else texts, lines)
+    return RepairResult(pa.array([text for text, _ in found], texts.type) if lines.any() else texts, lines)
 
 
-def repair(text: str, config: FtfyUnicode | NfcUnicode) -> tuple[str, int]:
+def repair_text(text: str, config: FtfyRepairConfig | NfcNormalizationConfig) -> tuple[str, int]:
     """Return the mended text and the number of its lines that changed."""
-    entities = isinstance(config, FtfyUnicode) and config.html_entities == "auto" and "&" in text
-    mends = isinstance(config, FtfyUnicode) and not (text.isascii() and not entities and not _ALWAYS.search(text))
+    entities = isinstance(config, FtfyRepairConfig) and config.html_entities == "auto" and "&" in text
+    mends = isinstance(config, FtfyRepairConfig) and not (text.isascii() and not entities and not _ALWAYS.search(text))
     lines = text.split("\n")
-    mended = list(_mended(lines, entities)) if mends else lines
-    if (isinstance(config, NfcUnicode) or config.normalization == "NFC") and not text.isascii():
+    mended = list(_repair_lines(lines, entities)) if mends else lines
+    if (isinstance(config, NfcNormalizationConfig) or config.normalization == "NFC") and not text.isascii():
         mended = unicodedata.normalize("NFC", "\n".join(mended)).split("\n")
     if mended == lines:
         return text, 0
     return "\n".join(mended), sum(old != new for old, new in zip(lines, mended, strict=False))
 
 
-def _mended(lines: list[str], entities: bool) -> Iterator[str]:
+def _repair_lines(lines: list[str], entities: bool) -> Iterator[str]:
     """Mend each line; entities are decoded until a line has a `<`, because from there on the text may be HTML."""
     from ftfy import fix_text
     from ftfy.badness import is_bad
@@ -65,11 +65,11 @@ def _mended(lines: list[str], entities: bool) -> Iterator[str]:
         decodes = entities and (is_long or "<" not in line)
         entities = entities and "<" not in line
         suspect = (decodes and "&" in line) or is_long or _ALWAYS.search(line) or (not line.isascii() and is_bad(line))
-        yield fix_text(line, _settings(decodes)) if suspect else line
+        yield fix_text(line, _build_ftfy_config(decodes)) if suspect else line
 
 
 @lru_cache(maxsize=2)
-def _settings(entities: bool) -> Any:
+def _build_ftfy_config(entities: bool) -> Any:
     from ftfy import TextFixerConfig
 
     return TextFixerConfig(

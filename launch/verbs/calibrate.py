@@ -29,14 +29,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.processes > 1 and "WORLD_SIZE" not in os.environ:
         return _start_ranks(arguments.processes)
     from llmsys.calibrate.machine import measure_machine
-    from llmsys.config.yaml_text import dump
-    from llmsys.estimate.device import read_device
+    from llmsys.config.yaml_text import dump_yaml
+    from llmsys.estimate.device import load_device_profile
 
-    base = None if arguments.base is None else read_device(arguments.base)
+    base = None if arguments.base is None else load_device_profile(arguments.base)
     device = measure_machine(watts=arguments.watts, base=base)
     if device is None:  # another rank writes
         return 0
-    arguments.output.write_text(dump(device.model_dump(mode="json")), encoding="utf-8")
+    arguments.output.write_text(dump_yaml(device.model_dump(mode="json")), encoding="utf-8")
     said = ", ".join(f"{number} {flops / 1e12:.3g} TFLOP/s" for number, flops in device.peak_flops.items())
     text = f"{device.name}: {said}, {device.memory_bandwidth / 1e9:.3g} GB/s. Use it: --device {arguments.output}"
     print(json.dumps(device.model_dump(mode="json")) if arguments.json else text)
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _start_ranks(processes: int) -> int:
     """The same command on several processes that meet on this machine."""
     from launch.torchrun import main
-    from llmsys.port import free_port
+    from llmsys.port import find_free_port
 
-    here = ["--nnodes=1", f"--nproc-per-node={processes}", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    here = ["--nnodes=1", f"--nproc-per-node={processes}", "--master-addr=127.0.0.1", f"--master-port={find_free_port()}"]
     return main([*here, "-m", "launch.main", *sys.argv[1:]])

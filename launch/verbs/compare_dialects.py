@@ -10,7 +10,7 @@ from llmsys.errors import ConfigError
 MOST_REASONS = 8
 
 
-def run(config: RunConfig, dialects: str, as_json: bool) -> int:
+def run_compare_dialects(config: RunConfig, dialects: str, as_json: bool) -> int:
     """Judge the documents of the config in each dialect and print the differences."""
     from data_pipeline.compare import compare_dialects
 
@@ -18,26 +18,26 @@ def run(config: RunConfig, dialects: str, as_json: bool) -> int:
         raise ConfigError(f"data.kind={config.data.kind} has no rules to compare. Use a config with data.kind=crawl.")
     differences = compare_dialects(config.data, [name for name in dialects.split(",") if name])
     if as_json:
-        print(json.dumps([_plain(difference) for difference in differences]))
+        print(json.dumps([_to_dict(difference) for difference in differences]))
     else:
-        print("\n\n".join(_described(difference) for difference in differences))
+        print("\n\n".join(_format_difference(difference) for difference in differences))
     return 0
 
 
-def _described(difference: Any) -> str:
+def _format_difference(difference: Any) -> str:
     """One rule: a matrix of verdicts, why they differ, and examples with value and threshold on each side."""
     first, second = difference.dialects
-    share = difference.differing / difference.documents if difference.documents else 0.0
+    share = difference.num_differing / difference.num_documents if difference.num_documents else 0.0
     width = max(len(f"{name} drops") for name in difference.dialects) + 2
     rows = [
-        f"{difference.rule}: {first} and {second} differ on {difference.differing:,} of {difference.documents:,} "
+        f"{difference.rule}: {first} and {second} differ on {difference.num_differing:,} of {difference.num_documents:,} "
         f"documents ({share:.1%})",
         f"  {'':{width}}{f'{second} keeps':>{width}}{f'{second} drops':>{width}}",
     ]
     for kept, word in ((True, "keeps"), (False, "drops")):
         counts = "".join(f"{difference.verdicts[kept, other]:>{width},}" for other in (True, False))
         rows.append(f"  {f'{first} {word}':{width}}{counts}")
-    for tests, count in _largest(difference):
+    for tests, count in _select_largest(difference):
         rows.append(f"  {count:,} × {first}: {tests[0]} | {second}: {tests[1]}")
         for example in difference.examples[tests][:1]:
             rows.append(f"      {example.url or example.id}")
@@ -47,21 +47,21 @@ def _described(difference: Any) -> str:
     return "\n".join(rows)
 
 
-def _largest(difference: Any) -> list[tuple[tuple[str, str], int]]:
+def _select_largest(difference: Any) -> list[tuple[tuple[str, str], int]]:
     """The pairs of tests on which most documents differ."""
     found: list[tuple[tuple[str, str], int]] = sorted(difference.tests.items(), key=lambda one: (-one[1], one[0]))
     return found[:MOST_REASONS]
 
 
-def _plain(difference: Any) -> dict[str, Any]:
+def _to_dict(difference: Any) -> dict[str, Any]:
     """A difference as JSON."""
     first, second = difference.dialects
     words = {True: "keeps", False: "drops"}
     return {
         "rule": difference.rule,
         "dialects": [first, second],
-        "documents": difference.documents,
-        "differing": difference.differing,
+        "documents": difference.num_documents,
+        "differing": difference.num_differing,
         "verdicts": {
             f"{first} {words[one]}, {second} {words[other]}": difference.verdicts[one, other]
             for one in words

@@ -31,21 +31,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert and print where the result is; with --json, as {source, destination, tensors, bytes}."""
-    shard_bytes = None if arguments.max_shard_size is None else _bytes(arguments.max_shard_size)
+    shard_bytes = None if arguments.max_shard_size is None else _parse_bytes(arguments.max_shard_size)
     if not arguments.source.is_dir():
         raise ConfigError(f"{arguments.source} is not a folder. Name a Hugging Face folder or a run folder.")
     if arguments.trust_pickle:
         return _rewrite(arguments)
     if arguments.destination is None:
         raise ConfigError(f"convert {arguments.source} needs a DESTINATION. Name a folder that does not exist yet.")
-    from llmsys.convert.source import is_hugging_face_folder, refuse_existing
+    from llmsys.convert.source import is_hugging_face_folder, require_absent
 
-    refuse_existing(arguments.destination)
+    require_absent(arguments.destination)
     inwards = is_hugging_face_folder(arguments.source)
     if inwards and shard_bytes is not None:
         raise ConfigError("--max-shard-size belongs to the way back: a checkpoint of ours is one file. Leave it out.")
     if arguments.dry_run:
-        return _list(arguments, inwards, shard_bytes)
+        return _print_mappings(arguments, inwards, shard_bytes)
     if inwards:
         from llmsys.convert.from_hugging_face import convert_from_hugging_face
 
@@ -60,10 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _list(arguments: argparse.Namespace, inwards: bool, shard_bytes: int | None) -> int:
-    from llmsys.convert.listing import listing
+def _print_mappings(arguments: argparse.Namespace, inwards: bool, shard_bytes: int | None) -> int:
+    from llmsys.convert.listing import list_conversions
 
-    lines: list[dict[str, Any]] = listing(arguments.source, inwards, shard_bytes)
+    lines: list[dict[str, Any]] = list_conversions(arguments.source, inwards, shard_bytes)
     if arguments.json:
         print(json.dumps(lines))
         return 0
@@ -92,7 +92,7 @@ def _rewrite(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _bytes(text: str) -> int:
+def _parse_bytes(text: str) -> int:
     """A size with a unit, in bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]I?B|)", text.strip().upper())
     size = int(float(found[1]) * UNITS[found[2]]) if found else 0

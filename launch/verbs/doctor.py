@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llmsys.errors import ConfigError
 
 if TYPE_CHECKING:
-    from llmsys.doctor.subjects import Subject
+    from llmsys.doctor.subjects import ParityModel
 
 FAILED = 1
 MOST_RANKS = 4
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides", metavar="section.key=value", nargs="*", default=[], help="such as model.num_hidden_layers=2"
     )
     parser.add_argument(
-        "--processes", type=_numbers, metavar="N,N,…", help="parity: ranks to try (default: 1,2,4, or the accelerators)"
+        "--processes", type=_parse_process_counts, metavar="N,N,…", help="parity: ranks to try (default: 1,2,4, or the accelerators)"
     )
     parser.add_argument("--precision", metavar="P,P,…", help="parity: fp32,bf16 (default), and fp16 on accelerators")
     parser.add_argument("--engine", metavar="E,E,…", help="parity: only these rows, such as fsdp,zero-3,bitwise")
@@ -37,15 +37,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.check == "crash" and arguments.config is not None:
         raise ConfigError(f"doctor crash trains a toy run of its own, and not {arguments.config}. Leave it out.")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    return _parity(arguments) if arguments.check == "parity" else _crash(arguments)
+    return _run_parity_check(arguments) if arguments.check == "parity" else _run_crash_check(arguments)
 
 
-def _parity(arguments: argparse.Namespace) -> int:
+def _run_parity_check(arguments: argparse.Namespace) -> int:
     import torch
 
-    from llmsys.config.rule import listed
-    from llmsys.doctor.cells import ENGINES, matrix
-    from llmsys.doctor.parity_table import failures, run_parity, table
+    from llmsys.config.rule import format_choices
+    from llmsys.doctor.cells import ENGINES, iter_parity_cases
+    from llmsys.doctor.parity_table import iter_failures, run_parity, format_parity_table
     from llmsys.doctor.subjects import SUBJECTS
     from llmsys.progress import Progress
 
@@ -55,41 +55,41 @@ def _parity(arguments: argparse.Namespace) -> int:
     precisions = tuple(arguments.precision.split(",")) if arguments.precision else ("fp32", "bf16")
     if unknown := set(precisions) - {"fp32", "bf16", "fp16"}:
         raise ConfigError(f"--precision {', '.join(sorted(unknown))} is unknown. Use fp32, bf16 or fp16.")
-    ranks: list[int] = arguments.processes or _possible(torch.cuda.device_count())
+    ranks: list[int] = arguments.processes or _list_possible_ranks(torch.cuda.device_count())
     subjects = (_load_subject(arguments, max(ranks)),) if arguments.config is not None else SUBJECTS
-    cells = [cell for count in ranks for cell in matrix(count, precisions, engines, subjects)]
+    cells = [cell for count in ranks for cell in iter_parity_cases(count, precisions, engines, subjects)]
     if not cells:
         raise ConfigError(
-            f"No engine and layout of {', '.join(engines)} takes {subjects[0].name} on {listed(ranks)} processes. "
+            f"No engine and layout of {', '.join(engines)} takes {subjects[0].name} on {format_choices(ranks)} processes. "
             f"Use other numbers for --processes, or leave --engine out."
         )
     with Progress("parity", len(cells), "cell") as progress:
-        outcomes = run_parity(cells, lambda outcome: progress.advance(1, at=outcome.cell.where))
-    passed = all(outcome.passed for outcome in outcomes)
+        outcomes = run_parity(cells, lambda outcome: progress.advance(1, at=outcome.cell.placement))
+    passed = all(outcome.has_passed for outcome in outcomes)
     if arguments.json:
-        print(json.dumps({"passed": passed, "cells": [outcome.as_data() for outcome in outcomes]}))
+        print(json.dumps({"passed": passed, "cells": [outcome.to_dict() for outcome in outcomes]}))
         return 0 if passed else FAILED
-    print(table(outcomes))
-    print(*failures(outcomes), sep="\n", end="" if passed else "\n")
-    good = sum(outcome.passed for outcome in outcomes)
+    print(format_parity_table(outcomes))
+    print(*iter_failures(outcomes), sep="\n", end="" if passed else "\n")
+    good = sum(outcome.has_passed for outcome in outcomes)
     print(f"{good} of {len(outcomes)} cells agree with one process in fp32; entries are relative errors of gradients")
     return 0 if passed else FAILED
 
 
-def _load_subject(arguments: argparse.Namespace, most_ranks: int) -> "Subject":
-    from llmsys.config.load import load_model
+def _load_subject(arguments: argparse.Namespace, most_ranks: int) -> "ParityModel":
+    from llmsys.config.load import load_model_config
     from llmsys.doctor.model_subject import build_subject, require_memory
 
-    model = load_model(arguments.config, arguments.overrides)
+    model = load_model_config(arguments.config, arguments.overrides)
     subject = build_subject(model, str(arguments.config))
     require_memory(model, most_ranks)
     return subject
 
 
-def _crash(arguments: argparse.Namespace) -> int:
+def _run_crash_check(arguments: argparse.Namespace) -> int:
     # Killed processes cannot give their semaphores back; that is the drill, and no news to anyone.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
-    from llmsys.doctor.crash import DRILLS, run_drills, with_kills
+    from llmsys.doctor.crash import DRILLS, run_drills, replace_kill_count
     from llmsys.progress import Progress
 
     if arguments.drills == "list":
@@ -99,24 +99,24 @@ def _crash(arguments: argparse.Namespace) -> int:
     known = {drill.name: drill for drill in DRILLS}
     if unknown := set(wanted) - known.keys():
         raise ConfigError(f"--drills {', '.join(sorted(unknown))}: no such drill. Use {', '.join(known)}.")
-    drills = with_kills([known[name] for name in wanted], max(1, arguments.kills))
+    drills = replace_kill_count([known[name] for name in wanted], max(1, arguments.kills))
     with Progress("crash drills", len(drills), "drill") as progress:
         outcomes: list[Any] = run_drills(drills, lambda outcome: progress.advance(1, at=outcome.name))
     passed = all(outcome.passed for outcome in outcomes)
     if arguments.json:
-        print(json.dumps({"passed": passed, "drills": [outcome.as_data() for outcome in outcomes]}))
+        print(json.dumps({"passed": passed, "drills": [outcome.to_dict() for outcome in outcomes]}))
     else:
         for one in outcomes:
             print(f"{'ok' if one.passed else 'FAIL':<6}{one.name:<52}{one.text}")
     return 0 if passed else FAILED
 
 
-def _possible(accelerators: int) -> list[int]:
+def _list_possible_ranks(accelerators: int) -> list[int]:
     most = accelerators or MOST_RANKS
     return [count for count in (1, 2, 4, 8) if count <= most]
 
 
-def _numbers(text: str) -> list[int]:
+def _parse_process_counts(text: str) -> list[int]:
     if not all(word.isdigit() and int(word) > 0 for word in text.split(",")):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers of processes. Use 1,2,4.")
     return [int(word) for word in text.split(",")]

@@ -9,8 +9,8 @@ from llmsys.errors import ConfigError
 from llmsys.local_path import parse_local_path
 
 if TYPE_CHECKING:
-    from llmsys.estimate.cluster import Cluster
-    from llmsys.estimate.priced import Question
+    from llmsys.estimate.cluster import ClusterCosts
+    from llmsys.estimate.priced import PricingRequest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--explain", action="store_true", help="list every tensor; the counts sum to the total")
     parser.add_argument(
         "--documents",
-        type=_lengths,
+        type=_parse_lengths,
         default=(),
         metavar="N,N,…",
         help="tokens of the documents in one window, repeated until it is full; left out: one document",
@@ -34,24 +34,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the estimate; with --json, as one object with stable keys."""
     resolved = read_config(arguments.config, arguments.overrides)
-    from llmsys.estimate.ledger import estimate, tensor_ledger
-    from llmsys.estimate.priced import priced
-    from llmsys.estimate.text import as_text
+    from llmsys.estimate.ledger import estimate_run, list_tensor_counts
+    from llmsys.estimate.priced import add_costs
+    from llmsys.estimate.text import format_estimate
 
     question = _question(arguments)
     device = None if question is None else question.device
-    result = estimate(resolved.run, model_only=resolved.model_only, documents=arguments.documents, device=device)
+    result = estimate_run(resolved.run, model_only=resolved.model_only, documents=arguments.documents, device=device)
     if question is not None:
-        result = priced(result, resolved.run, question, model_only=resolved.model_only)
-    ledger = tensor_ledger(resolved.run) if arguments.explain else None
+        result = add_costs(result, resolved.run, question, model_only=resolved.model_only)
+    ledger = list_tensor_counts(resolved.run) if arguments.explain else None
     if arguments.json:
         print(json.dumps(result if ledger is None else result | {"tensors": ledger}, ensure_ascii=False))
     else:
-        print(as_text(result, ledger))
+        print(format_estimate(result, ledger))
     return 0
 
 
-def _question(arguments: argparse.Namespace) -> "Question | None":
+def _question(arguments: argparse.Namespace) -> "PricingRequest | None":
     """Return what to price the run on; None where neither a device nor a cluster is named."""
     if arguments.device is None and arguments.cluster is None:
         if arguments.gpus is not None or arguments.price_per_hour is not None:
@@ -59,23 +59,23 @@ def _question(arguments: argparse.Namespace) -> "Question | None":
                 "--gpus and --price-per-hour need a device. Add --device NAME, such as --device h100-sxm."
             )
         return None
-    from llmsys.estimate.device import read_device
-    from llmsys.estimate.priced import Question
+    from llmsys.estimate.device import load_device_profile
+    from llmsys.estimate.priced import PricingRequest
 
-    cluster = _cluster(arguments)
+    cluster = _resolve_cluster(arguments)
     gpus = arguments.gpus if arguments.device is not None else arguments.gpus or cluster.devices
-    return Question(read_device(arguments.device or cluster.device), cluster, gpus)
+    return PricingRequest(load_device_profile(arguments.device or cluster.device), cluster, gpus)
 
 
-def _cluster(arguments: argparse.Namespace) -> "Cluster":
-    from llmsys.estimate.cluster import Cluster, read_cluster
+def _resolve_cluster(arguments: argparse.Namespace) -> "ClusterCosts":
+    from llmsys.estimate.cluster import ClusterCosts, load_cluster_costs
 
-    cluster = Cluster() if arguments.cluster is None else read_cluster(arguments.cluster)
+    cluster = ClusterCosts() if arguments.cluster is None else load_cluster_costs(arguments.cluster)
     price = arguments.price_per_hour
     return cluster if price is None else cluster.model_copy(update={"price_per_hour": price})
 
 
-def _lengths(text: str) -> tuple[int, ...]:
+def _parse_lengths(text: str) -> tuple[int, ...]:
     try:
         lengths = tuple(int(part) for part in text.split(","))
     except ValueError:

@@ -4,8 +4,8 @@ import argparse
 import json
 from typing import Any
 
-from launch.verbs.train import described
-from llmsys.config.load import load_run
+from launch.verbs.train import format_evaluation
+from llmsys.config.load import load_run_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,26 +14,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate in one process and print the result; with --json, its fields and the checkpoint's path."""
-    config = load_run(arguments.config, arguments.overrides)
-    from llmsys.train.build import use_threads
-    from llmsys.train.objective import evaluator_of
-    from llmsys.train.trained import load_trained, logits_of
+    config = load_run_config(arguments.config, arguments.overrides)
+    from llmsys.train.build import set_num_threads
+    from llmsys.train.objective import build_evaluator
+    from llmsys.train.trained import load_trained_model, build_logits_function
 
-    use_threads(config)
-    evaluator = evaluator_of(config)
-    model, checkpoint = load_trained(config)
-    result = evaluator.evaluate(logits_of(model), next(model.parameters()).device).fields()
+    set_num_threads(config)
+    evaluator = build_evaluator(config)
+    model, checkpoint = load_trained_model(config)
+    result = evaluator.evaluate(build_logits_function(model), next(model.parameters()).device).to_dict()
     score: dict[str, Any] = {}
     if config.objective.kind == "translation":
-        from llmsys.generate.score import bleu, heldout_texts, translate_lines
-        from llmsys.train.dataset import open_data
+        from llmsys.generate.score import compute_bleu, read_heldout_texts, translate_lines
+        from llmsys.train.dataset import open_first_source
 
-        sources, references = heldout_texts(config)
-        score = bleu(translate_lines(model, open_data(config, "heldout")[1], config, sources), references)
+        sources, references = read_heldout_texts(config)
+        score = compute_bleu(translate_lines(model, open_first_source(config, "heldout")[1], config, sources), references)
     if arguments.json:
         print(json.dumps(result | score | {"checkpoint": str(checkpoint)}))
         return 0
-    print(f"{checkpoint}\n{described(result)}")
+    print(f"{checkpoint}\n{format_evaluation(result)}")
     if score:
         print(
             f"BLEU {score['bleu']:.2f} on {score['sentences']:,} sentences, brevity penalty "

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 
-from llmsys.config.load import load_run
+from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError
 
 
@@ -22,36 +22,36 @@ def run(arguments: argparse.Namespace) -> int:
 
     A single prompt on a terminal is printed as it grows; several grow together and are printed at the end.
     """
-    config = load_run(arguments.config, arguments.overrides)
+    config = load_run_config(arguments.config, arguments.overrides)
     if arguments.prompt:
         generation = config.generation.model_copy(update={"prompts": tuple(arguments.prompt)})
         config = config.model_copy(update={"generation": generation})
     if not config.generation.prompts:
         raise ConfigError("There is nothing to continue. Give --prompt TEXT, or set generation.prompts in the config.")
-    from llmsys.generate.prompts import continue_prompts
-    from llmsys.train.build import use_threads
-    from llmsys.train.dataset import tokenizer_of
-    from llmsys.train.trained import load_trained
+    from llmsys.generate.prompts import complete_prompts
+    from llmsys.train.build import set_num_threads
+    from llmsys.train.dataset import load_run_tokenizer
+    from llmsys.train.trained import load_trained_model
 
-    use_threads(config)
-    model, _ = load_trained(config)
+    set_num_threads(config)
+    model, _ = load_trained_model(config)
     stream = sys.stdout.isatty() and len(config.generation.prompts) == 1 and config.generation.beams == 1
     if stream and not (arguments.json or arguments.no_stream):
-        _say(_highlighted(config.generation.prompts[0]))
-        continue_prompts(model, tokenizer_of(config), config, lambda _, piece: _say(piece))
-        _say("\n")
+        _print_piece(_highlight_prompt(config.generation.prompts[0]))
+        complete_prompts(model, load_run_tokenizer(config), config, lambda _, piece: _print_piece(piece))
+        _print_piece("\n")
         return 0
-    samples = continue_prompts(model, tokenizer_of(config), config)
+    samples = complete_prompts(model, load_run_tokenizer(config), config)
     if arguments.json:
         print(json.dumps(samples, ensure_ascii=False))
     for sample in [] if arguments.json else samples:
-        print(f"{_highlighted(sample['prompt'])}{sample['text']}\n")
+        print(f"{_highlight_prompt(sample['prompt'])}{sample['text']}\n")
     return 0
 
 
-def _say(piece: str) -> None:
+def _print_piece(piece: str) -> None:
     print(piece, end="", flush=True)
 
 
-def _highlighted(prompt: str) -> str:
+def _highlight_prompt(prompt: str) -> str:
     return f"\033[1m{prompt}\033[0m" if sys.stdout.isatty() and "NO_COLOR" not in os.environ else prompt

@@ -39,52 +39,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was asked for; the status is 1 when something is wrong with a dataset."""
-    folders = dataset_folders_of(arguments.dataset, arguments.overrides)
+    folders = resolve_dataset_folders(arguments.dataset, arguments.overrides)
     if arguments.token is not None:
-        return _token(folders[0], arguments.token, arguments.json)
+        return _print_token_origin(folders[0], arguments.token, arguments.json)
     if arguments.dropped is not None:
-        return _dropped(folders[0], arguments)
-    return max(_whole(folder, arguments.samples, arguments.json) for folder in folders)
+        return _print_dropped(folders[0], arguments)
+    return max(_print_inspection(folder, arguments.samples, arguments.json) for folder in folders)
 
 
-def dataset_folders_of(name: str, overrides: list[str]) -> tuple[Path, ...]:
+def resolve_dataset_folders(name: str, overrides: list[str]) -> tuple[Path, ...]:
     """The folder itself, or the folders that a config names."""
     if require_local_path(name, "DATASET").is_dir():
         if overrides:
             raise DataError(f"{name} is a folder, and {overrides[0]} is for configs. Leave it out, or name the config.")
         return (Path(name),)
-    from llmsys.config.data import dataset_folders
-    from llmsys.config.load import load_run
+    from llmsys.config.data import list_dataset_folders
+    from llmsys.config.load import load_run_config
     from llmsys.config.lookup import find_config
 
     try:
         find_config(name, Path.cwd())
     except ConfigError as error:
         raise DataError(f"{name} is no dataset folder, and {error}") from None
-    return dataset_folders(load_run(name, overrides).data)
+    return list_dataset_folders(load_run_config(name, overrides).data)
 
 
-def _whole(folder: Path, samples: int, as_json: bool) -> int:
-    from data_pipeline.inspect.dataset import inspect_dataset
-    from data_pipeline.inspect.text import as_data, as_text
+def _print_inspection(folder: Path, samples: int, as_json: bool) -> int:
+    from data_pipeline.inspect.dataset import verify_dataset
+    from data_pipeline.inspect.text import inspection_to_dict, format_inspection
 
-    inspection = inspect_dataset(folder, samples)
-    print(json.dumps(as_data(inspection), ensure_ascii=False) if as_json else as_text(inspection))
+    inspection = verify_dataset(folder, samples)
+    print(json.dumps(inspection_to_dict(inspection), ensure_ascii=False) if as_json else format_inspection(inspection))
     return WRONG if inspection.findings else 0
 
 
-def _token(folder: Path, name: str, as_json: bool) -> int:
-    from data_pipeline.inspect.place import place_as_text, token_place
+def _print_token_origin(folder: Path, name: str, as_json: bool) -> int:
+    from data_pipeline.inspect.place import format_token_lineage, locate_token
 
-    place = token_place(folder, name)
-    print(json.dumps(asdict(place), ensure_ascii=False) if as_json else place_as_text(place))
+    place = locate_token(folder, name)
+    print(json.dumps(asdict(place), ensure_ascii=False) if as_json else format_token_lineage(place))
     return 0
 
 
-def _dropped(folder: Path, arguments: argparse.Namespace) -> int:
-    from data_pipeline.inspect.dropped import dropped_as_text, dropped_documents, parse_wanted
+def _print_dropped(folder: Path, arguments: argparse.Namespace) -> int:
+    from data_pipeline.inspect.dropped import format_dropped_documents, find_dropped_documents, parse_wanted
 
-    total, rows = dropped_documents(folder, parse_wanted(arguments.dropped), arguments.limit)
+    total, rows = find_dropped_documents(folder, parse_wanted(arguments.dropped), arguments.limit)
     result = {"total": total, "documents": rows}
-    print(json.dumps(result, ensure_ascii=False) if arguments.json else dropped_as_text(total, rows))
+    print(json.dumps(result, ensure_ascii=False) if arguments.json else format_dropped_documents(total, rows))
     return 0

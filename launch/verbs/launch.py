@@ -8,19 +8,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launch.commands import NATURAL, Launcher, Start, bare, commands
+from launch.commands import NATURAL, Launcher, LaunchPlan, strip_user, build_commands
 from launch.hosts import Host, parse_nodes
-from launch.kit import secrets_left, write_kit
-from launch.own_words import own_words
+from launch.kit import list_withheld_secrets, write_run_bundle
+from launch.own_words import split_arguments
 from launch.route import is_this_host
 from launch.several import run_commands
-from launch.slurm import batch_text
-from launch.start import PATIENCE_SECONDS, require_hosts, start_of
+from launch.slurm import format_sbatch_script
+from launch.start import PATIENCE_SECONDS, require_hosts, build_launch_plan
 from launch.verbs.train import require_finish
-from llmsys.config.load import load_run
+from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
-from llmsys.publish import PRIVATE, publish_bytes
+from llmsys.publish import PRIVATE, write_bytes_atomically
 
 MINE = ("nodes",)
 SLURMS_CHOICE = "of-slurms-choice"
@@ -58,36 +58,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write what travels and start the run, or print how to. The statuses are those of launch/train.py."""
-    mine, words = own_words(arguments.overrides, MINE)
+    mine, words = split_arguments(arguments.overrides, MINE)
     if not mine:
         raise LaunchError("A launch needs hosts. Give nodes=first:8,second:8, nodes=HOSTFILE or nodes=COUNT.")
-    config, nodes = load_run(arguments.config, words), mine["nodes"]
+    config, nodes = load_run_config(arguments.config, words), mine["nodes"]
     count = int(nodes) if nodes.isdigit() else None
     launcher: Launcher = arguments.by or ("slurm" if count is not None else NATURAL[config.engine.kind])
-    hosts = parse_nodes(nodes) if count is None else _anonymous(config, count, launcher)
-    start = start_of(config, hosts, launcher, arguments.least, arguments.restarts, arguments.patience)
-    write_kit(config, hosts)
-    for name in secrets_left():
+    hosts = parse_nodes(nodes) if count is None else _build_anonymous_hosts(config, count, launcher)
+    start = build_launch_plan(config, hosts, launcher, arguments.least, arguments.restarts, arguments.patience)
+    write_run_bundle(config, hosts)
+    for name in list_withheld_secrets():
         print(f"llmsys: {name} looks like a secret and stays here: set it on every host.", file=sys.stderr)
     if launcher == "slurm":
-        return _slurm(arguments, config, start, count)
-    chosen = commands(launcher, start, over_ssh=not arguments.no_ssh and len(hosts) > 1)
-    lines = [(command.host, command.line(start)) for command in chosen]
+        return _submit_slurm_job(arguments, config, start, count)
+    chosen = build_commands(launcher, start, over_ssh=not arguments.no_ssh and len(hosts) > 1)
+    lines = [(command.host, command.format_shell_line(start)) for command in chosen]
     text = "".join(f"# on {host or 'this host, which reaches the others by pdsh'}:\n{line}\n" for host, line in lines)
-    publish_bytes(start.folder / "run.sh", text.encode(), PRIVATE)
+    write_bytes_atomically(start.folder / "run.sh", text.encode(), PRIVATE)
     if arguments.print:
         data = {"folder": str(start.folder), "commands": [{"host": host, "line": line} for host, line in lines]}
         print(json.dumps(data) if arguments.json else text, end="\n" if arguments.json else "")
         return 0
     everywhere = chosen[0].host is None  # pdsh goes to this host by ssh as well
-    require_hosts(start, [host.name for host in hosts if everywhere or not is_this_host(bare(host.name))])
+    require_hosts(start, [host.name for host in hosts if everywhere or not is_this_host(strip_user(host.name))])
     status = run_commands(start, chosen)
     if status == 0:
         require_finish(config)
     return status
 
 
-def _anonymous(config: RunConfig, count: int, launcher: str) -> list[Host]:
+def _build_anonymous_hosts(config: RunConfig, count: int, launcher: str) -> list[Host]:
     """Hosts that Slurm will choose, all alike."""
     if launcher != "slurm":
         raise LaunchError(f"nodes={count} is a number of hosts, and {launcher} needs names. Name them: nodes=first:8,…")
@@ -99,12 +99,12 @@ def _anonymous(config: RunConfig, count: int, launcher: str) -> list[Host]:
     return [Host(f"{SLURMS_CHOICE}-{number}", config.launch.processes) for number in range(count)]
 
 
-def _slurm(arguments: argparse.Namespace, config: RunConfig, start: Start, count: int | None) -> int:
+def _submit_slurm_job(arguments: argparse.Namespace, config: RunConfig, start: LaunchPlan, count: int | None) -> int:
     gpus = start.hosts[0].slots if arguments.gpus is None else arguments.gpus
-    text = batch_text(start, chosen=count is not None, gpus=gpus, port=config.launch.port, more=arguments.sbatch)
+    text = format_sbatch_script(start, chosen=count is not None, gpus=gpus, port=config.launch.port, more=arguments.sbatch)
     path: Path = start.folder / "job.sbatch"
     command = shlex.join(["sbatch", str(path)])
-    publish_bytes(path, text.encode(), PRIVATE)
+    write_bytes_atomically(path, text.encode(), PRIVATE)
     if arguments.print:
         data: dict[str, Any] = {
             "folder": str(start.folder),

@@ -5,13 +5,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launch.own_words import own_words
-from llmsys.config.load import Resolved, read_config
+from launch.own_words import split_arguments
+from llmsys.config.load import LoadedConfig, read_config
 from llmsys.config.override import read_overrides
-from llmsys.config.yaml_text import dump
+from llmsys.config.yaml_text import dump_yaml
 from llmsys.errors import ConfigError
 from llmsys.local_path import parse_local_path, require_local_path
-from llmsys.publish import publish_bytes
+from llmsys.publish import write_bytes_atomically
 
 MINE = ("gpus", "device", "cluster")
 ILLEGAL, TOO_LARGE = 2, 1
@@ -27,31 +27,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; status 0. A layout that is checked: 0 legal and fits, 1 does not fit, 2 illegal."""
-    mine, words = own_words(arguments.overrides, MINE)
+    mine, words = split_arguments(arguments.overrides, MINE)
     resolved = read_config(arguments.config, words)
     if arguments.check is not None:
-        return _check(arguments, resolved, mine)
-    from llmsys.estimate.device import read_device
-    from llmsys.estimate.plan.candidate import Place
-    from llmsys.estimate.plan.search import plan
-    from llmsys.estimate.plan.text import plan_data, plan_text
+        return _print_layout_check(arguments, resolved, mine)
+    from llmsys.estimate.device import load_device_profile
+    from llmsys.estimate.plan.candidate import PlanTarget
+    from llmsys.estimate.plan.search import search_layouts
+    from llmsys.estimate.plan.text import plan_to_dict, format_plan
 
-    cluster = _cluster(mine)
-    device = read_device(cluster.device)
-    found = plan(resolved.run, Place(cluster, device))
-    data = plan_data(found, device, max(1, arguments.top))
-    data["launch"] = _launch(data["best"][0], cluster.devices, device.node_devices, arguments.output)
+    cluster = _resolve_cluster(mine)
+    device = load_device_profile(cluster.device)
+    found = search_layouts(resolved.run, PlanTarget(cluster, device))
+    data = plan_to_dict(found, device, max(1, arguments.top))
+    data["launch"] = _format_launch_command(data["best"][0], cluster.devices, device.node_devices, arguments.output)
     if arguments.output is not None:
-        publish_bytes(arguments.output, _chosen(arguments.config, resolved, words, data).encode())
+        write_bytes_atomically(arguments.output, _format_chosen_config(arguments.config, resolved, words, data).encode())
         data["config"] = str(arguments.output)
-    print(json.dumps(data) if arguments.json else f"{plan_text(data)}\n\nstart it: {data['launch']}")
+    print(json.dumps(data) if arguments.json else f"{format_plan(data)}\n\nstart it: {data['launch']}")
     return 0
 
 
-def _cluster(mine: dict[str, str]) -> Any:
-    from llmsys.estimate.cluster import Cluster, read_cluster
+def _resolve_cluster(mine: dict[str, str]) -> Any:
+    from llmsys.estimate.cluster import ClusterCosts, load_cluster_costs
 
-    cluster = read_cluster(require_local_path(mine["cluster"], "cluster")) if "cluster" in mine else Cluster()
+    cluster = load_cluster_costs(require_local_path(mine["cluster"], "cluster")) if "cluster" in mine else ClusterCosts()
     if "cluster" not in mine and "gpus" not in mine:
         raise ConfigError("A plan needs a place. Give gpus=64 device=h100-sxm, or cluster=FILE.")
     gpus = mine.get("gpus", str(cluster.devices))
@@ -60,7 +60,7 @@ def _cluster(mine: dict[str, str]) -> Any:
     return cluster.model_copy(update={"devices": int(gpus), "device": mine.get("device", cluster.device)})
 
 
-def _launch(best: dict[str, Any], devices: int, node_devices: int, output: Path | None) -> str:
+def _format_launch_command(best: dict[str, Any], devices: int, node_devices: int, output: Path | None) -> str:
     """The command that starts the best layout; HOST and HOSTFILE are the user's to fill in."""
     config = output or "CONFIG"
     if devices <= node_devices:
@@ -74,13 +74,13 @@ def _launch(best: dict[str, Any], devices: int, node_devices: int, output: Path 
     )
 
 
-def _chosen(asked: str, resolved: Resolved, words: list[str], data: dict[str, Any]) -> str:
+def _format_chosen_config(asked: str, resolved: LoadedConfig, words: list[str], data: dict[str, Any]) -> str:
     """A sparse config over the one that was asked about."""
     best = data["best"][0]
     base = str(resolved.source) if Path(asked).exists() else asked
     values: dict[str, Any] = {"model": {"base": base}} if resolved.model_only else {"base": base}
-    _merge(values, _given(resolved, words))
-    _merge(
+    _merge_values(values, _collect_overrides(resolved, words))
+    _merge_values(
         values,
         {
             "engine": best["engine"],
@@ -95,10 +95,10 @@ def _chosen(asked: str, resolved: Resolved, words: list[str], data: dict[str, An
         f"# Expected: {seconds['p50']:.3g} s per step ({seconds['p10']:.3g} to {seconds['p90']:.3g}), "
         f"{best['peak_bytes'] / 2**30:.1f} GiB at most, {best['peak_instant']}\n"
     )
-    return head + dump(values)
+    return head + dump_yaml(values)
 
 
-def _given(resolved: Resolved, words: list[str]) -> dict[str, Any]:
+def _collect_overrides(resolved: LoadedConfig, words: list[str]) -> dict[str, Any]:
     """The overrides of the command line; those of a bare model may have left out `model.`."""
     values: dict[str, Any] = read_overrides(words).values
     if not resolved.model_only:
@@ -109,30 +109,30 @@ def _given(resolved: Resolved, words: list[str]) -> dict[str, Any]:
     return rest | ({"model": rest.get("model", {}) | model} if model else {})
 
 
-def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
+def _merge_values(into: dict[str, Any], more: dict[str, Any]) -> None:
     for key, value in more.items():
         if isinstance(value, dict) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
+            _merge_values(into[key], value)
         else:
             into[key] = value
 
 
-def _check(arguments: argparse.Namespace, resolved: Resolved, mine: dict[str, str]) -> int:
-    from llmsys.estimate.plan.check import layout_problems, read_layout, remarks
-    from llmsys.estimate.plan.verdict import verdict
+def _print_layout_check(arguments: argparse.Namespace, resolved: LoadedConfig, mine: dict[str, str]) -> int:
+    from llmsys.estimate.plan.check import find_layout_violations, parse_layout, iter_remarks
+    from llmsys.estimate.plan.verdict import estimate_layout_fit
 
-    named = read_layout(arguments.check)
-    devices = _cluster(mine).devices if mine.keys() & {"gpus", "cluster"} else None
+    named = parse_layout(arguments.check)
+    devices = _resolve_cluster(mine).devices if mine.keys() & {"gpus", "cluster"} else None
     with_batch = "batch" in resolved.run.model_fields_set
-    problems = list(layout_problems(resolved.run, named, devices, with_batch=with_batch))
-    data: dict[str, Any] = {"legal": not problems, "devices": named.devices, "problems": problems}
-    data["remarks"] = list(remarks(resolved.run, named))
+    problems = list(find_layout_violations(resolved.run, named, devices, with_batch=with_batch))
+    data: dict[str, Any] = {"legal": not problems, "devices": named.num_devices, "problems": problems}
+    data["remarks"] = list(iter_remarks(resolved.run, named))
     if not problems and mine:
-        data |= verdict(resolved.run, named, _cluster(mine | {"gpus": str(named.devices)}))
+        data |= estimate_layout_fit(resolved.run, named, _resolve_cluster(mine | {"gpus": str(named.num_devices)}))
     if arguments.json:
         print(json.dumps(data))
     else:
-        print(f"{'legal' if data['legal'] else 'illegal'}: {arguments.check} on {devices or named.devices} devices")
+        print(f"{'legal' if data['legal'] else 'illegal'}: {arguments.check} on {devices or named.num_devices} devices")
         for line in (*problems, *data["remarks"], *filter(None, [data.get("memory"), data.get("time")])):
             print(f"  {line}")
     return ILLEGAL if problems else TOO_LARGE if data.get("fits") is False else 0

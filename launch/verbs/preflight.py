@@ -4,10 +4,10 @@ import argparse
 import json
 import time
 
-from launch.findings import Finding
+from launch.findings import HostFinding
 from launch.hosts import parse_nodes
-from launch.own_words import own_words
-from llmsys.config.load import load_run
+from launch.own_words import split_arguments
+from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError
 
 MINE = ("nodes",)
@@ -33,25 +33,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; status 1 when something would fail."""
-    mine, words = own_words(arguments.overrides, MINE)
+    mine, words = split_arguments(arguments.overrides, MINE)
     if not mine:
         raise ConfigError("A preflight needs hosts. Give nodes=first:8,second:8, or nodes=HOSTFILE.")
-    hosts, config = parse_nodes(mine["nodes"]), load_run(arguments.config, words)
-    from launch.preflight import Question, preflight
+    hosts, config = parse_nodes(mine["nodes"]), load_run_config(arguments.config, words)
+    from launch.preflight import PreflightRequest, run_preflight
 
     began = time.monotonic()
-    found = list(preflight(Question(arguments.config, words, config, hosts, arguments.patience)))
+    found = list(run_preflight(PreflightRequest(arguments.config, words, config, hosts, arguments.patience)))
     seconds, wrong = time.monotonic() - began, sum(bool(one.remedy) for one in found)
     if arguments.json:
         rows = [one._asdict() | {"fails": bool(one.remedy)} for one in found]
         print(json.dumps({"hosts": [host._asdict() for host in hosts], "findings": rows, "seconds": seconds}))
     else:
         told = f"{wrong} would fail" if wrong else "nothing would fail"
-        print(f"{table(found)}\n\n{told}: {len(hosts)} hosts, {len(found)} findings in {seconds:.0f} s")
+        print(f"{format_host_findings(found)}\n\n{told}: {len(hosts)} hosts, {len(found)} findings in {seconds:.0f} s")
     return WOULD_FAIL if wrong else 0
 
 
-def table(found: list[Finding]) -> str:
+def format_host_findings(found: list[HostFinding]) -> str:
     """A row for each finding; hosts with the same one share a row; a remedy stands below what it is for."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for one in found:

@@ -6,11 +6,11 @@ from dataclasses import asdict
 
 from launch.verbs import compare_dialects
 from llmsys.config.data import CrawlConfig, DataConfig
-from llmsys.config.load import load_run
+from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import DataError
-from llmsys.log import logger
-from llmsys.manifest import Manifest, Skip, load_manifest
+from llmsys.log import get_logger
+from llmsys.manifest import Manifest, SkippedInput, load_manifest
 from llmsys.record_place import format_record_place
 
 QUARANTINED = 3  # the exit status when the dataset is whole but for inputs that failed every try
@@ -49,17 +49,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prepare what is not yet there, and say what the dataset holds; status 3 when inputs are in quarantine."""
-    config = load_run(arguments.config, arguments.overrides)
+    config = load_run_config(arguments.config, arguments.overrides)
     if arguments.compare_dialects:
-        return compare_dialects.run(config, arguments.dialects, arguments.json)
+        return compare_dialects.run_compare_dialects(config, arguments.dialects, arguments.json)
     if arguments.sweep:
-        return _sweep(config, arguments)
+        return _print_sweep(config, arguments)
     if arguments.explain:
-        return _explain(config, arguments)
-    from data_pipeline.pipeline import prepare
-    from data_pipeline.quarantine import quarantined
+        return _print_explanation(config, arguments)
+    from data_pipeline.pipeline import prepare_dataset
+    from data_pipeline.quarantine import read_quarantine
 
-    manifest = prepare(config, until=arguments.until)
+    manifest = prepare_dataset(config, until=arguments.until)
     stages = manifest.funnel
     result = {
         "folder": str(config.data.folder),
@@ -71,56 +71,56 @@ def run(arguments: argparse.Namespace) -> int:
         "tokens": {name: split.tokens for name, split in manifest.splits.items()},
         "skipped": [skip.model_dump() for skip in manifest.read.skipped],
         "usage": None if manifest.usage is None else manifest.usage.model_dump(),
-        "quarantined": (given_up := quarantined(config.data.folder)),
+        "quarantined": (given_up := read_quarantine(config.data.folder)),
     }
     came_as_text = 0 < manifest.read.html_bytes == manifest.read.given_text_bytes
     noun = "documents" if came_as_text else NOUNS[config.data.kind]
     print(
         json.dumps(result)
         if arguments.json
-        else "\n".join([*skipped(manifest), *list_spared_items(manifest), *fit(manifest), described(result, noun)])
+        else "\n".join([*format_skipped(manifest), *list_spared_items(manifest), *format_tokenizer_fit(manifest), format_dataset(result, noun)])
     )
     if isinstance(config.data, CrawlConfig) and result["tokens"] and not manifest.splits["heldout"].tokens:
-        logger(__name__).warning(
+        get_logger(__name__).warning(
             "no document was held back, and training ends with an evaluation. Raise data.split.heldout_fraction (%g)",
             config.data.split.heldout_fraction,
         )
     for entry in given_up:
-        logger(__name__).error("in quarantine: task %s: %s", entry["task"], entry["message"])
+        get_logger(__name__).error("in quarantine: task %s: %s", entry["task"], entry["message"])
     return QUARANTINED if given_up else 0
 
 
-def _sweep(config: RunConfig, arguments: argparse.Namespace) -> int:
-    from data_pipeline.inspect.sweep import sweep, sweep_as_text
+def _print_sweep(config: RunConfig, arguments: argparse.Namespace) -> int:
+    from data_pipeline.inspect.sweep import sweep_threshold, format_sweep
 
-    found = sweep(config.data.folder, arguments.sweep)
-    print(json.dumps(asdict(found)) if arguments.json else sweep_as_text(found))
+    found = sweep_threshold(config.data.folder, arguments.sweep)
+    print(json.dumps(asdict(found)) if arguments.json else format_sweep(found))
     return 0
 
 
-def _explain(config: RunConfig, arguments: argparse.Namespace) -> int:
+def _print_explanation(config: RunConfig, arguments: argparse.Namespace) -> int:
     from data_pipeline.inspect.dataset_config import describe_config_differences
-    from data_pipeline.inspect.explain import explain, explanation_as_text
+    from data_pipeline.inspect.explain import explain_url, format_explanation
 
-    data = crawl_of(config.data)
-    found = explain(data, arguments.explain)
+    data = require_crawl(config.data)
+    found = explain_url(data, arguments.explain)
     if differences := describe_config_differences(load_manifest(data.folder), data):
-        logger(__name__).warning("%s", differences)
+        get_logger(__name__).warning("%s", differences)
     result = [asdict(capture) for capture in found]
-    print(json.dumps(result, ensure_ascii=False) if arguments.json else explanation_as_text(found))
+    print(json.dumps(result, ensure_ascii=False) if arguments.json else format_explanation(found))
     return 0
 
 
-def crawl_of(data: DataConfig) -> CrawlConfig:
+def require_crawl(data: DataConfig) -> CrawlConfig:
     """The data section when it is a crawl; DataError for any other kind, whose texts go through no stages."""
     if not isinstance(data, CrawlConfig):
         raise DataError(f"data.kind={data.kind} has no stages to show. Use a config with data.kind=crawl.")
     return data
 
 
-def skipped(manifest: Manifest) -> list[str]:
+def format_skipped(manifest: Manifest) -> list[str]:
     """What could not be read, a line for each reason, with the first place."""
-    by_reason: dict[str, list[Skip]] = {}
+    by_reason: dict[str, list[SkippedInput]] = {}
     for skip in manifest.read.skipped:
         by_reason.setdefault(skip.reason, []).append(skip)
     places = {reason: format_record_place(skips[0].file, skips[0].offset) for reason, skips in by_reason.items()}
@@ -142,7 +142,7 @@ def list_spared_items(manifest: Manifest) -> list[str]:
     ]
 
 
-def fit(manifest: Manifest) -> list[str]:
+def format_tokenizer_fit(manifest: Manifest) -> list[str]:
     """How well the tokenizer fits, in one line; none before there are tokens."""
     usage = manifest.usage
     if usage is None or not (tokens := sum(one.tokens for one in usage.languages.values())):
@@ -159,7 +159,7 @@ def fit(manifest: Manifest) -> list[str]:
     return [f"tokenizer: {', '.join(parts)} (llmsys inspect shows it by language)"]
 
 
-def described(result: dict[str, object], noun: str = "pages") -> str:
+def format_dataset(result: dict[str, object], noun: str = "pages") -> str:
     """A dataset in one line."""
     tokens = result["tokens"]
     counts = [f"{count:,} {name} tokens" for name, count in tokens.items()] if isinstance(tokens, dict) else []

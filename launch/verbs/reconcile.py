@@ -20,26 +20,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a table for each run, then what keeps others from having one; with --json, as one object."""
-    from llmsys.config.yaml_text import dump
-    from llmsys.estimate.reconcile import profile_to_update, read_all, updated
-    from llmsys.estimate.reconcile_text import as_text
-    from llmsys.publish import publish_bytes
+    from llmsys.config.yaml_text import dump_yaml
+    from llmsys.estimate.reconcile import load_profile_to_update, load_run_comparisons, update_profile
+    from llmsys.estimate.reconcile_text import format_run_comparison
+    from llmsys.publish import write_bytes_atomically
 
-    runs, problems = read_all(arguments.runs)
+    runs, problems = load_run_comparisons(arguments.runs)
     if not runs:
         raise DataError(" ".join(problems))
-    result = [one.as_data() for one in runs]
+    result = [one.to_dict() for one in runs]
     profile = None
     if arguments.update is not None:
         if not arguments.update.absolute().parent.is_dir():
             raise ConfigError(f"{arguments.update.parent} is not a folder. Make it, or choose another --update.")
-        profile = updated(profile_to_update(arguments.update, runs), runs)
-        publish_bytes(arguments.update, dump(profile.model_dump(mode="json")).encode())
+        profile = update_profile(load_profile_to_update(arguments.update, runs), runs)
+        write_bytes_atomically(arguments.update, dump_yaml(profile.model_dump(mode="json")).encode())
     if arguments.json:
         learnt = None if profile is None else profile.model_dump(mode="json")["residual"]
         print(json.dumps({"runs": result, "problems": problems, "residual": learnt}))
         return 0
-    print("\n\n".join([*map(as_text, result), *problems]))
+    print("\n\n".join([*map(format_run_comparison, result), *problems]))
     if profile is not None:
         for kind, one in profile.residual.items():
             said = f"a factor of {one.factor:.3f} and a spread of {one.spread:.3f} from {len(one.runs)} runs"

@@ -4,8 +4,8 @@ import argparse
 import json
 from dataclasses import asdict
 
-from launch.own_words import own_words
-from llmsys.config.load import load_run
+from launch.own_words import split_arguments
+from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError
 
 DIFFERS = 1
@@ -19,14 +19,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print each check; status 0 when all agree, 1 when one does not."""
-    mine, words = own_words(arguments.overrides, MINE)
+    mine, words = split_arguments(arguments.overrides, MINE)
     step = mine.get("step", "")
     if not step.isdigit():
         raise ConfigError("Say which step to replay: step=N, counted from 1.")
-    config = load_run(arguments.config, words)
-    from llmsys.doctor.replay import replay
+    config = load_run_config(arguments.config, words)
+    from llmsys.doctor.replay import replay_step
 
-    checks = replay(config, int(step))
+    checks = replay_step(config, int(step))
     agree = all(check.agrees for check in checks)
     if arguments.json:
         print(json.dumps({"step": int(step), "agrees": agree, "checks": [asdict(check) for check in checks]}))

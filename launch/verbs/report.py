@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from llmsys.config.load import load_run
+from llmsys.config.load import load_run_config
 from llmsys.errors import DataError
 from llmsys.local_path import parse_local_path
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and print its path."""
-    config = load_run(arguments.config, arguments.overrides)
+    config = load_run_config(arguments.config, arguments.overrides)
     run_folder = config.run.folder if config.run.folder.is_dir() else None
     # A mixture has no page of its own: each source has.
     single = config.data.kind != "mixture" and config.data.folder.is_dir()

@@ -8,15 +8,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from llmsys.config.override import read_overrides
-from llmsys.config.problems import config_error
-from llmsys.config.scale import ScaleConfig
+from llmsys.config.problems import build_config_error
+from llmsys.config.scale import ScalingLawConfig
 from llmsys.errors import ConfigError
 from llmsys.local_path import parse_local_path, require_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`fit` as the first word takes runs; otherwise the words are key=value."""
-    known = "\n".join(f"  {name:<16} {field.description}" for name, field in ScaleConfig.model_fields.items())
+    known = "\n".join(f"  {name:<16} {field.description}" for name, field in ScalingLawConfig.model_fields.items())
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"keys:\n{known}\n\n{parser.epilog}"
     parser.add_argument(
@@ -29,56 +29,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the family's table, or the fitted law; with --json, as one object."""
     if arguments.words[0] == "fit":
-        return _fit(arguments)
-    config = _config(arguments.words)
-    from llmsys.estimate.scaling.family import recommend
-    from llmsys.estimate.scaling.text import as_text
+        return _fit_law(arguments)
+    config = _parse_config(arguments.words)
+    from llmsys.estimate.scaling.family import compare_laws
+    from llmsys.estimate.scaling.text import format_law_comparison
 
-    result = recommend(config, _bought(config))
-    print(json.dumps(result) if arguments.json else as_text(result))
+    result = compare_laws(config, _compute_budget(config))
+    print(json.dumps(result) if arguments.json else format_law_comparison(result))
     return 0
 
 
-def _config(words: list[str]) -> ScaleConfig:
+def _parse_config(words: list[str]) -> ScalingLawConfig:
     layer = read_overrides(words)
     try:
-        return ScaleConfig.model_validate(layer.values)
+        return ScalingLawConfig.model_validate(layer.values)
     except ValidationError as error:
-        raise config_error(error, ScaleConfig, layer, "llmsys scale") from None
+        raise build_config_error(error, ScalingLawConfig, layer, "llmsys scale") from None
 
 
-def _bought(config: ScaleConfig) -> Any:
-    from llmsys.estimate.scaling.budget import Accelerator, operations
+def _compute_budget(config: ScalingLawConfig) -> Any:
+    from llmsys.estimate.scaling.budget import Accelerator, convert_budget_to_flops
 
     if config.parsed_budget[1] == "FLOPs":
-        return operations(config, None)
-    from llmsys.estimate.device import read_device
+        return convert_budget_to_flops(config, None)
+    from llmsys.estimate.device import load_device_profile
 
     assert config.device is not None, "the config refuses hours without a device"
-    device = read_device(config.device)
+    device = load_device_profile(config.device)
     if device.watts is None:
         raise ConfigError(f"{device.name} has no watts in its profile, and energy needs them. Add watts: to the file.")
-    return operations(config, Accelerator(device.name, device.peak("bf16"), device.watts))
+    return convert_budget_to_flops(config, Accelerator(device.name, device.get_peak_flops("bf16"), device.watts))
 
 
-def _fit(arguments: argparse.Namespace) -> int:
+def _fit_law(arguments: argparse.Namespace) -> int:
     if arguments.resamples < 20:
         raise ConfigError(f"--resamples {arguments.resamples} gives no interval. Use 20 or more; 200 by default.")
-    from llmsys.estimate.scaling.fit import fit
-    from llmsys.estimate.scaling.fit_text import as_dict, as_text
-    from llmsys.estimate.scaling.points import read_points
+    from llmsys.estimate.scaling.fit import fit_law
+    from llmsys.estimate.scaling.fit_text import fit_to_dict, format_fit
+    from llmsys.estimate.scaling.points import load_training_runs
 
     folders = [
         require_local_path(word, "llmsys scale fit") for word in arguments.words[1:] if not word.startswith("budget=")
     ]
-    budgets = [_config([word]).parsed_budget for word in arguments.words[1:] if word.startswith("budget=")]
+    budgets = [_parse_config([word]).parsed_budget for word in arguments.words[1:] if word.startswith("budget=")]
     if any(unit != "FLOPs" for _, unit in budgets):
         raise ConfigError("llmsys scale fit takes budgets in FLOPs, such as budget=1e21.")
-    points = read_points(folders)
-    found = fit(points, arguments.resamples)
+    points = load_training_runs(folders)
+    found = fit_law(points, arguments.resamples)
     from llmsys.report.scaling import write_scaling_report
 
     page = write_scaling_report(points, found, arguments.output)
-    result = as_dict(found, [flops for flops, _ in budgets]) | {"report": str(page)}
-    print(json.dumps(result) if arguments.json else as_text(result))
+    result = fit_to_dict(found, [flops for flops, _ in budgets]) | {"report": str(page)}
+    print(json.dumps(result) if arguments.json else format_fit(result))
     return 0

@@ -14,14 +14,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print YAML that loads back to the same config; with --json, {config, differences}."""
     if arguments.schema:
-        from llmsys.config.schema import editor_schema
+        from llmsys.config.schema import build_json_schema
 
-        print(json.dumps(editor_schema(), indent=2, ensure_ascii=False))
+        print(json.dumps(build_json_schema(), indent=2, ensure_ascii=False))
         return 0
     if arguments.config is None:
         raise ConfigError("There is nothing to show. Give a CONFIG such as train/demo, or --schema.")
     from llmsys.config.load import read_config
-    from llmsys.config.show import as_marked_yaml, differences
+    from llmsys.config.show import format_annotated_yaml, find_differences
 
     resolved = read_config(arguments.config, arguments.overrides)
     config = resolved.run.model if resolved.model_only else resolved.run
@@ -31,9 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         changed = {
             one.key: {"value": one.value, "default": one.default, "origin": one.origin}
-            for one in differences(config, origins)
+            for one in find_differences(config, origins)
         }
         print(json.dumps({"config": config.model_dump(mode="json"), "differences": changed}, ensure_ascii=False))
     else:
-        print(as_marked_yaml(config, origins), end="")
+        print(format_annotated_yaml(config, origins), end="")
     return 0

@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from llmsys.config.load import load_run
+from llmsys.config.load import load_run_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train it unless it is there, and print where it is."""
-    config = load_run(arguments.config, arguments.overrides)
+    config = load_run_config(arguments.config, arguments.overrides)
     from data_pipeline.pipeline import train_tokenizer
     from llmsys.tokenizer import load_tokenizer
 

@@ -4,8 +4,8 @@ import argparse
 import json
 from typing import Any
 
-from launch.own_words import own_words
-from llmsys.config.load import load_run
+from launch.own_words import split_arguments
+from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError
 from llmsys.record_place import format_record_place
 
@@ -19,22 +19,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer; with --json, as one object."""
-    asked, words = own_words(arguments.overrides, MINE)
+    asked, words = split_arguments(arguments.overrides, MINE)
     if len(asked) != 1:
         raise ConfigError("Ask for one thing: step=N, url=URL or document=ID.")
-    config = load_run(arguments.config, words)
+    config = load_run_config(arguments.config, words)
     if "step" in asked and not asked["step"].isdigit():
         raise ConfigError(f"step={asked['step']} is not a step. Use a number, counted from 1.")
-    from llmsys.doctor.trace import Tracer, checkpoints_after, progress_of
+    from llmsys.doctor.trace import DocumentTracer, list_checkpoints_after, read_progress
 
-    tracer = Tracer(config)
+    tracer = DocumentTracer(config)
     if "step" in asked:
-        return _documents(tracer, int(asked["step"]), arguments.json)
-    places = tracer.find(**asked)
-    done, refused = progress_of(config.run.folder)
-    steps = sorted({step for place in places for step in tracer.steps_that_saw(place, done)})
+        return _print_documents(tracer, int(asked["step"]), arguments.json)
+    places = tracer.locate_document(**asked)
+    done, refused = read_progress(config.run.folder)
+    steps = sorted({step for place in places for step in tracer.list_steps_with_document(place, done)})
     learnt = [step for step in steps if step not in refused]
-    checkpoints = checkpoints_after(config.run.folder, learnt)
+    checkpoints = list_checkpoints_after(config.run.folder, learnt)
     answer: dict[str, Any] = {
         **asked,
         "steps": learnt,
@@ -52,8 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _documents(tracer: Any, step: int, as_json: bool) -> int:
-    documents = tracer.documents_of(step)
+def _print_documents(tracer: Any, step: int, as_json: bool) -> int:
+    documents = tracer.list_step_documents(step)
     if as_json:
         print(json.dumps({"step": step, "documents": documents}, ensure_ascii=False))
         return 0

@@ -5,14 +5,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launch.local import run_local
+from launch.local import run_local_ranks
 from llmsys.compressor_comparison import describe_heldout_bytes
-from llmsys.config.data import dataset_folders
-from llmsys.config.load import load_run
+from llmsys.config.data import list_dataset_folders
+from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import DataError, LostRankError
-from llmsys.events import latest_events
-from llmsys.manifest import joint_fingerprint, load_manifest
+from llmsys.events import read_latest_events
+from llmsys.manifest import combine_fingerprints, load_manifest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,59 +21,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Start the ranks unless the run is finished, and print the final evaluation."""
-    config = load_run(arguments.config, arguments.overrides)
-    if finished(config):
-        result = final_evaluation(config.run.folder)
+    config = load_run_config(arguments.config, arguments.overrides)
+    if is_finished(config):
+        result = read_final_evaluation(config.run.folder)
         said = (
-            f"{config.run.folder} is finished: {config.steps} steps. Raise train.tokens in a new run.folder to go on."
+            f"{config.run.folder} is finished: {config.num_steps} steps. Raise train.tokens in a new run.folder to go on."
         )
     else:
-        run_local(config, [arguments.config, *arguments.overrides])
+        run_local_ranks(config, [arguments.config, *arguments.overrides])
         require_finish(config)
-        result = final_evaluation(config.run.folder)
-        said = f"trained {config.steps} steps into {config.run.folder}"
-    print(json.dumps(result) if arguments.json else f"{said}\n{described(result)}")
+        result = read_final_evaluation(config.run.folder)
+        said = f"trained {config.num_steps} steps into {config.run.folder}"
+    print(json.dumps(result) if arguments.json else f"{said}\n{format_evaluation(result)}")
     return 0
 
 
-def finished(config: RunConfig) -> bool:
+def is_finished(config: RunConfig) -> bool:
     """Whether the run folder holds the last step of this very config and data, undamaged, evaluated and sampled."""
     events = config.run.folder / "events.jsonl"
-    checkpoint = config.run.folder / "checkpoints" / f"step-{config.steps:08d}"
+    checkpoint = config.run.folder / "checkpoints" / f"step-{config.num_steps:08d}"
     if not events.exists() or not checkpoint.exists():
         return False
-    if not any(event["event"] == "finish" and event["step"] == config.steps for event in latest_events(events)):
+    if not any(event["event"] == "finish" and event["step"] == config.num_steps for event in read_latest_events(events)):
         return False
-    from llmsys.train.checkpoint import run_state_of
-    from llmsys.train.checkpoint_record import problem_of
+    from llmsys.train.checkpoint import read_run_state
+    from llmsys.train.checkpoint_record import find_checkpoint_error
     from llmsys.train.precision import find_recorded_precision
 
-    if problem_of(checkpoint) is not None:
+    if find_checkpoint_error(checkpoint) is not None:
         return False
     if (recorded := find_recorded_precision(config.run.folder)) is None:
         return False
     config = config.with_precision(recorded)
-    saved = run_state_of(checkpoint)
-    now = joint_fingerprint([load_manifest(folder).fingerprint for folder in dataset_folders(config.data)])
-    same_settings = all(saved.get(key) == value for key, value in config.trajectory.items())
+    saved = read_run_state(checkpoint)
+    now = combine_fingerprints([load_manifest(folder).fingerprint for folder in list_dataset_folders(config.data)])
+    same_settings = all(saved.get(key) == value for key, value in config.trajectory_settings.items())
     return same_settings and saved["data_fingerprint"] == now
 
 
 def require_finish(config: RunConfig) -> None:
     """Raise LostRankError unless the run folder tells of the last step: a launcher that is killed may end with 0."""
     events = config.run.folder / "events.jsonl"
-    seen = latest_events(events) if events.exists() else []
-    if not any(event["event"] == "finish" and event["step"] == config.steps for event in seen):
+    seen = read_latest_events(events) if events.exists() else []
+    if not any(event["event"] == "finish" and event["step"] == config.num_steps for event in seen):
         raise LostRankError(
-            f"training stopped: its launcher ended with status 0 before step {config.steps}, as one that was killed "
+            f"training stopped: its launcher ended with status 0 before step {config.num_steps}, as one that was killed "
             f"does. Nothing that was saved is lost: run the same command again and it continues from the newest "
             f"checkpoint in {config.run.folder}."
         )
 
 
-def final_evaluation(folder: Path) -> dict[str, Any]:
+def read_final_evaluation(folder: Path) -> dict[str, Any]:
     """The newest evaluation in the run's events."""
-    evaluations = [event for event in latest_events(folder / "events.jsonl") if event["event"] == "evaluation"]
+    evaluations = [event for event in read_latest_events(folder / "events.jsonl") if event["event"] == "evaluation"]
     if not evaluations:
         raise DataError(
             f"{folder / 'events.jsonl'} holds no evaluation, which a run ends with. "
@@ -82,21 +82,21 @@ def final_evaluation(folder: Path) -> dict[str, Any]:
     return {key: value for key, value in evaluations[-1].items() if key not in ("time", "event")}
 
 
-def described(result: dict[str, Any]) -> str:
+def format_evaluation(result: dict[str, Any]) -> str:
     """An evaluation as a person reads it: held-back data, of a mixture each source too, and each set of questions."""
-    sources = (f"{name}: {_heldout(one)}" for name, one in result.get("sources", {}).items())
-    answers = (_answers(name, one) for name, one in result.get("sets", {}).items())
-    return "\n".join([_heldout(result), *sources, *answers])
+    sources = (f"{name}: {_format_heldout(one)}" for name, one in result.get("sources", {}).items())
+    answers = (_format_answers(name, one) for name, one in result.get("sets", {}).items())
+    return "\n".join([_format_heldout(result), *sources, *answers])
 
 
-def _answers(name: str, one: dict[str, Any]) -> str:
+def _format_answers(name: str, one: dict[str, Any]) -> str:
     return (
         f"{name}: {one['accuracy']:.2%} of {one['questions']:,} questions right, {one['accuracy_per_byte']:.2%} by "
         f"likelihood per byte, {one['accuracy_per_token']:.2%} per token"
     )
 
 
-def _heldout(result: dict[str, Any]) -> str:
+def _format_heldout(result: dict[str, Any]) -> str:
     if "bits_per_byte" not in result:
         return (
             f"held-back targets: {result['loss']:.4f} nats each, perplexity {result['perplexity']:.3f}, "

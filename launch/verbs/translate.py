@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from llmsys.config.load import load_run
+from llmsys.config.load import load_run_config
 from llmsys.errors import DataError
 from llmsys.local_path import parse_local_path, require_local_path
 
@@ -17,18 +17,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Translate every line; with --json, a list of {source, translation}."""
-    config = load_run(arguments.config, arguments.overrides)
-    lines = [line.strip() for line in _read(arguments.input).split("\n")]
+    config = load_run_config(arguments.config, arguments.overrides)
+    lines = [line.strip() for line in _read_input(arguments.input).split("\n")]
     if lines and not lines[-1]:
         lines.pop()
     from llmsys.generate.score import translate_lines
-    from llmsys.train.build import use_threads
-    from llmsys.train.dataset import tokenizer_of
-    from llmsys.train.trained import load_trained
+    from llmsys.train.build import set_num_threads
+    from llmsys.train.dataset import load_run_tokenizer
+    from llmsys.train.trained import load_trained_model
 
-    use_threads(config)
-    model, _ = load_trained(config)
-    found = translate_lines(model, tokenizer_of(config), config, lines)
+    set_num_threads(config)
+    model, _ = load_trained_model(config)
+    found = translate_lines(model, load_run_tokenizer(config), config, lines)
     if arguments.json:
         pairs = [{"source": source, "translation": text} for source, text in zip(lines, found, strict=True)]
         text = json.dumps(pairs, ensure_ascii=False) + "\n"
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _read(name: str) -> str:
+def _read_input(name: str) -> str:
     try:
         return sys.stdin.read() if name == "-" else require_local_path(name, "--input").read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """What one device does by itself: matrix products, experts' products, attention, bytes through memory, tiny kernels.
 
-Gives numbers in operations or bytes per second, by number type and shape. Shapes come from `Sizes`, so that a test and
+Gives numbers in operations or bytes per second, by number type and shape. Shapes come from `BenchmarkSizes`, so that a test and
 a large machine run the same code.
 """
 
@@ -11,51 +11,51 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from llmsys.calibrate.clock import finish, seconds_of, start_seconds
+from llmsys.calibrate.clock import synchronize_device, measure_median_seconds, measure_host_launch_seconds
 from llmsys.estimate.device import Number
 
 DTYPES: dict[Number, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BenchmarkSizes:
     """What to measure. Products are (rows, inner, columns); attention is (sequences, heads, positions, channels)."""
 
-    products: tuple[tuple[int, int, int], ...]
-    experts: tuple[int, int, int, int]  # experts, rows of each, inner, columns
+    matmul_shapes: tuple[tuple[int, int, int], ...]
+    grouped_matmul_shapes: tuple[int, int, int, int]  # experts, rows of each, inner, columns
     attention: tuple[int, int, int, int]
     memory_elements: int
     gathered_bytes: tuple[int, ...]
-    numbers: tuple[Number, ...]
+    dtypes: tuple[Number, ...]
     budget_seconds: float
 
 
-LARGE = Sizes(
-    products=((4096, 1024, 4096), (8192, 4096, 4096), (8192, 4096, 14336), (16384, 8192, 8192), (8192, 8192, 28672)),
-    experts=(16, 1024, 4096, 1536),
+LARGE = BenchmarkSizes(
+    matmul_shapes=((4096, 1024, 4096), (8192, 4096, 4096), (8192, 4096, 14336), (16384, 8192, 8192), (8192, 8192, 28672)),
+    grouped_matmul_shapes=(16, 1024, 4096, 1536),
     attention=(2, 32, 4096, 128),
     memory_elements=1 << 28,
     gathered_bytes=(1 << 20, 1 << 24, 1 << 28),
-    numbers=("bf16", "fp16", "fp32"),
+    dtypes=("bf16", "fp16", "fp32"),
     budget_seconds=0.7,
 )
 # A few cores: the same questions, at the sizes that such machines train.
-SMALL = Sizes(
-    products=((512, 256, 256), (1024, 512, 512), (2048, 512, 1408), (2048, 1024, 1024), (1024, 1024, 4096)),
-    experts=(8, 256, 512, 704),
+SMALL = BenchmarkSizes(
+    matmul_shapes=((512, 256, 256), (1024, 512, 512), (2048, 512, 1408), (2048, 1024, 1024), (1024, 1024, 4096)),
+    grouped_matmul_shapes=(8, 256, 512, 704),
     attention=(2, 8, 512, 64),
     memory_elements=1 << 24,
     gathered_bytes=(1 << 16, 1 << 20, 1 << 24),
-    numbers=("fp32", "bf16"),
+    dtypes=("fp32", "bf16"),
     budget_seconds=0.7,
 )
 
 
 @dataclass(frozen=True)
-class Measured:
+class KernelMeasurements:
     """Everything about one device. Rates are per second; products are (operations, bytes, seconds) by number type."""
 
-    products: dict[Number, list[tuple[float, float, float]]]
+    matmuls: dict[Number, list[tuple[float, float, float]]]
     grouped_rate: float
     attention_rate: float
     attention_backward_rate: float
@@ -66,22 +66,22 @@ class Measured:
     host_seconds: float
 
 
-def product_seconds(sizes: Sizes, number: Number, device: torch.device) -> Iterator[tuple[float, float, float]]:
+def measure_matmuls(sizes: BenchmarkSizes, number: Number, device: torch.device) -> Iterator[tuple[float, float, float]]:
     """Operations, bytes and seconds of each product."""
     dtype = DTYPES[number]
-    for rows, inner, columns in sizes.products:
-        left, right = _random((rows, inner), dtype, device), _random((inner, columns), dtype, device)
-        seconds = seconds_of(lambda left=left, right=right: left @ right, device, sizes.budget_seconds)  # type: ignore[misc]
+    for rows, inner, columns in sizes.matmul_shapes:
+        left, right = _sample_tensor((rows, inner), dtype, device), _sample_tensor((inner, columns), dtype, device)
+        seconds = measure_median_seconds(lambda left=left, right=right: left @ right, device, sizes.budget_seconds)  # type: ignore[misc]
         moved = dtype.itemsize * (rows * inner + inner * columns + rows * columns)
         yield 2.0 * rows * inner * columns, float(moved), seconds
 
 
-def grouped_rate(sizes: Sizes, number: Number, device: torch.device) -> float:
+def measure_grouped_matmul_rate(sizes: BenchmarkSizes, number: Number, device: torch.device) -> float:
     """Operations per second of the products of many experts at once, forward and backward, as the model runs them."""
-    experts, rows, inner, columns = sizes.experts
-    x_MD = _random((experts * rows, inner), DTYPES[number], device).requires_grad_()
-    weight_EDF = _random((experts, inner, columns), DTYPES[number], device).requires_grad_()
-    gradient_MF = _random((experts * rows, columns), DTYPES[number], device)
+    experts, rows, inner, columns = sizes.grouped_matmul_shapes
+    x_MD = _sample_tensor((experts * rows, inner), DTYPES[number], device).requires_grad_()
+    weight_EDF = _sample_tensor((experts, inner, columns), DTYPES[number], device).requires_grad_()
+    gradient_MF = _sample_tensor((experts * rows, columns), DTYPES[number], device)
     offsets_E = torch.arange(1, experts + 1, dtype=torch.int32, device=device) * rows
 
     def forward() -> Tensor:
@@ -89,59 +89,59 @@ def grouped_rate(sizes: Sizes, number: Number, device: torch.device) -> float:
             return F.grouped_mm(x_MD, weight_EDF, offs=offsets_E)
         return torch.cat([part @ weight for part, weight in zip(x_MD.split(rows), weight_EDF, strict=True)])
 
-    def both() -> object:
+    def compute_gradients() -> object:
         return torch.autograd.grad(forward(), (x_MD, weight_EDF), gradient_MF)
 
-    return 3 * 2.0 * experts * rows * inner * columns / seconds_of(both, device, sizes.budget_seconds)
+    return 3 * 2.0 * experts * rows * inner * columns / measure_median_seconds(compute_gradients, device, sizes.budget_seconds)
 
 
-def attention_rates(sizes: Sizes, number: Number, device: torch.device) -> tuple[float, float]:
+def measure_attention_rates(sizes: BenchmarkSizes, number: Number, device: torch.device) -> tuple[float, float]:
     """Operations per second of causal attention, forward and backward; of the pairs that a token may see."""
     sequences, heads, positions, channels = sizes.attention
     shape = (sequences, heads, positions, channels)
-    q, k, v = (_random(shape, DTYPES[number], device).requires_grad_() for _ in range(3))
+    q, k, v = (_sample_tensor(shape, DTYPES[number], device).requires_grad_() for _ in range(3))
     operations = 4.0 * sequences * heads * channels * positions * (positions + 1) / 2
 
     def forward() -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    def both() -> None:
+    def compute_gradients() -> None:
         torch.autograd.grad(forward().sum(), (q, k, v))
 
-    alone = seconds_of(forward, device, sizes.budget_seconds)
-    backward = max(seconds_of(both, device, sizes.budget_seconds) - alone, alone / 2)
+    alone = measure_median_seconds(forward, device, sizes.budget_seconds)
+    backward = max(measure_median_seconds(compute_gradients, device, sizes.budget_seconds) - alone, alone / 2)
     return operations / alone, 2.5 * operations / backward
 
 
-def bandwidths(sizes: Sizes, device: torch.device) -> tuple[float, float]:
+def measure_bandwidths(sizes: BenchmarkSizes, device: torch.device) -> tuple[float, float]:
     """Bytes per second of a copy, and of a sum of two tensors into a third."""
-    x, y, z = (_random((sizes.memory_elements,), torch.float32, device) for _ in range(3))
-    copied = seconds_of(lambda: y.copy_(x), device, sizes.budget_seconds)
-    summed = seconds_of(lambda: torch.add(x, y, out=z), device, sizes.budget_seconds)
+    x, y, z = (_sample_tensor((sizes.memory_elements,), torch.float32, device) for _ in range(3))
+    copied = measure_median_seconds(lambda: y.copy_(x), device, sizes.budget_seconds)
+    summed = measure_median_seconds(lambda: torch.add(x, y, out=z), device, sizes.budget_seconds)
     return 8.0 * sizes.memory_elements / copied, 12.0 * sizes.memory_elements / summed
 
 
-def host_bandwidth(sizes: Sizes, device: torch.device) -> float:
+def measure_host_bandwidth(sizes: BenchmarkSizes, device: torch.device) -> float:
     """Bytes per second from page-locked host memory to the device; on a CPU, a copy in memory."""
     held = torch.zeros(sizes.memory_elements, pin_memory=device.type == "cuda")
     there = torch.empty(sizes.memory_elements, device=device)
-    return 4.0 * sizes.memory_elements / seconds_of(lambda: there.copy_(held), device, sizes.budget_seconds)
+    return 4.0 * sizes.memory_elements / measure_median_seconds(lambda: there.copy_(held), device, sizes.budget_seconds)
 
 
-def starts(device: torch.device) -> tuple[float, float]:
+def measure_launch_seconds(device: torch.device) -> tuple[float, float]:
     """Seconds between two tiny kernels on the device, and seconds the host takes to start one."""
     x = torch.zeros(16, device=device)
-    host = start_seconds(lambda: x.add_(1), device)
+    host = measure_host_launch_seconds(lambda: x.add_(1), device)
     if device.type != "cuda":
         return host, host
     graph, times = torch.cuda.CUDAGraph(), 200
     with torch.cuda.graph(graph):
         for _ in range(times):
             x.add_(1)
-    finish(device)
-    return seconds_of(graph.replay, device) / times, host
+    synchronize_device(device)
+    return measure_median_seconds(graph.replay, device) / times, host
 
 
-def _random(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _sample_tensor(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Normal numbers: products of zeros draw less power and so run faster than a training step's."""
     return torch.randn(shape, dtype=torch.float32, device=device).to(dtype)

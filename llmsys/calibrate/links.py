@@ -10,11 +10,11 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from llmsys.calibrate.clock import seconds_of
-from llmsys.estimate.device import Link
+from llmsys.calibrate.clock import measure_median_seconds
+from llmsys.estimate.device import Interconnect
 
 
-def link_seconds(sizes_bytes: Sequence[int], device: torch.device) -> list[tuple[float, float, float]]:
+def measure_link_seconds(sizes_bytes: Sequence[int], device: torch.device) -> list[tuple[float, float, float]]:
     """(bytes a rank sends, hops, seconds) of an all-gather, an all-reduce and an all-to-all at each size."""
     ranks, found = dist.get_world_size(), []
     for size in sizes_bytes:
@@ -27,22 +27,22 @@ def link_seconds(sizes_bytes: Sequence[int], device: torch.device) -> list[tuple
             (2 * share, 2 * (ranks - 1), partial(dist.all_reduce, whole)),
             (share, 1, partial(dist.all_to_all_single, other, whole)),
         ]
-        found += [(sent, hops, _slowest(work, device)) for sent, hops, work in works]
+        found += [(sent, hops, _measure_slowest_rank(work, device)) for sent, hops, work in works]
     return found
 
 
-def link_of(measured: Sequence[tuple[float, float, float]]) -> Link:
+def fit_interconnect(measured: Sequence[tuple[float, float, float]]) -> Interconnect:
     """Bandwidth of the largest transfers, and the latency that is left of the smallest ones."""
     largest = max(sent for sent, _, _ in measured)
     bandwidth = median(sent / seconds for sent, _, seconds in measured if sent >= largest / 2)
     smallest = min(sent for sent, _, _ in measured)
     rest = [max(0.0, seconds - sent / bandwidth) / hops for sent, hops, seconds in measured if sent <= 2 * smallest]
-    return Link(bandwidth=bandwidth, latency_seconds=median(rest))
+    return Interconnect(bandwidth=bandwidth, latency_seconds=median(rest))
 
 
-def _slowest(work: Callable[[], object], device: torch.device) -> float:
+def _measure_slowest_rank(work: Callable[[], object], device: torch.device) -> float:
     """Every rank runs the same number of times, or they would wait for each other forever."""
     dist.barrier()
-    seconds = torch.tensor([seconds_of(work, device, budget_seconds=0.0)], device=device)
+    seconds = torch.tensor([measure_median_seconds(work, device, budget_seconds=0.0)], device=device)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
     return float(seconds)

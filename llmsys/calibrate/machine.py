@@ -5,30 +5,30 @@ import os
 import torch
 import torch.distributed as dist
 
-from llmsys.calibrate.kernels import LARGE, SMALL, Sizes
-from llmsys.calibrate.measure import calibrate
-from llmsys.estimate.device import Device
+from llmsys.calibrate.kernels import LARGE, SMALL, BenchmarkSizes
+from llmsys.calibrate.measure import calibrate_device
+from llmsys.estimate.device import DeviceProfile
 from llmsys.parallel.rendezvous import bind_rendezvous
 
 
 def measure_machine(
-    *, sizes: Sizes | None = None, watts: float | None = None, base: Device | None = None
-) -> Device | None:
+    *, sizes: BenchmarkSizes | None = None, watts: float | None = None, base: DeviceProfile | None = None
+) -> DeviceProfile | None:
     """The profile; None on ranks other than 0. Joins a process group when the environment names one."""
-    device = _device()
+    device = _choose_device()
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
     if several:
         bind_rendezvous()
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        found = calibrate(sizes or (LARGE if device.type == "cuda" else SMALL), device, watts=watts, base=base)
+        found = calibrate_device(sizes or (LARGE if device.type == "cuda" else SMALL), device, watts=watts, base=base)
         return found if not dist.is_initialized() or dist.get_rank() == 0 else None
     finally:
         if several:
             dist.destroy_process_group()
 
 
-def _device() -> torch.device:
+def _choose_device() -> torch.device:
     """This rank's accelerator, or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")

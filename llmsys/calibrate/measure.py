@@ -16,97 +16,97 @@ import torch
 import torch.distributed as dist
 
 from llmsys.calibrate.kernels import (
-    Measured,
-    Sizes,
-    attention_rates,
-    bandwidths,
-    grouped_rate,
-    host_bandwidth,
-    product_seconds,
-    starts,
+    KernelMeasurements,
+    BenchmarkSizes,
+    measure_attention_rates,
+    measure_bandwidths,
+    measure_grouped_matmul_rate,
+    measure_host_bandwidth,
+    measure_matmuls,
+    measure_launch_seconds,
 )
-from llmsys.calibrate.links import link_of, link_seconds
-from llmsys.estimate.device import Device, Efficiency, Link, Number
+from llmsys.calibrate.links import fit_interconnect, measure_link_seconds
+from llmsys.estimate.device import DeviceProfile, KernelEfficiency, Interconnect, Number
 from llmsys.progress import Progress
 
 HERE = "measured here by llmsys calibrate"
 
 
-def calibrate(sizes: Sizes, device: torch.device, *, watts: float | None = None, base: Device | None = None) -> Device:
+def calibrate_device(sizes: BenchmarkSizes, device: torch.device, *, watts: float | None = None, base: DeviceProfile | None = None) -> DeviceProfile:
     """Measure this process' device, and the links between processes where there are several."""
-    with Progress("calibrate", len(sizes.numbers) + 5, "measurement") as progress:
-        measured = _measure(sizes, device, progress)
-        link = _link(sizes, device)
+    with Progress("calibrate", len(sizes.dtypes) + 5, "measurement") as progress:
+        measured = _measure_kernels(sizes, device, progress)
+        link = _measure_interconnect(sizes, device)
         progress.advance()
-    return profile(measured, link, device, watts=watts, base=base)
+    return build_device_profile(measured, link, device, watts=watts, base=base)
 
 
-def profile(
-    measured: Measured,
-    link: Link | None,
+def build_device_profile(
+    measured: KernelMeasurements,
+    link: Interconnect | None,
     device: torch.device,
     *,
     watts: float | None = None,
-    base: Device | None = None,
-) -> Device:
+    base: DeviceProfile | None = None,
+) -> DeviceProfile:
     """The profile of what was measured."""
     bandwidth = max(measured.copy_bandwidth, measured.elementwise_bandwidth)
     if base is not None:
         bandwidth = base.memory_bandwidth
-    rates = {number: _rates(rows, bandwidth, measured.launch_seconds) for number, rows in measured.products.items()}
+    rates = {number: _compute_rates(rows, bandwidth, measured.launch_seconds) for number, rows in measured.matmuls.items()}
     main: Number = "bf16" if "bf16" in rates else "fp32"
-    best = max(operations / seconds for operations, _, seconds in measured.products[main])
-    products = _share(median(rates[main]), best)
+    best = max(operations / seconds for operations, _, seconds in measured.matmuls[main])
+    products = _compute_share(median(rates[main]), best)
     # One efficiency serves all number types: their peaks are such that it gives the rate that was seen.
     peaks = {number: median(found) / products for number, found in rates.items()} | {main: best}
     if base is not None:
         peaks |= base.peak_flops
-        products = _share(median(rates[main]), peaks[main])
+        products = _compute_share(median(rates[main]), peaks[main])
     elementwise = max(measured.elementwise_bandwidth, measured.copy_bandwidth)
-    return Device(
-        name=name_of(device),
+    return DeviceProfile(
+        name=get_device_name(device),
         peak_flops=peaks,
-        memory_bytes=float(base.memory_bytes if base else memory_of(device)),
+        memory_bytes=float(base.memory_bytes if base else get_device_memory(device)),
         memory_bandwidth=bandwidth,
-        node_devices=base.node_devices if base else _ranks(),
+        node_devices=base.node_devices if base else _count_ranks(),
         node=link or (base.node if base else None),
         network=base.network if base else None,
         host_bandwidth=measured.host_bandwidth,
-        watts=watts or power_limit(device) or (base.watts if base else None),
-        efficiency=Efficiency(
+        watts=watts or read_power_limit(device) or (base.watts if base else None),
+        efficiency=KernelEfficiency(
             products=products,
             products_fp8=base.efficiency.products_fp8 if base else 1.0,
-            grouped=_share(measured.grouped_rate, peaks[main]),
-            attention=_share(measured.attention_rate, peaks[main]),
-            attention_backward=_share(measured.attention_backward_rate, peaks[main]),
-            memory=_share(elementwise if base else measured.elementwise_bandwidth, bandwidth),
+            grouped=_compute_share(measured.grouped_rate, peaks[main]),
+            attention=_compute_share(measured.attention_rate, peaks[main]),
+            attention_backward=_compute_share(measured.attention_backward_rate, peaks[main]),
+            memory=_compute_share(elementwise if base else measured.elementwise_bandwidth, bandwidth),
             links=1.0 if link or base is None else base.efficiency.links,
             launch_seconds=measured.launch_seconds,
             host_seconds=measured.host_seconds,
         ),
-        sources=dict(_sources(link, watts, base)),
+        sources=dict(_iter_sources(link, watts, base)),
     )
 
 
-def _measure(sizes: Sizes, device: torch.device, progress: Progress) -> Measured:
+def _measure_kernels(sizes: BenchmarkSizes, device: torch.device, progress: Progress) -> KernelMeasurements:
     products: dict[Number, list[tuple[float, float, float]]] = {}
-    for number in sizes.numbers:
-        products[number] = list(product_seconds(sizes, number, device))
+    for number in sizes.dtypes:
+        products[number] = list(measure_matmuls(sizes, number, device))
         progress.advance(products=number)
     main: Number = "bf16" if "bf16" in products else "fp32"
-    grouped = grouped_rate(sizes, main, device)
+    grouped = measure_grouped_matmul_rate(sizes, main, device)
     progress.advance(done="experts")
-    forward, backward = attention_rates(sizes, main, device)
+    forward, backward = measure_attention_rates(sizes, main, device)
     progress.advance(done="attention")
-    copied, summed = bandwidths(sizes, device)
-    host_bytes = host_bandwidth(sizes, device)
+    copied, summed = measure_bandwidths(sizes, device)
+    host_bytes = measure_host_bandwidth(sizes, device)
     progress.advance(done="memory")
-    launch, host = starts(device)
+    launch, host = measure_launch_seconds(device)
     progress.advance(done="starts")
-    return Measured(products, grouped, forward, backward, copied, summed, host_bytes, launch, host)
+    return KernelMeasurements(products, grouped, forward, backward, copied, summed, host_bytes, launch, host)
 
 
-def _rates(rows: list[tuple[float, float, float]], bandwidth: float, launch: float) -> list[float]:
+def _compute_rates(rows: list[tuple[float, float, float]], bandwidth: float, launch: float) -> list[float]:
     """Operations per second of each product once its bytes and its start are taken off.
 
     At most three tenths: what stays in caches never went through memory.
@@ -116,35 +116,35 @@ def _rates(rows: list[tuple[float, float, float]], bandwidth: float, launch: flo
     ]
 
 
-def _share(rate: float, peak: float) -> float:
+def _compute_share(rate: float, peak: float) -> float:
     return min(1.0, rate / peak)
 
 
-def _link(sizes: Sizes, device: torch.device) -> Link | None:
-    if _ranks() == 1:
+def _measure_interconnect(sizes: BenchmarkSizes, device: torch.device) -> Interconnect | None:
+    if _count_ranks() == 1:
         return None
-    return link_of(link_seconds(sizes.gathered_bytes, device))
+    return fit_interconnect(measure_link_seconds(sizes.gathered_bytes, device))
 
 
-def _ranks() -> int:
+def _count_ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def name_of(device: torch.device) -> str:
+def get_device_name(device: torch.device) -> str:
     """What the machine calls it."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"{torch.get_num_threads()} threads of {platform.processor() or platform.machine()}"
 
 
-def memory_of(device: torch.device) -> int:
+def get_device_memory(device: torch.device) -> int:
     """Bytes that a program can allocate."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     return int(psutil.virtual_memory().total)
 
 
-def power_limit(device: torch.device) -> float | None:
+def read_power_limit(device: torch.device) -> float | None:
     """The board's limit in watts, as its driver says; None when nobody says."""
     tool = shutil.which("nvidia-smi")
     if device.type != "cuda" or tool is None:
@@ -154,7 +154,7 @@ def power_limit(device: torch.device) -> float | None:
     return float(said) if said.replace(".", "", 1).isdigit() else None
 
 
-def _sources(link: Link | None, watts: float | None, base: Device | None) -> Iterator[tuple[str, str]]:
+def _iter_sources(link: Interconnect | None, watts: float | None, base: DeviceProfile | None) -> Iterator[tuple[str, str]]:
     yield "efficiency", HERE
     board = HERE if base is None else f"the board's own figures, from the profile {base.name}"
     yield from ((name, board) for name in ("peak_flops", "memory_bandwidth", "memory_bytes"))

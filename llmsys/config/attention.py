@@ -10,7 +10,7 @@ from pydantic import Field
 from llmsys.config.base import Section
 
 
-class MultiHead(Section):
+class MultiHeadAttentionConfig(Section):
     """Queries, keys and values from one linear map each; fewer key-value heads than heads make it GQA or MQA."""
 
     kind: Literal["multi_head"] = "multi_head"
@@ -25,7 +25,7 @@ class MultiHead(Section):
     clip: float | None = Field(None, gt=0, description="Queries, keys and values are cut to ±clip (DBRX, OLMoE).")
 
 
-class Latent(Section):
+class LatentAttentionConfig(Section):
     """Keys and values from one small latent vector, which is all a cache must keep (MLA; DeepSeek-V2, 2.1)."""
 
     kind: Literal["latent"] = "latent"
@@ -39,4 +39,4 @@ class Latent(Section):
     scale: float | None = Field(None, gt=0, description="Factor on the scores; null: 1 / sqrt(nope + rope).")
 
 
-AttentionConfig = Annotated[MultiHead | Latent, Field(discriminator="kind")]
+AttentionConfig = Annotated[MultiHeadAttentionConfig | LatentAttentionConfig, Field(discriminator="kind")]

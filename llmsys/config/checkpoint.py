@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
-from llmsys.config.rule import Broken, refuse
+from llmsys.config.rule import Violation, raise_violations
 
 LOWER_IS_BETTER = ("loss", "bits_per_byte", "perplexity")
 
@@ -33,26 +33,26 @@ class CheckpointConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _kept_are_averaged(self) -> Self:
+    def _check_average_last(self) -> Self:
         if self.average_last > self.keep_last:
             text = f"{self.keep_last} cannot hold the {self.average_last} of average_last. Use {self.average_last}."
-            refuse([Broken("keep_last", text)])
+            raise_violations([Violation("keep_last", text)])
         return self
 
 
-def retention_problems(checkpoint: CheckpointConfig, evaluation_every_steps: int) -> Iterator[Broken]:
+def find_retention_violations(checkpoint: CheckpointConfig, evaluation_every_steps: int) -> Iterator[Violation]:
     """What keeps the rules of retention from ever holding: steps that are not saved, or saved but not evaluated."""
     saved, kept = checkpoint.every_steps, checkpoint.keep_every_steps
     if kept and (not saved or kept % saved):
         near = max(1, round(kept / saved)) * saved if saved else 0
         remedy = f"Use keep_every_steps={near}" if saved else "Set checkpoint.every_steps"
-        yield Broken(
+        yield Violation(
             "checkpoint.keep_every_steps",
             f"{kept} is not a multiple of checkpoint.every_steps={saved}, so few or none of its steps are saved. "
             f"{remedy}, or 0.",
         )
     if checkpoint.keep_best and (not evaluation_every_steps or not saved or saved % evaluation_every_steps):
-        yield Broken(
+        yield Violation(
             "checkpoint.keep_best",
             f"{checkpoint.keep_best} best need an evaluation of each checkpoint, and evaluation.every_steps="
             f"{evaluation_every_steps} does not divide checkpoint.every_steps={saved}. "

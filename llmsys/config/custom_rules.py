@@ -8,17 +8,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.entries import EntryList
+from llmsys.config.entries import EntryListConfig
 from llmsys.config.local_path import LocalPath
-from llmsys.config.named_rule import NamedRule
-from llmsys.config.rule import Broken, refuse
+from llmsys.config.named_rule import NamedRuleConfig
+from llmsys.config.rule import Violation, raise_violations
 
 ANY_LANGUAGE = "any"
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
-class WordList(EntryList):
+class WordListConfig(EntryListConfig):
     """Words to avoid in documents of one language."""
 
     language: str = Field(
@@ -26,7 +26,7 @@ class WordList(EntryList):
     )
 
 
-class BadWordsConfig(NamedRule):
+class BadWordsConfig(NamedRuleConfig):
     """Pages, or their lines, that hold listed words; found as C4 finds them.
 
     A word counts when no letter, digit or underscore touches it, in any letter case; a list for `ja`, `th` or `zh`
@@ -34,7 +34,7 @@ class BadWordsConfig(NamedRule):
     """
 
     kind: Literal["bad_words"] = "bad_words"
-    words: tuple[WordList, ...] = Field(min_length=1, description="Lists, each asked of documents in its language.")
+    words: tuple[WordListConfig, ...] = Field(min_length=1, description="Lists, each asked of documents in its language.")
     action: Literal["drop_page", "drop_line"] = Field("drop_page", description="What goes; C4 drops the page.")
     max_share: Fraction = Field(
         0.0, description="drop_page: listed words / words split at white space. C4 drops at the first."
@@ -45,9 +45,9 @@ class BadWordsConfig(NamedRule):
     seed: int = Field(0, ge=0, description="Another seed keeps other pages.")
 
     @model_validator(mode="after")
-    def _some_list(self) -> Self:
+    def _check_word_lists(self) -> Self:
         if all(one.is_empty for one in self.words):
-            refuse([Broken("words", "no word is listed. Name a file, such as words: [{files: [words.txt]}].")])
+            raise_violations([Violation("words", "no word is listed. Name a file, such as words: [{files: [words.txt]}].")])
         return self
 
     @property
@@ -56,7 +56,7 @@ class BadWordsConfig(NamedRule):
         return tuple(path for one in self.words for path in one.files)
 
 
-class _Classifier(NamedRule):
+class _ClassifierConfig(NamedRuleConfig):
     """What classifiers have in common."""
 
     model: LocalPath = Field(description="Model file; a relative path starts in the working folder.")
@@ -70,13 +70,13 @@ class _Classifier(NamedRule):
         return (self.model,)
 
 
-class FasttextClassifierConfig(_Classifier):
+class FastTextClassifierConfig(_ClassifierConfig):
     """A supervised fastText model (Joulin et al. 2016), .bin or .ftz, asked of the text as one line."""
 
     kind: Literal["fasttext_classifier"] = "fasttext_classifier"
 
 
-class LinearClassifierConfig(_Classifier):
+class LinearClassifierConfig(_ClassifierConfig):
     """A linear model over hashed words, word n-grams and character n-grams; `tools/train_classifier.py` makes one."""
 
     kind: Literal["linear_classifier"] = "linear_classifier"
@@ -85,7 +85,7 @@ class LinearClassifierConfig(_Classifier):
 Bucket = Literal["head", "middle", "tail"]
 
 
-class PerplexityConfig(NamedRule):
+class PerplexityConfig(NamedRuleConfig):
     """Perplexity under an n-gram language model (CCNet, Wenzek et al. 2020): line by line, ends of lines counted.
 
     Documents below `head_below` are the head, those above `tail_above` the tail, the rest the middle.
@@ -105,15 +105,15 @@ class PerplexityConfig(NamedRule):
     keep: tuple[Bucket, ...] = Field(("head", "middle"), description="Buckets that stay.")
 
     @model_validator(mode="after")
-    def _in_order(self) -> Self:
+    def _check_buckets(self) -> Self:
         problems = []
         if self.head_below > self.tail_above:
             message = f"{self.head_below:g} lies above tail_above={self.tail_above:g}, so that no middle is left"
-            problems.append(Broken("head_below", f"{message}. Lower head_below or raise tail_above."))
+            problems.append(Violation("head_below", f"{message}. Lower head_below or raise tail_above."))
         if set(self.keep) in (set(), {"head", "tail"}):
             kept = " and ".join(self.keep) or "nothing"
-            problems.append(Broken("keep", f"{kept} cannot stay alone. Keep neighbours, such as [head, middle]."))
-        refuse(problems)
+            problems.append(Violation("keep", f"{kept} cannot stay alone. Keep neighbours, such as [head, middle]."))
+        raise_violations(problems)
         return self
 
     @property

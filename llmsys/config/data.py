@@ -10,21 +10,21 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
-from llmsys.config.decontaminate import DecontaminateConfig, KeepContamination
-from llmsys.config.deduplicate import DeduplicateConfig
-from llmsys.config.executor import ExecutorConfig, LocalExecutor
-from llmsys.config.extract import ArticleExtract, ExtractConfig
+from llmsys.config.decontaminate import DecontaminateConfig, NoDecontamination
+from llmsys.config.deduplicate import DeduplicationConfig
+from llmsys.config.executor import ExecutorConfig, LocalExecutorConfig
+from llmsys.config.extract import ArticleExtractorConfig, ExtractConfig
 from llmsys.config.language import LanguageConfig
 from llmsys.config.local_path import LocalPath
 from llmsys.config.mixture import MixtureConfig
-from llmsys.config.named_rule import ambiguous
-from llmsys.config.pairs import LabelledConfig, PairsConfig
-from llmsys.config.pii import KeepPii, PiiConfig
+from llmsys.config.named_rule import find_name_violations
+from llmsys.config.pairs import LabelledTextConfig, PairsConfig
+from llmsys.config.pii import NoPiiReplacement, PiiConfig
 from llmsys.config.read import ReadConfig
-from llmsys.config.rule import refuse
+from llmsys.config.rule import raise_violations
 from llmsys.config.text import RULE_KINDS, RuleConfig
-from llmsys.config.unicode import KeepUnicode, UnicodeConfig
-from llmsys.config.url import KeepUrls, UrlConfig
+from llmsys.config.unicode import NoUnicodeRepair, UnicodeConfig
+from llmsys.config.url import NoUrlFilter, UrlConfig
 
 # What the funnel counts beside the rules: no rule may be called so.
 STAGES = (
@@ -33,7 +33,7 @@ STAGES = (
 )
 
 
-class SplitConfig(Section):
+class HeldoutSplitConfig(Section):
     """Which documents are held back from training."""
 
     heldout_fraction: float = Field(
@@ -42,7 +42,7 @@ class SplitConfig(Section):
     seed: int = Field(0, ge=0, description="Another seed holds back other documents.")
 
 
-class TokensConfig(Section):
+class TokenFilesConfig(Section):
     """How token shards are laid out. The shuffle is over all documents and depends on their ids and the seed alone."""
 
     shard_tokens: int = Field(100_000_000, ge=1, description="Tokens per file, about.")
@@ -54,7 +54,7 @@ class TokensConfig(Section):
     )
 
 
-class DocumentsConfig(Section):
+class DocumentFilesConfig(Section):
     """How document files are laid out."""
 
     shards: int = Field(8, ge=1, le=4096, description="Number of files; a document's file follows from its id.")
@@ -76,30 +76,30 @@ class CrawlConfig(Section):
         description="Crawl files and files of documents: paths, URLs, patterns (`**` enters folders), or @ and a list.",
     )
     read: ReadConfig = Field(ReadConfig(), description="How files are read.")
-    url: UrlConfig = Field(KeepUrls(), description="Which pages are refused by their URL, before extraction.")
-    extract: ExtractConfig = Field(ArticleExtract(), description="How pages become text.")
-    unicode: UnicodeConfig = Field(KeepUnicode(), description="Whether damaged characters of texts are repaired.")
+    url: UrlConfig = Field(NoUrlFilter(), description="Which pages are refused by their URL, before extraction.")
+    extract: ExtractConfig = Field(ArticleExtractorConfig(), description="How pages become text.")
+    unicode: UnicodeConfig = Field(NoUnicodeRepair(), description="Whether damaged characters of texts are repaired.")
     language: LanguageConfig = Field(LanguageConfig(), description="Which languages stay.")
     rules: tuple[RuleConfig, ...] = Field((), description="Rules in the order in which they are asked.")
-    deduplicate: DeduplicateConfig = Field(DeduplicateConfig(), description="Which duplicates are dropped.")
+    deduplicate: DeduplicationConfig = Field(DeduplicationConfig(), description="Which duplicates are dropped.")
     decontaminate: DecontaminateConfig = Field(
-        KeepContamination(), description="Which evaluation sets must not be trained on."
+        NoDecontamination(), description="Which evaluation sets must not be trained on."
     )
-    pii: PiiConfig = Field(KeepPii(), description="Whether personal data are replaced.")
-    split: SplitConfig = Field(SplitConfig(), description="What is held back for evaluation.")
-    tokens: TokensConfig = Field(TokensConfig(), description="How token files are laid out.")
-    documents: DocumentsConfig = Field(DocumentsConfig(), description="How document files are laid out.")
-    executor: ExecutorConfig = Field(LocalExecutor(), description="Who does the work.")
+    pii: PiiConfig = Field(NoPiiReplacement(), description="Whether personal data are replaced.")
+    split: HeldoutSplitConfig = Field(HeldoutSplitConfig(), description="What is held back for evaluation.")
+    tokens: TokenFilesConfig = Field(TokenFilesConfig(), description="How token files are laid out.")
+    documents: DocumentFilesConfig = Field(DocumentFilesConfig(), description="How document files are laid out.")
+    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Who does the work.")
 
     @model_validator(mode="after")
-    def _each_rule_has_a_name_of_its_own(self) -> Self:
-        refuse(ambiguous(self.rules, (*STAGES, *RULE_KINDS)))
+    def _check_rule_names(self) -> Self:
+        raise_violations(find_name_violations(self.rules, (*STAGES, *RULE_KINDS)))
         return self
 
 
-def dataset_folders(data: "DataConfig") -> tuple[Path, ...]:
+def list_dataset_folders(data: "DataConfig") -> tuple[Path, ...]:
     """Where the datasets of a run lie: one, or those of a mixture in their order."""
     return tuple(one.folder for one in data.sources) if isinstance(data, MixtureConfig) else (data.folder,)
 
 
-DataConfig = Annotated[CrawlConfig | PairsConfig | LabelledConfig | MixtureConfig, Field(discriminator="kind")]
+DataConfig = Annotated[CrawlConfig | PairsConfig | LabelledTextConfig | MixtureConfig, Field(discriminator="kind")]

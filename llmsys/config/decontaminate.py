@@ -10,12 +10,12 @@ from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
 from llmsys.config.local_path import LocalPath
-from llmsys.config.rule import Broken, refuse
+from llmsys.config.rule import Violation, raise_violations
 
 Part = Literal["query", "label", "overlap"]
 
 
-class EvaluationSet(Section):
+class EvaluationSetConfig(Section):
     """The items of one evaluation set. Field names may lead into a mapping (`answers.text`) or name a list of texts."""
 
     name: str = Field(min_length=1, description="Name of the set in reasons and reports.")
@@ -25,19 +25,19 @@ class EvaluationSet(Section):
     item: str = Field("", description="Field that names an item; empty: its line number.")
 
     @model_validator(mode="after")
-    def _some_field(self) -> Self:
+    def _check_fields(self) -> Self:
         if not self.query and not self.label:
-            refuse([Broken("query", "neither query nor label names a field. Name one, such as query: [prompt].")])
+            raise_violations([Violation("query", "neither query nor label names a field. Name one, such as query: [prompt].")])
         return self
 
 
-class KeepContamination(Section):
+class NoDecontamination(Section):
     """Documents are not compared with evaluation sets."""
 
     kind: Literal["none"] = "none"
 
 
-class NgramDecontamination(Section):
+class NgramDecontaminationConfig(Section):
     """Documents that share a word n-gram with an item of an evaluation set are dropped, or the shared span is cut.
 
     The definition is GPT-3's (Brown et al. 2020, appendix C): words in lower case without punctuation, 13-grams, an
@@ -47,7 +47,7 @@ class NgramDecontamination(Section):
     """
 
     kind: Literal["ngram"] = "ngram"
-    sets: tuple[EvaluationSet, ...] = Field(min_length=1, description="Evaluation sets.")
+    sets: tuple[EvaluationSetConfig, ...] = Field(min_length=1, description="Evaluation sets.")
     ngram_words: int = Field(13, ge=2, le=64, description="Words of an n-gram; datatrove's default is 12.")
     min_item_words: int = Field(
         5,
@@ -66,10 +66,10 @@ class NgramDecontamination(Section):
     max_pieces: int = Field(10, ge=1, description="A document that cutting leaves in more pieces is dropped.")
 
     @model_validator(mode="after")
-    def _names_once(self) -> Self:
+    def _check_set_names(self) -> Self:
         names = [one.name for one in self.sets]
-        refuse(
-            Broken(f"sets.{number}.name", f"{name} is the name of another set already. Give each set its own name.")
+        raise_violations(
+            Violation(f"sets.{number}.name", f"{name} is the name of another set already. Give each set its own name.")
             for number, name in enumerate(names)
             if name in names[:number]
         )
@@ -81,4 +81,4 @@ class NgramDecontamination(Section):
         return tuple(path for one in self.sets for path in one.files)
 
 
-DecontaminateConfig = Annotated[KeepContamination | NgramDecontamination, Field(discriminator="kind")]
+DecontaminateConfig = Annotated[NoDecontamination | NgramDecontaminationConfig, Field(discriminator="kind")]

@@ -6,27 +6,27 @@ Axes that only the torch engine has, `tensor` and `context`, are refused in axes
 from collections.abc import Iterator
 
 from llmsys.config.engine import EngineConfig
-from llmsys.config.rule import Broken
+from llmsys.config.rule import Violation
 
 
-def deepspeed_problems(engine: EngineConfig, *, replicate: int, expert: int) -> Iterator[Broken]:
+def find_deepspeed_violations(engine: EngineConfig, *, replicate: int, expert: int) -> Iterator[Violation]:
     """What forbids this engine, if it is DeepSpeed, with these axes of the layout."""
     if engine.kind != "deepspeed":
         return
     if engine.zero_stage == 3 and expert > 1:
-        yield Broken(
+        yield Violation(
             "engine.zero_stage",
             f"3 splits every expert over all ranks and cannot deal whole ones over layout.expert={expert}. "
             f"Use engine.kind=torch, which does both, or zero_stage=2, or layout.expert=1.",
         )
     if engine.zero_stage == 0 and engine.offload == "optimizer":
-        yield Broken(
+        yield Violation(
             "engine.offload",
             "optimizer moves what a rank has alone to host memory, and with zero_stage=0 every rank has everything. "
             "Use zero_stage=1, 2 or 3, or offload=none.",
         )
     if engine.zero_stage > 0 and replicate > 1:
-        yield Broken(
+        yield Violation(
             "layout.replicate",
             f"{replicate} copies cannot be kept by DeepSpeed: zero_stage={engine.zero_stage} splits over all ranks. "
             f"Use layout.replicate=1, or engine.kind=torch.",

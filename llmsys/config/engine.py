@@ -7,7 +7,7 @@ from pydantic import Field
 from llmsys.config.base import Section
 
 
-class Torch(Section):
+class TorchEngineConfig(Section):
     """PyTorch itself: FSDP2 splits weights, gradients and moments over the shard axis, DDP copies them to all ranks."""
 
     kind: Literal["torch"] = "torch"
@@ -24,7 +24,7 @@ class Torch(Section):
     )
 
 
-class Deepspeed(Section):
+class DeepSpeedEngineConfig(Section):
     """DeepSpeed's ZeRO (Rajbhandari 2019)."""
 
     kind: Literal["deepspeed"] = "deepspeed"
@@ -36,10 +36,10 @@ class Deepspeed(Section):
     )
 
 
-class Accelerate(Section):
+class AccelerateEngineConfig(Section):
     """Hugging Face accelerate, with whatever the user's accelerate config says."""
 
     kind: Literal["accelerate"] = "accelerate"
 
 
-EngineConfig = Annotated[Torch | Deepspeed | Accelerate, Field(discriminator="kind")]
+EngineConfig = Annotated[TorchEngineConfig | DeepSpeedEngineConfig | AccelerateEngineConfig, Field(discriminator="kind")]

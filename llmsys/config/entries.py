@@ -1,6 +1,6 @@
 """Lists that the user brings: words, hosts, URLs, from files and from the config itself.
 
-Reads nothing, gives `EntryList`. The project ships no list of its own.
+Reads nothing, gives `EntryListConfig`. The project ships no list of its own.
 """
 
 from pydantic import Field
@@ -9,7 +9,7 @@ from llmsys.config.base import Section
 from llmsys.config.local_path import LocalPath
 
 
-class EntryList(Section):
+class EntryListConfig(Section):
     """Entries of files and of the config together. A file has one entry a line, and comments that begin with `#`."""
 
     files: tuple[LocalPath, ...] = Field(

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
 from llmsys.config.local_path import LocalPath
-from llmsys.config.rule import Broken, refuse
+from llmsys.config.rule import Violation, raise_violations
 
 MAX_DEFAULT_SEQUENCES = 8
 """Sequences of one forward pass of an evaluation, where neither it nor a training micro-batch says fewer."""
@@ -17,7 +17,7 @@ MAX_DEFAULT_SEQUENCES = 8
 SUFFIXES = (".gz", ".jsonl", ".json")
 
 
-class _Questions(Section):
+class _EvaluationTaskConfig(Section):
     path: LocalPath = Field(description="A .jsonl or .jsonl.gz file, or a folder of them that are read in their order.")
     name: str = Field("", description="Name in logs and events; left out: the file's.")
     max_questions: int = Field(0, ge=0, description="Questions to ask, from the first on; 0 asks all.")
@@ -31,7 +31,7 @@ class _Questions(Section):
         return self.name or title
 
 
-class ChoicesConfig(_Questions):
+class MultipleChoiceConfig(_EvaluationTaskConfig):
     """Multiple choice: the choice that is likeliest behind the question is the model's answer.
 
     One JSON object a line: `question` (or `context`), a text; `choices`, a list of texts; `answer`, the number of the
@@ -42,7 +42,7 @@ class ChoicesConfig(_Questions):
     separator: str = Field(" ", description="Stands between the question and each choice.")
 
 
-class PairsSetConfig(_Questions):
+class MinimalPairsConfig(_EvaluationTaskConfig):
     """Minimal pairs as in BLiMP (Warstadt 2020, arXiv:1912.00582): the good sentence should be likelier than the bad.
 
     One JSON object a line: `good` and `bad`, or `sentence_good` and `sentence_bad` as in BLiMP's own files.
@@ -51,7 +51,7 @@ class PairsSetConfig(_Questions):
     kind: Literal["pairs"] = "pairs"
 
 
-SetConfig = Annotated[ChoicesConfig | PairsSetConfig, Field(discriminator="kind")]
+SetConfig = Annotated[MultipleChoiceConfig | MinimalPairsConfig, Field(discriminator="kind")]
 
 
 class EvaluationConfig(Section):
@@ -68,20 +68,20 @@ class EvaluationConfig(Section):
     sets: tuple[SetConfig, ...] = Field((), description="Questions that a model of text answers by likelihood.")
 
     @model_validator(mode="after")
-    def _each_name_once(self) -> Self:
+    def _check_task_names(self) -> Self:
         titles = [one.title for one in self.sets]
-        refuse(
-            Broken(f"sets.{number}.name", f"two sets are called {title}. Give one of them another name.")
+        raise_violations(
+            Violation(f"sets.{number}.name", f"two sets are called {title}. Give one of them another name.")
             for number, title in enumerate(titles)
             if title in titles[:number]
         )
         return self
 
 
-def set_problems(evaluation: EvaluationConfig, objective: str) -> Iterator[Broken]:
+def find_task_violations(evaluation: EvaluationConfig, objective: str) -> Iterator[Violation]:
     """What keeps questions from being asked."""
     if evaluation.sets and objective != "next_token":
-        yield Broken(
+        yield Violation(
             "evaluation.sets",
             f"{len(evaluation.sets)} sets are scored by the likelihood of a text, which objective.kind={objective} "
             "does not learn. Use evaluation.sets=[], or a model with family=decoder.",

@@ -7,7 +7,7 @@ from pydantic import Field
 from llmsys.config.base import Section
 
 
-class _Portions(Section):
+class _BaseExecutorConfig(Section):
     """What every executor has: the size of a task, and what happens when one fails."""
 
     block_bytes: int = Field(
@@ -21,7 +21,7 @@ class _Portions(Section):
     )
 
 
-class _Guarded(_Portions):
+class _ProcessExecutorConfig(_BaseExecutorConfig):
     """Those whose tasks are processes of their own, and can be ended from outside."""
 
     task_seconds: float = Field(
@@ -32,20 +32,20 @@ class _Guarded(_Portions):
     )
 
 
-class LocalExecutor(_Guarded):
+class LocalExecutorConfig(_ProcessExecutorConfig):
     """Worker processes on this machine."""
 
     kind: Literal["local"] = "local"
     workers: int = Field(0, ge=0, description="Number of processes; 0: one per core this process may use.")
 
 
-class InlineExecutor(_Portions):
+class InlineExecutorConfig(_BaseExecutorConfig):
     """This very process, one task after the other: for debugging and for tests."""
 
     kind: Literal["inline"] = "inline"
 
 
-class RayExecutor(_Guarded):
+class RayExecutorConfig(_ProcessExecutorConfig):
     """Tasks on a Ray cluster whose nodes see the inputs and the dataset folder under the same paths."""
 
     kind: Literal["ray"] = "ray"
@@ -55,7 +55,7 @@ class RayExecutor(_Guarded):
     workers: int = Field(0, ge=0, description="Tasks at a time; 0: one per core of the cluster.")
 
 
-class SlurmExecutor(_Guarded):
+class SlurmExecutorConfig(_ProcessExecutorConfig):
     """Tasks as job arrays of Slurm, on nodes that see the inputs and the dataset folder under the same paths."""
 
     kind: Literal["slurm"] = "slurm"
@@ -68,4 +68,4 @@ class SlurmExecutor(_Guarded):
     poll_seconds: float = Field(5.0, gt=0, description="How often results and the queue are looked at.")
 
 
-ExecutorConfig = Annotated[LocalExecutor | InlineExecutor | RayExecutor | SlurmExecutor, Field(discriminator="kind")]
+ExecutorConfig = Annotated[LocalExecutorConfig | InlineExecutorConfig | RayExecutorConfig | SlurmExecutorConfig, Field(discriminator="kind")]

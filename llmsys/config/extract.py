@@ -11,7 +11,7 @@ from pydantic import Field
 from llmsys.config.base import Section
 
 
-class _Limits(Section):
+class _BaseExtractorConfig(Section):
     """Limits on a page, the same for every extractor."""
 
     max_page_bytes: int = Field(
@@ -27,13 +27,13 @@ class _Limits(Section):
     )
 
 
-class ArticleExtract(_Limits):
+class ArticleExtractorConfig(_BaseExtractorConfig):
     """The main content of news, posts, forums and manuals, with lists, tables and code in their shape."""
 
     kind: Literal["article"] = "article"
 
 
-class ResiliparseExtract(_Limits):
+class ResiliparseExtractorConfig(_BaseExtractorConfig):
     """Resiliparse's plain text (Bevendorff et al. 2018): faster, with more of what is around the content."""
 
     kind: Literal["resiliparse"] = "resiliparse"
@@ -45,7 +45,7 @@ class ResiliparseExtract(_Limits):
     )
 
 
-class TrafilaturaExtract(_Limits):
+class TrafilaturaExtractorConfig(_BaseExtractorConfig):
     """Trafilatura (Barbaresi 2021), the extractor of FineWeb: many times slower. Needs the extra of its name."""
 
     kind: Literal["trafilatura"] = "trafilatura"
@@ -54,4 +54,4 @@ class TrafilaturaExtract(_Limits):
     )
 
 
-ExtractConfig = Annotated[ArticleExtract | ResiliparseExtract | TrafilaturaExtract, Field(discriminator="kind")]
+ExtractConfig = Annotated[ArticleExtractorConfig | ResiliparseExtractorConfig | TrafilaturaExtractorConfig, Field(discriminator="kind")]

@@ -6,12 +6,12 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
-from llmsys.config.rule import Broken, refuse
+from llmsys.config.rule import Violation, raise_violations
 
 Point = tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=0)]]
 
 
-class FactorsConfig(Section):
+class MultiplierScheduleConfig(Section):
     """`factors:` — each a list of points [tokens, factor]: constant before the first and after the last of them.
 
     Two points at the same tokens are a jump: [[0, 1], [900, 1], [900, 0]] is 1 up to 900 tokens and 0 from there on.
@@ -25,24 +25,24 @@ class FactorsConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _rules(self) -> Self:
-        refuse(self._problems())
+    def _check_points(self) -> Self:
+        raise_violations(self._find_violations())
         return self
 
-    def _problems(self) -> Iterator[Broken]:
+    def _find_violations(self) -> Iterator[Violation]:
         for name in ("weight_decay", "balance"):
             places = [tokens for tokens, _ in getattr(self, name)]
             if places != sorted(places):
                 text = f"the points are at {', '.join(map(str, places))} tokens. Sort them by tokens."
-                yield Broken(name, text)
+                yield Violation(name, text)
 
     @property
-    def changed(self) -> bool:
+    def is_active(self) -> bool:
         """Whether any factor is ever another than 1."""
         return bool(self.weight_decay or self.balance)
 
 
-def factor_at(points: tuple[Point, ...], tokens: int) -> float:
+def interpolate_multiplier(points: tuple[Point, ...], tokens: int) -> float:
     """The factor after so many tokens; of two points at the same tokens the later holds."""
     before = [point for point in points if point[0] <= tokens]
     after = [point for point in points if point[0] > tokens]

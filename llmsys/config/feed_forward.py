@@ -13,56 +13,56 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 BIAS = Field(False, description="Whether every linear map has a bias.")
 
 
-class Relu(Section):
+class ReluConfig(Section):
     """down(relu(up(x))), as in the original Transformer."""
 
     kind: Literal["relu"] = "relu"
     bias: bool = BIAS
 
 
-class Gelu(Section):
+class GeluConfig(Section):
     """down(gelu(up(x))) with the exact GELU."""
 
     kind: Literal["gelu"] = "gelu"
     bias: bool = BIAS
 
 
-class GeluTanh(Section):
+class GeluTanhConfig(Section):
     """down(gelu(up(x))) with GELU's tanh form, as in GPT-2."""
 
     kind: Literal["gelu_tanh"] = "gelu_tanh"
     bias: bool = BIAS
 
 
-class Silu(Section):
+class SiluConfig(Section):
     """down(silu(up(x))), as in Marian ("swish")."""
 
     kind: Literal["silu"] = "silu"
     bias: bool = BIAS
 
 
-class Swiglu(Section):
+class SwigluConfig(Section):
     """down(silu(gate(x)) · up(x))."""
 
     kind: Literal["swiglu"] = "swiglu"
     bias: bool = BIAS
 
 
-class Geglu(Section):
+class GegluConfig(Section):
     """down(gelu(gate(x)) · up(x)) with the exact GELU (GLM-130B)."""
 
     kind: Literal["geglu"] = "geglu"
     bias: bool = BIAS
 
 
-class GegluTanh(Section):
+class GegluTanhConfig(Section):
     """down(gelu(gate(x)) · up(x)) with GELU's tanh form (T5 1.1, Gemma)."""
 
     kind: Literal["geglu_tanh"] = "geglu_tanh"
     bias: bool = BIAS
 
 
-class ClampedSwiglu(Section):
+class ClampedSwigluConfig(Section):
     """down((up + 1) · gate · sigmoid(alpha · gate)) with gate and up cut at the limit (gpt-oss)."""
 
     kind: Literal["clamped_swiglu"] = "clamped_swiglu"
@@ -72,12 +72,12 @@ class ClampedSwiglu(Section):
 
 
 FeedForwardConfig = Annotated[
-    Relu | Gelu | GeluTanh | Silu | Swiglu | Geglu | GegluTanh | ClampedSwiglu, Field(discriminator="kind")
+    ReluConfig | GeluConfig | GeluTanhConfig | SiluConfig | SwigluConfig | GegluConfig | GegluTanhConfig | ClampedSwigluConfig, Field(discriminator="kind")
 ]
 
 GATED = frozenset({"swiglu", "geglu", "geglu_tanh", "clamped_swiglu"})
 
 
-def maps_of(config: FeedForwardConfig) -> tuple[str, ...]:
+def list_projection_names(config: FeedForwardConfig) -> tuple[str, ...]:
     """The linear maps of one layer, in the order in which they are built."""
     return ("gate", "up", "down") if config.kind in GATED else ("up", "down")

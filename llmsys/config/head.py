@@ -23,7 +23,7 @@ class EmbeddingConfig(Section):
     )
 
 
-class LmHead(Section):
+class LmHeadConfig(Section):
     """Logits over the vocabulary: for the next token in decoders and encoder-decoders."""
 
     kind: Literal["lm"] = "lm"
@@ -36,7 +36,7 @@ class LmHead(Section):
     )
 
 
-class MlmHead(Section):
+class MlmHeadConfig(Section):
     """Logits for masked tokens: dense, activation, norm, then the token embedding with a bias (BERT)."""
 
     kind: Literal["mlm"] = "mlm"
@@ -45,28 +45,28 @@ class MlmHead(Section):
     next_sentence: bool = Field(False, description="Whether BERT's two-way classifier on the pooler is there too.")
 
 
-class ClassificationHead(Section):
+class ClassificationHeadConfig(Section):
     """Logits over labels from the first token: dense, tanh, dropout, linear."""
 
     kind: Literal["classification"] = "classification"
     num_labels: int = Field(ge=2, description="Classes.")
 
 
-class FeaturesHead(Section):
+class FeaturesHeadConfig(Section):
     """The last hidden states themselves, with or without BERT's pooler (which then gives the pooled vector too)."""
 
     kind: Literal["features"] = "features"
     pooler: bool = Field(False, description="Whether the pooler is there.")
 
 
-class PermutationHead(Section):
+class PermutationHeadConfig(Section):
     """XLNet's: tied logits with a bias, and a trained vector that stands for the token to predict. Counted only."""
 
     kind: Literal["permutation"] = "permutation"
 
 
 HeadConfig = Annotated[
-    LmHead | MlmHead | ClassificationHead | FeaturesHead | PermutationHead, Field(discriminator="kind")
+    LmHeadConfig | MlmHeadConfig | ClassificationHeadConfig | FeaturesHeadConfig | PermutationHeadConfig, Field(discriminator="kind")
 ]
 
 
@@ -89,7 +89,7 @@ class EncoderConfig(Section):
     decoder_start_token_id: int = Field(0, ge=0, description="The token that opens every target.")
 
 
-class PredictionConfig(Section):
+class MultiTokenPredictionConfig(Section):
     """DeepSeek-V3's multi-token prediction (arXiv:2412.19437, 2.2): module k predicts the token after the next k."""
 
     depth: int = Field(1, ge=1, description="Modules, one after another; each predicts one token further.")

@@ -21,27 +21,27 @@ Dictionary = Literal["jieba", "sudachipy", "pythainlp"]
 _RULE: TypeAdapter[RuleConfig] = TypeAdapter(RuleConfig)
 
 
-class SpacedWords(Section):
+class SpacedWordsConfig(Section):
     """Words stand between spaces; marks and contractions are taken off as spaCy's tokenizer does."""
 
     kind: Literal["spaces"] = "spaces"
     rules: str = Field("xx", description="Language of spaCy's tokenizer rules; xx: the rules for all languages.")
 
 
-class CharacterWords(Section):
+class CharacterWordsConfig(Section):
     """Every character of a script without spaces is a word; other scripts are split at spaces."""
 
     kind: Literal["characters"] = "characters"
 
 
-class DictionaryWords(Section):
+class DictionaryWordsConfig(Section):
     """Words of a dictionary, found as datatrove finds them; each library is an extra: llmsys[zh], [ja], [th]."""
 
     kind: Literal["dictionary"] = "dictionary"
     dictionary: Dictionary = Field(description="jieba splits Chinese, sudachipy Japanese, pythainlp Thai.")
 
 
-Words = Annotated[SpacedWords | CharacterWords | DictionaryWords, Field(discriminator="kind")]
+Words = Annotated[SpacedWordsConfig | CharacterWordsConfig | DictionaryWordsConfig, Field(discriminator="kind")]
 
 
 class LanguageProfile(Section):
@@ -49,7 +49,7 @@ class LanguageProfile(Section):
 
     name: str = Field(min_length=1, description="Name of the language, for people.")
     scripts: tuple[Script, ...] = Field((), description="Scripts that the language is written in.")
-    words: Words = Field(SpacedWords(), description="How words are found, for rules and for near duplicates.")
+    words: Words = Field(SpacedWordsConfig(), description="How words are found, for rules and for near duplicates.")
     end_marks: tuple[str, ...] = Field((), description="Marks that end a line of prose; empty: as each rule says.")
     stop_words: tuple[str, ...] = Field((), description="Common words; empty: as each rule says.")
     rules: dict[str, dict[str, Any]] = Field(
@@ -58,12 +58,12 @@ class LanguageProfile(Section):
 
     @field_validator("rules")
     @classmethod
-    def _rules_exist(cls, rules: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    def _check_rule_overrides(cls, rules: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         for kind, fields in rules.items():
             _RULE.validate_python({**fields, "kind": kind})
         return rules
 
-    def rule(self, published: RuleConfig) -> RuleConfig:
+    def localize_rule(self, published: RuleConfig) -> RuleConfig:
         """The rule for documents in this language: what was written in it, else the profile, else the default.
 
         Thresholds of a profile were met with the words of this profile; a dialect with words of its own takes the stop
@@ -92,15 +92,15 @@ class LanguageRules(Section):
 _BY_CODE: TypeAdapter[dict[str, LanguageRules]] = TypeAdapter(dict[str, LanguageRules])
 
 
-def language_rules(profiles: Mapping[str, LanguageProfile], rules: Sequence[RuleConfig]) -> str:
+def serialize_language_rules(profiles: Mapping[str, LanguageProfile], rules: Sequence[RuleConfig]) -> str:
     """What is asked of each language, as a text that tasks take along and the journal compares."""
     own = {
-        code: LanguageRules(words=profile.words, rules=tuple(profile.rule(rule) for rule in rules))
+        code: LanguageRules(words=profile.words, rules=tuple(profile.localize_rule(rule) for rule in rules))
         for code, profile in profiles.items()
     }
     return _BY_CODE.dump_json(own).decode()
 
 
-def read_language_rules(text: str) -> dict[str, LanguageRules]:
-    """The rules by code that `language_rules` wrote."""
+def parse_language_rules(text: str) -> dict[str, LanguageRules]:
+    """The rules by code that `serialize_language_rules` wrote."""
     return _BY_CODE.validate_json(text)

@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llmsys.config.named_rule import NamedRule
+from llmsys.config.named_rule import NamedRuleConfig
 
 Share = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=0)]
 
 
-class _C4Lines(NamedRule):
+class _BaseC4Config(NamedRuleConfig):
     """What all readings of C4 have in common."""
 
     curly_brackets: Literal["drop_page", "keep"] = Field(
@@ -22,7 +22,7 @@ class _C4Lines(NamedRule):
     )
 
 
-class C4Config(_C4Lines):
+class C4Config(_BaseC4Config):
     """Lines and pages of C4 (Raffel et al. 2020) with the constants and the order of its published code."""
 
     kind: Literal["c4"] = "c4"
@@ -35,7 +35,7 @@ class C4Config(_C4Lines):
     )
 
 
-class C4DatatroveConfig(_C4Lines):
+class C4DatatroveConfig(_BaseC4Config):
     """Lines and pages of C4 with datatrove's constants; FineWeb uses it with `end_marks: []`."""
 
     kind: Literal["c4_datatrove"] = "c4_datatrove"
@@ -48,7 +48,7 @@ class C4DatatroveConfig(_C4Lines):
     )
 
 
-class C4DolmaConfig(_C4Lines):
+class C4DolmaConfig(_BaseC4Config):
     """Lines and pages of C4 as dolma's tagger c4_v2 and its published mixing read them: script and filler drop a page
     wherever they stand, citations and policy lines stay, sentences are not counted.
     """
@@ -60,7 +60,7 @@ class C4DolmaConfig(_C4Lines):
     )
 
 
-class LineCorrectionsConfig(NamedRule):
+class LineCorrectionsConfig(NamedRuleConfig):
     """Lines that are no prose are taken out or mended (RefinedWeb, Penedo et al. 2023, G.2), each counted by reason.
 
     A page of which more than a small share of the words went is dropped: what is left of it is seldom prose either.

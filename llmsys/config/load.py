@@ -12,19 +12,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.fields import default_kind_at, with_kinds
-from llmsys.config.lookup import displayed, find_config
-from llmsys.config.merge import Layer, inherit, merge, read_file
+from llmsys.config.fields import get_default_kind_at, fill_default_kinds
+from llmsys.config.lookup import format_path, find_config
+from llmsys.config.merge import ConfigLayer, resolve_bases, merge_layers, read_layer
 from llmsys.config.model import ModelConfig
 from llmsys.config.override import read_overrides
-from llmsys.config.problems import config_error
+from llmsys.config.problems import build_config_error
 from llmsys.config.run import RunConfig
 from llmsys.config.yaml_text import Keys
 from llmsys.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Resolved:
+class LoadedConfig:
     """A loaded config. For a bare model file, `run` holds that model and the defaults of everything else."""
 
     run: RunConfig
@@ -33,78 +33,78 @@ class Resolved:
     source: Path
 
 
-def load_run(config: str, overrides: Sequence[str] = ()) -> RunConfig:
+def load_run_config(config: str, overrides: Sequence[str] = ()) -> RunConfig:
     """The RunConfig of a file or name such as `train/demo`, with `section.key=value` overrides.
 
     Raises ConfigError for everything a person can mend in it.
     """
     resolved = read_config(config, overrides)
     if resolved.model_only:
-        name = displayed(resolved.source)
+        name = format_path(resolved.source)
         raise ConfigError(
             f"{name} is a bare model, and a run is needed. Write a file with `model: {{base: {config}}}`."
         )
     return resolved.run
 
 
-def load_model(config: str, overrides: Sequence[str] = ()) -> ModelConfig:
+def load_model_config(config: str, overrides: Sequence[str] = ()) -> ModelConfig:
     """The ModelConfig of a bare model file, or of a run's `model:` section."""
     return read_config(config, overrides).run.model
 
 
-def load_any(config: str, overrides: Sequence[str] = ()) -> RunConfig | ModelConfig:
+def load_any_config(config: str, overrides: Sequence[str] = ()) -> RunConfig | ModelConfig:
     """Whichever of the two the file holds."""
     resolved = read_config(config, overrides)
     return resolved.run.model if resolved.model_only else resolved.run
 
 
-def read_config(config: str, overrides: Sequence[str] = ()) -> Resolved:
+def read_config(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:
     """The config with the origin of every value. Overrides of a bare model may leave out `model.`."""
     path = find_config(config, Path.cwd())
-    layer = read_file(path, (), (), _default_kind)
-    model_only = _is_model(layer.values)
+    layer = read_layer(path, (), (), _get_default_kind)
+    model_only = _is_bare_model(layer.values)
     if model_only:
-        layer = _below("model", layer)
+        layer = _nest_layer("model", layer)
     above = read_overrides(overrides)
     if model_only:
-        above = _into_model(above)
-    above = inherit(above, (), Path.cwd(), (), _default_kind)
-    layer = merge(layer, above, (), _default_kind)
-    values = with_kinds(layer.values, [RunConfig])
+        above = _move_model_keys(above)
+    above = resolve_bases(above, (), Path.cwd(), (), _get_default_kind)
+    layer = merge_layers(layer, above, (), _get_default_kind)
+    values = fill_default_kinds(layer.values, [RunConfig])
     if model_only:
-        values = _shortened(values)
-    layer = Layer(values, layer.origins)
+        values = _cap_sequence_length(values)
+    layer = ConfigLayer(values, layer.origins)
     try:
         run = RunConfig.model_validate(layer.values)
     except ValidationError as error:
-        raise config_error(error, RunConfig, layer, displayed(path)) from None
-    return Resolved(run, model_only, layer.origins, path)
+        raise build_config_error(error, RunConfig, layer, format_path(path)) from None
+    return LoadedConfig(run, model_only, layer.origins, path)
 
 
-def _default_kind(keys: Keys) -> str | None:
+def _get_default_kind(keys: Keys) -> str | None:
     in_model = bool(keys) and keys[0] in ModelConfig.model_fields
-    return default_kind_at(ModelConfig if in_model else RunConfig, keys)
+    return get_default_kind_at(ModelConfig if in_model else RunConfig, keys)
 
 
-def _is_model(values: dict[str, Any]) -> bool:
+def _is_bare_model(values: dict[str, Any]) -> bool:
     return not values.keys() & RunConfig.model_fields.keys() and bool(values.keys() & ModelConfig.model_fields.keys())
 
 
-def _below(section: str, layer: Layer) -> Layer:
-    return Layer({section: layer.values}, {(section, *keys): where for keys, where in layer.origins.items()})
+def _nest_layer(section: str, layer: ConfigLayer) -> ConfigLayer:
+    return ConfigLayer({section: layer.values}, {(section, *keys): where for keys, where in layer.origins.items()})
 
 
-def _into_model(above: Layer) -> Layer:
+def _move_model_keys(above: ConfigLayer) -> ConfigLayer:
     values = dict(above.values)
     model = {key: values.pop(key) for key in list(values) if key in ModelConfig.model_fields}
     if not model:
         return above
     origins = {(("model", *keys) if keys[0] in model else keys): where for keys, where in above.origins.items()}
     given = values.get("model", {})
-    return Layer({**values, "model": {**given, **model} if isinstance(given, dict) else given}, origins)
+    return ConfigLayer({**values, "model": {**given, **model} if isinstance(given, dict) else given}, origins)
 
 
-def _shortened(values: dict[str, Any]) -> dict[str, Any]:
+def _cap_sequence_length(values: dict[str, Any]) -> dict[str, Any]:
     """A bare model shorter than the default window is looked at in its own length."""
     longest = values["model"].get("max_position_embeddings") if isinstance(values["model"], dict) else None
     default = BatchConfig.model_fields["sequence_length"].default

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.hugging_face.read import is_hugging_face, model_values, parse_json
-from llmsys.config.lookup import displayed, find_config
-from llmsys.config.yaml_text import Keys, parse
+from llmsys.config.hugging_face.read import is_hugging_face, read_model_values, parse_json
+from llmsys.config.lookup import format_path, find_config
+from llmsys.config.yaml_text import Keys, parse_yaml
 from llmsys.errors import ConfigError
 
 # The kind that the union at a key path has when nobody names one.
@@ -19,13 +19,13 @@ DefaultKind = Callable[[Keys], str | None]
 
 
 @dataclass(frozen=True)
-class Layer:
+class ConfigLayer:
     """Plain values and, by key path, where each was written (`configs/train/demo.yaml:12` or `command line`)."""
 
     values: Any
     origins: dict[Keys, str]
 
-    def origin(self, keys: Keys) -> str | None:
+    def find_origin(self, keys: Keys) -> str | None:
         """Where the value at `keys`, else something inside it, else the closest mapping around it was written."""
         if keys not in self.origins:
             for inside, where in self.origins.items():
@@ -37,81 +37,81 @@ class Layer:
         return self.origins.get(())
 
 
-def read_file(path: Path, at: Keys, chain: tuple[Path, ...], default_kind: DefaultKind) -> Layer:
+def read_layer(path: Path, at: Keys, chain: tuple[Path, ...], default_kind: DefaultKind) -> ConfigLayer:
     """One file with everything it inherits, as the values of the mapping at `at`; a config.json is a model."""
-    name = displayed(path)
+    name = format_path(path)
     if path in chain:
-        loop = " → ".join(displayed(one) for one in (*chain, path))
+        loop = " → ".join(format_path(one) for one in (*chain, path))
         raise ConfigError(f"base: goes in a circle: {loop}. Remove one of these lines.")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} cannot be read: {error}. Give a readable UTF-8 text file.") from error
     if is_hugging_face(path):
-        return _read_hugging_face(text, name, at)
-    values, lines = parse(text, name)
+        return _read_config_json(text, name, at)
+    values, lines = parse_yaml(text, name)
     if values is None:
         raise ConfigError(f"{name} is empty. Write at least one section, or `base:` and a name.")
     if not isinstance(values, dict):
         raise ConfigError(f"{name} holds a {type(values).__name__}, not a mapping. Write `section:` and keys below it.")
     origins = {(*at, *keys): f"{name}:{line}" for keys, line in lines.items() if keys}
-    layer = Layer(values, {at: name, **origins})
-    return inherit(layer, at, path.parent, (*chain, path), default_kind)
+    layer = ConfigLayer(values, {at: name, **origins})
+    return resolve_bases(layer, at, path.parent, (*chain, path), default_kind)
 
 
-def _read_hugging_face(text: str, name: str, at: Keys) -> Layer:
+def _read_config_json(text: str, name: str, at: Keys) -> ConfigLayer:
     if at not in ((), ("model",)):
         raise ConfigError(f"{name} is a model, and {'.'.join(at)} is none. Write it as `model: {{base: {name}}}`.")
-    values = model_values(parse_json(text, name), name)
-    return Layer(values, {at: name} | {(*at, key): name for key in values})
+    values = read_model_values(parse_json(text, name), name)
+    return ConfigLayer(values, {at: name} | {(*at, key): name for key in values})
 
 
-def inherit(layer: Layer, at: Keys, folder: Path, chain: tuple[Path, ...], default_kind: DefaultKind) -> Layer:
+def resolve_bases(layer: ConfigLayer, at: Keys, folder: Path, chain: tuple[Path, ...], default_kind: DefaultKind) -> ConfigLayer:
     """The layer with every `base:` inside it replaced by what it names, merged under its neighbours."""
     values, origins = layer.values, layer.origins
     if isinstance(values, list):
         values = {str(i): value for i, value in enumerate(values)}
-        whole = inherit(Layer(values, origins), at, folder, chain, default_kind)
-        return Layer(list(whole.values.values()), whole.origins)
+        whole = resolve_bases(ConfigLayer(values, origins), at, folder, chain, default_kind)
+        return ConfigLayer(list(whole.values.values()), whole.origins)
     if not isinstance(values, dict):
         return layer
-    result = Layer({}, {})
-    for name in _base_names(values.get("base"), layer, at):
-        asked_by = layer.origin((*at, "base")) or ""
-        below = read_file(find_config(name, folder, asked_by), at, chain, default_kind)
-        result = merge(result, below, at, default_kind)
+    result = ConfigLayer({}, {})
+    for name in _list_base_names(values.get("base"), layer, at):
+        asked_by = layer.find_origin((*at, "base")) or ""
+        below = read_layer(find_config(name, folder, asked_by), at, chain, default_kind)
+        result = merge_layers(result, below, at, default_kind)
     own: dict[str, Any] = {}
     for key, value in values.items():
         if key == "base":
             continue
-        child = inherit(Layer(value, origins), (*at, key), folder, chain, default_kind)
+        child = resolve_bases(ConfigLayer(value, origins), (*at, key), folder, chain, default_kind)
         own[key], origins = child.values, child.origins
     origins = {keys: where for keys, where in origins.items() if keys[: len(at) + 1] != (*at, "base")}
-    return merge(result, Layer(own, origins), at, default_kind)
+    return merge_layers(result, ConfigLayer(own, origins), at, default_kind)
 
 
-def merge(below: Layer, above: Layer, at: Keys, default_kind: DefaultKind) -> Layer:
+def merge_layers(below: ConfigLayer, above: ConfigLayer, at: Keys, default_kind: DefaultKind) -> ConfigLayer:
     """`above` laid over `below`, both being the values at `at`."""
     kept = dict(below.origins)
-    values = _merged(below.values, above.values, at, default_kind, kept)
-    return Layer(values, {**kept, **above.origins})
+    values = _merge_values(below.values, above.values, at, default_kind, kept)
+    return ConfigLayer(values, {**kept, **above.origins})
 
 
-def _merged(below: Any, above: Any, at: Keys, default_kind: DefaultKind, origins: dict[Keys, str]) -> Any:
+def _merge_values(below: Any, above: Any, at: Keys, default_kind: DefaultKind, origins: dict[Keys, str]) -> Any:
     if isinstance(below, list) and isinstance(above, dict) and above and all(key.isdigit() for key in above):
-        return _merged_list(below, above, at, default_kind, origins)
-    if not (isinstance(below, dict) and isinstance(above, dict)) or _kind_changes(below, above, at, default_kind):
+        return _merge_list(below, above, at, default_kind, origins)
+    if not (isinstance(below, dict) and isinstance(above, dict)) or _has_kind_changed(below, above, at, default_kind):
         for keys in [keys for keys in origins if keys[: len(at)] == at]:
             del origins[keys]
         return above
     result = dict(below)
     for key, value in above.items():
         here = (*at, key)
-        result[key] = _merged(below[key], value, here, default_kind, origins) if key in below else value
+        result[key] = _merge_values(below[key], value, here, default_kind, origins) if key in below else value
     return result
 
 
-def _merged_list(
+def _merge_list(
     below: list[Any], above: dict[str, Any], at: Keys, default_kind: DefaultKind, origins: dict[Keys, str]
 ) -> list[Any]:
     result = list(below)
@@ -121,21 +121,21 @@ def _merged_list(
                 f"{'.'.join((*at, key))}: the list has {len(below)} entries, counted from 0. "
                 f"Use 0 to {len(below) - 1}, or give the whole list."
             )
-        result[int(key)] = _merged(below[int(key)], value, (*at, key), default_kind, origins)
+        result[int(key)] = _merge_values(below[int(key)], value, (*at, key), default_kind, origins)
     return result
 
 
-def _kind_changes(below: dict[str, Any], above: dict[str, Any], at: Keys, default_kind: DefaultKind) -> bool:
+def _has_kind_changed(below: dict[str, Any], above: dict[str, Any], at: Keys, default_kind: DefaultKind) -> bool:
     if "kind" not in above or not below:
         return False
     return bool(above["kind"] != below.get("kind", default_kind(at) or above["kind"]))
 
 
-def _base_names(base: object, layer: Layer, at: Keys) -> Sequence[str]:
+def _list_base_names(base: object, layer: ConfigLayer, at: Keys) -> Sequence[str]:
     names: list[Any] = base if isinstance(base, list) else [] if base is None else [base]
     for name in names:
         if not isinstance(name, str) or not name:
-            where = layer.origin((*at, "base"))
+            where = layer.find_origin((*at, "base"))
             raise ConfigError(
                 f"{where}: base: {name!r} is not a name or path of a config. Write, say, base: model/demo-moe."
             )

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
 from llmsys.config.local_path import LocalPath
-from llmsys.config.rule import Broken, refuse
+from llmsys.config.rule import Violation, raise_violations
 
 LONGEST_PERIOD = 1 << 16
 """Sequences after which the order of the sources repeats, at most: a table of so many rows is kept."""
@@ -22,7 +22,7 @@ LONGEST_PERIOD = 1 << 16
 Weight = Annotated[float, Field(ge=0)]
 
 
-class SourceConfig(Section):
+class MixtureSourceConfig(Section):
     """One prepared dataset of a mixture."""
 
     folder: LocalPath = Field(description="Dataset folder, prepared with a config of its own.")
@@ -35,7 +35,7 @@ class SourceConfig(Section):
         return self.name or self.folder.name
 
 
-class MixtureStage(Section):
+class MixtureStageConfig(Section):
     """Other weights from some token of the run on."""
 
     from_tokens: int = Field(ge=1, description="Tokens of the run after which these weights hold.")
@@ -51,8 +51,8 @@ class MixtureConfig(Section):
 
     kind: Literal["mixture"] = "mixture"
     name: str = Field("mixture", min_length=1, description="Name of the mixture, for people.")
-    sources: tuple[SourceConfig, ...] = Field(min_length=1, description="Dataset folders and their weights.")
-    stages: tuple[MixtureStage, ...] = Field((), description="Other weights later in the run, such as at its end.")
+    sources: tuple[MixtureSourceConfig, ...] = Field(min_length=1, description="Dataset folders and their weights.")
+    stages: tuple[MixtureStageConfig, ...] = Field((), description="Other weights later in the run, such as at its end.")
 
     @property
     def folder(self) -> Path:
@@ -60,40 +60,40 @@ class MixtureConfig(Section):
         return self.sources[0].folder
 
     @property
-    def parts(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    def stage_weights(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """(token from which they hold, whole parts of each source) of every stage, the first from 0."""
         first = tuple(source.weight for source in self.sources)
-        return ((0, whole_parts(first)), *((stage.from_tokens, whole_parts(stage.weights)) for stage in self.stages))
+        return ((0, reduce_to_integers(first)), *((stage.from_tokens, reduce_to_integers(stage.weights)) for stage in self.stages))
 
     @model_validator(mode="after")
-    def _rules(self) -> Self:
-        refuse(self._problems())
+    def _check_mixture(self) -> Self:
+        raise_violations(self._find_violations())
         return self
 
-    def _problems(self) -> Iterator[Broken]:
+    def _find_violations(self) -> Iterator[Violation]:
         titles, folders = [one.title for one in self.sources], [one.folder for one in self.sources]
         for number, source in enumerate(self.sources):
             if source.folder in folders[:number]:
-                yield Broken(f"sources.{number}.folder", f"{source.folder} is given twice. Add up its weights.")
+                yield Violation(f"sources.{number}.folder", f"{source.folder} is given twice. Add up its weights.")
             elif source.title in titles[:number]:
-                yield Broken(f"sources.{number}.name", f"two sources are called {source.title}. Give one another name.")
-        yield from _weight_problems("sources", [source.weight for source in self.sources])
+                yield Violation(f"sources.{number}.name", f"two sources are called {source.title}. Give one another name.")
+        yield from _find_weight_violations("sources", [source.weight for source in self.sources])
         for number, stage in enumerate(self.stages):
             if len(stage.weights) != len(self.sources):
-                yield Broken(
+                yield Violation(
                     f"stages.{number}.weights",
                     f"{len(stage.weights)} weights for {len(self.sources)} sources. Give one for each, or 0.",
                 )
             else:
-                yield from _weight_problems(f"stages.{number}.weights", stage.weights)
+                yield from _find_weight_violations(f"stages.{number}.weights", stage.weights)
             if number and stage.from_tokens <= (before := self.stages[number - 1].from_tokens):
-                yield Broken(
+                yield Violation(
                     f"stages.{number}.from_tokens",
                     f"{stage.from_tokens} is not after the stage before it, from {before}. Sort the stages.",
                 )
 
 
-def whole_parts(weights: Sequence[float]) -> tuple[int, ...]:
+def reduce_to_integers(weights: Sequence[float]) -> tuple[int, ...]:
     """The smallest whole numbers in the proportions of the weights as they are written: (0.8, 0.2) gives (4, 1)."""
     shares = [Fraction(repr(weight)) for weight in weights]
     unit = lcm(*(share.denominator for share in shares))
@@ -101,12 +101,12 @@ def whole_parts(weights: Sequence[float]) -> tuple[int, ...]:
     return tuple(count // gcd(*counts) for count in counts)
 
 
-def _weight_problems(key: str, weights: Sequence[float]) -> Iterator[Broken]:
+def _find_weight_violations(key: str, weights: Sequence[float]) -> Iterator[Violation]:
     if not sum(weights):
-        yield Broken(key, "all weights are 0. Give at least one source a weight.")
-    elif (period := sum(whole_parts(weights))) > LONGEST_PERIOD:
+        yield Violation(key, "all weights are 0. Give at least one source a weight.")
+    elif (period := sum(reduce_to_integers(weights))) > LONGEST_PERIOD:
         rounded = ", ".join(f"{max(round(weight / sum(weights), 4), 0.0001):g}" for weight in weights)
-        yield Broken(
+        yield Violation(
             key,
             f"the weights {', '.join(f'{weight:g}' for weight in weights)} are {period:,} whole parts, and an order of "
             f"at most {LONGEST_PERIOD:,} is kept. Use rounder ones, such as {rounded}.",

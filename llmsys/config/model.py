@@ -9,25 +9,25 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.attention import AttentionConfig, MultiHead
+from llmsys.config.attention import AttentionConfig, MultiHeadAttentionConfig
 from llmsys.config.base import Section
-from llmsys.config.feed_forward import FeedForwardConfig, Swiglu
-from llmsys.config.head import DropoutConfig, EmbeddingConfig, EncoderConfig, HeadConfig, LmHead, PredictionConfig
-from llmsys.config.model_rules import model_problems
+from llmsys.config.feed_forward import FeedForwardConfig, SwigluConfig
+from llmsys.config.head import DropoutConfig, EmbeddingConfig, EncoderConfig, HeadConfig, LmHeadConfig, MultiTokenPredictionConfig
+from llmsys.config.model_rules import find_model_violations
 from llmsys.config.moe import MoeConfig
-from llmsys.config.norm import NormConfig, Pre, ResidualConfig, RmsNorm
-from llmsys.config.position import PositionConfig, Rope
-from llmsys.config.rule import refuse
+from llmsys.config.norm import NormConfig, PreNormConfig, ResidualConfig, RmsNormConfig
+from llmsys.config.position import PositionConfig, RopeConfig
+from llmsys.config.rule import raise_violations
 
 Family = Literal["decoder", "encoder", "encoder_decoder"]
 LayerType = Literal["full_attention", "sliding_attention"]
 
 
-def _head_dim(values: dict[str, Any]) -> int:
+def _compute_head_dim(values: dict[str, Any]) -> int:
     return max(1, int(values["hidden_size"]) // int(values["num_attention_heads"]))
 
 
-def _key_value_heads(values: dict[str, Any]) -> int:
+def _get_key_value_heads(values: dict[str, Any]) -> int:
     return int(values["num_attention_heads"])
 
 
@@ -45,13 +45,13 @@ class ModelConfig(Section):
     num_hidden_layers: int = Field(ge=1, description="Number of blocks.")
     num_attention_heads: int = Field(ge=1, description="Query heads of each attention layer.")
     num_key_value_heads: int = Field(
-        default_factory=_key_value_heads,
+        default_factory=_get_key_value_heads,
         ge=1,
         description="Key and value heads; each serves num_attention_heads / num_key_value_heads query heads. "
         "Left out: as many as num_attention_heads.",
     )
     head_dim: int = Field(
-        default_factory=_head_dim,
+        default_factory=_compute_head_dim,
         ge=1,
         description="Channels of one head. Left out: hidden_size / num_attention_heads.",
     )
@@ -66,34 +66,34 @@ class ModelConfig(Section):
     tie_word_embeddings: bool = Field(False, description="Whether the head uses the embedding matrix.")
     initializer: Literal["normal", "xavier"] = Field("normal", description="Distribution of the starting matrices.")
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of normal starting weights.")
-    norm: NormConfig = Field(RmsNorm(), description="The kind of normalisation.")
-    residual: ResidualConfig = Field(Pre(), description="Where norms stand around attention and feed-forward.")
-    position: PositionConfig = Field(Rope(), description="How positions reach attention.")
-    attention: AttentionConfig = Field(MultiHead(), description="How tokens look at each other.")
-    feed_forward: FeedForwardConfig = Field(Swiglu(), description="Dense feed-forward layers.")
+    norm: NormConfig = Field(RmsNormConfig(), description="The kind of normalisation.")
+    residual: ResidualConfig = Field(PreNormConfig(), description="Where norms stand around attention and feed-forward.")
+    position: PositionConfig = Field(RopeConfig(), description="How positions reach attention.")
+    attention: AttentionConfig = Field(MultiHeadAttentionConfig(), description="How tokens look at each other.")
+    feed_forward: FeedForwardConfig = Field(SwigluConfig(), description="Dense feed-forward layers.")
     moe: MoeConfig | None = Field(None, description="Mixture of experts; null builds a dense model.")
     embedding: EmbeddingConfig = Field(EmbeddingConfig(), description="From token ids to vectors.")
-    head: HeadConfig = Field(LmHead(), description="From the last hidden states to the output.")
+    head: HeadConfig = Field(LmHeadConfig(), description="From the last hidden states to the output.")
     dropout: DropoutConfig = Field(DropoutConfig(), description="What training drops at random.")
     encoder: EncoderConfig | None = Field(None, description="Of an encoder-decoder; null: as the decoder.")
-    multi_token_prediction: PredictionConfig | None = Field(None, description="Modules that predict further tokens.")
+    multi_token_prediction: MultiTokenPredictionConfig | None = Field(None, description="Modules that predict further tokens.")
 
     @model_validator(mode="after")
-    def _shapes(self) -> Self:
-        refuse(model_problems(self))
+    def _check_architecture(self) -> Self:
+        raise_violations(find_model_violations(self))
         return self
 
-    def layer_type(self, layer: int) -> LayerType:
+    def get_layer_type(self, layer: int) -> LayerType:
         """The kind of attention in block `layer`."""
         if not self.layer_types:
             return "full_attention" if self.sliding_window is None else "sliding_attention"
         return self.layer_types[layer % len(self.layer_types)]
 
-    def window(self, layer: int) -> int | None:
+    def get_attention_window(self, layer: int) -> int | None:
         """Positions that block `layer` sees, itself included; None: all."""
-        return self.sliding_window if self.layer_type(layer) == "sliding_attention" else None
+        return self.sliding_window if self.get_layer_type(layer) == "sliding_attention" else None
 
-    def rotates(self, layer: int) -> bool:
+    def uses_rope(self, layer: int) -> bool:
         """Whether block `layer` rotates queries and keys."""
         position = self.position
         return position.kind == "rope" and position.layers[layer % len(position.layers)]
@@ -118,7 +118,7 @@ class ModelConfig(Section):
         return self.num_hidden_layers - self.num_moe_layers
 
     @property
-    def encoder_shape(self) -> "ModelConfig":
+    def encoder_model(self) -> "ModelConfig":
         """The encoder of an encoder-decoder as a model of its own: what its blocks are built from.
 
         Dense and without windows; the encoder-decoders of the literature have neither experts nor windows there.

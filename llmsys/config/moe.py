@@ -9,11 +9,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
-from llmsys.config.feed_forward import FeedForwardConfig, Swiglu
-from llmsys.config.rule import Broken, divisors, nearest, refuse
+from llmsys.config.feed_forward import FeedForwardConfig, SwigluConfig
+from llmsys.config.rule import Violation, list_divisors, find_nearest, raise_violations
 
 
-class BiasBalance(Section):
+class BiasBalancingConfig(Section):
     """A bias per expert, added to its score for the choice only, moves against its load (Wang 2024; DeepSeek-V3)."""
 
     kind: Literal["bias"] = "bias"
@@ -23,7 +23,7 @@ class BiasBalance(Section):
     )
 
 
-class AuxiliaryLossBalance(Section):
+class AuxiliaryLossConfig(Section):
     """A loss that is smallest when experts share the tokens evenly (Shazeer 2017; Switch, Fedus 2021)."""
 
     kind: Literal["auxiliary_loss"] = "auxiliary_loss"
@@ -33,22 +33,22 @@ class AuxiliaryLossBalance(Section):
     )
 
 
-class NoBalance(Section):
+class NoBalancingConfig(Section):
     """The router is left to itself."""
 
     kind: Literal["none"] = "none"
 
 
-BalanceConfig = Annotated[BiasBalance | AuxiliaryLossBalance | NoBalance, Field(discriminator="kind")]
+BalanceConfig = Annotated[BiasBalancingConfig | AuxiliaryLossConfig | NoBalancingConfig, Field(discriminator="kind")]
 
 
-class TokenChoice(Section):
+class TokenChoiceConfig(Section):
     """Every token visits its best experts, whatever their load."""
 
     kind: Literal["token_choice"] = "token_choice"
 
 
-class Capacity(Section):
+class ExpertCapacityConfig(Section):
     """Every token asks for its best experts; what exceeds an expert's room in a sequence is dropped (GShard)."""
 
     kind: Literal["capacity"] = "capacity"
@@ -60,7 +60,7 @@ class Capacity(Section):
     )
 
 
-class ExpertChoice(Section):
+class ExpertChoiceConfig(Section):
     """Every expert takes its best tokens of a sequence (Zhou 2022); looks ahead, so for training and encoders.
 
     Weights are the scores themselves; `num_experts_per_tok` and `norm_topk_prob` have no say.
@@ -70,10 +70,10 @@ class ExpertChoice(Section):
     factor: float = Field(2.0, gt=0, description="Experts per token, on average.")
 
 
-RoutingConfig = Annotated[TokenChoice | Capacity | ExpertChoice, Field(discriminator="kind")]
+RoutingConfig = Annotated[TokenChoiceConfig | ExpertCapacityConfig | ExpertChoiceConfig, Field(discriminator="kind")]
 
 
-class GroupLimit(Section):
+class GroupLimitedRoutingConfig(Section):
     """Experts stand in groups, and a token may visit the best few groups only (DeepSeek-V2, 2.2.2)."""
 
     num_groups: int = Field(ge=1, description="Groups of equally many experts.")
@@ -89,7 +89,7 @@ class MoeConfig(Section):
     num_experts: int = Field(ge=1, description="Routed experts of each mixture layer.")
     num_experts_per_tok: int = Field(ge=1, description="Routed experts that each token visits.")
     moe_intermediate_size: int = Field(ge=1, description="Width of one expert, in channels.")
-    expert: FeedForwardConfig = Field(Swiglu(), description="What one expert computes; shared experts too.")
+    expert: FeedForwardConfig = Field(SwigluConfig(), description="What one expert computes; shared experts too.")
     num_shared_experts: int = Field(
         0,
         ge=0,
@@ -114,62 +114,62 @@ class MoeConfig(Section):
     routed_scaling_factor: float = Field(1.0, gt=0, description="Factor on the weights of the routed experts.")
     router_bias: bool = Field(False, description="Whether the router's linear map has a bias (gpt-oss).")
     jitter: float = Field(0.01, ge=0, description="sparsemixer: experts further than twice this from the best wait.")
-    groups: GroupLimit | None = Field(None, description="Restricts the choice to the best groups; null: free.")
-    routing: RoutingConfig = Field(TokenChoice(), description="Who chooses whom, and what happens to a crowd.")
-    balance: BalanceConfig = Field(BiasBalance(), description="What keeps the experts evenly loaded.")
+    groups: GroupLimitedRoutingConfig | None = Field(None, description="Restricts the choice to the best groups; null: free.")
+    routing: RoutingConfig = Field(TokenChoiceConfig(), description="Who chooses whom, and what happens to a crowd.")
+    balance: BalanceConfig = Field(BiasBalancingConfig(), description="What keeps the experts evenly loaded.")
     z_loss_weight: float = Field(
         0.0, ge=0, description="Weight of the mean of logsumexp(router logits)² (ST-MoE; Zoph 2022)."
     )
 
     @model_validator(mode="after")
-    def _rules(self) -> Self:
-        refuse(self._problems())
+    def _check_routing(self) -> Self:
+        raise_violations(self._find_violations())
         return self
 
-    def _problems(self) -> Iterator[Broken]:
+    def _find_violations(self) -> Iterator[Violation]:
         experts, visits = self.num_experts, self.num_experts_per_tok
         if visits > experts:
-            yield Broken(
+            yield Violation(
                 "num_experts_per_tok", f"{visits} of {experts} experts cannot be chosen. Use at most {experts}."
             )
         if self.score == "sparsemixer" and visits != 2:
-            yield Broken("num_experts_per_tok", f"sparsemixer chooses 2 experts, not {visits}. Use 2.")
-        if self.shared_gate and not self.shared_width:
-            yield Broken("shared_gate", "there is no shared expert to weigh. Set num_shared_experts or leave it out.")
+            yield Violation("num_experts_per_tok", f"sparsemixer chooses 2 experts, not {visits}. Use 2.")
+        if self.shared_gate and not self.shared_expert_size:
+            yield Violation("shared_gate", "there is no shared expert to weigh. Set num_shared_experts or leave it out.")
         if self.routing.kind == "expert_choice" and self.groups is not None:
-            yield Broken("groups", "they limit what tokens choose, and with expert_choice experts do. Set it to null.")
+            yield Violation("groups", "they limit what tokens choose, and with expert_choice experts do. Set it to null.")
         if self.routing.kind == "expert_choice" and self.score == "sparsemixer":
-            yield Broken(
+            yield Violation(
                 "score", "sparsemixer is a token's choice, and with expert_choice experts choose. Use softmax."
             )
         if self.groups is not None:
-            yield from self._group_problems(self.groups)
+            yield from self._find_group_violations(self.groups)
 
-    def _group_problems(self, groups: GroupLimit) -> Iterator[Broken]:
+    def _find_group_violations(self, groups: GroupLimitedRoutingConfig) -> Iterator[Violation]:
         experts, count = self.num_experts, groups.num_groups
         if experts % count:
-            yield Broken(
+            yield Violation(
                 "groups.num_groups",
-                f"{count} groups cannot share {experts} experts evenly. Use {nearest(count, divisors(experts))}.",
+                f"{count} groups cannot share {experts} experts evenly. Use {find_nearest(count, list_divisors(experts))}.",
             )
             return
         size = experts // count
         if groups.groups_per_token > count:
-            yield Broken(
+            yield Violation(
                 "groups.groups_per_token", f"{groups.groups_per_token} of {count} groups. Use at most {count}."
             )
         elif groups.groups_per_token * size < self.num_experts_per_tok:
             needed = -(-self.num_experts_per_tok // size)
-            yield Broken(
+            yield Violation(
                 "groups.groups_per_token",
                 f"{groups.groups_per_token} groups of {size} experts have no {self.num_experts_per_tok} to choose. "
                 f"Use at least {needed}.",
             )
         if groups.score == "top2" and size < 2:
-            yield Broken("groups.score", "top2 needs two experts in each group. Use max, or fewer groups.")
+            yield Violation("groups.score", "top2 needs two experts in each group. Use max, or fewer groups.")
 
     @property
-    def shared_width(self) -> int:
+    def shared_expert_size(self) -> int:
         """Channels of the shared layer; 0 when there is none."""
         if self.shared_intermediate_size is not None:
             return self.shared_intermediate_size

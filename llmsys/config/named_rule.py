@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator, Sequence
 from pydantic import Field
 
 from llmsys.config.base import Section
-from llmsys.config.rule import Broken
+from llmsys.config.rule import Violation
 
 
-class NamedRule(Section):
+class NamedRuleConfig(Section):
     """One rule; `kind` is the field of each."""
 
     name: str = Field(
@@ -28,7 +28,7 @@ class NamedRule(Section):
         return self.name or str(getattr(self, "kind", ""))
 
 
-def ambiguous(rules: Sequence[NamedRule], taken: Collection[str]) -> Iterator[Broken]:
+def find_name_violations(rules: Sequence[NamedRuleConfig], taken: Collection[str]) -> Iterator[Violation]:
     """The rules that would be counted together with another, or with something else that has one of the `taken` names.
 
     A name that is another rule's kind counts as taken: what `gopher_quality` is must not depend on the config.
@@ -37,13 +37,13 @@ def ambiguous(rules: Sequence[NamedRule], taken: Collection[str]) -> Iterator[Br
     for number, (rule, name) in enumerate(zip(rules, names, strict=True)):
         if name in names[:number]:
             first = names.index(name)
-            yield Broken(
+            yield Violation(
                 f"rules.{number}",
                 f"{name} stands at rules.{first} already, and what a rule drops is counted by its name. Give it a name "
                 f"of its own, such as name: {name}_2.",
             )
         elif rule.name and name in taken and name != getattr(rule, "kind", ""):
-            yield Broken(
+            yield Violation(
                 f"rules.{number}.name",
                 f"{name} is what a stage or another kind of rule is called. Take another name, such as my_{name}.",
             )

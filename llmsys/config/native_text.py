@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llmsys.config.named_rule import NamedRule
+from llmsys.config.named_rule import NamedRuleConfig
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -43,7 +43,7 @@ Script = Literal[
 ]
 
 
-class NativeTextConfig(NamedRule):
+class NativeTextConfig(NamedRuleConfig):
     """Letters of the language's scripts, characters that no text holds, common words, and mixed Chinese variants.
 
     What remains of a page in another script, in a wrong encoding, or made of keywords is dropped here.

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 
 from llmsys.config.batch import BatchConfig
 from llmsys.config.engine import EngineConfig
-from llmsys.config.layout import Layout
-from llmsys.config.rule import Broken
+from llmsys.config.layout import ParallelLayout
+from llmsys.config.rule import Violation
 from llmsys.config.train import TrainConfig
 from llmsys.errors import ConfigError
 
 NONE = "or set train.noise_scale_every_steps=0"
 
 
-def noise_problems(
-    train: TrainConfig, engine: EngineConfig, layout: Layout, batch: BatchConfig, *, windows: bool
-) -> Iterator[Broken]:
+def find_noise_scale_violations(
+    train: TrainConfig, engine: EngineConfig, layout: ParallelLayout, batch: BatchConfig, *, windows: bool
+) -> Iterator[Violation]:
     """What hides the gradient of a single micro-batch; `windows` where steps are cut into windows of one length."""
     if not train.noise_scale_every_steps:
         return
@@ -26,20 +26,20 @@ def noise_problems(
     if engine.kind != "torch" or engine.data_parallel != "fsdp":
         value = engine.kind if engine.kind != "torch" else f"torch with data_parallel={engine.data_parallel}"
         text = f"{value} sums over ranks after the last micro-batch only, and {what}. "
-        yield Broken("engine.kind", f"{text}Use torch with data_parallel=fsdp, {NONE}.")
+        yield Violation("engine.kind", f"{text}Use torch with data_parallel=fsdp, {NONE}.")
     if layout.tensor > 1:
         text = f"{layout.tensor} ranks finish some gradients after the last micro-batch, and {what}. "
-        yield Broken("layout.tensor", f"{text}Use tensor=1, {NONE}.")
+        yield Violation("layout.tensor", f"{text}Use tensor=1, {NONE}.")
     if train.reproducibility == "bitwise":
-        yield Broken("train.reproducibility", f"bitwise sums micro-batches in a tree, and {what}. Use fast, {NONE}.")
+        yield Violation("train.reproducibility", f"bitwise sums micro-batches in a tree, and {what}. Use fast, {NONE}.")
     if train.precision == "fp16":
-        yield Broken("train.precision", f"fp16 scales the gradient until it is whole, and {what}. Use bf16, {NONE}.")
+        yield Violation("train.precision", f"fp16 scales the gradient until it is whole, and {what}. Use bf16, {NONE}.")
     if not windows:
         text = "pairs and texts come in groups of similar length, and a group says little about a step. "
-        yield Broken("train.noise_scale_every_steps", f"{text}Set it to 0.")
+        yield Violation("train.noise_scale_every_steps", f"{text}Set it to 0.")
     elif batch.micro_sequences == 0:
         text = "0 puts a rank's whole share into one micro-batch, and the noise is what several differ by. "
-        yield Broken("batch.micro_sequences", f"{text}Use a divisor of the share, {NONE}.")
+        yield Violation("batch.micro_sequences", f"{text}Use a divisor of the share, {NONE}.")
 
 
 def require_micro_batches(micro_batches: int, batch: BatchConfig) -> str:

@@ -7,7 +7,7 @@ from pydantic import Field
 from llmsys.config.base import Section
 
 
-class RmsNorm(Section):
+class RmsNormConfig(Section):
     """x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich 2019); one weight per channel, no bias."""
 
     kind: Literal["rmsnorm"] = "rmsnorm"
@@ -15,7 +15,7 @@ class RmsNorm(Section):
     unit_offset: bool = Field(False, description="Whether the factor is 1 + weight, and weights start at 0 (Gemma).")
 
 
-class LayerNorm(Section):
+class LayerNormConfig(Section):
     """(x − mean) / sqrt(variance + eps) · weight + bias (Ba 2016)."""
 
     kind: Literal["layernorm"] = "layernorm"
@@ -23,46 +23,46 @@ class LayerNorm(Section):
     bias: bool = Field(True, description="Whether there is a bias (PaLM and DBRX have none).")
 
 
-NormConfig = Annotated[RmsNorm | LayerNorm, Field(discriminator="kind")]
+NormConfig = Annotated[RmsNormConfig | LayerNormConfig, Field(discriminator="kind")]
 
 
-class Pre(Section):
+class PreNormConfig(Section):
     """x + f(norm(x)), and a norm after the last block."""
 
     kind: Literal["pre"] = "pre"
 
 
-class Post(Section):
+class PostNormConfig(Section):
     """norm(x + f(x)), as in the original Transformer."""
 
     kind: Literal["post"] = "post"
     final_norm: bool = Field(False, description="Whether one more norm follows the last block.")
 
 
-class DeepNorm(Section):
+class DeepNormConfig(Section):
     """norm(alpha · x + f(x)), with smaller starting weights; alpha and beta follow from the depth (Wang 2022)."""
 
     kind: Literal["deepnorm"] = "deepnorm"
     final_norm: bool = Field(False, description="Whether one more norm follows the last block (GLM-130B).")
 
 
-class Sandwich(Section):
+class SandwichNormConfig(Section):
     """x + norm(f(norm(x))), and a norm after the last block (Gemma 2)."""
 
     kind: Literal["sandwich"] = "sandwich"
 
 
-class OutputNorm(Section):
+class OutputNormConfig(Section):
     """x + norm(f(x)), and a norm after the last block (OLMo 2)."""
 
     kind: Literal["output"] = "output"
 
 
-class Parallel(Section):
+class ParallelBlockConfig(Section):
     """x + attention(norm(x)) + feed_forward(norm(x)), and a norm after the last block (GPT-J, PaLM, Falcon)."""
 
     kind: Literal["parallel"] = "parallel"
     norms: Literal[1, 2] = Field(1, description="One norm for both branches, or one each (GPT-NeoX, Falcon 40B).")
 
 
-ResidualConfig = Annotated[Pre | Post | DeepNorm | Sandwich | OutputNorm | Parallel, Field(discriminator="kind")]
+ResidualConfig = Annotated[PreNormConfig | PostNormConfig | DeepNormConfig | SandwichNormConfig | OutputNormConfig | ParallelBlockConfig, Field(discriminator="kind")]

@@ -19,19 +19,19 @@ NEEDS = {
 }
 
 
-class NextToken(Section):
+class NextTokenConfig(Section):
     """Each token from those before it."""
 
     kind: Literal["next_token"] = "next_token"
 
 
-class Translation(Section):
+class TranslationConfig(Section):
     """Each token of the target from the source and the target's tokens before it: p(y | x)."""
 
     kind: Literal["translation"] = "translation"
 
 
-class Masked(Section):
+class MaskedLmConfig(Section):
     """Some tokens from all others (BERT, Devlin 2018, 3.1): of these, most are masked, some replaced, some kept."""
 
     kind: Literal["masked"] = "masked"
@@ -41,24 +41,24 @@ class Masked(Section):
     mask_token: str = Field("<mask>", min_length=1, description="Piece of the tokenizer that stands for a mask.")
 
 
-class Classification(Section):
+class ClassificationConfig(Section):
     """The label of a text."""
 
     kind: Literal["classification"] = "classification"
 
 
-ObjectiveConfig = Annotated[NextToken | Translation | Masked | Classification, Field(discriminator="kind")]
+ObjectiveConfig = Annotated[NextTokenConfig | TranslationConfig | MaskedLmConfig | ClassificationConfig, Field(discriminator="kind")]
 
 
-def natural_objective(values: dict[str, Any]) -> NextToken | Translation | Masked | Classification:
+def infer_objective(values: dict[str, Any]) -> NextTokenConfig | TranslationConfig | MaskedLmConfig | ClassificationConfig:
     """The objective that a model is made for."""
     model = values.get("model")
     family, head = (model.family, model.head.kind) if model is not None else ("decoder", "lm")
     if family == "encoder_decoder":
-        return Translation()
+        return TranslationConfig()
     if head == "mlm":
-        return Masked()
-    return Classification() if head == "classification" else NextToken()
+        return MaskedLmConfig()
+    return ClassificationConfig() if head == "classification" else NextTokenConfig()
 
 
 class LossConfig(Section):

@@ -9,7 +9,7 @@ from llmsys.config.base import Section
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
-class _Shared(Section):
+class _BaseOptimizerConfig(Section):
     """What every optimizer has: the rate, weight decay, clipping, and AdamW for what needs it."""
 
     learning_rate: float = Field(3e-4, gt=0, description="Peak rate; the schedule scales it.")
@@ -22,13 +22,13 @@ class _Shared(Section):
     gradient_clip: float = Field(1.0, ge=0, description="Largest global gradient norm; 0 does not clip.")
 
 
-class AdamW(_Shared):
+class AdamWConfig(_BaseOptimizerConfig):
     """Adam with bias correction and decoupled weight decay (Kingma 2014; Loshchilov and Hutter 2017)."""
 
     kind: Literal["adamw"] = "adamw"
 
 
-class Muon(_Shared):
+class MuonConfig(_BaseOptimizerConfig):
     """Orthogonal momentum for the matrices of blocks, experts too (Jordan 2024); AdamW for everything else.
 
     Its steps are scaled to those of AdamW (Moonshot 2025), so rate and decay carry over from one to the other.
@@ -39,4 +39,4 @@ class Muon(_Shared):
     steps: int = Field(5, ge=1, le=20, description="Newton-Schulz steps; each makes the momentum more orthogonal.")
 
 
-OptimizerConfig = Annotated[AdamW | Muon, Field(discriminator="kind")]
+OptimizerConfig = Annotated[AdamWConfig | MuonConfig, Field(discriminator="kind")]

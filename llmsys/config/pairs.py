@@ -10,9 +10,9 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
-from llmsys.config.executor import ExecutorConfig, LocalExecutor
+from llmsys.config.executor import ExecutorConfig, LocalExecutorConfig
 from llmsys.config.local_path import LocalPath
-from llmsys.config.rule import Broken, refuse
+from llmsys.config.rule import Violation, raise_violations
 
 
 class PairsConfig(Section):
@@ -31,26 +31,26 @@ class PairsConfig(Section):
     heldout_target: tuple[LocalPath, ...] = Field((), description="Their reference translations.")
     max_tokens: int = Field(256, ge=2, description="Longest side of a training pair, closing token included.")
     shard_pairs: int = Field(500_000, ge=1, description="Pairs per token file, about.")
-    executor: ExecutorConfig = Field(LocalExecutor(), description="Who does the work.")
+    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Who does the work.")
 
     @model_validator(mode="after")
-    def _files_in_pairs(self) -> Self:
-        refuse(self._problems())
+    def _check_file_pairs(self) -> Self:
+        raise_violations(self._find_violations())
         return self
 
-    def _problems(self) -> Iterator[Broken]:
+    def _find_violations(self) -> Iterator[Violation]:
         for name, sources, targets in (
             ("target", self.source, self.target),
             ("heldout_target", self.heldout_source, self.heldout_target),
         ):
             if len(sources) != len(targets):
-                yield Broken(
+                yield Violation(
                     name,
                     f"{len(targets)} target files for {len(sources)} source files. Give one for each, in their order.",
                 )
 
 
-class LabelledConfig(Section):
+class LabelledTextConfig(Section):
     """Texts with a label each, for classification: .tsv lines `label<TAB>text`, or .jsonl with `text` and `label`.
 
     Plain or .gz. Texts longer than `max_tokens` are cut and counted.
@@ -64,4 +64,4 @@ class LabelledConfig(Section):
     labels: tuple[str, ...] = Field((), description="Labels in the order of their numbers; empty: as found, sorted.")
     max_tokens: int = Field(256, ge=2, description="Tokens of a text that are kept, closing token included.")
     shard_pairs: int = Field(500_000, ge=1, description="Texts per token file, about.")
-    executor: ExecutorConfig = Field(LocalExecutor(), description="Who does the work.")
+    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Who does the work.")

@@ -12,13 +12,13 @@ from llmsys.config.base import Section
 PiiKind = Literal["email", "ip", "phone"]
 
 
-class KeepPii(Section):
+class NoPiiReplacement(Section):
     """Nothing is replaced."""
 
     kind: Literal["none"] = "none"
 
 
-class ReplacePii(Section):
+class PiiReplacementConfig(Section):
     """E-mail addresses, public IP addresses (IPv4 and IPv6) and telephone numbers are replaced.
 
     A replacement follows from the match and the seed (or from the document's id too), never from what was replaced
@@ -37,4 +37,4 @@ class ReplacePii(Section):
     seed: int = Field(0, ge=0, description="Another seed chooses other replacements.")
 
 
-PiiConfig = Annotated[KeepPii | ReplacePii, Field(discriminator="kind")]
+PiiConfig = Annotated[NoPiiReplacement | PiiReplacementConfig, Field(discriminator="kind")]

@@ -10,20 +10,20 @@ from pydantic import Field
 from llmsys.config.base import Section
 
 
-class NoScaling(Section):
+class NoRopeScaling(Section):
     """Angles as they are."""
 
     kind: Literal["none"] = "none"
 
 
-class LinearScaling(Section):
+class LinearRopeScalingConfig(Section):
     """Positions are divided by `factor` (Chen 2023, position interpolation)."""
 
     kind: Literal["linear"] = "linear"
     factor: float = Field(ge=1, description="How many times longer the context becomes.")
 
 
-class NtkScaling(Section):
+class NtkRopeScalingConfig(Section):
     """The base grows with the sequence beyond the trained length ("dynamic NTK"; Hugging Face's `dynamic`).
 
     Keys in a cache keep the rotation of the length at which they were computed, so beyond the trained length a
@@ -35,7 +35,7 @@ class NtkScaling(Section):
     original_max_position_embeddings: int = Field(ge=1, description="Context of the training before, in positions.")
 
 
-class YarnScaling(Section):
+class YarnRopeScalingConfig(Section):
     """Slow waves are interpolated, fast ones kept, and attention is made a little sharper (Peng 2023, YaRN)."""
 
     kind: Literal["yarn"] = "yarn"
@@ -51,7 +51,7 @@ class YarnScaling(Section):
     truncate: bool = Field(True, description="Whether the ramp begins and ends at whole channels; gpt-oss: false.")
 
 
-class Llama3Scaling(Section):
+class Llama3RopeScalingConfig(Section):
     """Waves longer than the old context are divided by `factor`, with a smooth passage (Llama 3.1)."""
 
     kind: Literal["llama3"] = "llama3"
@@ -61,7 +61,7 @@ class Llama3Scaling(Section):
     original_max_position_embeddings: int = Field(ge=1, description="Context of the training before, in positions.")
 
 
-class LongropeScaling(Section):
+class LongRopeScalingConfig(Section):
     """A divisor for each wave, one list for short sequences and one for long ones (Ding 2024, LongRoPE; Phi)."""
 
     kind: Literal["longrope"] = "longrope"
@@ -73,11 +73,11 @@ class LongropeScaling(Section):
 
 
 ScalingConfig = Annotated[
-    NoScaling | LinearScaling | NtkScaling | YarnScaling | Llama3Scaling | LongropeScaling, Field(discriminator="kind")
+    NoRopeScaling | LinearRopeScalingConfig | NtkRopeScalingConfig | YarnRopeScalingConfig | Llama3RopeScalingConfig | LongRopeScalingConfig, Field(discriminator="kind")
 ]
 
 
-class Rope(Section):
+class RopeConfig(Section):
     """Queries and keys are rotated by an angle that grows with the position (Su 2021)."""
 
     kind: Literal["rope"] = "rope"
@@ -86,7 +86,7 @@ class Rope(Section):
     pairing: Literal["halves", "neighbours"] = Field(
         "halves", description="Channel i turns with i + half (Llama), or with its neighbour (GPT-J, DeepSeek, GLM)."
     )
-    scaling: ScalingConfig = Field(NoScaling(), description="How a longer context is reached.")
+    scaling: ScalingConfig = Field(NoRopeScaling(), description="How a longer context is reached.")
     sliding_theta: float | None = Field(
         None, gt=0, description="Base in sliding-window layers, unscaled (Gemma 3); null: the same everywhere."
     )
@@ -95,14 +95,14 @@ class Rope(Section):
     )
 
 
-class Learned(Section):
+class LearnedPositionConfig(Section):
     """A trained vector for each position is added to the token embedding."""
 
     kind: Literal["learned"] = "learned"
     offset: int = Field(0, ge=0, description="Rows in front of position 0 that are never read (OPT, RoBERTa, BART: 2).")
 
 
-class Sinusoidal(Section):
+class SinusoidalPositionConfig(Section):
     """sin and cos of pos / 10000^(2i/d) are added to the token embedding (Vaswani 2017, 3.5)."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
@@ -111,14 +111,14 @@ class Sinusoidal(Section):
     )
 
 
-class Alibi(Section):
+class AlibiConfig(Section):
     """−slope · distance is added to the score; the slopes are a fixed geometric series over heads (Press 2021)."""
 
     kind: Literal["alibi"] = "alibi"
     factor: float = Field(1.0, gt=0, description="Factor on the bias (Falcon divides it by sqrt(head_dim)).")
 
 
-class RelativeBias(Section):
+class RelativeBiasConfig(Section):
     """A trained number for each head and bucket of distances is added to the score; one table per stack (T5)."""
 
     kind: Literal["relative_bias"] = "relative_bias"
@@ -126,7 +126,7 @@ class RelativeBias(Section):
     max_distance: int = Field(128, ge=1, description="Distances from here on share the last bucket.")
 
 
-class TransformerXl(Section):
+class TransformerXlPositionConfig(Section):
     """(q + u)·k + (q + v)·W r with sinusoids r of the distance (Dai 2019; Gopher, Chinchilla, XLNet)."""
 
     kind: Literal["transformer_xl"] = "transformer_xl"
@@ -134,12 +134,12 @@ class TransformerXl(Section):
     segments: int = Field(0, ge=0, description="XLNet's segment encodings of each layer: 2 with a bias; 0: none.")
 
 
-class NoPosition(Section):
+class NoPositionConfig(Section):
     """No position signal beside the mask."""
 
     kind: Literal["none"] = "none"
 
 
 PositionConfig = Annotated[
-    Rope | Learned | Sinusoidal | Alibi | RelativeBias | TransformerXl | NoPosition, Field(discriminator="kind")
+    RopeConfig | LearnedPositionConfig | SinusoidalPositionConfig | AlibiConfig | RelativeBiasConfig | TransformerXlPositionConfig | NoPositionConfig, Field(discriminator="kind")
 ]

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from llmsys.config.fields import SectionType, children, kind_of, sections, with_kind
-from llmsys.config.merge import Layer
-from llmsys.config.rule import listed
+from llmsys.config.fields import SectionType, list_fields, get_kind, list_section_types, select_by_kind
+from llmsys.config.merge import ConfigLayer
+from llmsys.config.rule import format_choices
 from llmsys.config.yaml_text import Keys
 from llmsys.errors import ConfigError
 
@@ -32,7 +32,7 @@ _NOT_A = {
 }
 
 
-class _Place(NamedTuple):
+class _KeyLocation(NamedTuple):
     """A key path, the section classes around its last key, and those that its value can be."""
 
     keys: Keys
@@ -40,25 +40,25 @@ class _Place(NamedTuple):
     members: list[SectionType]
 
 
-def config_error(error: ValidationError, root: SectionType, layer: Layer, source: str) -> ConfigError:
+def build_config_error(error: ValidationError, root: SectionType, layer: ConfigLayer, source: str) -> ConfigError:
     """All problems of one validation as one ConfigError."""
     lines = []
     details = error.errors(include_url=False)
     for detail in details:
         if detail["type"] == "default_factory_not_called" and len(details) > 1:
             continue  # the default follows from another field, whose own problem is in the list
-        place = _place(root, layer.values, detail["loc"])
-        lines += [_line(keys, message, layer, source) for keys, message in _messages(detail, place, root)]
+        place = _resolve_location(root, layer.values, detail["loc"])
+        lines += [_format_line(keys, message, layer, source) for keys, message in _iter_messages(detail, place, root)]
     lines = list(dict.fromkeys(lines))
     head = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
     return ConfigError("\n  ".join([f"{head} in {source}:", *lines]))
 
 
-def _line(keys: Keys, message: str, layer: Layer, source: str) -> str:
-    return f"{layer.origin(keys) or source}: {'.'.join(keys)}: {message}"
+def _format_line(keys: Keys, message: str, layer: ConfigLayer, source: str) -> str:
+    return f"{layer.find_origin(keys) or source}: {'.'.join(keys)}: {message}"
 
 
-def _place(root: SectionType, values: Any, loc: tuple[int | str, ...]) -> _Place:
+def _resolve_location(root: SectionType, values: Any, loc: tuple[int | str, ...]) -> _KeyLocation:
     """Drops what pydantic adds to a location: union tags and validator names."""
     keys: list[str] = []
     members = owners = [root]
@@ -66,17 +66,17 @@ def _place(root: SectionType, values: Any, loc: tuple[int | str, ...]) -> _Place
         if isinstance(element, int):
             keys.append(str(element))
             values = values[element] if isinstance(values, list) and element < len(values) else None
-        elif len(members) > 1 and any(kind_of(member) == element for member in members):
-            members = with_kind(members, element)
-        elif children(members, element) or (isinstance(values, dict) and element in values):
+        elif len(members) > 1 and any(get_kind(member) == element for member in members):
+            members = select_by_kind(members, element)
+        elif list_fields(members, element) or (isinstance(values, dict) and element in values):
             keys.append(element)
             owners = members
             values = values.get(element) if isinstance(values, dict) else None
-            members = [one for field in children(members, element) for one in sections(field.annotation)]
-    return _Place(tuple(keys), owners, members)
+            members = [one for field in list_fields(members, element) for one in list_section_types(field.annotation)]
+    return _KeyLocation(tuple(keys), owners, members)
 
 
-def _messages(detail: ErrorDetails, place: _Place, root: SectionType) -> Iterator[tuple[Keys, str]]:
+def _iter_messages(detail: ErrorDetails, place: _KeyLocation, root: SectionType) -> Iterator[tuple[Keys, str]]:
     keys, owners, members = place
     context = detail.get("ctx", {})
     kind, value = detail["type"], detail["input"]
@@ -84,42 +84,42 @@ def _messages(detail: ErrorDetails, place: _Place, root: SectionType) -> Iterato
         for key, message in context["problems"]:
             yield (*keys, *key.split(".")), message
     elif kind == "extra_forbidden":
-        yield keys, _unknown(keys, owners, root)
+        yield keys, _format_unknown_key(keys, owners, root)
     elif kind == "missing":
-        yield keys, f"is missing. {_describe(keys, owners)}".strip()
+        yield keys, f"is missing. {_get_field_description(keys, owners)}".strip()
     elif kind == "union_tag_not_found":
-        yield (*keys, "kind"), f"is missing. Use {listed([kind_of(member) for member in members])}."
+        yield (*keys, "kind"), f"is missing. Use {format_choices([get_kind(member) for member in members])}."
     elif kind == "union_tag_invalid":
         tags = re.findall(r"'([^']*)'", str(context["expected_tags"]))
-        yield (*keys, "kind"), f"{context['tag']!r} is not {listed(tags)}.{_close(str(context['tag']), tags)}"
+        yield (*keys, "kind"), f"{context['tag']!r} is not {format_choices(tags)}.{_format_suggestion(str(context['tag']), tags)}"
     elif kind == "literal_error":
         legal = re.findall(r"'([^']*)'|(\d+)", str(context["expected"]))
         words = [word or number for word, number in legal]
-        yield keys, f"{value!r} is not {listed(words)}.{_close(str(value), words)}"
+        yield keys, f"{value!r} is not {format_choices(words)}.{_format_suggestion(str(value), words)}"
     elif kind in ("model_type", "model_attributes_type", "dict_type"):
-        yield keys, f"{_shown(value)} is not a section. Write its keys below it, one on each line."
+        yield keys, f"{_format_value(value)} is not a section. Write its keys below it, one on each line."
     else:
-        yield keys, _rule(detail, value, _describe(keys, owners))
+        yield keys, _format_rule(detail, value, _get_field_description(keys, owners))
 
 
-def _rule(detail: ErrorDetails, value: Any, description: str) -> str:
+def _format_rule(detail: ErrorDetails, value: Any, description: str) -> str:
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if detail["type"] in _NOT_A:
-        message = f"{_shown(value)} {_NOT_A[detail['type']]}"
+        message = f"{_format_value(value)} {_NOT_A[detail['type']]}"
     elif message.startswith("Input "):
-        message = f"{_shown(value)} {message.removeprefix('Input ')}"
+        message = f"{_format_value(value)} {message.removeprefix('Input ')}"
     return f"{message.rstrip('.')}. {description}".strip()
 
 
-def _unknown(keys: Keys, owners: list[SectionType], root: SectionType) -> str:
+def _format_unknown_key(keys: Keys, owners: list[SectionType], root: SectionType) -> str:
     known = list(dict.fromkeys(name for owner in owners for name in owner.model_fields))
     close = difflib.get_close_matches(keys[-1], known, n=1)
     if close:
         return f"unknown key. Did you mean {close[0]}?"
-    elsewhere = dict(_elsewhere(keys[-1], root))
+    elsewhere = dict(_iter_key_matches(keys[-1], root))
     if len(keys) == 1 and not elsewhere:  # a section is missing in front, and the rest is misspelt
-        close = difflib.get_close_matches(keys[0], _names_below(root), n=1, cutoff=0.8)
-        elsewhere = dict(_elsewhere(close[0], root)) if close else {}
+        close = difflib.get_close_matches(keys[0], _list_nested_names(root), n=1, cutoff=0.8)
+        elsewhere = dict(_iter_key_matches(close[0], root)) if close else {}
     if ".".join(keys) in elsewhere:
         return f"unknown key here; it belongs to kind {elsewhere['.'.join(keys)]}. Set {keys[0]}.kind, or remove it."
     if elsewhere:
@@ -127,28 +127,28 @@ def _unknown(keys: Keys, owners: list[SectionType], root: SectionType) -> str:
     return f"unknown key. Known here: {', '.join(known)}."
 
 
-def _elsewhere(key: str, root: SectionType) -> Iterator[tuple[str, str | None]]:
+def _iter_key_matches(key: str, root: SectionType) -> Iterator[tuple[str, str | None]]:
     for name, field in root.model_fields.items():
-        for section in sections(field.annotation):
+        for section in list_section_types(field.annotation):
             if key in section.model_fields and key != "kind":
-                yield f"{name}.{key}", kind_of(section)
+                yield f"{name}.{key}", get_kind(section)
 
 
-def _names_below(root: SectionType) -> list[str]:
-    below = (section for field in root.model_fields.values() for section in sections(field.annotation))
+def _list_nested_names(root: SectionType) -> list[str]:
+    below = (section for field in root.model_fields.values() for section in list_section_types(field.annotation))
     return [name for section in below for name in section.model_fields]
 
 
-def _close(value: str, words: list[str]) -> str:
+def _format_suggestion(value: str, words: list[str]) -> str:
     close = difflib.get_close_matches(value, words, n=1)
     return f" Did you mean {close[0]}?" if close else ""
 
 
-def _describe(keys: Keys, owners: list[SectionType]) -> str:
-    field = next((field for key in keys[-1:] for field in children(owners, key)), None)
+def _get_field_description(keys: Keys, owners: list[SectionType]) -> str:
+    field = next((field for key in keys[-1:] for field in list_fields(owners, key)), None)
     return field.description or "" if field else ""
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"

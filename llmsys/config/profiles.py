@@ -12,14 +12,14 @@ from pydantic import ValidationError
 
 from llmsys.config.language import LanguageConfig
 from llmsys.config.language_profile import DEFAULT, LanguageProfile
-from llmsys.config.lookup import PROFILES, config_roots, displayed, find_config
-from llmsys.config.yaml_text import parse
+from llmsys.config.lookup import PROFILES, list_config_roots, format_path, find_config
+from llmsys.config.yaml_text import parse_yaml
 from llmsys.errors import ConfigError
 
 
-def profile_codes() -> list[str]:
+def list_profile_codes() -> list[str]:
     """Every code that has a profile of its own."""
-    found = {path.stem for root in config_roots() for path in (root / PROFILES).glob("*.yaml")}
+    found = {path.stem for root in list_config_roots() for path in (root / PROFILES).glob("*.yaml")}
     return sorted(found - {DEFAULT})
 
 
@@ -29,22 +29,22 @@ def read_profile(name: str) -> LanguageProfile:
     Raises ConfigError for a missing file and for every value that it must not hold.
     """
     path = find_config(name, Path.cwd(), "data.language.profiles")
-    return _read(path, path.stat().st_mtime_ns)
+    return _read_profile_file(path, path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=256)
-def _read(path: Path, changed: int) -> LanguageProfile:
-    values, lines = parse(path.read_text(encoding="utf-8"), displayed(path))
+def _read_profile_file(path: Path, changed: int) -> LanguageProfile:
+    values, lines = parse_yaml(path.read_text(encoding="utf-8"), format_path(path))
     try:
         return LanguageProfile.model_validate(values or {})
     except ValidationError as error:
         first = error.errors()[0]
         keys = tuple(str(key) for key in first["loc"])
         line = next((lines[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in lines), 1)
-        raise ConfigError(f"{displayed(path)}:{line}: {'.'.join(keys) or 'profile'}: {first['msg']}.") from None
+        raise ConfigError(f"{format_path(path)}:{line}: {'.'.join(keys) or 'profile'}: {first['msg']}.") from None
 
 
-def language_profiles(config: LanguageConfig, known: Collection[str]) -> dict[str, LanguageProfile]:
+def load_language_profiles(config: LanguageConfig, known: Collection[str]) -> dict[str, LanguageProfile]:
     """The profiles of the languages that stay, by code, and that of all others as `default`.
 
     Args:
@@ -53,14 +53,14 @@ def language_profiles(config: LanguageConfig, known: Collection[str]) -> dict[st
 
     Raises ConfigError for a code that no document can have, and for one without a profile.
     """
-    own = profile_codes()
+    own = list_profile_codes()
     for code in (*config.keep, *config.profiles):
         if code not in known:
-            raise ConfigError(_unknown(code, config, known))
+            raise ConfigError(_format_unknown_code(code, config, known))
         if code not in own and code not in config.profiles:
             raise ConfigError(
                 f"data.language.keep: {code} has no profile in configs/{PROFILES}, and its pages are not English. "
-                f"{_closest(code, own)} Write a profile, or take the one for languages without: "
+                f"{_format_closest_codes(code, own)} Write a profile, or take the one for languages without: "
                 f"data.language.profiles: {{{code}: {PROFILES}/{DEFAULT}}}."
             )
     codes = config.keep or sorted({*own, *config.profiles} & set(known))
@@ -68,16 +68,16 @@ def language_profiles(config: LanguageConfig, known: Collection[str]) -> dict[st
     return {code: read_profile(name) for code, name in {**named, DEFAULT: f"{PROFILES}/{DEFAULT}"}.items()}
 
 
-def _unknown(code: str, config: LanguageConfig, known: Collection[str]) -> str:
+def _format_unknown_code(code: str, config: LanguageConfig, known: Collection[str]) -> str:
     where = "keep" if code in config.keep else "profiles"
-    return f"data.language.{where}: the identifier {config.kind} never says {code!r}. {_closest(code, known)}"
+    return f"data.language.{where}: the identifier {config.kind} never says {code!r}. {_format_closest_codes(code, known)}"
 
 
-def _closest(code: str, codes: Collection[str]) -> str:
+def _format_closest_codes(code: str, codes: Collection[str]) -> str:
     """The codes that look most like one."""
     if code == "no":
         return "Norwegian is nb (Bokmål) or nn (Nynorsk)."
-    named = [one for one in profile_codes() if read_profile(f"{PROFILES}/{one}").name.lower() == code.lower()]
+    named = [one for one in list_profile_codes() if read_profile(f"{PROFILES}/{one}").name.lower() == code.lower()]
     if named:
         return f"{code.capitalize()} is {named[0]}."
     close = difflib.get_close_matches(code.lower(), sorted(codes), n=3, cutoff=0.3)

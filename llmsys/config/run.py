@@ -8,31 +8,31 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.axes import run_problems, split_problems
+from llmsys.config.axes import find_run_sharding_violations, find_model_sharding_violations
 from llmsys.config.base import Section
 from llmsys.config.batch import BatchConfig
-from llmsys.config.bitwise import bitwise_problems
-from llmsys.config.checkpoint import CheckpointConfig, retention_problems
+from llmsys.config.bitwise import find_bitwise_violations
+from llmsys.config.checkpoint import CheckpointConfig, find_retention_violations
 from llmsys.config.data import CrawlConfig, DataConfig
-from llmsys.config.deepspeed_rules import deepspeed_problems
-from llmsys.config.engine import EngineConfig, Torch
-from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig, set_problems
-from llmsys.config.factors import FactorsConfig
+from llmsys.config.deepspeed_rules import find_deepspeed_violations
+from llmsys.config.engine import EngineConfig, TorchEngineConfig
+from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig, find_task_violations
+from llmsys.config.factors import MultiplierScheduleConfig
 from llmsys.config.generation_rules import generation_problems
-from llmsys.config.layout import Layout, expert_problems
+from llmsys.config.layout import ParallelLayout, find_expert_violations
 from llmsys.config.model import ModelConfig
-from llmsys.config.noise import noise_problems
-from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, natural_objective
-from llmsys.config.optimizer import AdamW, OptimizerConfig
-from llmsys.config.rule import Broken, listed, refuse
-from llmsys.config.schedule import Cosine, ScheduleConfig
-from llmsys.config.tokenizer import SentencePieceConfig, TokenizerConfig, weight_problems
-from llmsys.config.torch_rules import fitted_layout, torch_problems
+from llmsys.config.noise import find_noise_scale_violations
+from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, infer_objective
+from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
+from llmsys.config.rule import Violation, format_choices, raise_violations
+from llmsys.config.schedule import CosineScheduleConfig, ScheduleConfig
+from llmsys.config.tokenizer import SentencePieceConfig, TokenizerConfig, find_weight_violations
+from llmsys.config.torch_rules import resolve_layout, find_torch_violations
 from llmsys.config.train import (
     FlopsConfig,
     GenerationConfig,
     LaunchConfig,
-    NameConfig,
+    RunNameConfig,
     Precision,
     TrackingConfig,
     TrainConfig,
@@ -53,20 +53,20 @@ SMALL_MODEL = ModelConfig(
 class RunConfig(Section):
     """One run, from crawl to report."""
 
-    run: NameConfig = Field(NameConfig(), description="Name, folder and seed.")
+    run: RunNameConfig = Field(RunNameConfig(), description="Name, folder and seed.")
     data: DataConfig = Field(CrawlConfig(), description="From files of text to token shards.")
     tokenizer: TokenizerConfig = Field(SentencePieceConfig(), description="How text becomes token ids.")
     model: ModelConfig = Field(SMALL_MODEL, description="The architecture.")
     objective: ObjectiveConfig = Field(
-        default_factory=natural_objective, description="What is learnt. Left out: what the model is made for."
+        default_factory=infer_objective, description="What is learnt. Left out: what the model is made for."
     )
     loss: LossConfig = Field(LossConfig(), description="What training adds to plain cross entropy.")
     batch: BatchConfig = Field(BatchConfig(), description="Tokens of one optimizer step.")
-    optimizer: OptimizerConfig = Field(AdamW(), description="How gradients become updates.")
-    schedule: ScheduleConfig = Field(Cosine(), description="The learning rate over the run.")
-    factors: FactorsConfig = Field(FactorsConfig(), description="Weight decay and balance over the run.")
-    engine: EngineConfig = Field(Torch(), description="The library that owns the step.")
-    layout: Layout = Field(Layout(), description="How ranks share the model.")
+    optimizer: OptimizerConfig = Field(AdamWConfig(), description="How gradients become updates.")
+    schedule: ScheduleConfig = Field(CosineScheduleConfig(), description="The learning rate over the run.")
+    factors: MultiplierScheduleConfig = Field(MultiplierScheduleConfig(), description="Weight decay and balance over the run.")
+    engine: EngineConfig = Field(TorchEngineConfig(), description="The library that owns the step.")
+    layout: ParallelLayout = Field(ParallelLayout(), description="How ranks share the model.")
     launch: LaunchConfig = Field(LaunchConfig(), description="Processes on this machine.")
     train: TrainConfig = Field(TrainConfig(), description="Budget, precision and log.")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When to save and what to keep.")
@@ -76,86 +76,86 @@ class RunConfig(Section):
     flops: FlopsConfig = Field(FlopsConfig(), description="How operations are counted.")
 
     @model_validator(mode="after")
-    def _between_sections(self) -> Self:
-        refuse(self._problems())
+    def _check_sections(self) -> Self:
+        raise_violations(self._find_violations())
         return self
 
-    def _problems(self) -> Iterator[Broken]:
+    def _find_violations(self) -> Iterator[Violation]:
         longest = self.model.max_position_embeddings
         for name in ("sequence_length", "target_length"):
             if (length := getattr(self.batch, name) or 0) > longest:
-                yield Broken(
+                yield Violation(
                     f"batch.{name}",
                     f"{length} positions are more than model.max_position_embeddings={longest}. "
                     f"Use at most {longest}, or raise model.max_position_embeddings.",
                 )
-        yield from self._objective_problems()
-        yield from self._vocabulary_problems()
-        yield from weight_problems(self.tokenizer, self.data.kind)
-        yield from self._budget_problems()
-        yield from retention_problems(self.checkpoint, self.evaluation.every_steps)
-        yield from set_problems(self.evaluation, self.objective.kind)
+        yield from self._find_objective_violations()
+        yield from self._find_vocabulary_violations()
+        yield from find_weight_violations(self.tokenizer, self.data.kind)
+        yield from self._find_budget_violations()
+        yield from find_retention_violations(self.checkpoint, self.evaluation.every_steps)
+        yield from find_task_violations(self.evaluation, self.objective.kind)
         yield from self._precision_problems()
         yield from generation_problems(self.generation, self.model)
-        yield from torch_problems(self.engine, self.layout, self.train, self.model)
-        for problem in expert_problems(self.layout.expert, self.model):
-            yield Broken("layout.expert", problem)
-        yield from self._axis_problems()
+        yield from find_torch_violations(self.engine, self.layout, self.train, self.model)
+        for problem in find_expert_violations(self.layout.expert, self.model):
+            yield Violation("layout.expert", problem)
+        yield from self._find_axis_violations()
         axes = {"replicate": self.layout.replicate, "expert": self.layout.expert}
-        yield from deepspeed_problems(self.engine, **axes)
+        yield from find_deepspeed_violations(self.engine, **axes)
         if self.train.reproducibility == "bitwise":
             windows = self.objective.kind in ("next_token", "masked")
             sections = self.train, self.engine, self.layout, self.batch
-            yield from bitwise_problems(*sections, optimizer=self.optimizer.kind, windows=windows)
+            yield from find_bitwise_violations(*sections, optimizer=self.optimizer.kind, windows=windows)
         windows = self.objective.kind in ("next_token", "masked")
-        yield from noise_problems(self.train, self.engine, self.layout, self.batch, windows=windows)
-        yield from self._average_problems()
+        yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
+        yield from self._find_average_violations()
         if self.optimizer.kind == "muon" and self.engine.kind == "deepspeed":
-            yield Broken(
+            yield Violation(
                 "optimizer.kind",
                 f"muon works on whole matrices, and engine.kind={self.engine.kind} keeps flat parts of them. "
                 "Use engine.kind=torch, or optimizer.kind=adamw.",
             )
 
-    def _precision_problems(self) -> Iterator[Broken]:
+    def _precision_problems(self) -> Iterator[Violation]:
         """`auto` passes here, and is checked again once it is resolved (`with_precision`)."""
         bf16 = self.train.precision in ("auto", "bf16")
         if self.train.compile == "block" and not bf16 and self.model.moe is not None:
-            yield Broken(
+            yield Violation(
                 "train.compile",
                 "block with experts needs train.precision=bf16: compiled, torch multiplies groups in bf16 only. "
                 "Use train.compile=none or train.precision=bf16.",
             )
 
-    def _average_problems(self) -> Iterator[Broken]:
+    def _find_average_violations(self) -> Iterator[Violation]:
         if not self.train.average_half_life_tokens:
             return
         if self.engine.kind == "deepspeed":
-            yield Broken(
+            yield Violation(
                 "train.average_half_life_tokens",
                 f"{self.train.average_half_life_tokens} needs weights that can be read in place, and DeepSpeed keeps "
                 "flat parts of them. Use engine.kind=torch, or checkpoint.average_last, or 0.",
             )
         if self.checkpoint.average_last:
-            yield Broken(
+            yield Violation(
                 "train.average_half_life_tokens",
                 f"{self.train.average_half_life_tokens} and checkpoint.average_last={self.checkpoint.average_last} are "
                 "two ways to average. Set one of them to 0.",
             )
 
-    def _axis_problems(self) -> Iterator[Broken]:
+    def _find_axis_violations(self) -> Iterator[Violation]:
         layout, compiled = self.layout, self.train.compile == "block"
         for key, message in (
-            *split_problems(layout.tensor, layout.context, self.model),
-            *run_problems(layout.tensor, layout.context, self.engine, self.batch.sequence_length, compiled),
+            *find_model_sharding_violations(layout.tensor, layout.context, self.model),
+            *find_run_sharding_violations(layout.tensor, layout.context, self.engine, self.batch.sequence_length, compiled),
         ):
-            yield Broken(f"layout.{key}", message)
+            yield Violation(f"layout.{key}", message)
 
-    def _objective_problems(self) -> Iterator[Broken]:
+    def _find_objective_violations(self) -> Iterator[Violation]:
         kind, head = self.objective.kind, self.model.head.kind
         family, wanted_head, data = NEEDS[kind]
         if "objective" in self.model_fields_set and (family, wanted_head) != (self.model.family, head):
-            yield Broken(
+            yield Violation(
                 "objective.kind",
                 f"{kind} is learnt by family={family} with head={wanted_head}, and the model is {self.model.family} "
                 f"with {head}. Leave objective out, or change model.family and model.head.",
@@ -163,46 +163,46 @@ class RunConfig(Section):
         elif {"data", "model"} <= self.model_fields_set and head == wanted_head:
             legal = (data, "mixture") if data == "crawl" else (data,)
             if self.data.kind not in legal:
-                wanted = listed([f"data.kind={one}" for one in legal])
-                yield Broken("data.kind", f"{self.data.kind} data cannot teach {kind}. Use {wanted}.")
+                wanted = format_choices([f"data.kind={one}" for one in legal])
+                yield Violation("data.kind", f"{self.data.kind} data cannot teach {kind}. Use {wanted}.")
         windows = kind in ("next_token", "masked")
-        problems = self.batch.window_problems() if windows else self.batch.pair_problems()
-        yield from (Broken(f"batch.{key}", message) for key, message in problems)
+        problems = self.batch.find_window_violations() if windows else self.batch.find_pair_violations()
+        yield from (Violation(f"batch.{key}", message) for key, message in problems)
 
-    def _vocabulary_problems(self) -> Iterator[Broken]:
+    def _find_vocabulary_violations(self) -> Iterator[Violation]:
         both_given = {"model", "tokenizer"} <= self.model_fields_set
         if not both_given or self.tokenizer.kind != "sentencepiece":
             return
         trained, rows = self.tokenizer.vocab_size, self.model.vocab_size
         if trained > rows:
-            yield Broken(
+            yield Violation(
                 "tokenizer.vocab_size",
                 f"{trained} pieces do not fit the {rows} rows of model.vocab_size. "
                 f"Use tokenizer.vocab_size={rows}, or model.vocab_size={trained}.",
             )
 
-    def _budget_problems(self) -> Iterator[Broken]:
+    def _find_budget_violations(self) -> Iterator[Violation]:
         budget, schedule = self.train.tokens, self.schedule
-        first = self.batch.tokens_at(0)
+        first = self.batch.get_tokens_at(0)
         if "train" in self.model_fields_set and budget < first:
-            yield Broken(
+            yield Violation(
                 "train.tokens",
                 f"{budget} tokens are less than one step of {first}. Use at least {first}, or a smaller batch.",
             )
         if schedule.kind == "original":
-            key, shaped = "schedule.warmup_steps", self.batch.tokens_before(schedule.warmup_steps)
+            key, shaped = "schedule.warmup_steps", self.batch.count_tokens_before(schedule.warmup_steps)
         else:
             key = "schedule.warmup_tokens"
             shaped = schedule.warmup_tokens + (schedule.decay_tokens if schedule.kind == "wsd" else 0)
         if shaped > budget:
-            yield Broken(
+            yield Violation(
                 key,
                 f"warm-up and decay take {shaped} tokens of a run of train.tokens={budget}. "
                 f"Shorten them to {budget} together, or train longer.",
             )
 
     @property
-    def trajectory(self) -> dict[str, Any]:
+    def trajectory_settings(self) -> dict[str, Any]:
         """The settings that the weights of each step depend on, with the data; everything else may change on resume."""
         sections = self.model_dump(mode="json", include={"model", "objective", "loss", "optimizer", "schedule"})
         batch = self.batch.model_dump(mode="json", include={"sequence_length", "length_groups", "attend"})
@@ -221,10 +221,10 @@ class RunConfig(Section):
                 "micro_sequences": self.batch.micro_sequences,
                 "deal": self.batch.deal,
             }
-        if self.factors.changed:
+        if self.factors.is_active:
             sections["factors"] = self.factors.model_dump(mode="json")
         if self.data.kind == "mixture":
-            sections["mixture"] = {str(start): list(parts) for start, parts in self.data.parts}
+            sections["mixture"] = {str(start): list(parts) for start, parts in self.data.stage_weights}
         return sections | {"batch": batch, "train": train, "seed": self.run.seed}
 
     def with_precision(self, precision: Precision, why: str = "") -> Self:
@@ -235,24 +235,24 @@ class RunConfig(Section):
         if self.train.precision != "auto":
             return self
         made = self.model_copy(update={"train": self.train.model_copy(update={"precision": precision})})
-        problems = [*made._precision_problems(), *torch_problems(made.engine, made.layout, made.train, made.model)]
+        problems = [*made._precision_problems(), *find_torch_violations(made.engine, made.layout, made.train, made.model)]
         if problems:
             reason = f" ({why})" if why else ""
             listed_problems = "; ".join(f"{one.key}: {one.message}" for one in problems)
             raise ConfigError(f"train.precision=auto is {precision} here{reason}, and that breaks: {listed_problems}")
         return made
 
-    def fitted_layout(self, ranks: int) -> Layout:
+    def resolve_layout(self, ranks: int) -> ParallelLayout:
         """The layout with every axis resolved for a number of ranks. LayoutError where it cannot be."""
-        return fitted_layout(self.layout, self.engine, self.model, ranks)
+        return resolve_layout(self.layout, self.engine, self.model, ranks)
 
     @property
     def evaluation_sequences(self) -> int:
         """Sequences in one forward pass of an evaluation; the number of ranks does not change it."""
-        training = self.batch.micro_of(self.batch.sequences_per_step)
+        training = self.batch.resolve_micro_sequences(self.batch.sequences_per_step)
         return self.evaluation.micro_sequences or min(MAX_DEFAULT_SEQUENCES, training)
 
     @property
-    def steps(self) -> int:
+    def num_steps(self) -> int:
         """Optimizer steps of the whole run: the last one completes the budget of tokens."""
-        return self.batch.steps_for(self.train.tokens)
+        return self.batch.count_steps_for(self.train.tokens)

@@ -7,14 +7,14 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
-from llmsys.config.rule import Broken, refuse
+from llmsys.config.rule import Violation, raise_violations
 
 CURRENCIES = ("USD", "EUR", "GBP", "CHF", "JPY", "CNY")
 ENERGY = {"KWH": 1.0, "MWH": 1e3, "GWH": 1e6}
 """Units of energy, in kWh."""
 
 
-class ScaleConfig(Section):
+class ScalingLawConfig(Section):
     """Everything but the budget has a default; what is assumed is printed with the answer."""
 
     budget: float | str = Field(
@@ -33,26 +33,26 @@ class ScaleConfig(Section):
     mark: str | None = Field(None, description="A law to point at in the table; the others stay.")
 
     @model_validator(mode="after")
-    def _complete(self) -> Self:
-        refuse(self._problems())
+    def _check_budget(self) -> Self:
+        raise_violations(self._find_violations())
         return self
 
-    def _problems(self) -> Iterator[Broken]:
+    def _find_violations(self) -> Iterator[Violation]:
         try:
             amount, unit = self.parsed_budget
         except ValueError:
-            yield Broken(
+            yield Violation(
                 "budget",
                 f"{self.budget!r} is not a budget. Write FLOPs (1e21), hours (5000h), money (20000USD; "
                 f"{', '.join(CURRENCIES)}) or energy (300kWh, 30MWh).",
             )
             return
         if amount <= 0:
-            yield Broken("budget", f"{amount:g} buys nothing. Use a positive budget.")
+            yield Violation("budget", f"{amount:g} buys nothing. Use a positive budget.")
         if unit != "FLOPs" and self.device is None:
-            yield Broken("device", f"is missing: {self.budget} buys operations of a device. Set device=h100-sxm, say.")
+            yield Violation("device", f"is missing: {self.budget} buys operations of a device. Set device=h100-sxm, say.")
         if unit in CURRENCIES and self.price_per_hour is None:
-            yield Broken("price_per_hour", f"is missing: {self.budget} buys hours. Set {unit} per accelerator-hour.")
+            yield Violation("price_per_hour", f"is missing: {self.budget} buys hours. Set {unit} per accelerator-hour.")
 
     @property
     def parsed_budget(self) -> tuple[float, str]:

@@ -14,7 +14,7 @@ Warmup = Annotated[int, Field(ge=0, description="Tokens over which the rate rise
 Final = Annotated[float, Field(ge=0, le=1, description="Share of the peak rate that is left at the end.")]
 
 
-class WarmupStableDecay(Section):
+class WsdScheduleConfig(Section):
     """Constant at the peak, then a linear fall over the last decay_tokens (MiniCPM, Hu 2024)."""
 
     kind: Literal["wsd"] = "wsd"
@@ -23,7 +23,7 @@ class WarmupStableDecay(Section):
     final_fraction: Final = 0.1
 
 
-class Cosine(Section):
+class CosineScheduleConfig(Section):
     """A half cosine from the peak to the end (Loshchilov and Hutter 2016)."""
 
     kind: Literal["cosine"] = "cosine"
@@ -31,7 +31,7 @@ class Cosine(Section):
     final_fraction: Final = 0.1
 
 
-class Linear(Section):
+class LinearScheduleConfig(Section):
     """A straight line from the peak to the end."""
 
     kind: Literal["linear"] = "linear"
@@ -39,21 +39,21 @@ class Linear(Section):
     final_fraction: Final = 0.1
 
 
-class Constant(Section):
+class ConstantScheduleConfig(Section):
     """The peak, to the end."""
 
     kind: Literal["constant"] = "constant"
     warmup_tokens: Warmup = 0
 
 
-class InverseSqrt(Section):
+class InverseSqrtScheduleConfig(Section):
     """1/sqrt(tokens) after the warm-up (Vaswani 2017, 5.3), scaled to 1 where the warm-up ends."""
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
     warmup_tokens: int = Field(ge=1, description="Tokens over which the rate rises; the fall is measured in it.")
 
 
-class Original(Section):
+class NoamScheduleConfig(Section):
     """Vaswani 2017, 5.3, to the letter: hidden_size^-1/2 · min(t^-1/2, t · warmup_steps^-3/2) at step t = 1, 2, …
 
     optimizer.learning_rate is a factor on it, 1 in the original. The peak is at t = warmup_steps.
@@ -64,6 +64,6 @@ class Original(Section):
 
 
 ScheduleConfig = Annotated[
-    WarmupStableDecay | Cosine | Linear | Constant | InverseSqrt | Original,
+    WsdScheduleConfig | CosineScheduleConfig | LinearScheduleConfig | ConstantScheduleConfig | InverseSqrtScheduleConfig | NoamScheduleConfig,
     Field(discriminator="kind"),
 ]

@@ -14,18 +14,18 @@ _BASE = {
 }
 
 
-def editor_schema() -> dict[str, Any]:
+def build_json_schema() -> dict[str, Any]:
     """The schema of a run's YAML file; `#/$defs/ModelConfig` is that of a bare model file."""
-    schema: dict[str, Any] = _open(RunConfig.model_json_schema())
+    schema: dict[str, Any] = _relax_schema(RunConfig.model_json_schema())
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def _open(node: Any) -> Any:
+def _relax_schema(node: Any) -> Any:
     if isinstance(node, list):
-        return [_open(one) for one in node]
+        return [_relax_schema(one) for one in node]
     if not isinstance(node, dict):
         return node
-    opened = {key: _open(value) for key, value in node.items() if key not in ("required", "discriminator", "default")}
+    opened = {key: _relax_schema(value) for key, value in node.items() if key not in ("required", "discriminator", "default")}
     if "default" in node:
         opened["default"] = node["default"]
     if "oneOf" in opened:

@@ -11,20 +11,20 @@ from pydantic import Field, model_validator
 
 from llmsys.config.custom_rules import (
     BadWordsConfig,
-    FasttextClassifierConfig,
+    FastTextClassifierConfig,
     LinearClassifierConfig,
     PerplexityConfig,
 )
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, Count, LineCorrectionsConfig, Share
-from llmsys.config.named_rule import NamedRule
+from llmsys.config.named_rule import NamedRuleConfig
 from llmsys.config.native_text import NativeTextConfig
-from llmsys.config.rule import Broken, refuse
+from llmsys.config.rule import Violation, raise_violations
 
 # Tools that share the published thresholds measure different things; see data_pipeline/README.md.
 Dialect = Literal["datatrove", "paper", "dolma", "dclm"]
 
 
-class GopherRepetitionConfig(NamedRule):
+class GopherRepetitionConfig(NamedRuleConfig):
     """Repeated paragraphs, lines and n-grams (Rae et al. 2021, table A1), as the tool of the dialect measures them."""
 
     kind: Literal["gopher_repetition"] = "gopher_repetition"
@@ -44,7 +44,7 @@ class GopherRepetitionConfig(NamedRule):
     max_duplicate_10gram_share: Share = Field(0.10, description="The same of 10 words.")
 
 
-class GopherQualityConfig(NamedRule):
+class GopherQualityConfig(NamedRuleConfig):
     """Word counts, word lengths, symbols, bullets and stop words (Rae et al. 2021, A.1.1), as the tool of the dialect
     measures them.
     """
@@ -71,19 +71,19 @@ class GopherQualityConfig(NamedRule):
     )
 
     @model_validator(mode="after")
-    def _limits_that_the_dialect_has(self) -> Self:
+    def _check_dialect_limits(self) -> Self:
         together = self.dialect in ("dolma", "dclm")
         idle = ("max_hash_ratio", "max_ellipsis_ratio") if together else ("max_symbol_ratio",)
         instead = "max_symbol_ratio" if together else "max_hash_ratio and max_ellipsis_ratio"
-        refuse(
-            Broken(name, f"{getattr(self, name):g} decides nothing in the dialect {self.dialect}. Set {instead}.")
+        raise_violations(
+            Violation(name, f"{getattr(self, name):g} decides nothing in the dialect {self.dialect}. Set {instead}.")
             for name in idle
             if getattr(self, name) != type(self).model_fields[name].default
         )
         return self
 
 
-class FinewebQualityConfig(NamedRule):
+class FinewebQualityConfig(NamedRuleConfig):
     """FineWeb's own tests on lines (Penedo et al. 2024), with the constants of the code."""
 
     kind: Literal["fineweb_quality"] = "fineweb_quality"
@@ -105,7 +105,7 @@ RuleConfig = Annotated[
     | C4DolmaConfig
     | LineCorrectionsConfig
     | BadWordsConfig
-    | FasttextClassifierConfig
+    | FastTextClassifierConfig
     | LinearClassifierConfig
     | PerplexityConfig
     | FinewebQualityConfig

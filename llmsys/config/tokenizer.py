@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from llmsys.config.base import Section
 from llmsys.config.local_path import LocalPath
-from llmsys.config.rule import Broken, refuse
+from llmsys.config.rule import Violation, raise_violations
 
 
 class SentencePieceConfig(Section):
@@ -53,20 +53,20 @@ class SentencePieceConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _symbols_once(self) -> Self:
-        refuse(self._problems())
+    def _check_symbols(self) -> Self:
+        raise_violations(self._find_violations())
         return self
 
-    def _problems(self) -> Iterator[Broken]:
+    def _find_violations(self) -> Iterator[Violation]:
         symbols = [*((one, "control_symbols") for one in self.control_symbols)]
         symbols += [(one, "user_defined_symbols") for one in self.user_defined_symbols]
         for number, (symbol, field) in enumerate(symbols):
             if symbol in ("<unk>", "<s>", "</s>"):
-                yield Broken(field, f"{symbol} is a piece of every model already. Leave it out.")
+                yield Violation(field, f"{symbol} is a piece of every model already. Leave it out.")
             elif not symbol or "\u2581" in symbol:
-                yield Broken(field, f"{symbol!r} cannot be a piece: U+2581 is how spaces are written. Write a space.")
+                yield Violation(field, f"{symbol!r} cannot be a piece: U+2581 is how spaces are written. Write a space.")
             elif symbol in [one for one, _ in symbols[:number]]:
-                yield Broken(field, f"{symbol!r} is given twice, and a piece is one or the other. Give it once.")
+                yield Violation(field, f"{symbol!r} is given twice, and a piece is one or the other. Give it once.")
 
 
 class FileTokenizerConfig(Section):
@@ -83,11 +83,11 @@ class FileTokenizerConfig(Section):
     )
 
 
-def weight_problems(tokenizer: "TokenizerConfig", data: str) -> Iterator[Broken]:
+def find_weight_violations(tokenizer: "TokenizerConfig", data: str) -> Iterator[Violation]:
     """What a tokenizer cannot be trained by on this kind of data."""
     if isinstance(tokenizer, SentencePieceConfig) and tokenizer.language_weights and data in ("pairs", "labelled"):
         message = f"the texts of data.kind={data} are not told apart by language. Leave the weights out."
-        yield Broken("tokenizer.language_weights", message)
+        yield Violation("tokenizer.language_weights", message)
 
 
 TokenizerConfig = Annotated[SentencePieceConfig | FileTokenizerConfig, Field(discriminator="kind")]

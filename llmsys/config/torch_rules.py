@@ -6,90 +6,90 @@ Each problem says value, rule and remedy. What the axes forbid is in axes.py.
 from collections.abc import Iterator
 
 from llmsys.config.engine import EngineConfig
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.model import ModelConfig
-from llmsys.config.rule import Broken
+from llmsys.config.rule import Violation
 from llmsys.config.train import TrainConfig
 from llmsys.errors import LayoutError
 
 FSDP = "engine.data_parallel=fsdp"
 
 
-def torch_problems(engine: EngineConfig, layout: Layout, train: TrainConfig, model: ModelConfig) -> Iterator[Broken]:
+def find_torch_violations(engine: EngineConfig, layout: ParallelLayout, train: TrainConfig, model: ModelConfig) -> Iterator[Violation]:
     """What forbids these choices together, whatever the number of ranks."""
-    if copies_everything(engine):
-        yield from _copy_problems(engine, layout)
+    if is_replicated(engine):
+        yield from _find_replica_violations(engine, layout)
     if train.compile == "block" and train.recompute != "none" and model.moe is not None:
-        yield Broken(
+        yield Violation(
             "train.recompute",
             f"{train.recompute} with experts cannot be compiled: torch.compile gives such blocks up whole. "
             "Use train.compile=none or train.recompute=none.",
         )
     if engine.kind == "torch" and engine.gradients == "whole" and train.reproducibility == "bitwise":
-        yield Broken(
+        yield Violation(
             "engine.gradients",
             "whole sums micro-batches before ranks, and train.reproducibility=bitwise has an order of its own. "
             "Use engine.gradients=sharded, or train.reproducibility=fast.",
         )
     if train.products == "fp8":
-        yield from _fp8_problems(engine, layout, train)
+        yield from _find_fp8_violations(engine, layout, train)
 
 
-def copies_everything(engine: EngineConfig) -> bool:
+def is_replicated(engine: EngineConfig) -> bool:
     """Whether every rank keeps everything: DDP, which is accelerate's way too."""
     return engine.kind == "accelerate" or (engine.kind == "torch" and engine.data_parallel == "ddp")
 
 
-def _choice(engine: EngineConfig) -> tuple[str, str]:
+def _get_replication_settings(engine: EngineConfig) -> tuple[str, str]:
     """What in the config asks for copies, and what asks for shards instead."""
     if engine.kind == "accelerate":
         return "engine.kind=accelerate", "engine.kind=torch"
     return "engine.data_parallel=ddp", FSDP
 
 
-def fitted_layout(layout: Layout, engine: EngineConfig, model: ModelConfig, ranks: int) -> Layout:
+def resolve_layout(layout: ParallelLayout, engine: EngineConfig, model: ModelConfig, ranks: int) -> ParallelLayout:
     """`layout` resolved for a number of ranks. Under DDP those that no axis asks for hold copies, not shards.
 
     Raises LayoutError with the value, the rule and the values that would do.
     """
-    if not copies_everything(engine):
-        return layout.fit(ranks, model)
+    if not is_replicated(engine):
+        return layout.resolve(ranks, model)
     if layout.replicate not in (1, ranks):
-        copies, shards = _choice(engine)
+        copies, shards = _get_replication_settings(engine)
         raise LayoutError(
             f"replicate={layout.replicate} copies cannot be kept by {ranks} ranks: with {copies} every rank has one. "
             f"Leave layout.replicate out, start {layout.replicate} processes, or use {shards}."
         )
-    return layout.model_copy(update={"replicate": ranks, "shard": 1}).fit(ranks, model)
+    return layout.model_copy(update={"replicate": ranks, "shard": 1}).resolve(ranks, model)
 
 
-def _copy_problems(engine: EngineConfig, layout: Layout) -> Iterator[Broken]:
-    copies, shards = _choice(engine)
+def _find_replica_violations(engine: EngineConfig, layout: ParallelLayout) -> Iterator[Violation]:
+    copies, shards = _get_replication_settings(engine)
     if layout.shard not in (-1, 1):
-        yield Broken(
+        yield Violation(
             "layout.shard",
             f"{layout.shard} ranks cannot split a copy that {copies} keeps whole on each of them. "
             f"Use layout.shard=1, or {shards}.",
         )
     if layout.expert > 1:
-        yield Broken(
+        yield Violation(
             "layout.expert",
             f"{layout.expert} ranks cannot share the experts of a copy that {copies} keeps whole on each of them. "
             f"Use layout.expert=1, or {shards}.",
         )
     if engine.kind == "torch" and engine.offload != "none":
-        yield Broken(
+        yield Violation(
             "engine.offload",
             f"{engine.offload} is what FSDP can keep in host memory, and engine.data_parallel=ddp needs masters and "
             f"gradients where it computes. Use engine.offload=none, or {FSDP}.",
         )
 
 
-def _fp8_problems(engine: EngineConfig, layout: Layout, train: TrainConfig) -> Iterator[Broken]:
+def _find_fp8_violations(engine: EngineConfig, layout: ParallelLayout, train: TrainConfig) -> Iterator[Violation]:
     why = None
     if engine.kind != "torch":
         why = f"engine.kind={engine.kind} does not know its layers. Use engine.kind=torch"
-    elif copies_everything(engine):
+    elif is_replicated(engine):
         why = f"engine.data_parallel=ddp casts every weight by itself. Use {FSDP}"
     elif train.precision not in ("auto", "bf16"):
         why = f"train.precision={train.precision} is not what its products come in. Use train.precision=bf16"
@@ -98,4 +98,4 @@ def _fp8_problems(engine: EngineConfig, layout: Layout, train: TrainConfig) -> I
     elif layout.tensor > 1:
         why = f"layout.tensor={layout.tensor} splits the matrices that it scales as wholes. Use layout.tensor=1"
     if why is not None:
-        yield Broken("train.products", f"fp8 cannot be had: {why}, or train.products=compute.")
+        yield Violation("train.products", f"fp8 cannot be had: {why}, or train.products=compute.")

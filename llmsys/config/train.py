@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from llmsys.config.base import Section
-from llmsys.config.faults import SpikeConfig
+from llmsys.config.faults import SpikeDetectionConfig
 from llmsys.config.local_path import LocalPath
 from llmsys.errors import ConfigError
 
@@ -14,7 +14,7 @@ Precision = Literal["bf16", "fp16", "fp32"]
 """Number types that weights and activations can have in products."""
 
 
-class NameConfig(Section):
+class RunNameConfig(Section):
     """`run:` — what the run is called and where it writes."""
 
     name: str = Field("run", min_length=1, description="Name in logs, reports and trackers.")
@@ -73,7 +73,7 @@ class TrainConfig(Section):
         "goes on with the next; rewind goes back to the last checkpoint and leaves the step's data out; stop ends.",
     )
     bad_steps_in_a_row: int = Field(10, ge=1, description="Bad steps without a good one between them that end the run.")
-    spike: SpikeConfig = Field(SpikeConfig(), description="Which finite steps are bad too; none by default.")
+    spike: SpikeDetectionConfig = Field(SpikeDetectionConfig(), description="Which finite steps are bad too; none by default.")
     hang_timeout_seconds: float = Field(
         600.0, ge=0, description="A rank that gets no further for so long is named, and the run ends; 0: never."
     )

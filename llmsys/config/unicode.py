@@ -10,13 +10,13 @@ from pydantic import Field
 from llmsys.config.base import Section
 
 
-class KeepUnicode(Section):
+class NoUnicodeRepair(Section):
     """Text stays as extraction gave it."""
 
     kind: Literal["none"] = "none"
 
 
-class FtfyUnicode(Section):
+class FtfyRepairConfig(Section):
     """Text decoded with the wrong encoding is mended with ftfy (Speer 2019) under datatrove's settings.
 
     Mojibake, C1 controls, lone surrogates, control characters and terminal escapes go; quotes, ligatures, width and
@@ -30,10 +30,10 @@ class FtfyUnicode(Section):
     normalization: Literal["none", "NFC"] = Field("none", description="NFC: composed characters, after the repair.")
 
 
-class NfcUnicode(Section):
+class NfcNormalizationConfig(Section):
     """Characters are composed (Unicode NFC) and nothing else is touched."""
 
     kind: Literal["nfc"] = "nfc"
 
 
-UnicodeConfig = Annotated[KeepUnicode | FtfyUnicode | NfcUnicode, Field(discriminator="kind")]
+UnicodeConfig = Annotated[NoUnicodeRepair | FtfyRepairConfig | NfcNormalizationConfig, Field(discriminator="kind")]

@@ -9,32 +9,32 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from llmsys.config.base import Section
-from llmsys.config.entries import EntryList
+from llmsys.config.entries import EntryListConfig
 
-_NOTHING = EntryList()
+_NOTHING = EntryListConfig()
 
 
-class KeepUrls(Section):
+class NoUrlFilter(Section):
     """No page is refused by its URL."""
 
     kind: Literal["none"] = "none"
 
 
-class UrlLists(Section):
+class UrlFilterConfig(Section):
     """Pages whose URL is listed are refused, test by test in datatrove's order; the lists are the user's."""
 
     kind: Literal["lists"] = "lists"
-    hosts: EntryList = Field(
+    hosts: EntryListConfig = Field(
         _NOTHING, description="Registered domains, with all their hosts, or single hosts; letter case does not matter."
     )
-    urls: EntryList = Field(_NOTHING, description="Whole URLs, compared character by character.")
-    hard_words: EntryList = Field(_NOTHING, description="Words of which one between symbols of the URL is enough.")
-    soft_words: EntryList = Field(_NOTHING, description="Words of which more than `max_soft_words` are too many.")
+    urls: EntryListConfig = Field(_NOTHING, description="Whole URLs, compared character by character.")
+    hard_words: EntryListConfig = Field(_NOTHING, description="Words of which one between symbols of the URL is enough.")
+    soft_words: EntryListConfig = Field(_NOTHING, description="Words of which more than `max_soft_words` are too many.")
     max_soft_words: int = Field(1, ge=0, description="Distinct soft words that a URL may hold.")
-    substrings: EntryList = Field(
+    substrings: EntryListConfig = Field(
         _NOTHING, description="Letters and digits that the URL may not hold once its symbols are removed."
     )
-    allow: EntryList = Field(_NOTHING, description="Registered domains, hosts and whole URLs that no list refuses.")
+    allow: EntryListConfig = Field(_NOTHING, description="Registered domains, hosts and whole URLs that no list refuses.")
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -43,4 +43,4 @@ class UrlLists(Section):
         return tuple(path for one in lists for path in one.files)
 
 
-UrlConfig = Annotated[KeepUrls | UrlLists, Field(discriminator="kind")]
+UrlConfig = Annotated[NoUrlFilter | UrlFilterConfig, Field(discriminator="kind")]

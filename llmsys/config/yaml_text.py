@@ -32,7 +32,7 @@ MAX_ALIASED_VALUES = 1_000
 """Values that aliases may repeat: nine lines of nine aliases each stand for a billion."""
 
 
-class _Reader(yaml.SafeLoader):
+class _YamlLoader(yaml.SafeLoader):
     """Reads with our scalars only, and not deeper than any config is."""
 
     name_shown = ""
@@ -51,34 +51,34 @@ class _Reader(yaml.SafeLoader):
         return node
 
 
-class _Writer(yaml.SafeDumper):
+class _YamlDumper(yaml.SafeDumper):
     """Writes plain what _Reader reads back as the same value, and quotes the rest."""
 
 
-_Reader.yaml_implicit_resolvers = {}
-_Writer.yaml_implicit_resolvers = {}
+_YamlLoader.yaml_implicit_resolvers = {}
+_YamlDumper.yaml_implicit_resolvers = {}
 
 
-def _number(text: str, kind: type[int] | type[float]) -> int | float:
+def _parse_number(text: str, kind: type[int] | type[float]) -> int | float:
     return kind(text.replace("_", "").replace(".inf", "inf").replace(".nan", "nan").lower())
 
 
 for _tag, _pattern, _first in _SCALARS:
     _expression = re.compile(rf"^(?:{_pattern})$")
     _initials = ["" if letter == "\0" else letter for letter in _first]
-    _Reader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _expression, _initials)
-    _Writer.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _expression, _initials)
-_Reader.add_constructor("tag:yaml.org,2002:int", lambda _, node: _number(node.value, int))
-_Reader.add_constructor("tag:yaml.org,2002:float", lambda _, node: _number(node.value.lower(), float))
+    _YamlLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _expression, _initials)
+    _YamlDumper.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _expression, _initials)
+_YamlLoader.add_constructor("tag:yaml.org,2002:int", lambda _, node: _parse_number(node.value, int))
+_YamlLoader.add_constructor("tag:yaml.org,2002:float", lambda _, node: _parse_number(node.value.lower(), float))
 
 
-def parse(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
+def parse_yaml(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
     """The value of one YAML document and, for every key path in it, the line it stands on (from 1).
 
     `name` is what error messages call the text. An empty document is None.
     """
     try:
-        reader = _Reader(text)
+        reader = _YamlLoader(text)
     except yaml.reader.ReaderError as error:
         raise ConfigError(
             f"{name}: character {error.position + 1} is {chr(error.character)!a}, which YAML text cannot hold. "
@@ -88,9 +88,9 @@ def parse(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
     try:
         node = reader.get_single_node()
         lines: dict[Keys, int] = {}
-        value = None if node is None else _Converter(reader, name, lines).convert(node, (), frozenset())
+        value = None if node is None else _YamlConverter(reader, name, lines).convert_node(node, (), frozenset())
     except yaml.YAMLError as error:
-        raise ConfigError(_explain(error, text, name)) from None
+        raise ConfigError(_format_yaml_error(error, text, name)) from None
     except ValueError as error:
         if "digits" not in str(error):
             raise
@@ -103,35 +103,35 @@ def parse(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
     return value, lines
 
 
-def dump(value: object) -> str:
-    """YAML text that `parse` reads back to the same value, keys in their order."""
-    return str(yaml.dump(value, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=110))
+def dump_yaml(value: object) -> str:
+    """YAML text that `parse_yaml` reads back to the same value, keys in their order."""
+    return str(yaml.dump(value, Dumper=_YamlDumper, sort_keys=False, allow_unicode=True, width=110))
 
 
-def inline(value: object) -> str:
+def format_inline(value: object) -> str:
     """The same on one line, for a scalar or a short list."""
-    text = yaml.dump(value, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=2**20, default_flow_style=True)
+    text = yaml.dump(value, Dumper=_YamlDumper, sort_keys=False, allow_unicode=True, width=2**20, default_flow_style=True)
     return str(text).removesuffix("\n").removesuffix("\n...")
 
 
-class _Converter:
+class _YamlConverter:
     """Walks the nodes of one document, because only nodes know their lines and their duplicate keys."""
 
-    def __init__(self, reader: _Reader, name: str, lines: dict[Keys, int]) -> None:
+    def __init__(self, reader: _YamlLoader, name: str, lines: dict[Keys, int]) -> None:
         self.reader, self.name, self.lines = reader, name, lines
         self._seen: set[int] = set()
         self._aliased = 0
 
-    def convert(self, node: yaml.Node, keys: Keys, open_nodes: frozenset[int]) -> Any:
+    def convert_node(self, node: yaml.Node, keys: Keys, open_nodes: frozenset[int]) -> Any:
         self.lines.setdefault(keys, node.start_mark.line + 1)
         if id(node) in open_nodes:
             raise ConfigError(f"{self.name}:{node.start_mark.line + 1}: this alias contains itself. Write it out.")
         self._count(node)
         inside = open_nodes | {id(node)}
         if isinstance(node, yaml.MappingNode):
-            return {key: self.convert(child, (*keys, key), inside) for key, child in self._pairs(node, keys)}
+            return {key: self.convert_node(child, (*keys, key), inside) for key, child in self._iter_pairs(node, keys)}
         if isinstance(node, yaml.SequenceNode):
-            return [self.convert(child, (*keys, str(i)), inside) for i, child in enumerate(node.value)]
+            return [self.convert_node(child, (*keys, str(i)), inside) for i, child in enumerate(node.value)]
         return self.reader.construct_object(node)
 
     def _count(self, node: yaml.Node) -> None:
@@ -146,7 +146,7 @@ class _Converter:
                 f"Write them out, or inherit a file with `base:`."
             )
 
-    def _pairs(self, node: yaml.MappingNode, keys: Keys) -> Iterator[tuple[str, yaml.Node]]:
+    def _iter_pairs(self, node: yaml.MappingNode, keys: Keys) -> Iterator[tuple[str, yaml.Node]]:
         seen: dict[str, int] = {}
         for key_node, child in node.value:
             line = key_node.start_mark.line + 1
@@ -163,7 +163,7 @@ class _Converter:
             yield key, child
 
 
-def _explain(error: yaml.YAMLError, text: str, name: str) -> str:
+def _format_yaml_error(error: yaml.YAMLError, text: str, name: str) -> str:
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return f"{name}: not YAML: {str(error).splitlines()[0]}"

@@ -4,16 +4,16 @@ Source: the parameter names of the published checkpoints, as transformers reads 
 """
 
 from llmsys.config.model import ModelConfig
-from llmsys.convert.form import Row
-from llmsys.convert.rule import Rule, Table, modules, tensors
+from llmsys.convert.form import SingleRow
+from llmsys.convert.rule import NameMapping, FamilyMapping, map_modules, map_tensors
 
 OURS, ENCODER = "blocks.{i}", "encoder.blocks.{i}"
 POSITION_IDS = (r"embeddings\.position_ids$",)
 
 
-def _bert_body(prefix: str) -> tuple[Rule, ...]:
+def _map_bert_body(prefix: str) -> tuple[NameMapping, ...]:
     layer = f"{prefix}encoder.layer.{{i}}"
-    return modules(
+    return map_modules(
         {
             "embed": f"{prefix}embeddings.word_embeddings",
             "positions": f"{prefix}embeddings.position_embeddings",
@@ -34,10 +34,10 @@ def _bert_body(prefix: str) -> tuple[Rule, ...]:
 OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
-def bert(model: ModelConfig) -> Table:
+def build_bert_mapping(model: ModelConfig) -> FamilyMapping:
     """The bare model has no `bert.` in front."""
     prefix = "" if model.head.kind == "features" else "bert."
-    heads = modules(
+    heads = map_modules(
         {
             "head.dense": "cls.predictions.transform.dense",
             "head.norm": "cls.predictions.transform.LayerNorm",
@@ -45,34 +45,34 @@ def bert(model: ModelConfig) -> Table:
             "next_sentence": "cls.seq_relationship",
             "classifier": "classifier",
         }
-    ) + tensors({"head.weight": "cls.predictions.decoder.weight", "head.bias": "cls.predictions.bias"})
+    ) + map_tensors({"head.weight": "cls.predictions.decoder.weight", "head.bias": "cls.predictions.bias"})
     copies = {
         "cls.predictions.decoder.weight": f"{prefix}embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }
-    return Table(_bert_body(prefix) + heads, copies=copies, ignored=POSITION_IDS, aliases=OLD_NORMS)
+    return FamilyMapping(_map_bert_body(prefix) + heads, copies=copies, ignored=POSITION_IDS, aliases=OLD_NORMS)
 
 
-def roberta(model: ModelConfig) -> Table:
+def build_roberta_mapping(model: ModelConfig) -> FamilyMapping:
     """As BERT, with other heads; the classifier holds the pooler."""
     prefix = "" if model.head.kind == "features" else "roberta."
     classifies = model.head.kind == "classification"
-    heads = modules(
+    heads = map_modules(
         {
             "head.dense": "lm_head.dense",
             "head.norm": "lm_head.layer_norm",
             "pooler": "classifier.dense" if classifies else f"{prefix}pooler.dense",
             "classifier": "classifier.out_proj",
         }
-    ) + tensors({"head.weight": "lm_head.decoder.weight", "head.bias": "lm_head.bias"})
+    ) + map_tensors({"head.weight": "lm_head.decoder.weight", "head.bias": "lm_head.bias"})
     copies = {
         "lm_head.decoder.weight": f"{prefix}embeddings.word_embeddings.weight",
         "lm_head.decoder.bias": "lm_head.bias",
     }
-    return Table(_bert_body(prefix) + heads, copies=copies, ignored=POSITION_IDS, aliases=OLD_NORMS)
+    return FamilyMapping(_map_bert_body(prefix) + heads, copies=copies, ignored=POSITION_IDS, aliases=OLD_NORMS)
 
 
-def _t5_stack(ours: str, stack: str, feed_forward_place: int) -> tuple[Rule, ...]:
+def _map_t5_stack(ours: str, stack: str, feed_forward_place: int) -> tuple[NameMapping, ...]:
     layer = f"{stack}.block.{{i}}.layer"
     block, feed_forward = f"{ours}blocks.{{i}}", f"{layer}.{feed_forward_place}"
     names = {f"{block}.attention.{one}_proj": f"{layer}.0.SelfAttention.{one}" for one in "qkvo"}
@@ -83,10 +83,10 @@ def _t5_stack(ours: str, stack: str, feed_forward_place: int) -> tuple[Rule, ...
         f"{ours}relative_bias": f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias",
         f"{ours}norm": f"{stack}.final_layer_norm",
     }
-    return modules(names)
+    return map_modules(names)
 
 
-def t5(model: ModelConfig) -> Table:
+def build_t5_mapping(model: ModelConfig) -> FamilyMapping:
     """A gate is called wi_0 and what it opens wi_1; without one there is wi."""
     gated = model.feed_forward.kind in ("swiglu", "geglu", "geglu_tanh")
     decoder = "decoder.block.{i}.layer"
@@ -102,14 +102,14 @@ def t5(model: ModelConfig) -> Table:
         copies["lm_head.weight"] = "shared.weight"
     # Early T5 files hold a table in the cross attention that was never used.
     unused = (r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight$",)
-    return Table(modules(names) + _t5_stack("", "decoder", 2) + _t5_stack("encoder.", "encoder", 1), "", copies, unused)
+    return FamilyMapping(map_modules(names) + _map_t5_stack("", "decoder", 2) + _map_t5_stack("encoder.", "encoder", 1), "", copies, unused)
 
 
-def _bart_stack(ours: str, stack: str) -> tuple[Rule, ...]:
+def _map_bart_stack(ours: str, stack: str) -> tuple[NameMapping, ...]:
     block, layer = f"{ours}blocks.{{i}}", f"{stack}.layers.{{i}}"
     names = {f"{block}.attention.{one}_proj": f"{layer}.self_attn.{one}_proj" for one in "qkv"}
     names |= {f"{block}.cross_attention.{one}_proj": f"{layer}.encoder_attn.{one}_proj" for one in "qkv"}
-    return modules(
+    return map_modules(
         names
         | {
             f"{block}.attention.o_proj": f"{layer}.self_attn.out_proj",
@@ -126,7 +126,7 @@ def _bart_stack(ours: str, stack: str) -> tuple[Rule, ...]:
     )
 
 
-def bart(model: ModelConfig) -> Table:
+def build_bart_mapping(model: ModelConfig) -> FamilyMapping:
     """BART and Marian; a source vocabulary of its own parts the shared table."""
     shared = model.embedding.source_vocab_size is None
     encoder, decoder = "model.encoder.embed_tokens", "model.decoder.embed_tokens"
@@ -134,7 +134,7 @@ def bart(model: ModelConfig) -> Table:
     copies = {f"{one}.weight": "model.shared.weight" for one in (encoder, decoder)} if shared else {}
     if model.tie_word_embeddings:
         copies["lm_head.weight"] = f"{names['embed']}.weight"
-    rules = modules(names) + tensors({"head.fixed_bias_V": "final_logits_bias"}, Row())
-    stacks = _bart_stack("", "model.decoder") + _bart_stack("encoder.", "model.encoder")
+    rules = map_modules(names) + map_tensors({"head.fixed_bias_V": "final_logits_bias"}, SingleRow())
+    stacks = _map_bart_stack("", "model.decoder") + _map_bart_stack("encoder.", "model.encoder")
     # Sinusoids, which Marian's older files carry along.
-    return Table(rules + stacks, "model.", copies, (r"embed_positions\.weight$",))
+    return FamilyMapping(rules + stacks, "model.", copies, (r"embed_positions\.weight$",))

@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 from llmsys.config.model import ModelConfig
 from llmsys.convert import decoders, encoders, fused_decoders
-from llmsys.convert.rule import Table
+from llmsys.convert.rule import FamilyMapping
 from llmsys.errors import ConfigError
 
-TABLES: dict[str, Table | Callable[[ModelConfig], Table]] = {
+TABLES: dict[str, FamilyMapping | Callable[[ModelConfig], FamilyMapping]] = {
     "gpt2": fused_decoders.GPT2,
     "gpt_neox": fused_decoders.GPT_NEOX,
     "bloom": fused_decoders.BLOOM,
-    "falcon": fused_decoders.falcon,
+    "falcon": fused_decoders.build_falcon_mapping,
     "dbrx": fused_decoders.DBRX,
     "opt": fused_decoders.OPT,
     "llama": decoders.LLAMA,
@@ -31,15 +31,15 @@ TABLES: dict[str, Table | Callable[[ModelConfig], Table]] = {
     "deepseek_v2": decoders.DEEPSEEK_V2,
     "deepseek_v3": decoders.DEEPSEEK,
     "glm4_moe": decoders.DEEPSEEK,
-    "bert": encoders.bert,
-    "roberta": encoders.roberta,
-    "t5": encoders.t5,
-    "marian": encoders.bart,
-    "bart": encoders.bart,
+    "bert": encoders.build_bert_mapping,
+    "roberta": encoders.build_roberta_mapping,
+    "t5": encoders.build_t5_mapping,
+    "marian": encoders.build_bart_mapping,
+    "bart": encoders.build_bart_mapping,
 }
 
 
-def table_of(model_type: str, model: ModelConfig) -> Table:
+def get_family_mapping(model_type: str, model: ModelConfig) -> FamilyMapping:
     """The table of a family.
 
     Raises ConfigError for one without.
@@ -48,4 +48,4 @@ def table_of(model_type: str, model: ModelConfig) -> Table:
         known = ", ".join(sorted(TABLES))
         raise ConfigError(f"weights of model_type {model_type!r} cannot be converted. Known families: {known}.")
     found = TABLES[model_type]
-    return found if isinstance(found, Table) else found(model)
+    return found if isinstance(found, FamilyMapping) else found(model)

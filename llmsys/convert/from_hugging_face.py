@@ -13,26 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmsys.config.head import PredictionConfig
-from llmsys.config.hugging_face.model import model_from_hugging_face
+from llmsys.config.head import MultiTokenPredictionConfig
+from llmsys.config.hugging_face.model import build_model_config
 from llmsys.config.hugging_face.read import parse_json
 from llmsys.config.model import ModelConfig
-from llmsys.config.rule import listed
+from llmsys.config.rule import format_choices
 from llmsys.config.run import RunConfig
-from llmsys.config.yaml_text import dump
-from llmsys.convert.families import table_of
-from llmsys.convert.match import Match, match
-from llmsys.convert.plan import Group, Part, Plan, make_plan
-from llmsys.convert.safetensor_folder import INDEX, SafetensorFolder, ShardWriter
-from llmsys.convert.source import CHECKPOINTS, KEPT, RECORD, RUN_CONFIG, UNUSED, published
-from llmsys.convert.streamed import FILE_BYTES, Piece, write_tensors
-from llmsys.convert.their_tokenizer import TheirTokenizer, take_tokenizer
+from llmsys.config.yaml_text import dump_yaml
+from llmsys.convert.families import get_family_mapping
+from llmsys.convert.match import TensorMatch, match_tensors
+from llmsys.convert.plan import TensorGroup, TensorPart, ConversionPlan, build_conversion_plan
+from llmsys.convert.safetensor_folder import INDEX, SafetensorsFolder, SafetensorsShardWriter
+from llmsys.convert.source import CHECKPOINTS, KEPT, RECORD, RUN_CONFIG, UNUSED, publish_folder
+from llmsys.convert.streamed import FILE_BYTES, TensorToWrite, write_tensors
+from llmsys.convert.their_tokenizer import ImportedTokenizer, import_tokenizer
 from llmsys.errors import CheckpointError
-from llmsys.log import logger
+from llmsys.log import get_logger
 from llmsys.progress import Progress
 from llmsys.train.checkpoint_write import publish_weights
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 SMALL_FILE_BYTES = 1 << 26
 """Files beside the weights that are kept: configs, vocabularies, licences."""
@@ -43,7 +43,7 @@ WIDE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx")
 
 
-class Reading:
+class HuggingFaceImport:
     """A Hugging Face folder that fits: its model, its plan, and values of our parts on demand."""
 
     def __init__(self, source: Path) -> None:
@@ -51,23 +51,23 @@ class Reading:
 
         Raises ConfigError or CheckpointError naming whatever does not fit.
         """
-        values = _config_values(source)
-        self.files = SafetensorFolder(source)
+        values = _read_config_values(source)
+        self.files = SafetensorsFolder(source)
         found = {name: stored.shape for name, stored in self.files.tensors.items()}
-        read = model_from_hugging_face(values, str(source / "config.json"))
-        self.model = _with_what_is_there(read, found)
-        self.plan: Plan = make_plan(self.model, table_of(str(values["model_type"]), self.model))
-        self.match: Match = match(self.plan, found, source)
-        self._refuse_narrow()
+        read = build_model_config(values, str(source / "config.json"))
+        self.model = _add_found_heads(read, found)
+        self.plan: ConversionPlan = build_conversion_plan(self.model, get_family_mapping(str(values["model_type"]), self.model))
+        self.match: TensorMatch = match_tensors(self.plan, found, source)
+        self._require_wide_dtypes()
         self._group_of = {part: group for group in self.plan.groups for part in group.ours}
-        self._last: tuple[Group, list[Tensor]] | None = None
+        self._last: tuple[TensorGroup, list[Tensor]] | None = None
 
-    def pieces(self) -> list[Piece]:
+    def list_tensors(self) -> list[TensorToWrite]:
         """Everything a checkpoint of ours needs, with the dtype that the file has.
 
         Raises CheckpointError when the experts of one stacked tensor differ in dtype.
         """
-        pieces = [Piece(part, self._dtype(group)) for group in self.plan.groups for part in group.ours]
+        pieces = [TensorToWrite(part, self._get_group_dtype(group)) for group in self.plan.groups for part in group.ours]
         dtypes: dict[str, torch.dtype] = {}
         for part, dtype in pieces:
             if dtypes.setdefault(part.name, dtype) != dtype:
@@ -75,9 +75,9 @@ class Reading:
                     f"the experts of {part.name} are {dtypes[part.name]} and {dtype} in {self.files.folder}, and one "
                     f"tensor of ours holds them all. Save them in one dtype."
                 )
-        return pieces + [Piece(part, torch.float32) for part in self.plan.unknown_there]
+        return pieces + [TensorToWrite(part, torch.float32) for part in self.plan.unknown_there]
 
-    def value(self, part: Part) -> Tensor:
+    def read_tensor(self, part: TensorPart) -> Tensor:
         """The values of one part. Buffers that are not known there start as in a new model."""
         group = self._group_of.get(part)
         if group is None:
@@ -86,7 +86,7 @@ class Reading:
         if self._last is None or self._last[0] is not group:
             self._last = None
             theirs = [self.files.read(self.match.names[name]) for name in group.theirs]
-            self._last = (group, group.form.to_ours(theirs, self.model))
+            self._last = (group, group.form.from_hugging_face(theirs, self.model))
         return self._last[1][group.ours.index(part)]
 
     def check_copies(self) -> None:
@@ -98,15 +98,15 @@ class Reading:
                     f"Set tie_word_embeddings to false in config.json if both are meant."
                 )
 
-    def _refuse_narrow(self) -> None:
+    def _require_wide_dtypes(self) -> None:
         for name in self.match.names.values():
             if (dtype := self.files.tensors[name].dtype) not in WIDE:
                 raise CheckpointError(
                     f"{name} in {self.files.folder} is stored as {str(dtype).removeprefix('torch.')}, and its scale is "
-                    f"not read. Use weights in {listed([str(one).removeprefix('torch.') for one in WIDE])}."
+                    f"not read. Use weights in {format_choices([str(one).removeprefix('torch.') for one in WIDE])}."
                 )
 
-    def _dtype(self, group: Group) -> torch.dtype:
+    def _get_group_dtype(self, group: TensorGroup) -> torch.dtype:
         return self.files.tensors[self.match.names[group.theirs[0]]].dtype
 
 
@@ -115,21 +115,21 @@ def convert_from_hugging_face(source: Path, destination: Path) -> Path:
 
     Raises ConfigError and CheckpointError for what cannot be converted, before anything is written.
     """
-    reading = Reading(source)
-    pieces = reading.pieces()
+    reading = HuggingFaceImport(source)
+    pieces = reading.list_tensors()
     reading.check_copies()
-    with published(destination) as folder:
-        tokenizer = take_tokenizer(source, folder)
+    with publish_folder(destination) as folder:
+        tokenizer = import_tokenizer(source, folder)
         # Whoever begins a run with these weights must cut text as they were trained.
         known = {} if tokenizer is None else {"tokenizer_fingerprint": tokenizer.fingerprint}
         _write_checkpoint(folder, reading, pieces, known)
         _keep_originals(folder / KEPT, source, reading)
-        run = _run_config(reading.model, destination, tokenizer)
-        (folder / RUN_CONFIG).write_text(dump(run), encoding="utf-8")
+        run = _build_run_config(reading.model, destination, tokenizer)
+        (folder / RUN_CONFIG).write_text(dump_yaml(run), encoding="utf-8")
     return destination
 
 
-def _config_values(source: Path) -> dict[str, Any]:
+def _read_config_values(source: Path) -> dict[str, Any]:
     file = source / "config.json"
     values = parse_json(file.read_text(encoding="utf-8-sig"), str(file))
     if not any(source.glob("*.safetensors")):
@@ -142,7 +142,7 @@ def _config_values(source: Path) -> dict[str, Any]:
     return values
 
 
-def _with_what_is_there(model: ModelConfig, found: dict[str, Any]) -> ModelConfig:
+def _add_found_heads(model: ModelConfig, found: dict[str, Any]) -> ModelConfig:
     """Some folders hold more than their config.json says: a pooler, a classifier of sentences, prediction modules."""
     names = found.keys()
     if model.head.kind == "mlm" and any(name.endswith("pooler.dense.weight") for name in names):
@@ -151,27 +151,27 @@ def _with_what_is_there(model: ModelConfig, found: dict[str, Any]) -> ModelConfi
         return model.model_copy(update={"head": head})
     depth = sum(name.startswith("model.layers.") and name.endswith(".enorm.weight") for name in names)
     if depth and model.multi_token_prediction is None:
-        return model.model_copy(update={"multi_token_prediction": PredictionConfig(depth=depth)})
+        return model.model_copy(update={"multi_token_prediction": MultiTokenPredictionConfig(depth=depth)})
     return model
 
 
-def _write_checkpoint(folder: Path, reading: Reading, pieces: list[Piece], run_state: dict[str, Any]) -> None:
+def _write_checkpoint(folder: Path, reading: HuggingFaceImport, pieces: list[TensorToWrite], run_state: dict[str, Any]) -> None:
     sizes = {piece.part: piece.nbytes for piece in pieces}
     with Progress("convert", total=sum(sizes.values()), unit="B") as progress:
 
-        def value_of(part: Part) -> Tensor:
+        def read_value(part: TensorPart) -> Tensor:
             progress.advance(sizes[part])
-            return reading.value(part)
+            return reading.read_tensor(part)
 
-        file_bytes = min(FILE_BYTES, reading.files.largest_file())
+        file_bytes = min(FILE_BYTES, reading.files.get_largest_file_bytes())
 
-        def write(inside: Path) -> None:
-            write_tensors(inside, pieces, value_of, file_bytes)
+        def write_weights(inside: Path) -> None:
+            write_tensors(inside, pieces, read_value, file_bytes)
 
-        publish_weights(folder / CHECKPOINTS, write, run_state=run_state)
+        publish_weights(folder / CHECKPOINTS, write_weights, run_state=run_state)
 
 
-def _keep_originals(kept: Path, source: Path, reading: Reading) -> None:
+def _keep_originals(kept: Path, source: Path, reading: HuggingFaceImport) -> None:
     kept.mkdir()
     for file in sorted(source.iterdir()):
         small = file.is_file() and file.stat().st_size <= SMALL_FILE_BYTES
@@ -187,7 +187,7 @@ def _keep_originals(kept: Path, source: Path, reading: Reading) -> None:
     }
     (kept / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
     if unused := reading.match.unused:
-        with ShardWriter(kept / UNUSED, {name: (stored[name].dtype, stored[name].shape) for name in unused}) as writer:
+        with SafetensorsShardWriter(kept / UNUSED, {name: (stored[name].dtype, stored[name].shape) for name in unused}) as writer:
             for name in unused:
                 writer.write(name, reading.files.read(name))
 
@@ -205,15 +205,15 @@ def _leads_out(file: Path, source: Path) -> bool:
     return True
 
 
-def _run_config(model: ModelConfig, destination: Path, tokenizer: TheirTokenizer | None) -> dict[str, Any]:
+def _build_run_config(model: ModelConfig, destination: Path, tokenizer: ImportedTokenizer | None) -> dict[str, Any]:
     """The sections that follow from the source; everything else keeps its default."""
     values: dict[str, Any] = {"run": {"name": destination.name, "folder": str(destination)}}
     if tokenizer is not None:
         values["tokenizer"] = {"kind": "file", "path": str(destination / tokenizer.file)}
         if model.family == "decoder":
-            values["generation"] = {"opening": list(tokenizer.opening)}
-        if model.head.kind == "mlm" and tokenizer.mask is not None:
-            values["objective"] = {"kind": "masked", "mask_token": tokenizer.mask}
+            values["generation"] = {"opening": list(tokenizer.prefix_pieces)}
+        if model.head.kind == "mlm" and tokenizer.mask_token is not None:
+            values["objective"] = {"kind": "masked", "mask_token": tokenizer.mask_token}
     values["model"] = model.model_dump(mode="json")
     values["batch"] = {"sequence_length": min(model.max_position_embeddings, LENGTH)}
     RunConfig.model_validate(values)

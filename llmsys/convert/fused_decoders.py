@@ -4,8 +4,8 @@ Source: the parameter names of the published checkpoints, as transformers reads 
 """
 
 from llmsys.config.model import ModelConfig
-from llmsys.convert.form import ExpertRows, QueriesKeysValues, QueriesKeysValuesByHead, Transposed
-from llmsys.convert.rule import Table, fused, modules, tensors
+from llmsys.convert.form import StackedExperts, FusedQkv, FusedQkvByHead, Transpose
+from llmsys.convert.rule import FamilyMapping, map_fused_module, map_modules, map_tensors
 
 OURS = "blocks.{i}"
 QKV = tuple(f"{OURS}.attention.{one}_proj" for one in "qkv")
@@ -13,8 +13,8 @@ QKV = tuple(f"{OURS}.attention.{one}_proj" for one in "qkv")
 TABLES = (r"rotary_emb\.inv_freq$", r"\.attn(ention)?\.(masked_)?bias$")
 
 _GPT2 = "transformer.h.{i}"
-GPT2 = Table(
-    modules(
+GPT2 = FamilyMapping(
+    map_modules(
         {
             "embed": "transformer.wte",
             "positions": "transformer.wpe",
@@ -24,14 +24,14 @@ GPT2 = Table(
             f"{OURS}.feed_forward_norm": f"{_GPT2}.ln_2",
         }
     )
-    + fused(QKV, f"{_GPT2}.attn.c_attn", QueriesKeysValues(transposed=True))
-    + modules(
+    + map_fused_module(QKV, f"{_GPT2}.attn.c_attn", FusedQkv(transposed=True))
+    + map_modules(
         {
             f"{OURS}.attention.o_proj": f"{_GPT2}.attn.c_proj",
             f"{OURS}.feed_forward.up_proj": f"{_GPT2}.mlp.c_fc",
             f"{OURS}.feed_forward.down_proj": f"{_GPT2}.mlp.c_proj",
         },
-        Transposed(),
+        Transpose(),
     ),
     prefix="transformer.",
     copies={"lm_head.weight": "transformer.wte.weight"},
@@ -39,8 +39,8 @@ GPT2 = Table(
 )
 
 _NEOX = "gpt_neox.layers.{i}"
-GPT_NEOX = Table(
-    modules(
+GPT_NEOX = FamilyMapping(
+    map_modules(
         {
             "embed": "gpt_neox.embed_in",
             "norm": "gpt_neox.final_layer_norm",
@@ -52,18 +52,18 @@ GPT_NEOX = Table(
             f"{OURS}.feed_forward.down_proj": f"{_NEOX}.mlp.dense_4h_to_h",
         }
     )
-    + fused(QKV, f"{_NEOX}.attention.query_key_value", QueriesKeysValuesByHead()),
+    + map_fused_module(QKV, f"{_NEOX}.attention.query_key_value", FusedQkvByHead()),
     prefix="gpt_neox.",
     copies={"embed_out.weight": "gpt_neox.embed_in.weight"},
     ignored=TABLES,
 )
 
 
-def _bloom(first_norm: str, second_norm: str) -> Table:
+def _build_bloom_mapping(first_norm: str, second_norm: str) -> FamilyMapping:
     """BLOOM and Falcon, which differ in what the norms are called."""
     theirs = "transformer.h.{i}"
-    return Table(
-        modules(
+    return FamilyMapping(
+        map_modules(
             {
                 "embed": "transformer.word_embeddings",
                 "embedding_norm": "transformer.word_embeddings_layernorm",
@@ -76,26 +76,26 @@ def _bloom(first_norm: str, second_norm: str) -> Table:
                 f"{OURS}.feed_forward.down_proj": f"{theirs}.mlp.dense_4h_to_h",
             }
         )
-        + fused(QKV, f"{theirs}.self_attention.query_key_value", QueriesKeysValuesByHead()),
+        + map_fused_module(QKV, f"{theirs}.self_attention.query_key_value", FusedQkvByHead()),
         prefix="transformer.",
         copies={"lm_head.weight": "transformer.word_embeddings.weight"},
         ignored=TABLES,
     )
 
 
-BLOOM = _bloom("input_layernorm", "post_attention_layernorm")
+BLOOM = _build_bloom_mapping("input_layernorm", "post_attention_layernorm")
 
 
-def falcon(model: ModelConfig) -> Table:
+def build_falcon_mapping(model: ModelConfig) -> FamilyMapping:
     """Two norms in front of parallel branches have names of their own."""
     two = model.residual.kind == "parallel" and model.residual.norms == 2
-    return _bloom("ln_attn", "ln_mlp") if two else BLOOM
+    return _build_bloom_mapping("ln_attn", "ln_mlp") if two else BLOOM
 
 
 _DBRX = "transformer.blocks.{i}"
 _EXPERTS, _DBRX_EXPERTS = f"{OURS}.feed_forward.experts", f"{_DBRX}.ffn.experts.mlp"
-DBRX = Table(
-    modules(
+DBRX = FamilyMapping(
+    map_modules(
         {
             "embed": "transformer.wte",
             "norm": "transformer.norm_f",
@@ -106,19 +106,19 @@ DBRX = Table(
             f"{OURS}.feed_forward.router": f"{_DBRX}.ffn.router.layer",
         }
     )
-    + fused(QKV, f"{_DBRX}.norm_attn_norm.attn.Wqkv", QueriesKeysValues())
-    + tensors(
-        {f"{_EXPERTS}.gate_proj": f"{_DBRX_EXPERTS}.w1", f"{_EXPERTS}.up_proj": f"{_DBRX_EXPERTS}.v1"}, ExpertRows()
+    + map_fused_module(QKV, f"{_DBRX}.norm_attn_norm.attn.Wqkv", FusedQkv())
+    + map_tensors(
+        {f"{_EXPERTS}.gate_proj": f"{_DBRX_EXPERTS}.w1", f"{_EXPERTS}.up_proj": f"{_DBRX_EXPERTS}.v1"}, StackedExperts()
     )
-    + tensors({f"{_EXPERTS}.down_proj": f"{_DBRX_EXPERTS}.w2"}, ExpertRows(down=True)),
+    + map_tensors({f"{_EXPERTS}.down_proj": f"{_DBRX_EXPERTS}.w2"}, StackedExperts(down=True)),
     prefix="transformer.",
     copies={"lm_head.weight": "transformer.wte.weight"},
     ignored=TABLES,
 )
 
 _OPT = "model.decoder.layers.{i}"
-OPT = Table(
-    modules(
+OPT = FamilyMapping(
+    map_modules(
         {
             "embed": "model.decoder.embed_tokens",
             "positions": "model.decoder.embed_positions",

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmsys.convert.plan import Plan, Shape
-from llmsys.convert.rule import Table
+from llmsys.convert.plan import ConversionPlan, Shape
+from llmsys.convert.rule import FamilyMapping
 from llmsys.errors import CheckpointError
 
 NAMED = 5
@@ -18,7 +18,7 @@ NAMED = 5
 
 
 @dataclass(frozen=True)
-class Match:
+class TensorMatch:
     """Where to find what the plan needs.
 
     Attributes:
@@ -32,7 +32,7 @@ class Match:
     unused: tuple[str, ...]
 
 
-def match(plan: Plan, found: Mapping[str, Shape], source: Path) -> Match:
+def match_tensors(plan: ConversionPlan, found: Mapping[str, Shape], source: Path) -> TensorMatch:
     """Bring the names of a folder together with the plan's.
 
     Raises CheckpointError naming each tensor with the shape that it has and the one that it needs.
@@ -42,7 +42,7 @@ def match(plan: Plan, found: Mapping[str, Shape], source: Path) -> Match:
     same: dict[str, str] = {}
     unused, extra = [], []
     for name in found:
-        today = _today(name, plan.table, needed.keys() | copies.keys())
+        today = _to_current_name(name, plan.table, needed.keys() | copies.keys())
         if today in needed and today not in names:
             names[today] = name
         elif today in copies:
@@ -52,20 +52,20 @@ def match(plan: Plan, found: Mapping[str, Shape], source: Path) -> Match:
         else:
             extra.append(name)
     same = {copy: same.get(original, original) for copy, original in same.items()}
-    _refuse(source, plan, found, names, same, extra)
-    return Match(names, same, tuple(unused))
+    _require_no_differences(source, plan, found, names, same, extra)
+    return TensorMatch(names, same, tuple(unused))
 
 
-def _today(name: str, table: Table, known: set[str]) -> str:
+def _to_current_name(name: str, table: FamilyMapping, known: set[str]) -> str:
     """The name as the table has it."""
     for old, new in table.aliases.items():
         name = f"{name.removesuffix(old)}{new}" if name.endswith(old) else name
     return name if name in known or f"{table.prefix}{name}" not in known else f"{table.prefix}{name}"
 
 
-def _refuse(
+def _require_no_differences(
     source: Path,
-    plan: Plan,
+    plan: ConversionPlan,
     found: Mapping[str, Shape],
     names: Mapping[str, str],
     copies: Mapping[str, str],

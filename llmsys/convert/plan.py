@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from llmsys.config.model import ModelConfig
-from llmsys.convert.form import Form
-from llmsys.convert.rule import Rule, Table
-from llmsys.engine.engine import saved_buffers
+from llmsys.convert.form import TensorTransform
+from llmsys.convert.rule import NameMapping, FamilyMapping
+from llmsys.engine.engine import iter_persistent_buffers
 from llmsys.errors import ConfigError
 from llmsys.model.transformer import Transformer
 
@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """One tensor of ours, or one expert of a stacked one; `name` as in a checkpoint, `shape` of the whole tensor."""
 
     name: str
@@ -29,29 +29,29 @@ class Part:
     expert: int | None = None
 
     @property
-    def own_shape(self) -> Shape:
+    def part_shape(self) -> Shape:
         """Without the experts' axis where this is one expert."""
         return self.shape if self.expert is None else self.shape[1:]
 
 
 @dataclass(frozen=True)
-class Group:
+class TensorGroup:
     """Tensors that are converted together: `ours` and `theirs` hold the same numbers."""
 
-    ours: tuple[Part, ...]
+    ours: tuple[TensorPart, ...]
     theirs: tuple[str, ...]
     their_shapes: tuple[Shape, ...]
-    form: Form
+    form: TensorTransform
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConversionPlan:
     """All groups of a model, and the buffers of ours that a Hugging Face folder does not know."""
 
     model: ModelConfig
-    table: Table
-    groups: tuple[Group, ...]
-    unknown_there: tuple[Part, ...]
+    table: FamilyMapping
+    groups: tuple[TensorGroup, ...]
+    unknown_there: tuple[TensorPart, ...]
 
     @property
     def their_shapes(self) -> dict[str, Shape]:
@@ -68,15 +68,15 @@ class Plan:
         return {copy.replace("{n}", str(n)): one for copy, one in self.table.copies.items() for n in layers}
 
 
-def make_plan(model: ModelConfig, table: Table) -> Plan:
+def build_conversion_plan(model: ModelConfig, table: FamilyMapping) -> ConversionPlan:
     """The plan for every tensor of a model.
 
     Raises ConfigError when a parameter of ours has no name in the family.
     """
-    parameters, buffers = our_tensors(model)
-    targets = {name: Part(f"parameter/{name}", shape) for name, shape in parameters.items()}
-    targets |= {name: Part(f"buffer/{name}", shape) for name, shape in buffers.items()}
-    groups = [group for rule in table.rules for group in _groups(rule, targets, model)]
+    parameters, buffers = list_parameters_and_buffers(model)
+    targets = {name: TensorPart(f"parameter/{name}", shape) for name, shape in parameters.items()}
+    targets |= {name: TensorPart(f"buffer/{name}", shape) for name, shape in buffers.items()}
+    groups = [group for rule in table.rules for group in _iter_groups(rule, targets, model)]
     covered = {part.name for group in groups for part in group.ours}
     left = [part for part in targets.values() if part.name not in covered]
     nameless = [part.name.removeprefix("parameter/") for part in left if part.name.startswith("parameter/")]
@@ -85,44 +85,44 @@ def make_plan(model: ModelConfig, table: Table) -> Plan:
             f"{nameless[0]} of this model has no place in a Hugging Face folder of its family "
             f"({len(nameless)} such tensors). Convert a model that is one of its family, or keep it in our format."
         )
-    return Plan(model, table, tuple(groups), tuple(left))
+    return ConversionPlan(model, table, tuple(groups), tuple(left))
 
 
-def our_tensors(model: ModelConfig) -> tuple[dict[str, Shape], dict[str, Shape]]:
+def list_parameters_and_buffers(model: ModelConfig) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Names and shapes of the parameters, each tied one once, and of the saved buffers."""
     with torch.device("meta"):
         module = Transformer(model)
     parameters = {name: tuple(value.shape) for name, value in module.named_parameters()}
-    return parameters, {name: tuple(value.shape) for name, value in saved_buffers(module)}
+    return parameters, {name: tuple(value.shape) for name, value in iter_persistent_buffers(module)}
 
 
-def _groups(rule: Rule, targets: Mapping[str, Part], model: ModelConfig) -> Iterator[Group]:
+def _iter_groups(rule: NameMapping, targets: Mapping[str, TensorPart], model: ModelConfig) -> Iterator[TensorGroup]:
     """The rule in every block where our model has its tensors."""
-    for i in _blocks(rule, model):
+    for i in _list_blocks(rule, model):
         ours = [targets.get(name.replace("{i}", str(i))) for name in rule.ours]
         parts = tuple(part for part in ours if part is not None)
         if len(parts) < len(ours):
             continue
-        theirs = tuple(_filled(name, i, model) for name in rule.theirs)
+        theirs = tuple(_fill_numbers(name, i, model) for name in rule.theirs)
         if "{e}" not in rule.theirs[0]:
-            yield _group(parts, theirs, rule.form, model)
+            yield _build_group(parts, theirs, rule.form, model)
             continue
         for e in range(parts[0].shape[0]):
-            experts = tuple(Part(part.name, part.shape, e) for part in parts)
-            yield _group(experts, tuple(name.replace("{e}", str(e)) for name in theirs), rule.form, model)
+            experts = tuple(TensorPart(part.name, part.shape, e) for part in parts)
+            yield _build_group(experts, tuple(name.replace("{e}", str(e)) for name in theirs), rule.form, model)
 
 
-def _blocks(rule: Rule, model: ModelConfig) -> Iterable[int]:
+def _list_blocks(rule: NameMapping, model: ModelConfig) -> Iterable[int]:
     if "{i}" not in rule.ours[0]:
         return range(1)
-    return range(max(model.num_hidden_layers, model.encoder_shape.num_hidden_layers))
+    return range(max(model.num_hidden_layers, model.encoder_model.num_hidden_layers))
 
 
-def _filled(name: str, i: int, model: ModelConfig) -> str:
+def _fill_numbers(name: str, i: int, model: ModelConfig) -> str:
     return name.replace("{i}", str(i)).replace("{n}", str(i + model.num_hidden_layers))
 
 
-def _group(ours: tuple[Part, ...], theirs: tuple[str, ...], form: Form, model: ModelConfig) -> Group:
-    empty: list[Tensor] = [torch.empty(part.own_shape, device="meta") for part in ours]
-    shapes = tuple(tuple(one.shape) for one in form.to_theirs(empty, model))
-    return Group(ours, theirs, shapes, form)
+def _build_group(ours: tuple[TensorPart, ...], theirs: tuple[str, ...], form: TensorTransform, model: ModelConfig) -> TensorGroup:
+    empty: list[Tensor] = [torch.empty(part.part_shape, device="meta") for part in ours]
+    shapes = tuple(tuple(one.shape) for one in form.to_hugging_face(empty, model))
+    return TensorGroup(ours, theirs, shapes, form)

@@ -7,22 +7,22 @@ theirs are one by one and ours are stacked.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from llmsys.convert.form import Form, Same
+from llmsys.convert.form import TensorTransform, Identity
 
-SAME = Same()
+SAME = Identity()
 
 
 @dataclass(frozen=True)
-class Rule:
+class NameMapping:
     """The tensors `ours` hold the same numbers as the tensors `theirs`, laid out by `form`."""
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
-    form: Form = SAME
+    form: TensorTransform = SAME
 
 
 @dataclass(frozen=True)
-class Table:
+class FamilyMapping:
     """All of one family.
 
     Attributes:
@@ -33,29 +33,29 @@ class Table:
         aliases: old endings of names → today's.
     """
 
-    rules: tuple[Rule, ...]
+    rules: tuple[NameMapping, ...]
     prefix: str = ""
     copies: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
 
 
-def modules(names: Mapping[str, str], form: Form = SAME) -> tuple[Rule, ...]:
+def map_modules(names: Mapping[str, str], form: TensorTransform = SAME) -> tuple[NameMapping, ...]:
     """Rules for the weight and the bias of each module, ours → theirs."""
     return tuple(
-        Rule((f"{ours}.{kind}",), (f"{theirs}.{kind}",), form)
+        NameMapping((f"{ours}.{kind}",), (f"{theirs}.{kind}",), form)
         for ours, theirs in names.items()
         for kind in ("weight", "bias")
     )
 
 
-def fused(ours: tuple[str, ...], theirs: str, form: Form) -> tuple[Rule, ...]:
+def map_fused_module(ours: tuple[str, ...], theirs: str, form: TensorTransform) -> tuple[NameMapping, ...]:
     """Rules for the weight and the bias of one module of theirs that holds several of ours."""
     return tuple(
-        Rule(tuple(f"{one}.{kind}" for one in ours), (f"{theirs}.{kind}",), form) for kind in ("weight", "bias")
+        NameMapping(tuple(f"{one}.{kind}" for one in ours), (f"{theirs}.{kind}",), form) for kind in ("weight", "bias")
     )
 
 
-def tensors(names: Mapping[str, str], form: Form = SAME) -> tuple[Rule, ...]:
+def map_tensors(names: Mapping[str, str], form: TensorTransform = SAME) -> tuple[NameMapping, ...]:
     """Rules for single tensors, ours → theirs."""
-    return tuple(Rule((ours,), (theirs,), form) for ours, theirs in names.items())
+    return tuple(NameMapping((ours,), (theirs,), form) for ours, theirs in names.items())

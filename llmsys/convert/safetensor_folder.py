@@ -41,7 +41,7 @@ MAPPED_BYTES = 1 << 26
 """A file is opened anew after so many bytes: pages that were read through a mapping stay in memory until it closes."""
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """Where a tensor lies, and what it is."""
 
     file: str
@@ -54,7 +54,7 @@ class Stored(NamedTuple):
         return prod(self.shape) * self.dtype.itemsize
 
 
-class SafetensorFolder:
+class SafetensorsFolder:
     """Reads tensors by name from the files of a folder."""
 
     def __init__(self, folder: Path, single: str = SINGLE) -> None:
@@ -65,15 +65,15 @@ class SafetensorFolder:
         self.folder = folder
         self._open: tuple[str, Any] | None = None
         self._read_bytes = 0
-        self.tensors: dict[str, Stored] = {}
-        index = _index(folder)
+        self.tensors: dict[str, StoredTensor] = {}
+        index = _read_index(folder)
         if not index and not (folder / single).is_file() and (shards := sorted(folder.glob("*.safetensors"))):
             raise CheckpointError(
                 f"{folder} holds {shards[0].name} and neither {single} nor {INDEX}. Fetch the index too, or put all "
                 f"tensors into {single}."
             )
         for file in sorted(set(index.values())) if index else [single]:
-            self.tensors |= dict(self._headers(file))
+            self.tensors |= dict(self._read_headers(file))
         for name, file in index.items():
             if name not in self.tensors or self.tensors[name].file != file:
                 raise CheckpointError(
@@ -83,26 +83,26 @@ class SafetensorFolder:
     def read(self, name: str) -> Tensor:
         """One tensor, on the CPU."""
         stored = self.tensors[name]
-        tensor: Tensor = self._file(stored.file).get_tensor(name)
+        tensor: Tensor = self._get_open_file(stored.file).get_tensor(name)
         self._read_bytes += stored.nbytes
         return tensor
 
-    def largest_file(self) -> int:
+    def get_largest_file_bytes(self) -> int:
         """Bytes of tensors in the largest file."""
         sizes: dict[str, int] = {}
         for stored in self.tensors.values():
             sizes[stored.file] = sizes.get(stored.file, 0) + stored.nbytes
         return max(sizes.values())
 
-    def _file(self, file: str) -> Any:
+    def _get_open_file(self, file: str) -> Any:
         if self._open is None or self._open[0] != file or self._read_bytes > MAPPED_BYTES:
             self._open = None
-            self._open = (file, _opened(self.folder / file))
+            self._open = (file, _open_safetensors(self.folder / file))
             self._read_bytes = 0
         return self._open[1]
 
-    def _headers(self, file: str) -> Iterator[tuple[str, Stored]]:
-        opened = _opened(self.folder / file)
+    def _read_headers(self, file: str) -> Iterator[tuple[str, StoredTensor]]:
+        opened = _open_safetensors(self.folder / file)
         for name in opened.keys():  # noqa: SIM118 - not a mapping
             piece = opened.get_slice(name)
             code = piece.get_dtype()
@@ -111,10 +111,10 @@ class SafetensorFolder:
                     f"{self.folder / file}: {name} has dtype {code}, which is not converted. "
                     f"Use weights in one of {', '.join(DTYPES)}."
                 )
-            yield name, Stored(file, tuple(piece.get_shape()), DTYPES[code])
+            yield name, StoredTensor(file, tuple(piece.get_shape()), DTYPES[code])
 
 
-def _opened(file: Path) -> Any:
+def _open_safetensors(file: Path) -> Any:
     try:
         return safe_open(str(file), framework="pt", device="cpu")
     except FileNotFoundError:
@@ -123,7 +123,7 @@ def _opened(file: Path) -> Any:
         raise CheckpointError(f"{file} is damaged ({error}). Fetch the file again.") from None
 
 
-def _index(folder: Path) -> dict[str, str]:
+def _read_index(folder: Path) -> dict[str, str]:
     """Tensor name → file; empty where one file holds all."""
     if not (folder / INDEX).exists():
         return {}
@@ -149,7 +149,7 @@ def is_shard_name(name: object) -> bool:
     return is_plain_file_name(name) and str(name).endswith(".safetensors")
 
 
-class ShardWriter:
+class SafetensorsShardWriter:
     """Writes one safetensors file whose tensors may come in any order; `close` checks that all came."""
 
     def __init__(self, path: Path, tensors: Mapping[str, tuple[torch.dtype, Shape]]) -> None:

@@ -23,16 +23,16 @@ def is_hugging_face_folder(source: Path) -> bool:
     return (source / "config.json").is_file() and not (source / RUN_CONFIG).exists()
 
 
-def checkpoint_in(source: Path) -> tuple[Path, Path]:
+def find_checkpoint(source: Path) -> tuple[Path, Path]:
     """(run folder, checkpoint) that a run folder or one of its checkpoints names; the newest whole one of a run.
 
     Raises ConfigError for anything else, CheckpointError where there is no whole checkpoint.
     """
-    from llmsys.train.checkpoint import newest_whole
-    from llmsys.train.checkpoint_record import problem_of
+    from llmsys.train.checkpoint import find_newest_checkpoint
+    from llmsys.train.checkpoint_record import find_checkpoint_error
 
     if (source / CHECKPOINT_RECORD).is_file():
-        problem = problem_of(source)
+        problem = find_checkpoint_error(source)
         if problem is not None:
             raise CheckpointError(f"{source} cannot be used: {problem}. Take another checkpoint.")
         return source.resolve().parent.parent, source
@@ -41,19 +41,19 @@ def checkpoint_in(source: Path) -> tuple[Path, Path]:
             f"{source} is neither a Hugging Face folder (no config.json) nor a run folder (no {RUN_CONFIG}). "
             f"Name one of these, or one checkpoint of a run."
         )
-    found = newest_whole(source / CHECKPOINTS)
+    found = find_newest_checkpoint(source / CHECKPOINTS)
     if found is None:
         raise CheckpointError(f"{source / CHECKPOINTS} holds no whole checkpoint. Train first, or name another run.")
     return source, found
 
 
 @contextmanager
-def published(destination: Path) -> Iterator[Path]:
+def publish_folder(destination: Path) -> Iterator[Path]:
     """A folder to write into, which becomes `destination` by one rename when all went well.
 
     Raises ConfigError where there is something already: a conversion never writes over anything.
     """
-    refuse_existing(destination)
+    require_absent(destination)
     partial = destination.absolute().parent / f".{destination.name}.partial"
     if partial.is_symlink():
         partial.unlink()
@@ -61,7 +61,7 @@ def published(destination: Path) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
-        _flush(partial)
+        _flush_folder(partial)
         if destination.is_dir():
             destination.rmdir()
         partial.rename(destination)
@@ -71,7 +71,7 @@ def published(destination: Path) -> Iterator[Path]:
         raise
 
 
-def refuse_existing(destination: Path) -> None:
+def require_absent(destination: Path) -> None:
     """Raise ConfigError unless the destination is free: not there, or an empty folder."""
     if destination.is_symlink():
         raise ConfigError(f"{destination} is a link. Name the folder itself: nothing is written through links.")
@@ -79,7 +79,7 @@ def refuse_existing(destination: Path) -> None:
         raise ConfigError(f"{destination} exists already. Name another destination, or remove it first.")
 
 
-def _flush(folder: Path) -> None:
+def _flush_folder(folder: Path) -> None:
     for path in [*folder.rglob("*"), folder]:
         handle = os.open(path, os.O_RDONLY)
         try:

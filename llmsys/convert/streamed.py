@@ -23,38 +23,38 @@ from torch.distributed.checkpoint.planner import SavePlanner, TensorWriteData, W
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from llmsys.convert.plan import Part
+from llmsys.convert.plan import TensorPart
 from llmsys.train.average import read_mean
-from llmsys.train.checkpoint import weights_name
+from llmsys.train.checkpoint import get_stored_weights_name
 from llmsys.train.checkpoint_storage import CheckpointStorageReader, CheckpointWriter, read_tensors
 
 FILE_BYTES = 1 << 30
 """Largest file of a checkpoint that is written here."""
 
 
-class Piece(NamedTuple):
+class TensorToWrite(NamedTuple):
     """What to write, and in which dtype."""
 
-    part: Part
+    part: TensorPart
     dtype: torch.dtype
 
     @property
     def nbytes(self) -> int:
         """Bytes of its numbers."""
-        return prod(self.part.own_shape) * self.dtype.itemsize
+        return prod(self.part.part_shape) * self.dtype.itemsize
 
 
 def write_tensors(
-    folder: Path, pieces: Sequence[Piece], value_of: Callable[[Part], Tensor], file_bytes: int = FILE_BYTES
+    folder: Path, pieces: Sequence[TensorToWrite], value_of: Callable[[TensorPart], Tensor], file_bytes: int = FILE_BYTES
 ) -> None:
     """Write the pieces into an existing folder in their order, asking for each value once.
 
     A file holds up to `file_bytes`, or one larger piece, and so does memory. Raises OSError when the disk is full or
     read-only.
     """
-    writer = _Writer(folder, {_index(piece.part): piece.nbytes for piece in pieces}, file_bytes)
+    writer = _Writer(folder, {_build_index(piece.part): piece.nbytes for piece in pieces}, file_bytes)
     try:
-        with _alone():
+        with _ignore_distributed_warning():
             dcp.save({}, storage_writer=writer, planner=_Planner(pieces, value_of), no_dist=True)
     except CheckpointException as error:  # a BaseException around what happened
         causes = [cause for cause, _ in error.failures.values()]
@@ -71,7 +71,7 @@ class _Writer(CheckpointWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """See StorageWriter."""
         results: list[WriteResult] = []
-        for number, items in enumerate(self._files(plan.items)):
+        for number, items in enumerate(self._split_items_by_file(plan.items)):
             names = dataclasses.replace(plan.storage_data, prefix=f"__{number}_")
             one = dataclasses.replace(plan, items=items, storage_data=names)
             results += super().write_data(one, planner).wait()
@@ -79,11 +79,11 @@ class _Writer(CheckpointWriter):
         done.set_result(results)
         return done
 
-    def _files(self, items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
+    def _split_items_by_file(self, items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
         file: list[WriteItem] = []
         room = self._file_bytes
         for item in items:
-            size = self._sizes[_without_hint(item.index)]
+            size = self._sizes[_drop_hint(item.index)]
             if file and size > room:
                 yield file
                 file, room = [], self._file_bytes
@@ -95,34 +95,34 @@ class _Writer(CheckpointWriter):
 class _Planner(DefaultSavePlanner):
     """Plans from shapes and dtypes, and makes each tensor when it is written."""
 
-    def __init__(self, pieces: Sequence[Piece], value_of: Callable[[Part], Tensor]) -> None:
+    def __init__(self, pieces: Sequence[TensorToWrite], value_of: Callable[[TensorPart], Tensor]) -> None:
         super().__init__(flatten_state_dict=False)
-        self._pieces = {_index(piece.part): piece for piece in pieces}
+        self._pieces = {_build_index(piece.part): piece for piece in pieces}
         self._value_of = value_of
 
     def create_local_plan(self) -> SavePlan:
         """One item for each piece."""
-        self.plan = SavePlan([_item(piece) for piece in self._pieces.values()])
+        self.plan = SavePlan([_build_write_item(piece) for piece in self._pieces.values()])
         return self.plan
 
     def resolve_data(self, write_item: WriteItem) -> Any:
         """The values, in storage of their own."""
-        part = self._pieces[_without_hint(write_item.index)].part
+        part = self._pieces[_drop_hint(write_item.index)].part
         value = self._value_of(part).contiguous()
         return value if part.expert is None else value.unsqueeze(0)
 
 
-def _index(part: Part) -> MetadataIndex:
+def _build_index(part: TensorPart) -> MetadataIndex:
     return MetadataIndex(part.name, torch.Size([part.expert or 0, *(0 for _ in part.shape[1:])][: len(part.shape)]))
 
 
-def _without_hint(index: MetadataIndex) -> MetadataIndex:
+def _drop_hint(index: MetadataIndex) -> MetadataIndex:
     return dataclasses.replace(index, index=None)
 
 
-def _item(piece: Piece) -> WriteItem:
-    part, index = piece.part, _index(piece.part)
-    sizes = part.shape if part.expert is None else (1, *part.own_shape)
+def _build_write_item(piece: TensorToWrite) -> WriteItem:
+    part, index = piece.part, _build_index(piece.part)
+    sizes = part.shape if part.expert is None else (1, *part.part_shape)
     chunk = ChunkStorageMetadata(offsets=index.offset or torch.Size(), sizes=torch.Size(sizes))
     data = TensorWriteData(chunk, TensorProperties(dtype=piece.dtype), torch.Size(part.shape))
     return WriteItem(index, WriteItemType.TENSOR if part.expert is None else WriteItemType.SHARD, tensor_data=data)
@@ -139,13 +139,13 @@ class CheckpointReader:
         self.dtypes: dict[str, torch.dtype] = {name: one.properties.dtype for name, one in stored.items()}
         self._last: tuple[str, Tensor] | None = None
 
-    def read(self, part: Part) -> Tensor:
+    def read(self, part: TensorPart) -> Tensor:
         """The values of one part, on the CPU, in the dtype they were saved in; of weights the mean, if one is kept."""
         if self._last is None or self._last[0] != part.name:
             self._last = None
             name = part.name
             if name.startswith("parameter/"):
-                name = weights_name(name.removeprefix("parameter/"), self.shapes)
+                name = get_stored_weights_name(name.removeprefix("parameter/"), self.shapes)
             self._last = (part.name, self._load(name))
         return self._last[1] if part.expert is None else self._last[1][part.expert]
 
@@ -170,7 +170,7 @@ class AverageReader(CheckpointReader):
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _ignore_distributed_warning() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is the intent
         yield

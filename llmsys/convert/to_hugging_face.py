@@ -16,30 +16,30 @@ import torch
 from torch import Tensor
 
 from llmsys.config.hugging_face.read import parse_json
-from llmsys.config.hugging_face.write import hugging_face_values
-from llmsys.config.load import load_run
+from llmsys.config.hugging_face.write import build_config_json
+from llmsys.config.load import load_run_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
-from llmsys.convert.families import table_of
+from llmsys.convert.families import get_family_mapping
 from llmsys.convert.kept_record import NEXT, kept_record, list_small_files
-from llmsys.convert.plan import Group, Plan, Shape, make_plan
-from llmsys.convert.safetensor_folder import INDEX, SINGLE, SafetensorFolder, ShardWriter
-from llmsys.convert.source import KEPT, RECORD, RUN_CONFIG, UNUSED, checkpoint_in, published
+from llmsys.convert.plan import TensorGroup, ConversionPlan, Shape, build_conversion_plan
+from llmsys.convert.safetensor_folder import INDEX, SINGLE, SafetensorsFolder, SafetensorsShardWriter
+from llmsys.convert.source import KEPT, RECORD, RUN_CONFIG, UNUSED, find_checkpoint, publish_folder
 from llmsys.convert.streamed import AverageReader, CheckpointReader
-from llmsys.convert.tokenizer_files import token_ids, write_tokenizer
+from llmsys.convert.tokenizer_files import read_special_token_ids, write_tokenizer
 from llmsys.errors import CheckpointError
-from llmsys.log import logger
+from llmsys.log import get_logger
 from llmsys.progress import Progress
 from llmsys.train.average import list_averaged
-from llmsys.train.dataset import tokenizer_path
+from llmsys.train.dataset import get_tokenizer_path
 
 SHARD_BYTES = 5_000_000_000
 """Largest file, as transformers has it; a single larger tensor gets a file of its own."""
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
-class Writing:
+class HuggingFaceExport:
     """A run of ours that fits a family: what goes into which file under which name."""
 
     def __init__(self, source: Path, shard_bytes: int | None) -> None:
@@ -47,10 +47,10 @@ class Writing:
 
         Raises ConfigError or CheckpointError naming whatever does not fit.
         """
-        run_folder, checkpoint = checkpoint_in(source)
+        run_folder, checkpoint = find_checkpoint(source)
         self.run_folder = run_folder
         self.reader: CheckpointReader
-        self.run: RunConfig = load_run(str(run_folder / RUN_CONFIG))
+        self.run: RunConfig = load_run_config(str(run_folder / RUN_CONFIG))
         if (last := self.run.checkpoint.average_last) > 1 and run_folder == source:
             # The model that the run evaluates and generates with, and nothing is written into the run.
             averaged = list_averaged(run_folder, last)
@@ -60,14 +60,14 @@ class Writing:
         record = kept_record(run_folder)
         same = record is not None and record["model"] == self.run.model.model_dump(mode="json")
         self.record: dict[str, Any] | None = record if same else None
-        self.values = self._config_values()
-        self.plan: Plan = make_plan(self.run.model, table_of(str(self.values["model_type"]), self.run.model))
-        _check(checkpoint, self.plan, self.reader)
+        self.values = self._load_config_values()
+        self.plan: ConversionPlan = build_conversion_plan(self.run.model, get_family_mapping(str(self.values["model_type"]), self.run.model))
+        _check_checkpoint(checkpoint, self.plan, self.reader)
         self.copies: dict[str, str] = self.record["copies"] if self.record else {}
-        self.unused = self._unused()
+        self.unused = self._open_unused()
         try:
-            self.tensors = self._tensors()
-            self.files = self._files(shard_bytes)
+            self.tensors = self._list_tensors()
+            self.files = self._assign_files(shard_bytes)
         except KeyError as error:  # nothing but the record is looked up there by names that it may lack
             raise CheckpointError(f"{run_folder / KEPT / RECORD} does not name {error}. {NEXT}") from None
         self.small_files = list_small_files(run_folder) if self.record else []
@@ -78,38 +78,38 @@ class Writing:
         """The architecture."""
         return self.run.model
 
-    def name(self, theirs: str) -> str:
+    def get_written_name(self, theirs: str) -> str:
         """The name to write, which an old folder may spell in its own way."""
         return str(self.record["names"][theirs]) if self.record else theirs
 
-    def read(self, group: Group) -> list[Tensor]:
+    def read_group(self, group: TensorGroup) -> list[Tensor]:
         """Their tensors of one group."""
-        return group.form.to_theirs([self.reader.read(part) for part in group.ours], self.model)
+        return group.form.to_hugging_face([self.reader.read(part) for part in group.ours], self.model)
 
-    def _config_values(self) -> dict[str, Any]:
+    def _load_config_values(self) -> dict[str, Any]:
         if self.record is not None:
             file = self.run_folder / KEPT / "config.json"
             values: dict[str, Any] = parse_json(file.read_text("utf-8-sig"), str(file))
             return values
-        return hugging_face_values(self.model)
+        return build_config_json(self.model)
 
-    def _unused(self) -> SafetensorFolder | None:
+    def _open_unused(self) -> SafetensorsFolder | None:
         kept = self.run_folder / KEPT
-        return SafetensorFolder(kept, UNUSED) if self.record and (kept / UNUSED).is_file() else None
+        return SafetensorsFolder(kept, UNUSED) if self.record and (kept / UNUSED).is_file() else None
 
-    def _tensors(self) -> dict[str, tuple[torch.dtype, Shape]]:
+    def _list_tensors(self) -> dict[str, tuple[torch.dtype, Shape]]:
         """Everything that will be written, in the order in which it is read."""
         tensors = {
-            self.name(theirs): (self.reader.dtypes[group.ours[0].name], shape)
+            self.get_written_name(theirs): (self.reader.dtypes[group.ours[0].name], shape)
             for group in self.plan.groups
             for theirs, shape in zip(group.theirs, group.their_shapes, strict=True)
         }
-        tensors |= {copy: tensors[self.name(original)] for copy, original in self.copies.items()}
+        tensors |= {copy: tensors[self.get_written_name(original)] for copy, original in self.copies.items()}
         if self.unused is not None:
             tensors |= {name: (stored.dtype, stored.shape) for name, stored in self.unused.tensors.items()}
         return tensors
 
-    def _files(self, shard_bytes: int | None) -> dict[str, str]:
+    def _assign_files(self, shard_bytes: int | None) -> dict[str, str]:
         """Tensor → file: as they came, or filled one after another."""
         if self.record is not None and shard_bytes is None:
             return {name: self.record["files"][name] for name in self.tensors}
@@ -137,37 +137,37 @@ def convert_to_hugging_face(source: Path, destination: Path, shard_bytes: int | 
 
     Raises ConfigError and CheckpointError for what cannot be converted, before anything is written.
     """
-    writing = Writing(source, shard_bytes)
-    with published(destination) as folder:
+    writing = HuggingFaceExport(source, shard_bytes)
+    with publish_folder(destination) as folder:
         _write_tensors(folder, writing)
         _write_index(folder, writing)
         _write_small_files(folder, writing)
     return destination
 
 
-def _write_tensors(folder: Path, writing: Writing) -> None:
+def _write_tensors(folder: Path, writing: HuggingFaceExport) -> None:
     total = sum(prod(shape) * dtype.itemsize for dtype, shape in writing.tensors.values())
     with ExitStack() as stack, Progress("convert", total=total, unit="B") as progress:
         writers = {}
         for file in sorted(set(writing.files.values())):
             inside = {name: one for name, one in writing.tensors.items() if writing.files[name] == file}
-            writers[file] = stack.enter_context(ShardWriter(folder / file, inside))
+            writers[file] = stack.enter_context(SafetensorsShardWriter(folder / file, inside))
 
-        def write(name: str, tensor: Tensor) -> None:
+        def write_tensor(name: str, tensor: Tensor) -> None:
             writers[writing.files[name]].write(name, tensor)
             progress.advance(tensor.nbytes)
 
         for group in writing.plan.groups:
-            for theirs, tensor in zip(group.theirs, writing.read(group), strict=True):
-                write(writing.name(theirs), tensor)
+            for theirs, tensor in zip(group.theirs, writing.read_group(group), strict=True):
+                write_tensor(writing.get_written_name(theirs), tensor)
                 for copy in [one for one, original in writing.copies.items() if original == theirs]:
-                    write(copy, tensor)
+                    write_tensor(copy, tensor)
         if (unused := writing.unused) is not None:
             for name in unused.tensors:
-                write(name, unused.read(name))
+                write_tensor(name, unused.read(name))
 
 
-def _write_index(folder: Path, writing: Writing) -> None:
+def _write_index(folder: Path, writing: HuggingFaceExport) -> None:
     if writing.index is not None:
         (folder / INDEX).write_bytes(writing.index.encode())
         return
@@ -178,15 +178,15 @@ def _write_index(folder: Path, writing: Writing) -> None:
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_small_files(folder: Path, writing: Writing) -> None:
+def _write_small_files(folder: Path, writing: HuggingFaceExport) -> None:
     if writing.record is not None:
         for file in writing.small_files:
             shutil.copyfile(file, folder / file.name, follow_symlinks=False)
         return
-    model_file = tokenizer_path(writing.run)
+    model_file = get_tokenizer_path(writing.run)
     found, eos_token = model_file.is_file(), getattr(writing.run.tokenizer, "eos_token", None)
     # Without a word about them, transformers takes ids of the family's own vocabulary.
-    ids = token_ids(model_file if found else None, eos_token)
+    ids = read_special_token_ids(model_file if found else None, eos_token)
     values = writing.values | {key: token for key, token in ids.items() if writing.values.get(key) is None}
     (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     if found:
@@ -195,7 +195,7 @@ def _write_small_files(folder: Path, writing: Writing) -> None:
         log.warning("there is no tokenizer at %s: the folder is written without one", model_file)
 
 
-def _check(checkpoint: Path, plan: Plan, reader: CheckpointReader) -> None:
+def _check_checkpoint(checkpoint: Path, plan: ConversionPlan, reader: CheckpointReader) -> None:
     """Refuse a checkpoint that is not of the model beside it, naming the first tensor."""
     for group in plan.groups:
         for part in group.ours:

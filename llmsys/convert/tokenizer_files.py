@@ -12,14 +12,14 @@ from typing import Any
 
 import sentencepiece
 
-from llmsys.log import logger
-from llmsys.special_tokens import CONFIG_NAME, read_values
-from llmsys.tokenizer_json import JsonTokenizer, copied_files
+from llmsys.log import get_logger
+from llmsys.special_tokens import CONFIG_NAME, read_json_object
+from llmsys.tokenizer_json import HuggingFaceTokenizer, build_tokenizer_files
 
 SPACE = "▁"  # what SentencePiece writes for a space
 PROBE = "  Ａ b  "
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 def write_tokenizer(folder: Path, model_file: Path, longest: int, eos_token: str | None = None) -> None:
@@ -40,44 +40,44 @@ def write_tokenizer(folder: Path, model_file: Path, longest: int, eos_token: str
         "clean_up_tokenization_spaces": False,
     }
     for name in ("bos", "eos", "unk", "pad"):
-        if (token := _id(processor, name)) is not None:
+        if (token := _get_special_id(processor, name)) is not None:
             config[f"{name}_token"] = processor.id_to_piece(token)
-    _write(folder / "tokenizer_config.json", config)
+    _write_json(folder / "tokenizer_config.json", config)
     if exact:
-        _write(folder / "tokenizer.json", _tokenizer(processor, processor.normalize(PROBE) == prefixed))
+        _write_json(folder / "tokenizer.json", _build_tokenizer_json(processor, processor.normalize(PROBE) == prefixed))
     else:
         log.warning("%s changes text before it cuts it; no tokenizer.json was made of it", model_file)
 
 
-def token_ids(model_file: Path | None, eos_token: str | None = None) -> dict[str, int | None]:
+def read_special_token_ids(model_file: Path | None, eos_token: str | None = None) -> dict[str, int | None]:
     """The special ids as a config.json names them; null where there is no such piece, or no tokenizer."""
     processor = None
     if model_file is not None:
         if model_file.suffix == ".json":
-            tokenizer = JsonTokenizer(model_file, eos_token)
-            ids = {role: tokenizer.piece_id(piece) for role, piece in tokenizer.special.items()}
+            tokenizer = HuggingFaceTokenizer(model_file, eos_token)
+            ids = {role: tokenizer.find_piece_id(piece) for role, piece in tokenizer.special.items()}
             return {f"{role}_token_id": ids.get(role) for role in ("bos", "eos", "pad")}
         processor = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
-    return {f"{name}_token_id": _id(processor, name) for name in ("bos", "eos", "pad")}
+    return {f"{name}_token_id": _get_special_id(processor, name) for name in ("bos", "eos", "pad")}
 
 
 def _write_json_tokenizer(folder: Path, file: Path, longest: int, eos_token: str | None) -> None:
-    for name, content in copied_files(file, eos_token).items():
+    for name, content in build_tokenizer_files(file, eos_token).items():
         (folder / name).write_bytes(content)
     config = folder / CONFIG_NAME
-    _write(config, read_values(config) | {"model_max_length": longest})
+    _write_json(config, read_json_object(config) | {"model_max_length": longest})
 
 
-def _id(processor: Any, name: str) -> int | None:
+def _get_special_id(processor: Any, name: str) -> int | None:
     token: int = -1 if processor is None else getattr(processor, f"{name}_id")()
     return None if token < 0 else token
 
 
-def _write(path: Path, values: dict[str, Any]) -> None:
+def _write_json(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
-def _tokenizer(processor: Any, prefixed: bool) -> dict[str, Any]:
+def _build_tokenizer_json(processor: Any, prefixed: bool) -> dict[str, Any]:
     """tokenizer.json, as github.com/huggingface/tokenizers defines it."""
     normalizers: list[dict[str, Any]] = [{"type": "Prepend", "prepend": SPACE}] if prefixed else []
     normalizers.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
@@ -93,21 +93,21 @@ def _tokenizer(processor: Any, prefixed: bool) -> dict[str, Any]:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_special(i, processor.id_to_piece(i)) for i in special],
+        "added_tokens": [_build_special_token(i, processor.id_to_piece(i)) for i in special],
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": None,
         "post_processor": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": _pieces(processor),
+        "model": _build_tokenizer_model(processor),
     }
 
 
-def _special(token: int, piece: str) -> dict[str, Any]:
+def _build_special_token(token: int, piece: str) -> dict[str, Any]:
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": token, "content": piece, **plain, "special": True}
 
 
-def _pieces(processor: Any) -> dict[str, Any]:
+def _build_tokenizer_model(processor: Any) -> dict[str, Any]:
     pieces = [processor.id_to_piece(i) for i in range(len(processor))]
     scores = [processor.get_score(i) for i in range(len(processor))]
     fallback = any(processor.is_byte(i) for i in range(len(processor)))
@@ -121,7 +121,7 @@ def _pieces(processor: Any) -> dict[str, Any]:
         "byte_fallback": fallback,
         "ignore_merges": False,
         "vocab": {piece: i for i, piece in enumerate(pieces)},
-        "merges": _merges(processor, pieces, scores),
+        "merges": _list_merges(processor, pieces, scores),
     }
 
 
@@ -131,7 +131,7 @@ def _is_bpe(processor: Any, scores: list[float]) -> bool:
     return all(float(scores[i]).is_integer() for i in plain)
 
 
-def _merges(processor: Any, pieces: list[str], scores: list[float]) -> list[list[str]]:
+def _list_merges(processor: Any, pieces: list[str], scores: list[float]) -> list[list[str]]:
     """Every way to put a piece together from two others, the piece that SentencePiece prefers first."""
     plain = {
         piece: i

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llmsys.data.windows import Rows
+from llmsys.data.windows import WindowBatch
 
 # B sequences, T positions, S source positions
 
@@ -37,7 +37,7 @@ class Batch:
     real_BT: Tensor | None = None
 
     @property
-    def valid_targets(self) -> int:
+    def num_valid_targets(self) -> int:
         """How many targets count."""
         return int((self.targets_BT != IGNORED).sum())
 
@@ -56,25 +56,25 @@ class Batch:
             return int((self.source_documents_BS >= 0).sum())
         return 0 if self.source_BS is None else self.source_BS.numel()
 
-    def inputs(self) -> dict[str, Tensor]:
+    def to_model_inputs(self) -> dict[str, Tensor]:
         """What the model's forward takes, by name."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in named.items() if name != "targets_BT" and value is not None}
 
     def pin_memory(self) -> Self:
         """The same batch in pinned memory; needs an accelerator."""
-        return self._each(lambda tensor: tensor.pin_memory())
+        return self._map_tensors(lambda tensor: tensor.pin_memory())
 
     def to(self, device: torch.device) -> Self:
         """The same batch on `device`."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
-        changed = {name: change(value) for name, value in self.inputs().items()}
+    def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
+        changed = {name: change(value) for name, value in self.to_model_inputs().items()}
         return type(self)(targets_BT=change(self.targets_BT), **changed)
 
 
-def make_batch(rows: Rows, *, separate_documents: bool) -> Batch:
+def build_batch(rows: WindowBatch, *, separate_documents: bool) -> Batch:
     """Windows of T + 1 tokens as a batch; with `separate_documents` a token must not see a document but its own."""
     # Copied by numpy: torch would start threads, beside those that train.
     parts = [rows.tokens[:, :-1], rows.tokens[:, 1:]] + ([rows.documents[:, :-1]] if separate_documents else [])

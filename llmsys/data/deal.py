@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 # N windows of a step, R data ranks, M micro-batches of a rank, S windows of a micro-batch: N = R * M * S
 
 
-def in_order(ranks: int, micro_batches: int, size: int) -> NDArray[np.int64]:
+def assign_sequentially(ranks: int, micro_batches: int, size: int) -> NDArray[np.int64]:
     """Places in the step, (R, M, S): each rank takes its windows one after another."""
     return np.arange(ranks * micro_batches * size).reshape(ranks, micro_batches, size)
 
 
-def balanced(work_N: NDArray[np.int64], ranks: int, micro_batches: int) -> NDArray[np.int64]:
+def assign_balanced(work_N: NDArray[np.int64], ranks: int, micro_batches: int) -> NDArray[np.int64]:
     """Places in the step, (R, M, S), such that micro-batches cost about the same.
 
     The costliest window left goes to the cheapest micro-batch that has room (Graham 1969, longest processing time
@@ -45,7 +45,7 @@ def balanced(work_N: NDArray[np.int64], ranks: int, micro_batches: int) -> NDArr
     return dealt
 
 
-def imbalance(work_N: NDArray[np.int64], dealt_RMS: NDArray[np.int64]) -> float:
+def compute_imbalance(work_N: NDArray[np.int64], dealt_RMS: NDArray[np.int64]) -> float:
     """How long the ranks' attention takes together, over what it would if all micro-batches cost the same; 1 is even.
 
     In every round all wait for the costliest micro-batch of the round.

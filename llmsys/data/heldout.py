@@ -34,18 +34,18 @@ class HeldoutWindows:
         self.length = length
         self.separate_documents = separate_documents
         self.ends = ends[:count]
-        parts = [np.array([opening_token])] + [shards.tokens(document) for document in self.documents]
+        parts = [np.array([opening_token])] + [shards.get_tokens(document) for document in self.documents]
         self.stream = np.concatenate(parts).astype(np.int64)
         self.tokens = len(self.stream) - 1
         self.text_bytes = int(shards.text_bytes[:count].sum())
         self.windows = -(-self.tokens // length)
 
     @property
-    def rows(self) -> int:
+    def num_rows(self) -> int:
         """Rows that batches can have: the windows."""
         return self.windows
 
-    def batch(self, first: int, count: int) -> Batch:
+    def get_batch(self, first: int, count: int) -> Batch:
         """Windows `first` to `first + count - 1`; windows beyond the last are there but nothing in them counts."""
         tokens_BT = torch.zeros(count, self.length, dtype=torch.int64)
         targets_BT = torch.full((count, self.length), IGNORED, dtype=torch.int64)

@@ -2,16 +2,16 @@
 
 from llmsys.data.batch import Batch
 from llmsys.data.heldout import HeldoutWindows
-from llmsys.data.masking import Masking
+from llmsys.data.masking import TokenMasker
 
 
-class HeldoutMasked:
+class MaskedHeldoutWindows:
     """The windows of `HeldoutWindows` as a masked language model is asked about them."""
 
-    def __init__(self, windows: HeldoutWindows, masking: Masking) -> None:
+    def __init__(self, windows: HeldoutWindows, masking: TokenMasker) -> None:
         self.windows, self.masking = windows, masking
-        self.rows = windows.windows
+        self.num_rows = windows.windows
 
-    def batch(self, first: int, count: int) -> Batch:
+    def get_batch(self, first: int, count: int) -> Batch:
         """Windows `first` to `first + count - 1`; in those beyond the last nothing counts."""
-        return self.masking.masked(self.windows.batch(first, count), range(first, first + count))
+        return self.masking.mask_batch(self.windows.get_batch(first, count), range(first, first + count))

@@ -1,6 +1,6 @@
 """The loader: each step's micro-batches for one data rank, read ahead in a thread.
 
-Reads `Steps`, gives lists of batches in the order of the steps. A thread, not a process: memory-mapped reads release
+Reads `StepBatches`, gives lists of batches in the order of the steps. A thread, not a process: memory-mapped reads release
 the interpreter, and handing tensors between processes costs more than making them (measured in the loader benchmark).
 """
 
@@ -11,24 +11,24 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmsys.data.batch import Batch
-from llmsys.data.steps import Steps
+from llmsys.data.steps import StepBatches
 
 
 class StepLoader:
     """(step, micro-batches) in order, `ahead` steps read in advance; `wait_seconds` is the wait for the last one."""
 
-    def __init__(self, source: Steps, ahead: int = 2, *, pinned: bool = False) -> None:
+    def __init__(self, source: StepBatches, ahead: int = 2, *, pinned: bool = False) -> None:
         """With `pinned` the batches lie in pinned memory, from which an accelerator copies while it computes."""
         self.source = source
         self.ahead = ahead
         self.pinned = pinned
         self.wait_seconds = 0.0
 
-    def describe(self, step: int) -> dict[str, Any]:
+    def get_step_metrics(self, step: int) -> dict[str, Any]:
         """Numbers about a whole step, for the log."""
-        return self.source.describe(step)
+        return self.source.get_step_metrics(step)
 
-    def steps(self, start: int, stop: int) -> Iterator[tuple[int, list[Batch]]]:
+    def iter_steps(self, start: int, stop: int) -> Iterator[tuple[int, list[Batch]]]:
         """Steps `start` to `stop - 1` in order. An error of the reading thread is raised here, at its step."""
         ready: queue.Queue[list[Batch] | BaseException] = queue.Queue(maxsize=self.ahead)
         closed = threading.Event()
@@ -51,7 +51,7 @@ class StepLoader:
         for step in range(start, stop):
             item: list[Batch] | BaseException
             try:
-                batches = self.source.step(step)
+                batches = self.source.get_micro_batches(step)
                 item = [batch.pin_memory() for batch in batches] if self.pinned else batches
             except Exception as error:
                 item = error

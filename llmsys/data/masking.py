@@ -12,24 +12,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from llmsys.config.objective import Masked
+from llmsys.config.objective import MaskedLmConfig
 from llmsys.data.batch import IGNORED, Batch
-from llmsys.data.order import mix, order_key
+from llmsys.data.order import hash_splitmix64, derive_order_key
 
 # T positions
 
 
 @dataclass(frozen=True)
-class Masking:
-    """How windows are masked. Closing tokens of documents (`kept_token`) are never chosen."""
+class TokenMasker:
+    """How windows are masked. Closing tokens of documents (`protected_token`) are never chosen."""
 
-    config: Masked
+    config: MaskedLmConfig
     mask_token: int
-    kept_token: int
+    protected_token: int
     vocab_size: int
     key: tuple[str | int, ...]
 
-    def masked(self, batch: Batch, numbers: Sequence[int]) -> Batch:
+    def mask_batch(self, batch: Batch, numbers: Sequence[int]) -> Batch:
         """The windows of `batch`, whose numbers are given, with some tokens hidden and those as targets.
 
         Where the batch has no target, there is nothing but padding, and nothing is chosen.
@@ -37,18 +37,18 @@ class Masking:
         tokens_BT, valid_BT = batch.tokens_BT.numpy(), (batch.targets_BT != IGNORED).numpy()
         hidden_BT, targets_BT = tokens_BT.copy(), np.full_like(tokens_BT, IGNORED)
         for row, number in enumerate(numbers):
-            chosen, seen = self.choose(tokens_BT[row], number, valid_BT[row])
+            chosen, seen = self.choose_masked_positions(tokens_BT[row], number, valid_BT[row])
             targets_BT[row, chosen] = tokens_BT[row, chosen]
             hidden_BT[row, chosen] = seen
         hidden, targets = torch.from_numpy(hidden_BT), torch.from_numpy(targets_BT)
         return Batch(hidden, targets, batch.documents_BT, real_BT=batch.real_BT)
 
-    def choose(
+    def choose_masked_positions(
         self, tokens_T: NDArray[np.int64], number: int, valid_T: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The chosen positions of window `number`, and the tokens that the model sees there."""
-        random_3T = _random(order_key("mask", *self.key, number), 3, len(tokens_T))
-        may = np.flatnonzero(valid_T & (tokens_T != self.kept_token))
+        random_3T = _draw_random_bits(derive_order_key("mask", *self.key, number), 3, len(tokens_T))
+        may = np.flatnonzero(valid_T & (tokens_T != self.protected_token))
         count = round(len(may) * self.config.chosen_share)
         chosen = np.sort(may[np.argsort(random_3T[0, may], kind="stable")[:count]])
         share = random_3T[1, chosen] / 2.0**64
@@ -59,8 +59,8 @@ class Masking:
         return chosen, seen
 
 
-def _random(key: int, rows: int, columns: int) -> NDArray[np.uint64]:
+def _draw_random_bits(key: int, rows: int, columns: int) -> NDArray[np.uint64]:
     """Numbers that look random: a bijective hash of the place, started by the key."""
     places = np.arange(rows * columns, dtype=np.uint64).reshape(rows, columns)
     with np.errstate(over="ignore"):
-        return mix(places * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key))
+        return hash_splitmix64(places * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key))

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmsys.data.packing import PackedDocuments
-from llmsys.data.windows import Rows
+from llmsys.data.windows import WindowBatch
 from llmsys.errors import ConfigError
-from llmsys.manifest import joint_fingerprint
+from llmsys.manifest import combine_fingerprints
 
 # N sequences, K sources, P places of a period
 
@@ -24,7 +24,7 @@ Stages = Sequence[tuple[int, tuple[int, ...]]]
 
 
 @lru_cache(maxsize=64)
-def period_order(parts: tuple[int, ...]) -> NDArray[np.int64]:
+def build_period_order(parts: tuple[int, ...]) -> NDArray[np.int64]:
     """The source at each place of a period in which source k stands parts[k] times, (P,).
 
     Before place n source k stands floor(n · w) or ceil(n · w) times, w being its share. Its m-th place is therefore one
@@ -45,20 +45,20 @@ def period_order(parts: tuple[int, ...]) -> NDArray[np.int64]:
     return order
 
 
-class SourceOrder:
+class MixtureOrder:
     """The source of every sequence of a run, over stages with weights of their own."""
 
     def __init__(self, stages: Stages) -> None:
         self.starts = np.array([first for first, _ in stages])
         self.parts = [np.array(parts) for _, parts in stages]
-        self._orders = [period_order(tuple(parts)) for _, parts in stages]
+        self._orders = [build_period_order(tuple(parts)) for _, parts in stages]
         # Which of its source's places in the period each place is.
         self._ranks = [_rank_among_equals(order) for order in self._orders]
         self._bases = [np.zeros(len(self.parts[0]), np.int64)]
         for stage in range(len(stages) - 1):
-            self._bases.append(self._bases[-1] + self._within(stage, int(self.starts[stage + 1] - self.starts[stage])))
+            self._bases.append(self._bases[-1] + self._count_within_stage(stage, int(self.starts[stage + 1] - self.starts[stage])))
 
-    def locate(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def locate_sequences(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(source, number of the sequence within it) of each sequence, (N,) both."""
         stages = np.searchsorted(self.starts, numbers, side="right") - 1
         sources, local = np.empty_like(numbers), np.empty_like(numbers)
@@ -69,8 +69,8 @@ class SourceOrder:
             local[here] = self._bases[stage][found] + rounds * self.parts[stage][found] + self._ranks[stage][places]
         return sources, local
 
-    def numbers(self, source: int, local: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The sequences that are number `local` of a source: the inverse of `locate`, (N,)."""
+    def get_global_numbers(self, source: int, local: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The sequences that are number `local` of a source: the inverse of `locate_sequences`, (N,)."""
         bases = np.array([base[source] for base in self._bases])
         stages = np.searchsorted(bases, local, side="right") - 1
         found = np.empty_like(local)
@@ -80,12 +80,12 @@ class SourceOrder:
             found[here] = self.starts[stage] + rounds * len(self._orders[stage]) + places[ranks]
         return found
 
-    def counts(self, count: int) -> NDArray[np.int64]:
+    def count_by_source(self, count: int) -> NDArray[np.int64]:
         """How many of the first `count` sequences come from each source, (K,)."""
         stage = int(np.searchsorted(self.starts, count, side="right")) - 1
-        return self._bases[stage] + self._within(stage, count - int(self.starts[stage]))
+        return self._bases[stage] + self._count_within_stage(stage, count - int(self.starts[stage]))
 
-    def _within(self, stage: int, count: int) -> NDArray[np.int64]:
+    def _count_within_stage(self, stage: int, count: int) -> NDArray[np.int64]:
         rounds, places = divmod(count, len(self._orders[stage]))
         part: NDArray[np.int64] = np.bincount(self._orders[stage][:places], minlength=len(self.parts[stage]))
         return rounds * self.parts[stage] + part
@@ -99,11 +99,11 @@ def _rank_among_equals(values: NDArray[np.int64]) -> NDArray[np.int64]:
     return ranks
 
 
-class MixedWindows:
-    """Windows of several datasets in the order of a `SourceOrder`; each source has epochs of its own."""
+class MixtureWindows:
+    """Windows of several datasets in the order of a `MixtureOrder`; each source has epochs of its own."""
 
     def __init__(self, sources: Sequence[PackedDocuments], names: Sequence[str], stages: Stages) -> None:
-        self.sources, self.names, self.order = list(sources), list(names), SourceOrder(stages)
+        self.sources, self.names, self.order = list(sources), list(names), MixtureOrder(stages)
         self.length = sources[0].length
         prints = [source.fingerprint for source in sources]
         for number, (name, one) in enumerate(zip(names, prints, strict=True)):
@@ -116,39 +116,39 @@ class MixedWindows:
     @property
     def fingerprint(self) -> str:
         """See Windows: of all sources in their order."""
-        return joint_fingerprint([source.fingerprint for source in self.sources])
+        return combine_fingerprints([source.fingerprint for source in self.sources])
 
-    def rows(self, numbers: Sequence[int] | NDArray[np.int64]) -> Rows:
+    def get_rows(self, numbers: Sequence[int] | NDArray[np.int64]) -> WindowBatch:
         """See Windows."""
         numbers = np.asarray(numbers, np.int64)
-        found = Rows(*(np.empty((len(numbers), self.length + 1), np.int64) for _ in range(2)))
-        sources, local = self.order.locate(numbers)
+        found = WindowBatch(*(np.empty((len(numbers), self.length + 1), np.int64) for _ in range(2)))
+        sources, local = self.order.locate_sequences(numbers)
         for source in np.unique(sources).tolist():
             here = sources == source
-            found.tokens[here], found.documents[here] = self.sources[source].rows(local[here])
+            found.tokens[here], found.documents[here] = self.sources[source].get_rows(local[here])
         return found
 
-    def work(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    def compute_attention_cost(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """See Windows."""
-        sources, local = self.order.locate(np.asarray(numbers, np.int64))
+        sources, local = self.order.locate_sequences(np.asarray(numbers, np.int64))
         work = np.empty(len(sources), np.int64)
         for source in np.unique(sources).tolist():
             here = sources == source
-            work[here] = self.sources[source].work(local[here])
+            work[here] = self.sources[source].compute_attention_cost(local[here])
         return work
 
-    def documents(self, number: int) -> list[tuple[int, int]]:
+    def list_documents(self, number: int) -> list[tuple[int, int]]:
         """See Windows."""
-        sources, local = self.order.locate(np.array([number]))
+        sources, local = self.order.locate_sequences(np.array([number]))
         source = int(sources[0])
-        return [(source, document) for _, document in self.sources[source].documents(int(local[0]))]
+        return [(source, document) for _, document in self.sources[source].list_documents(int(local[0]))]
 
-    def packing(self) -> dict[str, Any]:
+    def get_packing_stats(self) -> dict[str, Any]:
         """See Windows: by source, since each has an epoch of its own."""
-        return {"sources": {name: one.packing() for name, one in zip(self.names, self.sources, strict=True)}}
+        return {"sources": {name: one.get_packing_stats() for name, one in zip(self.names, self.sources, strict=True)}}
 
-    def seen(self, count: int) -> dict[str, Any]:
+    def get_progress(self, count: int) -> dict[str, Any]:
         """See Windows: the epochs of each source."""
-        counts = self.order.counts(count)
+        counts = self.order.count_by_source(count)
         named = zip(self.names, counts.tolist(), self.sources, strict=True)
         return {"epochs": {name: round(seen / source.windows_per_epoch, 4) for name, seen, source in named}}

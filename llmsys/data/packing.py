@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmsys.data.order import order_key, permutation
-from llmsys.data.windows import Rows, Window, spans
+from llmsys.data.order import derive_order_key, build_permutation
+from llmsys.data.windows import WindowBatch, Window, split_at_documents
 from llmsys.errors import DataError
 from llmsys.shards import TokenShards
 
@@ -52,8 +52,8 @@ class PackedDocuments:
 
     def _order_epoch(self, epoch: int) -> EpochOrder:
         fingerprint = self.shards.fingerprint
-        documents = permutation(len(self.shards.lengths), order_key("documents", fingerprint, self.seed, epoch))
-        windows = permutation(self.windows_per_epoch, order_key("windows", fingerprint, self.seed, epoch))
+        documents = build_permutation(len(self.shards.lengths), derive_order_key("documents", fingerprint, self.seed, epoch))
+        windows = build_permutation(self.windows_per_epoch, derive_order_key("windows", fingerprint, self.seed, epoch))
         return EpochOrder(documents, np.cumsum(self.shards.lengths[documents]), windows)
 
     @property
@@ -61,38 +61,38 @@ class PackedDocuments:
         """See Windows: the dataset's."""
         return self.shards.fingerprint
 
-    def window(self, index: int) -> Window:
+    def get_window(self, index: int) -> Window:
         """Sequence `index` of the run, counted from zero over all epochs."""
-        tokens, documents = self.rows([index])
+        tokens, documents = self.get_rows([index])
         return Window(tokens[0], documents[0])
 
-    def rows(self, numbers: Sequence[int] | NDArray[np.int64]) -> Rows:
+    def get_rows(self, numbers: Sequence[int] | NDArray[np.int64]) -> WindowBatch:
         """See Windows."""
         numbers = np.asarray(numbers, np.int64)
-        found = Rows(*(np.empty((len(numbers), self.length + 1), np.int64) for _ in range(2)))
-        for order, chosen, starts in self._by_epoch(numbers):
-            part = self._rows(order, starts)
+        found = WindowBatch(*(np.empty((len(numbers), self.length + 1), np.int64) for _ in range(2)))
+        for order, chosen, starts in self._iter_epochs(numbers):
+            part = self._read_rows(order, starts)
             if len(chosen) == len(numbers):
                 return part
             found.tokens[chosen], found.documents[chosen] = part
         return found
 
-    def work(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    def compute_attention_cost(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """See Windows."""
         numbers = np.asarray(numbers, np.int64)
         work = np.zeros(len(numbers), np.int64)
-        for order, chosen, starts in self._by_epoch(numbers):
-            pieces = spans(order.ends - 1, starts, self.length)
+        for order, chosen, starts in self._iter_epochs(numbers):
+            pieces = split_at_documents(order.ends - 1, starts, self.length)
             lengths = pieces.ends - pieces.begins
             np.add.at(work, chosen[pieces.rows], lengths * lengths)
         return work
 
-    def documents(self, number: int) -> list[tuple[int, int]]:
+    def list_documents(self, number: int) -> list[tuple[int, int]]:
         """See Windows. There is one source, number 0."""
-        [(order, _, starts)] = self._by_epoch(np.array([number]))
-        return [(0, int(order.documents[place])) for place in spans(order.ends, starts, self.length + 1).places]
+        [(order, _, starts)] = self._iter_epochs(np.array([number]))
+        return [(0, int(order.documents[place])) for place in split_at_documents(order.ends, starts, self.length + 1).places]
 
-    def numbers_with(self, document: int, count: int) -> NDArray[np.int64]:
+    def list_windows_with_document(self, document: int, count: int) -> NDArray[np.int64]:
         """The sequences among the first `count` of a run that have tokens of a document, in order."""
         found = [np.empty(0, np.int64)]
         for epoch in range(-(-count // self.windows_per_epoch)):
@@ -106,7 +106,7 @@ class PackedDocuments:
         numbers = np.concatenate(found)
         return numbers[numbers < count]
 
-    def packing(self) -> dict[str, Any]:
+    def get_packing_stats(self) -> dict[str, Any]:
         """See Windows: windows are full, so nothing is padding, and the end of an epoch's stream fills no window."""
         return {
             "tokens_per_epoch": self.windows_per_epoch * self.length,
@@ -115,11 +115,11 @@ class PackedDocuments:
             "lost_tokens_per_epoch": self.tokens_left_over_per_epoch,
         }
 
-    def seen(self, count: int) -> dict[str, Any]:
+    def get_progress(self, count: int) -> dict[str, Any]:
         """See Windows."""
         return {"epochs": round(count / self.windows_per_epoch, 4)}
 
-    def _by_epoch(
+    def _iter_epochs(
         self, numbers: NDArray[np.int64]
     ) -> Iterator[tuple[EpochOrder, NDArray[np.int64], NDArray[np.int64]]]:
         """(order, which of the numbers lie in this epoch, where their windows start) for each epoch among them."""
@@ -128,14 +128,14 @@ class PackedDocuments:
             order, chosen = self._epoch(epoch), np.flatnonzero(epochs == epoch)
             yield order, chosen, order.windows[places[chosen]] * self.length
 
-    def _rows(self, order: EpochOrder, starts: NDArray[np.int64]) -> Rows:
+    def _read_rows(self, order: EpochOrder, starts: NDArray[np.int64]) -> WindowBatch:
         size = self.length + 1
-        pieces = spans(order.ends, starts, size)
+        pieces = split_at_documents(order.ends, starts, size)
         documents = order.documents[pieces.places]
         opens = order.ends[pieces.places] - self.shards.lengths[documents]
         tokens = np.empty(len(starts) * size, np.int64)
         self.shards.copy_spans(documents, pieces.begins - opens, pieces.ends - pieces.begins, tokens)
         # The closing token of a document belongs, as an input, to the document that it opens: hence -1.
-        inputs = spans(order.ends - 1, starts, size)
+        inputs = split_at_documents(order.ends - 1, starts, size)
         numbers = np.repeat(inputs.places, inputs.ends - inputs.begins)
-        return Rows(tokens.reshape(-1, size), numbers.reshape(-1, size))
+        return WindowBatch(tokens.reshape(-1, size), numbers.reshape(-1, size))

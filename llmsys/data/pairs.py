@@ -22,13 +22,13 @@ from llmsys.shards import TokenShards, open_tokens
 class TokenRows(Protocol):
     """Sequences of token ids by number; `TokenShards` are some."""
 
-    def tokens(self, document: int, /) -> NDArray[Any]:
+    def get_tokens(self, document: int, /) -> NDArray[Any]:
         """Return the ids of one sequence."""
         ...
 
 
 class PairRows(Protocol):
-    """Sources and targets that are numbered alike; `Pairs` are some."""
+    """Sources and targets that are numbered alike; `SequencePairs` are some."""
 
     @property
     def sources(self) -> TokenRows:
@@ -41,19 +41,19 @@ class PairRows(Protocol):
         ...
 
 
-class Pairs:
+class SequencePairs:
     """The pairs of one split; `sources` and `targets` are numbered alike."""
 
     def __init__(self, sources: TokenShards, targets: TokenShards) -> None:
-        if sources.documents != targets.documents:
+        if sources.num_documents != targets.num_documents:
             raise DataError(
-                f"{targets.folder} has {targets.documents} targets and {sources.documents} sources in split "
+                f"{targets.folder} has {targets.num_documents} targets and {sources.num_documents} sources in split "
                 f"'{targets.split}'. Run llmsys prepare CONFIG again."
             )
         self.sources, self.targets = sources, targets
 
     def __len__(self) -> int:
-        return self.targets.documents
+        return self.targets.num_documents
 
     @property
     def fingerprint(self) -> str:
@@ -68,7 +68,7 @@ class Pairs:
                 raise ConfigError(
                     f"batch.{name}_length={limit} is less than the {length} tokens of the longest "
                     f"{'source' if name == 'sequence' else 'target'} of split '{self.targets.split}' (line "
-                    f"{shards.lineage(row)['offset']} of {shards.lineage(row)['file']}). "
+                    f"{shards.get_lineage(row)['offset']} of {shards.get_lineage(row)['file']}). "
                     f"Use {length}, or prepare with a smaller data.max_tokens."
                 )
 
@@ -77,7 +77,7 @@ MakeBatch = Callable[[PairRows, Sequence[int]], Batch]
 """(pairs, numbers of some) → a batch of them; of none, a row in which nothing counts."""
 
 
-class TranslationBatch:
+class TranslationCollator:
     """Targets opened by `start_token`, next to their sources; padding is a document that nobody sees."""
 
     def __init__(self, start_token: int) -> None:
@@ -85,8 +85,8 @@ class TranslationBatch:
 
     def __call__(self, pairs: PairRows, rows: Sequence[int]) -> Batch:
         """See MakeBatch. Padding follows the targets, so that causal attention never looks at it; experts are told."""
-        source_BS, documents_BS = padded([pairs.sources.tokens(row) for row in rows])
-        targets_BT, documents_BT = padded([pairs.targets.tokens(row) for row in rows], IGNORED)
+        source_BS, documents_BS = pad_sequences([pairs.sources.get_tokens(row) for row in rows])
+        targets_BT, documents_BT = pad_sequences([pairs.targets.get_tokens(row) for row in rows], IGNORED)
         tokens_BT = targets_BT.roll(1, dims=1).clamp_(min=0)
         tokens_BT[:, 0] = self.start_token
         real_BT, whole = documents_BT >= 0, bool((documents_BS == 0).all())
@@ -99,7 +99,7 @@ class TranslationBatch:
         )
 
 
-class LabelledBatch:
+class ClassificationCollator:
     """Texts opened by `opening_token`, as documents are in pretraining, and their labels."""
 
     def __init__(self, opening_token: int) -> None:
@@ -107,14 +107,14 @@ class LabelledBatch:
 
     def __call__(self, pairs: PairRows, rows: Sequence[int]) -> Batch:
         """See MakeBatch. A text's place of its end is the opening token's."""
-        texts = [np.concatenate([[self.opening_token], pairs.sources.tokens(row)[:-1]]) for row in rows]
-        tokens_BT, documents_BT = padded(texts)
-        labels = [[int(pairs.targets.tokens(row)[0])] for row in rows] or [[IGNORED]]
+        texts = [np.concatenate([[self.opening_token], pairs.sources.get_tokens(row)[:-1]]) for row in rows]
+        tokens_BT, documents_BT = pad_sequences(texts)
+        labels = [[int(pairs.targets.get_tokens(row)[0])] for row in rows] or [[IGNORED]]
         whole = bool((documents_BT == 0).all())
         return Batch(tokens_BT, torch.tensor(labels), None if whole else documents_BT)
 
 
-def padded(sequences: Sequence[NDArray[Any]], filler: int = 0) -> tuple[Tensor, Tensor]:
+def pad_sequences(sequences: Sequence[NDArray[Any]], filler: int = 0) -> tuple[Tensor, Tensor]:
     """Sequences as rows of one length, (B, T), and document numbers: 0, and PADDING behind the end of each.
 
     No sequences at all give one row of one position, for a rank that has none left but must join its peers. It is
@@ -129,9 +129,9 @@ def padded(sequences: Sequence[NDArray[Any]], filler: int = 0) -> tuple[Tensor, 
     return torch.from_numpy(tokens_BT), torch.from_numpy(np.where(inside_BT, 0, PADDING))
 
 
-def open_pairs(folder: Path, split: str) -> Pairs:
+def open_pairs(folder: Path, split: str) -> SequencePairs:
     """Open the "train" or "heldout" pairs of a dataset folder; DataError when it holds no pairs."""
     targets = open_tokens(folder, split)
     if f"{split}_source" not in targets.manifest.splits:
         raise DataError(f"{folder} holds documents, not pairs. Prepare one whose data.kind is pairs or labelled.")
-    return Pairs(open_tokens(folder, f"{split}_source"), targets)
+    return SequencePairs(open_tokens(folder, f"{split}_source"), targets)

@@ -28,22 +28,22 @@ class StepPlan:
                 f"batch.sequences={self.sequences} cannot be dealt evenly to {self.data_ranks} data ranks. "
                 f"Use batch.sequences={near} or another number of processes."
             )
-        if self.per_rank % self.micro_sequences:
-            legal = [size for size in range(1, self.per_rank + 1) if self.per_rank % size == 0]
+        if self.sequences_per_rank % self.micro_sequences:
+            legal = [size for size in range(1, self.sequences_per_rank + 1) if self.sequences_per_rank % size == 0]
             raise ConfigError(
-                f"batch.micro_sequences={self.micro_sequences} does not divide the {self.per_rank} sequences of a "
+                f"batch.micro_sequences={self.micro_sequences} does not divide the {self.sequences_per_rank} sequences of a "
                 f"rank. Use one of {', '.join(map(str, legal))}."
             )
 
     @property
-    def per_rank(self) -> int:
+    def sequences_per_rank(self) -> int:
         """Sequences of one rank in one step."""
         return self.sequences // self.data_ranks
 
     @property
-    def micro_batches(self) -> int:
+    def num_micro_batches(self) -> int:
         """Forward passes of one rank in one step."""
-        return self.per_rank // self.micro_sequences
+        return self.sequences_per_rank // self.micro_sequences
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,15 @@ class RunPlan:
             self._require_even_ramp()
         _ = self._plans
 
-    def at(self, step: int) -> tuple[int, StepPlan]:
+    def get_step_plan(self, step: int) -> tuple[int, StepPlan]:
         """The number of the first sequence of step `step`, and how the step is dealt."""
-        return self.batch.sequences_before(step), self._plans[self.batch.sequences_at(step)]
+        return self.batch.count_sequences_before(step), self._plans[self.batch.get_sequences_at(step)]
 
     @cached_property
     def _plans(self) -> dict[int, StepPlan]:
         return {
-            size: StepPlan(size, self.data_ranks, self.data_rank, self.batch.micro_of(max(1, size // self.data_ranks)))
-            for size in self.batch.sizes
+            size: StepPlan(size, self.data_ranks, self.data_rank, self.batch.resolve_micro_sequences(max(1, size // self.data_ranks)))
+            for size in self.batch.step_sizes
         }
 
     def _require_even_ramp(self) -> None:
@@ -76,7 +76,7 @@ class RunPlan:
         batch, ramp = self.batch, self.batch.ramp
         assert ramp is not None
         micro = 1 if batch.micro_sequences == "auto" else max(1, batch.micro_sequences)
-        quantum, wanted = ramp.quantum(batch.sequence_length), self.data_ranks * micro
+        quantum, wanted = ramp.compute_increment(batch.sequence_length), self.data_ranks * micro
         start = ramp.start_tokens // batch.sequence_length
         if quantum % wanted:
             multiple = -(-quantum // wanted) * wanted

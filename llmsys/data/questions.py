@@ -21,13 +21,13 @@ from llmsys.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Question:
-    """Texts of which the one numbered `answer` should be likeliest behind `context`; `where` is its file and line.
+class MultipleChoiceQuestion:
+    """Texts of which the one numbered `answer` should be likeliest behind `context`; `location` is its file and line.
 
     `separator` stands between context and choice, and is no part of a choice's length.
     """
 
-    where: str
+    location: str
     context: str
     separator: str
     choices: tuple[str, ...]
@@ -35,7 +35,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Row:
+class ChoiceRow:
     """One choice: the tokens of a whole text, of which those from `first` on are the choice's."""
 
     question: int
@@ -44,13 +44,13 @@ class Row:
     first: int
 
 
-def read_questions(asked: SetConfig) -> list[Question]:
+def read_questions(asked: SetConfig) -> list[MultipleChoiceQuestion]:
     """The questions of a set. DataError names the file and the line of whatever is wrong."""
-    found: list[Question] = []
-    for file in _files(asked.path):
-        for number, line in enumerate(_lines(file), start=1):
+    found: list[MultipleChoiceQuestion] = []
+    for file in _list_question_files(asked.path):
+        for number, line in enumerate(_read_lines(file), start=1):
             if line.strip():
-                found.append(_question(asked, _object(line, f"{file}:{number}"), f"{file}:{number}"))
+                found.append(_parse_question(asked, _parse_object(line, f"{file}:{number}"), f"{file}:{number}"))
             if len(found) == asked.max_questions > 0:
                 return found
     if not found:
@@ -58,7 +58,7 @@ def read_questions(asked: SetConfig) -> list[Question]:
     return found
 
 
-def _files(path: Path) -> list[Path]:
+def _list_question_files(path: Path) -> list[Path]:
     if path.is_dir():
         return sorted(one for one in path.iterdir() if one.name.endswith((".jsonl", ".jsonl.gz")))
     if not path.is_file():
@@ -69,7 +69,7 @@ def _files(path: Path) -> list[Path]:
     return [path]
 
 
-def _lines(file: Path) -> list[str]:
+def _read_lines(file: Path) -> list[str]:
     try:
         data = file.read_bytes()
         return (gzip.decompress(data) if file.suffix == ".gz" else data).decode().split("\n")
@@ -77,7 +77,7 @@ def _lines(file: Path) -> list[str]:
         raise DataError(f"{file} cannot be read ({error}). It should hold a JSON object a line, in UTF-8.") from None
 
 
-def _object(line: str, where: str) -> dict[str, Any]:
+def _parse_object(line: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except ValueError as error:
@@ -87,29 +87,29 @@ def _object(line: str, where: str) -> dict[str, Any]:
     return value
 
 
-def _question(asked: SetConfig, fields: dict[str, Any], where: str) -> Question:
+def _parse_question(asked: SetConfig, fields: dict[str, Any], where: str) -> MultipleChoiceQuestion:
     if asked.kind == "pairs":
-        good, bad = (_text(fields, (name, f"sentence_{name}"), where) for name in ("good", "bad"))
-        return Question(where, "", "", (good, bad), 0)
+        good, bad = (_require_text(fields, (name, f"sentence_{name}"), where) for name in ("good", "bad"))
+        return MultipleChoiceQuestion(where, "", "", (good, bad), 0)
     choices, answer = fields.get("choices"), fields.get("answer")
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(one, str) and one for one in choices):
-        raise DataError(f"{where}: `choices` must be a list of two or more texts, not {_shown(choices)}.")
+        raise DataError(f"{where}: `choices` must be a list of two or more texts, not {_format_value(choices)}.")
     if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(choices):
         raise DataError(
-            f"{where}: answer {_shown(answer)} is none of the {len(choices)} choices. "
+            f"{where}: answer {_format_value(answer)} is none of the {len(choices)} choices. "
             f"Count from 0 to {len(choices) - 1}."
         )
-    return Question(where, _text(fields, ("question", "context"), where), asked.separator, tuple(choices), answer)
+    return MultipleChoiceQuestion(where, _require_text(fields, ("question", "context"), where), asked.separator, tuple(choices), answer)
 
 
-def _text(fields: dict[str, Any], names: Sequence[str], where: str) -> str:
+def _require_text(fields: dict[str, Any], names: Sequence[str], where: str) -> str:
     for name in names:
         if isinstance(value := fields.get(name), str) and value:
             return value
-    raise DataError(f"{where}: no text under {' or '.join(f'`{name}`' for name in names)}. It has {_shown([*fields])}.")
+    raise DataError(f"{where}: no text under {' or '.join(f'`{name}`' for name in names)}. It has {_format_value([*fields])}.")
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)[:80]
 
 
@@ -125,23 +125,23 @@ class ChoiceRows:
 
     def __init__(
         self,
-        questions: Sequence[Question],
+        questions: Sequence[MultipleChoiceQuestion],
         tokenizer: Tokenizer,
         opening: Sequence[int],
         longest: int,
     ) -> None:
         self.questions = questions
-        made = [row for number in range(len(questions)) for row in self._rows_of(number, tokenizer, list(opening))]
+        made = [row for number in range(len(questions)) for row in self._iter_rows(number, tokenizer, list(opening))]
         for row in made:
             if (length := len(row.tokens) - 1) > longest:
                 raise DataError(
-                    f"{questions[row.question].where}: choice {row.choice} with its context takes {length} positions, "
+                    f"{questions[row.question].location}: choice {row.choice} with its context takes {length} positions, "
                     f"and the model has {longest} (model.max_position_embeddings). Shorten it, or leave it out."
                 )
         self.sorted = sorted(made, key=lambda row: (len(row.tokens), row.question, row.choice))
-        self.rows = len(made)
+        self.num_rows = len(made)
 
-    def _rows_of(self, number: int, tokenizer: Tokenizer, opening: list[int]) -> Iterator[Row]:
+    def _iter_rows(self, number: int, tokenizer: Tokenizer, opening: list[int]) -> Iterator[ChoiceRow]:
         """Context and choice are tokenized as one text; a space at the context's end belongs to the choice."""
         question = self.questions[number]
         context = question.context.rstrip()
@@ -149,9 +149,9 @@ class ChoiceRows:
         first = len(opening) + len(tokenizer.encode(context)) if context else len(opening)
         for choice, text in enumerate(question.choices):
             tokens = opening + tokenizer.encode(context + behind + text)
-            yield Row(number, choice, tokens, min(first, len(tokens) - 1))
+            yield ChoiceRow(number, choice, tokens, min(first, len(tokens) - 1))
 
-    def batch(self, first: int, count: int) -> Batch:
+    def get_batch(self, first: int, count: int) -> Batch:
         """Rows `first` to `first + count - 1` of `sorted`; beyond the last they are there but nothing counts."""
         rows = self.sorted[first : first + count]
         length = max((len(row.tokens) - 1 for row in rows), default=1)

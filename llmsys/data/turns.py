@@ -7,30 +7,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmsys.data.batch import Batch
-from llmsys.data.steps import ALL, Steps
+from llmsys.data.steps import ALL, StepBatches
 
 
 @dataclass(frozen=True)
-class StepsInTurns:
+class StridedStepBatches:
     """Every `ranks`-th micro-batch of the steps that a single rank would have; `ranks` divides their number."""
 
-    whole: Steps
+    whole: StepBatches
     ranks: int
     data_rank: int
 
-    def step(self, step: int, which: slice = ALL) -> list[Batch]:
+    def get_micro_batches(self, step: int, which: slice = ALL) -> list[Batch]:
         """See Steps."""
         assert which == ALL, "turns are not cut again"
-        return self.whole.step(step, slice(self.data_rank, None, self.ranks))
+        return self.whole.get_micro_batches(step, slice(self.data_rank, None, self.ranks))
 
-    def micro_batches(self, step: int) -> int:
+    def count_micro_batches(self, step: int) -> int:
         """See Steps."""
-        return self.whole.micro_batches(step) // self.ranks
+        return self.whole.count_micro_batches(step) // self.ranks
 
-    def describe(self, step: int) -> dict[str, Any]:
+    def get_step_metrics(self, step: int) -> dict[str, Any]:
         """See Steps."""
-        return self.whole.describe(step)
+        return self.whole.get_step_metrics(step)
 
-    def packing(self) -> dict[str, Any]:
+    def get_packing_stats(self) -> dict[str, Any]:
         """See Steps."""
-        return self.whole.packing()
+        return self.whole.get_packing_stats()

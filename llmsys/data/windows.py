@@ -18,7 +18,7 @@ class Window:
     documents: NDArray[np.int64]
 
 
-class Rows(NamedTuple):
+class WindowBatch(NamedTuple):
     """Several windows: tokens and document numbers, both int64 (N, T + 1).
 
     Document numbers mean something within one window only: equal ones are tokens of one document.
@@ -28,7 +28,7 @@ class Rows(NamedTuple):
     documents: NDArray[np.int64]
 
 
-class Windows(Protocol):
+class WindowDataset(Protocol):
     """Every sequence of a run, counted from zero over all epochs. What a number gives never depends on who asks."""
 
     length: int
@@ -39,28 +39,28 @@ class Windows(Protocol):
         """Names the data that the windows are cut from."""
         ...
 
-    def rows(self, numbers: Sequence[int] | NDArray[np.int64]) -> Rows:
+    def get_rows(self, numbers: Sequence[int] | NDArray[np.int64]) -> WindowBatch:
         """The windows of these numbers, in this order. DataError when a file is missing or damaged."""
         ...
 
-    def work(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    def compute_attention_cost(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Σ n² over the documents of each window, n being the inputs that a document has there: work of attention."""
         ...
 
-    def documents(self, number: int) -> list[tuple[int, int]]:
+    def list_documents(self, number: int) -> list[tuple[int, int]]:
         """(source, document as numbered in its shards) of every document that the window has tokens of."""
         ...
 
-    def packing(self) -> dict[str, Any]:
+    def get_packing_stats(self) -> dict[str, Any]:
         """What cutting into windows costs, in tokens of an epoch, for the log."""
         ...
 
-    def seen(self, count: int) -> dict[str, Any]:
+    def get_progress(self, count: int) -> dict[str, Any]:
         """How far the first `count` windows of a run got, for the log: epochs, by source where there are several."""
         ...
 
 
-class Spans(NamedTuple):
+class DocumentSpans(NamedTuple):
     """Pieces of windows that lie in one document each, in order: its place, the piece's ends, the window's row."""
 
     places: NDArray[np.int64]
@@ -69,7 +69,7 @@ class Spans(NamedTuple):
     rows: NDArray[np.int64]
 
 
-def spans(edges: NDArray[np.int64], starts: NDArray[np.int64], size: int) -> Spans:
+def split_at_documents(edges: NDArray[np.int64], starts: NDArray[np.int64], size: int) -> DocumentSpans:
     """Cut the windows [start, start + size) of a token stream where documents end: document p ends before edges[p]."""
     first = np.searchsorted(edges, starts, side="right")
     counts = np.searchsorted(edges, starts + (size - 1), side="right") - first + 1
@@ -80,4 +80,4 @@ def spans(edges: NDArray[np.int64], starts: NDArray[np.int64], size: int) -> Spa
     # The last document has no edge where the stream is longer than its documents, as one shifted by a token is.
     closes = edges[np.minimum(places, len(edges) - 1)]
     ends = np.where(places < len(edges), np.minimum(closes, starts[rows] + size), starts[rows] + size)
-    return Spans(places, np.maximum(opens, starts[rows]), ends, rows)
+    return DocumentSpans(places, np.maximum(opens, starts[rows]), ends, rows)

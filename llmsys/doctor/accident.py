@@ -18,7 +18,7 @@ DISK_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Moment:
+class FaultPoint:
     """A call at which an accident can happen: where it is looked up, its name, and whether to strike before it."""
 
     module: str
@@ -29,23 +29,23 @@ class Moment:
 
 
 MOMENTS = {
-    "before the backward pass": Moment("llmsys.engine.bitwise_engine", "BitwiseEngine", "train_step"),
-    "between backward and step": Moment("llmsys.train.faults", "StepJudge", "accept", before=False),
-    "after the step": Moment("llmsys.train.trainer", "", "settle_experts", before=False),
-    "in an evaluation": Moment("llmsys.train.trainer", "Trainer", "_evaluate"),
-    "before a save": Moment("llmsys.train.saver", "Saver", "save"),
-    "making the folder": Moment("llmsys.train.checkpoint_write", "", "_empty", before=False),
-    "writing tensors": Moment("llmsys.train.checkpoint_write", "", "_write_tensors", before=False),
-    "digesting": Moment("llmsys.train.checkpoint_write", "", "digests_of", before=False),
-    "writing the record": Moment("llmsys.train.checkpoint_write", "", "write_record", before=False),
-    "renamed and not flushed": Moment("llmsys.train.checkpoint_write", "", "sync_folder"),
-    "removing an older one": Moment("llmsys.train.retention", "", "set_aside", before=False),
+    "before the backward pass": FaultPoint("llmsys.engine.bitwise_engine", "BitwiseEngine", "train_step"),
+    "between backward and step": FaultPoint("llmsys.train.faults", "StepJudge", "accept", before=False),
+    "after the step": FaultPoint("llmsys.train.trainer", "", "settle_experts", before=False),
+    "in an evaluation": FaultPoint("llmsys.train.trainer", "Trainer", "_evaluate"),
+    "before a save": FaultPoint("llmsys.train.saver", "Saver", "save"),
+    "making the folder": FaultPoint("llmsys.train.checkpoint_write", "", "_empty", before=False),
+    "writing tensors": FaultPoint("llmsys.train.checkpoint_write", "", "_write_tensors", before=False),
+    "digesting": FaultPoint("llmsys.train.checkpoint_write", "", "digests_of", before=False),
+    "writing the record": FaultPoint("llmsys.train.checkpoint_write", "", "write_record", before=False),
+    "renamed and not flushed": FaultPoint("llmsys.train.checkpoint_write", "", "sync_folder"),
+    "removing an older one": FaultPoint("llmsys.train.retention", "", "set_aside", before=False),
 }
 
 
 @dataclass(frozen=True)
-class Accident:
-    """What happens at the `count`-th time of a moment, on one rank: `kill`, `stop` (SIGSTOP) or `full_disk`."""
+class Fault:
+    """What happens at the `count`-th time of a moment, on one rank: `kill`, `stop` (SIGSTOP) or `drill_full_disk`."""
 
     moment: str
     count: int
@@ -53,7 +53,7 @@ class Accident:
     rank: int = 0
 
 
-def arrange(accident: Accident) -> None:
+def inject_fault(accident: Fault) -> None:
     """Wrap the moment in this process, so that the accident happens there."""
     if accident.action == "full_disk":
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails with an error, as on a full disk
@@ -62,26 +62,26 @@ def arrange(accident: Accident) -> None:
 
     module = importlib.import_module(moment.module)
     owner = getattr(module, moment.owner) if moment.owner else module
-    setattr(owner, moment.call, _wrapped(getattr(owner, moment.call), moment.before, accident))
+    setattr(owner, moment.call, _wrap_call(getattr(owner, moment.call), moment.before, accident))
 
 
-def _wrapped(real: Callable[..., Any], before: bool, accident: Accident) -> Callable[..., Any]:
+def _wrap_call(real: Callable[..., Any], before: bool, accident: Fault) -> Callable[..., Any]:
     calls = 0
 
-    def wrapped(*arguments: Any, **named: Any) -> Any:
+    def call_with_fault(*arguments: Any, **named: Any) -> Any:
         nonlocal calls
         calls += 1
         if before and calls == accident.count:
-            _strike(accident.action)
+            _trigger_fault(accident.action)
         result = real(*arguments, **named)
         if not before and calls == accident.count:
-            _strike(accident.action)
+            _trigger_fault(accident.action)
         return result
 
-    return wrapped
+    return call_with_fault
 
 
-def _strike(action: str) -> None:
+def _trigger_fault(action: str) -> None:
     if action == "full_disk":
         resource.setrlimit(resource.RLIMIT_FSIZE, (DISK_BYTES, resource.RLIM_INFINITY))
         return
@@ -91,41 +91,41 @@ def _strike(action: str) -> None:
 # --- Accidents to what was saved ---
 
 
-def newest(run_folder: Path) -> Path:
+def get_newest_checkpoint_folder(run_folder: Path) -> Path:
     """The newest published checkpoint."""
     return sorted((run_folder / "checkpoints").glob("step-*"))[-1]
 
 
-def truncate(run_folder: Path) -> None:
+def truncate_largest_file(run_folder: Path) -> None:
     """Cut the largest file of the newest checkpoint in half."""
-    path = _largest(newest(run_folder))
+    path = _get_largest_file(get_newest_checkpoint_folder(run_folder))
     os.truncate(path, path.stat().st_size // 2)
 
 
-def flip_byte(run_folder: Path) -> None:
+def flip_bit(run_folder: Path) -> None:
     """Change one bit in the middle of the largest file of the newest checkpoint."""
-    path = _largest(newest(run_folder))
+    path = _get_largest_file(get_newest_checkpoint_folder(run_folder))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def lose_file(run_folder: Path) -> None:
+def delete_largest_file(run_folder: Path) -> None:
     """Remove the largest file of the newest checkpoint."""
-    _largest(newest(run_folder)).unlink()
+    _get_largest_file(get_newest_checkpoint_folder(run_folder)).unlink()
 
 
-def damage_record(run_folder: Path) -> None:
+def truncate_record(run_folder: Path) -> None:
     """Cut the record of the newest checkpoint in half."""
-    path = newest(run_folder) / "state.json"
+    path = get_newest_checkpoint_folder(run_folder) / "state.json"
     os.truncate(path, path.stat().st_size // 2)
 
 
-def lose_checkpoint(run_folder: Path) -> None:
+def delete_newest_checkpoint(run_folder: Path) -> None:
     """Remove the newest checkpoint altogether."""
-    shutil.rmtree(newest(run_folder))
+    shutil.rmtree(get_newest_checkpoint_folder(run_folder))
 
 
-def _largest(checkpoint: Path) -> Path:
+def _get_largest_file(checkpoint: Path) -> Path:
     files = [path for path in checkpoint.iterdir() if path.name != "state.json"]
     return max(files, key=lambda path: (path.stat().st_size, path.name))

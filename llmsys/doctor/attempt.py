@@ -14,8 +14,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from llmsys.config.run import RunConfig
-from llmsys.doctor.accident import Accident, arrange
-from llmsys.port import free_port
+from llmsys.doctor.accident import Fault, inject_fault
+from llmsys.port import find_free_port
 
 PATIENCE_SECONDS = 180.0
 """How long an attempt may take: many times what it does."""
@@ -24,10 +24,10 @@ GRACE_SECONDS = 3.0
 """What the other ranks get to notice that one has ended; a launcher ends them, too."""
 
 
-def attempt(
+def run_attempt(
     config: RunConfig,
     ranks: int,
-    accident: Accident | None = None,
+    accident: Fault | None = None,
     meanwhile: Callable[[list[BaseProcess]], None] | None = None,
 ) -> list[int]:
     """Start the run and wait for its end; exit statuses by rank (below zero: the signal that ended it).
@@ -36,24 +36,24 @@ def attempt(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["llmsys.train.build", "llmsys.engine.bitwise_engine", "llmsys.train.trainer"])
-    port = free_port()
+    port = find_free_port()
     log = config.run.folder.parent / "output.txt"
     processes: list[BaseProcess] = [
-        context.Process(target=_rank_main, args=(config, rank, ranks, port, accident, log)) for rank in range(ranks)
+        context.Process(target=_run_rank, args=(config, rank, ranks, port, accident, log)) for rank in range(ranks)
     ]
     for process in processes:
         process.start()
     try:
         if meanwhile is not None:
             meanwhile(processes)
-        _wait(processes)
+        _wait_for_processes(processes)
     finally:
         for process in processes:
-            _kill(process)
+            _kill_process(process)
     return [process.exitcode or 0 for process in processes]
 
 
-def _wait(processes: list[BaseProcess]) -> None:
+def _wait_for_processes(processes: list[BaseProcess]) -> None:
     """Until all have ended, or one has and the others have had their grace."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and any(process.is_alive() for process in processes):
@@ -62,14 +62,14 @@ def _wait(processes: list[BaseProcess]) -> None:
         time.sleep(0.02)
 
 
-def _kill(process: BaseProcess) -> None:
+def _kill_process(process: BaseProcess) -> None:
     if process.pid is not None and process.is_alive():
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
     process.join()
 
 
-def _rank_main(config: RunConfig, rank: int, ranks: int, port: int, accident: Accident | None, log: Path) -> None:
+def _run_rank(config: RunConfig, rank: int, ranks: int, port: int, accident: Fault | None, log: Path) -> None:
     local = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in local.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -77,23 +77,23 @@ def _rank_main(config: RunConfig, rank: int, ranks: int, port: int, accident: Ac
         os.dup2(opened.fileno(), sys.stdout.fileno())
         os.dup2(opened.fileno(), sys.stderr.fileno())
     if accident is not None and accident.rank == rank:
-        arrange(accident)
-    from llmsys.errors import LlmsysError, Stopped, disk_problem
+        inject_fault(accident)
+    from llmsys.errors import LlmsysError, StopRequested, to_data_error
     from llmsys.log import configure_logging
-    from llmsys.train.build import run
+    from llmsys.train.build import train_run
 
     configure_logging()
     status = 0
     try:
-        run(config, lambda *_: [])
-    except Stopped as stopped:
+        train_run(config, lambda *_: [])
+    except StopRequested as stopped:
         print(f"stopped: {stopped}", flush=True)
         status = 75
     except LlmsysError as error:
         print(f"error: {error}", flush=True)
         status = 2
     except OSError as error:
-        if (problem := disk_problem(error)) is None:
+        if (problem := to_data_error(error)) is None:
             raise
         print(f"error: {problem}", flush=True)
         status = 2

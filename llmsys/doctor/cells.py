@@ -11,13 +11,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from llmsys.config.bitwise import micro_batches, require_ranks
+from llmsys.config.bitwise import list_micro_batch_counts, require_ranks
 from llmsys.config.run import RunConfig
 from llmsys.doctor.oracle import OPTIMIZER, SEED
 from llmsys.doctor.rows import GROUP_ROWS
-from llmsys.doctor.subjects import SEQUENCES, SUBJECTS, Subject
+from llmsys.doctor.subjects import SEQUENCES, SUBJECTS, ParityModel
 from llmsys.errors import ConfigError, LayoutError
-from llmsys.estimate.memory import planned_layout
+from llmsys.estimate.memory import resolve_planned_layout
 
 ENGINES: dict[str, dict[str, Any]] = {
     "fsdp": {"kind": "torch"},
@@ -43,38 +43,38 @@ RECOMPUTE = ("none", "selective", "block")
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run of the matrix. `micro` are the sequences of one forward pass of a rank."""
+class ParityCase:
+    """One run of the matrix. `micro_sequences` are the sequences of one forward pass of a rank."""
 
     ranks: int
     engine: str
     layout: tuple[tuple[str, int], ...]
     precision: str
     recompute: str
-    subject: Subject
-    micro: int
+    parity_model: ParityModel
+    micro_sequences: int
 
     @property
-    def where(self) -> str:
+    def placement(self) -> str:
         """Ranks, engine and layout."""
         return " ".join([f"{self.ranks}", self.engine, *(f"{axis}={size}" for axis, size in self.layout)])
 
     @property
     def title(self) -> str:
         """All of it, for messages."""
-        return f"{self.where}, {self.precision}, recompute={self.recompute}, {self.subject.name}"
+        return f"{self.placement}, {self.precision}, recompute={self.recompute}, {self.parity_model.name}"
 
-    def config(self) -> RunConfig:
+    def build_run_config(self) -> RunConfig:
         """The cell as a run would be configured. Raises ValidationError or LayoutError for what is illegal."""
         train = {"precision": self.precision, "recompute": self.recompute, "threads_per_process": 1}
         if self.engine == "bitwise":
             train["reproducibility"] = "bitwise"
-        length, windows = self.subject.length, self.subject.has_windows
+        length, windows = self.parity_model.length, self.parity_model.has_windows
         batch: dict[str, int] = {"sequence_length": length, "sequences": SEQUENCES}
-        batch |= {"micro_sequences": self.micro} if windows else {"length_groups": len(GROUP_ROWS)}
+        batch |= {"micro_sequences": self.micro_sequences} if windows else {"length_groups": len(GROUP_ROWS)}
         config = RunConfig.model_validate(
             {
-                "model": self.subject.model,
+                "model": self.parity_model.model,
                 "run": {"seed": SEED},
                 "batch": batch,
                 "optimizer": OPTIMIZER,
@@ -84,29 +84,29 @@ class Cell:
                 "train": {**train, "tokens": 10 * length * SEQUENCES},
             }
         )
-        layout = planned_layout(config)
+        layout = resolve_planned_layout(config)
         if layout.world_size != self.ranks:
-            raise LayoutError(f"{self.where} takes {layout.world_size} ranks")
+            raise LayoutError(f"{self.placement} takes {layout.world_size} ranks")
         if not windows:
             if self.engine == "bitwise":
-                require_ranks(self.ranks, micro_batches(config.batch, windows=False))
+                require_ranks(self.ranks, list_micro_batch_counts(config.batch, windows=False))
             return config
-        share = SEQUENCES // layout.data_ranks
-        if SEQUENCES % layout.data_ranks or share % self.micro:
-            raise LayoutError(f"{self.micro} sequences do not divide the {share} of a rank")
+        share = SEQUENCES // layout.data_parallel_size
+        if SEQUENCES % layout.data_parallel_size or share % self.micro_sequences:
+            raise LayoutError(f"{self.micro_sequences} sequences do not divide the {share} of a rank")
         return config
 
 
-def matrix(
+def iter_parity_cases(
     ranks: int,
     precisions: tuple[str, ...],
     engines: tuple[str, ...] = tuple(ENGINES),
-    subjects: tuple[Subject, ...] = SUBJECTS,
-) -> Iterator[Cell]:
+    subjects: tuple[ParityModel, ...] = SUBJECTS,
+) -> Iterator[ParityCase]:
     """Every legal cell on so many ranks."""
     turn, seen = 0, set()
     for engine, layout in product(engines, LAYOUTS):
-        if (key := _fitted(ranks, engine, layout, subjects)) is None or key in seen:
+        if (key := _find_layout_key(ranks, engine, layout, subjects)) is None or key in seen:
             continue
         seen.add(key)
         for precision, recompute in product(precisions, RECOMPUTE):
@@ -114,28 +114,28 @@ def matrix(
             made = [
                 cell
                 for subject in subjects
-                if (cell := _legal(ranks, engine, layout, precision, recompute, subject)) is not None
+                if (cell := _find_legal_case(ranks, engine, layout, precision, recompute, subject)) is not None
             ]
             if made:
                 yield from made if plain else [made[turn % len(made)]]
                 turn += 1
 
 
-def _fitted(ranks: int, engine: str, layout: dict[str, int], subjects: tuple[Subject, ...]) -> tuple[str, str] | None:
+def _find_layout_key(ranks: int, engine: str, layout: dict[str, int], subjects: tuple[ParityModel, ...]) -> tuple[str, str] | None:
     """Engine and layout as they come out: replicas of one shard are what DDP always has."""
-    cells = [_legal(ranks, engine, layout, "fp32", "none", subject) for subject in subjects]
+    cells = [_find_legal_case(ranks, engine, layout, "fp32", "none", subject) for subject in subjects]
     found = next((cell for cell in cells if cell is not None), None)
-    return None if found is None else (engine, str(planned_layout(found.config())))
+    return None if found is None else (engine, str(resolve_planned_layout(found.build_run_config())))
 
 
-def _legal(
-    ranks: int, engine: str, layout: dict[str, int], precision: str, recompute: str, subject: Subject
-) -> Cell | None:
+def _find_legal_case(
+    ranks: int, engine: str, layout: dict[str, int], precision: str, recompute: str, subject: ParityModel
+) -> ParityCase | None:
     """The cell with the smaller of the micro-batches that the layout allows, two of them where it can."""
     for micro in (2, 1, 4):
-        cell = Cell(ranks, engine, tuple(layout.items()), precision, recompute, subject, micro)
+        cell = ParityCase(ranks, engine, tuple(layout.items()), precision, recompute, subject, micro)
         try:
-            cell.config()
+            cell.build_run_config()
         except (ValidationError, LayoutError, ConfigError):
             continue
         return cell

@@ -8,10 +8,10 @@ Reads a model config; gives a subject that learns what the model is made for fro
 
 from llmsys.config.head import DropoutConfig
 from llmsys.config.model import ModelConfig
-from llmsys.doctor.subjects import Subject
+from llmsys.doctor.subjects import ParityModel
 from llmsys.errors import ConfigError
 from llmsys.estimate.parameters import count_parameters
-from llmsys.train.micro import free_memory
+from llmsys.train.micro import get_free_memory
 
 ORACLE_COPIES, RANK_COPIES = 6, 17
 """fp32 copies of all weights. The oracle: weights, gradients, two moments, start, first gradients. A rank: its state
@@ -20,7 +20,7 @@ ORACLE_COPIES, RANK_COPIES = 6, 17
 FP32_BYTES = 4
 
 
-def build_subject(model: ModelConfig, name: str) -> Subject:
+def build_subject(model: ModelConfig, name: str) -> ParityModel:
     """Return the subject of a model, with dropout off.
 
     Raises:
@@ -35,14 +35,14 @@ def build_subject(model: ModelConfig, name: str) -> Subject:
         raise ConfigError(
             f"model.vocab_size={model.vocab_size} of {name} is too small for rows of parity. Use model.vocab_size=4."
         )
-    return Subject(name, model.model_copy(update={"dropout": DropoutConfig()}))
+    return ParityModel(name, model.model_copy(update={"dropout": DropoutConfig()}))
 
 
 def require_memory(model: ModelConfig, ranks: int) -> None:
     """Raise ConfigError when parity of a model on so many processes takes more memory than this machine has free."""
     parameters = count_parameters(model).total
     needed = parameters * FP32_BYTES * (ORACLE_COPIES + RANK_COPIES * ranks)
-    if needed > (free := free_memory()):
+    if needed > (free := get_free_memory()):
         raise ConfigError(
             f"Parity of {parameters:,} parameters on {ranks} processes takes about {needed / 1e9:.1f} GB, and "
             f"{free / 1e9:.1f} GB are free. Use fewer --processes, or a smaller model of the same kind: override "

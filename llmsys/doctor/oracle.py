@@ -8,18 +8,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from llmsys.config.optimizer import AdamW
+from llmsys.config.optimizer import AdamWConfig
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.doctor.rows import list_rows
-from llmsys.doctor.subjects import Subject
-from llmsys.engine.engine import saved_buffers
-from llmsys.model.init import initialize
+from llmsys.doctor.subjects import ParityModel
+from llmsys.engine.engine import iter_persistent_buffers
+from llmsys.model.init import initialize_parameters
 from llmsys.model.transformer import Transformer
-from llmsys.optim.groups import parameter_groups
-from llmsys.train.balance import settle_experts
+from llmsys.optim.groups import build_parameter_groups
+from llmsys.train.balance import update_expert_balance
 
 STEPS, SEED, RATE = 3, 7, 1e-2
-OPTIMIZER = AdamW(learning_rate=RATE, gradient_clip=0.5, weight_decay=0.1, embedding_rate_scale=2.0, eps=1e-6)
+OPTIMIZER = AdamWConfig(learning_rate=RATE, gradient_clip=0.5, weight_decay=0.1, embedding_rate_scale=2.0, eps=1e-6)
 """Clips every step; its epsilon keeps gradients that are zero but for rounding from deciding a sign."""
 
 Tensors = dict[str, Tensor]
@@ -42,14 +42,14 @@ class Trajectory:
     buffers: Tensors
 
 
-def oracle(subject: Subject) -> Trajectory:
+def compute_reference_trajectory(subject: ParityModel) -> Trajectory:
     """The specified trajectory of a subject."""
     model = Transformer(subject.model)
-    initialize(model, SEED)
-    push_experts(model, subject)
+    initialize_parameters(model, SEED)
+    bias_expert_choice(model, subject)
     named = dict(model.named_parameters())
     start = {name: parameter.detach().clone() for name, parameter in named.items()}
-    optimizer = _adamw(named)
+    optimizer = _build_adamw(named)
     losses, norms = [], []
     gradients: Tensors = {}
     for step in range(STEPS):
@@ -57,14 +57,14 @@ def oracle(subject: Subject) -> Trajectory:
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.gradient_clip)))
         optimizer.step()
         optimizer.zero_grad()
-        settle_experts(model)
+        update_expert_balance(model)
         losses.append(loss)
         if step == 0:
             gradients = {name: optimizer.state[value]["exp_avg"].clone() for name, value in named.items()}
     weights = {name: parameter.detach() for name, parameter in named.items()}
     moments = {f"1/{name}": optimizer.state[value]["exp_avg"] for name, value in named.items()}
     moments |= {f"2/{name}": optimizer.state[value]["exp_avg_sq"] for name, value in named.items()}
-    buffers = {name: buffer.clone() for name, buffer in saved_buffers(model)}
+    buffers = {name: buffer.clone() for name, buffer in iter_persistent_buffers(model)}
     return Trajectory(losses, norms, start, gradients, weights, moments, buffers)
 
 
@@ -74,11 +74,11 @@ def _add_gradients(model: Transformer, rows: list[Batch]) -> float:
     targets = sum(int((row.targets_BT != IGNORED).sum()) for row in rows)
     tokens = sum(_count_tokens(row.tokens_BT, row.documents_BT) for row in rows)
     source_tokens = sum(_count_tokens(row.source_BS, row.source_documents_BS) for row in rows)
-    layers = set(model.moe_layers())
+    layers = set(model.list_moe_layers())
     of_source = set() if model.encoder is None else layers & set(model.encoder.modules())
     total = 0.0
     for row in rows:
-        logits_BTV = model(**row.inputs())
+        logits_BTV = model(**row.to_model_inputs())
         nats = _sum_nats(logits_BTV, row.targets_BT)
         share = (nats + _sum_further_nats(model, row)) / targets
         for layers_of_stack, seen in ((layers - of_source, tokens), (of_source, source_tokens)):
@@ -115,21 +115,21 @@ def _sum_further_nats(model: Transformer, row: Batch) -> Tensor:
     return config.weight * nats / config.depth
 
 
-def _adamw(named: dict[str, nn.Parameter]) -> torch.optim.AdamW:
+def _build_adamw(named: dict[str, nn.Parameter]) -> torch.optim.AdamW:
     groups = [
         {
             "params": [named[name] for name in group.names],
             "weight_decay": group.weight_decay,
-            "lr": RATE * group.rate_scale,
+            "lr": RATE * group.lr_multiplier,
         }
-        for group in parameter_groups(named.items(), OPTIMIZER)
+        for group in build_parameter_groups(named.items(), OPTIMIZER)
     ]
     return torch.optim.AdamW(groups, lr=RATE, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps, foreach=False)
 
 
-def push_experts(model: Transformer, subject: Subject) -> None:
+def bias_expert_choice(model: Transformer, subject: ParityModel) -> None:
     """Set the balancing biases that make the routing of a subject what its name says."""
     with torch.no_grad():
-        for layer in model.moe_layers():
-            for expert, push in subject.pushed.items():
+        for layer in model.list_moe_layers():
+            for expert, push in subject.expert_bias.items():
                 layer.balance_bias_E[expert] = push

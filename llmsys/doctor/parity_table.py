@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from llmsys.doctor.cells import RECOMPUTE, Cell
-from llmsys.doctor.oracle import Trajectory, oracle
-from llmsys.doctor.parity import Distance, measure
-from llmsys.doctor.ranks import Failed, run_tasks
+from llmsys.doctor.cells import RECOMPUTE, ParityCase
+from llmsys.doctor.oracle import Trajectory, compute_reference_trajectory
+from llmsys.doctor.parity import TrajectoryDistance, compare_to_reference
+from llmsys.doctor.ranks import TaskFailure, run_tasks
 
 TIMEOUT_SECONDS = 120.0
 """How long one cell of a tiny model may take: a hundred times what it does."""
@@ -20,87 +20,87 @@ ORACLE_FACTOR = 60.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ParityResult:
     """A cell with its distance, or with why there is none."""
 
-    cell: Cell
-    distance: Distance | None
+    cell: ParityCase
+    distance: TrajectoryDistance | None
     failure: str = ""
 
     @property
-    def passed(self) -> bool:
+    def has_passed(self) -> bool:
         """Whether every number is within its limit."""
         return self.distance is not None and self.distance.passed
 
-    def as_data(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
             "cell": self.cell.title,
-            "passed": self.passed,
-            "distance": None if self.distance is None else self.distance.as_data(),
+            "passed": self.has_passed,
+            "distance": None if self.distance is None else self.distance.to_dict(),
             "failure": self.failure,
         }
 
 
-def run_parity(cells: Sequence[Cell], told: Callable[[Outcome], None]) -> list[Outcome]:
+def run_parity(cells: Sequence[ParityCase], told: Callable[[ParityResult], None]) -> list[ParityResult]:
     """Every cell on its number of ranks, in order of ranks; `told` hears of each as it is done."""
     began = time.monotonic()
-    expected = {cell.subject.name: oracle(cell.subject) for cell in {one.subject.name: one for one in cells}.values()}
+    expected = {cell.parity_model.name: compute_reference_trajectory(cell.parity_model) for cell in {one.parity_model.name: one for one in cells}.values()}
     timeout_seconds = max(TIMEOUT_SECONDS, ORACLE_FACTOR * (time.monotonic() - began) / max(len(expected), 1))
     outcomes = []
     for ranks in sorted({cell.ranks for cell in cells}):
         chosen = [cell for cell in cells if cell.ranks == ranks]
-        for outcome in _on(ranks, chosen, expected, timeout_seconds):
+        for outcome in _iter_results(ranks, chosen, expected, timeout_seconds):
             outcomes.append(outcome)
             told(outcome)
     return outcomes
 
 
-def _on(
-    ranks: int, cells: Sequence[Cell], expected: dict[str, Trajectory], timeout_seconds: float
-) -> Iterator[Outcome]:
-    task = partial(_measured, list(cells), expected)
+def _iter_results(
+    ranks: int, cells: Sequence[ParityCase], expected: dict[str, Trajectory], timeout_seconds: float
+) -> Iterator[ParityResult]:
+    task = partial(_compare_case, list(cells), expected)
     for number, result in run_tasks(task, range(len(cells)), ranks, timeout_seconds):
-        if isinstance(result, Failed):
-            yield Outcome(cells[number], None, str(result))
+        if isinstance(result, TaskFailure):
+            yield ParityResult(cells[number], None, str(result))
         else:
-            yield Outcome(cells[number], result)
+            yield ParityResult(cells[number], result)
 
 
-def _measured(cells: list[Cell], expected: dict[str, Trajectory], number: int) -> Distance:
+def _compare_case(cells: list[ParityCase], expected: dict[str, Trajectory], number: int) -> TrajectoryDistance:
     cell = cells[number]
-    return measure(cell, expected[cell.subject.name])
+    return compare_to_reference(cell, expected[cell.parity_model.name])
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def format_parity_table(outcomes: Sequence[ParityResult]) -> str:
     """A row per ranks, engine and layout; in each column the largest difference of a gradient, or FAIL."""
-    rows: dict[str, dict[tuple[str, str], list[Outcome]]] = defaultdict(lambda: defaultdict(list))
+    rows: dict[str, dict[tuple[str, str], list[ParityResult]]] = defaultdict(lambda: defaultdict(list))
     for one in outcomes:
-        rows[one.cell.where][one.cell.precision, one.cell.recompute].append(one)
+        rows[one.cell.placement][one.cell.precision, one.cell.recompute].append(one)
     precisions = list(dict.fromkeys(one.cell.precision for one in outcomes))
     columns = [(precision, recompute) for precision in precisions for recompute in RECOMPUTE]
     width = max(len(where) for where in rows) + 2
     head = "".join(f"{f'{precision} {recompute}':>16}" for precision, recompute in columns)
     lines = [f"{'ranks engine layout':<{width}}{head}"]
     for where, cells in rows.items():
-        lines.append(f"{where:<{width}}" + "".join(f"{_entry(cells.get(column, [])):>16}" for column in columns))
+        lines.append(f"{where:<{width}}" + "".join(f"{_format_entry(cells.get(column, [])):>16}" for column in columns))
     return "\n".join(lines)
 
 
-def _entry(outcomes: list[Outcome]) -> str:
+def _format_entry(outcomes: list[ParityResult]) -> str:
     if not outcomes:
         return "–"
-    if not all(one.passed for one in outcomes):
+    if not all(one.has_passed for one in outcomes):
         return "FAIL"
     return f"{max(one.distance.gradient for one in outcomes if one.distance is not None):.0e}"
 
 
-def failures(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def iter_failures(outcomes: Sequence[ParityResult]) -> Iterator[str]:
     """What is wrong with each cell that failed."""
     for one in outcomes:
         if one.distance is None:
             yield f"{one.cell.title}: {one.failure}"
-        elif not one.passed:
+        elif not one.has_passed:
             found = one.distance
             yield (
                 f"{one.cell.title}: {found.worst} is off (loss {found.loss:.1e}, norm {found.norm:.1e}, "

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from typing import Any
 
-from llmsys.port import free_port
+from llmsys.port import find_free_port
 
 START_SECONDS = 300.0
 """How long ranks may take to import what they need and to meet, on a machine that has other work."""
@@ -26,7 +26,7 @@ Task = Callable[[int], Any]
 """(number of the task) → what rank 0 tells of it. Must be importable: it is sent to new processes by name."""
 
 
-class Failed(str):
+class TaskFailure(str):
     """Why a task was not finished, in words."""
 
     __slots__ = ()
@@ -37,19 +37,19 @@ def run_tasks(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: f
     left = list(numbers)
     while left:
         done = 0
-        for number, result in _group(task, left[:TASKS_OF_A_GROUP], ranks, timeout_seconds):
+        for number, result in _run_group(task, left[:TASKS_OF_A_GROUP], ranks, timeout_seconds):
             yield number, result
             done += 1
         left = left[done:]
 
 
-def _group(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: float) -> Iterator[tuple[int, Any]]:
+def _run_group(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: float) -> Iterator[tuple[int, Any]]:
     """Results until the first failure, which is the last."""
     context = multiprocessing.get_context("spawn")
-    port = free_port()
+    port = find_free_port()
     pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
     processes = [
-        context.Process(target=_rank_main, args=(sender, task, list(numbers), rank, ranks, port), daemon=True)
+        context.Process(target=_run_rank, args=(sender, task, list(numbers), rank, ranks, port), daemon=True)
         for rank, (_, sender) in enumerate(pipes)
     ]
     for process, (_, sender) in zip(processes, pipes, strict=True):
@@ -57,11 +57,11 @@ def _group(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: floa
         sender.close()  # so that the end of a process is the end of its pipe
     receivers = [receiver for receiver, _ in pipes]
     try:
-        started = _answer(receivers, START_SECONDS)
+        started = _receive_answer(receivers, START_SECONDS)
         for number in numbers:
-            result = started if isinstance(started, Failed) else _answer(receivers, timeout_seconds)
+            result = started if isinstance(started, TaskFailure) else _receive_answer(receivers, timeout_seconds)
             yield number, result
-            if isinstance(result, Failed):
+            if isinstance(result, TaskFailure):
                 return
     finally:
         for process in processes:
@@ -70,7 +70,7 @@ def _group(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: floa
             process.join()
 
 
-def _answer(receivers: list[Connection], timeout_seconds: float) -> Any:
+def _receive_answer(receivers: list[Connection], timeout_seconds: float) -> Any:
     """What rank 0 says when all ranks have answered; Failed for the first that did not."""
     deadline = time.monotonic() + timeout_seconds
     waiting = {receiver: rank for rank, receiver in enumerate(receivers)}
@@ -79,22 +79,22 @@ def _answer(receivers: list[Connection], timeout_seconds: float) -> Any:
         ready = wait_for(list(waiting), max(0.0, deadline - time.monotonic()))
         if not ready:
             late = ", ".join(str(rank) for rank in waiting.values())
-            return Failed(f"rank {late} did not answer within {timeout_seconds:.0f} s")
+            return TaskFailure(f"rank {late} did not answer within {timeout_seconds:.0f} s")
         for receiver in ready:
             assert isinstance(receiver, Connection)
             rank = waiting.pop(receiver)
             try:
                 kind, value = receiver.recv()
             except EOFError:
-                return Failed(f"rank {rank} ended without an answer")
+                return TaskFailure(f"rank {rank} ended without an answer")
             if kind == "error":
-                return Failed(f"rank {rank}: {value}")
+                return TaskFailure(f"rank {rank}: {value}")
             if rank == 0:
                 answer = value
     return answer
 
 
-def _rank_main(sender: Connection, task: Task, numbers: list[int], rank: int, ranks: int, port: int) -> None:
+def _run_rank(sender: Connection, task: Task, numbers: list[int], rank: int, ranks: int, port: int) -> None:
     local = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in local.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
@@ -103,12 +103,12 @@ def _rank_main(sender: Connection, task: Task, numbers: list[int], rank: int, ra
     import torch
 
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)  # gathering what is split is our business here
-    from llmsys.parallel.group import joined
+    from llmsys.parallel.group import init_process_group
 
     torch.set_num_threads(1)
     if not torch.cuda.is_available():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with joined():
+    with init_process_group():
         sender.send(("result", "started"))
         for number in numbers:
             try:

@@ -9,35 +9,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.engine import Torch
-from llmsys.config.layout import Layout
+from llmsys.config.engine import TorchEngineConfig
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.data.digest import as_text, digest_of
+from llmsys.data.digest import format_digest, compute_batch_digest
 from llmsys.engine.engine import Engine
-from llmsys.engine.state_hash import state_hash
+from llmsys.engine.state_hash import hash_state
 from llmsys.errors import CheckpointError, DataError
-from llmsys.events import latest_events
-from llmsys.log import logger
-from llmsys.optim.schedule import balance_factor, learning_rate
-from llmsys.parallel.group import device_of_this_rank, joined
-from llmsys.parallel.mesh import make_meshes
+from llmsys.events import read_latest_events
+from llmsys.log import get_logger
+from llmsys.optim.schedule import compute_balance_factor, compute_learning_rate
+from llmsys.parallel.group import get_local_device, init_process_group
+from llmsys.parallel.mesh import build_device_meshes
 from llmsys.train import checkpoint
-from llmsys.train.balance import set_balance, settle_experts
-from llmsys.train.build import check, use_threads
+from llmsys.train.balance import set_balance_factor, update_expert_balance
+from llmsys.train.build import check_config, set_num_threads
 from llmsys.train.build_engine import build_engine
-from llmsys.train.checkpoint_record import problem_of, read_record
-from llmsys.train.objective import steps_of
+from llmsys.train.checkpoint_record import find_checkpoint_error, read_record
+from llmsys.train.objective import build_step_batches
 from llmsys.train.precision import resolve_precision
 from llmsys.train.trainer import seed_dropout
 
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
 """Relative, of loss and gradient norm: sums in another order, in the type that products are in."""
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Check:
+class ReplayCheck:
     """One thing that was recorded and was made again."""
 
     step: int
@@ -47,54 +47,54 @@ class Check:
     agrees: bool
 
 
-def replay(config: RunConfig, step: int) -> list[Check]:
+def replay_step(config: RunConfig, step: int) -> list[ReplayCheck]:
     """Everything that could be checked about step `step`, counted from 1, and the steps that lead to it.
 
     Raises DataError when the run has not got there, CheckpointError when no checkpoint before it is whole and the run
     did not begin from its seed.
     """
-    recorded = _recorded(config.run.folder, step)
-    alone = _alone(resolve_precision(config))
-    with joined():
-        check(alone, 1)
-        use_threads(alone)
-        device = device_of_this_rank()
-        steps = steps_of(alone, 1, 0)
-        engine = build_engine(alone, make_meshes(alone.fitted_layout(1), device), device)
-        first, left_out = _start(engine, config, step)
-        checks: list[Check] = []
+    recorded = _read_step_events(config.run.folder, step)
+    alone = _build_single_process_config(resolve_precision(config))
+    with init_process_group():
+        check_config(alone, 1)
+        set_num_threads(alone)
+        device = get_local_device()
+        steps = build_step_batches(alone, 1, 0)
+        engine = build_engine(alone, build_device_meshes(alone.resolve_layout(1), device), device)
+        first, left_out = _load_checkpoint_before(engine, config, step)
+        checks: list[ReplayCheck] = []
         for number in range(first + 1, step + 1):
             if number not in left_out:
-                checks += _one(engine, alone, steps.step(number - 1), number, recorded.get(number, {}))
-        return checks + _state(engine, config, step)
+                checks += _replay_single_step(engine, alone, steps.get_micro_batches(number - 1), number, recorded.get(number, {}))
+        return checks + _compare_state_hash(engine, config, step)
 
 
-def _alone(config: RunConfig) -> RunConfig:
+def _build_single_process_config(config: RunConfig) -> RunConfig:
     """The run in one process: engine and layout never change what a step is."""
-    changes: dict[str, Any] = {"layout": Layout(), "engine": Torch()}
+    changes: dict[str, Any] = {"layout": ParallelLayout(), "engine": TorchEngineConfig()}
     return config.model_copy(update=changes)
 
 
-def _recorded(run_folder: Path, step: int) -> dict[int, dict[str, Any]]:
+def _read_step_events(run_folder: Path, step: int) -> dict[int, dict[str, Any]]:
     path = run_folder / "events.jsonl"
     if not path.exists():
         raise DataError(f"{run_folder} has no events.jsonl: nothing was trained there. Run llmsys train first.")
-    events = {int(e["step"]): e for e in latest_events(path) if e["event"] == "step"}
+    events = {int(e["step"]): e for e in read_latest_events(path) if e["event"] == "step"}
     if not events or step > max(events) or step < 1:
         raise DataError(f"step={step} was not trained: {run_folder} has steps 1 to {max(events, default=0)}.")
     return events
 
 
-def _start(engine: Engine, config: RunConfig, step: int) -> tuple[int, set[int]]:
+def _load_checkpoint_before(engine: Engine, config: RunConfig, step: int) -> tuple[int, set[int]]:
     """Load the newest whole checkpoint before `step`; (its step, steps that were left out)."""
     folder = config.run.folder / "checkpoints"
-    for name in reversed(checkpoint.whole_names(folder)):
+    for name in reversed(checkpoint.list_complete_checkpoints(folder)):
         if int(name.name.removeprefix("step-")) >= step:
             continue
-        if (problem := problem_of(name)) is not None:
+        if (problem := find_checkpoint_error(name)) is not None:
             log.warning("skipping checkpoint %s: %s", name, problem)
             continue
-        checkpoint.load(engine, name)
+        checkpoint.load_checkpoint(engine, name)
         record = read_record(name)
         log.info("replaying from %s", name)
         return int(record["steps"]), set(record.get("judge", {}).get("left_out", ()))
@@ -107,27 +107,27 @@ def _start(engine: Engine, config: RunConfig, step: int) -> tuple[int, set[int]]
     return 0, set()
 
 
-def _one(engine: Engine, config: RunConfig, batches: list[Any], number: int, recorded: dict[str, Any]) -> list[Check]:
+def _replay_single_step(engine: Engine, config: RunConfig, batches: list[Any], number: int, recorded: dict[str, Any]) -> list[ReplayCheck]:
     seed_dropout(config.run.seed, number - 1)
-    set_balance(engine.module, balance_factor(config, number))
-    result = engine.train_step(batches, learning_rate(config, number))
-    settle_experts(engine.module, result.applied)
+    set_balance_factor(engine.module, compute_balance_factor(config, number))
+    result = engine.train_step(batches, compute_learning_rate(config, number))
+    update_expert_balance(engine.module, result.is_applied)
     checks = []
     if "batch_digest" in recorded:
-        made = as_text(digest_of(batches))
-        checks.append(Check(number, "tokens", recorded["batch_digest"], made, made == recorded["batch_digest"]))
+        made = format_digest(compute_batch_digest(batches))
+        checks.append(ReplayCheck(number, "tokens", recorded["batch_digest"], made, made == recorded["batch_digest"]))
     for name, value in (("loss", result.loss), ("gradient_norm", result.gradient_norm)):
         if recorded.get(name) is not None:
             near = abs(value - recorded[name]) <= TOLERANCE[config.train.resolved_precision] * abs(recorded[name])
-            checks.append(Check(number, name, recorded[name], value, near))
+            checks.append(ReplayCheck(number, name, recorded[name], value, near))
     return checks
 
 
-def _state(engine: Engine, config: RunConfig, step: int) -> list[Check]:
+def _compare_state_hash(engine: Engine, config: RunConfig, step: int) -> list[ReplayCheck]:
     """The hash of the state after the step, where a checkpoint of it recorded one."""
     path = config.run.folder / "events.jsonl"
-    events = [e for e in latest_events(path) if e["event"] == "state_hash" and e["step"] == step]
+    events = [e for e in read_latest_events(path) if e["event"] == "state_hash" and e["step"] == step]
     if not events:
         return []
-    made = state_hash(engine.state())
-    return [Check(step, "state", events[-1]["state_hash"], made, made == events[-1]["state_hash"])]
+    made = hash_state(engine.get_state())
+    return [ReplayCheck(step, "state", events[-1]["state_hash"], made, made == events[-1]["state_hash"])]

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmsys.config.model import ModelConfig
-from llmsys.config.objective import Masked
+from llmsys.config.objective import MaskedLmConfig
 from llmsys.data.batch import Batch
-from llmsys.data.masking import Masking
-from llmsys.data.order import order_key, permutation
-from llmsys.data.pairs import LabelledBatch, MakeBatch, TranslationBatch
-from llmsys.doctor.subjects import SEQUENCES, Subject, batch_of
+from llmsys.data.masking import TokenMasker
+from llmsys.data.order import derive_order_key, build_permutation
+from llmsys.data.pairs import ClassificationCollator, MakeBatch, TranslationCollator
+from llmsys.doctor.subjects import SEQUENCES, ParityModel, build_parity_batch
 
 GROUP_ROWS = (6, 3, 1, 2)
 """Rows of each group of pairs in a step: with two ranks one has none of the third group, with four ranks several."""
@@ -35,11 +35,11 @@ class ToyTokens:
     vocab_size: int
     longest: int
 
-    def tokens(self, document: int, /) -> NDArray[np.int64]:
+    def get_tokens(self, document: int, /) -> NDArray[np.int64]:
         """Return the ids of one sequence."""
-        key = order_key("doctor", self.side, document)
+        key = derive_order_key("doctor", self.side, document)
         length = 2 + key % max(1, self.longest - 1)
-        return permutation(self.vocab_size, key)[np.arange(min(length, self.longest)) % self.vocab_size]
+        return build_permutation(self.vocab_size, key)[np.arange(min(length, self.longest)) % self.vocab_size]
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class ToyLabels:
 
     num_labels: int
 
-    def tokens(self, document: int, /) -> NDArray[np.int64]:
+    def get_tokens(self, document: int, /) -> NDArray[np.int64]:
         """Return the label as a sequence of one id."""
-        return np.array([order_key("doctor", "label", document) % self.num_labels])
+        return np.array([derive_order_key("doctor", "label", document) % self.num_labels])
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class ToyPairs:
 
 
 def build_micro_batches(
-    subject: Subject, step: int, *, rank: int, ranks: int, micro: int, is_bitwise: bool
+    subject: ParityModel, step: int, *, rank: int, ranks: int, micro: int, is_bitwise: bool
 ) -> list[Batch]:
     """Return the micro-batches of one of `ranks` data ranks.
 
@@ -85,7 +85,7 @@ def build_micro_batches(
     return [make(pairs, group[rank::ranks]) for group in groups]
 
 
-def list_rows(subject: Subject, step: int) -> list[Batch]:
+def list_rows(subject: ParityModel, step: int) -> list[Batch]:
     """Return every row of a step as a batch of its own; pairs have no padding there."""
     if subject.has_windows:
         return [_build_windows(subject, step, range(row, row + 1)) for row in range(SEQUENCES)]
@@ -98,18 +98,18 @@ def _list_groups(step: int) -> list[Sequence[int]]:
     return [range(end - rows, end) for end, rows in zip(ends.tolist(), GROUP_ROWS, strict=True)]
 
 
-def _build_windows(subject: Subject, step: int, rows: range) -> Batch:
-    batch = batch_of(step, rows, subject)
+def _build_windows(subject: ParityModel, step: int, rows: range) -> Batch:
+    batch = build_parity_batch(step, rows, subject)
     if subject.objective != "masked":
         return batch
-    masking = Masking(Masked(), MASK, kept_token=-1, vocab_size=subject.model.vocab_size, key=("doctor",))
-    return masking.masked(batch, [step * SEQUENCES + row for row in rows])
+    masking = TokenMasker(MaskedLmConfig(), MASK, protected_token=-1, vocab_size=subject.model.vocab_size, key=("doctor",))
+    return masking.mask_batch(batch, [step * SEQUENCES + row for row in rows])
 
 
 def _build_pairs(model: ModelConfig) -> tuple[ToyPairs, MakeBatch]:
-    longest = Subject("", model).length
+    longest = ParityModel("", model).length
     source = ToyTokens("source", model.embedding.source_vocab_size or model.vocab_size, longest)
     if model.head.kind == "classification":
-        return ToyPairs(source, ToyLabels(model.head.num_labels)), LabelledBatch(OPENING)
+        return ToyPairs(source, ToyLabels(model.head.num_labels)), ClassificationCollator(OPENING)
     target = ToyTokens("target", model.vocab_size, longest)
-    return ToyPairs(source, target), TranslationBatch(OPENING)
+    return ToyPairs(source, target), TranslationCollator(OPENING)

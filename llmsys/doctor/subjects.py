@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from llmsys.config.model import ModelConfig
-from llmsys.config.objective import natural_objective
+from llmsys.config.objective import infer_objective
 from llmsys.data.batch import IGNORED, PADDING, Batch
-from llmsys.data.order import order_key, permutation
+from llmsys.data.order import derive_order_key, build_permutation
 
 SEQUENCES, LENGTH, VOCABULARY = 8, 16, 61
 
@@ -21,17 +21,17 @@ SEQUENCES, LENGTH, VOCABULARY = 8, 16, 61
 
 
 @dataclass(frozen=True)
-class Subject:
+class ParityModel:
     """A model, and by how much the choice of each expert is pushed up or down in every layer."""
 
     name: str
     model: ModelConfig
-    pushed: dict[int, float] = field(default_factory=dict)
+    expert_bias: dict[int, float] = field(default_factory=dict)
 
     @property
     def objective(self) -> str:
         """The kind of objective that the model is made for."""
-        return natural_objective({"model": self.model}).kind
+        return infer_objective({"model": self.model}).kind
 
     @property
     def has_windows(self) -> bool:
@@ -44,7 +44,7 @@ class Subject:
         return min(LENGTH, self.model.max_position_embeddings)
 
 
-def _model(**changes: Any) -> ModelConfig:
+def _build_model_config(**changes: Any) -> ModelConfig:
     settings: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 32,
@@ -58,7 +58,7 @@ def _model(**changes: Any) -> ModelConfig:
     return ModelConfig.model_validate(settings | changes)
 
 
-def _experts(per_token: int, **changes: Any) -> dict[str, Any]:
+def _build_moe_config(per_token: int, **changes: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "num_experts": 4,
         "num_experts_per_tok": per_token,
@@ -76,53 +76,53 @@ _BATCH_LOSS = {"kind": "auxiliary_loss", "weight": 0.5, "scope": "batch"}
 _BIAS_AND_LOSS = {"kind": "bias", "rate": 0.01, "sequence_weight": 0.5}
 _CAPACITY = {"kind": "capacity", "factor": 0.7}
 
-DENSE = Subject("dense, tied", _model(tie_word_embeddings=True))
-EXPERTS = Subject("experts", _model(moe=_experts(2)))
-IDLE = Subject("experts, one idle", _model(moe=_experts(2)), {3: -10.0})
-CROWDED = Subject("experts, all on one", _model(moe=_experts(1)), {2: 10.0})
-LATENT = Subject(
+DENSE = ParityModel("dense, tied", _build_model_config(tie_word_embeddings=True))
+EXPERTS = ParityModel("experts", _build_model_config(moe=_build_moe_config(2)))
+IDLE = ParityModel("experts, one idle", _build_model_config(moe=_build_moe_config(2)), {3: -10.0})
+CROWDED = ParityModel("experts, all on one", _build_model_config(moe=_build_moe_config(1)), {2: 10.0})
+LATENT = ParityModel(
     "experts, softmax, batch loss, latent attention, further tokens",
-    _model(
+    _build_model_config(
         attention=_LATENT,
         num_key_value_heads=4,
         multi_token_prediction={"depth": 2, "weight": 0.3},
-        moe=_experts(2, score="softmax", balance=_BATCH_LOSS, z_loss_weight=0.1),
+        moe=_build_moe_config(2, score="softmax", balance=_BATCH_LOSS, z_loss_weight=0.1),
     ),
 )
-SINKS = Subject(
+SINKS = ParityModel(
     "experts, softmax, sequence loss, capacity, sinks",
-    _model(
+    _build_model_config(
         attention={"kind": "multi_head", "sinks": True},
-        moe=_experts(2, score="softmax", balance=_SEQUENCE_LOSS, routing=_CAPACITY, z_loss_weight=0.1),
+        moe=_build_moe_config(2, score="softmax", balance=_SEQUENCE_LOSS, routing=_CAPACITY, z_loss_weight=0.1),
     ),
 )
-TRANSLATION = Subject(
+TRANSLATION = ParityModel(
     "translation, experts, bias and loss, capacity",
-    _model(family="encoder_decoder", moe=_experts(2, balance=_BIAS_AND_LOSS, routing=_CAPACITY, z_loss_weight=0.1)),
+    _build_model_config(family="encoder_decoder", moe=_build_moe_config(2, balance=_BIAS_AND_LOSS, routing=_CAPACITY, z_loss_weight=0.1)),
 )
-LABELS = Subject(
+LABELS = ParityModel(
     "labels, experts, batch loss",
-    _model(
+    _build_model_config(
         family="encoder",
         head={"kind": "classification", "num_labels": 3},
-        moe=_experts(2, score="softmax", balance=_BATCH_LOSS, z_loss_weight=0.1),
+        moe=_build_moe_config(2, score="softmax", balance=_BATCH_LOSS, z_loss_weight=0.1),
     ),
 )
-MASKED = Subject(
+MASKED = ParityModel(
     "masked, experts, sequence loss, capacity",
-    _model(
+    _build_model_config(
         family="encoder",
         head={"kind": "mlm"},
-        moe=_experts(2, score="softmax", balance=_SEQUENCE_LOSS, routing=_CAPACITY, z_loss_weight=0.1),
+        moe=_build_moe_config(2, score="softmax", balance=_SEQUENCE_LOSS, routing=_CAPACITY, z_loss_weight=0.1),
     ),
 )
 SUBJECTS = (DENSE, EXPERTS, IDLE, CROWDED, LATENT, SINKS, TRANSLATION, LABELS, MASKED)
 
 
-def batch_of(step: int, rows: range, subject: Subject = DENSE) -> Batch:
+def build_parity_batch(step: int, rows: range, subject: ParityModel = DENSE) -> Batch:
     """Rows of a step, the same whoever asks: the first quarter has no target that counts, one row ends in padding."""
     length, padding = subject.length, max(1, subject.length // 4)
-    tokens = torch.tensor(np.stack([_tokens(step, row, length, subject.model.vocab_size) for row in rows]))
+    tokens = torch.tensor(np.stack([_build_row_tokens(step, row, length, subject.model.vocab_size) for row in rows]))
     tokens_BT, targets_BT = tokens[:, :-1].clone(), tokens[:, 1:].clone()
     documents_BT = torch.zeros_like(tokens_BT)
     for place, row in enumerate(rows):
@@ -136,6 +136,6 @@ def batch_of(step: int, rows: range, subject: Subject = DENSE) -> Batch:
     return Batch(tokens_BT, targets_BT, documents_BT)
 
 
-def _tokens(step: int, row: int, length: int, vocab_size: int) -> Any:
-    order = permutation(vocab_size, order_key("doctor", step, row))
+def _build_row_tokens(step: int, row: int, length: int, vocab_size: int) -> Any:
+    order = build_permutation(vocab_size, derive_order_key("doctor", step, row))
     return order[np.arange(length + 1) % vocab_size]

@@ -18,7 +18,7 @@ WORDS = "the cat dog tree house runs sees green old river and of to with it was 
 VOCABULARY, LENGTH, SEQUENCES, STEPS = 384, 32, 8, 12
 
 
-def toy_config(folder: Path, **changes: Any) -> RunConfig:
+def build_toy_config(folder: Path, **changes: Any) -> RunConfig:
     """A run of twelve steps in bitwise mode, with experts, so that every number of processes has one trajectory."""
     settings: dict[str, Any] = {
         "run": {"name": "drill", "folder": folder / "run"},
@@ -49,13 +49,13 @@ def toy_config(folder: Path, **changes: Any) -> RunConfig:
     return RunConfig.model_validate(merged)
 
 
-def make_toy_data(folder: Path, documents: int = 120, heldout: int = 6, symbols: tuple[str, ...] = ()) -> None:
+def write_toy_dataset(folder: Path, documents: int = 120, heldout: int = 6, symbols: tuple[str, ...] = ()) -> None:
     """Write tokenizer, token shards and manifest as `llmsys prepare` would; `symbols` are pieces no text produces."""
     (folder / "tokenizer").mkdir(parents=True)
     (folder / "tokens").mkdir()
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(_texts(200, seed=1)),
+        sentence_iterator=iter(_generate_texts(200, seed=1)),
         model_writer=model,
         vocab_size=VOCABULARY,
         model_type="bpe",
@@ -70,13 +70,13 @@ def make_toy_data(folder: Path, documents: int = 120, heldout: int = 6, symbols:
     (folder / "tokenizer" / "tokenizer.model").write_bytes(model.getvalue())
     tokenizer = load_tokenizer(folder / "tokenizer" / "tokenizer.model")
     splits = {
-        "train": _write(folder, "train", _texts(documents, seed=2), tokenizer),
-        "heldout": _write(folder, "heldout", _texts(heldout, seed=3), tokenizer),
+        "train": _write_split(folder, "train", _generate_texts(documents, seed=2), tokenizer),
+        "heldout": _write_split(folder, "heldout", _generate_texts(heldout, seed=3), tokenizer),
     }
     digests = [file.digest for split in splits.values() for file in split.files]
     manifest = Manifest(
         name="toy",
-        fingerprint=shards.dataset_fingerprint(tokenizer.fingerprint, digests),
+        fingerprint=shards.compute_dataset_fingerprint(tokenizer.fingerprint, digests),
         config={},
         config_digest="",
         vocab_size=tokenizer.vocab_size,
@@ -93,22 +93,22 @@ def make_toy_data(folder: Path, documents: int = 120, heldout: int = 6, symbols:
     shards.write_manifest(folder, manifest)
 
 
-def toy_url(split: str, number: int) -> str:
+def build_toy_url(split: str, number: int) -> str:
     """Where document `number` of a split came from."""
     return f"http://toy.example/{split}/{number}"
 
 
-def _texts(count: int, seed: int) -> list[str]:
+def _generate_texts(count: int, seed: int) -> list[str]:
     """Sentences of a toy language, the same for the same seed."""
     choose = random.Random(seed)
     return [" ".join(choose.choices(WORDS.split(), k=choose.randrange(10, 60))) + "." for _ in range(count)]
 
 
-def _write(folder: Path, split: str, documents: list[str], tokenizer: Tokenizer) -> shards.Split:
+def _write_split(folder: Path, split: str, documents: list[str], tokenizer: Tokenizer) -> shards.Split:
     path = folder / "tokens" / f"{split}-00000.arrow"
-    schema = shards.token_schema("uint16")
-    urls = [toy_url(split, number) for number in range(len(documents))]
-    with shards.ShardWriter(path, schema) as writer:
+    schema = shards.build_token_schema("uint16")
+    urls = [build_toy_url(split, number) for number in range(len(documents))]
+    with shards.ArrowFileWriter(path, schema) as writer:
         columns = {
             "tokens": [[*tokenizer.encode(text), tokenizer.eos_id] for text in documents],
             "id": [f"{number:032x}" for number in range(len(documents))],

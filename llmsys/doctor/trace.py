@@ -14,59 +14,59 @@ import xxhash
 from numpy.typing import NDArray
 
 from llmsys.config.run import RunConfig
-from llmsys.data.mixture import MixedWindows
+from llmsys.data.mixture import MixtureWindows
 from llmsys.data.packing import PackedDocuments
-from llmsys.data.steps import GroupedSteps, Steps, WindowSteps
+from llmsys.data.steps import BucketedStepBatches, StepBatches, WindowStepBatches
 from llmsys.errors import DataError
-from llmsys.events import latest_events
+from llmsys.events import read_latest_events
 from llmsys.shard_file import read_batches
 from llmsys.shards import SideColumn, TokenShards
-from llmsys.train.checkpoint import whole_names
+from llmsys.train.checkpoint import list_complete_checkpoints
 from llmsys.train.checkpoint_record import read_record
-from llmsys.train.dataset import open_dataset
-from llmsys.train.objective import steps_of
+from llmsys.train.dataset import open_run_data
+from llmsys.train.objective import build_step_batches
 
 
 @dataclass(frozen=True)
-class Place:
+class DocumentLocation:
     """A document of a source, as numbered in its token shards."""
 
     source: int
     document: int
 
 
-class Tracer:
+class DocumentTracer:
     """The data of one run, opened once for any number of questions. Steps are counted from 1, as in the log."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.dataset = open_dataset(config, "train")
-        self.steps: Steps = steps_of(config.model_copy(update={"batch": _one_rank(config)}), 1, 0)
+        self.dataset = open_run_data(config, "train")
+        self.steps: StepBatches = build_step_batches(config.model_copy(update={"batch": _build_single_rank_batch_config(config)}), 1, 0)
 
-    def documents_of(self, step: int) -> list[dict[str, Any]]:
+    def list_step_documents(self, step: int) -> list[dict[str, Any]]:
         """Every document with tokens in step `step`: source, id, url, file, offset.
 
         The URL is None when the document's text is gone, and empty when it has none.
 
         Raises DataError for a step that the run does not have.
         """
-        if not 1 <= step <= self.config.steps:
-            raise DataError(f"step={step} is not a step of this run, which has {self.config.steps}. Use 1 or more.")
-        places = list(dict.fromkeys(self._places(step - 1)))
-        found = [self._described(place) for place in places]
-        urls = self._urls({entry["id"] for entry in found})
+        if not 1 <= step <= self.config.num_steps:
+            raise DataError(f"step={step} is not a step of this run, which has {self.config.num_steps}. Use 1 or more.")
+        places = list(dict.fromkeys(self._iter_locations(step - 1)))
+        found = [self._describe_document(place) for place in places]
+        urls = self._read_urls({entry["id"] for entry in found})
         return [entry | {"url": urls.get(entry["id"])} for entry in found]
 
-    def find(self, *, url: str | None = None, document: str | None = None) -> list[Place]:
+    def locate_document(self, *, url: str | None = None, document: str | None = None) -> list[DocumentLocation]:
         """Where a URL or a document id stands; DataError when it is in no training shard."""
         asked: dict[SideColumn, str | int] = {} if document is None else {"id": document}
         if url is not None:
             asked["url_hash"] = xxhash.xxh64_intdigest(url.encode())
         places = [
-            Place(source, number)
+            DocumentLocation(source, number)
             for source, shards in enumerate(self.dataset.sources)
             for column, value in asked.items()
-            for number in shards.documents_with(column, value)
+            for number in shards.select_documents(column, value)
         ]
         if not places:
             folder = self.config.data.folder
@@ -76,31 +76,31 @@ class Tracer:
             )
         return places
 
-    def steps_that_saw(self, place: Place, steps_done: int) -> list[int]:
+    def list_steps_with_document(self, place: DocumentLocation, steps_done: int) -> list[int]:
         """The steps up to `steps_done` with tokens of a document, in order; one per epoch or more."""
-        if isinstance(self.steps, WindowSteps):
-            count = self.config.batch.sequences_before(steps_done)
-            numbers = _numbers(self.steps.windows, place, count)
-            return sorted({self.config.batch.step_of(number) + 1 for number in numbers.tolist()})
-        assert isinstance(self.steps, GroupedSteps)
-        rows = (self.steps.grouping.step(step) for step in range(steps_done))
+        if isinstance(self.steps, WindowStepBatches):
+            count = self.config.batch.count_sequences_before(steps_done)
+            numbers = _list_sequence_numbers(self.steps.windows, place, count)
+            return sorted({self.config.batch.find_step(number) + 1 for number in numbers.tolist()})
+        assert isinstance(self.steps, BucketedStepBatches)
+        rows = (self.steps.grouping.get_step_buckets(step) for step in range(steps_done))
         return [step for step, groups in enumerate(rows, 1) if any(place.document in group for group in groups)]
 
-    def _places(self, step: int) -> Iterator[Place]:
-        if isinstance(self.steps, WindowSteps):
-            for number in np.unique(self.steps.dealt(step)).tolist():
-                yield from (Place(*place) for place in self.steps.windows.documents(number))
-        elif isinstance(self.steps, GroupedSteps):
-            yield from (Place(0, int(row)) for group in self.steps.grouping.step(step) for row in group)
+    def _iter_locations(self, step: int) -> Iterator[DocumentLocation]:
+        if isinstance(self.steps, WindowStepBatches):
+            for number in np.unique(self.steps.get_assignment(step)).tolist():
+                yield from (DocumentLocation(*place) for place in self.steps.windows.list_documents(number))
+        elif isinstance(self.steps, BucketedStepBatches):
+            yield from (DocumentLocation(0, int(row)) for group in self.steps.grouping.get_step_buckets(step) for row in group)
 
-    def _described(self, place: Place) -> dict[str, Any]:
-        lineage = self._shards(place.source).lineage(place.document)
+    def _describe_document(self, place: DocumentLocation) -> dict[str, Any]:
+        lineage = self._get_shards(place.source).get_lineage(place.document)
         return {"source": self.dataset.names[place.source]} | {key: lineage[key] for key in ("id", "file", "offset")}
 
-    def _shards(self, source: int) -> TokenShards:
-        return self.steps.pairs.targets if isinstance(self.steps, GroupedSteps) else self.dataset.sources[source]
+    def _get_shards(self, source: int) -> TokenShards:
+        return self.steps.pairs.targets if isinstance(self.steps, BucketedStepBatches) else self.dataset.sources[source]
 
-    def _urls(self, ids: set[str]) -> dict[str, str]:
+    def _read_urls(self, ids: set[str]) -> dict[str, str]:
         """URLs by document id, read from the documents that preparation kept, where they are still there."""
         found: dict[str, str] = {}
         for shards in self.dataset.sources:
@@ -114,34 +114,34 @@ class Tracer:
         return found
 
 
-def _one_rank(config: RunConfig) -> Any:
+def _build_single_rank_batch_config(config: RunConfig) -> Any:
     """The batch as one rank sees it: who held which row does not matter here."""
     return config.batch.model_copy(update={"micro_sequences": 0, "deal": "in_order"})
 
 
-def _numbers(windows: object, place: Place, count: int) -> NDArray[np.int64]:
+def _list_sequence_numbers(windows: object, place: DocumentLocation, count: int) -> NDArray[np.int64]:
     """The sequences among the first `count` of a run that have tokens of a document."""
-    if isinstance(windows, MixedWindows):
-        seen = int(windows.order.counts(count)[place.source])
-        local = windows.sources[place.source].numbers_with(place.document, seen)
-        return windows.order.numbers(place.source, local)
+    if isinstance(windows, MixtureWindows):
+        seen = int(windows.order.count_by_source(count)[place.source])
+        local = windows.sources[place.source].list_windows_with_document(place.document, seen)
+        return windows.order.get_global_numbers(place.source, local)
     assert isinstance(windows, PackedDocuments)
-    return windows.numbers_with(place.document, count)
+    return windows.list_windows_with_document(place.document, count)
 
 
-def progress_of(run_folder: Path) -> tuple[int, set[int]]:
+def read_progress(run_folder: Path) -> tuple[int, set[int]]:
     """(steps that are done, steps that were refused and changed no weight) by the run's own record."""
     path = run_folder / "events.jsonl"
     if not path.exists():
         raise DataError(f"{run_folder} has no events.jsonl: nothing was trained there. Run llmsys train first.")
-    events = latest_events(path)
+    events = read_latest_events(path)
     done = max((event["step"] for event in events if event["event"] in ("step", "checkpoint")), default=0)
     return int(done), {int(event["step"]) for event in events if event["event"] in ("bad_step", "overflow")}
 
 
-def checkpoints_after(run_folder: Path, steps: Sequence[int]) -> list[str]:
+def list_checkpoints_after(run_folder: Path, steps: Sequence[int]) -> list[str]:
     """The checkpoints that are there now and were saved at or after the first of `steps`."""
     if not steps:
         return []
-    names = whole_names(run_folder / "checkpoints")
+    names = list_complete_checkpoints(run_folder / "checkpoints")
     return [name.name for name in names if int(read_record(name)["steps"]) >= steps[0]]

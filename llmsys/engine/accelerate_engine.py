@@ -21,27 +21,27 @@ from llmsys.config.optimizer import OptimizerConfig
 from llmsys.data.batch import Batch
 from llmsys.engine.engine import (
     Accept,
-    LogicalState,
+    EngineState,
     Loss,
     StepResult,
-    always,
-    counts_of,
-    saved_buffers,
-    sums_of,
+    accept_all,
+    reduce_token_counts,
+    iter_persistent_buffers,
+    reduce_sums,
 )
-from llmsys.engine.loss_scale import LossScale
-from llmsys.engine.objective import shares_of
+from llmsys.engine.loss_scale import GradScaler
+from llmsys.engine.objective import compute_loss_share
 from llmsys.errors import ConfigError, LaunchError
-from llmsys.model.init import initial_value
+from llmsys.model.init import compute_initial_value
 from llmsys.model.transformer import Transformer
-from llmsys.optim.build import MOMENTS, make_optimizer
+from llmsys.optim.build import MOMENTS, build_optimizer
 from llmsys.optim.rate import set_rates
-from llmsys.parallel.apply import materialize
-from llmsys.parallel.cast import compute_in
+from llmsys.parallel.apply import materialize_parameters
+from llmsys.parallel.cast import cast_parameters
 from llmsys.parallel.clip import clip_gradients
-from llmsys.parallel.copies import unlearnt
-from llmsys.parallel.group import world_size
-from llmsys.parallel.mesh import Meshes
+from llmsys.parallel.copies import list_unused_parameters
+from llmsys.parallel.group import get_world_size
+from llmsys.parallel.mesh import DeviceMeshes
 
 PLUGINS = {
     "ACCELERATE_USE_FSDP": ("FSDP", "engine.kind=torch, which shards by layout.shard"),
@@ -59,7 +59,7 @@ class AccelerateEngine:
         self,
         model: Transformer,
         *,
-        meshes: Meshes,
+        meshes: DeviceMeshes,
         optimizer: OptimizerConfig,
         loss: Loss,
         compute_dtype: torch.dtype,
@@ -70,34 +70,34 @@ class AccelerateEngine:
         self.module = model
         self._loss = loss
         self._clip = optimizer.gradient_clip
-        self._scale = LossScale() if compute_dtype == torch.float16 else None
-        self._accelerator = connected(compute_dtype, device)
-        materialize(model, device, lambda name, shape: initial_value(model.config, name, shape, seed))
+        self._scale = GradScaler() if compute_dtype == torch.float16 else None
+        self._accelerator = build_accelerator(compute_dtype, device)
+        materialize_parameters(model, device, lambda name, shape: compute_initial_value(model.config, name, shape, seed))
         named = dict(model.named_parameters())
-        compute_in(model, compute_dtype)
-        self._optimizer = make_optimizer(named, optimizer, compute_dtype=compute_dtype)
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, unlearnt(model))
+        cast_parameters(model, compute_dtype)
+        self._optimizer = build_optimizer(named, optimizer, compute_dtype=compute_dtype)
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list_unused_parameters(model))
         with warnings.catch_warnings():  # torch has a newer name for a setting that accelerate passes on
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
             self._wrapped = self._accelerator.prepare_model(model)
 
     def train_step(
-        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = always, extras: Sequence[float] = ()
+        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
     ) -> StepResult:
         """See Engine."""
         self._wrapped.train()
-        counts = counts_of(batches, self.device)
-        scale = 1.0 if self._scale is None else self._scale.value
+        counts = reduce_token_counts(batches, self.device)
+        scale = 1.0 if self._scale is None else self._scale.scale
         # accelerate divides by the accumulation steps that its config says, DDP by the ranks.
-        factor = scale * world_size() * self._accelerator.gradient_accumulation_steps
+        factor = scale * get_world_size() * self._accelerator.gradient_accumulation_steps
         total = torch.zeros((), device=self.device)
         for place, batch in enumerate(batches, start=1):
             last = place == len(batches)
             with contextlib.nullcontext() if last else self._accelerator.no_sync(self._wrapped):
-                total += self._backward(batch.to(self.device), counts, factor)
+                total += self._train_micro_batch(batch.to(self.device), counts, factor)
         norm = float(clip_gradients(self.module.parameters(), self._clip, scale))
-        loss, sums = sums_of(total, counts[0], extras)
-        fits = self._scale is None or self._scale.fits(loss, norm)
+        loss, sums = reduce_sums(total, counts[0], extras)
+        fits = self._scale is None or self._scale.update_scale(loss, norm)
         applied = fits and accept(loss, norm)
         if applied:
             set_rates(self._optimizer.param_groups, learning_rate)
@@ -105,19 +105,19 @@ class AccelerateEngine:
         self._optimizer.zero_grad(set_to_none=True)
         return StepResult(loss, norm, int(counts[0]), applied, sums)
 
-    def _backward(self, batch: Batch, counts: Tensor, factor: float) -> Tensor:
-        share, nats = shares_of(self.module, self._wrapped, batch, self._loss, counts)
+    def _train_micro_batch(self, batch: Batch, counts: Tensor, factor: float) -> Tensor:
+        share, nats = compute_loss_share(self.module, self._wrapped, batch, self._loss, counts)
         self._accelerator.backward(share * factor)
         return nats
 
     @torch.no_grad()
-    def logits(self, batch: Batch) -> Tensor:
+    def compute_logits(self, batch: Batch) -> Tensor:
         """See Engine."""
         self._wrapped.eval()
-        logits_BTV: Tensor = self._wrapped(**batch.to(self.device).inputs())
+        logits_BTV: Tensor = self._wrapped(**batch.to(self.device).to_model_inputs())
         return logits_BTV
 
-    def state(self) -> LogicalState:
+    def get_state(self) -> EngineState:
         """See Engine. The tensors are the living ones, the same on all ranks."""
         tensors: dict[str, Tensor] = {}
         states = self._optimizer.state
@@ -125,38 +125,38 @@ class AccelerateEngine:
             tensors[f"parameter/{name}"] = parameter.detach()
             moments = states[parameter]
             tensors |= {f"{ours}/{name}": moments[theirs] for ours, theirs in MOMENTS.items() if theirs in moments}
-        tensors |= {f"buffer/{name}": buffer for name, buffer in saved_buffers(self.module)}
-        tensors |= {} if self._scale is None else self._scale.state()
-        return LogicalState(tensors, int(self._counters()[0]))
+        tensors |= {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)}
+        tensors |= {} if self._scale is None else self._scale.state_dict()
+        return EngineState(tensors, int(self._list_step_counters()[0]))
 
-    def load(self, state: LogicalState) -> None:
+    def load_state(self, state: EngineState) -> None:
         """See Engine."""
-        own = self.state().tensors
+        own = self.get_state().tensors
         for name, tensor in state.tensors.items():
             if own[name] is not tensor:
                 own[name].copy_(tensor)
-        for steps in self._counters():
+        for steps in self._list_step_counters():
             steps.fill_(state.steps)
 
-    def _counters(self) -> list[Tensor]:
+    def _list_step_counters(self) -> list[Tensor]:
         return [moments["step"] for moments in self._optimizer.state.values()]
 
 
-def connected(compute_dtype: torch.dtype, device: torch.device) -> Accelerator:
+def build_accelerator(compute_dtype: torch.dtype, device: torch.device) -> Accelerator:
     """An Accelerator in which the ranks of this run are one group.
 
     Raises ConfigError for what its config asks and this engine cannot keep, LaunchError for ranks that are not joined.
     """
-    for problem in config_problems(os.environ, PRECISIONS[compute_dtype]):
+    for problem in find_config_violations(os.environ, PRECISIONS[compute_dtype]):
         raise ConfigError(problem)
     handler = DistributedDataParallelKwargs(broadcast_buffers=False)
     accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=[handler])
     kind = accelerator.distributed_type.value
-    if world_size() > 1 and (kind == "NO" or accelerator.num_processes != world_size()):
+    if get_world_size() > 1 and (kind == "NO" or accelerator.num_processes != get_world_size()):
         raise LaunchError(
             f"accelerate's distributed_type={kind} with {accelerator.num_processes} process in each group, and "
-            f"{world_size()} ranks were started: each would train alone. Start them with `llmsys train` or "
-            f"`accelerate launch --num_processes {world_size()}`, or use launch.processes=1."
+            f"{get_world_size()} ranks were started: each would train alone. Start them with `llmsys train` or "
+            f"`accelerate launch --num_processes {get_world_size()}`, or use launch.processes=1."
         )
     if not (kind == "NO" or kind.startswith("MULTI_")):
         raise ConfigError(f"accelerate's distributed_type={kind} is not kept by engine.kind=accelerate. {_REMEDY}")
@@ -166,7 +166,7 @@ def connected(compute_dtype: torch.dtype, device: torch.device) -> Accelerator:
 _REMEDY = "Set distributed_type: MULTI_GPU with `accelerate config`, or use engine.kind=torch."
 
 
-def config_problems(environment: Mapping[str, str], precision: str) -> list[str]:
+def find_config_violations(environment: Mapping[str, str], precision: str) -> list[str]:
     """What `accelerate launch` has passed on from the user's accelerate config, and this engine cannot keep."""
     problems = [
         f"The accelerate config asks for {what}, and engine.kind=accelerate cannot save its shards. Use {instead}."

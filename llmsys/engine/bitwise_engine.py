@@ -21,18 +21,18 @@ from torch.distributed.fsdp import FSDPModule
 
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.data.batch import Batch
-from llmsys.data.order import order_key
-from llmsys.engine.engine import Accept, LogicalState, Loss, StepResult, always, counts_of, saved_buffers
-from llmsys.engine.objective import shares_of
-from llmsys.model.init import initial_value
+from llmsys.data.order import derive_order_key
+from llmsys.engine.engine import Accept, EngineState, Loss, StepResult, accept_all, reduce_token_counts, iter_persistent_buffers
+from llmsys.engine.objective import compute_loss_share
+from llmsys.model.init import compute_initial_value
 from llmsys.model.transformer import Transformer
-from llmsys.optim.exact_adamw import ExactAdamW
-from llmsys.parallel.apply import materialize
-from llmsys.parallel.canonical import PendingSums, fold, gradient_norm
-from llmsys.parallel.canonical_shard import shard_canonically
-from llmsys.parallel.clip import local_gradients
-from llmsys.parallel.group import gather_ranks, rank, world_size
-from llmsys.parallel.mesh import Meshes
+from llmsys.optim.exact_adamw import BitwiseAdamW
+from llmsys.parallel.apply import materialize_parameters
+from llmsys.parallel.canonical import StreamingTreeSum, sum_rows_pairwise, compute_gradient_norm
+from llmsys.parallel.canonical_shard import apply_reproducible_fsdp
+from llmsys.parallel.clip import list_local_gradients
+from llmsys.parallel.group import all_gather_tensor, get_rank, get_world_size
+from llmsys.parallel.mesh import DeviceMeshes
 
 # J numbers of one micro-batch, M micro-batches of a step
 
@@ -44,7 +44,7 @@ class BitwiseEngine:
         self,
         model: Transformer,
         *,
-        meshes: Meshes,
+        meshes: DeviceMeshes,
         optimizer: OptimizerConfig,
         loss: Loss,
         compute_dtype: torch.dtype,
@@ -56,26 +56,26 @@ class BitwiseEngine:
         self._loss = loss
         self._seed = seed
         self._clip = optimizer.gradient_clip
-        self._first_copy = rank() < meshes.layout.copy_ranks
+        self._first_copy = get_rank() < meshes.layout.ranks_per_replica
         use_deterministic_kernels(device)
-        shard_canonically(model, meshes, compute_dtype)
-        materialize(model, device, lambda name, shape: initial_value(model.config, name, shape, seed))
-        self._optimizer = ExactAdamW(dict(model.named_parameters()), optimizer)
+        apply_reproducible_fsdp(model, meshes, compute_dtype)
+        materialize_parameters(model, device, lambda name, shape: compute_initial_value(model.config, name, shape, seed))
+        self._optimizer = BitwiseAdamW(dict(model.named_parameters()), optimizer)
 
     def train_step(
-        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = always, extras: Sequence[float] = ()
+        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
     ) -> StepResult:
         """See Engine."""
         self.module.train()
-        counts = counts_of(batches, self.device)
-        sums, numbers = PendingSums(), []
+        counts = reduce_token_counts(batches, self.device)
+        sums, numbers = StreamingTreeSum(), []
         for turn, batch in enumerate(batches):
-            self._seed_dropout(turn * world_size() + rank())
-            numbers.append(self._backward(batch.to(self.device), counts))
-            sums.add(self._taken_gradients())
-        gradients = sums.total()
-        norm = gradient_norm(list(self.module.parameters()), gradients, counts=self._first_copy)
-        nats, extra_sums = self._numbers_of_step(numbers, extras)
+            self._seed_dropout(turn * get_world_size() + get_rank())
+            numbers.append(self._train_micro_batch(batch.to(self.device), counts))
+            sums.add_leaf(self._take_gradients())
+        gradients = sums.compute_total()
+        norm = compute_gradient_norm(list(self.module.parameters()), gradients, counts=self._first_copy)
+        nats, extra_sums = self._sum_step_numbers(numbers, extras)
         loss = nats / float(counts[0])
         applied = accept(loss, norm)
         if applied:
@@ -85,49 +85,49 @@ class BitwiseEngine:
 
     def _seed_dropout(self, micro_batch: int) -> None:
         """What is dropped is a function of (seed, step, micro-batch of the step)."""
-        torch.manual_seed(order_key("dropout", self._seed, self._optimizer.steps, micro_batch) >> 1)
+        torch.manual_seed(derive_order_key("dropout", self._seed, self._optimizer.steps, micro_batch) >> 1)
 
-    def _backward(self, batch: Batch, counts: Tensor) -> Tensor:
+    def _train_micro_batch(self, batch: Batch, counts: Tensor) -> Tensor:
         """Gradients of one micro-batch of every rank, summed over ranks; gives the J numbers of this rank's."""
-        share, nats = shares_of(self.module, self.module, batch, self._loss, counts)
+        share, nats = compute_loss_share(self.module, self.module, batch, self._loss, counts)
         share.backward()
-        counted = [sums for layer in self.module.moe_layers() for sums in layer.counted()]
+        counted = [sums for layer in self.module.list_moe_layers() for sums in layer.get_step_counters()]
         numbers_J = torch.cat([part.double().flatten() for part in (nats, *counted)])
-        for layer in self.module.moe_layers():
+        for layer in self.module.list_moe_layers():
             layer.reset_counts()
         return numbers_J
 
-    def _taken_gradients(self) -> list[Tensor]:
+    def _take_gradients(self) -> list[Tensor]:
         parameters = list(self.module.parameters())
         for parameter in parameters:
             if parameter.grad is None:  # nothing of this micro-batch, on any rank, looks at it
                 parameter.grad = torch.zeros_like(parameter)
-        gradients = local_gradients(parameters)
+        gradients = list_local_gradients(parameters)
         for parameter in parameters:
             parameter.grad = None
         return gradients
 
-    def _numbers_of_step(self, numbers: list[Tensor], extras: Sequence[float]) -> tuple[float, tuple[float, ...]]:
+    def _sum_step_numbers(self, numbers: list[Tensor], extras: Sequence[float]) -> tuple[float, tuple[float, ...]]:
         """(nats of the step, sums of `extras`); the layers' counts become the step's on rank 0, zero elsewhere."""
         own = torch.cat([*numbers, torch.tensor(extras, dtype=torch.float64, device=self.device)])
-        gathered = gather_ranks(own)
+        gathered = all_gather_tensor(own)
         by_rank, extra_sums = gathered.split([own.numel() - len(extras), len(extras)], dim=1)
         numbers_JM = by_rank.unflatten(1, (len(numbers), -1)).transpose(0, 1).flatten(0, 1).T
-        totals_J = fold(numbers_JM.clone())
-        if rank() == 0:
-            counted = [sums for layer in self.module.moe_layers() for sums in layer.counted()]
+        totals_J = sum_rows_pairwise(numbers_JM.clone())
+        if get_rank() == 0:
+            counted = [sums for layer in self.module.list_moe_layers() for sums in layer.get_step_counters()]
             for sums, total in zip(counted, totals_J[1:].split([sums.numel() for sums in counted]), strict=True):
                 sums.copy_(total.view_as(sums))
         return float(totals_J[0]), tuple(extra_sums.sum(0).tolist())
 
     @torch.no_grad()
-    def logits(self, batch: Batch) -> Tensor:
+    def compute_logits(self, batch: Batch) -> Tensor:
         """See Engine."""
         self.module.eval()
-        logits_BTV: Tensor = self.module(**batch.to(self.device).inputs())
+        logits_BTV: Tensor = self.module(**batch.to(self.device).to_model_inputs())
         return logits_BTV
 
-    def state(self) -> LogicalState:
+    def get_state(self) -> EngineState:
         """See Engine. The tensors are the living ones: loading into them in place is loading into the engine."""
         # After a forward without backward, such as an evaluation or a generation, the root's weights are still whole.
         for module in self.module.modules():
@@ -138,12 +138,12 @@ class BitwiseEngine:
             tensors[f"parameter/{name}"] = parameter.detach()
             tensors[f"first_moment/{name}"] = self._optimizer.first[name]
             tensors[f"second_moment/{name}"] = self._optimizer.second[name]
-        tensors |= {f"buffer/{name}": buffer for name, buffer in saved_buffers(self.module)}
-        return LogicalState(tensors, self._optimizer.steps)
+        tensors |= {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)}
+        return EngineState(tensors, self._optimizer.steps)
 
-    def load(self, state: LogicalState) -> None:
+    def load_state(self, state: EngineState) -> None:
         """See Engine."""
-        own = self.state().tensors
+        own = self.get_state().tensors
         for name, tensor in state.tensors.items():
             if own[name] is not tensor:
                 own[name].copy_(tensor)

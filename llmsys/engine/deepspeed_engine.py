@@ -2,7 +2,7 @@
 
 What DeepSpeed does differently from the protocol, and how it is undone here: it divides gradients by the world size
 (the loss is multiplied by it), rounds the starting weights to the compute dtype before it makes masters (masters are
-set again from fp32), casts buffers (put back), and owns its shards (`state` gathers one parameter at a time and keeps
+set again from fp32), casts buffers (put back), and owns its shards (`get_state` gathers one parameter at a time and keeps
 a slice). In stage 0 it would add gradients of micro-batches up in bf16; there it gets fp32 parameters that the forward
 reads as bf16. Its files:
 deepspeed_setup says what it is given, deepspeed_place, _state and _partitions where it keeps things, deepspeed_gate how
@@ -18,29 +18,29 @@ from torch.distributed.tensor import DTensor, Shard
 
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.data.batch import Batch
-from llmsys.engine.deepspeed_setup import adamw, materialize_partitioned, materialize_whole, settings_of, wrap
-from llmsys.engine.deepspeed_state import place_of
+from llmsys.engine.deepspeed_setup import build_adamw, materialize_partitioned_parameters, materialize_full_parameters, build_deepspeed_config, initialize_deepspeed
+from llmsys.engine.deepspeed_state import build_deepspeed_state
 from llmsys.engine.engine import (
     Accept,
-    LogicalState,
+    EngineState,
     Loss,
     StepResult,
-    always,
-    counts_of,
-    saved_buffers,
-    sums_of,
+    accept_all,
+    reduce_token_counts,
+    iter_persistent_buffers,
+    reduce_sums,
 )
-from llmsys.engine.loss_scale import LossScale
-from llmsys.engine.objective import shares_of
-from llmsys.model.init import initial_value
+from llmsys.engine.loss_scale import GradScaler
+from llmsys.engine.objective import compute_loss_share
+from llmsys.model.init import compute_initial_value
 from llmsys.model.transformer import Transformer
 from llmsys.optim.build import MOMENTS
-from llmsys.optim.groups import role_of
+from llmsys.optim.groups import get_parameter_role
 from llmsys.optim.rate import set_rates
-from llmsys.parallel.cast import compute_in
-from llmsys.parallel.group import world_size
-from llmsys.parallel.mesh import Meshes
-from llmsys.parallel.slices import as_shard
+from llmsys.parallel.cast import cast_parameters
+from llmsys.parallel.group import get_world_size
+from llmsys.parallel.mesh import DeviceMeshes
+from llmsys.parallel.slices import to_dtensor_shard
 
 
 class DeepSpeedEngine:
@@ -50,7 +50,7 @@ class DeepSpeedEngine:
         self,
         model: Transformer,
         *,
-        meshes: Meshes,
+        meshes: DeviceMeshes,
         zero_stage: int,
         optimizer: OptimizerConfig,
         loss: Loss,
@@ -63,101 +63,101 @@ class DeepSpeedEngine:
         self.module = model
         self._meshes = meshes
         self._loss = loss
-        self._scale = LossScale() if compute_dtype == torch.float16 else None
+        self._scale = GradScaler() if compute_dtype == torch.float16 else None
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         clip = optimizer.gradient_clip
         offloads = offload == "optimizer"
-        settings = settings_of(model, zero_stage=zero_stage, offload=offloads, clip=clip, compute_dtype=compute_dtype)
+        settings = build_deepspeed_config(model, zero_stage=zero_stage, offload=offloads, clip=clip, compute_dtype=compute_dtype)
         if zero_stage == 3:
-            materialize_partitioned(model, settings, device, compute_dtype, seed)
+            materialize_partitioned_parameters(model, settings, device, compute_dtype, seed)
         else:
-            materialize_whole(model, meshes, device, seed)
-        made = adamw(dict(model.named_parameters()), self._shapes, meshes, optimizer)
-        self._engine = wrap(model, made, settings)
+            materialize_full_parameters(model, meshes, device, seed)
+        made = build_adamw(dict(model.named_parameters()), self._shapes, meshes, optimizer)
+        self._engine = initialize_deepspeed(model, made, settings)
         if zero_stage == 0:
-            compute_in(model, compute_dtype)
-        self._place = place_of(self._engine, zero_stage, clip, meshes)
+            cast_parameters(model, compute_dtype)
+        self._place = build_deepspeed_state(self._engine, zero_stage, clip, meshes)
         self._set_masters(seed)
 
     def _set_masters(self, seed: int) -> None:
         """Masters in fp32 as they start in every engine, not as the compute dtype rounds them."""
         for name, parameter in self.module.named_parameters():
-            value = initial_value(self.module.config, name, self._shapes[name], seed)
+            value = compute_initial_value(self.module.config, name, self._shapes[name], seed)
             if self._is_split(name):
                 place = self._meshes.expert.get_local_rank()  # type: ignore[union-attr]
                 value = value.chunk(self._meshes.expert.size())[place]  # type: ignore[union-attr]
-            self._place.set(parameter, value.to(self.device), None)
-        self._place.publish()
+            self._place.set_tensor(parameter, value.to(self.device), None)
+        self._place.sync_weights()
 
     def train_step(
-        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = always, extras: Sequence[float] = ()
+        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
     ) -> StepResult:
         """See Engine."""
         self._engine.train()
-        counts = counts_of(batches, self.device)
+        counts = reduce_token_counts(batches, self.device)
         set_rates(self._engine.optimizer.param_groups, learning_rate)
         # DeepSpeed divides by the world size, for experts too; the product undoes it exactly for powers of two.
-        factor = world_size() * (1.0 if self._scale is None else self._place.scale_by(self._scale.value))
+        factor = get_world_size() * (1.0 if self._scale is None else self._place.set_loss_scale(self._scale.scale))
         total = torch.zeros((), device=self.device)
         for place, batch in enumerate(batches, start=1):
             self._engine.set_gradient_accumulation_boundary(place == len(batches))
-            total += self._backward(batch.to(self.device), counts, factor)
-        loss, sums = sums_of(total, counts[0], extras)
-        norm, applied = self._place.step(loss, self._judged(accept))
+            total += self._train_micro_batch(batch.to(self.device), counts, factor)
+        loss, sums = reduce_sums(total, counts[0], extras)
+        norm, applied = self._place.step_optimizer(loss, self._add_overflow_check(accept))
         return StepResult(loss, norm, int(counts[0]), applied, sums)
 
-    def _backward(self, batch: Batch, counts: Tensor, factor: float) -> Tensor:
-        share, nats = shares_of(self.module, self._engine, batch, self._loss, counts)
+    def _train_micro_batch(self, batch: Batch, counts: Tensor, factor: float) -> Tensor:
+        share, nats = compute_loss_share(self.module, self._engine, batch, self._loss, counts)
         self._engine.backward(share * factor, scale_wrt_gas=False)
         return nats
 
-    def _judged(self, accept: Accept) -> Accept:
+    def _add_overflow_check(self, accept: Accept) -> Accept:
         """`accept`, asked only about steps that fit fp16 where that is the precision."""
         scale = self._scale
-        return accept if scale is None else lambda loss, norm: scale.fits(loss, norm) and accept(loss, norm)
+        return accept if scale is None else lambda loss, norm: scale.update_scale(loss, norm) and accept(loss, norm)
 
     @torch.no_grad()
-    def logits(self, batch: Batch) -> Tensor:
+    def compute_logits(self, batch: Batch) -> Tensor:
         """See Engine."""
         self._engine.eval()
-        logits_BTV: Tensor = self._engine(**batch.to(self.device).inputs())
+        logits_BTV: Tensor = self._engine(**batch.to(self.device).to_model_inputs())
         return logits_BTV
 
-    def state(self) -> LogicalState:
+    def get_state(self) -> EngineState:
         """See Engine. One parameter is whole at a time; each rank keeps its share of the first dimension."""
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.module.named_parameters():
-            tensors[f"parameter/{name}"] = self._share(name, self._place.get(parameter, None))
+            tensors[f"parameter/{name}"] = self._shard_tensor(name, self._place.get_tensor(parameter, None))
             for ours, theirs in MOMENTS.items():
-                tensors[f"{ours}/{name}"] = self._share(name, self._place.get(parameter, theirs))
-        tensors |= {f"buffer/{name}": buffer for name, buffer in saved_buffers(self.module)}
-        tensors |= {} if self._scale is None else self._scale.state()
-        return LogicalState(tensors, int(self._place.counters()[0]))
+                tensors[f"{ours}/{name}"] = self._shard_tensor(name, self._place.get_tensor(parameter, theirs))
+        tensors |= {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)}
+        tensors |= {} if self._scale is None else self._scale.state_dict()
+        return EngineState(tensors, int(self._place.get_step_counters()[0]))
 
-    def load(self, state: LogicalState) -> None:
+    def load_state(self, state: EngineState) -> None:
         """See Engine."""
         for name, parameter in self.module.named_parameters():
-            self._place.set(parameter, self._whole(name, state.tensors[f"parameter/{name}"]), None)
+            self._place.set_tensor(parameter, self._gather_full_tensor(name, state.tensors[f"parameter/{name}"]), None)
             for ours, theirs in MOMENTS.items():
-                self._place.set(parameter, self._whole(name, state.tensors[f"{ours}/{name}"]), theirs)
-        for name, buffer in saved_buffers(self.module):
+                self._place.set_tensor(parameter, self._gather_full_tensor(name, state.tensors[f"{ours}/{name}"]), theirs)
+        for name, buffer in iter_persistent_buffers(self.module):
             buffer.copy_(state.tensors[f"buffer/{name}"])
-        for name, tensor in {} if self._scale is None else self._scale.state().items():
+        for name, tensor in {} if self._scale is None else self._scale.state_dict().items():
             tensor.copy_(state.tensors.get(name, tensor))
-        for steps in self._place.counters():
+        for steps in self._place.get_step_counters():
             steps.fill_(state.steps)
-        self._place.publish()
+        self._place.sync_weights()
 
     def _is_split(self, name: str) -> bool:
-        return self._meshes.expert is not None and role_of(name) == "experts"
+        return self._meshes.expert is not None and get_parameter_role(name) == "experts"
 
-    def _share(self, name: str, whole: Tensor) -> Tensor:
+    def _shard_tensor(self, name: str, whole: Tensor) -> Tensor:
         """This rank's share: split experts are shared over the expert axis, everything else over all ranks."""
         if self._is_split(name):
             return DTensor.from_local(whole.clone(), self._meshes.expert, [Shard(0)], run_check=False)
-        return as_shard(whole, self._meshes.world)
+        return to_dtensor_shard(whole, self._meshes.world)
 
-    def _whole(self, name: str, share: Tensor) -> Tensor:
+    def _gather_full_tensor(self, name: str, share: Tensor) -> Tensor:
         if not isinstance(share, DTensor):
             return share
         return share.to_local() if self._is_split(name) else share.full_tensor()

@@ -9,24 +9,24 @@ from typing import Any
 
 import torch
 
-from llmsys.engine.engine import Accept, always
+from llmsys.engine.engine import Accept, accept_all
 
 NORMS = {"scaled_global_norm": "ZeRO-1 and ZeRO-2", "_get_norm_groups": "ZeRO-3"}
 
 
-class StepGate:
+class GuardedOptimizer:
     """Wraps the optimizer that `deepspeed.initialize` made for ZeRO."""
 
     def __init__(self, zero: Any) -> None:
         self._zero = zero
         self._loss = 0.0
-        self._accept: Accept = always
+        self._accept: Accept = accept_all
         self._applied = True
         self._norm = float("nan")
         name = next(name for name in NORMS if hasattr(zero, name))
         self._measure = getattr(zero, name)
-        setattr(zero, name, self._measured)
-        zero._update_scale = self._decided
+        setattr(zero, name, self._record_norm)
+        zero._update_scale = self._update_overflow
 
     def step(self, engine: Any, loss: float, accept: Accept) -> tuple[float, bool]:
         """Let DeepSpeed step unless `accept` refuses; (gradient norm before clipping, whether it was applied)."""
@@ -35,7 +35,7 @@ class StepGate:
         engine.step()
         return self._norm, self._applied
 
-    def _measured(self, *arguments: Any, **named: Any) -> Any:
+    def _record_norm(self, *arguments: Any, **named: Any) -> Any:
         found = self._measure(*arguments, **named)
         parts = found if isinstance(found, list | tuple) else [found]
         squares = torch.stack([torch.as_tensor(part, dtype=torch.float64).cpu() for part in parts]).square()
@@ -44,6 +44,6 @@ class StepGate:
         self._norm = float("inf") if overflowed else float(squares.sum().sqrt()) / float(self._zero.loss_scale)
         return found
 
-    def _decided(self, has_overflow: bool = False) -> None:
+    def _update_overflow(self, has_overflow: bool = False) -> None:
         self._applied = self._accept(self._loss, self._norm) and not has_overflow
         self._zero.overflow = not self._applied

@@ -10,36 +10,36 @@ import torch
 from torch import Tensor, nn
 
 from llmsys.engine.engine import Accept
-from llmsys.parallel.group import sum_over_ranks
-from llmsys.parallel.mesh import Meshes
+from llmsys.parallel.group import all_reduce_sum
+from llmsys.parallel.mesh import DeviceMeshes
 
 
-class Place(Protocol):
+class DeepSpeedState(Protocol):
     """Masters and moments of one engine. The key None is the fp32 parameter itself, others are those of `MOMENTS`."""
 
-    def get(self, parameter: nn.Parameter, key: str | None) -> Tensor:
+    def get_tensor(self, parameter: nn.Parameter, key: str | None) -> Tensor:
         """The whole tensor, on every rank. Collective."""
         ...
 
-    def set(self, parameter: nn.Parameter, value: Tensor, key: str | None) -> None:
+    def set_tensor(self, parameter: nn.Parameter, value: Tensor, key: str | None) -> None:
         """Keep this rank's part of a whole tensor."""
         ...
 
-    def publish(self) -> None:
+    def sync_weights(self) -> None:
         """Weights from masters, after those were set. Collective."""
         ...
 
-    def counters(self) -> list[Tensor]:
+    def get_step_counters(self) -> list[Tensor]:
         """Adam's counts of steps."""
         ...
 
-    def scale_by(self, scale: float) -> float:
+    def set_loss_scale(self, scale: float) -> float:
         """The loss of the next step is to be multiplied by `scale`, its gradients divided. Gives what DeepSpeed leaves
         to the caller to multiply by.
         """
         ...
 
-    def step(self, loss: float, accept: Accept) -> tuple[float, bool]:
+    def step_optimizer(self, loss: float, accept: Accept) -> tuple[float, bool]:
         """Clip and step unless `accept` refuses; (gradient norm before clipping, whether it was applied).
 
         A step whose gradient is not finite is never applied.
@@ -47,7 +47,7 @@ class Place(Protocol):
         ...
 
 
-def empty_moments(shard: Tensor) -> dict[str, Tensor]:
+def build_empty_moments(shard: Tensor) -> dict[str, Tensor]:
     """Adam's state before the first step; there from the start, so that a checkpoint can be loaded into it."""
     return {
         "step": torch.zeros((), dtype=torch.float32, device=shard.device),
@@ -61,7 +61,7 @@ def is_split(parameter: Tensor) -> bool:
     return not getattr(parameter, "allreduce", True)
 
 
-def norm_of_whole(gradients: Iterable[tuple[Tensor, bool]], meshes: Meshes) -> Tensor:
+def compute_full_norm(gradients: Iterable[tuple[Tensor, bool]], meshes: DeviceMeshes) -> Tensor:
     """The norm over gradients that every rank has whole, but for those of split experts (True). Collective."""
     squares: dict[bool, list[Tensor]] = {False: [], True: []}
     for gradient, split in gradients:
@@ -69,5 +69,5 @@ def norm_of_whole(gradients: Iterable[tuple[Tensor, bool]], meshes: Meshes) -> T
     total = torch.stack(squares[False]).sum()
     if squares[True] and meshes.expert is not None:
         experts = torch.stack(squares[True]).sum()
-        total += sum_over_ranks(experts) * meshes.expert.size() / meshes.world.size()
+        total += all_reduce_sum(experts) * meshes.expert.size() / meshes.world.size()
     return total.sqrt()

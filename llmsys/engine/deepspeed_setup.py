@@ -15,12 +15,12 @@ from torch import nn
 
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.errors import ConfigError
-from llmsys.model.block import Block
-from llmsys.model.init import initial_value
+from llmsys.model.block import TransformerBlock
+from llmsys.model.init import compute_initial_value
 from llmsys.model.transformer import Transformer
-from llmsys.optim.groups import parameter_groups
-from llmsys.parallel.expert import AllToAllDispatcher
-from llmsys.parallel.mesh import Meshes
+from llmsys.optim.groups import build_parameter_groups
+from llmsys.parallel.expert import AllToAllTokenDispatcher
+from llmsys.parallel.mesh import DeviceMeshes
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -40,7 +40,7 @@ BUCKET = 1 << 28
 """Largest bucket of gradients that is reduced at once, in elements."""
 
 
-class ExpertAxis(MoE):  # type: ignore[misc]
+class DeepSpeedExpertGroup(MoE):  # type: ignore[misc]
     """Tells DeepSpeed that the model has an expert axis. No parameters and no forward: our own layers do the work.
 
     DeepSpeed looks for an instance of its MoE among the modules and lets it create the process groups.
@@ -61,7 +61,7 @@ class ExpertAxis(MoE):  # type: ignore[misc]
             )
 
 
-def settings_of(
+def build_deepspeed_config(
     model: Transformer, *, zero_stage: int, offload: bool, clip: float, compute_dtype: torch.dtype
 ) -> dict[str, Any]:
     """DeepSpeed's configuration. Stage 0 gets fp32 parameters and clips for itself: see WholeState.
@@ -98,7 +98,7 @@ def settings_of(
     }
 
 
-def wrap(model: Transformer, optimizer: torch.optim.Optimizer, settings: dict[str, Any]) -> Any:
+def initialize_deepspeed(model: Transformer, optimizer: torch.optim.Optimizer, settings: dict[str, Any]) -> Any:
     """DeepSpeed's engine around a model that has its storage. Buffers keep their values and types."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     if "RANK" not in os.environ:
@@ -110,28 +110,28 @@ def wrap(model: Transformer, optimizer: torch.optim.Optimizer, settings: dict[st
     return engine
 
 
-def materialize_whole(model: Transformer, meshes: Meshes, device: torch.device, seed: int) -> None:
+def materialize_full_parameters(model: Transformer, meshes: DeviceMeshes, device: torch.device, seed: int) -> None:
     """Starting values on every rank; of split experts only this rank's, marked the way DeepSpeed wants them marked."""
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     model.to_empty(device=device)
     model.reset_buffers()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(initial_value(model.config, name, shapes[name], seed))
+            parameter.copy_(compute_initial_value(model.config, name, shapes[name], seed))
     if meshes.expert is None:
         return
     size, place = meshes.expert.size(), meshes.expert.get_local_rank()
-    for layer in model.moe_layers():
-        layer.dispatcher = AllToAllDispatcher(meshes.expert.get_group(), layer.config.num_experts)
+    for layer in model.list_moe_layers():
+        layer.dispatcher = AllToAllTokenDispatcher(meshes.expert.get_group(), layer.config.num_experts)
         for name, parameter in list(layer.experts.named_parameters(recurse=False)):
             local = nn.Parameter(parameter.data.chunk(size, dim=0)[place].clone())
             local.allreduce = False  # type: ignore[attr-defined]
             local.group_name = f"ep_size_{size}"  # type: ignore[attr-defined]
             layer.experts.register_parameter(name, local)
-    model.expert_axis = ExpertAxis(model.moe_layers()[0].config.num_experts, size)
+    model.expert_axis = DeepSpeedExpertGroup(model.list_moe_layers()[0].config.num_experts, size)
 
 
-def materialize_partitioned(
+def materialize_partitioned_parameters(
     model: Transformer, settings: dict[str, Any], device: torch.device, dtype: torch.dtype, seed: int
 ) -> None:
     """Each parameter gets its starting value in `dtype` and is dealt out to all ranks before the next one."""
@@ -142,18 +142,18 @@ def materialize_partitioned(
         for name, parameter in list(module._parameters.items()):
             if parameter is not None and parameter.is_meta:
                 full_name = f"{module_name}.{name}".lstrip(".")
-                value = initial_value(model.config, full_name, parameter.shape, seed).to(device, dtype)
+                value = compute_initial_value(model.config, full_name, parameter.shape, seed).to(device, dtype)
                 module.register_parameter(name, nn.Parameter(value))
                 deal._convert_to_zero_parameters([module._parameters[name]])
-        model._tie()
+        model._tie_weights()
     model.reset_buffers()
     # Gathered and reduced at once is a block, as FSDP2 does it. By itself ZeRO-3 would do so inside of blocks, layer by
     # layer, where compilation and recomputation want no hooks. What is read outside of blocks it finds by itself.
-    deepspeed.utils.set_z3_leaf_modules(model, [Block])
+    deepspeed.utils.set_z3_leaf_modules(model, [TransformerBlock])
 
 
-def adamw(
-    named: dict[str, nn.Parameter], shapes: dict[str, torch.Size], meshes: Meshes, config: OptimizerConfig
+def build_adamw(
+    named: dict[str, nn.Parameter], shapes: dict[str, torch.Size], meshes: DeviceMeshes, config: OptimizerConfig
 ) -> torch.optim.AdamW:
     """torch's AdamW in the groups of every engine; those of split experts are marked for DeepSpeed.
 
@@ -161,11 +161,11 @@ def adamw(
     """
     like = {name: nn.Parameter(torch.empty(shape, device="meta")) for name, shape in shapes.items()}
     made: list[dict[str, Any]] = []
-    for group in parameter_groups(like.items(), config):
+    for group in build_parameter_groups(like.items(), config):
         entry: dict[str, Any] = {
             "params": [named[name] for name in group.names],
             "weight_decay": group.weight_decay,
-            "rate_scale": group.rate_scale,
+            "rate_scale": group.lr_multiplier,
             "name": group.name,
         }
         if meshes.expert is not None and group.role == "experts":

@@ -8,58 +8,58 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from llmsys.engine.deepspeed_gate import StepGate
-from llmsys.engine.deepspeed_partitions import PartitionedState
-from llmsys.engine.deepspeed_place import Place, empty_moments, is_split, norm_of_whole
+from llmsys.engine.deepspeed_gate import GuardedOptimizer
+from llmsys.engine.deepspeed_partitions import Zero3State
+from llmsys.engine.deepspeed_place import DeepSpeedState, build_empty_moments, is_split, compute_full_norm
 from llmsys.engine.engine import Accept
-from llmsys.parallel.mesh import Meshes
+from llmsys.parallel.mesh import DeviceMeshes
 
 
-def place_of(engine: Any, zero_stage: int, clip: float, meshes: Meshes) -> Place:
+def build_deepspeed_state(engine: Any, zero_stage: int, clip: float, meshes: DeviceMeshes) -> DeepSpeedState:
     """Where the engine that `deepspeed.initialize` made keeps its state, with moments that exist from the start."""
     if zero_stage == 0:
-        return WholeState(engine, clip, meshes)
+        return Zero0State(engine, clip, meshes)
     if zero_stage == 3:
-        return PartitionedState(engine)
-    return Bf16FlatState(engine, meshes) if hasattr(engine.optimizer, "bf16_groups") else FlatState(engine)
+        return Zero3State(engine)
+    return Zero1Bf16State(engine, meshes) if hasattr(engine.optimizer, "bf16_groups") else Zero12State(engine)
 
 
-class WholeState:
+class Zero0State:
     """Stage 0: every rank has every master, moment and, after the reduction, gradient."""
 
-    def __init__(self, engine: Any, clip: float, meshes: Meshes) -> None:
+    def __init__(self, engine: Any, clip: float, meshes: DeviceMeshes) -> None:
         self._engine, self._clip, self._meshes, self._scale = engine, clip, meshes, 1.0
         self._optimizer: torch.optim.Optimizer = engine.optimizer
         self._parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         for parameter in self._parameters:
-            self._optimizer.state[parameter] = empty_moments(parameter)
+            self._optimizer.state[parameter] = build_empty_moments(parameter)
 
-    def get(self, parameter: nn.Parameter, key: str | None) -> Tensor:
+    def get_tensor(self, parameter: nn.Parameter, key: str | None) -> Tensor:
         """See Place."""
         found: Tensor = parameter.detach() if key is None else self._optimizer.state[parameter][key]
         return found
 
-    def set(self, parameter: nn.Parameter, value: Tensor, key: str | None) -> None:
+    def set_tensor(self, parameter: nn.Parameter, value: Tensor, key: str | None) -> None:
         """See Place."""
-        self.get(parameter, key).copy_(value)
+        self.get_tensor(parameter, key).copy_(value)
 
-    def publish(self) -> None:
+    def sync_weights(self) -> None:
         """Masters are the weights."""
 
-    def counters(self) -> list[Tensor]:
+    def get_step_counters(self) -> list[Tensor]:
         """See Place."""
         return [self._optimizer.state[parameter]["step"] for parameter in self._parameters]
 
-    def scale_by(self, scale: float) -> float:
+    def set_loss_scale(self, scale: float) -> float:
         """See Place."""
         self._scale = scale
         return scale
 
-    def step(self, loss: float, accept: Accept) -> tuple[float, bool]:
+    def step_optimizer(self, loss: float, accept: Accept) -> tuple[float, bool]:
         """See Place."""
         named = [(parameter.grad, is_split(parameter)) for parameter in self._parameters]
         gradients = [(gradient, split) for gradient, split in named if gradient is not None]
-        norm = norm_of_whole(gradients, self._meshes) / self._scale
+        norm = compute_full_norm(gradients, self._meshes) / self._scale
         if not (applied := accept(loss, float(norm)) and bool(norm.isfinite())):
             self._engine.zero_grad()
             return float(norm), applied
@@ -72,7 +72,7 @@ class WholeState:
         return float(norm), applied
 
 
-class FlatState:
+class Zero12State:
     """Stages 1 and 2: each group of parameters is one flat vector of masters, split evenly over the ranks."""
 
     shards = "single_partition_of_fp32_groups"
@@ -81,51 +81,51 @@ class FlatState:
         self._engine, self._zero = engine, engine.optimizer
         self._shards: list[Tensor] = getattr(self._zero, self.shards)
         for shard in self._shards:
-            self._zero.optimizer.state[shard] = empty_moments(shard)
+            self._zero.optimizer.state[shard] = build_empty_moments(shard)
         self._zero._lazy_init_hp_params_optimizer_state()
-        self._gate = StepGate(self._zero) if type(self) is FlatState else None
+        self._gate = GuardedOptimizer(self._zero) if type(self) is Zero12State else None
 
-    def get(self, parameter: nn.Parameter, key: str | None) -> Tensor:
+    def get_tensor(self, parameter: nn.Parameter, key: str | None) -> Tensor:
         """See Place."""
         whole: Tensor = cast(Any, parameter).get_full_hp_param(key)  # DeepSpeed gives parameters methods
         return whole
 
-    def set(self, parameter: nn.Parameter, value: Tensor, key: str | None) -> None:
+    def set_tensor(self, parameter: nn.Parameter, value: Tensor, key: str | None) -> None:
         """See Place."""
         cast(Any, parameter).set_full_hp_param(value, key)
 
-    def publish(self) -> None:
+    def sync_weights(self) -> None:
         """See Place."""
         self._zero.update_lp_params()
 
-    def counters(self) -> list[Tensor]:
+    def get_step_counters(self) -> list[Tensor]:
         """See Place."""
         return [self._zero.optimizer.state[shard]["step"] for shard in self._shards]
 
-    def scale_by(self, scale: float) -> float:
+    def set_loss_scale(self, scale: float) -> float:
         """See Place."""
         self._zero.custom_loss_scaler, self._zero.external_loss_scale = True, scale
         return 1.0
 
-    def step(self, loss: float, accept: Accept) -> tuple[float, bool]:
+    def step_optimizer(self, loss: float, accept: Accept) -> tuple[float, bool]:
         """See Place."""
         assert self._gate is not None
         return self._gate.step(self._engine, loss, accept)
 
 
-class Bf16FlatState(FlatState):
+class Zero1Bf16State(Zero12State):
     """Stage 1 in bf16: DeepSpeed has an optimizer of its own there, in which gradients are whole on every rank."""
 
     shards = "fp32_groups_flat_partition"
 
-    def __init__(self, engine: Any, meshes: Meshes) -> None:
+    def __init__(self, engine: Any, meshes: DeviceMeshes) -> None:
         super().__init__(engine)
         self._meshes = meshes
 
-    def step(self, loss: float, accept: Accept) -> tuple[float, bool]:
+    def step_optimizer(self, loss: float, accept: Accept) -> tuple[float, bool]:
         """See Place."""
         flat = zip(self._zero.fp32_groups_gradients_flat, self._zero.bf16_groups, strict=True)
-        norm = norm_of_whole([(gradient, is_split(group[0])) for gradient, group in flat], self._meshes)
+        norm = compute_full_norm([(gradient, is_split(group[0])) for gradient, group in flat], self._meshes)
         if applied := accept(loss, float(norm)) and bool(norm.isfinite()):
             self._engine.step()
         else:

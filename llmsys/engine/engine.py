@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from llmsys.data.batch import Batch
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.group import sum_over_ranks
+from llmsys.parallel.group import all_reduce_sum
 
 Loss = Callable[[nn.Module | None, Tensor, Tensor], Tensor]
 """(head, hidden_BTD, targets_BT) → the loss summed over all valid targets; without a head, logits for hidden states."""
@@ -27,7 +27,7 @@ Every rank asks with the same numbers, so every rank gets the same answer.
 """
 
 
-def always(loss: float, gradient_norm: float) -> bool:
+def accept_all(loss: float, gradient_norm: float) -> bool:
     """The `Accept` that refuses nothing."""
     return True
 
@@ -47,12 +47,12 @@ class StepResult:
     loss: float
     gradient_norm: float
     targets: int
-    applied: bool = True
+    is_applied: bool = True
     extras: tuple[float, ...] = ()
 
 
 @dataclass
-class LogicalState:
+class EngineState:
     """Everything an engine must give to continue elsewhere: tensors by name, and the number of steps taken.
 
     Names: `parameter/NAME` (fp32 master), `first_moment/NAME`, `second_moment/NAME`, `buffer/NAME`, and in fp16
@@ -78,7 +78,7 @@ class Engine(Protocol):
         ...
 
     def train_step(
-        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = always, extras: Sequence[float] = ()
+        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
     ) -> StepResult:
         """Forward and backward over this rank's micro-batches, clip, and step unless `accept` refuses.
 
@@ -86,37 +86,37 @@ class Engine(Protocol):
         """
         ...
 
-    def logits(self, batch: Batch) -> Tensor:
+    def compute_logits(self, batch: Batch) -> Tensor:
         """Evaluation: what the model gives for a batch, without dropout. All ranks must call it together."""
         ...
 
-    def state(self) -> LogicalState:
+    def get_state(self) -> EngineState:
         """The logical training state. Collective."""
         ...
 
-    def load(self, state: LogicalState) -> None:
+    def load_state(self, state: EngineState) -> None:
         """Take over a state whose tensors were filled from a checkpoint. Collective."""
         ...
 
 
-def counts_of(batches: Sequence[Batch], device: torch.device) -> Tensor:
+def reduce_token_counts(batches: Sequence[Batch], device: torch.device) -> Tensor:
     """Valid targets, real tokens and real source tokens of a step, over all ranks, float32 of shape (3,). Collective.
 
     Losses are divided by the first, the auxiliary losses of layers by the tokens that those layers see: the third in
     the encoder of an encoder-decoder, else the second. Exact up to 16 million.
     """
-    counts = [(batch.valid_targets, batch.num_tokens, batch.num_source_tokens) for batch in batches]
+    counts = [(batch.num_valid_targets, batch.num_tokens, batch.num_source_tokens) for batch in batches]
     sums = [float(sum(column)) for column in zip(*counts, strict=True)] or [0.0] * 3
-    return sum_over_ranks(torch.tensor(sums, device=device)).clamp_(min=1)
+    return all_reduce_sum(torch.tensor(sums, device=device)).clamp_(min=1)
 
 
-def sums_of(nats: Tensor, targets: Tensor, extras: Sequence[float]) -> tuple[float, tuple[float, ...]]:
+def reduce_sums(nats: Tensor, targets: Tensor, extras: Sequence[float]) -> tuple[float, tuple[float, ...]]:
     """(loss in nats per target, sums of `extras`) over all ranks, in one reduction. Collective."""
-    sums = sum_over_ranks(torch.cat([nats.detach().float().view(1), nats.new_tensor(extras, dtype=torch.float32)]))
+    sums = all_reduce_sum(torch.cat([nats.detach().float().view(1), nats.new_tensor(extras, dtype=torch.float32)]))
     return float(sums[0] / targets), tuple(sums[1:].tolist())
 
 
-def saved_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def iter_persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The buffers that belong to the training state, such as the balancing bias; the rest can be recomputed."""
     for prefix, child in module.named_modules():
         for name, buffer in child.named_buffers(recurse=False):

@@ -17,18 +17,18 @@ START, LEAST, MOST = 2.0**16, 1.0, 2.0**24
 GROWTH_STEPS = 2000
 
 
-class LossScale:
+class GradScaler:
     """The scale of the loss, and how long it has been right."""
 
     def __init__(self) -> None:
         self.tensor = torch.tensor([START, 0.0])
 
     @property
-    def value(self) -> float:
+    def scale(self) -> float:
         """What the next loss is multiplied by."""
         return float(self.tensor[0])
 
-    def fits(self, loss: float, gradient_norm: float) -> bool:
+    def update_scale(self, loss: float, gradient_norm: float) -> bool:
         """Whether the gradient of a step fitted fp16; if not, the next scale is smaller.
 
         False where a smaller scale may help: the loss is a number, and the gradient is none. A loss that is no number
@@ -38,16 +38,16 @@ class LossScale:
         finite = math.isfinite(gradient_norm)
         overflowed = not finite and math.isfinite(loss) and scale > LEAST
         if overflowed:
-            self._set(scale / 2, 0)
+            self._set_scale(scale / 2, 0)
         elif finite and fitted + 1 >= GROWTH_STEPS:
-            self._set(min(MOST, scale * 2), 0)
+            self._set_scale(min(MOST, scale * 2), 0)
         elif finite:
-            self._set(scale, fitted + 1)
+            self._set_scale(scale, fitted + 1)
         return not overflowed
 
-    def _set(self, scale: float, fitted: float) -> None:
+    def _set_scale(self, scale: float, fitted: float) -> None:
         self.tensor.copy_(torch.tensor([scale, fitted]))
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """As a part of the logical state."""
         return {LOSS_SCALE: self.tensor}

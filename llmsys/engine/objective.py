@@ -12,35 +12,35 @@ from torch import Tensor, nn
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.engine.engine import Loss
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.parts import Parts
+from llmsys.parallel.parts import SequenceSharding
 
 # B sequences, T positions, D width, k modules of multi-token prediction
 
 
-def shares_of(
+def compute_loss_share(
     model: Transformer,
     forward: Callable[..., Tensor],
     batch: Batch,
     loss: Loss,
     counts: Tensor,
-    parts: Parts | None = None,
+    parts: SequenceSharding | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(this micro-batch's share of the step's loss, to go backward; its plain sum over targets, for the log).
 
-    `forward` runs `model`, perhaps inside a wrapper. `counts` are those of the step, see `counts_of`. With `parts`,
+    `forward` runs `model`, perhaps inside a wrapper. `counts` are those of the step, see `reduce_token_counts`. With `parts`,
     `model` gives hidden states of this rank's positions, whose share this then is.
     """
 
-    def finish(head: nn.Module | None, x_BTD: Tensor, places: int) -> Tensor:
-        targets_BT = further_targets(batch, places)
-        return loss(head, x_BTD, targets_BT if parts is None else parts.targets_here(targets_BT, batch))
+    def compute_head_loss(head: nn.Module | None, x_BTD: Tensor, places: int) -> Tensor:
+        targets_BT = shift_targets(batch, places)
+        return loss(head, x_BTD, targets_BT if parts is None else parts.shard_targets(targets_BT, batch))
 
-    nats = forward(**batch.inputs(), finish=finish)
-    learnt = nats + further_tokens(model)
+    nats = forward(**batch.to_model_inputs(), finish=compute_head_loss)
+    learnt = nats + compute_mtp_loss(model)
     return learnt / counts[0] + model.compute_auxiliary_share(counts[1], counts[2]), nats.detach()
 
 
-def further_tokens(model: Transformer) -> Tensor:
+def compute_mtp_loss(model: Transformer) -> Tensor:
     """The weighted mean over modules of the loss on the token k places further; 0 for a model without modules.
 
     DeepSeek-V3 (arXiv:2412.19437, 2.2, equations 24 and 25): like there, the sum is divided by all targets later.
@@ -51,7 +51,7 @@ def further_tokens(model: Transformer) -> Tensor:
     return config.weight * torch.stack(model.predicted).mean()
 
 
-def further_targets(batch: Batch, k: int) -> Tensor:
+def shift_targets(batch: Batch, k: int) -> Tensor:
     """The targets k places further, (B, T - k); IGNORED where those belong to another document."""
     targets_BT = batch.targets_BT[:, k:]
     if batch.documents_BT is None or not k:

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from llmsys.engine.engine import LogicalState
+from llmsys.engine.engine import EngineState
 from llmsys.errors import LlmsysError
-from llmsys.parallel.group import world_size
+from llmsys.parallel.group import get_world_size
 
 PIECE = 1 << 16
 """Elements that are mixed at a time: 512 KiB of 64-bit words, which stay in cache."""
@@ -30,21 +30,21 @@ Place = tuple[Shape, Shape]
 Sums = tuple[int, int]
 
 
-def state_hash(state: LogicalState) -> str:
+def hash_state(state: EngineState) -> str:
     """32 hexadecimal digits for all tensors of a state and its number of steps. Collective.
 
     Raises LlmsysError when two ranks hold the same slice of a tensor with different bits.
     """
-    mine = {name: slice_digest(tensor) for name, tensor in state.tensors.items()}
+    mine = {name: hash_slice(tensor) for name, tensor in state.tensors.items()}
     whole = hashlib.blake2b(f"steps {state.steps}".encode(), digest_size=16)
-    for name, (first, second) in sorted(_joined(_from_all_ranks(mine)).items()):
+    for name, (first, second) in sorted(_sum_tensors(_gather_from_ranks(mine)).items()):
         tensor = state.tensors[name]
         whole.update(f"\n{name} {tuple(tensor.shape)} {tensor.dtype} {first:016x} {second:016x}".encode())
     return whole.hexdigest()
 
 
 @torch.no_grad()
-def slice_digest(tensor: Tensor) -> tuple[Place, Sums]:
+def hash_slice(tensor: Tensor) -> tuple[Place, Sums]:
     """Where this rank's slice of a tensor lies in the whole, and the two sums over its elements."""
     local, offset = tensor, (0,) * tensor.ndim
     if isinstance(tensor, DTensor):
@@ -55,27 +55,27 @@ def slice_digest(tensor: Tensor) -> tuple[Place, Sums]:
     for start in range(0, len(words), PIECE):
         piece = words[start : start + PIECE].long()
         places = torch.arange(start, start + len(piece), device=piece.device)
-        sums += _mixed(piece, _in_whole(places, tuple(local.shape), tuple(offset), tuple(tensor.shape)))
+        sums += _mix_words(piece, _compute_global_positions(places, tuple(local.shape), tuple(offset), tuple(tensor.shape)))
     first, second = (number % 2**64 for number in sums.tolist())
     return (tuple(offset), tuple(local.shape)), (first, second)
 
 
-def _mixed(words: Tensor, places: Tensor) -> Tensor:
+def _mix_words(words: Tensor, places: Tensor) -> Tensor:
     """Two sums over elements of 64 well-mixed bits each; the finalizer of splitmix64 (Steele 2014)."""
     x = places.mul_(-0x61C8864680B583EB).bitwise_xor_(words)
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
-        x.bitwise_xor_(_shifted(x, shift)).mul_(factor)
-    first = x.bitwise_xor_(_shifted(x, 31)).sum()
-    second = x.mul_(-0x395B586CA42E166B).bitwise_xor_(_shifted(x, 33)).mul_(-0x61C8864680B583EB).sum()
+        x.bitwise_xor_(_shift_right(x, shift)).mul_(factor)
+    first = x.bitwise_xor_(_shift_right(x, 31)).sum()
+    second = x.mul_(-0x395B586CA42E166B).bitwise_xor_(_shift_right(x, 33)).mul_(-0x61C8864680B583EB).sum()
     return torch.stack([first, second])
 
 
-def _shifted(x: Tensor, by: int) -> Tensor:
+def _shift_right(x: Tensor, by: int) -> Tensor:
     """A right shift that brings in zeros, also for numbers that count as negative."""
     return (x >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 
-def _in_whole(places: Tensor, shape: Shape, offset: Shape, whole: Shape) -> Tensor:
+def _compute_global_positions(places: Tensor, shape: Shape, offset: Shape, whole: Shape) -> Tensor:
     """From places in a slice, counted row by row, to places in the whole tensor."""
     if shape[1:] == whole[1:]:  # only rows are cut, or nothing
         return places.add_(math.prod(whole[1:]) * sum(offset[:1]))
@@ -86,19 +86,19 @@ def _in_whole(places: Tensor, shape: Shape, offset: Shape, whole: Shape) -> Tens
     return found
 
 
-def _from_all_ranks(mine: dict[str, tuple[Place, Sums]]) -> list[dict[str, tuple[Place, Sums]]]:
-    found = [mine] * world_size()
-    if world_size() > 1:
+def _gather_from_ranks(mine: dict[str, tuple[Place, Sums]]) -> list[dict[str, tuple[Place, Sums]]]:
+    found = [mine] * get_world_size()
+    if get_world_size() > 1:
         dist.all_gather_object(found, mine)
     return found
 
 
-def _joined(by_rank: list[dict[str, tuple[Place, Sums]]]) -> dict[str, Sums]:
+def _sum_tensors(by_rank: list[dict[str, tuple[Place, Sums]]]) -> dict[str, Sums]:
     """The sums of whole tensors: each slice counts once, however many ranks hold it."""
-    return {name: _sum_of(name, [digests[name] for digests in by_rank]) for name in by_rank[0]}
+    return {name: _sum_slices(name, [digests[name] for digests in by_rank]) for name in by_rank[0]}
 
 
-def _sum_of(name: str, slices: list[tuple[Place, Sums]]) -> Sums:
+def _sum_slices(name: str, slices: list[tuple[Place, Sums]]) -> Sums:
     known: dict[Place, tuple[int, Sums]] = {}
     for number, (place, sums) in enumerate(slices):
         holder, expected = known.setdefault(place, (number, sums))
@@ -107,10 +107,10 @@ def _sum_of(name: str, slices: list[tuple[Place, Sums]]) -> Sums:
                 f"{name}: ranks {holder} and {number} hold the same part with different bits. Copies of one part must "
                 f"be equal: resume from the last checkpoint, and check the memory of both machines if it happens again."
             )
-    return _added(sums for _, sums in known.values())
+    return _add_sums(sums for _, sums in known.values())
 
 
-def _added(all_sums: Iterable[Sums]) -> Sums:
+def _add_sums(all_sums: Iterable[Sums]) -> Sums:
     columns: Iterator[tuple[int, ...]] = zip(*all_sums, strict=True)
     first, second = (sum(column) % 2**64 for column in columns)
     return first, second

@@ -8,13 +8,13 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from llmsys.config.base import Section
-from llmsys.config.merge import Layer
-from llmsys.config.problems import config_error
-from llmsys.config.yaml_text import parse
+from llmsys.config.merge import ConfigLayer
+from llmsys.config.problems import build_config_error
+from llmsys.config.yaml_text import parse_yaml
 from llmsys.errors import ConfigError
 
 
-class Cluster(Section):
+class ClusterCosts(Section):
     """Prices, power and failures of the place where a run is to happen."""
 
     device: str = Field("h100-sxm", description="Name or file of the device profile.")
@@ -53,14 +53,14 @@ class Cluster(Section):
     )
 
 
-def read_cluster(path: Path) -> Cluster:
+def load_cluster_costs(path: Path) -> ClusterCosts:
     """The cluster of a YAML file; ConfigError with the line for whatever is wrong in it."""
     if not path.is_file():
         raise ConfigError(f"there is no cluster file {path}. Write one with device: and devices: in it.")
-    values, lines = parse(path.read_text(encoding="utf-8"), path.name)
+    values, lines = parse_yaml(path.read_text(encoding="utf-8"), path.name)
     try:
-        return Cluster.model_validate(values or {})
+        return ClusterCosts.model_validate(values or {})
     except ValidationError as error:
         origins = {keys: f"{path.name}:{line}" for keys, line in lines.items()}
         given = values if isinstance(values, dict) else {}
-        raise config_error(error, Cluster, Layer(given, origins), path.name) from None
+        raise build_config_error(error, ClusterCosts, ConfigLayer(given, origins), path.name) from None

@@ -10,11 +10,11 @@ from typing import Any
 
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
-from llmsys.estimate.cluster import Cluster
-from llmsys.estimate.device import Device
-from llmsys.estimate.goodput import Goodput, goodput
-from llmsys.estimate.interval import Z90, Interval, log_normal
-from llmsys.estimate.residual import residuals
+from llmsys.estimate.cluster import ClusterCosts
+from llmsys.estimate.device import DeviceProfile
+from llmsys.estimate.goodput import Goodput, estimate_goodput
+from llmsys.estimate.interval import Z90, PercentileInterval, build_log_normal_interval
+from llmsys.estimate.residual import load_residuals
 from llmsys.estimate.time import StepTime
 
 
@@ -22,42 +22,42 @@ from llmsys.estimate.time import StepTime
 class RunCost:
     """One whole run. `assumptions` are the cluster's numbers that went into it; without watts there is no energy."""
 
-    hours: Interval
-    accelerator_hours: Interval
-    money: Interval
-    energy_kwh: Interval | None
+    hours: PercentileInterval
+    accelerator_hours: PercentileInterval
+    money: PercentileInterval
+    energy_kwh: PercentileInterval | None
     goodput: Goodput
     whole_run_utilisation: float
     assumptions: dict[str, Any]
 
 
-def run_cost(config: RunConfig, step: StepTime, device: Device, cluster: Cluster) -> RunCost:
+def estimate_run_cost(config: RunConfig, step: StepTime, device: DeviceProfile, cluster: ClusterCosts) -> RunCost:
     """Cost of all `config.steps` steps of that time."""
-    good = goodput(cluster, step.ranks)
-    hours = run_interval(step.seconds, config.steps / good.fraction).times(1 / 3600)
-    accelerator_hours = hours.times(step.ranks)
-    watts, price, energy = mean_watts(device, cluster), cluster.price_per_hour, None
+    good = estimate_goodput(cluster, step.ranks)
+    hours = estimate_run_seconds(step.seconds, config.num_steps / good.fraction).scale(1 / 3600)
+    accelerator_hours = hours.scale(step.ranks)
+    watts, price, energy = compute_mean_watts(device, cluster), cluster.price_per_hour, None
     if watts is not None:
-        energy = residuals().energy.around(accelerator_hours.p50 * watts / 1000 * cluster.pue)
+        energy = load_residuals().energy.compute_interval(accelerator_hours.p50 * watts / 1000 * cluster.pue)
         price += cluster.price_per_kwh * watts / 1000 * cluster.pue
     elif cluster.price_per_kwh:
         raise ConfigError(f"price_per_kwh needs the power of {device.name}. Give watts: in its profile.")
-    used = step.model_utilisation * step.seconds.p50 * config.steps / (hours.p50 * 3600)
-    return RunCost(hours, accelerator_hours, accelerator_hours.times(price), energy, good, used, _assumed(cluster))
+    used = step.mfu * step.seconds.p50 * config.num_steps / (hours.p50 * 3600)
+    return RunCost(hours, accelerator_hours, accelerator_hours.scale(price), energy, good, used, _collect_assumptions(cluster))
 
 
-def run_interval(step_seconds: Interval, steps: float) -> Interval:
+def estimate_run_seconds(step_seconds: PercentileInterval, steps: float) -> PercentileInterval:
     """Seconds of many steps. The spread of whole runs was calibrated on their hours, so it holds that of their steps;
     where a step is less sure than that (experts), its own."""
-    whole = residuals().run
+    whole = load_residuals().run
     one = log(step_seconds.p90 / step_seconds.p50) / Z90
-    return log_normal(step_seconds.p50 * steps * whole.factor, max(one, whole.spread))
+    return build_log_normal_interval(step_seconds.p50 * steps * whole.factor, max(one, whole.spread))
 
 
-def mean_watts(device: Device, cluster: Cluster) -> float | None:
+def compute_mean_watts(device: DeviceProfile, cluster: ClusterCosts) -> float | None:
     """Power of one accelerator and its share of the machine, in training; None when nobody said its limit."""
     return None if device.watts is None else device.watts * cluster.power_share + cluster.host_watts
 
 
-def _assumed(cluster: Cluster) -> dict[str, Any]:
+def _collect_assumptions(cluster: ClusterCosts) -> dict[str, Any]:
     return cluster.model_dump(exclude={"device", "devices", "host_memory_bytes"})

@@ -12,10 +12,10 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from llmsys.config.base import Section
-from llmsys.config.merge import Layer
-from llmsys.config.problems import config_error
-from llmsys.config.rule import listed
-from llmsys.config.yaml_text import parse
+from llmsys.config.merge import ConfigLayer
+from llmsys.config.problems import build_config_error
+from llmsys.config.rule import format_choices
+from llmsys.config.yaml_text import parse_yaml
 from llmsys.errors import ConfigError
 from llmsys.local_path import require_local_path
 
@@ -24,14 +24,14 @@ Number = Literal["fp32", "bf16", "fp16", "fp8"]
 ModelClass = Literal["dense", "moe"]
 
 
-class Link(Section):
+class Interconnect(Section):
     """A way between devices. Bandwidth is that of one device in one direction, latency that of one hop."""
 
     bandwidth: float = Field(gt=0, description="Bytes per second that one device sends while it receives as many.")
     latency_seconds: float = Field(ge=0, description="Seconds that one hop of a collective takes at least.")
 
 
-class Efficiency(Section):
+class KernelEfficiency(Section):
     """How much of the peak a kernel reaches when it is large: 1 is all of it.
 
     A product takes flops / (peak · products) + bytes / (memory_bandwidth · memory) + launch_seconds, which is the curve
@@ -52,7 +52,7 @@ class Efficiency(Section):
     host_seconds: float = Field(ge=0, description="Seconds the host needs to start one kernel in eager mode.")
 
 
-class MeasuredRuns(Section):
+class RunResidual(Section):
     """What runs on the device took over what the model of time says: `llmsys reconcile --update` writes it."""
 
     factor: float = Field(gt=0, description="Measured over modelled, the median of the runs.")
@@ -60,7 +60,7 @@ class MeasuredRuns(Section):
     runs: dict[str, float] = Field(description="Measured over modelled of each run, by its folder.")
 
 
-class Device(Section):
+class DeviceProfile(Section):
     """A profile. Peaks are dense (no sparsity), per device; `sources` says where the numbers of each field are from."""
 
     name: str = Field(min_length=1, description="What reports call it.")
@@ -68,18 +68,18 @@ class Device(Section):
     memory_bytes: float = Field(gt=0, description="Memory a program can allocate, in bytes.")
     memory_bandwidth: float = Field(gt=0, description="Bytes per second, reads and writes together.")
     node_devices: int = Field(8, ge=1, description="Devices that reach each other over `node`.")
-    node: Link | None = Field(None, description="Between devices of one machine; null: never measured.")
-    network: Link | None = Field(None, description="Between machines, for one device; null: never measured.")
+    node: Interconnect | None = Field(None, description="Between devices of one machine; null: never measured.")
+    network: Interconnect | None = Field(None, description="Between machines, for one device; null: never measured.")
     host_bandwidth: float = Field(25e9, gt=0, description="Bytes per second between a device and host memory.")
     watts: float | None = Field(None, gt=0, description="Power limit of one device; null: nobody said.")
     driver_names: tuple[str, ...] = Field((), description="What its driver calls it, so that a run finds its profile.")
-    residual: dict[ModelClass, MeasuredRuns] = Field(
+    residual: dict[ModelClass, RunResidual] = Field(
         {}, description="Of steps measured on it, by class of model; a class without takes that of published rows."
     )
-    efficiency: Efficiency = Field(description="What kernels reach.")
+    efficiency: KernelEfficiency = Field(description="What kernels reach.")
     sources: dict[str, str] = Field(description="Where the numbers are from, by field.")
 
-    def link(self, kind: Literal["node", "network"]) -> Link:
+    def get_interconnect(self, kind: Literal["node", "network"]) -> Interconnect:
         """One of the links; ConfigError when the profile has none."""
         found = self.node if kind == "node" else self.network
         if found is None:
@@ -90,56 +90,56 @@ class Device(Section):
             )
         return found
 
-    def peak(self, number: Number) -> float:
+    def get_peak_flops(self, number: Number) -> float:
         """Operations per second in `number`; ConfigError when this device has no such products."""
         if number not in self.peak_flops:
-            known = listed(sorted(self.peak_flops))
+            known = format_choices(sorted(self.peak_flops))
             raise ConfigError(
                 f"{self.name} has no peak for {number} products. Use {known}, or give peak_flops.{number} in a profile."
             )
         return self.peak_flops[number]
 
 
-def device_names() -> list[str]:
+def list_device_names() -> list[str]:
     """The profiles that came with llmsys."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def device_called(driver_name: str) -> Device | None:
+def find_device_by_driver_name(driver_name: str) -> DeviceProfile | None:
     """The profile of the accelerator that its driver calls so; None when nobody described it."""
-    return next((one for one in map(_packaged, device_names()) if driver_name in one.driver_names), None)
+    return next((one for one in map(_load_packaged_profile, list_device_names()) if driver_name in one.driver_names), None)
 
 
-def read_device(name: str) -> Device:
+def load_device_profile(name: str) -> DeviceProfile:
     """The profile of that name, or in the YAML file of that path.
 
     Raises ConfigError for an unknown name, with the known ones, and for whatever is wrong in a file.
     """
     if (FOLDER / f"{name}.yaml").is_file():
-        return _packaged(name)
+        return _load_packaged_profile(name)
     if not require_local_path(name, "device").is_file():
-        raise ConfigError(_unknown(name))
-    return _read(Path(name))
+        raise ConfigError(_format_unknown_device(name))
+    return _load_profile(Path(name))
 
 
 @cache
-def _packaged(name: str) -> Device:
-    return _read(FOLDER / f"{name}.yaml")
+def _load_packaged_profile(name: str) -> DeviceProfile:
+    return _load_profile(FOLDER / f"{name}.yaml")
 
 
-def _read(path: Path) -> Device:
-    values, lines = parse(path.read_text(encoding="utf-8"), path.name)
+def _load_profile(path: Path) -> DeviceProfile:
+    values, lines = parse_yaml(path.read_text(encoding="utf-8"), path.name)
     if not isinstance(values, dict):
         raise ConfigError(f"{path.name} is no device profile. Write one with `llmsys calibrate --output {path}`.")
     try:
-        return Device.model_validate(values)
+        return DeviceProfile.model_validate(values)
     except ValidationError as error:
         origins = {keys: f"{path.name}:{line}" for keys, line in lines.items()}
-        raise config_error(error, Device, Layer(values, origins), path.name) from None
+        raise build_config_error(error, DeviceProfile, ConfigLayer(values, origins), path.name) from None
 
 
-def _unknown(name: str) -> str:
-    known = device_names()
+def _format_unknown_device(name: str) -> str:
+    known = list_device_names()
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
     return (

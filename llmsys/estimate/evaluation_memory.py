@@ -6,9 +6,9 @@ A rank carries all positions of its sequences, whatever axes divide them in trai
 from dataclasses import replace
 
 from llmsys.config.run import RunConfig
-from llmsys.estimate.activation import block_kinds
-from llmsys.estimate.instants import Item
-from llmsys.estimate.kept import Extent
+from llmsys.estimate.activation import iter_block_groups
+from llmsys.estimate.instants import MemoryItem
+from llmsys.estimate.kept import ActivationShape
 from llmsys.estimate.loss_memory import FLOAT_ELEMENTS_ON_CPU, FLOAT_ROWS_ON_GPU
 from llmsys.estimate.memory import FP32
 from llmsys.estimate.tensors import has_logits
@@ -17,31 +17,31 @@ IN_EVALUATION = "in an evaluation"
 SOFTCAP_COPIES = 3  # the logits, their quotient, and its tanh
 
 
-def evaluation_items(config: RunConfig, training: Extent) -> list[Item]:
+def evaluation_items(config: RunConfig, training: ActivationShape) -> list[MemoryItem]:
     """Return bytes of `evaluation_sequences` held-out sequences; `training` is the size of a training micro-batch."""
     model, train = config.model, config.train
     extent = replace(
-        training, sequences=config.evaluation_sequences, parts=1, system=replace(training.system, stream="whole")
+        training, sequences=config.evaluation_sequences, parts=1, system=replace(training.system, residual_dtype="whole")
     )
     compiled = train.compile == "block"
-    branches = [branch for kind in block_kinds(config, extent) for branch in kind.branches]
-    work = max(sum(one.bytes for one in branch if not (compiled and one.maker == "fused")) for branch in branches)
-    stream = extent.stream(model.hidden_size)
+    branches = [branch for kind in iter_block_groups(config, extent) for branch in kind.branches]
+    work = max(sum(one.bytes for one in branch if not (compiled and one.producer == "fused")) for branch in branches)
+    stream = extent.compute_residual_bytes(model.hidden_size)
     table = extent.sequences * extent.length**2 if extent.table == "documents" else 0
     return [
-        Item("temporaries of a block", work),
-        Item("the stream", 2 * stream),
-        Item("table of what is visible", table),
+        MemoryItem("temporaries of a block", work),
+        MemoryItem("the stream", 2 * stream),
+        MemoryItem("table of what is visible", table),
         *(_list_logits(config, extent) if has_logits(model) else ()),
     ]
 
 
-def _list_logits(config: RunConfig, extent: Extent) -> list[Item]:
+def _list_logits(config: RunConfig, extent: ActivationShape) -> list[MemoryItem]:
     """Return the logits of all positions, and the rows of them that the loss reads in float32."""
     model = config.model
     copies = SOFTCAP_COPIES if getattr(model.head, "softcap", None) is not None else 1
-    rows = max(8, FLOAT_ELEMENTS_ON_CPU // model.vocab_size) if extent.on_cpu else FLOAT_ROWS_ON_GPU
+    rows = max(8, FLOAT_ELEMENTS_ON_CPU // model.vocab_size) if extent.is_on_cpu else FLOAT_ROWS_ON_GPU
     return [
-        Item("logits", copies * extent.stream(model.vocab_size)),
-        Item("a piece of them in float32", min(rows, extent.tokens) * model.vocab_size * FP32),
+        MemoryItem("logits", copies * extent.compute_residual_bytes(model.vocab_size)),
+        MemoryItem("a piece of them in float32", min(rows, extent.num_tokens) * model.vocab_size * FP32),
     ]

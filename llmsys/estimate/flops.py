@@ -12,17 +12,17 @@ from typing import Literal, get_args
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.moe import MoeConfig
-from llmsys.estimate.pairs import document_lengths, visible_pairs
-from llmsys.estimate.repeated import Recompute, repeated_attention, repeated_rows
-from llmsys.estimate.rows import Input, TensorRow
-from llmsys.estimate.tensors import has_logits, head_is_tied, model_tensors
+from llmsys.estimate.pairs import iter_document_lengths, count_visible_pairs
+from llmsys.estimate.repeated import Recompute, get_recomputed_attention, iter_recomputed_matrices
+from llmsys.estimate.rows import Input, ParameterTensor
+from llmsys.estimate.tensors import has_logits, is_head_tied, list_model_tensors
 
 Convention = Literal["causal", "full", "hardware"]
 CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
 
 
 @dataclass(frozen=True)
-class Flops:
+class FlopsCount:
     """Operations of one batch. `attention` is the part of `forward` in scores and weighted sums; it grows with s².
 
     `tokens` are those of the decoder in an encoder-decoder: the ones that are predicted.
@@ -40,33 +40,33 @@ class Flops:
         return self.attention / self.forward
 
     @property
-    def per_token(self) -> float:
+    def flops_per_token(self) -> float:
         """Operations of forward and backward for one token, on average over the window."""
         return self.forward_backward / self.tokens
 
 
 @dataclass(frozen=True)
-class _Window:
+class _PackedSequence:
     """One sequence: its length in tokens, and those of the documents packed into it (empty: one)."""
 
     length: int
     documents: Sequence[int]
     exact: bool
 
-    def pairs(self, window: int | None, *, causal: bool) -> int:
+    def count_query_key_pairs(self, window: int | None, *, causal: bool) -> int:
         """Pairs of query and key that are counted in one head of self-attention."""
         if not self.exact:
             return self.length**2
-        lengths = document_lengths(self.length, self.documents)
-        return sum(visible_pairs(one, window, causal=causal) for one in lengths)
+        lengths = iter_document_lengths(self.length, self.documents)
+        return sum(count_visible_pairs(one, window, causal=causal) for one in lengths)
 
-    def distances(self, *, causal: bool) -> int:
+    def count_distances(self, *, causal: bool) -> int:
         """Distances between two tokens that Transformer-XL maps; the module maps those to later tokens too."""
         return self.length if self.exact and causal else 2 * self.length - 1
 
-    def distance_pairs(self, window: int | None, *, causal: bool) -> int:
+    def count_distance_pairs(self, window: int | None, *, causal: bool) -> int:
         """Pairs of query and distance; the module multiplies each query with all distances and then chooses."""
-        return self.pairs(window, causal=causal) if self.exact else self.length * self.distances(causal=causal)
+        return self.count_query_key_pairs(window, causal=causal) if self.exact else self.length * self.count_distances(causal=causal)
 
 
 def count_flops(
@@ -78,7 +78,7 @@ def count_flops(
     target_length: int | None = None,
     documents: Sequence[int] = (),
     recompute: Recompute = "none",
-) -> Flops:
+) -> FlopsCount:
     """Operations for `sequences` windows of `sequence_length` tokens.
 
     In an encoder-decoder that is the encoder's length and `target_length` the decoder's (None: the same).
@@ -93,101 +93,101 @@ def count_flops(
     """
     decodes = model.family == "encoder_decoder"
     length = target_length if decodes and target_length is not None else sequence_length
-    source, target = (_Window(one, documents, convention == "causal") for one in (sequence_length, length))
-    attention = sequences * sum(_attention(model, source, target))
-    vectors = _vectors(model, source, target, sequences)
-    logits = sequences * sum(_logits(model, target.length)) * model.vocab_size * model.hidden_size
-    rows = model_tensors(model)
-    forward = 2 * (_products(rows, vectors) + logits) + attention
+    source, target = (_PackedSequence(one, documents, convention == "causal") for one in (sequence_length, length))
+    attention = sequences * sum(_iter_attention_flops(model, source, target))
+    vectors = _count_input_vectors(model, source, target, sequences)
+    logits = sequences * sum(_iter_logit_positions(model, target.length)) * model.vocab_size * model.hidden_size
+    rows = list_model_tensors(model)
+    forward = 2 * (_count_weight_multiplications(rows, vectors) + logits) + attention
     repeated = 0
     if convention == "hardware":
-        repeated = 2 * _products(repeated_rows(model, rows, recompute), vectors)
-        repeated += sequences * _repeated_attention(model, source, target, recompute)
-    return Flops(convention, sequences * length, forward, 3 * forward + repeated, attention)
+        repeated = 2 * _count_weight_multiplications(iter_recomputed_matrices(model, rows, recompute), vectors)
+        repeated += sequences * _count_recomputed_attention_flops(model, source, target, recompute)
+    return FlopsCount(convention, sequences * length, forward, 3 * forward + repeated, attention)
 
 
-def _products(rows: Iterable[TensorRow], vectors: dict[Input, int]) -> int:
+def _count_weight_multiplications(rows: Iterable[ParameterTensor], vectors: dict[Input, int]) -> int:
     """Multiplications in the products with weights."""
-    return sum(row.met * vectors[row.input] for row in rows if row.input is not None)
+    return sum(row.elements_per_vector * vectors[row.input] for row in rows if row.input is not None)
 
 
-def _vectors(model: ModelConfig, source: _Window, target: _Window, sequences: int) -> dict[Input, int]:
+def _count_input_vectors(model: ModelConfig, source: _PackedSequence, target: _PackedSequence, sequences: int) -> dict[Input, int]:
     """How many vectors meet a matrix, by what it reads."""
     tokens = sequences * target.length
     return {
         "token": tokens,
         "source": sequences * source.length,
         "sequence": sequences,
-        "distance": target.distances(causal=model.family != "encoder"),  # once for the whole batch
-        "encoder_distance": source.distances(causal=False),
-        "visit": 0 if model.moe is None else sequences * _visits(model.moe, target.length),
+        "distance": target.count_distances(causal=model.family != "encoder"),  # once for the whole batch
+        "encoder_distance": source.count_distances(causal=False),
+        "visit": 0 if model.moe is None else sequences * _count_sequence_visits(model.moe, target.length),
     }
 
 
-def _logits(model: ModelConfig, length: int) -> Iterator[int]:
+def _iter_logit_positions(model: ModelConfig, length: int) -> Iterator[int]:
     """Positions of one sequence that go through the head, beyond what its own matrix among the tensors counts.
 
     A tied head multiplies though it is no tensor of its own. Prediction module k goes through the head again, at the
     positions that have a token k places further.
     """
-    if head_is_tied(model):
+    if is_head_tied(model):
         yield length
     if has_logits(model):
-        yield from (max(0, length - k) for k in range(1, _depth(model) + 1))
+        yield from (max(0, length - k) for k in range(1, _get_prediction_depth(model) + 1))
 
 
-def _visits(moe: MoeConfig, length: int) -> int:
+def _count_sequence_visits(moe: MoeConfig, length: int) -> int:
     """Visits to experts in one sequence: what tokens ask for, or what experts take (they round up)."""
     if moe.routing.kind != "expert_choice":
         return moe.num_experts_per_tok * length
     return moe.num_experts * min(length, ceil(moe.routing.factor / moe.num_experts * length - 1e-9))
 
 
-def _attention(model: ModelConfig, source: _Window, target: _Window) -> Iterator[int]:
+def _iter_attention_flops(model: ModelConfig, source: _PackedSequence, target: _PackedSequence) -> Iterator[int]:
     """Operations of scores and weighted sums for one sequence, layer by layer."""
-    yield from _self_attention(model, target)
+    yield from _iter_self_attention_flops(model, target)
     if model.family == "encoder_decoder":
-        yield from _self_attention(model.encoder_shape, source)
+        yield from _iter_self_attention_flops(model.encoder_model, source)
         width = model.num_attention_heads * model.head_dim
         yield model.num_hidden_layers * 4 * width * target.length * source.length
 
 
-def _repeated_attention(model: ModelConfig, source: _Window, target: _Window, recompute: Recompute) -> int:
+def _count_recomputed_attention_flops(model: ModelConfig, source: _PackedSequence, target: _PackedSequence, recompute: Recompute) -> int:
     """Operations of scores and weighted sums for one sequence that the backward pass repeats."""
-    which = repeated_attention(model, recompute)
+    which = get_recomputed_attention(model, recompute)
     if which in ("none", "all"):
-        return sum(_attention(model, source, target)) if which == "all" else 0
-    count = _self_attention if which == "self" else _distances
+        return sum(_iter_attention_flops(model, source, target)) if which == "all" else 0
+    count = _iter_self_attention_flops if which == "self" else _iter_distance_flops
     both = model.family == "encoder_decoder"
-    return sum(count(model, target)) + (sum(count(model.encoder_shape, source)) if both else 0)
+    return sum(count(model, target)) + (sum(count(model.encoder_model, source)) if both else 0)
 
 
-def _self_attention(model: ModelConfig, one: _Window) -> Iterator[int]:
+def _iter_self_attention_flops(model: ModelConfig, one: _PackedSequence) -> Iterator[int]:
     """A product of query and key and one of weight and value for each pair; in Transformer-XL scores of distances."""
-    yield from _distances(model, one)
+    yield from _iter_distance_flops(model, one)
     causal, heads, attention = model.family != "encoder", model.num_attention_heads, model.attention
     width = 2 * model.head_dim
     if attention.kind == "latent":
         width = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
-    for layer in _attention_layers(model):
-        yield 2 * heads * width * one.pairs(model.window(layer), causal=causal)
+    for layer in _iter_attention_layers(model):
+        yield 2 * heads * width * one.count_query_key_pairs(model.get_attention_window(layer), causal=causal)
 
 
-def _distances(model: ModelConfig, one: _Window) -> Iterator[int]:
+def _iter_distance_flops(model: ModelConfig, one: _PackedSequence) -> Iterator[int]:
     """Transformer-XL's products of queries with distances and segments."""
     if model.position.kind != "transformer_xl":
         return
-    for layer in _attention_layers(model):
-        others = one.distance_pairs(model.window(layer), causal=model.family != "encoder")
+    for layer in _iter_attention_layers(model):
+        others = one.count_distance_pairs(model.get_attention_window(layer), causal=model.family != "encoder")
         others += model.position.segments * one.length
         yield 2 * model.num_attention_heads * model.head_dim * others
 
 
-def _attention_layers(model: ModelConfig) -> Iterator[int]:
+def _iter_attention_layers(model: ModelConfig) -> Iterator[int]:
     """Every block by number; a prediction module's is one more like the last."""
     yield from range(model.num_hidden_layers)
-    yield from [model.num_hidden_layers - 1] * _depth(model)
+    yield from [model.num_hidden_layers - 1] * _get_prediction_depth(model)
 
 
-def _depth(model: ModelConfig) -> int:
+def _get_prediction_depth(model: ModelConfig) -> int:
     return 0 if model.multi_token_prediction is None else model.multi_token_prediction.depth

@@ -11,7 +11,7 @@ seconds (Daly 2006). The best τ is about √(2·δ·M) (Young 1974) or, to high
 from dataclasses import dataclass
 from math import exp, expm1, sqrt
 
-from llmsys.estimate.cluster import Cluster
+from llmsys.estimate.cluster import ClusterCosts
 
 
 @dataclass(frozen=True)
@@ -28,25 +28,25 @@ class Goodput:
         return 86_400 / self.failure_seconds
 
 
-def goodput(cluster: Cluster, ranks: int, checkpoint_seconds: float | None = None) -> Goodput:
+def estimate_goodput(cluster: ClusterCosts, ranks: int, checkpoint_seconds: float | None = None) -> Goodput:
     """The share of time in useful steps; `checkpoint_seconds` between saves, the best one when left out."""
     failure = cluster.device_failure_hours * 3600 / ranks
-    every = checkpoint_seconds or daly_interval(cluster.save_seconds, failure)
-    spent = expected_seconds(every, cluster.save_seconds, cluster.restart_seconds, failure)
+    every = checkpoint_seconds or compute_daly_interval(cluster.save_seconds, failure)
+    spent = compute_expected_seconds(every, cluster.save_seconds, cluster.restart_seconds, failure)
     return Goodput(every / spent * (1 - cluster.other_loss), every, failure)
 
 
-def expected_seconds(interval: float, save: float, restart: float, failure: float) -> float:
+def compute_expected_seconds(interval: float, save: float, restart: float, failure: float) -> float:
     """Seconds that `interval` seconds of progress take on average (Daly 2006)."""
     return failure * exp(restart / failure) * expm1((interval + save) / failure)
 
 
-def young_interval(save: float, failure: float) -> float:
+def compute_young_interval(save: float, failure: float) -> float:
     """Seconds between saves that cost least, to first order (Young 1974)."""
     return sqrt(2 * save * failure)
 
 
-def daly_interval(save: float, failure: float) -> float:
+def compute_daly_interval(save: float, failure: float) -> float:
     """Seconds between saves that cost least (Daly 2006, equation 37); the mean time to failure when saving is slow."""
     if save >= 2 * failure:
         return failure

@@ -12,7 +12,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Item:
+class MemoryItem:
     """Something that takes memory, in bytes."""
 
     name: str
@@ -20,11 +20,11 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Instant:
+class MemorySnapshot:
     """A moment of a step, and all that is in memory then."""
 
     name: str
-    items: tuple[Item, ...]
+    items: tuple[MemoryItem, ...]
 
     @property
     def bytes(self) -> int:
@@ -33,7 +33,7 @@ class Instant:
 
 
 @dataclass(frozen=True)
-class Remedy:
+class SuggestedFix:
     """A change of the config, and the bytes by which it lowers the peak."""
 
     change: str
@@ -41,7 +41,7 @@ class Remedy:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FitResult:
     """Whether a rank fits; `spare_bytes` is below zero where it does not."""
 
     fits: bool
@@ -50,15 +50,15 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class MemoryLedger:
-    """The instants of one rank. `outside_bytes` is what the device's driver and its communication take beside them."""
+class MemoryTimeline:
+    """The instants of one rank. `driver_bytes` is what the device's driver and its communication take beside them."""
 
-    instants: tuple[Instant, ...]
-    outside_bytes: int = 0
-    remedies: Callable[[], tuple[Remedy, ...]] = field(default=tuple, compare=False, repr=False)
+    instants: tuple[MemorySnapshot, ...]
+    driver_bytes: int = 0
+    remedies: Callable[[], tuple[SuggestedFix, ...]] = field(default=tuple, compare=False, repr=False)
 
     @property
-    def peak(self) -> Instant:
+    def peak(self) -> MemorySnapshot:
         """The fullest instant; of equal ones the first."""
         return max(self.instants, key=lambda instant: instant.bytes)
 
@@ -72,25 +72,25 @@ class MemoryLedger:
         """Name of the fullest instant."""
         return self.peak.name
 
-    def largest(self, count: int) -> list[Item]:
+    def list_largest_items(self, count: int) -> list[MemoryItem]:
         """The `count` largest items of the fullest instant, largest first."""
         return sorted(self.peak.items, key=lambda item: -item.bytes)[:count]
 
-    def verdict(self, capacity_bytes: int) -> Verdict:
+    def compute_fit_result(self, capacity_bytes: int) -> FitResult:
         """Whether the peak fits a device of `capacity_bytes`; where it does not, what binds and what would help."""
-        spare = capacity_bytes - self.outside_bytes - self.peak_bytes
-        largest = ", ".join(f"{item.name} {item.bytes / GIB:.1f} GiB" for item in self.largest(3))
-        peak = f"{(self.peak_bytes + self.outside_bytes) / GIB:.1f} GiB"
+        spare = capacity_bytes - self.driver_bytes - self.peak_bytes
+        largest = ", ".join(f"{item.name} {item.bytes / GIB:.1f} GiB" for item in self.list_largest_items(3))
+        peak = f"{(self.peak_bytes + self.driver_bytes) / GIB:.1f} GiB"
         if spare >= 0:
             text = f"rank 0 fits: {peak} of {capacity_bytes / GIB:.1f} GiB {self.peak_instant} ({largest})."
-            return Verdict(True, spare, text)
+            return FitResult(True, spare, text)
         binds = (
             f"rank 0 runs out {self.peak_instant}: {peak} on a device of {capacity_bytes / GIB:.1f} GiB, "
             f"{-spare / GIB:.1f} GiB too many ({largest})."
         )
-        return Verdict(False, spare, f"{binds} {_advice(self.remedies(), -spare)}")
+        return FitResult(False, spare, f"{binds} {_format_suggested_fixes(self.remedies(), -spare)}")
 
-    def as_data(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values with stable keys: peak_bytes, peak_instant, instants by name with their items."""
         instants = [
             {"name": one.name, "bytes": one.bytes, "items": {item.name: item.bytes for item in one.items}}
@@ -99,7 +99,7 @@ class MemoryLedger:
         return {"peak_bytes": self.peak_bytes, "peak_instant": self.peak_instant, "instants": instants}
 
 
-def _advice(remedies: tuple[Remedy, ...], missing_bytes: int) -> str:
+def _format_suggested_fixes(remedies: tuple[SuggestedFix, ...], missing_bytes: int) -> str:
     """Remedies that are enough alone come first, the smallest change in memory before larger ones."""
     helpful = [one for one in remedies if one.saved_bytes > 0]
     if not helpful:

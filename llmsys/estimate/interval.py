@@ -7,26 +7,26 @@ Z90 = 1.2815515655446004  # the standard normal's 90th percentile
 
 
 @dataclass(frozen=True)
-class Interval:
+class PercentileInterval:
     """Three percentiles: one in ten is below `p10`, half are below `p50`, one in ten is above `p90`."""
 
     p10: float
     p50: float
     p90: float
 
-    def times(self, factor: float) -> "Interval":
+    def scale(self, factor: float) -> "PercentileInterval":
         """The same in another unit; `factor` is positive."""
-        return Interval(self.p10 * factor, self.p50 * factor, self.p90 * factor)
+        return PercentileInterval(self.p10 * factor, self.p50 * factor, self.p90 * factor)
 
-    def covers(self, value: float) -> bool:
+    def contains(self, value: float) -> bool:
         """Whether a value lies between P10 and P90."""
         return self.p10 <= value <= self.p90
 
-    def as_data(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, float]:
         """Plain values with stable keys."""
         return {"p10": self.p10, "p50": self.p50, "p90": self.p90}
 
 
-def log_normal(median: float, spread: float) -> Interval:
+def build_log_normal_interval(median: float, spread: float) -> PercentileInterval:
     """Of a log-normal with that median and standard deviation of the logarithm."""
-    return Interval(median * exp(-Z90 * spread), median, median * exp(Z90 * spread))
+    return PercentileInterval(median * exp(-Z90 * spread), median, median * exp(Z90 * spread))

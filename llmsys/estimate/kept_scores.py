@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from llmsys.config.attention import MultiHead
+from llmsys.config.attention import MultiHeadAttentionConfig
 from llmsys.config.model import ModelConfig
-from llmsys.estimate.kept import Extent, Tensor
+from llmsys.estimate.kept import ActivationShape, SavedTensor
 from llmsys.estimate.memory import FP32
 
 CHUNKED_UP_TO, CHUNK = 2048, 128  # llmsys/model/cpu_attention.py
@@ -20,104 +20,104 @@ float32; plain: our operations for what no kernel knows; explicit: Megatron's be
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadShape:
     """What is mixed: query heads, key-value heads, channels of a key and of a value, and how many keys there are."""
 
     queries: int
-    groups: int
+    key_value_heads: int
     key: int
     value: int
     keys: int
     causal: bool
 
 
-def way_of(model: ModelConfig, heads: Heads, extent: Extent, *, own: bool) -> Way:
+def choose_attention_kernel(model: ModelConfig, heads: HeadShape, extent: ActivationShape, *, own: bool) -> Way:
     """How these heads are mixed; `own`: of a sequence to itself, where positions can be a bias."""
-    attention = model.attention if isinstance(model.attention, MultiHead) else MultiHead()
+    attention = model.attention if isinstance(model.attention, MultiHeadAttentionConfig) else MultiHeadAttentionConfig()
     if extent.system.attention == "explicit":
         return "explicit"
     unknown = attention.logit_softcap is not None or (attention.sinks and own)
-    if unknown or (model.dropout.attention > 0 and extent.on_cpu):
+    if unknown or (model.dropout.attention > 0 and extent.is_on_cpu):
         return "plain"
     trained_bias = own and model.position.kind in ("relative_bias", "transformer_xl")
-    if extent.on_cpu and (trained_bias or heads.key != heads.value):
+    if extent.is_on_cpu and (trained_bias or heads.key != heads.value):
         return "composed"
     scale = attention.scale is None or abs(attention.scale * heads.key**0.5 - 1) < 1e-9
     biased = own and model.position.kind == "alibi"
-    suits = extent.on_cpu and extent.value == 2 and max(extent.length, heads.keys) <= CHUNKED_UP_TO
+    suits = extent.is_on_cpu and extent.value == 2 and max(extent.length, heads.keys) <= CHUNKED_UP_TO
     return "chunked" if suits and scale and not biased else "kernel"
 
 
-def mixing_tensors(model: ModelConfig, heads: Heads, way: Way, extent: Extent) -> Iterator[Tensor]:
+def iter_score_tensors(model: ModelConfig, heads: HeadShape, way: Way, extent: ActivationShape) -> Iterator[SavedTensor]:
     """Copies of queries, keys and values where a way makes its own, scores where it keeps them, and the output."""
-    yield from _copies(heads, way, extent)
+    yield from _iter_input_copies(heads, way, extent)
     if model.position.kind == "transformer_xl":
-        yield from _by_distance(heads, extent)
-    yield from _scores(model, heads, way, extent)
+        yield from _iter_distance_tensors(heads, extent)
+    yield from _iter_saved_scores(model, heads, way, extent)
     fused = way in ("kernel", "chunked", "explicit")
-    output = extent.inner(heads.queries * heads.value)
-    yield Tensor("attention output", output, "attention" if fused else "pointwise")
+    output = extent.compute_sharded_bytes(heads.queries * heads.value)
+    yield SavedTensor("attention output", output, "attention" if fused else "pointwise")
 
 
-def _copies(heads: Heads, way: Way, extent: Extent) -> Iterator[Tensor]:
+def _iter_input_copies(heads: HeadShape, way: Way, extent: ActivationShape) -> Iterator[SavedTensor]:
     share, size = heads.keys / extent.length, FP32 if way == "composed" else extent.value
-    keys = heads.groups * heads.key, heads.groups * heads.value
+    keys = heads.key_value_heads * heads.key, heads.key_value_heads * heads.value
     if way in ("composed", "plain"):
         keys = heads.queries * heads.key, heads.queries * heads.value  # of every query head
     if way in ("composed", "plain", "chunked"):
-        yield Tensor("queries as they are multiplied", extent.inner(heads.queries * heads.key, size), "pointwise")
-        yield Tensor("keys and values likewise", int(extent.inner(sum(keys), size) * share), "pointwise")
-    elif way == "kernel" and repeats(heads, extent):
-        yield Tensor("keys and values of every head", int(2 * extent.inner(heads.queries * heads.key) * share), "fused")
+        yield SavedTensor("queries as they are multiplied", extent.compute_sharded_bytes(heads.queries * heads.key, size), "pointwise")
+        yield SavedTensor("keys and values likewise", int(extent.compute_sharded_bytes(sum(keys), size) * share), "pointwise")
+    elif way == "kernel" and must_repeat_key_value_heads(heads, extent):
+        yield SavedTensor("keys and values of every head", int(2 * extent.compute_sharded_bytes(heads.queries * heads.key) * share), "fused")
 
 
-def repeats(heads: Heads, extent: Extent) -> bool:
+def must_repeat_key_value_heads(heads: HeadShape, extent: ActivationShape) -> bool:
     """Whether keys are copied for every query head: the fused kernel of GPUs that takes a table knows no groups."""
-    return extent.table != "none" and not extent.on_cpu and heads.groups != heads.queries
+    return extent.table != "none" and not extent.is_on_cpu and heads.key_value_heads != heads.queries
 
 
-def _scores(model: ModelConfig, heads: Heads, way: Way, extent: Extent) -> Iterator[Tensor]:
+def _iter_saved_scores(model: ModelConfig, heads: HeadShape, way: Way, extent: ActivationShape) -> Iterator[SavedTensor]:
     count, keys, dropped = heads.queries, heads.keys, model.dropout.attention > 0
     if way == "kernel":
-        yield Tensor("logsumexp", extent.inner(count, FP32), "attention")
+        yield SavedTensor("logsumexp", extent.compute_sharded_bytes(count, FP32), "attention")
     elif way == "chunked":
-        share = _computed_share(extent.length) if heads.causal else 1.0
-        yield Tensor("probabilities", int(extent.pairs(count, keys=keys) * share), "attention")
+        share = _compute_causal_share(extent.length) if heads.causal else 1.0
+        yield SavedTensor("probabilities", int(extent.compute_score_bytes(count, keys=keys) * share), "attention")
     elif way == "explicit":  # Korthikanti 2022, 4.1: softmax 2as, mask as, what is left of it 2as
-        yield Tensor("scores, softmax", extent.pairs(count, keys=keys), "pointwise")
+        yield SavedTensor("scores, softmax", extent.compute_score_bytes(count, keys=keys), "pointwise")
     else:
-        yield from _plain_scores(model, heads, way, extent)
+        yield from _iter_unfused_scores(model, heads, way, extent)
     if way == "kernel" and extent.table in ("windows", "documents"):  # a table of yes and no becomes numbers
         rows = extent.sequences if extent.table == "documents" else 1
-        yield Tensor("table as numbers", rows * extent.length * keys * extent.value, "fused")
+        yield SavedTensor("table as numbers", rows * extent.length * keys * extent.value, "fused")
     if dropped and way != "kernel":
-        mask = extent.value if extent.on_cpu else 1
-        yield Tensor("scores, dropout mask", extent.pairs(count, mask, keys=keys), "pointwise")
-        yield Tensor("scores, dropped", extent.pairs(count, keys=keys), "pointwise")
+        mask = extent.value if extent.is_on_cpu else 1
+        yield SavedTensor("scores, dropout mask", extent.compute_score_bytes(count, mask, keys=keys), "pointwise")
+        yield SavedTensor("scores, dropped", extent.compute_score_bytes(count, keys=keys), "pointwise")
 
 
-def _plain_scores(model: ModelConfig, heads: Heads, way: Way, extent: Extent) -> Iterator[Tensor]:
+def _iter_unfused_scores(model: ModelConfig, heads: HeadShape, way: Way, extent: ActivationShape) -> Iterator[SavedTensor]:
     """T × S for every head: softmax in float32, and without dropout the weights in 16 bits."""
     attention, count, keys = model.attention, heads.queries, heads.keys
-    if way == "plain" and isinstance(attention, MultiHead):
+    if way == "plain" and isinstance(attention, MultiHeadAttentionConfig):
         if attention.logit_softcap is not None:
-            yield Tensor("scores, capped", extent.pairs(count, keys=keys), "pointwise")
+            yield SavedTensor("scores, capped", extent.compute_score_bytes(count, keys=keys), "pointwise")
         keys += bool(attention.sinks)
-    yield Tensor("scores, softmax", extent.pairs(count, FP32, keys=keys), "pointwise")
+    yield SavedTensor("scores, softmax", extent.compute_score_bytes(count, FP32, keys=keys), "pointwise")
     if way == "plain" and extent.value != FP32 and not model.dropout.attention:
-        yield Tensor("scores, weights", extent.pairs(count, keys=heads.keys), "pointwise")
+        yield SavedTensor("scores, weights", extent.compute_score_bytes(count, keys=heads.keys), "pointwise")
 
 
-def _by_distance(heads: Heads, extent: Extent) -> Iterator[Tensor]:
+def _iter_distance_tensors(heads: HeadShape, extent: ActivationShape) -> Iterator[SavedTensor]:
     """Transformer-XL: a key for each distance, the queries for it, and scores of 2T − 1 distances."""
     distances = 2 * extent.length - 1
-    yield Tensor("keys of distances", int(distances * heads.queries * heads.key * extent.value), "product")
-    yield Tensor("queries of distances", extent.inner(heads.queries * heads.key), "pointwise")
-    yield Tensor("scores by distance", extent.pairs(heads.queries, keys=distances), "pointwise")
-    yield Tensor("which distance", 8 * extent.length**2, "pointwise")
+    yield SavedTensor("keys of distances", int(distances * heads.queries * heads.key * extent.value), "product")
+    yield SavedTensor("queries of distances", extent.compute_sharded_bytes(heads.queries * heads.key), "pointwise")
+    yield SavedTensor("scores by distance", extent.compute_score_bytes(heads.queries, keys=distances), "pointwise")
+    yield SavedTensor("which distance", 8 * extent.length**2, "pointwise")
 
 
-def _computed_share(length: int) -> float:
+def _compute_causal_share(length: int) -> float:
     """Of T × T scores, those that causal attention by chunks computes: up to the end of each chunk."""
     starts = range(0, length, CHUNK)
     return sum((min(one + CHUNK, length) - one) * min(one + CHUNK, length) for one in starts) / length**2

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from llmsys.config.feed_forward import GATED
 from llmsys.estimate.device import Number
 from llmsys.estimate.flops import count_flops
-from llmsys.estimate.parameters import visits_of
-from llmsys.estimate.rows import TensorRow
-from llmsys.estimate.tensors import has_logits, head_is_tied, model_tensors
-from llmsys.estimate.workbench import Bench
+from llmsys.estimate.parameters import count_expert_visits
+from llmsys.estimate.rows import ParameterTensor
+from llmsys.estimate.tensors import has_logits, is_head_tied, list_model_tensors
+from llmsys.estimate.workbench import KernelContext
 
 ROW_SPLIT = ("o_proj.weight", "down_proj.weight", "down_proj")  # their inputs are split, the others' outputs
 SCORE_BYTES, SCORE_BYTES_BACKWARD = 14, 22  # per score, unfused: written, scaled and masked, softmax, dropout, read
 
 
 @dataclass(frozen=True)
-class Kernels:
+class KernelSeconds:
     """Seconds of one micro-batch forward, by kind, over all blocks of the model and outside them; not yet divided by
     stages. `backward` is the seconds of its backward, without recomputation; `launches` counts kernels forward."""
 
-    products: float
+    matmul: float
     grouped: float
     attention: float
     elementwise: float
@@ -35,27 +35,27 @@ class Kernels:
     @property
     def blocks_forward(self) -> float:
         """Forward through the blocks."""
-        return self.products + self.grouped + self.attention + self.elementwise
+        return self.matmul + self.grouped + self.attention + self.elementwise
 
     @property
     def blocks_backward(self) -> float:
         """Backward through the blocks: two products for each, twice the bytes."""
-        return 2 * (self.products + self.grouped + self.elementwise) + self.attention_backward
+        return 2 * (self.matmul + self.grouped + self.elementwise) + self.attention_backward
 
 
-def kernels(bench: Bench) -> Kernels:
+def estimate_kernel_seconds(bench: KernelContext) -> KernelSeconds:
     """The seconds of one micro-batch forward."""
-    rows = [row for row in model_tensors(bench.model) if row.input is not None and len(row.shape) > 1]
+    rows = [row for row in list_model_tensors(bench.model) if row.input is not None and len(row.shape) > 1]
     blocks = [row for row in rows if row.layers]
-    attention, backward = _attention(bench)
-    layers = sum(row.copies for row in blocks if row.name.endswith("o_proj.weight"))
-    return Kernels(
-        products=sum(_product(bench, row) for row in blocks if row.input != "visit"),
-        grouped=sum(_grouped(bench, row) for row in blocks if row.input == "visit"),
+    attention, backward = _estimate_attention_seconds(bench)
+    layers = sum(row.num_copies for row in blocks if row.name.endswith("o_proj.weight"))
+    return KernelSeconds(
+        matmul=sum(_estimate_tensor_matmul_seconds(bench, row) for row in blocks if row.input != "visit"),
+        grouped=sum(_estimate_grouped_matmul_seconds(bench, row) for row in blocks if row.input == "visit"),
         attention=attention,
-        elementwise=_elementwise(bench, layers),
-        loss=_loss(bench),
-        head=sum(_product(bench, row, head=True) for row in rows if not row.layers) + _tied_head(bench),
+        elementwise=_estimate_elementwise_seconds(bench, layers),
+        loss=_estimate_loss_seconds(bench),
+        head=sum(_estimate_tensor_matmul_seconds(bench, row, head=True) for row in rows if not row.layers) + _estimate_tied_head_seconds(bench),
         attention_backward=backward,
         launches=layers * (LAUNCHES + (LAUNCHES_MOE if bench.model.moe else 0)),
     )
@@ -64,7 +64,7 @@ def kernels(bench: Bench) -> Kernels:
 LAUNCHES, LAUNCHES_MOE = 30, 40  # kernels of one block forward in eager mode, and what routing adds
 
 
-def _product(bench: Bench, row: TensorRow, *, head: bool = False) -> float:
+def _estimate_tensor_matmul_seconds(bench: KernelContext, row: ParameterTensor, *, head: bool = False) -> float:
     """One row's product, all of its copies."""
     shape, layout = bench.shape, bench.layout
     outputs, inputs = (float(one) for one in row.shape[-2:])
@@ -73,58 +73,58 @@ def _product(bench: Bench, row: TensorRow, *, head: bool = False) -> float:
     else:
         outputs /= layout.tensor
     vectors = {
-        "token": shape.tokens / layout.context,
+        "token": shape.num_tokens / layout.context,
         "source": shape.sequences * shape.source / layout.context,
         "sequence": shape.sequences,
         "distance": 2 * shape.length - 1,
         "encoder_distance": 2 * shape.source - 1,
     }[row.input or "token"]
-    return row.copies * bench.product(vectors, inputs, outputs, head=head)
+    return row.num_copies * bench.estimate_matmul_seconds(vectors, inputs, outputs, head=head)
 
 
-def _grouped(bench: Bench, row: TensorRow) -> float:
+def _estimate_grouped_matmul_seconds(bench: KernelContext, row: ParameterTensor) -> float:
     """The products of the experts of one rank; every rank of the copy brings its own tokens and holds E / expert."""
     moe, layout = bench.model.moe, bench.layout
     if moe is None:
         return 0.0
-    visits = visits_of(moe) * bench.shape.tokens / (layout.context * layout.tensor)
+    visits = count_expert_visits(moe) * bench.shape.num_tokens / (layout.context * layout.tensor)
     experts = moe.num_experts / layout.expert
     inputs, outputs = row.shape[-2:]
     # Bytes: the weights of all local experts are read, whatever each of them is visited by.
-    one = bench.product(visits / experts, inputs, outputs, grouped=True) - bench.device.efficiency.launch_seconds
-    return row.copies * (experts * one + bench.device.efficiency.launch_seconds)
+    one = bench.estimate_matmul_seconds(visits / experts, inputs, outputs, grouped=True) - bench.device.efficiency.launch_seconds
+    return row.num_copies * (experts * one + bench.device.efficiency.launch_seconds)
 
 
-def _tied_head(bench: Bench) -> float:
+def _estimate_tied_head_seconds(bench: KernelContext) -> float:
     model, shape = bench.model, bench.shape
     depth = 0 if model.multi_token_prediction is None else model.multi_token_prediction.depth
-    passes = depth * has_logits(model) + head_is_tied(model)
-    tokens = shape.tokens / bench.layout.context
-    return passes * bench.product(tokens, model.hidden_size, model.vocab_size / bench.layout.tensor, head=True)
+    passes = depth * has_logits(model) + is_head_tied(model)
+    tokens = shape.num_tokens / bench.layout.context
+    return passes * bench.estimate_matmul_seconds(tokens, model.hidden_size, model.vocab_size / bench.layout.tensor, head=True)
 
 
-def _loss(bench: Bench) -> float:
+def _estimate_loss_seconds(bench: KernelContext) -> float:
     """Softmax and its gradient over the logits, forward and backward together."""
     if not has_logits(bench.model):
         return 0.0
-    logits = bench.shape.tokens * bench.model.vocab_size / (bench.layout.context * bench.layout.tensor)
-    return bench.memory_seconds(logits * bench.software.loss_bytes)
+    logits = bench.shape.num_tokens * bench.model.vocab_size / (bench.layout.context * bench.layout.tensor)
+    return bench.estimate_memory_seconds(logits * bench.software.loss_bytes)
 
 
-def _attention(bench: Bench) -> tuple[float, float]:
+def _estimate_attention_seconds(bench: KernelContext) -> tuple[float, float]:
     """Seconds forward and backward of scores and weighted sums. Fused kernels skip what a mask hides."""
     model, shape, device = bench.model, bench.shape, bench.device
     ranks = bench.layout.context * bench.layout.tensor
     fused = bench.software.attention != "unfused"
     counted = count_flops(model, shape.source, 1, "causal" if fused else "full", target_length=shape.length)
     operations = counted.attention * shape.sequences / ranks
-    number: Number = shape.number
+    number: Number = shape.dtype
     if not fused:
-        flops = operations / (device.peak(number) * device.efficiency.products)
+        flops = operations / (device.get_peak_flops(number) * device.efficiency.products)
         scores = model.num_hidden_layers * model.num_attention_heads * shape.length**2 * shape.sequences / ranks
-        forward = flops + bench.memory_seconds(scores * SCORE_BYTES)
-        return forward, 2 * flops + bench.memory_seconds(scores * SCORE_BYTES_BACKWARD)
-    rate = device.peak(number) * (device.efficiency.native_attention if bench.software.attention == "native" else 1)
+        forward = flops + bench.estimate_memory_seconds(scores * SCORE_BYTES)
+        return forward, 2 * flops + bench.estimate_memory_seconds(scores * SCORE_BYTES_BACKWARD)
+    rate = device.get_peak_flops(number) * (device.efficiency.native_attention if bench.software.attention == "native" else 1)
     if bench.software.context == "ring":  # the last of n ranks works on all of the others' keys, the first on its own
         operations *= 2 - 1 / bench.layout.context
     forward = operations / (rate * device.efficiency.attention)
@@ -132,10 +132,10 @@ def _attention(bench: Bench) -> tuple[float, float]:
     return forward, 2.5 * operations / (rate * device.efficiency.attention_backward)
 
 
-def _elementwise(bench: Bench, layers: int) -> float:
+def _estimate_elementwise_seconds(bench: KernelContext, layers: int) -> float:
     """Norms, residual sums, rotations and activations forward, as one fused pass each, times the software's traffic."""
     model, layout = bench.model, bench.layout
-    tokens = bench.shape.tokens / (layout.context * layout.tensor)
+    tokens = bench.shape.num_tokens / (layout.context * layout.tensor)
     values = 8.0 * model.hidden_size  # two sums with their norms: read both, write both
     norms = model.attention.kind == "multi_head" and model.attention.qk_norm != "none"
     values += (2 + 2 * norms) * model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
@@ -144,8 +144,8 @@ def _elementwise(bench: Bench, layers: int) -> float:
     if (moe := model.moe) is not None:
         inner = (3 if moe.expert.kind in GATED else 2) * moe.moe_intermediate_size
         # A visit's vector is sorted in, and weighted and summed out.
-        routed = visits_of(moe) * (inner + 5 * model.hidden_size) + 3 * moe.shared_width + 3 * moe.num_experts
+        routed = count_expert_visits(moe) * (inner + 5 * model.hidden_size) + 3 * moe.shared_expert_size + 3 * moe.num_experts
     moe_layers = model.num_moe_layers
     total = layers * values + (layers - moe_layers) * dense + moe_layers * routed
-    seconds = bench.memory_seconds(tokens * total * bench.shape.value_bytes * bench.software.traffic)
+    seconds = bench.estimate_memory_seconds(tokens * total * bench.shape.value_bytes * bench.software.traffic)
     return seconds + layers * 4 * bench.device.efficiency.launch_seconds

@@ -9,21 +9,21 @@ from dataclasses import asdict
 from typing import Any
 
 from llmsys.config.run import RunConfig
-from llmsys.estimate.activation import batch_lengths
-from llmsys.estimate.device import Device
-from llmsys.estimate.flops import CONVENTIONS, Convention, Flops, count_flops
-from llmsys.estimate.memory import planned_layout, state_bytes
-from llmsys.estimate.memory_peak import activation_bytes, peak_memory
+from llmsys.estimate.activation import get_sequence_lengths
+from llmsys.estimate.device import DeviceProfile
+from llmsys.estimate.flops import CONVENTIONS, Convention, FlopsCount, count_flops
+from llmsys.estimate.memory import resolve_planned_layout, compute_state_bytes
+from llmsys.estimate.memory_peak import estimate_activation_bytes, estimate_peak_memory
 from llmsys.estimate.parameters import count_parameters
 from llmsys.estimate.precision import describe_precision, resolve_for_profile
-from llmsys.estimate.tensors import model_tensors
+from llmsys.estimate.tensors import list_model_tensors
 
 NO_DEVICE = "needs a device: --device NAME, or a file that llmsys calibrate measured"
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
 
 
-def estimate(
-    config: RunConfig, *, model_only: bool = False, documents: Sequence[int] = (), device: Device | None = None
+def estimate_run(
+    config: RunConfig, *, model_only: bool = False, documents: Sequence[int] = (), device: DeviceProfile | None = None
 ) -> dict[str, Any]:
     """Parameters, operations, memory and budget as nested plain values.
 
@@ -38,31 +38,31 @@ def estimate(
     config = resolve_for_profile(config, device)
     return {
         "parameters": asdict(count_parameters(config.model)),
-        "batch": _batch(config, documents),
-        "flops": _flops(config, documents),
-        "memory": None if model_only else _memory(config),
-        "run": None if model_only else _run(config, documents),
+        "batch": _build_batch_section(config, documents),
+        "flops": _build_flops_section(config, documents),
+        "memory": None if model_only else _build_memory_section(config),
+        "run": None if model_only else _build_run_section(config, documents),
         "precision": precision,
         "unknown": dict.fromkeys(("time", "money", "energy"), NO_DEVICE),
     }
 
 
-def tensor_ledger(config: RunConfig) -> list[dict[str, Any]]:
+def list_tensor_counts(config: RunConfig) -> list[dict[str, Any]]:
     """One entry per tensor, equal ones of several blocks together; the counts sum to the total."""
     return [
         {
-            "name": row.title,
+            "name": row.display_name,
             "shape": list(row.shape),
-            "copies": row.copies,
+            "copies": row.num_copies,
             "component": row.component,
-            "count": row.count,
+            "count": row.num_elements,
         }
-        for row in model_tensors(config.model)
+        for row in list_model_tensors(config.model)
     ]
 
 
-def _batch(config: RunConfig, documents: Sequence[int]) -> dict[str, Any]:
-    source, length = batch_lengths(config)
+def _build_batch_section(config: RunConfig, documents: Sequence[int]) -> dict[str, Any]:
+    source, length = get_sequence_lengths(config)
     return {
         "sequence_length": source,
         "target_length": length if config.model.family == "encoder_decoder" else None,
@@ -72,8 +72,8 @@ def _batch(config: RunConfig, documents: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _step_flops(config: RunConfig, convention: Convention, documents: Sequence[int]) -> Flops:
-    source, length = batch_lengths(config)
+def _count_step_flops(config: RunConfig, convention: Convention, documents: Sequence[int]) -> FlopsCount:
+    source, length = get_sequence_lengths(config)
     sequences = config.batch.sequences_per_step
     again = config.train.recompute
     return count_flops(
@@ -81,13 +81,13 @@ def _step_flops(config: RunConfig, convention: Convention, documents: Sequence[i
     )
 
 
-def _flops(config: RunConfig, documents: Sequence[int]) -> dict[str, Any]:
-    counts = {name: _step_flops(config, name, documents) for name in CONVENTIONS}
+def _build_flops_section(config: RunConfig, documents: Sequence[int]) -> dict[str, Any]:
+    counts = {name: _count_step_flops(config, name, documents) for name in CONVENTIONS}
     every = {
         name: {
             "forward": one.forward,
             "forward_backward": one.forward_backward,
-            "forward_backward_per_token": one.per_token,
+            "forward_backward_per_token": one.flops_per_token,
             "attention_share": one.attention_share,
         }
         for name, one in counts.items()
@@ -97,25 +97,25 @@ def _flops(config: RunConfig, documents: Sequence[int]) -> dict[str, Any]:
     return {"convention": chosen, **every[chosen], "conventions": every, "attention_share_by_length": shares}
 
 
-def _memory(config: RunConfig) -> dict[str, Any]:
-    layout = planned_layout(config)
-    state, activations = state_bytes(config, layout), activation_bytes(config, layout)
+def _build_memory_section(config: RunConfig) -> dict[str, Any]:
+    layout = resolve_planned_layout(config)
+    state, activations = compute_state_bytes(config, layout), estimate_activation_bytes(config, layout)
     return {
         "ranks": layout.world_size,
         "layout": layout.model_dump(),
         "engine": config.engine.model_dump(),
         "state_bytes": {**asdict(state), "total": state.total},
         "activation_bytes_estimated": {**asdict(activations), "total": activations.total},
-        **peak_memory(config, layout).as_data(),
+        **estimate_peak_memory(config, layout).to_dict(),
     }
 
 
-def _run(config: RunConfig, documents: Sequence[int]) -> dict[str, Any]:
-    step = _step_flops(config, config.flops.convention, documents)
-    tokens = config.batch.tokens_before(config.steps)
+def _build_run_section(config: RunConfig, documents: Sequence[int]) -> dict[str, Any]:
+    step = _count_step_flops(config, config.flops.convention, documents)
+    tokens = config.batch.count_tokens_before(config.num_steps)
     return {
         "tokens": tokens,
-        "steps": config.steps,
+        "steps": config.num_steps,
         "flops": step.forward_backward * tokens // config.batch.tokens_per_step,
         "tokens_per_parameter": tokens / count_parameters(config.model).active.all,
     }

@@ -1,30 +1,30 @@
 """The peak of a rank's memory: what it holds at each named instant of a training step, and the fullest of them.
 
-Reads a run's config and a resolved layout; gives a MemoryLedger. `System` says whose program and kernels are meant; by
+Reads a run's config and a resolved layout; gives a MemoryLedger. `MemoryProfile` says whose program and kernels are meant; by
 default ours on a GPU, as its allocator reports it (max_memory_reserved).
 """
 
 from dataclasses import dataclass, replace
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.estimate.activation import block_kinds, extent_of
-from llmsys.estimate.instants import MemoryLedger, Remedy
-from llmsys.estimate.kept import kept
-from llmsys.estimate.loss_memory import logits_bytes, loss_items
-from llmsys.estimate.remedies import changes
-from llmsys.estimate.stages import stages_of
-from llmsys.estimate.step_instants import StepInstants
-from llmsys.estimate.system import OURS, System
-from llmsys.estimate.tensors import model_tensors
-from llmsys.estimate.weights import weights_in_use, whole_weights
+from llmsys.estimate.activation import iter_block_groups, build_activation_shape
+from llmsys.estimate.instants import MemoryTimeline, SuggestedFix
+from llmsys.estimate.kept import select_saved_tensors
+from llmsys.estimate.loss_memory import sum_logits_bytes, list_loss_items
+from llmsys.estimate.remedies import iter_config_changes
+from llmsys.estimate.stages import list_pipeline_stages
+from llmsys.estimate.step_instants import StepMemory
+from llmsys.estimate.system import OURS, MemoryProfile
+from llmsys.estimate.tensors import list_model_tensors
+from llmsys.estimate.weights import list_gathered_weights, count_gathered_weights
 
 OUTSIDE_BYTES = 1 << 30  # driver and kernels about half a GiB, NCCL's buffers the rest; no allocator counts them
 
 
-def peak_memory(
-    config: RunConfig, layout: Layout, *, pipeline: int | None = None, system: System = OURS
-) -> MemoryLedger:
+def estimate_peak_memory(
+    config: RunConfig, layout: ParallelLayout, *, pipeline: int | None = None, system: MemoryProfile = OURS
+) -> MemoryTimeline:
     """Memory of the fullest rank of a resolved layout.
 
     `pipeline` overrides the stages of `system`; our own trainer has one. With more, the first and the last stage are
@@ -32,8 +32,8 @@ def peak_memory(
     """
     system = system if pipeline is None else replace(system, pipeline=pipeline)
     outside = OUTSIDE_BYTES if system.device == "cuda" else 0
-    instants = [tuple(StepInstants(config, layout, system, stage).all()) for stage in stages_of(config.model, system)]
-    ledgers = [MemoryLedger(one, outside, lambda: _remedies(config, layout, system)) for one in instants]
+    instants = [tuple(StepMemory(config, layout, system, stage).iter_snapshots()) for stage in list_pipeline_stages(config.model, system)]
+    ledgers = [MemoryTimeline(one, outside, lambda: _list_suggested_fixes(config, layout, system)) for one in instants]
     return max(ledgers, key=lambda ledger: ledger.peak_bytes)
 
 
@@ -56,26 +56,26 @@ class ActivationBytes:
         return self.blocks + self.probabilities + self.logits + self.gathered
 
 
-def activation_bytes(config: RunConfig, layout: Layout, system: System = OURS) -> ActivationBytes:
+def estimate_activation_bytes(config: RunConfig, layout: ParallelLayout, system: MemoryProfile = OURS) -> ActivationBytes:
     """Estimate for one micro-batch of the configured precision and recompute policy."""
-    extent = extent_of(config, layout, system)
-    whole = whole_weights(config, layout, model_tensors(config.model), system)
+    extent = build_activation_shape(config, layout, system)
+    whole = count_gathered_weights(config, layout, list_model_tensors(config.model), system)
     train = config.train
     blocks = scores = 0
-    for kind in block_kinds(config, extent):
-        for tensor in kept(kind.tensors, train.recompute, train.compile == "block", system):
+    for kind in iter_block_groups(config, extent):
+        for tensor in select_saved_tensors(kind.saved_tensors, train.recompute, train.compile == "block", system):
             square = tensor.name.startswith(("probabilities", "scores"))
             blocks += 0 if square else len(kind.layers) * tensor.bytes
             scores += len(kind.layers) * tensor.bytes if square else 0
-    in_use = weights_in_use(config, whole, system, casts_kept=train.recompute == "none")
-    logits = logits_bytes(loss_items(config, extent, whole.head))
+    in_use = list_gathered_weights(config, whole, system, casts_kept=train.recompute == "none")
+    logits = sum_logits_bytes(list_loss_items(config, extent, whole.head))
     return ActivationBytes(blocks, scores, logits, sum(item.bytes for item in in_use))
 
 
-def _remedies(config: RunConfig, layout: Layout, system: System) -> tuple[Remedy, ...]:
+def _list_suggested_fixes(config: RunConfig, layout: ParallelLayout, system: MemoryProfile) -> tuple[SuggestedFix, ...]:
     """What each change saves."""
-    now = peak_memory(config, layout, system=system).peak_bytes
+    now = estimate_peak_memory(config, layout, system=system).peak_bytes
     return tuple(
-        Remedy(text, now - peak_memory(changed, ranks, system=program).peak_bytes)
-        for text, changed, ranks, program in changes(config, layout, system)
+        SuggestedFix(text, now - estimate_peak_memory(changed, ranks, system=program).peak_bytes)
+        for text, changed, ranks, program in iter_config_changes(config, layout, system)
     )

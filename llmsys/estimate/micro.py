@@ -7,20 +7,20 @@ keeps grows with them. Every step is cut into equal ones, so the choice is among
 from dataclasses import dataclass
 from math import gcd
 
-from llmsys.config.layout import Layout
-from llmsys.config.rule import divisors
+from llmsys.config.layout import ParallelLayout
+from llmsys.config.rule import list_divisors
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.instants import GIB
-from llmsys.estimate.memory_peak import peak_memory
-from llmsys.estimate.system import System
+from llmsys.estimate.memory_peak import estimate_peak_memory
+from llmsys.estimate.system import MemoryProfile
 
 USABLE_SHARE = 0.9
 """Of the memory: the rest is for what no estimate counts, fragments among it."""
 
 
 @dataclass(frozen=True)
-class MicroChoice:
+class MicroBatchChoice:
     """Windows of one forward pass of one rank, of the `share` it has in a full step, and the bytes that go with it."""
 
     sequences: int
@@ -37,17 +37,17 @@ class MicroChoice:
         )
 
 
-def largest_micro(config: RunConfig, layout: Layout, memory_bytes: int, system: System) -> MicroChoice:
+def find_largest_micro_batch(config: RunConfig, layout: ParallelLayout, memory_bytes: int, system: MemoryProfile) -> MicroBatchChoice:
     """The largest micro-batch of a resolved layout whose estimated peak fits `memory_bytes` of each rank.
 
     Raises ConfigError when not even one window does, with what would help.
     """
-    share = config.batch.sequences_per_step // layout.data_ranks
-    for sequences in reversed(divisors(gcd(*config.batch.sizes) // layout.data_ranks)):
+    share = config.batch.sequences_per_step // layout.data_parallel_size
+    for sequences in reversed(list_divisors(gcd(*config.batch.step_sizes) // layout.data_parallel_size)):
         batch = config.batch.model_copy(update={"micro_sequences": sequences})
-        ledger = peak_memory(config.model_copy(update={"batch": batch}), layout, system=system)
-        peak = ledger.peak_bytes + ledger.outside_bytes
+        ledger = estimate_peak_memory(config.model_copy(update={"batch": batch}), layout, system=system)
+        peak = ledger.peak_bytes + ledger.driver_bytes
         if peak <= USABLE_SHARE * memory_bytes:
-            return MicroChoice(sequences, share, peak, memory_bytes)
-    told = ledger.verdict(int(USABLE_SHARE * memory_bytes)).text
+            return MicroBatchChoice(sequences, share, peak, memory_bytes)
+    told = ledger.compute_fit_result(int(USABLE_SHARE * memory_bytes)).text
     raise ConfigError(f"batch.micro_sequences=auto finds no size that fits, with one window at a time {told}")

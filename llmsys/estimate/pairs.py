@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 
-def visible_pairs(length: int, window: int | None, *, causal: bool) -> int:
+def count_visible_pairs(length: int, window: int | None, *, causal: bool) -> int:
     """Pairs within one document of `length` tokens.
 
     A token sees itself and what came before, with a window at most `window` positions; without `causal` the same on
@@ -14,7 +14,7 @@ def visible_pairs(length: int, window: int | None, *, causal: bool) -> int:
     return one_side if causal else 2 * one_side - length
 
 
-def document_lengths(length: int, documents: Sequence[int]) -> Iterator[int]:
+def iter_document_lengths(length: int, documents: Sequence[int]) -> Iterator[int]:
     """Lengths of the documents in one window of `length` tokens.
 
     `documents` repeats until the window is full, and the last one is cut; without any, the window is one document.

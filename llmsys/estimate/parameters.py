@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.moe import MoeConfig
-from llmsys.estimate.rows import TensorRow
-from llmsys.estimate.tensors import head_is_tied, model_tensors
+from llmsys.estimate.rows import ParameterTensor
+from llmsys.estimate.tensors import is_head_tied, list_model_tensors
 
 # Tables that are looked up, and what makes logits. Maps of relative positions belong to attention, transforms in front
 # of a head to the model. This is how the published non-embedding counts are meant (Kaplan 2020; Pythia's table).
@@ -40,7 +40,7 @@ class TextbookRule:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class ParameterCounts:
     """The counts of one model.
 
     `non_embedding` is the total without token embeddings, tables and vectors of positions and token types, the head's
@@ -56,56 +56,56 @@ class Parameters:
     textbook: tuple[TextbookRule, ...]
 
 
-def count_parameters(model: ModelConfig) -> Parameters:
+def count_parameters(model: ModelConfig) -> ParameterCounts:
     """Everything there is to count about this model's parameters."""
-    rows = model_tensors(model)
+    rows = list_model_tensors(model)
     by_component: dict[str, int] = {}
     for row in rows:
-        by_component[row.component] = by_component.get(row.component, 0) + row.count
+        by_component[row.component] = by_component.get(row.component, 0) + row.num_elements
     total = sum(by_component.values())
     non_embedding = total - sum(by_component.get(one, 0) for one in EMBEDDING_COMPONENTS)
-    return Parameters(
+    return ParameterCounts(
         total=total,
         non_embedding=non_embedding,
-        active=_active(model, rows),
+        active=_count_active_parameters(model, rows),
         by_component=by_component,
-        per_layer=_per_layer(model, rows),
-        textbook=_textbook(model, non_embedding),
+        per_layer=_count_layer_parameters(model, rows),
+        textbook=_apply_textbook_rules(model, non_embedding),
     )
 
 
-def active_count(model: ModelConfig, row: TensorRow) -> int:
+def count_active_elements(model: ModelConfig, row: ParameterTensor) -> int:
     """Elements of a row that one token meets: all, or of routed experts the chosen ones."""
-    if not row.routed or model.moe is None:
-        return row.count
-    return int(row.count // model.moe.num_experts * visits_of(model.moe))
+    if not row.is_routed or model.moe is None:
+        return row.num_elements
+    return int(row.num_elements // model.moe.num_experts * count_expert_visits(model.moe))
 
 
-def visits_of(moe: MoeConfig) -> float:
+def count_expert_visits(moe: MoeConfig) -> float:
     """Experts that a token visits: chosen by itself, or on average by the experts (drops are not foreseen)."""
     if moe.routing.kind == "expert_choice":
         return min(moe.routing.factor, moe.num_experts)
     return moe.num_experts_per_tok
 
 
-def _active(model: ModelConfig, rows: list[TensorRow]) -> ActiveParameters:
-    everything = sum(active_count(model, row) for row in rows)
-    tables = sum(row.count for row in rows if row.component in EMBEDDING_COMPONENTS)
-    used_as_head = "embed.weight" if head_is_tied(model) else None
-    input_only = sum(row.count for row in rows if row.component == "embedding" and row.name != used_as_head)
+def _count_active_parameters(model: ModelConfig, rows: list[ParameterTensor]) -> ActiveParameters:
+    everything = sum(count_active_elements(model, row) for row in rows)
+    tables = sum(row.num_elements for row in rows if row.component in EMBEDDING_COMPONENTS)
+    used_as_head = "embed.weight" if is_head_tied(model) else None
+    input_only = sum(row.num_elements for row in rows if row.component == "embedding" and row.name != used_as_head)
     return ActiveParameters(everything, everything - input_only, everything - tables)
 
 
-def _per_layer(model: ModelConfig, rows: list[TensorRow]) -> dict[str, int]:
+def _count_layer_parameters(model: ModelConfig, rows: list[ParameterTensor]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for row in rows:
         if row.layers:
-            kind = layer_kind(model, row)
-            counts[kind] = counts.get(kind, 0) + row.each
+            kind = get_layer_kind(model, row)
+            counts[kind] = counts.get(kind, 0) + row.elements_per_copy
     return counts
 
 
-def layer_kind(model: ModelConfig, row: TensorRow) -> str:
+def get_layer_kind(model: ModelConfig, row: ParameterTensor) -> str:
     """Which kind of layer a row of a block belongs to: a key of `Parameters.per_layer`."""
     if row.name.startswith("encoder."):
         return "encoder"
@@ -114,7 +114,7 @@ def layer_kind(model: ModelConfig, row: TensorRow) -> str:
     return "moe" if model.is_moe_layer(row.layers[0]) else "dense"
 
 
-def _textbook(model: ModelConfig, non_embedding: int) -> tuple[TextbookRule, ...]:
+def _apply_textbook_rules(model: ModelConfig, non_embedding: int) -> tuple[TextbookRule, ...]:
     """Kaplan 2020, table 1: N = 2·d·L·(2·d_attn + d_ff), which is 12·L·d² for d_attn = d and d_ff = 4d.
 
     Both assume a two-matrix feed-forward, full key-value heads and no cross-attention; L counts the blocks of both
@@ -122,7 +122,7 @@ def _textbook(model: ModelConfig, non_embedding: int) -> tuple[TextbookRule, ...
     """
     hidden, layers = model.hidden_size, model.num_hidden_layers
     if model.family == "encoder_decoder":
-        layers += model.encoder_shape.num_hidden_layers
+        layers += model.encoder_model.num_hidden_layers
     attention = model.num_attention_heads * model.head_dim
     width = model.intermediate_size or (model.moe.moe_intermediate_size if model.moe else 0)
     values = {

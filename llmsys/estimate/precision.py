@@ -5,10 +5,10 @@ On a device at hand, llmsys/train/precision.py asks torch.
 
 from llmsys.config.run import RunConfig
 from llmsys.config.train import Precision
-from llmsys.estimate.device import Device, read_device
+from llmsys.estimate.device import DeviceProfile, load_device_profile
 
 
-def select_precision(device: Device | None) -> tuple[Precision, str]:
+def select_precision(device: DeviceProfile | None) -> tuple[Precision, str]:
     """Return bf16 where a profile multiplies it faster than fp32, else fp32, with the reason.
 
     Without a profile it is bf16, since that is what accelerators train in.
@@ -23,7 +23,7 @@ def select_precision(device: Device | None) -> tuple[Precision, str]:
     return "bf16", f"the profile of {device.name} multiplies it natively"
 
 
-def resolve_for_profile(config: RunConfig, device: Device | None = None) -> RunConfig:
+def resolve_for_profile(config: RunConfig, device: DeviceProfile | None = None) -> RunConfig:
     """Return the config with the number type of a profile: `device`, else what flops.device names, in place of `auto`.
 
     Raises ConfigError where other settings need another type, or flops.device names no profile.
@@ -31,15 +31,15 @@ def resolve_for_profile(config: RunConfig, device: Device | None = None) -> RunC
     if config.train.precision != "auto":
         return config
     if device is None and config.flops.device is not None:
-        device = read_device(config.flops.device)
+        device = load_device_profile(config.flops.device)
     return config.with_precision(*select_precision(device))
 
 
-def describe_precision(config: RunConfig, device: Device | None = None) -> dict[str, str]:
+def describe_precision(config: RunConfig, device: DeviceProfile | None = None) -> dict[str, str]:
     """Return {number, reason}: the type an estimate of this config counts with, and why it is that one."""
     if config.train.precision != "auto":
         return {"number": config.train.resolved_precision, "reason": "train.precision names it"}
     if device is None and config.flops.device is not None:
-        device = read_device(config.flops.device)
+        device = load_device_profile(config.flops.device)
     number, reason = select_precision(device)
     return {"number": number, "reason": f"train.precision=auto: {reason}"}

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from llmsys.config.model import ModelConfig
-from llmsys.estimate.rows import TensorRow
+from llmsys.estimate.rows import ParameterTensor
 
 Recompute = Literal["none", "selective", "block"]
 Attention = Literal["none", "distances", "self", "all"]
 
 
-def repeated_rows(model: ModelConfig, rows: Iterable[TensorRow], recompute: Recompute) -> Iterator[TensorRow]:
+def iter_recomputed_matrices(model: ModelConfig, rows: Iterable[ParameterTensor], recompute: Recompute) -> Iterator[ParameterTensor]:
     """The matrices whose products are computed again: under `block` those of every block but its last product.
 
     torch stops computing again as soon as it has all that backward asks for, and behind the last product there is a
@@ -23,11 +23,11 @@ def repeated_rows(model: ModelConfig, rows: Iterable[TensorRow], recompute: Reco
         return
     for row in rows:
         inside = row.layers and "block" in row.name
-        if inside and row.input is not None and not _unasked(model, row.name):
+        if inside and row.input is not None and not _is_last_in_block(model, row.name):
             yield row
 
 
-def repeated_attention(model: ModelConfig, recompute: Recompute) -> Attention:
+def get_recomputed_attention(model: ModelConfig, recompute: Recompute) -> Attention:
     """Which of the products between activations are computed again.
 
     Under `selective` those that no fused kernel computes: all where scores are capped, of self-attention where there
@@ -45,7 +45,7 @@ def repeated_attention(model: ModelConfig, recompute: Recompute) -> Attention:
     return "distances" if model.position.kind == "transformer_xl" else "none"
 
 
-def _unasked(model: ModelConfig, name: str) -> bool:
+def _is_last_in_block(model: ModelConfig, name: str) -> bool:
     """Whether a matrix makes the last product of its block, which is added to the residual stream as it is."""
     if model.residual.kind not in ("pre", "parallel") or model.dropout.residual:
         return False

@@ -14,58 +14,58 @@ from pydantic import Field
 
 from llmsys.config.base import Section
 from llmsys.config.model import ModelConfig
-from llmsys.config.yaml_text import parse
-from llmsys.estimate.device import Device, MeasuredRuns, ModelClass
-from llmsys.estimate.interval import Interval, log_normal
+from llmsys.config.yaml_text import parse_yaml
+from llmsys.estimate.device import DeviceProfile, RunResidual, ModelClass
+from llmsys.estimate.interval import PercentileInterval, build_log_normal_interval
 
 FILE = Path(__file__).with_name("residual.yaml")
 Kind = Literal["step", "run"]
 
 
-class Residual(Section):
+class ResidualModel(Section):
     """Of one class."""
 
     factor: float = Field(gt=0, description="Measured over modelled, the median of the calibration rows.")
     spread: float = Field(ge=0, description="Standard deviation of its logarithm.")
     rows: tuple[str, ...] = Field(description="The published rows that it was calibrated on.")
 
-    def around(self, modelled: float) -> Interval:
+    def compute_interval(self, modelled: float) -> PercentileInterval:
         """The interval for a modelled number."""
-        return log_normal(modelled * self.factor, self.spread)
+        return build_log_normal_interval(modelled * self.factor, self.spread)
 
 
-class Residuals(Section):
+class ResidualModels(Section):
     """The classes: one step of a dense model, one of a mixture of experts, a whole run over its steps, and the energy
     of a whole run over its hours and watts."""
 
-    dense: Residual
-    moe: Residual
-    run: Residual
-    energy: Residual
+    dense: ResidualModel
+    moe: ResidualModel
+    run: ResidualModel
+    energy: ResidualModel
 
 
 @cache
-def residuals() -> Residuals:
+def load_residuals() -> ResidualModels:
     """What was calibrated."""
-    values, _ = parse(FILE.read_text(encoding="utf-8"), FILE.name)
-    return Residuals.model_validate(values)
+    values, _ = parse_yaml(FILE.read_text(encoding="utf-8"), FILE.name)
+    return ResidualModels.model_validate(values)
 
 
-def class_of(model: ModelConfig) -> ModelClass:
+def get_model_class(model: ModelConfig) -> ModelClass:
     """Which residual the steps of a model have."""
     return "dense" if model.moe is None else "moe"
 
 
-def residual(kind: Kind, model: ModelConfig, device: Device | None = None) -> Residual:
+def get_residual(kind: Kind, model: ModelConfig, device: DeviceProfile | None = None) -> ResidualModel:
     """The class of a measurement: of published rows, or of what was measured on the device where its profile says."""
     if kind == "run":
-        return residuals().run
-    if device is not None and (own := device.residual.get(class_of(model))):
-        return Residual(factor=own.factor, spread=own.spread, rows=tuple(own.runs))
-    return residuals().moe if model.moe is not None else residuals().dense
+        return load_residuals().run
+    if device is not None and (own := device.residual.get(get_model_class(model))):
+        return ResidualModel(factor=own.factor, spread=own.spread, rows=tuple(own.runs))
+    return load_residuals().moe if model.moe is not None else load_residuals().dense
 
 
-def of_runs(ratios: dict[str, float], published: Residual) -> MeasuredRuns:
+def fit_run_residual(ratios: dict[str, float], published: ResidualModel) -> RunResidual:
     """The residual of runs on one device, from measured over modelled of each.
 
     The published spread counts as one run more: a single run keeps it, and many runs replace it by their own.
@@ -73,4 +73,4 @@ def of_runs(ratios: dict[str, float], published: Residual) -> MeasuredRuns:
     logarithms = [log(one) for one in ratios.values()]
     middle = fmean(logarithms)
     squares = published.spread**2 + sum((one - middle) ** 2 for one in logarithms)
-    return MeasuredRuns(factor=exp(median(logarithms)), spread=sqrt(squares / len(ratios)), runs=ratios)
+    return RunResidual(factor=exp(median(logarithms)), spread=sqrt(squares / len(ratios)), runs=ratios)

@@ -27,7 +27,7 @@ Input = Literal["token", "source", "sequence", "distance", "encoder_distance", "
 
 
 @dataclass(frozen=True)
-class TensorRow:
+class ParameterTensor:
     """One tensor, or the same tensor of several blocks: `{i}` in the name runs over `layers` (empty outside blocks).
 
     `input` says with how many vectors a matrix is multiplied: one for each token, each source token, each sequence,
@@ -41,31 +41,31 @@ class TensorRow:
     input: Input | None = None
 
     @property
-    def copies(self) -> int:
+    def num_copies(self) -> int:
         """How many blocks have this tensor; 1 outside blocks."""
         return len(self.layers) or 1
 
     @property
-    def each(self) -> int:
+    def elements_per_copy(self) -> int:
         """Elements of one copy."""
         return prod(self.shape)
 
     @property
-    def count(self) -> int:
+    def num_elements(self) -> int:
         """Elements of all copies."""
-        return self.each * self.copies
+        return self.elements_per_copy * self.num_copies
 
     @property
-    def met(self) -> int:
+    def elements_per_vector(self) -> int:
         """Elements, over all copies, that one vector is multiplied with: of experts, those of a single one."""
-        return self.count // self.shape[0] if self.input == "visit" else self.count
+        return self.num_elements // self.shape[0] if self.input == "visit" else self.num_elements
 
     @property
-    def routed(self) -> bool:
+    def is_routed(self) -> bool:
         """Whether this belongs to routed experts, of which a token visits a few."""
         return ".experts." in self.name
 
-    def names(self) -> Iterator[str]:
+    def iter_names(self) -> Iterator[str]:
         """The full name of every copy."""
         if not self.layers:
             yield self.name
@@ -73,22 +73,22 @@ class TensorRow:
             yield from (self.name.replace("{i}", str(layer)) for layer in self.layers)
 
     @property
-    def title(self) -> str:
+    def display_name(self) -> str:
         """The name with its blocks: `blocks.{0..31}.attention.q_proj.weight`, every second one `{1..31..2}`."""
-        return self.name.replace("{i}", _span(self.layers)) if self.layers else self.name
+        return self.name.replace("{i}", _format_layers(self.layers)) if self.layers else self.name
 
 
-def _span(layers: tuple[int, ...]) -> str:
+def _format_layers(layers: tuple[int, ...]) -> str:
     if len(layers) == 1:
         return str(layers[0])
     steps = {later - earlier for earlier, later in pairwise(layers)}
     if len(steps) == 1:
         step = steps.pop()
         return f"{{{layers[0]}..{layers[-1]}}}" if step == 1 else f"{{{layers[0]}..{layers[-1]}..{step}}}"
-    return "{" + ",".join(_runs(layers)) + "}"
+    return "{" + ",".join(_iter_layer_ranges(layers)) + "}"
 
 
-def _runs(layers: tuple[int, ...]) -> Iterator[str]:
+def _iter_layer_ranges(layers: tuple[int, ...]) -> Iterator[str]:
     """Neighbouring numbers together: 0, 2..5, 9."""
     first = last = layers[0]
     for layer in (*layers[1:], -1):

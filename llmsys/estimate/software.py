@@ -14,7 +14,7 @@ from llmsys.config.run import RunConfig
 Number = Literal["fp32", "bf16", "fp16", "fp8"]
 
 
-class Software(Section):
+class SoftwareProfile(Section):
     """A generation of programs. The defaults are those of fused kernels with overlapped collectives."""
 
     name: str = Field(min_length=1, description="What reports call it.")
@@ -28,10 +28,10 @@ class Software(Section):
         "heads", description="How the context axis shares attention; on a ring the last rank has the most to do."
     )
     launch: Literal["eager", "compiled"] = Field("compiled", description="eager: the host starts every kernel.")
-    products: Number | None = Field(None, description="Number type of products inside blocks; null: the run's.")
+    matmul_dtype: Number | None = Field(None, description="Number type of products inside blocks; null: the run's.")
     scales: Literal["tensor", "row"] = Field("tensor", description="What shares one scale in 8 bits; rows cost more.")
     activations: Literal["device", "host"] = Field("device", description="host: block inputs wait in host memory.")
-    repeated_products: float = Field(
+    recomputed_matmuls: float = Field(
         0.0, ge=0, le=1, description="Share of a block's products that selective recomputation repeats."
     )
     data_overlap: float = Field(
@@ -41,11 +41,11 @@ class Software(Section):
     expert_overlap: float = Field(0.0, ge=0, le=1, description="Share of the expert axis' traffic that is hidden.")
 
 
-EAGER = Software(name="eager", traffic=1.8, loss_bytes=28, launch="eager")
-COMPILED = Software(name="compiled")
+EAGER = SoftwareProfile(name="eager", traffic=1.8, loss_bytes=28, launch="eager")
+COMPILED = SoftwareProfile(name="compiled")
 
 
-def software_of(config: RunConfig) -> Software:
+def build_software_profile(config: RunConfig) -> SoftwareProfile:
     """What this repository's trainer is under that config. Its loss goes over the logits in chunks, fused or not."""
     if config.train.compile == "block":
         return COMPILED

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from llmsys.config.model import ModelConfig
-from llmsys.estimate.memory import in_block
-from llmsys.estimate.rows import TensorRow
-from llmsys.estimate.system import System
-from llmsys.estimate.tensors import head_is_tied, model_tensors
+from llmsys.estimate.memory import is_in_block
+from llmsys.estimate.rows import ParameterTensor
+from llmsys.estimate.system import MemoryProfile
+from llmsys.estimate.tensors import is_head_tied, list_model_tensors
 
 OF_FIRST = frozenset({"embedding", "positions"})
 
 
 @dataclass(frozen=True)
-class Stage:
+class PipelineStage:
     """Blocks of the decoder that a rank has, what stands around them, and micro-batches whose activations it holds."""
 
     layers: frozenset[int]
@@ -24,23 +24,23 @@ class Stage:
     last: bool
     in_flight: float
 
-    def rows(self, model: ModelConfig) -> Iterator[TensorRow]:
+    def iter_parameters(self, model: ModelConfig) -> Iterator[ParameterTensor]:
         """The parameter tensors of this stage."""
-        for row in model_tensors(model):
+        for row in list_model_tensors(model):
             if row.name.startswith("blocks."):
                 layers = tuple(layer for layer in row.layers if layer in self.layers)
                 if layers:
                     yield replace(row, layers=layers)
-            elif self._has(model, row):
+            elif self._has_parameter(model, row):
                 yield row
 
-    def _has(self, model: ModelConfig, row: TensorRow) -> bool:
-        tied = self.last and row.name == "embed.weight" and head_is_tied(model)
+    def _has_parameter(self, model: ModelConfig, row: ParameterTensor) -> bool:
+        tied = self.last and row.name == "embed.weight" and is_head_tied(model)
         first = row.component in OF_FIRST or row.name.startswith(("encoder.", "embedding_norm"))
-        return tied or (self.first if first and not in_block(row) else self.last if not first else self.first)
+        return tied or (self.first if first and not is_in_block(row) else self.last if not first else self.first)
 
 
-def stages_of(model: ModelConfig, system: System) -> list[Stage]:
+def list_pipeline_stages(model: ModelConfig, system: MemoryProfile) -> list[PipelineStage]:
     """One stage, or the first and the last of several.
 
     Under 1F1B the first holds as many micro-batches as there are stages; with the blocks of a stage in m chunks
@@ -48,9 +48,9 @@ def stages_of(model: ModelConfig, system: System) -> list[Stage]:
     """
     count, layers = system.pipeline, model.num_hidden_layers
     if count == 1:
-        return [Stage(frozenset(range(layers)), True, True, 1.0)]
+        return [PipelineStage(frozenset(range(layers)), True, True, 1.0)]
     own = -(-layers // count)
-    interleaved = (count - 1) / system.chunks if system.chunks > 1 else 0.0
+    interleaved = (count - 1) / system.pipeline_chunks if system.pipeline_chunks > 1 else 0.0
     held = system.in_flight or count + interleaved
-    last = Stage(frozenset(range(layers - own, layers)), False, True, min(held, 1 + interleaved))
-    return [Stage(frozenset(range(own)), True, False, held), last]
+    last = PipelineStage(frozenset(range(layers - own, layers)), False, True, min(held, 1 + interleaved))
+    return [PipelineStage(frozenset(range(own)), True, False, held), last]

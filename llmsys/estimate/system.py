@@ -8,7 +8,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class System:
+class MemoryProfile:
     """One training program on one kind of device.
 
     Args:
@@ -39,15 +39,15 @@ class System:
 
     device: Literal["cuda", "cpu"] = "cuda"
     pipeline: int = 1
-    chunks: int = 1
+    pipeline_chunks: int = 1
     in_flight: int = 0
     loss: Literal["chunked", "fused", "whole"] = "chunked"
     head: Literal["positions", "columns"] = "positions"
     masks: Literal["table", "none"] = "table"
     attention: Literal["kernel", "explicit"] = "kernel"
     selective: Literal["products", "alternate", "attention"] = "products"
-    products: Literal["compute", "fp8"] = "compute"
-    stream: Literal["divided", "whole"] = "divided"
+    matmul_dtype: Literal["compute", "fp8"] = "compute"
+    residual_dtype: Literal["divided", "whole"] = "divided"
     gathered: Literal["kept", "again"] = "kept"
     weights: Literal["sharded", "whole"] = "sharded"
     gradients: Literal["sharded", "whole"] = "sharded"
@@ -56,4 +56,4 @@ class System:
     measured: Literal["reserved", "allocated"] = "reserved"
 
 
-OURS = System()
+OURS = MemoryProfile()

@@ -3,45 +3,45 @@
 from collections.abc import Iterator
 from typing import Any
 
-from llmsys.estimate.priced_text import priced_lines
+from llmsys.estimate.priced_text import iter_cost_lines
 
 
-def as_text(result: dict[str, Any], ledger: list[dict[str, Any]] | None = None) -> str:
+def format_estimate(result: dict[str, Any], ledger: list[dict[str, Any]] | None = None) -> str:
     """The result of `estimate` for people; with a ledger, every tensor after it."""
-    lines = [*_parameter_lines(result), *_flops_lines(result), *_memory_lines(result), *_run_lines(result)]
-    lines += priced_lines(result)
+    lines = [*_iter_parameter_lines(result), *_iter_flops_lines(result), *_iter_memory_lines(result), *_iter_run_lines(result)]
+    lines += iter_cost_lines(result)
     if ledger is not None:
-        lines += ["", *_ledger_lines(ledger, result["parameters"]["total"])]
+        lines += ["", *_iter_tensor_lines(ledger, result["parameters"]["total"])]
     return "\n".join(lines)
 
 
-def _parameter_lines(result: dict[str, Any]) -> Iterator[str]:
+def _iter_parameter_lines(result: dict[str, Any]) -> Iterator[str]:
     counts = result["parameters"]
     active = counts["active"]
-    yield _row("parameters", counts["total"], short(counts["total"]))
+    yield _format_count_row("parameters", counts["total"], format_count(counts["total"]))
     for name, count in counts["by_component"].items():
-        yield _row(f"  {name}", count, f"{count / counts['total']:.1%}")
-    yield _row("non-embedding", counts["non_embedding"], "without embeddings, positions and head")
-    yield _row("active per token", active["all"], "all that one token meets")
-    yield _row("", active["without_input_embedding"], "without the input embedding")
-    yield _row("", active["without_embeddings"], "without embeddings, positions and head")
+        yield _format_count_row(f"  {name}", count, f"{count / counts['total']:.1%}")
+    yield _format_count_row("non-embedding", counts["non_embedding"], "without embeddings, positions and head")
+    yield _format_count_row("active per token", active["all"], "all that one token meets")
+    yield _format_count_row("", active["without_input_embedding"], "without the input embedding")
+    yield _format_count_row("", active["without_embeddings"], "without embeddings, positions and head")
     for rule in counts["textbook"]:
-        yield _row("textbook", rule["value"], f"{rule['rule']} is {rule['error']:+.1%} off the non-embedding count")
+        yield _format_count_row("textbook", rule["value"], f"{rule['rule']} is {rule['error']:+.1%} off the non-embedding count")
 
 
-def _flops_lines(result: dict[str, Any]) -> Iterator[str]:
+def _iter_flops_lines(result: dict[str, Any]) -> Iterator[str]:
     batch, flops = result["batch"], result["flops"]
     yield ""
-    size = f"{batch['sequences']} sequences of {_lengths(batch)} tokens"
-    yield _row("FLOPs of a step", flops["forward_backward"], f"forward and backward of {size}, {flops['convention']}")
+    size = f"{batch['sequences']} sequences of {_format_lengths(batch)} tokens"
+    yield _format_count_row("FLOPs of a step", flops["forward_backward"], f"forward and backward of {size}, {flops['convention']}")
     for name, one in flops["conventions"].items():
-        share = f"{short(one['forward_backward_per_token'])} per token, attention {one['attention_share']:.1%}"
-        yield _row(f"  {name}", one["forward_backward"], share)
+        share = f"{format_count(one['forward_backward_per_token'])} per token, attention {one['attention_share']:.1%}"
+        yield _format_count_row(f"  {name}", one["forward_backward"], share)
     shares = ", ".join(f"{int(s):,}: {share:.0%}" for s, share in flops["attention_share_by_length"].items())
     yield f"attention's share by length   {shares}"
 
 
-def _lengths(batch: dict[str, Any]) -> str:
+def _format_lengths(batch: dict[str, Any]) -> str:
     if batch["target_length"] is not None:
         return f"{batch['sequence_length']} source and {batch['target_length']} target"
     if batch["documents"]:
@@ -49,40 +49,40 @@ def _lengths(batch: dict[str, Any]) -> str:
     return str(batch["sequence_length"])
 
 
-def _memory_lines(result: dict[str, Any]) -> Iterator[str]:
+def _iter_memory_lines(result: dict[str, Any]) -> Iterator[str]:
     memory = result["memory"]
     if memory is None:
         return
     state, kept = memory["state_bytes"], memory["activation_bytes_estimated"]
     layout = ", ".join(f"{axis} {size}" for axis, size in memory["layout"].items())
     yield ""
-    yield _row(
+    yield _format_count_row(
         "state per rank", state["total"], f"bytes, {memory['engine']['kind']} on {memory['ranks']} ranks: {layout}"
     )
     for name in ("weights", "masters", "gradients", "moments"):
-        yield _row(f"  {name}", state[name], gib(state[name]))
-    yield _row("activations per rank", kept["total"], f"bytes, an estimate, in {result['precision']['number']}")
+        yield _format_count_row(f"  {name}", state[name], format_gib(state[name]))
+    yield _format_count_row("activations per rank", kept["total"], f"bytes, an estimate, in {result['precision']['number']}")
     yield f"  {result['precision']['number']}: {result['precision']['reason']}"
     for name in ("blocks", "probabilities", "logits", "gathered"):
-        yield _row(f"  {name}", kept[name], gib(kept[name]))
-    yield _row("peak per rank", memory["peak_bytes"], f"bytes on a GPU, {memory['peak_instant']}")
+        yield _format_count_row(f"  {name}", kept[name], format_gib(kept[name]))
+    yield _format_count_row("peak per rank", memory["peak_bytes"], f"bytes on a GPU, {memory['peak_instant']}")
     items = next(one["items"] for one in memory["instants"] if one["name"] == memory["peak_instant"])
     for name, size in sorted(items.items(), key=lambda item: -item[1])[:6]:
-        yield _row(f"  {name}", size, gib(size))
+        yield _format_count_row(f"  {name}", size, format_gib(size))
 
 
-def _run_lines(result: dict[str, Any]) -> Iterator[str]:
+def _iter_run_lines(result: dict[str, Any]) -> Iterator[str]:
     run = result["run"]
     yield ""
     if run is not None:
-        yield _row("tokens of the run", run["tokens"], f"{run['tokens_per_parameter']:.1f} per active parameter")
-        yield _row("steps", run["steps"], "")
-        yield _row("FLOPs of the run", run["flops"], f"{short(run['flops'])}, {result['flops']['convention']}")
+        yield _format_count_row("tokens of the run", run["tokens"], f"{run['tokens_per_parameter']:.1f} per active parameter")
+        yield _format_count_row("steps", run["steps"], "")
+        yield _format_count_row("FLOPs of the run", run["flops"], f"{format_count(run['flops'])}, {result['flops']['convention']}")
     if result["unknown"]:
         yield f"{', '.join(result['unknown'])}: unknown ({next(iter(result['unknown'].values()))})"
 
 
-def _ledger_lines(ledger: list[dict[str, Any]], total: int) -> Iterator[str]:
+def _iter_tensor_lines(ledger: list[dict[str, Any]], total: int) -> Iterator[str]:
     width = max(len(one["name"]) for one in ledger)
     for one in ledger:
         shape = " × ".join(map(str, one["shape"]))
@@ -91,11 +91,11 @@ def _ledger_lines(ledger: list[dict[str, Any]], total: int) -> Iterator[str]:
     yield f"{'total':<{width}}  {total:>18,}"
 
 
-def _row(title: str, count: int, note: str) -> str:
+def _format_count_row(title: str, count: int, note: str) -> str:
     return f"{title:<22}{count:>26,}  {note}".rstrip()
 
 
-def short(count: float) -> str:
+def format_count(count: float) -> str:
     """A count with a decimal prefix: 10.0M, 1.2T, 3.1e18."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if size <= count < 1000 * size:
@@ -103,6 +103,6 @@ def short(count: float) -> str:
     return f"{count:.3g}"
 
 
-def gib(count: int) -> str:
+def format_gib(count: int) -> str:
     """Bytes in binary units."""
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

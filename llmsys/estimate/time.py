@@ -8,45 +8,45 @@ what of the communication nothing hides, times a residual whose spread was calib
 from dataclasses import dataclass
 from typing import Any
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.estimate.activation import batch_lengths
-from llmsys.estimate.device import Device
+from llmsys.estimate.activation import get_sequence_lengths
+from llmsys.estimate.device import DeviceProfile
 from llmsys.estimate.flops import count_flops
-from llmsys.estimate.interval import Interval
-from llmsys.estimate.kernels import Kernels, kernels
-from llmsys.estimate.overhead import host_seconds, offload_seconds, optimizer_seconds
+from llmsys.estimate.interval import PercentileInterval
+from llmsys.estimate.kernels import KernelSeconds, estimate_kernel_seconds
+from llmsys.estimate.overhead import estimate_host_seconds, estimate_offload_seconds, estimate_optimizer_seconds
 from llmsys.estimate.precision import resolve_for_profile
-from llmsys.estimate.residual import residual
-from llmsys.estimate.software import Software, software_of
+from llmsys.estimate.residual import get_residual
+from llmsys.estimate.software import SoftwareProfile, build_software_profile
 from llmsys.estimate.traffic import (
-    Passes,
-    context_seconds,
-    data_seconds,
-    expert_seconds,
-    sharding_of,
-    stage_seconds,
-    tensor_seconds,
+    PassSeconds,
+    estimate_context_parallel_seconds,
+    estimate_data_parallel_seconds,
+    estimate_expert_parallel_seconds,
+    get_data_parallel_sharding,
+    estimate_pipeline_parallel_seconds,
+    estimate_tensor_parallel_seconds,
 )
-from llmsys.estimate.workbench import Bench, Shape
+from llmsys.estimate.workbench import KernelContext, MicroBatchShape
 
 
 @dataclass(frozen=True)
 class StepTime:
     """One step. `parts` are seconds of the P50 by cause; utilisations are of the peak of the run's number type.
 
-    `model_utilisation` counts the operations of a model whose attention is causal-exact, once forward and twice
-    backward (MFU); `full_utilisation` all of s² (Chowdhery 2022, appendix B); `hardware_utilisation` also what is
+    `mfu` counts the operations of a model whose attention is causal-exact, once forward and twice
+    backward (MFU); `full_mfu` all of s² (Chowdhery 2022, appendix B); `hfu` also what is
     computed again (HFU). `factor` is the calibrated residual that is in `seconds` and `parts`.
     """
 
-    seconds: Interval
+    seconds: PercentileInterval
     parts: dict[str, float]
     ranks: int
     tokens: int
-    model_utilisation: float
-    full_utilisation: float
-    hardware_utilisation: float
+    mfu: float
+    full_mfu: float
+    hfu: float
     factor: float
 
     @property
@@ -54,29 +54,29 @@ class StepTime:
         """Throughput at the P50."""
         return self.tokens / self.seconds.p50 / self.ranks
 
-    def as_data(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values with stable keys."""
         return {
-            "step_seconds": self.seconds.as_data(),
+            "step_seconds": self.seconds.to_dict(),
             "parts_seconds": self.parts,
             "ranks": self.ranks,
             "tokens_per_second_per_device": self.tokens_per_second_per_device,
             "utilisation": {
-                "model_causal": self.model_utilisation,
-                "model_full": self.full_utilisation,
-                "hardware": self.hardware_utilisation,
+                "model_causal": self.mfu,
+                "model_full": self.full_mfu,
+                "hardware": self.hfu,
             },
         }
 
 
-def step_time(
+def estimate_step_time(
     config: RunConfig,
-    layout: Layout,
-    device: Device,
+    layout: ParallelLayout,
+    device: DeviceProfile,
     *,
     pipeline: int = 1,
     interleave: int = 1,
-    software: Software | None = None,
+    software: SoftwareProfile | None = None,
 ) -> StepTime:
     """Time of one optimizer step of `config.batch` on layout.world_size · pipeline devices.
 
@@ -84,49 +84,49 @@ def step_time(
     each are for published layouts. `software` is ours under this config, unless given.
     """
     config = resolve_for_profile(config, device)
-    software = software or software_of(config)
-    bench = Bench(config.model, layout, device, software, _shape(config, layout))
-    work = kernels(bench)
-    micro_batches = max(1.0, config.batch.sequences_per_step / (layout.data_ranks * bench.shape.sequences))
-    parts = _parts(config, bench, work, micro_batches, pipeline, interleave)
+    software = software or build_software_profile(config)
+    bench = KernelContext(config.model, layout, device, software, _build_micro_batch_shape(config, layout))
+    work = estimate_kernel_seconds(bench)
+    micro_batches = max(1.0, config.batch.sequences_per_step / (layout.data_parallel_size * bench.shape.sequences))
+    parts = _estimate_part_seconds(config, bench, work, micro_batches, pipeline, interleave)
     ranks = layout.world_size * pipeline
-    factor = residual("step", config.model, device)
-    seconds = factor.around(sum(parts.values()))
+    factor = get_residual("step", config.model, device)
+    seconds = factor.compute_interval(sum(parts.values()))
     parts = {name: value * factor.factor for name, value in parts.items()}
-    return _result(config, device, bench, work, seconds, parts, ranks, factor.factor)
+    return _build_step_time(config, device, bench, work, seconds, parts, ranks, factor.factor)
 
 
-def micro_sequences(config: RunConfig, layout: Layout) -> float:
+def compute_micro_sequences(config: RunConfig, layout: ParallelLayout) -> float:
     """Sequences of one forward pass of one rank."""
-    share = config.batch.sequences_per_step / layout.data_ranks
+    share = config.batch.sequences_per_step / layout.data_parallel_size
     wanted = config.batch.micro_sequences
     return min(float(wanted), share) if isinstance(wanted, int) and wanted else share
 
 
-def _shape(config: RunConfig, layout: Layout) -> Shape:
-    source, length = batch_lengths(config)
-    return Shape(micro_sequences(config, layout), length, source, config.train.resolved_precision)
+def _build_micro_batch_shape(config: RunConfig, layout: ParallelLayout) -> MicroBatchShape:
+    source, length = get_sequence_lengths(config)
+    return MicroBatchShape(compute_micro_sequences(config, layout), length, source, config.train.resolved_precision)
 
 
-def _parts(
-    config: RunConfig, bench: Bench, work: Kernels, micro_batches: float, pipeline: int, interleave: int
+def _estimate_part_seconds(
+    config: RunConfig, bench: KernelContext, work: KernelSeconds, micro_batches: float, pipeline: int, interleave: int
 ) -> dict[str, float]:
     """Seconds of the step by cause."""
-    repeated = _repeated(config, bench, work)
-    passes = Passes(
+    repeated = _estimate_recompute_seconds(config, bench, work)
+    passes = PassSeconds(
         work.blocks_forward / pipeline,
         (work.blocks_backward + repeated) / pipeline,
         float(config.train.recompute == "block"),
     )
     head = (3 * work.head + work.loss) / pipeline
-    tensor = tensor_seconds(bench, passes, pipeline)
-    context = context_seconds(bench, passes, pipeline)
-    expert = expert_seconds(bench, passes, pipeline)
-    stages = stage_seconds(bench, pipeline, interleave)
+    tensor = estimate_tensor_parallel_seconds(bench, passes, pipeline)
+    context = estimate_context_parallel_seconds(bench, passes, pipeline)
+    expert = estimate_expert_parallel_seconds(bench, passes, pipeline)
+    stages = estimate_pipeline_parallel_seconds(bench, pipeline, interleave)
     one = passes.forward + passes.backward + head + tensor + context + expert + stages
     scale = micro_batches / pipeline
     times = {
-        "products": 3 * work.products * scale + head * micro_batches,
+        "products": 3 * work.matmul * scale + head * micro_batches,
         "experts": 3 * work.grouped * scale,
         "attention": (work.attention + work.attention_backward) * scale,
         "elementwise": 3 * work.elementwise * scale,
@@ -136,49 +136,49 @@ def _parts(
         "expert": expert * micro_batches,
         "stages": stages * micro_batches,
         "bubble": one * (pipeline - 1) / interleave,
-        "data": data_seconds(bench, sharding_of(config), passes, max(1, round(micro_batches)), pipeline),
-        "optimizer": optimizer_seconds(config, bench, pipeline),
-        "offload": offload_seconds(bench, pipeline) * micro_batches,
+        "data": estimate_data_parallel_seconds(bench, get_data_parallel_sharding(config), passes, max(1, round(micro_batches)), pipeline),
+        "optimizer": estimate_optimizer_seconds(config, bench, pipeline),
+        "offload": estimate_offload_seconds(bench, pipeline) * micro_batches,
     }
-    return times | {"host": host_seconds(bench, work, passes, micro_batches, pipeline)}
+    return times | {"host": estimate_host_seconds(bench, work, passes, micro_batches, pipeline)}
 
 
-def _repeated(config: RunConfig, bench: Bench, work: Kernels) -> float:
+def _estimate_recompute_seconds(config: RunConfig, bench: KernelContext, work: KernelSeconds) -> float:
     """Seconds of one micro-batch that backward computes again."""
     if config.train.recompute == "none":
         return 0.0
     if config.train.recompute == "block":
         return work.blocks_forward
-    cheap = work.elementwise + bench.software.repeated_products * (work.products + work.grouped)
+    cheap = work.elementwise + bench.software.recomputed_matmuls * (work.matmul + work.grouped)
     return cheap + (work.attention if bench.software.attention == "unfused" else 0.0)
 
 
-def _result(
+def _build_step_time(
     config: RunConfig,
-    device: Device,
-    bench: Bench,
-    work: Kernels,
-    seconds: Interval,
+    device: DeviceProfile,
+    bench: KernelContext,
+    work: KernelSeconds,
+    seconds: PercentileInterval,
     parts: dict[str, float],
     ranks: int,
     factor: float,
 ) -> StepTime:
-    source, length = batch_lengths(config)
+    source, length = get_sequence_lengths(config)
     sequences = config.batch.sequences_per_step
     counts = [
         count_flops(config.model, source, sequences, convention, target_length=length)
         for convention in ("causal", "full")
     ]
-    possible = device.peak(config.train.resolved_precision) * ranks * seconds.p50
+    possible = device.get_peak_flops(config.train.resolved_precision) * ranks * seconds.p50
     causal, full = counts
-    again = _repeated(config, bench, work) / max(work.blocks_forward, 1e-30) * causal.forward
+    again = _estimate_recompute_seconds(config, bench, work) / max(work.blocks_forward, 1e-30) * causal.forward
     return StepTime(
         seconds=seconds,
         parts=parts,
         ranks=ranks,
         tokens=causal.tokens,
-        model_utilisation=causal.forward_backward / possible,
-        full_utilisation=full.forward_backward / possible,
-        hardware_utilisation=(causal.forward_backward + again) / possible,
+        mfu=causal.forward_backward / possible,
+        full_mfu=full.forward_backward / possible,
+        hfu=(causal.forward_backward + again) / possible,
         factor=factor,
     )

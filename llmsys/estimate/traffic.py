@@ -9,41 +9,41 @@ section 4.2.2); the context axis exchanges heads for positions (Jacobs 2023).
 from dataclasses import dataclass
 
 from llmsys.config.run import RunConfig
-from llmsys.estimate.collective import Group, exchange_seconds, gather_seconds, reduce_seconds, send_seconds
-from llmsys.estimate.parameters import visits_of
-from llmsys.estimate.tensors import model_tensors
-from llmsys.estimate.workbench import Bench
+from llmsys.estimate.collective import RankGroup, estimate_all_to_all_seconds, estimate_all_gather_seconds, estimate_all_reduce_seconds, estimate_send_seconds
+from llmsys.estimate.parameters import count_expert_visits
+from llmsys.estimate.tensors import list_model_tensors
+from llmsys.estimate.workbench import KernelContext
 
 
 @dataclass(frozen=True)
-class Sharding:
+class DataParallelSharding:
     """How the engine splits state over the data ranks: `weights` whole or split, gradients reduced how often."""
 
     weights_split: bool
     reduce_each_pass: bool
 
 
-def sharding_of(config: RunConfig) -> Sharding:
+def get_data_parallel_sharding(config: RunConfig) -> DataParallelSharding:
     """What an engine does."""
     engine = config.engine
     if engine.kind == "torch":
         split = engine.data_parallel == "fsdp"
-        return Sharding(split, split and engine.gradients == "sharded")
+        return DataParallelSharding(split, split and engine.gradients == "sharded")
     if engine.kind == "deepspeed":
-        return Sharding(engine.zero_stage == 3, engine.zero_stage >= 2)
-    return Sharding(False, False)
+        return DataParallelSharding(engine.zero_stage == 3, engine.zero_stage >= 2)
+    return DataParallelSharding(False, False)
 
 
 @dataclass(frozen=True)
-class Passes:
+class PassSeconds:
     """Seconds of one micro-batch that this rank's blocks compute, forward and backward, and how often forward runs."""
 
     forward: float
     backward: float
-    repeated: float  # share of the forward that backward runs again
+    recomputed: float  # share of the forward that backward runs again
 
 
-def tensor_seconds(bench: Bench, passes: Passes, pipeline: int) -> float:
+def estimate_tensor_parallel_seconds(bench: KernelContext, passes: PassSeconds, pipeline: int) -> float:
     """Exposed seconds of the tensor axis in one micro-batch: two gathers and two scatters forward, as many backward.
 
     Backward also gathers each product's input again, for its weight gradient.
@@ -51,85 +51,85 @@ def tensor_seconds(bench: Bench, passes: Passes, pipeline: int) -> float:
     layout, model = bench.layout, bench.model
     if layout.tensor == 1:
         return 0.0
-    volume = bench.shape.tokens / layout.context * model.hidden_size * bench.shape.value_bytes
-    one = gather_seconds(Group(layout.tensor), volume, bench.device)
-    each_layer = 4 * (1 + passes.repeated) + 6
+    volume = bench.shape.num_tokens / layout.context * model.hidden_size * bench.shape.value_bytes
+    one = estimate_all_gather_seconds(RankGroup(layout.tensor), volume, bench.device)
+    each_layer = 4 * (1 + passes.recomputed) + 6
     return each_layer * one * model.num_hidden_layers / pipeline * (1 - bench.software.tensor_overlap)
 
 
-def context_seconds(bench: Bench, passes: Passes, pipeline: int) -> float:
+def estimate_context_parallel_seconds(bench: KernelContext, passes: PassSeconds, pipeline: int) -> float:
     """Exposed seconds of the context axis: queries, keys and values out, the weighted sum back; the same backward."""
     layout, model = bench.layout, bench.model
     if layout.context == 1:
         return 0.0
-    tokens = bench.shape.tokens / (layout.context * layout.tensor)
+    tokens = bench.shape.num_tokens / (layout.context * layout.tensor)
     channels = 2 * model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
-    group = Group(layout.context, layout.tensor)
-    one = exchange_seconds(group, tokens * channels * bench.shape.value_bytes, bench.device)
-    return (2 + passes.repeated) * one * model.num_hidden_layers / pipeline
+    group = RankGroup(layout.context, layout.tensor)
+    one = estimate_all_to_all_seconds(group, tokens * channels * bench.shape.value_bytes, bench.device)
+    return (2 + passes.recomputed) * one * model.num_hidden_layers / pipeline
 
 
-def expert_seconds(bench: Bench, passes: Passes, pipeline: int) -> float:
+def estimate_expert_parallel_seconds(bench: KernelContext, passes: PassSeconds, pipeline: int) -> float:
     """Exposed seconds of the expert axis: every visit's vector goes out and comes back, and its gradient too."""
     layout, model = bench.layout, bench.model
     if layout.expert == 1 or model.moe is None:
         return 0.0
-    tokens = bench.shape.tokens / (layout.context * layout.tensor)
-    visits = visits_of(model.moe)
-    if model.moe.groups is not None and Group(layout.expert).nodes(bench.device) > 1:
+    tokens = bench.shape.num_tokens / (layout.context * layout.tensor)
+    visits = count_expert_visits(model.moe)
+    if model.moe.groups is not None and RankGroup(layout.expert).count_nodes(bench.device) > 1:
         # A vector travels once to each machine that it visits (DeepSeek-V3, section 3.2.2).
         visits = min(visits, model.moe.groups.groups_per_token)
     sent = tokens * visits * model.hidden_size * bench.shape.value_bytes
-    one = exchange_seconds(Group(layout.expert), sent, bench.device)
-    times = 2 * (2 + passes.repeated) * model.num_moe_layers / pipeline
+    one = estimate_all_to_all_seconds(RankGroup(layout.expert), sent, bench.device)
+    times = 2 * (2 + passes.recomputed) * model.num_moe_layers / pipeline
     return times * one * (1 - bench.software.expert_overlap)
 
 
-def data_seconds(bench: Bench, sharding: Sharding, passes: Passes, micro_batches: int, pipeline: int) -> float:
+def estimate_data_parallel_seconds(bench: KernelContext, sharding: DataParallelSharding, passes: PassSeconds, micro_batches: int, pipeline: int) -> float:
     """Exposed seconds, of a whole step, of weights and gradients between the ranks that share or repeat parameters."""
     layout, device = bench.layout, bench.device
-    shard = Group(layout.shard * layout.context, layout.tensor)
-    replicate = Group(layout.replicate, layout.copy_ranks)
-    dense, experts = _parameters(bench, pipeline)
+    shard = RankGroup(layout.shard * layout.context, layout.tensor)
+    replicate = RankGroup(layout.replicate, layout.ranks_per_replica)
+    dense, experts = _count_rank_parameters(bench, pipeline)
     # Experts live on shard · context · tensor / expert ranks each.
-    sparse = Group(max(1, layout.copy_ranks // layout.expert), layout.expert)
+    sparse = RankGroup(max(1, layout.ranks_per_replica // layout.expert), layout.expert)
     size = bench.shape.value_bytes
-    gather = gather_seconds(shard, dense * size, device) + gather_seconds(sparse, experts * size, device)
-    scatter = gather_seconds(shard, dense * 4, device) + gather_seconds(sparse, experts * 4, device)
+    gather = estimate_all_gather_seconds(shard, dense * size, device) + estimate_all_gather_seconds(sparse, experts * size, device)
+    scatter = estimate_all_gather_seconds(shard, dense * 4, device) + estimate_all_gather_seconds(sparse, experts * 4, device)
     local = (dense / shard.size + experts / sparse.size) * 4
-    copies = reduce_seconds(replicate, local, device)
+    copies = estimate_all_reduce_seconds(replicate, local, device)
     hide = bench.software.data_overlap
     if sharding.weights_split:
-        forward = _exposed(gather, hide, passes.forward)
+        forward = _compute_exposed_seconds(gather, hide, passes.forward)
         if sharding.reduce_each_pass:
-            backward = _exposed(gather + scatter + copies / micro_batches, hide, passes.backward)
+            backward = _compute_exposed_seconds(gather + scatter + copies / micro_batches, hide, passes.backward)
             return micro_batches * (forward + backward)
-        last = _exposed(gather + scatter + copies, hide, passes.backward)
-        return micro_batches * forward + (micro_batches - 1) * _exposed(gather, hide, passes.backward) + last
+        last = _compute_exposed_seconds(gather + scatter + copies, hide, passes.backward)
+        return micro_batches * forward + (micro_batches - 1) * _compute_exposed_seconds(gather, hide, passes.backward) + last
     # Whole weights: gradients travel behind the backward of the last micro-batch, or of each, and a step's new weights
     # behind the next forward. An all-reduce is the same two.
     times = micro_batches if sharding.reduce_each_pass else 1
     gradients = times * scatter + copies
-    return _exposed(gradients, hide, times * passes.backward) + _exposed(gather, hide, passes.forward)
+    return _compute_exposed_seconds(gradients, hide, times * passes.backward) + _compute_exposed_seconds(gather, hide, passes.forward)
 
 
-def _exposed(seconds: float, hide: float, window: float) -> float:
+def _compute_exposed_seconds(seconds: float, hide: float, window: float) -> float:
     """What is not hidden: some of the traffic never is, and no more than the compute beside it."""
     return seconds - min(hide * seconds, window)
 
 
-def stage_seconds(bench: Bench, pipeline: int, interleave: int) -> float:
+def estimate_pipeline_parallel_seconds(bench: KernelContext, pipeline: int, interleave: int) -> float:
     """Sends between stages in one micro-batch, forward and backward, of which each rank does `interleave`."""
     if pipeline == 1:
         return 0.0
     layout = bench.layout
-    sent = bench.shape.tokens * bench.model.hidden_size * bench.shape.value_bytes / (layout.context * layout.tensor)
-    return 2 * interleave * send_seconds(sent, bench.device, between_nodes=True)
+    sent = bench.shape.num_tokens * bench.model.hidden_size * bench.shape.value_bytes / (layout.context * layout.tensor)
+    return 2 * interleave * estimate_send_seconds(sent, bench.device, between_nodes=True)
 
 
-def _parameters(bench: Bench, pipeline: int) -> tuple[float, float]:
+def _count_rank_parameters(bench: KernelContext, pipeline: int) -> tuple[float, float]:
     """Dense and expert parameters of one stage that a tensor rank, and an expert rank, has to itself."""
-    rows = model_tensors(bench.model)
-    dense = sum(row.count for row in rows if not row.routed) / (bench.layout.tensor * pipeline)
-    experts = sum(row.count for row in rows if row.routed) / (bench.layout.expert * pipeline)
+    rows = list_model_tensors(bench.model)
+    dense = sum(row.num_elements for row in rows if not row.is_routed) / (bench.layout.tensor * pipeline)
+    experts = sum(row.num_elements for row in rows if row.is_routed) / (bench.layout.expert * pipeline)
     return dense, experts

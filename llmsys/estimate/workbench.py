@@ -6,16 +6,16 @@ A product's time is the sum of its operations at the device's best rate and of i
 
 from dataclasses import dataclass
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.model import ModelConfig
-from llmsys.estimate.device import Device, Number
-from llmsys.estimate.software import Software
+from llmsys.estimate.device import DeviceProfile, Number
+from llmsys.estimate.software import SoftwareProfile
 
 ROW_SCALED = 0.7  # what products with a scale for each row keep of the 8-bit rate (DeepGEMM and cuBLASLt tables)
 
 
 @dataclass(frozen=True)
-class Shape:
+class MicroBatchShape:
     """One micro-batch of a rank: sequences of `length` tokens; of encoder-decoders `source` ones at the encoder.
 
     `bytes` are those of one value.
@@ -24,33 +24,33 @@ class Shape:
     sequences: float
     length: int
     source: int
-    number: Number
+    dtype: Number
 
     @property
-    def tokens(self) -> float:
+    def num_tokens(self) -> float:
         """Tokens of the micro-batch."""
         return self.sequences * self.length
 
     @property
     def value_bytes(self) -> int:
         """Bytes of one activation."""
-        return 4 if self.number == "fp32" else 2
+        return 4 if self.dtype == "fp32" else 2
 
 
 @dataclass(frozen=True)
-class Bench:
+class KernelContext:
     """Everything that seconds of a kernel depend on."""
 
     model: ModelConfig
-    layout: Layout
-    device: Device
-    software: Software
-    shape: Shape
+    layout: ParallelLayout
+    device: DeviceProfile
+    software: SoftwareProfile
+    shape: MicroBatchShape
 
-    def product(self, rows: float, inner: float, columns: float, *, grouped: bool = False, head: bool = False) -> float:
+    def estimate_matmul_seconds(self, rows: float, inner: float, columns: float, *, grouped: bool = False, head: bool = False) -> float:
         """Seconds of a (rows, inner) by (inner, columns) product."""
         device, software = self.device, self.software
-        number = software.products if software.products and not head else self.shape.number
+        number = software.matmul_dtype if software.matmul_dtype and not head else self.shape.dtype
         reached = device.efficiency.grouped if grouped else device.efficiency.products
         size: float = self.shape.value_bytes
         cast = 0.0
@@ -62,9 +62,9 @@ class Bench:
             )  # both operands are read in 16 bits and written in 8
             size = 1.5
         moved = size * (rows * inner + inner * columns + rows * columns)
-        operations = 2 * rows * inner * columns / (device.peak(number) * reached)
-        return operations + self.memory_seconds(moved + cast) + device.efficiency.launch_seconds
+        operations = 2 * rows * inner * columns / (device.get_peak_flops(number) * reached)
+        return operations + self.estimate_memory_seconds(moved + cast) + device.efficiency.launch_seconds
 
-    def memory_seconds(self, moved_bytes: float) -> float:
+    def estimate_memory_seconds(self, moved_bytes: float) -> float:
         """Seconds that so many bytes take through memory."""
         return moved_bytes / (self.device.memory_bandwidth * self.device.efficiency.memory)

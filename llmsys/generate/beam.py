@@ -19,53 +19,53 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass
-class Search:
+class BeamState:
     """The state of one row: beginnings with their log-probabilities, and the best finished text so far."""
 
     limit: int
-    texts: list[list[int]] = field(default_factory=lambda: [[]])
+    sequences: list[list[int]] = field(default_factory=lambda: [[]])
     scores: list[float] = field(default_factory=lambda: [0.0])
     best: list[int] = field(default_factory=list)
     best_score: float = -math.inf
 
-    def finish(self, text: list[int], log_probability: float, length_penalty: float) -> None:
+    def add_finished(self, text: list[int], log_probability: float, length_penalty: float) -> None:
         """Keep this text if it is the best finished one. The end token counts into its length."""
-        score = log_probability / penalty_of(len(text) + 1, length_penalty)
+        score = log_probability / compute_length_penalty(len(text) + 1, length_penalty)
         if score > self.best_score:
             self.best, self.best_score = text, score
 
     def is_over(self, length_penalty: float) -> bool:
         """Whether no beginning can become better than the best finished text."""
-        if not self.texts:
+        if not self.sequences:
             return True
-        return self.best_score >= max(self.scores) / penalty_of(self.limit + 1, length_penalty)
+        return self.best_score >= max(self.scores) / compute_length_penalty(self.limit + 1, length_penalty)
 
 
-def penalty_of(length: int, length_penalty: float) -> float:
+def compute_length_penalty(length: int, length_penalty: float) -> float:
     """What a log-probability of `length` tokens is divided by; 1 for a length_penalty of 0."""
     return float(((5 + length) / 6) ** length_penalty)
 
 
-def beam_search(
+def search_beams(
     first_BV: Tensor, step: Step, *, beams: int, length_penalty: float, limits: Sequence[int], end_token: int
 ) -> list[list[int]]:
     """The best text found for each of B rows, without its end token and at most `limits[b]` tokens long.
 
     `first_BV` are the logits after the prompts, whose rows the cache holds; `step` continues them.
     """
-    searches = [Search(limit) for limit in limits]
+    searches = [BeamState(limit) for limit in limits]
     alive = list(range(len(searches)))
     logits_RV = first_BV
     while alive:
-        rows, tokens = _expand([searches[b] for b in alive], logits_RV, beams, length_penalty, end_token)
-        alive = [b for b in alive if searches[b].texts]
+        rows, tokens = _expand_beams([searches[b] for b in alive], logits_RV, beams, length_penalty, end_token)
+        alive = [b for b in alive if searches[b].sequences]
         if alive:
             logits_RV = step(torch.tensor(rows), torch.tensor(tokens))
     return [search.best for search in searches]
 
 
-def _expand(
-    searches: list[Search], logits_RV: Tensor, beams: int, length_penalty: float, end_token: int
+def _expand_beams(
+    searches: list[BeamState], logits_RV: Tensor, beams: int, length_penalty: float, end_token: int
 ) -> tuple[list[int], list[int]]:
     """One more token for every beginning of every search; rows and tokens of those that go on, search by search."""
     log_RV = logits_RV.detach().float().log_softmax(dim=-1).cpu()
@@ -73,16 +73,16 @@ def _expand(
     tokens: list[int] = []
     first = 0
     for search in searches:
-        count = len(search.texts)
-        places, chosen = _advance(search, log_RV[first : first + count], beams, length_penalty, end_token)
+        count = len(search.sequences)
+        places, chosen = _advance_beam(search, log_RV[first : first + count], beams, length_penalty, end_token)
         rows += [first + place for place in places]
         tokens += chosen
         first += count
     return rows, tokens
 
 
-def _advance(
-    search: Search, log_KV: Tensor, beams: int, length_penalty: float, end_token: int
+def _advance_beam(
+    search: BeamState, log_KV: Tensor, beams: int, length_penalty: float, end_token: int
 ) -> tuple[list[int], list[int]]:
     """Replace the beginnings of one search by their best continuations; where each came from, and its token."""
     vocabulary = log_KV.shape[1]
@@ -96,17 +96,17 @@ def _advance(
             continue
         if token == end_token:
             if rank < beams:
-                search.finish(search.texts[place], score, length_penalty)
+                search.add_finished(search.sequences[place], score, length_penalty)
         elif len(kept) < beams:
             kept.append((score, place, token))
-    search.texts, search.scores = (
-        [[*search.texts[place], token] for _, place, token in kept],
+    search.sequences, search.scores = (
+        [[*search.sequences[place], token] for _, place, token in kept],
         [score for score, _, _ in kept],
     )
-    if search.texts and len(search.texts[0]) >= search.limit:
-        for text, score in zip(search.texts, search.scores, strict=True):
-            search.finish(text, score, length_penalty)
-        search.texts = []
+    if search.sequences and len(search.sequences[0]) >= search.limit:
+        for text, score in zip(search.sequences, search.scores, strict=True):
+            search.add_finished(text, score, length_penalty)
+        search.sequences = []
     if search.is_over(length_penalty):
-        search.texts = []
-    return ([place for _, place, _ in kept], [token for _, _, token in kept]) if search.texts else ([], [])
+        search.sequences = []
+    return ([place for _, place, _ in kept], [token for _, _, token in kept]) if search.sequences else ([], [])

@@ -17,7 +17,7 @@ from llmsys.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Choice:
+class SamplingParams:
     """How a token is chosen. The defaults draw from the model's own distribution.
 
     Raises ConfigError for a value out of range, with the rule.
@@ -46,10 +46,10 @@ class Choice:
                 )
 
 
-def choose(
+def sample_tokens(
     logits_BV: Tensor,
     generators: Sequence[torch.Generator],
-    choice: Choice,
+    choice: SamplingParams,
     seen: Sequence[Sequence[int]] | None = None,
 ) -> Tensor:
     """One token id per row, shape (B,). Temperature 0 takes the likeliest token and draws nothing.
@@ -59,16 +59,16 @@ def choose(
     """
     logits_BV = logits_BV.detach().to(device="cpu", dtype=torch.float32)
     if choice.repetition_penalty != 1 and seen is not None:
-        logits_BV = penalise(logits_BV, seen, choice.repetition_penalty)
+        logits_BV = apply_repetition_penalty(logits_BV, seen, choice.repetition_penalty)
     if choice.temperature == 0:
         return logits_BV.argmax(dim=-1)
-    kept_BV = keep_top_p(keep_top_k(logits_BV / choice.temperature, choice.top_k), choice.top_p)
-    probability_BV = keep_min_p(kept_BV, choice.min_p).softmax(dim=-1)
+    kept_BV = filter_top_p(filter_top_k(logits_BV / choice.temperature, choice.top_k), choice.top_p)
+    probability_BV = filter_min_p(kept_BV, choice.min_p).softmax(dim=-1)
     draws = [torch.multinomial(row, 1, generator=own) for row, own in zip(probability_BV, generators, strict=True)]
     return torch.cat(draws)
 
 
-def penalise(logits_BV: Tensor, seen: Sequence[Sequence[int]], penalty: float) -> Tensor:
+def apply_repetition_penalty(logits_BV: Tensor, seen: Sequence[Sequence[int]], penalty: float) -> Tensor:
     """Divide positive logits of seen tokens by the penalty, multiply negative ones (Keskar 2019, CTRL, 4.1)."""
     logits_BV = logits_BV.clone()
     for row, tokens in zip(logits_BV, seen, strict=True):
@@ -78,7 +78,7 @@ def penalise(logits_BV: Tensor, seen: Sequence[Sequence[int]], penalty: float) -
     return logits_BV
 
 
-def keep_top_k(logits_BV: Tensor, top_k: int) -> Tensor:
+def filter_top_k(logits_BV: Tensor, top_k: int) -> Tensor:
     """Set all but the `top_k` largest logits of each row to minus infinity; 0 keeps all."""
     if top_k <= 0 or top_k >= logits_BV.shape[-1]:
         return logits_BV
@@ -86,7 +86,7 @@ def keep_top_k(logits_BV: Tensor, top_k: int) -> Tensor:
     return torch.full_like(logits_BV, -torch.inf).scatter(-1, kept.indices, kept.values)
 
 
-def keep_top_p(logits_BV: Tensor, top_p: float) -> Tensor:
+def filter_top_p(logits_BV: Tensor, top_p: float) -> Tensor:
     """Keep the smallest set of likeliest tokens whose total reaches `top_p` (Holtzman 2019, arXiv:1904.09751).
 
     The likeliest token always stays.
@@ -101,7 +101,7 @@ def keep_top_p(logits_BV: Tensor, top_p: float) -> Tensor:
     return logits_BV.masked_fill(dropped_BV.gather(-1, order_BV.argsort(dim=-1)), -torch.inf)
 
 
-def keep_min_p(logits_BV: Tensor, min_p: float) -> Tensor:
+def filter_min_p(logits_BV: Tensor, min_p: float) -> Tensor:
     """Keep tokens at least `min_p` times as likely as the likeliest (Nguyen 2024, arXiv:2407.01082); 0 keeps all."""
     if min_p <= 0:
         return logits_BV

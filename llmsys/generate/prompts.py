@@ -4,44 +4,44 @@ from collections.abc import Callable
 
 from llmsys.config.run import RunConfig
 from llmsys.config.train import GenerationConfig
-from llmsys.generate.choose import Choice
-from llmsys.generate.sample import Beams, generate
+from llmsys.generate.choose import SamplingParams
+from llmsys.generate.sample import BeamSearchParams, generate_texts
 from llmsys.model.transformer import Transformer
 from llmsys.tokenizer import Tokenizer
-from llmsys.train.dataset import opening_of
+from llmsys.train.dataset import get_prefix_ids
 
 Hear = Callable[[int, str], None]
 """Hears (prompt number, piece of text) as soon as the text is certain."""
 
 
-def continue_prompts(
+def complete_prompts(
     model: Transformer, tokenizer: Tokenizer, config: RunConfig, hear: Hear | None = None
 ) -> list[dict[str, str]]:
     """Prompt and continuation for each of generation.prompts."""
     settings = config.generation
     if not settings.prompts:
         return []
-    stream = None if hear is None else Stream(tokenizer, list(settings.prompts), hear)
-    texts = generate(
+    stream = None if hear is None else TextStreamer(tokenizer, list(settings.prompts), hear)
+    texts = generate_texts(
         model,
         tokenizer,
         list(settings.prompts),
         max_new_tokens=settings.max_new_tokens,
-        how=how_of(settings),
+        how=build_decoding_params(settings),
         seed=settings.seed,
-        opening=opening_of(settings, tokenizer),
+        opening=get_prefix_ids(settings, tokenizer),
         listen=stream,
     )
     if stream is not None:
-        stream.finish(texts)
+        stream.flush(texts)
     return [{"prompt": prompt, "text": text} for prompt, text in zip(settings.prompts, texts, strict=True)]
 
 
-def how_of(settings: GenerationConfig) -> Choice | Beams:
+def build_decoding_params(settings: GenerationConfig) -> SamplingParams | BeamSearchParams:
     """Beam search when the config asks for more than one beam, else drawing tokens."""
     if settings.beams > 1:
-        return Beams(settings.beams, settings.length_penalty)
-    return Choice(
+        return BeamSearchParams(settings.beams, settings.length_penalty)
+    return SamplingParams(
         temperature=settings.temperature,
         top_k=settings.top_k,
         top_p=settings.top_p,
@@ -50,7 +50,7 @@ def how_of(settings: GenerationConfig) -> Choice | Beams:
     )
 
 
-class Stream:
+class TextStreamer:
     """Turns tokens into pieces of text for a listener. A character whose bytes are not all there yet is held back."""
 
     def __init__(self, tokenizer: Tokenizer, prompts: list[str], hear: Hear) -> None:
@@ -65,16 +65,16 @@ class Stream:
         text = self._tokenizer.decode(self._ids[row])
         if text.endswith("�") or not text.startswith(self._said[row]):
             return
-        self._say(row, text[len(self._said[row]) :])
+        self._emit_text(row, text[len(self._said[row]) :])
         self._said[row] = text
 
-    def finish(self, texts: list[str]) -> None:
+    def flush(self, texts: list[str]) -> None:
         """Say what was held back to the last."""
         for row, text in enumerate(texts):
             if text.startswith(self._heard[row]):
-                self._say(row, text[len(self._heard[row]) :])
+                self._emit_text(row, text[len(self._heard[row]) :])
 
-    def _say(self, row: int, piece: str) -> None:
+    def _emit_text(self, row: int, piece: str) -> None:
         if piece:
             self._heard[row] += piece
             self._hear(row, piece)

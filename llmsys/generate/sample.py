@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from llmsys.errors import ConfigError, DataError
-from llmsys.generate.beam import beam_search
-from llmsys.generate.choose import Choice, choose
-from llmsys.log import logger
+from llmsys.generate.beam import search_beams
+from llmsys.generate.choose import SamplingParams, sample_tokens
+from llmsys.log import get_logger
 from llmsys.model.cache import KeyValueCache
 from llmsys.model.transformer import Transformer
 from llmsys.tokenizer import Tokenizer
 
 # B rows, T positions, V vocabulary
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 Listen = Callable[[int, int], None]
 """Hears (prompt number, token) for every new token, as soon as it is chosen."""
@@ -33,24 +33,24 @@ NextLogits = Callable[[Tensor, KeyValueCache], Tensor]
 
 
 @dataclass(frozen=True)
-class Beams:
+class BeamSearchParams:
     """Search for the likeliest text instead of drawing tokens; see beam.py."""
 
-    count: int
+    num_beams: int
     length_penalty: float = 0.6
 
 
-DRAW = Choice()
+DRAW = SamplingParams()
 NEVER = -1  # no token has this id
 
 
-def generate(
+def generate_texts(
     model: Transformer,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     *,
     max_new_tokens: int,
-    how: Choice | Beams = DRAW,
+    how: SamplingParams | BeamSearchParams = DRAW,
     seed: int = 0,
     stop_at_eos: bool = True,
     opening: Sequence[int] | None = None,
@@ -78,27 +78,27 @@ def generate(
         return []
     # In training every document is opened by the token that closed the one before it.
     opening = (tokenizer.eos_id,) if opening is None else tuple(opening)
-    ids = [[*opening, *tokenizer.encode(prompt)] or _something(tokenizer) for prompt in prompts]
+    ids = [[*opening, *tokenizer.encode(prompt)] or _get_fallback_prefix(tokenizer) for prompt in prompts]
     opened = len(opening)
-    limits = [_limit(prompt, row, opened, max_new_tokens, model) for prompt, row in zip(prompts, ids, strict=True)]
+    limits = [_compute_token_limit(prompt, row, opened, max_new_tokens, model) for prompt, row in zip(prompts, ids, strict=True)]
     stop = tokenizer.eos_id if stop_at_eos else NEVER
-    next_logits = _next_logits(model, tokenizer.vocab_size)
-    with evaluating(model):
-        first_BV, cache = _start(model, ids, limits, next_logits)
-        if isinstance(how, Beams):
-            new_ids = _search(first_BV, cache, limits, stop, how, next_logits)
+    next_logits = _build_logits_function(model, tokenizer.vocab_size)
+    with use_eval_mode(model):
+        first_BV, cache = _prefill_prompts(model, ids, limits, next_logits)
+        if isinstance(how, BeamSearchParams):
+            new_ids = _decode_with_beams(first_BV, cache, limits, stop, how, next_logits)
         else:
-            pick = _picker(how, ids, _generators(prompts, seed))
-            new_ids = _continue(first_BV, cache, limits, stop, pick, listen, next_logits)
-    return [_continuation(tokenizer, old, new) for old, new in zip(ids, new_ids, strict=True)]
+            pick = _build_token_picker(how, ids, _build_generators(prompts, seed))
+            new_ids = _decode_with_sampling(first_BV, cache, limits, stop, pick, listen, next_logits)
+    return [_decode_continuation(tokenizer, old, new) for old, new in zip(ids, new_ids, strict=True)]
 
 
-def _something(tokenizer: Tokenizer) -> list[int]:
+def _get_fallback_prefix(tokenizer: Tokenizer) -> list[int]:
     return [tokenizer.eos_id if tokenizer.bos_id < 0 else tokenizer.bos_id]
 
 
 @contextlib.contextmanager
-def evaluating(model: Transformer) -> Iterator[None]:
+def use_eval_mode(model: Transformer) -> Iterator[None]:
     """The model in evaluation mode and without gradients; afterwards as it was."""
     was_training = model.training
     model.eval()
@@ -109,28 +109,28 @@ def evaluating(model: Transformer) -> Iterator[None]:
         model.train(was_training)
 
 
-def _picker(choice: Choice, ids: list[list[int]], generators: list[torch.Generator]) -> Pick:
+def _build_token_picker(choice: SamplingParams, ids: list[list[int]], generators: list[torch.Generator]) -> Pick:
     """Chooses for some of the rows, each from its own generator and with its own tokens in mind."""
     seen = [list(row) for row in ids]
 
-    def pick(logits_BV: Tensor, rows: list[int]) -> Tensor:
-        tokens_B = choose(logits_BV, [generators[row] for row in rows], choice, [seen[row] for row in rows])
+    def pick_tokens(logits_BV: Tensor, rows: list[int]) -> Tensor:
+        tokens_B = sample_tokens(logits_BV, [generators[row] for row in rows], choice, [seen[row] for row in rows])
         for row, token in zip(rows, tokens_B.tolist(), strict=True):
             seen[row].append(token)
         return tokens_B
 
-    return pick
+    return pick_tokens
 
 
-def _next_logits(model: Transformer, pieces: int) -> NextLogits:
-    def next_logits(tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
+def _build_logits_function(model: Transformer, pieces: int) -> NextLogits:
+    def compute_logits(tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
         logits_BTV: Tensor = model(tokens_BT.to(model.embed.weight.device), cache=cache)
         return logits_BTV[:, -1, :pieces]
 
-    return next_logits
+    return compute_logits
 
 
-def _start(
+def _prefill_prompts(
     model: Transformer, ids: list[list[int]], limits: list[int], next_logits: NextLogits
 ) -> tuple[Tensor, KeyValueCache]:
     """Logits after each prompt, and the cache that holds the prompts, padded on the left."""
@@ -141,19 +141,19 @@ def _start(
     return next_logits(tokens_BT, cache), cache
 
 
-def _search(
-    first_BV: Tensor, cache: KeyValueCache, limits: list[int], stop: int, how: Beams, next_logits: NextLogits
+def _decode_with_beams(
+    first_BV: Tensor, cache: KeyValueCache, limits: list[int], stop: int, how: BeamSearchParams, next_logits: NextLogits
 ) -> list[list[int]]:
-    def step(rows_R: Tensor, tokens_R: Tensor) -> Tensor:
-        cache.select(rows_R.tolist())
+    def compute_step_logits(rows_R: Tensor, tokens_R: Tensor) -> Tensor:
+        cache.select_rows(rows_R.tolist())
         return next_logits(tokens_R[:, None], cache)
 
-    return beam_search(
-        first_BV, step, beams=how.count, length_penalty=how.length_penalty, limits=limits, end_token=stop
+    return search_beams(
+        first_BV, compute_step_logits, beams=how.num_beams, length_penalty=how.length_penalty, limits=limits, end_token=stop
     )
 
 
-def _continue(
+def _decode_with_sampling(
     logits_BV: Tensor,
     cache: KeyValueCache,
     limits: list[int],
@@ -178,12 +178,12 @@ def _continue(
         if not staying:
             return new
         if len(staying) < len(alive):
-            cache.select(staying)
+            cache.select_rows(staying)
         alive = [alive[place] for place in staying]
         logits_BV = next_logits(tokens_B[staying, None], cache)
 
 
-def _generators(prompts: Sequence[str], seed: int) -> list[torch.Generator]:
+def _build_generators(prompts: Sequence[str], seed: int) -> list[torch.Generator]:
     """One generator per prompt; the second of two equal prompts gets another one than the first."""
     generators = []
     for place, prompt in enumerate(prompts):
@@ -193,28 +193,28 @@ def _generators(prompts: Sequence[str], seed: int) -> list[torch.Generator]:
     return generators
 
 
-def _continuation(tokenizer: Tokenizer, old: list[int], new: list[int]) -> str:
+def _decode_continuation(tokenizer: Tokenizer, old: list[int], new: list[int]) -> str:
     """The text that `new` adds; decoded together with the prompt, because a leading space is lost otherwise."""
     before, whole = tokenizer.decode(old), tokenizer.decode(old + new)
     return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(new)
 
 
-def _limit(prompt: str, row: list[int], opened: int, max_new_tokens: int, model: Transformer) -> int:
+def _compute_token_limit(prompt: str, row: list[int], opened: int, max_new_tokens: int, model: Transformer) -> int:
     """How many tokens may follow a row of which the first `opened` are not the prompt's."""
     context, length = model.config.max_position_embeddings - opened, len(row) - opened
     if length >= context:
         raise DataError(
-            f"The prompt {_shortened(prompt)} has {length} tokens and leaves no room to continue in a context of "
+            f"The prompt {_format_prompt(prompt)} has {length} tokens and leaves no room to continue in a context of "
             f"model.max_position_embeddings={context + opened}, of which {opened} open{'s' * (opened == 1)} the text. "
             f"Shorten it to {context - 1} tokens or less."
         )
     if length + max_new_tokens > context:
         log.warning(
             "the prompt %s continues for %d tokens instead of %d: the context ends at %d",
-            *(_shortened(prompt), context - length, max_new_tokens, context),
+            *(_format_prompt(prompt), context - length, max_new_tokens, context),
         )
     return min(max_new_tokens, context - length)
 
 
-def _shortened(prompt: str) -> str:
+def _format_prompt(prompt: str) -> str:
     return repr(prompt if len(prompt) <= 40 else prompt[:40] + "…")

@@ -8,13 +8,13 @@ from typing import Any
 
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, DataError
-from llmsys.generate.sample import Beams
-from llmsys.generate.translate import translate
+from llmsys.generate.sample import BeamSearchParams
+from llmsys.generate.translate import translate_sequences
 from llmsys.manifest import load_manifest
 from llmsys.model.transformer import Transformer
 from llmsys.shards import read_batches
 from llmsys.tokenizer import Tokenizer
-from llmsys.train.objective import start_token
+from llmsys.train.objective import get_start_token
 
 
 def translate_lines(model: Transformer, tokenizer: Tokenizer, config: RunConfig, lines: Sequence[str]) -> list[str]:
@@ -32,11 +32,11 @@ def translate_lines(model: Transformer, tokenizer: Tokenizer, config: RunConfig,
                 f"line {number} has {len(source)} tokens, more than model.max_position_embeddings={limit}. Shorten it."
             )
     asked = [place for place, source in enumerate(sources) if len(source) > 1]
-    found = translate(
+    found = translate_sequences(
         model,
         [sources[place] for place in asked],
-        how=Beams(config.generation.beams, config.generation.length_penalty),
-        start_token=start_token(config),
+        how=BeamSearchParams(config.generation.beams, config.generation.length_penalty),
+        start_token=get_start_token(config),
         end_token=tokenizer.eos_id,
         pieces=tokenizer.vocab_size,
     )
@@ -46,7 +46,7 @@ def translate_lines(model: Transformer, tokenizer: Tokenizer, config: RunConfig,
     return texts
 
 
-def heldout_texts(config: RunConfig) -> tuple[list[str], list[str]]:
+def read_heldout_texts(config: RunConfig) -> tuple[list[str], list[str]]:
     """Sources and references of the held-out pairs as they were given, in their order."""
     folder = config.data.folder
     sources: list[str] = []
@@ -59,7 +59,7 @@ def heldout_texts(config: RunConfig) -> tuple[list[str], list[str]]:
     return sources, references
 
 
-def bleu(translations: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+def compute_bleu(translations: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
     """Corpus BLEU of translations against one reference each, with brevity penalty, length ratio and signature."""
     from sacrebleu.metrics.bleu import BLEU
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from llmsys.generate.beam import beam_search
-from llmsys.generate.sample import Beams, evaluating
+from llmsys.generate.beam import search_beams
+from llmsys.generate.sample import BeamSearchParams, use_eval_mode
 from llmsys.model.cache import KeyValueCache
 from llmsys.model.transformer import Transformer
 
@@ -20,11 +20,11 @@ EXTRA_TOKENS = 50  # a translation may be this much longer than its source (Vasw
 PADDING = -1
 
 
-def translate(
+def translate_sequences(
     model: Transformer,
     sources: Sequence[Sequence[int]],
     *,
-    how: Beams,
+    how: BeamSearchParams,
     start_token: int,
     end_token: int,
     pieces: int | None = None,
@@ -37,37 +37,37 @@ def translate(
     model.max_position_embeddings are cut there.
     """
     found: list[list[int]] = [[] for _ in sources]
-    with evaluating(model):
-        for places in _batches(sources, batch_tokens):
-            rows = _search(model, [sources[place] for place in places], how, start_token, end_token, pieces)
+    with use_eval_mode(model):
+        for places in _iter_batches(sources, batch_tokens):
+            rows = _translate_batch(model, [sources[place] for place in places], how, start_token, end_token, pieces)
             for place, row in zip(places, rows, strict=True):
                 found[place] = row
     return found
 
 
-def _search(
-    model: Transformer, sources: list[Sequence[int]], how: Beams, start_token: int, end_token: int, pieces: int | None
+def _translate_batch(
+    model: Transformer, sources: list[Sequence[int]], how: BeamSearchParams, start_token: int, end_token: int, pieces: int | None
 ) -> list[list[int]]:
     device = model.embed.weight.device
     room = model.config.max_position_embeddings - 1  # one position is the start token's
     limits = [max(1, min(len(source) + EXTRA_TOKENS, room)) for source in sources]
-    source_BS, documents_BS = (x.to(device) for x in padded(sources))
-    memory = model.encode(source_BS, documents_BS)
+    source_BS, documents_BS = (x.to(device) for x in pad_sources(sources))
+    memory = model.encode_source(source_BS, documents_BS)
     cache = KeyValueCache(model.config, len(sources), 1 + max(limits))
     start_B1 = torch.full((len(sources), 1), start_token, device=device)
     first_BV = model(start_B1, memory=memory, cache=cache)[:, -1, :pieces]
 
-    def step(rows_R: Tensor, tokens_R: Tensor) -> Tensor:
-        cache.select(rows_R)
+    def compute_step_logits(rows_R: Tensor, tokens_R: Tensor) -> Tensor:
+        cache.select_rows(rows_R)
         logits_RTV: Tensor = model(tokens_R[:, None].to(device), cache=cache)
         return logits_RTV[:, -1, :pieces]
 
-    return beam_search(
-        first_BV, step, beams=how.count, length_penalty=how.length_penalty, limits=limits, end_token=end_token
+    return search_beams(
+        first_BV, compute_step_logits, beams=how.num_beams, length_penalty=how.length_penalty, limits=limits, end_token=end_token
     )
 
 
-def padded(sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+def pad_sources(sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Sources of unequal length as one (B, S) of tokens, and their document numbers: 0, and -1 for padding."""
     longest = max(map(len, sources))
     tokens_BS = torch.zeros(len(sources), longest, dtype=torch.int64)
@@ -78,7 +78,7 @@ def padded(sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return tokens_BS, documents_BS
 
 
-def _batches(sources: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[list[int]]:
+def _iter_batches(sources: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[list[int]]:
     """Places of sources of similar length, as many as fit."""
     batch: list[int] = []
     for place in sorted(range(len(sources)), key=lambda place: (len(sources[place]), place)):

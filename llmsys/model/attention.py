@@ -6,20 +6,20 @@ Fewer key-value heads than query heads make it grouped (GQA) or multi-query atte
 import torch
 from torch import Tensor, nn
 
-from llmsys.config.attention import MultiHead
+from llmsys.config.attention import MultiHeadAttentionConfig
 from llmsys.config.model import ModelConfig
-from llmsys.model.attend import attend
-from llmsys.model.context import StackContext
-from llmsys.model.mask import Mask
+from llmsys.model.attend import compute_attention
+from llmsys.model.context import ForwardContext
+from llmsys.model.mask import AttentionMask
 from llmsys.model.norm import build_norm
 
 # B rows, T query positions, S key positions, D width, H query heads, G key-value heads, K width of a head
 
 
-class MultiHeadMaps(nn.Module):
+class AttentionProjections(nn.Module):
     """The four linear maps with their norms, and how scores are made from what they give."""
 
-    def __init__(self, config: ModelConfig, attention: MultiHead, layer: int) -> None:
+    def __init__(self, config: ModelConfig, attention: MultiHeadAttentionConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
         self.head_dim, self.heads = config.head_dim, config.num_attention_heads
@@ -37,14 +37,14 @@ class MultiHeadMaps(nn.Module):
             self.q_norm = build_norm(config, self.heads * self.head_dim if full else self.head_dim)
             self.k_norm = build_norm(config, groups * self.head_dim if full else self.head_dim)
 
-    def _queries(self, x_BTD: Tensor) -> Tensor:
-        return self._heads(self.q_proj(x_BTD), self.q_norm if self.norms != "none" else None)
+    def _project_queries(self, x_BTD: Tensor) -> Tensor:
+        return self._split_heads(self.q_proj(x_BTD), self.q_norm if self.norms != "none" else None)
 
-    def _keys_and_values(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        k_BSGK = self._heads(self.k_proj(x_BSD), self.k_norm if self.norms != "none" else None)
-        return k_BSGK, self._heads(self.v_proj(x_BSD))
+    def _project_keys_values(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
+        k_BSGK = self._split_heads(self.k_proj(x_BSD), self.k_norm if self.norms != "none" else None)
+        return k_BSGK, self._split_heads(self.v_proj(x_BSD))
 
-    def _heads(self, x_BTW: Tensor, norm: nn.Module | None = None) -> Tensor:
+    def _split_heads(self, x_BTW: Tensor, norm: nn.Module | None = None) -> Tensor:
         """Heads side by side to heads of their own; normed all at once (OLMo 2) or each by itself (Qwen3)."""
         if norm is not None and self.norms == "full":
             x_BTW = norm(x_BTW)
@@ -53,35 +53,35 @@ class MultiHeadMaps(nn.Module):
             x_BTHK = norm(x_BTHK)
         return x_BTHK if self.clip is None else x_BTHK.clamp(-self.clip, self.clip)
 
-    def _mixed(
-        self, q_BTHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, mask: Mask, sinks_H: Tensor | None = None
+    def _compute_attention_output(
+        self, q_BTHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, mask: AttentionMask, sinks_H: Tensor | None = None
     ) -> Tensor:
         dropout = self.dropout if self.training else 0.0
-        y_BTHK = attend(
+        y_BTHK = compute_attention(
             q_BTHK, k_BSGK, v_BSGK, mask, scale=self.scale, softcap=self.softcap, sinks_H=sinks_H, dropout=dropout
         )
         mixed: Tensor = self.o_proj(y_BTHK.flatten(2))
         return mixed
 
 
-class Attention(MultiHeadMaps):
+class MultiHeadAttention(AttentionProjections):
     """softmax(q kᵀ / sqrt(K)) v of a sequence to itself; each G-th part of the H heads shares keys (Ainslie 2023)."""
 
-    def __init__(self, config: ModelConfig, attention: MultiHead, layer: int) -> None:
+    def __init__(self, config: ModelConfig, attention: MultiHeadAttentionConfig, layer: int) -> None:
         super().__init__(config, attention, layer)
-        self.layer_type = config.layer_type(layer)
-        self.rotates = config.rotates(layer)
+        self.layer_type = config.get_layer_type(layer)
+        self.rotates = config.uses_rope(layer)
         self.sinks = nn.Parameter(torch.zeros(self.heads)) if attention.sinks else None
 
-    def forward(self, x_BTD: Tensor, context: StackContext) -> Tensor:
+    def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Mix positions; same shape and dtype as the input."""
-        q_BTHK, (k_BTGK, v_BTGK) = self._queries(x_BTD), self._keys_and_values(x_BTD)
-        q_BTHK, k_BSGK, v_BSGK = context.place(self.layer_type, self.layer, self.rotates, q_BTHK, k_BTGK, v_BTGK)
+        q_BTHK, (k_BTGK, v_BTGK) = self._project_queries(x_BTD), self._project_keys_values(x_BTD)
+        q_BTHK, k_BSGK, v_BSGK = context.rotate_and_cache(self.layer_type, self.layer, self.rotates, q_BTHK, k_BTGK, v_BTGK)
         sinks_H = None if self.sinks is None else self.sinks[context.heads]
-        return self._mixed(q_BTHK, k_BSGK, v_BSGK, context.masks[self.layer_type], sinks_H)
+        return self._compute_attention_output(q_BTHK, k_BSGK, v_BSGK, context.masks[self.layer_type], sinks_H)
 
 
-class CrossAttention(MultiHeadMaps):
+class CrossAttention(AttentionProjections):
     """Queries from the decoder, keys and values from the encoder's last hidden states (Vaswani 2017, 3.2.3).
 
     Without rotation and sinks: those belong to positions of one sequence.
@@ -89,14 +89,14 @@ class CrossAttention(MultiHeadMaps):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         kind = config.attention
-        super().__init__(config, kind if isinstance(kind, MultiHead) else MultiHead(), layer)
+        super().__init__(config, kind if isinstance(kind, MultiHeadAttentionConfig) else MultiHeadAttentionConfig(), layer)
 
-    def forward(self, x_BTD: Tensor, context: StackContext) -> Tensor:
+    def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Look at `context.memory`; same shape and dtype as the input."""
         memory = context.memory
         assert memory is not None
         if context.cache is None:
-            k_BSGK, v_BSGK = self._keys_and_values(memory.hidden_BSD)
+            k_BSGK, v_BSGK = self._project_keys_values(memory.hidden_BSD)
         else:
-            k_BSGK, v_BSGK = context.cache.source(self.layer, lambda: self._keys_and_values(memory.hidden_BSD))
-        return self._mixed(self._queries(x_BTD), k_BSGK, v_BSGK, context.cross_mask)
+            k_BSGK, v_BSGK = context.cache.get_or_compute_source_keys_values(self.layer, lambda: self._project_keys_values(memory.hidden_BSD))
+        return self._compute_attention_output(self._project_queries(x_BTD), k_BSGK, v_BSGK, context.cross_mask)

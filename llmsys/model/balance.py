@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from llmsys.config.moe import MoeConfig
-from llmsys.model.router import Scores, histogram
+from llmsys.model.router import RouterScores, count_bins
 
 # B rows (sequences), T positions, N = B * T tokens, E experts
 
 
-def auxiliary_losses(
-    config: MoeConfig, scores: Scores, asked_BE: Tensor, share_E: Tensor | None, real_BT: Tensor
+def compute_auxiliary_losses(
+    config: MoeConfig, scores: RouterScores, asked_BE: Tensor, share_E: Tensor | None, real_BT: Tensor
 ) -> Tensor | None:
     """The weighted losses of balance and of the router's z, (2,), summed over real tokens; None when none is asked for.
 
@@ -28,45 +28,45 @@ def auxiliary_losses(
     balance = config.balance
     even = z_loss = None
     if balance.kind == "bias" and balance.sequence_weight:
-        even = balance.sequence_weight * evenness(scores, _shares(asked_BE), real_BT)
+        even = balance.sequence_weight * compute_load_balancing_loss(scores, _compute_expert_shares(asked_BE), real_BT)
     elif balance.kind == "auxiliary_loss":
-        shares_BE = _shares(asked_BE) if share_E is None else share_E.expand_as(asked_BE)
-        even = balance.weight * evenness(scores, shares_BE, real_BT)
+        shares_BE = _compute_expert_shares(asked_BE) if share_E is None else share_E.expand_as(asked_BE)
+        even = balance.weight * compute_load_balancing_loss(scores, shares_BE, real_BT)
     if config.z_loss_weight:
-        z_loss = config.z_loss_weight * router_z(scores, real_BT)
+        z_loss = config.z_loss_weight * compute_router_z_loss(scores, real_BT)
     if even is None and z_loss is None:
         return None
     nothing = scores.logits_NE.new_zeros(())
     return torch.stack([nothing if even is None else even, nothing if z_loss is None else z_loss])
 
 
-def evenness(scores: Scores, shares_BE: Tensor, real_BT: Tensor) -> Tensor:
+def compute_load_balancing_loss(scores: RouterScores, shares_BE: Tensor, real_BT: Tensor) -> Tensor:
     """E * sum_e f_e P_e of each sequence times its tokens, summed; per token 1 when experts share evenly, E at worst.
 
     f_e is the share of the assignments that go to expert e, and P_e the mean over tokens of its share of the scores
     (Fedus 2021, arXiv:2101.03961, eq. 4 to 6; per sequence DeepSeek-V3, arXiv:2412.19437, eq. 17 to 20). With the f of
     the whole step before, the loss is linear in the tokens, hence the same in every layout.
     """
-    probability_BE = (scores.probabilities().unflatten(0, real_BT.shape) * real_BT[..., None]).sum(1)
+    probability_BE = (scores.compute_probabilities().unflatten(0, real_BT.shape) * real_BT[..., None]).sum(1)
     total: Tensor = (shares_BE * probability_BE).sum()
     return shares_BE.shape[-1] * total
 
 
-def router_z(scores: Scores, real_BT: Tensor) -> Tensor:
+def compute_router_z_loss(scores: RouterScores, real_BT: Tensor) -> Tensor:
     """logsumexp(router logits)², summed over tokens (Zoph 2022, arXiv:2202.08906, eq. 5)."""
     return (scores.logits_NE.logsumexp(dim=-1).square() * real_BT.flatten()).sum()
 
 
-def count_by_row(experts_NK: Tensor, num_experts: int, real_BT: Tensor) -> Tensor:
+def count_tokens_by_row(experts_NK: Tensor, num_experts: int, real_BT: Tensor) -> Tensor:
     """How many assignments of each row's real tokens go to each expert, int64 (B, E)."""
     rows, length = real_BT.shape
     row_N = torch.arange(rows, device=experts_NK.device).repeat_interleave(length)
     # Bin 0 is for what does not count: padding, and NO_EXPERT.
     bins_NK = (row_N[:, None] * num_experts + experts_NK + 1).where(real_BT.view(-1, 1) & (experts_NK >= 0), 0)
-    return histogram(bins_NK.flatten(), rows * num_experts + 1)[1:].view(rows, num_experts)
+    return count_bins(bins_NK.flatten(), rows * num_experts + 1)[1:].view(rows, num_experts)
 
 
-def updated_bias(bias_E: Tensor, tokens_E: Tensor, rate: float) -> Tensor:
+def update_balance_bias(bias_E: Tensor, tokens_E: Tensor, rate: float) -> Tensor:
     """The next balance bias: up by `rate` for experts below the mean load, down for those above (sign rule).
 
     `tokens_E` must be summed over all ranks and micro-batches of the step (Wang 2024, arXiv:2408.15664, algorithm 1;
@@ -85,5 +85,5 @@ def is_recomputation() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _shares(asked_BE: Tensor) -> Tensor:
+def _compute_expert_shares(asked_BE: Tensor) -> Tensor:
     return asked_BE / asked_BE.sum(dim=-1, keepdim=True).clamp(min=1)

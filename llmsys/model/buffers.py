@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 
-class Float32Buffers(nn.Module):
+class Float32BufferModule(nn.Module):
     """Keeps its own floating-point buffers float32; moves between devices go through as usual."""
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:

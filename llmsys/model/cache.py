@@ -14,7 +14,7 @@ from torch import Tensor
 
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
-from llmsys.model.memory import Memory
+from llmsys.model.memory import EncoderOutput
 
 # B rows, T new positions, S positions so far
 
@@ -39,34 +39,34 @@ class KeyValueCache:
         self.padding_B = torch.zeros(rows, dtype=torch.int64) if padding_B is None else padding_B.cpu()
         self.capacity = capacity
         self.length = 0
-        self.memory: Memory | None = None
+        self.memory: EncoderOutput | None = None
         # Allocated like the first that comes: under mixed precision the dtype is not that of the parameters.
         self._slots: dict[int | str, Tensors] = {}
         self._source: dict[int, Tensors] = {}
 
     @property
-    def padded(self) -> bool:
+    def is_padded(self) -> bool:
         """Whether any row begins with empty slots."""
         return bool(self.padding_B.any())
 
-    def positions(self, first: int, last: int) -> Tensor:
+    def get_positions(self, first: int, last: int) -> Tensor:
         """Positions of the slots from `first` up to `last`, on the CPU; those in the padding count as position 0.
 
         Shape (B, T), or (1, T) when no row is padded.
         """
         slots_T = torch.arange(first, last)
-        return (slots_T - self.padding_B[:, None]).clamp_min(0) if self.padded else slots_T[None]
+        return (slots_T - self.padding_B[:, None]).clamp_min(0) if self.is_padded else slots_T[None]
 
-    def select(self, rows: Sequence[int] | Tensor) -> None:
+    def select_rows(self, rows: Sequence[int] | Tensor) -> None:
         """Go on with these rows, given by their place in the batch; a row may be named twice (beam search)."""
         chosen = torch.as_tensor(rows, dtype=torch.int64)
         self.padding_B = self.padding_B[chosen.cpu()]
-        self._slots = {key: _selected(kept, chosen) for key, kept in self._slots.items()}
-        self._source = {key: _selected(kept, chosen) for key, kept in self._source.items()}
+        self._slots = {key: _select_rows(kept, chosen) for key, kept in self._slots.items()}
+        self._source = {key: _select_rows(kept, chosen) for key, kept in self._source.items()}
         if self.memory is not None:
-            self.memory = self.memory.select(chosen)
+            self.memory = self.memory.select_rows(chosen)
 
-    def check(self, new: int) -> None:
+    def require_capacity(self, new: int) -> None:
         """Refuse more positions than there is room for."""
         if self.length + new > self.capacity:
             raise ConfigError(
@@ -74,7 +74,7 @@ class KeyValueCache:
                 f"Create it with capacity={self.length + new}."
             )
 
-    def extend(self, key: int | str, *new: Tensor) -> Tensors:
+    def append_layer(self, key: int | str, *new: Tensor) -> Tensors:
         """Store what layer `key` has computed for the new positions, each (B, T, …); return all of it so far."""
         if key not in self._slots:
             self._slots[key] = tuple(x.new_zeros(x.shape[0], self.capacity, *x.shape[2:]) for x in new)
@@ -83,20 +83,20 @@ class KeyValueCache:
             kept[:, self.length : end] = x
         return tuple(kept[:, :end] for kept in self._slots[key])
 
-    def source(self, layer: int, compute: Callable[[], Tensors]) -> Tensors:
+    def get_or_compute_source_keys_values(self, layer: int, compute: Callable[[], Tensors]) -> Tensors:
         """What `layer` keeps of the source, computed at the first call."""
         if layer not in self._source:
             self._source[layer] = compute()
         return self._source[layer]
 
-    def numel(self) -> int:
+    def count_elements(self) -> int:
         """Numbers kept for all positions that there is room for, and for the source."""
         return sum(x.numel() for kept in (*self._slots.values(), *self._source.values()) for x in kept)
 
-    def replay(self, tokens_BT: Tensor) -> Tensor:
+    def reset_and_get_tokens(self, tokens_BT: Tensor) -> Tensor:
         """Forget what was computed, and return the tokens so far, with the new ones behind them, to be read again.
 
-        The tokens must have been stored by `extend` under "tokens".
+        The tokens must have been stored by `append_layer` under "tokens".
         """
         tokens_BS = self._slots["tokens"][0][:, : self.length + tokens_BT.shape[1]]
         self.length = 0
@@ -107,5 +107,5 @@ class KeyValueCache:
         self.length += new
 
 
-def _selected(kept: Tensors, rows: Tensor) -> Tensors:
+def _select_rows(kept: Tensors, rows: Tensor) -> Tensors:
     return tuple(x.index_select(0, rows.to(x.device)) for x in kept)

@@ -23,13 +23,13 @@ CHUNK = 128
 LONGEST = 2048
 
 
-def suits(q_BTHK: Tensor, k_BSGK: Tensor) -> bool:
+def is_cpu_attention_supported(q_BTHK: Tensor, k_BSGK: Tensor) -> bool:
     """Whether this path applies: bfloat16 on the CPU, more than one query, and probabilities that fit in memory."""
     bfloat16_on_cpu = q_BTHK.device.type == "cpu" and q_BTHK.dtype == torch.bfloat16
     return bfloat16_on_cpu and q_BTHK.shape[1] > 1 and max(q_BTHK.shape[1], k_BSGK.shape[1]) <= LONGEST
 
 
-def chunked_attention(
+def compute_chunked_attention(
     q_BTHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, mask_B1TS: Tensor | None, *, causal: bool
 ) -> Tensor:
     """Scaled dot-product attention of shape (B, T, H, K).
@@ -37,8 +37,8 @@ def chunked_attention(
     `causal` promises T = S and that nothing later is visible; `mask_B1TS` is boolean and may hide more.
     """
     heads, groups = q_BTHK.shape[2], k_BSGK.shape[2]
-    q, k, v = _stack(q_BTHK, groups), _stack(k_BSGK, groups), _stack(v_BSGK, groups)
-    return _unstack(_attend(q * (1.0 / math.sqrt(q.shape[-1])), k, v, mask_B1TS, causal)[0], heads)
+    q, k, v = _stack_heads(q_BTHK, groups), _stack_heads(k_BSGK, groups), _stack_heads(v_BSGK, groups)
+    return _unstack_heads(_compute_stacked_attention(q * (1.0 / math.sqrt(q.shape[-1])), k, v, mask_B1TS, causal)[0], heads)
 
 
 # One operation for torch, so that selective recomputation can keep what it gives, as it does with fused kernels. All
@@ -46,39 +46,39 @@ def chunked_attention(
 
 
 @torch.library.custom_op("llmsys::chunked_attention", mutates_args=())
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask_B1TS: Tensor | None, causal: bool) -> list[Tensor]:
+def _compute_stacked_attention(q: Tensor, k: Tensor, v: Tensor, mask_B1TS: Tensor | None, causal: bool) -> list[Tensor]:
     """The weighted sums, shaped as q, and the probabilities of each chunk, (B * G, R * C, S)."""
     results = [torch.empty_like(q)]
-    for start, end in _chunks(q.shape[2]):
+    for start, end in _iter_chunks(q.shape[2]):
         seen = end if causal else k.shape[2]
         scores = q[:, :, start:end].flatten(1, 2) @ k[:, 0, :seen].transpose(1, 2)
         if mask_B1TS is not None:
-            _hide(scores, mask_B1TS[:, 0, start:end, :seen], len(q) // len(mask_B1TS))
+            _mask_hidden_keys(scores, mask_B1TS[:, 0, start:end, :seen], len(q) // len(mask_B1TS))
         elif causal:
-            _hide_later(scores, end - start)
+            _mask_later_keys(scores, end - start)
         p = scores.softmax(dim=-1)
         results[0][:, :, start:end] = (p @ v[:, 0, :seen]).view(results[0][:, :, start:end].shape)
         results.append(p)
     return results
 
 
-@_attend.register_fake
+@_compute_stacked_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, mask_B1TS: Tensor | None, causal: bool) -> list[Tensor]:
-    chunks = _chunks(q.shape[2])
+    chunks = _iter_chunks(q.shape[2])
     shapes = [(len(q), q.shape[1] * (end - start), end if causal else k.shape[2]) for start, end in chunks]
     return [torch.empty_like(q), *(q.new_empty(shape) for shape in shapes)]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+def _save_attention_inputs(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.set_materialize_grads(False)  # nobody asks for gradients of the probabilities
     ctx.save_for_backward(*inputs[:3], *output[1:])
 
 
-def _gradients(ctx: Any, gradients: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, None, None]:
+def _compute_attention_gradients(ctx: Any, gradients: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, None, None]:
     q, k, v, *probabilities = ctx.saved_tensors
     dy, dq = gradients[0].contiguous(), torch.empty_like(q)
     dk, dv = torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
-    for (start, end), p in zip(_chunks(q.shape[2]), probabilities, strict=True):
+    for (start, end), p in zip(_iter_chunks(q.shape[2]), probabilities, strict=True):
         seen = p.shape[-1]
         q_chunk, dy_chunk = (x[:, :, start:end].flatten(1, 2) for x in (q, dy))
         dv[:, 0, :seen] += p.transpose(1, 2) @ dy_chunk
@@ -89,36 +89,36 @@ def _gradients(ctx: Any, gradients: list[Tensor]) -> tuple[Tensor, Tensor, Tenso
     return dq, dk.to(q.dtype), dv.to(q.dtype), None, None
 
 
-_attend.register_autograd(_gradients, setup_context=_keep)
+_compute_stacked_attention.register_autograd(_compute_attention_gradients, setup_context=_save_attention_inputs)
 OPERATION = torch.ops.llmsys.chunked_attention.default
 
 
-def _chunks(length: int) -> Iterator[tuple[int, int]]:
+def _iter_chunks(length: int) -> Iterator[tuple[int, int]]:
     for start in range(0, length, CHUNK):
         yield start, min(start + CHUNK, length)
 
 
-def _stack(x_BTHK: Tensor, groups: int) -> Tensor:
+def _stack_heads(x_BTHK: Tensor, groups: int) -> Tensor:
     """(B, T, H, K) to contiguous (B * G, H / G, T, K)."""
     rows, length, heads, width = x_BTHK.shape
     x = x_BTHK.reshape(rows, length, groups, heads // groups, width).permute(0, 2, 3, 1, 4)
     return x.contiguous().flatten(0, 1)
 
 
-def _unstack(x: Tensor, heads: int) -> Tensor:
+def _unstack_heads(x: Tensor, heads: int) -> Tensor:
     """(B * G, H / G, T, K) to (B, T, H, K)."""
     _, per_group, length, width = x.shape
     groups = heads // per_group
     return x.view(-1, groups, per_group, length, width).permute(0, 3, 1, 2, 4).reshape(-1, length, heads, width)
 
 
-def _hide_later(scores: Tensor, size: int) -> None:
+def _mask_later_keys(scores: Tensor, size: int) -> None:
     """Set the scores of keys behind the query to minus infinity, in place: in the last `size` keys of a chunk."""
     later_CC = torch.full((size, size), -math.inf, dtype=scores.dtype).triu_(1)
     scores.view(scores.shape[0], -1, size, scores.shape[-1])[..., -size:].add_(later_CC)
 
 
-def _hide(scores: Tensor, visible_BCS: Tensor, groups: int) -> None:
+def _mask_hidden_keys(scores: Tensor, visible_BCS: Tensor, groups: int) -> None:
     """Set the hidden scores of one chunk, shape (B * G, R * C, S), to minus infinity, in place."""
     _, size, seen = visible_BCS.shape
     hidden_BCS = torch.zeros(visible_BCS.shape, dtype=scores.dtype).masked_fill_(~visible_BCS, -math.inf)

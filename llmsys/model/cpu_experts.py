@@ -17,30 +17,30 @@ from torch import Tensor
 STEP = 32
 
 
-def suits(x_MD: Tensor) -> bool:
+def is_cpu_grouped_mm_supported(x_MD: Tensor) -> bool:
     """Whether this path applies; float32 goes another way through the CPU's libraries."""
     return x_MD.device.type == "cpu" and x_MD.dtype == torch.bfloat16
 
 
 @torch.library.custom_op("llmsys::grouped_product", mutates_args=())
-def grouped_product(x_MD: Tensor, weight_EDF: Tensor, ends_E: Tensor) -> Tensor:
+def compute_grouped_mm(x_MD: Tensor, weight_EDF: Tensor, ends_E: Tensor) -> Tensor:
     """The rows of expert e times its weights, (M, F); they end before row `ends_E[e]`, the last ones at M."""
     y_MF = x_MD.new_empty(len(x_MD), weight_EDF.shape[2])
-    for expert, start, _, behind in _groups(ends_E):
+    for expert, start, _, behind in _iter_groups(ends_E):
         torch.mm(x_MD[start:behind], weight_EDF[expert], out=y_MF[start:behind])
     return y_MF
 
 
-@grouped_product.register_fake
+@compute_grouped_mm.register_fake
 def _(x_MD: Tensor, weight_EDF: Tensor, ends_E: Tensor) -> Tensor:
     return x_MD.new_empty(len(x_MD), weight_EDF.shape[2])
 
 
 @torch.library.custom_op("llmsys::grouped_weight_gradient", mutates_args=())
-def _weight_gradient(x_MD: Tensor, gradient_MF: Tensor, ends_E: Tensor) -> Tensor:
+def _compute_weight_gradient(x_MD: Tensor, gradient_MF: Tensor, ends_E: Tensor) -> Tensor:
     """(E, D, F); the rows behind a group count with a gradient of zero."""
     found_EDF = x_MD.new_zeros(len(ends_E), x_MD.shape[1], gradient_MF.shape[1])
-    for expert, start, end, behind in _groups(ends_E):
+    for expert, start, end, behind in _iter_groups(ends_E):
         own = gradient_MF[start:behind]
         if behind > end:
             own = own.clone()
@@ -49,31 +49,31 @@ def _weight_gradient(x_MD: Tensor, gradient_MF: Tensor, ends_E: Tensor) -> Tenso
     return found_EDF
 
 
-@_weight_gradient.register_fake
+@_compute_weight_gradient.register_fake
 def _(x_MD: Tensor, gradient_MF: Tensor, ends_E: Tensor) -> Tensor:
     return x_MD.new_empty(len(ends_E), x_MD.shape[1], gradient_MF.shape[1])
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+def _save_grouped_mm_inputs(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _gradients(ctx: Any, gradient_MF: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+def _compute_grouped_mm_gradients(ctx: Any, gradient_MF: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     x_MD, weight_EDF, ends_E = ctx.saved_tensors
     gradient_MF = gradient_MF.contiguous()
     of_rows, of_weights, _ = ctx.needs_input_grad
     return (
-        grouped_product(gradient_MF, weight_EDF.transpose(1, 2), ends_E) if of_rows else None,
-        _weight_gradient(x_MD, gradient_MF, ends_E) if of_weights else None,
+        compute_grouped_mm(gradient_MF, weight_EDF.transpose(1, 2), ends_E) if of_rows else None,
+        _compute_weight_gradient(x_MD, gradient_MF, ends_E) if of_weights else None,
         None,
     )
 
 
-grouped_product.register_autograd(_gradients, setup_context=_keep)
+compute_grouped_mm.register_autograd(_compute_grouped_mm_gradients, setup_context=_save_grouped_mm_inputs)
 OPERATION = torch.ops.llmsys.grouped_product.default
 
 
-def _groups(ends_E: Tensor) -> Iterator[tuple[int, int, int, int]]:
+def _iter_groups(ends_E: Tensor) -> Iterator[tuple[int, int, int, int]]:
     """(expert, first row, row behind its last one, the same rounded up as far as there are rows) where it has rows."""
     ends, start = ends_E.tolist(), 0
     for expert, end in enumerate(ends):

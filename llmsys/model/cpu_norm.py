@@ -16,24 +16,24 @@ from torch.autograd.function import once_differentiable
 ELEMENTS = 1 << 18  # of one piece: a MiB in float32, which the second cache of a core holds
 
 
-def suits(x: Tensor, weight: Tensor) -> bool:
+def is_cpu_norm_supported(x: Tensor, weight: Tensor) -> bool:
     """Whether this path applies: bfloat16 on the CPU, both, and neither a tensor spread over processes."""
     plain = not (hasattr(x, "to_local") or hasattr(weight, "to_local"))
     return plain and x.device.type == "cpu" and x.dtype == weight.dtype == torch.bfloat16
 
 
-def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+def compute_rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """weight * x / sqrt(mean(x^2) + eps) over the last dim, computed in float32; shape and dtype of `x`."""
-    y_ND: Tensor = _RmsNorm.apply(x.reshape(-1, x.shape[-1]), weight_D, eps)  # type: ignore[no-untyped-call]
+    y_ND: Tensor = _RmsNormFunction.apply(x.reshape(-1, x.shape[-1]), weight_D, eps)  # type: ignore[no-untyped-call]
     return y_ND.view(x.shape)
 
 
-class _RmsNorm(torch.autograd.Function):
+class _RmsNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         y_ND, weight = torch.empty_like(x_ND), weight_D.float()
         scale_N1 = x_ND.new_empty(len(x_ND), 1, dtype=torch.float32)
-        for rows in _pieces(x_ND):
+        for rows in _iter_row_slices(x_ND):
             x = x_ND[rows].float()
             norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
             scale = torch.rsqrt(norm.square_().div_(x.shape[1]).add_(eps), out=scale_N1[rows])
@@ -48,7 +48,7 @@ class _RmsNorm(torch.autograd.Function):
         x_ND, weight_D, scale_N1 = ctx.saved_tensors
         dx_ND, weight = torch.empty_like(x_ND), weight_D.float()
         dweight_D = torch.zeros_like(weight)
-        for rows in _pieces(x_ND):
+        for rows in _iter_row_slices(x_ND):
             x, dy, scale = x_ND[rows].float(), gradients[0][rows].float(), scale_N1[rows]
             product = dy * x
             dweight_D.addmv_(product.T, scale[:, 0])
@@ -57,7 +57,7 @@ class _RmsNorm(torch.autograd.Function):
         return dx_ND, dweight_D.to(weight_D.dtype), None
 
 
-def _pieces(x_ND: Tensor) -> Iterator[slice]:
+def _iter_row_slices(x_ND: Tensor) -> Iterator[slice]:
     size = max(1, ELEMENTS // x_ND.shape[1])
     for start in range(0, len(x_ND), size):
         yield slice(start, start + size)

@@ -16,32 +16,32 @@ from torch.autograd.function import once_differentiable
 ELEMENTS = 1 << 18  # of one piece: a MiB in float32, which the second cache of a core holds
 
 
-def suits(x_BTHR: Tensor, cos_T1R: Tensor) -> bool:
+def is_cpu_rotary_supported(x_BTHR: Tensor, cos_T1R: Tensor) -> bool:
     """Whether this path applies: bfloat16 on the CPU, and one table for all rows."""
     return x_BTHR.device.type == "cpu" and x_BTHR.dtype == torch.bfloat16 and cos_T1R.dim() == 3
 
 
 def rotate_halves(x_BTHR: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> Tensor:
     """x * cos + roll(x, R / 2) * sin over the last dim, in float32; shape and dtype of `x_BTHR`."""
-    y_BTHR: Tensor = _RotateHalves.apply(x_BTHR, cos_T1R, sin_T1R)  # type: ignore[no-untyped-call]
+    y_BTHR: Tensor = _HalfRotationFunction.apply(x_BTHR, cos_T1R, sin_T1R)  # type: ignore[no-untyped-call]
     return y_BTHR
 
 
-class _RotateHalves(torch.autograd.Function):
+class _HalfRotationFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BTHR: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> Tensor:
         ctx.save_for_backward(cos_T1R, sin_T1R)
-        return _rotated(x_BTHR, cos_T1R, sin_T1R)
+        return _apply_rotation(x_BTHR, cos_T1R, sin_T1R)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         # Of y_i = x_i cos_i + x_j sin_i, with j the partner of i, the transpose: dx_i = dy_i cos_i + dy_j sin_j.
         cos_T1R, sin_T1R = ctx.saved_tensors
-        return _rotated(gradients[0], cos_T1R, sin_T1R.roll(sin_T1R.shape[-1] // 2, dims=-1)), None, None
+        return _apply_rotation(gradients[0], cos_T1R, sin_T1R.roll(sin_T1R.shape[-1] // 2, dims=-1)), None, None
 
 
-def _rotated(x_BTHR: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> Tensor:
+def _apply_rotation(x_BTHR: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> Tensor:
     y_BTHR = torch.empty(x_BTHR.shape, dtype=x_BTHR.dtype)
     half, size = x_BTHR.shape[-1] // 2, max(1, ELEMENTS // math.prod(x_BTHR.shape[2:]))
     for start in range(0, x_BTHR.shape[1], size):

@@ -12,7 +12,7 @@ class DeepNormConstants(NamedTuple):
     beta: float
 
 
-def deepnorm_constants(config: ModelConfig, *, encoder: bool = False) -> DeepNormConstants:
+def compute_deepnorm_constants(config: ModelConfig, *, encoder: bool = False) -> DeepNormConstants:
     """The constants of the decoder or only stack; with `encoder`, of the encoder of an encoder-decoder.
 
     `config` is the whole model, since the encoder's constants depend on the depth of both.
@@ -20,7 +20,7 @@ def deepnorm_constants(config: ModelConfig, *, encoder: bool = False) -> DeepNor
     if config.family != "encoder_decoder":
         depth = config.num_hidden_layers
         return DeepNormConstants((2 * depth) ** 0.25, (8 * depth) ** -0.25)
-    below, above = config.encoder_shape.num_hidden_layers, config.num_hidden_layers
+    below, above = config.encoder_model.num_hidden_layers, config.num_hidden_layers
     if encoder:
         return DeepNormConstants(0.81 * (below**4 * above) ** (1 / 16), 0.87 * (below**4 * above) ** (-1 / 16))
     return DeepNormConstants((3 * above) ** 0.25, (12 * above) ** -0.25)

@@ -11,17 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmsys.model.experts import Experts
+from llmsys.model.experts import GroupedExperts
 from llmsys.model.router import count_tokens
 
 # N tokens, K experts per token, M = N * K assignments, D width
 
 
-class Dispatcher(Protocol):
+class TokenDispatcher(Protocol):
     """Anything that sends tokens through their experts and returns the weighted sum per token."""
 
     def __call__(
-        self, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor, experts: Experts, *, partial: bool = False
+        self, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor, experts: GroupedExperts, *, partial: bool = False
     ) -> Tensor:
         """Return y_ND with y_n = sum_k weights_nk * expert_{experts_nk}(x_n).
 
@@ -30,22 +30,22 @@ class Dispatcher(Protocol):
         ...
 
 
-class LocalDispatcher:
+class LocalTokenDispatcher:
     """All experts are in this process: sort the assignments by expert, compute, put back, add. Same bits every time."""
 
     def __call__(
-        self, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor, experts: Experts, *, partial: bool = False
+        self, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor, experts: GroupedExperts, *, partial: bool = False
     ) -> Tensor:
         """Return the weighted sum of expert outputs for every token, in the dtype of `x_ND`."""
         counts_E = count_tokens(experts_NK, experts.num_experts, partial=partial)
         if partial:
-            return through_experts(x_ND, experts_NK, weights_NK, counts_E, lambda rows_MD: experts(rows_MD, counts_E))
+            return dispatch_to_experts(x_ND, experts_NK, weights_NK, counts_E, lambda rows_MD: experts(rows_MD, counts_E))
         order_M, slot_NK = sort_assignments(experts_NK)
         y_MD = experts(gather_tokens(x_ND, order_M, slot_NK), counts_E)
-        return combine(y_MD, weights_NK, order_M, slot_NK)
+        return combine_expert_outputs(y_MD, weights_NK, order_M, slot_NK)
 
 
-def through_experts(
+def dispatch_to_experts(
     x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor, counts_E: Tensor, compute: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """The dispatcher's sum where some assignments are NO_EXPERT; `compute` gets and returns the other M rows, sorted.
@@ -57,7 +57,7 @@ def through_experts(
     order_M, slot_NK = order_A[: kept + 1], slot_NK.clamp(max=kept)
     y_MD = compute(gather_tokens(x_ND, order_M, slot_NK)[:kept])
     y_MD = F.pad(y_MD, (0, 0, 0, len(order_M) - kept))
-    return combine(y_MD, weights_NK, order_M, slot_NK)
+    return combine_expert_outputs(y_MD, weights_NK, order_M, slot_NK)
 
 
 def sort_assignments(experts_NK: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,13 +74,13 @@ def sort_assignments(experts_NK: Tensor) -> tuple[Tensor, Tensor]:
 
 def gather_tokens(x_ND: Tensor, order_M: Tensor, slot_NK: Tensor) -> Tensor:
     """The row of x for every sorted assignment, shape (M, D)."""
-    rows_MD: Tensor = _GatherTokens.apply(x_ND, order_M, slot_NK)  # type: ignore[no-untyped-call]
+    rows_MD: Tensor = _TokenGatherFunction.apply(x_ND, order_M, slot_NK)  # type: ignore[no-untyped-call]
     return rows_MD
 
 
-def combine(y_MD: Tensor, weights_NK: Tensor, order_M: Tensor, slot_NK: Tensor) -> Tensor:
+def combine_expert_outputs(y_MD: Tensor, weights_NK: Tensor, order_M: Tensor, slot_NK: Tensor) -> Tensor:
     """Sum over k of weights_NK times the row of y that answers assignment (n, k), shape (N, D), in the dtype of y."""
-    sums_ND: Tensor = _Combine.apply(y_MD, weights_NK, order_M, slot_NK)  # type: ignore[no-untyped-call]
+    sums_ND: Tensor = _CombineFunction.apply(y_MD, weights_NK, order_M, slot_NK)  # type: ignore[no-untyped-call]
     return sums_ND
 
 
@@ -99,7 +99,7 @@ def _sum_over_assignments(rows_MD: Tensor, slot_NK: Tensor, weights_NK: Tensor |
     return sums_ND.to(rows_MD.dtype)
 
 
-class _GatherTokens(torch.autograd.Function):
+class _TokenGatherFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, order_M: Tensor, slot_NK: Tensor) -> Tensor:
         ctx.save_for_backward(slot_NK)
@@ -111,7 +111,7 @@ class _GatherTokens(torch.autograd.Function):
         return _sum_over_assignments(gradients[0], slot_NK, None), None, None
 
 
-class _Combine(torch.autograd.Function):
+class _CombineFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y_MD: Tensor, weights_NK: Tensor, order_M: Tensor, slot_NK: Tensor) -> Tensor:
         ctx.save_for_backward(y_MD, weights_NK, order_M)

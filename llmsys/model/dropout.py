@@ -11,7 +11,7 @@ from torch import Tensor
 LEVELS = 1 << 16
 
 
-def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
+def apply_dropout(x: Tensor, probability: float, training: bool) -> Tensor:
     """Zero each element with `probability`, rounded to 1/65536, and scale the others up; in training only.
 
     Draws from torch's global generator of the device, as torch's own does.
@@ -20,10 +20,10 @@ def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
         return x
     if x.device.type != "cpu":
         return F.dropout(x, probability)
-    return x * kept(x, probability)
+    return x * draw_dropout_mask(x, probability)
 
 
-def kept(x: Tensor, probability: float) -> Tensor:
+def draw_dropout_mask(x: Tensor, probability: float) -> Tensor:
     """The factors of one draw in the shape and dtype of `x`: 0, or the inverse of the probability of staying."""
     dropped = round(probability * LEVELS)
     # All 64 bits are random, so each quarter of a number is uniform over 16 bits.

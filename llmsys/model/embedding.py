@@ -14,10 +14,10 @@ class TokenEmbedding(nn.Embedding):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Rows of the weight, in its dtype."""
-        return look_up(tokens, self.weight)
+        return look_up_embedding(tokens, self.weight)
 
 
-def look_up(rows: Tensor, table: Tensor) -> Tensor:
+def look_up_embedding(rows: Tensor, table: Tensor) -> Tensor:
     """The rows of a trained table, in its dtype; their gradients are added up in float32."""
     if table.dtype == torch.float32 or table.device.type != "cpu":
         return F.embedding(rows, table)
@@ -26,7 +26,7 @@ def look_up(rows: Tensor, table: Tensor) -> Tensor:
     return F.embedding(rows, table.float()).to(table.dtype)
 
 
-def scale_of(config: ModelConfig) -> float:
+def get_embedding_scale(config: ModelConfig) -> float:
     """The factor on the token embedding: sqrt(d) in the original (Vaswani 2017, 3.4) and in Gemma."""
     scale = config.embedding.scale
     return math.sqrt(config.hidden_size) if scale == "sqrt_hidden_size" else float(scale)

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llmsys.config.feed_forward import GATED, FeedForwardConfig, Swiglu, maps_of
+from llmsys.config.feed_forward import GATED, FeedForwardConfig, SwigluConfig, list_projection_names
 from llmsys.model import cpu_experts
-from llmsys.model.feed_forward import activate
+from llmsys.model.feed_forward import apply_gated_activation
 
 # M rows grouped by expert, E experts (of this process), D width, F width inside an expert
 
@@ -20,7 +20,7 @@ from llmsys.model.feed_forward import activate
 ROW_MULTIPLE = 8
 
 
-class Experts(nn.Module):
+class GroupedExperts(nn.Module):
     """E feed-forward networks of one kind, weights stacked as (E, in, out) and biases as (E, out).
 
     The parameters may be DTensors sharded over E. Widths that are no multiples of 8 are computed by a loop over the
@@ -30,10 +30,10 @@ class Experts(nn.Module):
     def __init__(self, num_experts: int, hidden_size: int, width: int, config: FeedForwardConfig | None = None) -> None:
         """`config` says what one expert computes (None: SwiGLU), `width` how many channels it has inside."""
         super().__init__()
-        self.config = config or Swiglu()
+        self.config = config or SwigluConfig()
         self.num_experts, self.widths = num_experts, (hidden_size, width)
         self.grouped = hidden_size % ROW_MULTIPLE == 0 and width % ROW_MULTIPLE == 0
-        maps = maps_of(self.config)
+        maps = list_projection_names(self.config)
         shapes = dict.fromkeys(maps, (hidden_size, width)) | {"down": (width, hidden_size)}
         for name in maps:
             self.register_parameter(f"{name}_proj", nn.Parameter(torch.empty(num_experts, *shapes[name])))
@@ -43,17 +43,17 @@ class Experts(nn.Module):
 
     def forward(self, x_MD: Tensor, counts_E: Tensor) -> Tensor:
         """Apply expert e to its `counts_E[e]` consecutive rows; the counts must sum to M, and any of them may be 0."""
-        apply = _GroupedMaps(self, counts_E, len(x_MD)) if self.grouped else _LoopedMaps(self, counts_E)
+        apply = _GroupedLinear(self, counts_E, len(x_MD)) if self.grouped else _LoopedLinear(self, counts_E)
         gate_MF = apply("gate", x_MD) if self.config.kind in GATED else None
-        return apply("down", activate(self.config, gate_MF, apply("up", x_MD)))
+        return apply("down", apply_gated_activation(self.config, gate_MF, apply("up", x_MD)))
 
-    def weight(self, name: str) -> Tensor:
+    def get_weight(self, name: str) -> Tensor:
         """This process's weights of the map `gate`, `up` or `down`, (E, in, out)."""
-        return _local(getattr(self, f"{name}_proj"))
+        return _get_local_tensor(getattr(self, f"{name}_proj"))
 
-    def bias(self, name: str) -> Tensor | None:
+    def get_bias(self, name: str) -> Tensor | None:
         """This process's biases of that map, (E, out); None where there are none."""
-        return _local(getattr(self, f"{name}_bias")) if self.config.bias else None
+        return _get_local_tensor(getattr(self, f"{name}_bias")) if self.config.bias else None
 
     def extra_repr(self) -> str:
         """Counts and widths, for printing the module."""
@@ -61,42 +61,42 @@ class Experts(nn.Module):
         return f"{self.num_experts} experts, {hidden} -> {width} -> {hidden}, {self.config.kind}"
 
 
-class _GroupedMaps:
+class _GroupedLinear:
     """x W_e + b_e for the rows of every expert e, in one call."""
 
-    def __init__(self, experts: Experts, counts_E: Tensor, num_rows: int) -> None:
+    def __init__(self, experts: GroupedExperts, counts_E: Tensor, num_rows: int) -> None:
         self.experts, self.counts_E, self.num_rows = experts, counts_E, num_rows
         self.offsets_E = counts_E.cumsum(0).to(torch.int32)
 
     def __call__(self, name: str, x_MD: Tensor) -> Tensor:
-        weight_EDF, bias_EF = self.experts.weight(name), self.experts.bias(name)
-        if cpu_experts.suits(x_MD):
-            y_MF: Tensor = cpu_experts.grouped_product(x_MD, weight_EDF, self.offsets_E)
+        weight_EDF, bias_EF = self.experts.get_weight(name), self.experts.get_bias(name)
+        if cpu_experts.is_cpu_grouped_mm_supported(x_MD):
+            y_MF: Tensor = cpu_experts.compute_grouped_mm(x_MD, weight_EDF, self.offsets_E)
         else:
             y_MF = F.grouped_mm(x_MD, weight_EDF, offs=self.offsets_E)
         if y_MF.requires_grad:
-            y_MF.register_hook(_with_plain_strides)
+            y_MF.register_hook(_make_contiguous)
         if bias_EF is None:
             return y_MF
-        bias_MF: Tensor = _BiasOfRow.apply(bias_EF, self.counts_E, self.num_rows)  # type: ignore[no-untyped-call]
+        bias_MF: Tensor = _RowBiasFunction.apply(bias_EF, self.counts_E, self.num_rows)  # type: ignore[no-untyped-call]
         return y_MF + bias_MF
 
 
-class _LoopedMaps:
+class _LoopedLinear:
     """The same, one expert at a time; every width will do."""
 
-    def __init__(self, experts: Experts, counts_E: Tensor) -> None:
+    def __init__(self, experts: GroupedExperts, counts_E: Tensor) -> None:
         self.experts, self.counts = experts, counts_E.tolist()
 
     def __call__(self, name: str, x_MD: Tensor) -> Tensor:
-        weight_EDF, bias_EF = self.experts.weight(name), self.experts.bias(name)
+        weight_EDF, bias_EF = self.experts.get_weight(name), self.experts.get_bias(name)
         parts = [x @ weight for x, weight in zip(x_MD.split(self.counts), weight_EDF.unbind(), strict=True)]
         if bias_EF is not None:
             parts = [y + bias for y, bias in zip(parts, bias_EF.unbind(), strict=True)]
         return torch.cat(parts)
 
 
-class _BiasOfRow(torch.autograd.Function):
+class _RowBiasFunction(torch.autograd.Function):
     """The bias of each row's expert. Autograd would add gradients atomically, in another order in every run."""
 
     @staticmethod
@@ -113,12 +113,12 @@ class _BiasOfRow(torch.autograd.Function):
         return sums_EF.to(gradients[0].dtype), None, None
 
 
-def _local(parameter: Tensor) -> Tensor:
+def _get_local_tensor(parameter: Tensor) -> Tensor:
     to_local = getattr(parameter, "to_local", None)
     return parameter if to_local is None else to_local()
 
 
-def _with_plain_strides(gradient: Tensor) -> Tensor:
+def _make_contiguous(gradient: Tensor) -> Tensor:
     """A gradient that the backward of grouped_mm accepts: `y.sum().backward()` sends one that is expanded."""
     # Without rows, `contiguous` sees nothing to do.
     return gradient.contiguous() if gradient.numel() else gradient.new_zeros(gradient.shape)

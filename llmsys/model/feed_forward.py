@@ -1,13 +1,13 @@
 """The dense feed-forward layer: two linear maps around an activation, or three with a gate (Shazeer 2020).
 
-Also serves as the shared expert of a mixture-of-experts layer; routed experts use `activate` alone.
+Also serves as the shared expert of a mixture-of-experts layer; routed experts use `apply_gated_activation` alone.
 """
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llmsys.config.feed_forward import GATED, Activation, ClampedSwiglu, FeedForwardConfig
-from llmsys.model.dropout import dropout
+from llmsys.config.feed_forward import GATED, Activation, ClampedSwigluConfig, FeedForwardConfig
+from llmsys.model.dropout import apply_dropout
 
 ACTIVATION_OF: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 
@@ -26,8 +26,8 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map the last dim, of size hidden_size, to itself."""
         gate = self.gate_proj(x) if self.config.kind in GATED else None
-        inner = activate(self.config, gate, self.up_proj(x))
-        hidden: Tensor = self.down_proj(dropout(inner, self.dropped, self.training))
+        inner = apply_gated_activation(self.config, gate, self.up_proj(x))
+        hidden: Tensor = self.down_proj(apply_dropout(inner, self.dropped, self.training))
         return hidden
 
 
@@ -39,17 +39,17 @@ def build_feed_forward(config: FeedForwardConfig, hidden_size: int, width: int, 
     return FeedForward(config, hidden_size, width, dropped)
 
 
-def activate(config: FeedForwardConfig, gate: Tensor | None, up: Tensor) -> Tensor:
+def apply_gated_activation(config: FeedForwardConfig, gate: Tensor | None, up: Tensor) -> Tensor:
     """What stands between the linear maps, element by element; `gate` is None where the kind has none."""
     if gate is None:
-        return activation(config.kind, up)
-    if isinstance(config, ClampedSwiglu):
+        return apply_activation(config.kind, up)
+    if isinstance(config, ClampedSwigluConfig):
         gate, up = gate.clamp(max=config.limit), up.clamp(-config.limit, config.limit)
         return (up + 1) * (gate * (config.alpha * gate).sigmoid())
-    return activation(ACTIVATION_OF[config.kind], gate) * up
+    return apply_activation(ACTIVATION_OF[config.kind], gate) * up
 
 
-def activation(kind: str, x: Tensor) -> Tensor:
+def apply_activation(kind: str, x: Tensor) -> Tensor:
     """ReLU, the exact GELU (Hendrycks and Gimpel 2016), its tanh form, or SiLU."""
     if kind == "relu":
         return F.relu(x)

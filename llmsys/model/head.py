@@ -4,23 +4,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llmsys.config.head import LmHead, MlmHead
+from llmsys.config.head import LmHeadConfig, MlmHeadConfig
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
-from llmsys.model.buffers import Float32Buffers
-from llmsys.model.feed_forward import activation
+from llmsys.model.buffers import Float32BufferModule
+from llmsys.model.feed_forward import apply_activation
 from llmsys.model.norm import build_norm
 
 # B rows, T positions, D width, V vocabulary
 
 
-class VocabularyHead(Float32Buffers):
+class LmHead(Float32BufferModule):
     """softcap(scale · hidden Wᵀ + bias): logits over the vocabulary. W is the token embedding when tied."""
 
     fixed_bias_V: Tensor
     bias: nn.Parameter | None
 
-    def __init__(self, config: ModelConfig, head: LmHead) -> None:
+    def __init__(self, config: ModelConfig, head: LmHeadConfig) -> None:
         super().__init__()
         self.softcap = head.softcap
         inverse_sqrt = head.scale == "inverse_sqrt_hidden_size"
@@ -38,13 +38,13 @@ class VocabularyHead(Float32Buffers):
         if self.has_fixed_bias:
             self.fixed_bias_V.zero_()
 
-    def prepared(self, x_BTD: Tensor) -> Tensor:
+    def prepare_hidden(self, x_BTD: Tensor) -> Tensor:
         """What the weight is multiplied with."""
         return x_BTD if self.scale == 1.0 else x_BTD * self.scale
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Logits (B, T, V) in the dtype of the weights."""
-        logits_BTV = F.linear(self.prepared(x_BTD), self.weight, self.bias)
+        logits_BTV = F.linear(self.prepare_hidden(x_BTD), self.weight, self.bias)
         if self.has_fixed_bias:
             logits_BTV = logits_BTV + self.fixed_bias_V.to(logits_BTV.dtype)
         if self.softcap is not None:
@@ -52,10 +52,10 @@ class VocabularyHead(Float32Buffers):
         return logits_BTV
 
 
-class MaskedHead(nn.Module):
+class MlmHead(nn.Module):
     """norm(activation(dense(hidden))) Wᵀ + bias (Devlin 2018; BERT's released code). W is usually tied."""
 
-    def __init__(self, config: ModelConfig, head: MlmHead) -> None:
+    def __init__(self, config: ModelConfig, head: MlmHeadConfig) -> None:
         super().__init__()
         self.kind = head.activation
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
@@ -63,14 +63,14 @@ class MaskedHead(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size).normal_(std=0.02))
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
-    def prepared(self, x_BTD: Tensor) -> Tensor:
+    def prepare_hidden(self, x_BTD: Tensor) -> Tensor:
         """What the weight is multiplied with."""
-        prepared_BTD: Tensor = self.norm(activation(self.kind, self.dense(x_BTD)))
+        prepared_BTD: Tensor = self.norm(apply_activation(self.kind, self.dense(x_BTD)))
         return prepared_BTD
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Logits (B, T, V) for every position."""
-        return F.linear(self.prepared(x_BTD), self.weight, self.bias)
+        return F.linear(self.prepare_hidden(x_BTD), self.weight, self.bias)
 
 
 def build_head(config: ModelConfig) -> nn.Module | None:
@@ -85,8 +85,8 @@ def build_head(config: ModelConfig) -> nn.Module | None:
             "To train, use mlm for an encoder or lm for a decoder."
         )
     if head.kind == "lm":
-        return VocabularyHead(config, head)
-    return MaskedHead(config, head) if head.kind == "mlm" else None
+        return LmHead(config, head)
+    return MlmHead(config, head) if head.kind == "mlm" else None
 
 
 def build_extras(config: ModelConfig) -> dict[str, nn.Module]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from llmsys.config.model import ModelConfig
-from llmsys.model.deepnorm import deepnorm_constants
+from llmsys.model.deepnorm import compute_deepnorm_constants
 from llmsys.model.transformer import Transformer
 
 # The last maps of the residual branches; every block adds them to the stream.
@@ -21,11 +21,11 @@ DEEPNORM_SCALED = ("v_proj", "o_proj", "kv_b_proj", "gate_proj", "up_proj", "dow
 TABLES = ("embed", "positions", "token_types", "relative_bias", "head")
 
 
-def initial_value(config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size, seed: int) -> Tensor:
+def compute_initial_value(config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size, seed: int) -> Tensor:
     """The starting value of parameter `name` as float32 on the CPU.
 
     Norm weights are 1 (0 where 1 is added to them) and biases 0. Everything else is normal with the deviation that
-    `deviation_of` gives.
+    `compute_init_std` gives.
     """
     layer, _, kind = name.rpartition(".")
     if kind.endswith("bias"):
@@ -33,11 +33,11 @@ def initial_value(config: ModelConfig, name: str, shape: tuple[int, ...] | torch
     if layer.endswith("norm"):
         offset = config.norm.kind == "rmsnorm" and config.norm.unit_offset and not layer.endswith("_a_norm")
         return torch.zeros(shape) if offset else torch.ones(shape)
-    generator = torch.Generator().manual_seed(_seed_of(name, seed))
-    return torch.randn(shape, generator=generator).mul_(deviation_of(config, name, shape))
+    generator = torch.Generator().manual_seed(_compute_parameter_seed(name, seed))
+    return torch.randn(shape, generator=generator).mul_(compute_init_std(config, name, shape))
 
 
-def deviation_of(config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size) -> float:
+def compute_init_std(config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size) -> float:
     """Standard deviation of a starting matrix or table.
 
     normal: `initializer_range`, divided by sqrt(2 * num_hidden_layers) where a pre-norm block writes into the residual
@@ -54,21 +54,21 @@ def deviation_of(config: ModelConfig, name: str, shape: tuple[int, ...] | torch.
         deviation = math.sqrt(2 / (shape[-1] + shape[-2]))
     if config.residual.kind == "deepnorm":
         scaled = owner.endswith(DEEPNORM_SCALED)
-        return deviation * (deepnorm_constants(config, encoder=name.startswith("encoder.")).beta if scaled else 1)
+        return deviation * (compute_deepnorm_constants(config, encoder=name.startswith("encoder.")).beta if scaled else 1)
     if config.initializer == "normal" and config.residual.kind != "post" and owner.endswith(RESIDUAL_OUTPUTS):
         deviation /= math.sqrt(2 * config.num_hidden_layers)
     return deviation
 
 
 @torch.no_grad()
-def initialize(model: Transformer, seed: int) -> None:
+def initialize_parameters(model: Transformer, seed: int) -> None:
     """Fill every parameter and buffer of a model that lives whole in this process."""
     for name, parameter in model.named_parameters():
-        parameter.copy_(initial_value(model.config, name, parameter.shape, seed))
+        parameter.copy_(compute_initial_value(model.config, name, parameter.shape, seed))
     model.reset_buffers()
 
 
-def _seed_of(name: str, seed: int) -> int:
+def _compute_parameter_seed(name: str, seed: int) -> int:
     # Python's hash() differs from process to process; blake2b does not.
     digest = blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -7,28 +7,28 @@ shared by all heads. The cache keeps the latent and the rotated key, and nothing
 import torch
 from torch import Tensor, nn
 
-from llmsys.config.attention import Latent
+from llmsys.config.attention import LatentAttentionConfig
 from llmsys.config.model import ModelConfig
-from llmsys.model.attend import attend
-from llmsys.model.context import StackContext
+from llmsys.model.attend import compute_attention
+from llmsys.model.context import ForwardContext
 from llmsys.model.norm import RMSNorm
-from llmsys.model.spread import local
-from llmsys.model.wave import sharpening
+from llmsys.model.spread import get_local_tensor
+from llmsys.model.wave import compute_yarn_mscale
 
 # B rows, T query positions, S key positions, D width, H heads, C width of the latent, R rotated channels,
 # N channels that are not, V width of a value
 
 
-class LatentAttention(nn.Module):
+class MultiHeadLatentAttention(nn.Module):
     """q = [q_nope; rotated q_rope], k = [k_nope(latent); rotated k_rope], v = v(latent)."""
 
-    def __init__(self, config: ModelConfig, attention: Latent, layer: int) -> None:
+    def __init__(self, config: ModelConfig, attention: LatentAttentionConfig, layer: int) -> None:
         super().__init__()
-        self.layer, self.layer_type, self.rotates = layer, config.layer_type(layer), config.rotates(layer)
+        self.layer, self.layer_type, self.rotates = layer, config.get_layer_type(layer), config.uses_rope(layer)
         self.heads, self.dropout = config.num_attention_heads, config.dropout.attention
         self.nope, self.rope = attention.qk_nope_head_dim, attention.qk_rope_head_dim
         self.latent, self.value = attention.kv_lora_rank, attention.v_head_dim
-        self.scale = latent_scale(config, attention)
+        self.scale = compute_mla_scale(config, attention)
         width, bias, eps = config.hidden_size, attention.bias, attention.norm_eps
         queries = self.heads * (self.nope + self.rope)
         if attention.q_lora_rank is None:
@@ -43,49 +43,49 @@ class LatentAttention(nn.Module):
         self.o_proj = nn.Linear(self.heads * self.value, width, bias=bias)
         self.has_query_latent = attention.q_lora_rank is not None
 
-    def forward(self, x_BTD: Tensor, context: StackContext) -> Tensor:
+    def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Mix positions; same shape and dtype as the input."""
-        q_BTHN, q_BTHR = self._queries(x_BTD).split([self.nope, self.rope], dim=-1)
+        q_BTHN, q_BTHR = self._project_queries(x_BTD).split([self.nope, self.rope], dim=-1)
         latent_BTC, k_BTR = self.kv_a_proj(x_BTD).split([self.latent, self.rope], dim=-1)
-        q_BTHR, k_BS1R, latent_BSC = context.place(
+        q_BTHR, k_BS1R, latent_BSC = context.rotate_and_cache(
             self.layer_type, self.layer, self.rotates, q_BTHR, k_BTR.unsqueeze(2), self.kv_a_norm(latent_BTC)
         )
         # Behind a cache there are few queries and many keys: those stay latent, and the queries go to them.
-        mix = self._expanded if latent_BSC.shape[1] == q_BTHR.shape[1] else self._absorbed
+        mix = self._compute_expanded_attention if latent_BSC.shape[1] == q_BTHR.shape[1] else self._compute_absorbed_attention
         mixed: Tensor = self.o_proj(mix(q_BTHN, q_BTHR, latent_BSC, k_BS1R, context).flatten(2))
         return mixed
 
-    def _queries(self, x_BTD: Tensor) -> Tensor:
+    def _project_queries(self, x_BTD: Tensor) -> Tensor:
         q = self.q_b_proj(self.q_a_norm(self.q_a_proj(x_BTD))) if self.has_query_latent else self.q_proj(x_BTD)
         return q.unflatten(-1, (-1, self.nope + self.rope))  # type: ignore[no-any-return]
 
-    def _expanded(
-        self, q_BTHN: Tensor, q_BTHR: Tensor, latent_BSC: Tensor, k_BS1R: Tensor, context: StackContext
+    def _compute_expanded_attention(
+        self, q_BTHN: Tensor, q_BTHR: Tensor, latent_BSC: Tensor, k_BS1R: Tensor, context: ForwardContext
     ) -> Tensor:
         """Keys and values of every head, as in training."""
         keys_values = self.kv_b_proj(latent_BSC).unflatten(-1, (-1, self.nope + self.value))
         k_BSHN, v_BSHV = keys_values.split([self.nope, self.value], dim=-1)
         k = torch.cat([k_BSHN, k_BS1R.expand(-1, -1, k_BSHN.shape[2], -1)], dim=-1)
-        return self._attend(torch.cat([q_BTHN, q_BTHR], dim=-1), k, v_BSHV, context)
+        return self._compute_masked_attention(torch.cat([q_BTHN, q_BTHR], dim=-1), k, v_BSHV, context)
 
-    def _absorbed(
-        self, q_BTHN: Tensor, q_BTHR: Tensor, latent_BSC: Tensor, k_BS1R: Tensor, context: StackContext
+    def _compute_absorbed_attention(
+        self, q_BTHN: Tensor, q_BTHR: Tensor, latent_BSC: Tensor, k_BS1R: Tensor, context: ForwardContext
     ) -> Tensor:
         """q · (W_k latent) = (W_kᵀ q) · latent: multi-query attention over the latents (DeepSeek-V2, 2.1.2)."""
-        weight = local(self.kv_b_proj.weight).unflatten(0, (-1, self.nope + self.value))
+        weight = get_local_tensor(self.kv_b_proj.weight).unflatten(0, (-1, self.nope + self.value))
         keys_HNC, values_HVC = weight.split([self.nope, self.value], dim=1)
         q_BTHC = torch.einsum("bthn,hnc->bthc", q_BTHN, keys_HNC)
         latent_BS1C = latent_BSC.unsqueeze(2)
         k = torch.cat([latent_BS1C, k_BS1R], dim=-1)
-        y_BTHC = self._attend(torch.cat([q_BTHC, q_BTHR], dim=-1), k, latent_BS1C, context)
+        y_BTHC = self._compute_masked_attention(torch.cat([q_BTHC, q_BTHR], dim=-1), k, latent_BS1C, context)
         return torch.einsum("bthc,hvc->bthv", y_BTHC, values_HVC)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, context: StackContext) -> Tensor:
+    def _compute_masked_attention(self, q: Tensor, k: Tensor, v: Tensor, context: ForwardContext) -> Tensor:
         dropout = self.dropout if self.training else 0.0
-        return attend(q, k, v, context.masks[self.layer_type], scale=self.scale, dropout=dropout)
+        return compute_attention(q, k, v, context.masks[self.layer_type], scale=self.scale, dropout=dropout)
 
 
-def latent_scale(config: ModelConfig, attention: Latent) -> float:
+def compute_mla_scale(config: ModelConfig, attention: LatentAttentionConfig) -> float:
     """The factor on the scores: 1 / sqrt(N + R), and under YaRN with `mscale_all_dim` its sharpening squared.
 
     DeepSeek puts that part of the sharpening here, where it reaches the channels that are not rotated too.
@@ -95,5 +95,5 @@ def latent_scale(config: ModelConfig, attention: Latent) -> float:
     scale = float((attention.qk_nope_head_dim + attention.qk_rope_head_dim) ** -0.5)
     scaling = config.position.scaling if config.position.kind == "rope" else None
     if scaling is not None and scaling.kind == "yarn" and scaling.mscale_all_dim:
-        scale *= sharpening(scaling.factor, scaling.mscale_all_dim) ** 2
+        scale *= compute_yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2
     return scale

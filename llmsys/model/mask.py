@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Mask:
+class AttentionMask:
     """What queries see. With `bias_BHTS`, hidden keys are minus infinity there and `visible_B1TS` says the same.
 
     `causal` promises T = S and that no query sees a later key; with no table it is the whole mask.
@@ -24,7 +24,7 @@ class Mask:
     visible_B1TS: Tensor | None = None
     bias_BHTS: Tensor | None = None
 
-    def with_bias(self, bias_HTS: Tensor) -> "Mask":
+    def add_bias(self, bias_HTS: Tensor) -> "AttentionMask":
         """This mask, and a number for each head, query and key (or row too) that is added to the score."""
         bias_BHTS = bias_HTS if bias_HTS.dim() == 4 else bias_HTS[None]
         visible = self.visible_B1TS
@@ -32,13 +32,13 @@ class Mask:
             visible = torch.ones(bias_HTS.shape[-2:], dtype=torch.bool, device=bias_HTS.device).tril_()[None, None]
         if visible is not None:
             bias_BHTS = bias_BHTS.masked_fill(~visible, -torch.inf)
-        return Mask(self.causal, visible, bias_BHTS)
+        return AttentionMask(self.causal, visible, bias_BHTS)
 
 
-EVERYTHING = Mask()
+EVERYTHING = AttentionMask()
 
 
-def self_mask(
+def build_self_attention_mask(
     length: int,
     *,
     causal: bool,
@@ -47,7 +47,7 @@ def self_mask(
     documents_BT: Tensor | None = None,
     padding_B: Tensor | None = None,
     device: torch.device | str = "cpu",
-) -> Mask:
+) -> AttentionMask:
     """What `length` queries see of start + length keys, the last of which are their own.
 
     A query sees, itself included, the last `window` keys (without `causal`: fewer than `window` places to either side),
@@ -68,12 +68,12 @@ def self_mask(
         rules.append(keys_S <= queries_T)
     whole = causal and not start
     if not rules:
-        return Mask(whole)
+        return AttentionMask(whole)
     visible: Tensor = reduce(torch.logical_and, rules)
-    return Mask(whole, visible.expand(*[1] * (4 - visible.dim()), *visible.shape))
+    return AttentionMask(whole, visible.expand(*[1] * (4 - visible.dim()), *visible.shape))
 
 
-def cross_mask(documents_BT: Tensor | None, source_documents_BS: Tensor | None, targets: int, sources: int) -> Mask:
+def build_cross_attention_mask(documents_BT: Tensor | None, source_documents_BS: Tensor | None, targets: int, sources: int) -> AttentionMask:
     """A target sees the source of equal document number; where one side has no numbers, all of it counts as 0.
 
     A target that would see nothing (padding) sees everything, which nobody looks at and which is a number.
@@ -86,10 +86,10 @@ def cross_mask(documents_BT: Tensor | None, source_documents_BS: Tensor | None, 
     if source_documents_BS is None:
         source_documents_BS = documents_BT.new_zeros(len(documents_BT), sources)
     visible_BTS = documents_BT[:, :, None] == source_documents_BS[:, None, :]
-    return Mask(visible_B1TS=(visible_BTS | ~visible_BTS.any(-1, keepdim=True))[:, None])
+    return AttentionMask(visible_B1TS=(visible_BTS | ~visible_BTS.any(-1, keepdim=True))[:, None])
 
 
-def document_positions(documents_BT: Tensor) -> Tensor:
+def compute_document_positions(documents_BT: Tensor) -> Tensor:
     """Positions counted from the start of each run of equal document numbers, shape (B, T)."""
     places_T = torch.arange(documents_BT.shape[1], device=documents_BT.device)
     opens_BT = torch.ones_like(documents_BT, dtype=torch.bool)

@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Memory:
+class EncoderOutput:
     """The encoder's last hidden states, and the document number of each (padding has one of its own)."""
 
     hidden_BSD: Tensor
     documents_BS: Tensor | None = None
 
-    def select(self, rows_B: Tensor) -> "Memory":
+    def select_rows(self, rows_B: Tensor) -> "EncoderOutput":
         """Some of the rows, in this order; a row may be named twice."""
         rows_B = rows_B.to(self.hidden_BSD.device)
         documents_BS = None if self.documents_BS is None else self.documents_BS[rows_B]
-        return Memory(self.hidden_BSD[rows_B], documents_BS)
+        return EncoderOutput(self.hidden_BSD[rows_B], documents_BS)

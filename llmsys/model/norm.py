@@ -28,8 +28,8 @@ class RMSNorm(nn.Module):
         if self.unit_offset:
             # 1 + weight in float32: bfloat16 would round a small weight away.
             return F.rms_norm(x.float(), self.weight.shape, 1.0 + self.weight.float(), self.eps).to(x.dtype)
-        if cpu_norm.suits(x, self.weight):
-            return cpu_norm.rms_norm(x, self.weight, self.eps)
+        if cpu_norm.is_cpu_norm_supported(x, self.weight):
+            return cpu_norm.compute_rms_norm(x, self.weight, self.eps)
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
     def extra_repr(self) -> str:

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
-from llmsys.config.position import Learned, RelativeBias, Sinusoidal
-from llmsys.model.embedding import look_up
+from llmsys.config.position import LearnedPositionConfig, RelativeBiasConfig, SinusoidalPositionConfig
+from llmsys.model.embedding import look_up_embedding
 
 # B rows, T positions (of queries), S positions of keys, H heads, D width
 
 
-class LearnedPositions(nn.Module):
+class LearnedPositionEmbedding(nn.Module):
     """A trained vector for each position, after `offset` rows that are never read."""
 
-    def __init__(self, config: ModelConfig, position: Learned) -> None:
+    def __init__(self, config: ModelConfig, position: LearnedPositionConfig) -> None:
         super().__init__()
         self.offset = position.offset
         rows = config.max_position_embeddings + position.offset
@@ -26,13 +26,13 @@ class LearnedPositions(nn.Module):
 
     def forward(self, positions_BT: Tensor) -> Tensor:
         """The vectors of these positions, counted from 0; shape (..., T, D)."""
-        return look_up(positions_BT + self.offset, self.weight)
+        return look_up_embedding(positions_BT + self.offset, self.weight)
 
 
-class Sinusoids:
+class SinusoidalPositionEmbedding:
     """sin(pos · w_i) and cos(pos · w_i) with w_i = 10000^(-2i/D) (Vaswani 2017, 3.5). Nothing to train or to save."""
 
-    def __init__(self, config: ModelConfig, position: Sinusoidal) -> None:
+    def __init__(self, config: ModelConfig, position: SinusoidalPositionConfig) -> None:
         self.width, self.arrangement = config.hidden_size, position.arrangement
 
     def __call__(self, positions_BT: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class Sinusoids:
         return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).float()
 
 
-def alibi_slopes(heads: int) -> Tensor:
+def compute_alibi_slopes(heads: int) -> Tensor:
     """A geometric series from 2^(-8/h) (Press 2021); heads beyond a power of two take slopes between."""
     power = 2 ** math.floor(math.log2(heads))
     first = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
@@ -53,26 +53,26 @@ def alibi_slopes(heads: int) -> Tensor:
     return torch.tensor(first + between)
 
 
-def alibi_bias(slopes_H: Tensor, queries_T: Tensor, keys_S: Tensor) -> Tensor:
+def compute_alibi_bias(slopes_H: Tensor, queries_T: Tensor, keys_S: Tensor) -> Tensor:
     """−slope · |distance| for positions of queries (..., T) and keys (..., S); float32 of shape (..., H, T, S)."""
     distance_TS = (queries_T[..., :, None] - keys_S[..., None, :]).abs().float()
     return -slopes_H.to(distance_TS.device)[:, None, None] * distance_TS[..., None, :, :]
 
 
-class RelativeBiasTable(nn.Module):
+class RelativePositionBias(nn.Module):
     """A trained bias for each head and bucket of key position minus query position (T5; Raffel 2020, 2.1)."""
 
-    def __init__(self, position: RelativeBias, heads: int) -> None:
+    def __init__(self, position: RelativeBiasConfig, heads: int) -> None:
         super().__init__()
         self.position = position
         self.weight = nn.Parameter(torch.empty(position.buckets, heads).normal_(std=0.02))
 
     def forward(self, queries_T: Tensor, keys_S: Tensor, *, bidirectional: bool) -> Tensor:
         """The bias for positions of queries (..., T) and keys (..., S); shape (..., H, T, S)."""
-        buckets_TS = self._buckets(keys_S[..., None, :] - queries_T[..., :, None], bidirectional)
-        return look_up(buckets_TS, self.weight).movedim(-1, -3)
+        buckets_TS = self._compute_buckets(keys_S[..., None, :] - queries_T[..., :, None], bidirectional)
+        return look_up_embedding(buckets_TS, self.weight).movedim(-1, -3)
 
-    def _buckets(self, distance_TS: Tensor, bidirectional: bool) -> Tensor:
+    def _compute_buckets(self, distance_TS: Tensor, bidirectional: bool) -> Tensor:
         """Near distances have buckets of their own, far ones share them logarithmically."""
         count = self.position.buckets
         first = torch.zeros_like(distance_TS)

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
-from llmsys.model.block import Block
-from llmsys.model.context import StackContext
+from llmsys.model.block import TransformerBlock
+from llmsys.model.context import ForwardContext
 from llmsys.model.norm import build_norm
 
 # B rows, T positions, D width
 
 
-class PredictionModule(nn.Module):
+class MultiTokenPredictionModule(nn.Module):
     """block(W [norm(embedding); norm(hidden)]), with a norm of its own before the shared head."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -24,15 +24,15 @@ class PredictionModule(nn.Module):
         self.embedding_norm = build_norm(config, width)
         self.hidden_norm = build_norm(config, width)
         self.projection = nn.Linear(2 * width, width, bias=False)
-        self.block = Block(config, config.num_hidden_layers - 1)
+        self.block = TransformerBlock(config, config.num_hidden_layers - 1)
         self.norm = build_norm(config, width)
 
-    def forward(self, hidden_BTD: Tensor, embedded_BTD: Tensor, context: StackContext) -> Tensor:
+    def forward(self, hidden_BTD: Tensor, embedded_BTD: Tensor, context: ForwardContext) -> Tensor:
         """The next hidden states, before `norm` and head. `embedded_BTD` belongs to the tokens k places further."""
         both = torch.cat([self.embedding_norm(embedded_BTD), self.hidden_norm(hidden_BTD)], dim=-1)
         return self.block(self.projection(both), context)  # type: ignore[no-any-return]
 
 
-def shifted(tokens_BT: Tensor, places: int) -> Tensor:
+def shift_tokens(tokens_BT: Tensor, places: int) -> Tensor:
     """Token t + places at position t. The last `places` positions wrap around; the loss never looks at them."""
     return tokens_BT.roll(-places, dims=1)

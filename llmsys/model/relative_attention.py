@@ -7,20 +7,20 @@ each head. XLNet (Yang 2019, 2.5) adds (q_i + s) · e, where e says whether i an
 import torch
 from torch import Tensor, nn
 
-from llmsys.config.attention import MultiHead
+from llmsys.config.attention import MultiHeadAttentionConfig
 from llmsys.config.model import ModelConfig
-from llmsys.config.position import TransformerXl
-from llmsys.model.attention import Attention
-from llmsys.model.context import StackContext
+from llmsys.config.position import TransformerXlPositionConfig
+from llmsys.model.attention import MultiHeadAttention
+from llmsys.model.context import ForwardContext
 
 # B rows, T query positions, S key positions, D width, H query heads, G key-value heads, K width of a head,
 # R = S + T - 1 distances, from S - 1 down to 1 - T
 
 
-class RelativeAttention(Attention):
+class RelativeAttention(MultiHeadAttention):
     """Self-attention whose scores know the distance."""
 
-    def __init__(self, config: ModelConfig, attention: MultiHead, position: TransformerXl, layer: int) -> None:
+    def __init__(self, config: ModelConfig, attention: MultiHeadAttentionConfig, position: TransformerXlPositionConfig, layer: int) -> None:
         super().__init__(config, attention, layer)
         heads, segments = (self.heads, self.head_dim), position.segments
         self.position_proj = nn.Linear(config.hidden_size, self.heads * self.head_dim, bias=False)
@@ -29,19 +29,19 @@ class RelativeAttention(Attention):
         self.segment_bias = nn.Parameter(torch.zeros(heads)) if segments else None
         self.segment_embed = nn.Parameter(torch.zeros(segments, *heads).normal_(std=0.02)) if segments else None
 
-    def forward(self, x_BTD: Tensor, context: StackContext) -> Tensor:
+    def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Mix positions; same shape and dtype as the input."""
-        q_BTHK, (k_BTGK, v_BTGK) = self._queries(x_BTD), self._keys_and_values(x_BTD)
-        _, k_BSGK, v_BSGK = context.place(self.layer_type, self.layer, False, q_BTHK, k_BTGK, v_BTGK)
-        bias_BHTS = self._by_distance(q_BTHK, context) + self._by_segment(q_BTHK, k_BSGK.shape[1], context)
-        mask = context.masks[self.layer_type].with_bias(self.scale * bias_BHTS)
-        return self._mixed(_plus(q_BTHK, self.content_bias), k_BSGK, v_BSGK, mask, self.sinks)
+        q_BTHK, (k_BTGK, v_BTGK) = self._project_queries(x_BTD), self._project_keys_values(x_BTD)
+        _, k_BSGK, v_BSGK = context.rotate_and_cache(self.layer_type, self.layer, False, q_BTHK, k_BTGK, v_BTGK)
+        bias_BHTS = self._compute_distance_scores(q_BTHK, context) + self._compute_segment_scores(q_BTHK, k_BSGK.shape[1], context)
+        mask = context.masks[self.layer_type].add_bias(self.scale * bias_BHTS)
+        return self._compute_attention_output(_add_bias(q_BTHK, self.content_bias), k_BSGK, v_BSGK, mask, self.sinks)
 
-    def _by_distance(self, q_BTHK: Tensor, context: StackContext) -> Tensor:
+    def _compute_distance_scores(self, q_BTHK: Tensor, context: ForwardContext) -> Tensor:
         """(q + v) · W r for every pair, shape (B, H, T, S): one product with all distances, and a choice from it."""
         assert context.distances_RD is not None
         r_RHK = self.position_proj(context.distances_RD).unflatten(-1, (self.heads, -1))
-        scores_BHTR = torch.einsum("bthk,rhk->bhtr", _plus(q_BTHK, self.position_bias), r_RHK)
+        scores_BHTR = torch.einsum("bthk,rhk->bhtr", _add_bias(q_BTHK, self.position_bias), r_RHK)
         queries = q_BTHK.shape[1]
         keys = r_RHK.shape[0] - queries + 1
         # Query t stands at S - T + t, so key s is S - T + t - s back, which is row T - 1 - t + s.
@@ -50,11 +50,11 @@ class RelativeAttention(Attention):
         )
         return scores_BHTR.gather(-1, rows_TS.expand(*scores_BHTR.shape[:2], -1, -1))
 
-    def _by_segment(self, q_BTHK: Tensor, keys: int, context: StackContext) -> Tensor:
+    def _compute_segment_scores(self, q_BTHK: Tensor, keys: int, context: ForwardContext) -> Tensor:
         """(q + s) · e, with row 0 of e for the same segment and the last row for another one."""
         if self.segment_embed is None:
             return q_BTHK.new_zeros(())
-        scores_BHTE = torch.einsum("bthk,ehk->bhte", _plus(q_BTHK, self.segment_bias), self.segment_embed)
+        scores_BHTE = torch.einsum("bthk,ehk->bhte", _add_bias(q_BTHK, self.segment_bias), self.segment_embed)
         if context.segments is None:
             return scores_BHTE[..., :1]
         own_BT, all_BS = context.segments
@@ -62,5 +62,5 @@ class RelativeAttention(Attention):
         return scores_BHTE.gather(-1, differ_BTS[:, None].expand(-1, self.heads, -1, keys))
 
 
-def _plus(q_BTHK: Tensor, bias_HK: Tensor | None) -> Tensor:
+def _add_bias(q_BTHK: Tensor, bias_HK: Tensor | None) -> Tensor:
     return q_BTHK if bias_HK is None else q_BTHK + bias_HK

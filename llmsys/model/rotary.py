@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from llmsys.config.model import ModelConfig
-from llmsys.config.model_rules import rotated_channels
-from llmsys.config.position import Rope
+from llmsys.config.model_rules import count_rotary_channels
+from llmsys.config.position import RopeConfig
 from llmsys.model import cpu_rotary
-from llmsys.model.wave import Waves, waves_of
+from llmsys.model.wave import RopeFrequencies, compute_rope_frequencies
 
 # B rows, T positions, P positions of the table, H heads, K width of a head, R rotated channels of it
 
 
-class Rotation:
+class RotaryCosSin:
     """Cosines and signed sines for the positions of one forward pass; not a tensor, so that no wrapper casts it."""
 
     def __init__(self, cos: Tensor, sin: Tensor, pairing: str = "halves") -> None:
@@ -28,16 +28,16 @@ class Rotation:
         """Rotate the first R channels of each head and keep the rest; shape and dtype are kept."""
         width = self.cos.shape[-1]
         if width == x_BTHK.shape[-1]:
-            return self._rotate(x_BTHK)
-        return torch.cat([self._rotate(x_BTHK[..., :width]), x_BTHK[..., width:]], dim=-1)
+            return self._rotate_channels(x_BTHK)
+        return torch.cat([self._rotate_channels(x_BTHK[..., :width]), x_BTHK[..., width:]], dim=-1)
 
-    def _rotate(self, x_BTHR: Tensor) -> Tensor:
-        if self.pairing == "halves" and cpu_rotary.suits(x_BTHR, self.cos):
+    def _rotate_channels(self, x_BTHR: Tensor) -> Tensor:
+        if self.pairing == "halves" and cpu_rotary.is_cpu_rotary_supported(x_BTHR, self.cos):
             return cpu_rotary.rotate_halves(x_BTHR, self.cos, self.sin)
-        rotated_BTHR: Tensor = x_BTHR * self.cos + self._partners(x_BTHR) * self.sin
+        rotated_BTHR: Tensor = x_BTHR * self.cos + self._swap_partners(x_BTHR) * self.sin
         return rotated_BTHR.to(x_BTHR.dtype)
 
-    def _partners(self, x_BTHR: Tensor) -> Tensor:
+    def _swap_partners(self, x_BTHR: Tensor) -> Tensor:
         if self.pairing == "halves":  # i with i + R/2, as in Hugging Face's Llama
             return torch.roll(x_BTHR, x_BTHR.shape[-1] // 2, dims=-1)
         swapped_BTHR: Tensor = x_BTHR.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
@@ -45,40 +45,40 @@ class Rotation:
 
 
 @dataclass
-class _Table:
+class _CosSinTable:
     cos_PR: Tensor
     sin_PR: Tensor
 
 
-class RotaryTable:
+class RotaryEmbedding:
     """Angles m · theta^(-2i/R) for every position m (Su 2021, arXiv:2104.09864, 3.2.2), stretched as configured."""
 
-    def __init__(self, config: ModelConfig, position: Rope) -> None:
-        self.width = rotated_channels(config)
+    def __init__(self, config: ModelConfig, position: RopeConfig) -> None:
+        self.width = count_rotary_channels(config)
         self.positions = config.max_position_embeddings
         self.position = position
-        self._tables: dict[Waves, _Table] = {}
+        self._tables: dict[RopeFrequencies, _CosSinTable] = {}
 
     def __call__(
         self, positions_BT: Tensor | None, length: int, *, device: torch.device, sliding: bool = False
-    ) -> Rotation:
+    ) -> RotaryCosSin:
         """The rotation for positions 0..length-1, or for explicit `positions_BT`, which are all below `length`.
 
         `sliding` takes the base of sliding-window layers, where those have their own.
         """
         own_base = sliding and self.position.sliding_theta is not None
-        waves = waves_of(self.position, self.width, self.positions, length, own_base=own_base)
-        table = self._table(waves, length, device)
+        waves = compute_rope_frequencies(self.position, self.width, self.positions, length, own_base=own_base)
+        table = self._get_table(waves, length, device)
         if positions_BT is None:
-            return Rotation(table.cos_PR[:length, None], table.sin_PR[:length, None], self.position.pairing)
+            return RotaryCosSin(table.cos_PR[:length, None], table.sin_PR[:length, None], self.position.pairing)
         rows = positions_BT.to(device)
-        return Rotation(table.cos_PR[rows].unsqueeze(2), table.sin_PR[rows].unsqueeze(2), self.position.pairing)
+        return RotaryCosSin(table.cos_PR[rows].unsqueeze(2), table.sin_PR[rows].unsqueeze(2), self.position.pairing)
 
-    def _table(self, waves: Waves, length: int, device: torch.device) -> _Table:
+    def _get_table(self, waves: RopeFrequencies, length: int, device: torch.device) -> _CosSinTable:
         found = self._tables.get(waves)
         if found is None or len(found.cos_PR) < length or found.cos_PR.device != device:
             # Room to grow, so that a generation does not compute it again for every token.
-            found = self._compute(
+            found = self._compute_table(
                 waves, min(max(self.positions, length), max(64, 1 << (length - 1).bit_length())), device
             )
             if len(self._tables) > 2:  # dynamic NTK has other waves for every length
@@ -86,14 +86,14 @@ class RotaryTable:
             self._tables[waves] = found
         return found
 
-    def _compute(self, waves: Waves, positions: int, device: torch.device) -> _Table:
+    def _compute_table(self, waves: RopeFrequencies, positions: int, device: torch.device) -> _CosSinTable:
         # At position 100,000 a float32 product is already off by 4e-3 radians.
         frequencies = torch.tensor(waves.frequencies, dtype=torch.float64)
         angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies)
-        cos, sin = angles.cos() * waves.amplitude, angles.sin() * waves.amplitude
+        cos, sin = angles.cos() * waves.attention_factor, angles.sin() * waves.attention_factor
         # The first of a pair gets minus its partner; the sign lives in the table, which saves an operation.
         if self.position.pairing == "halves":
             cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
         else:
             cos, sin = cos.repeat_interleave(2, dim=-1), torch.stack([-sin, sin], dim=-1).flatten(-2)
-        return _Table(cos.to(device, torch.float32), sin.to(device, torch.float32))
+        return _CosSinTable(cos.to(device, torch.float32), sin.to(device, torch.float32))

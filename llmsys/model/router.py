@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmsys.config.moe import MoeConfig
-from llmsys.model.router_group import outside_best_groups
-from llmsys.model.sparsemixer import two_choices
+from llmsys.model.router_group import mask_outside_top_groups
+from llmsys.model.sparsemixer import select_sparsemixer_top2
 
 # N tokens, D width, E experts, K experts per token
 
@@ -21,19 +21,19 @@ NO_EXPERT = -1
 
 
 @dataclass(frozen=True)
-class Scores:
+class RouterScores:
     """How well every expert suits every token: the router's logits, and the logarithm of what becomes weights."""
 
     logits_NE: Tensor
     log_scores_NE: Tensor
 
-    def probabilities(self) -> Tensor:
+    def compute_probabilities(self) -> Tensor:
         """Scores normalised over the experts, (N, E); bare sigmoid scores do not sum to 1 on their own."""
         return self.log_scores_NE.softmax(dim=-1)
 
 
 @dataclass(frozen=True)
-class Routing:
+class RoutingDecision:
     """The decision for N tokens: experts and their weights in the sum.
 
     With `partial`, experts_NK may hold NO_EXPERT, whose weight is 0.
@@ -44,7 +44,7 @@ class Routing:
     partial: bool = False
 
 
-class Router(nn.Module):
+class TopKRouter(nn.Module):
     """Scores every expert for every token and keeps the best `num_experts_per_tok`."""
 
     def __init__(self, hidden_size: int, config: MoeConfig) -> None:
@@ -54,37 +54,37 @@ class Router(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.num_experts)) if config.router_bias else None
         nn.init.normal_(self.weight, std=hidden_size**-0.5)
 
-    def forward(self, x_ND: Tensor, balance_bias_E: Tensor | None = None) -> Routing:
-        """Score and choose; see `choose`."""
-        return self.choose(self.score(x_ND), balance_bias_E)
+    def forward(self, x_ND: Tensor, balance_bias_E: Tensor | None = None) -> RoutingDecision:
+        """Score and choose; see `select_experts`."""
+        return self.select_experts(self.compute_scores(x_ND), balance_bias_E)
 
-    def score(self, x_ND: Tensor) -> Scores:
+    def compute_scores(self, x_ND: Tensor) -> RouterScores:
         """Scores of N tokens, float32."""
         bias_E = None if self.bias is None else self.bias.float()
         logits_NE = F.linear(x_ND.float(), self.weight.float(), bias_E)
         sigmoid = self.config.score == "sigmoid"
-        return Scores(logits_NE, F.logsigmoid(logits_NE) if sigmoid else logits_NE.log_softmax(dim=-1))
+        return RouterScores(logits_NE, F.logsigmoid(logits_NE) if sigmoid else logits_NE.log_softmax(dim=-1))
 
-    def choose(self, scores: Scores, balance_bias_E: Tensor | None = None) -> Routing:
+    def select_experts(self, scores: RouterScores, balance_bias_E: Tensor | None = None) -> RoutingDecision:
         """The experts of each token, best first. The bias is added for the choice only, never to the weights."""
-        preference_NE = self._preference(scores, balance_bias_E)
+        preference_NE = self._compute_preference(scores, balance_bias_E)
         if self.config.score == "sparsemixer":
-            experts_NK, weights_NK = two_choices(scores.logits_NE, preference_NE, self.config.jitter)
+            experts_NK, weights_NK = select_sparsemixer_top2(scores.logits_NE, preference_NE, self.config.jitter)
         else:
             experts_NK = preference_NE.topk(self.config.num_experts_per_tok, dim=-1).indices
             log_scores_NK = scores.log_scores_NE.gather(-1, experts_NK)
             # softmax(log s) = s / sum(s): normalised without a division that could be 0/0, and without an epsilon that
             # lets the router shrink all weights at once by driving its scores towards zero (Megatron-LM #1545).
             weights_NK = log_scores_NK.softmax(dim=-1) if self.config.norm_topk_prob else log_scores_NK.exp()
-        return Routing(experts_NK, self.scaled(weights_NK))
+        return RoutingDecision(experts_NK, self.scale_weights(weights_NK))
 
-    def scaled(self, weights_NK: Tensor) -> Tensor:
+    def scale_weights(self, weights_NK: Tensor) -> Tensor:
         """Weights times `routed_scaling_factor`."""
         factor = self.config.routed_scaling_factor
         return weights_NK if factor == 1.0 else weights_NK * factor
 
     @torch.no_grad()
-    def _preference(self, scores: Scores, balance_bias_E: Tensor | None) -> Tensor:
+    def _compute_preference(self, scores: RouterScores, balance_bias_E: Tensor | None) -> Tensor:
         groups = self.config.groups
         # Without a bias the logits order the experts as the scores do, and do not saturate into ties.
         preference_NE = scores.logits_NE
@@ -93,17 +93,17 @@ class Router(nn.Module):
         if groups is None:
             return preference_NE
         merit_NE = scores.log_scores_NE.exp() if balance_bias_E is None else preference_NE
-        return preference_NE.masked_fill(outside_best_groups(merit_NE, groups), -torch.inf)
+        return preference_NE.masked_fill(mask_outside_top_groups(merit_NE, groups), -torch.inf)
 
 
 def count_tokens(experts_NK: Tensor, num_experts: int, *, partial: bool = False) -> Tensor:
     """How many of the assignments go to each expert, int64 of shape (E,). `partial`: NO_EXPERT may be among them."""
     if not partial:
-        return histogram(experts_NK.flatten(), num_experts)
-    return histogram(experts_NK.flatten() + 1, num_experts + 1)[1:]
+        return count_bins(experts_NK.flatten(), num_experts)
+    return count_bins(experts_NK.flatten() + 1, num_experts + 1)[1:]
 
 
-def histogram(bins_A: Tensor, num_bins: int) -> Tensor:
+def count_bins(bins_A: Tensor, num_bins: int) -> Tensor:
     """How often each number below `num_bins` occurs, int64.
 
     Unlike bincount it does not make a GPU wait to learn the largest number; integers add up the same in any order.

@@ -7,12 +7,12 @@ code) by the sum of its best two, balance bias included.
 import torch
 from torch import Tensor
 
-from llmsys.config.moe import GroupLimit
+from llmsys.config.moe import GroupLimitedRoutingConfig
 
 # N tokens, E experts, G groups
 
 
-def outside_best_groups(merit_NE: Tensor, groups: GroupLimit) -> Tensor:
+def mask_outside_top_groups(merit_NE: Tensor, groups: GroupLimitedRoutingConfig) -> Tensor:
     """True where an expert belongs to none of the token's best groups, bool (N, E).
 
     DeepSeek's released inference code gives such experts −∞; libraries that give them 0 may choose one of them where

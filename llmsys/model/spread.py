@@ -3,7 +3,7 @@
 from torch import Tensor
 
 
-def local(parameter: Tensor) -> Tensor:
+def get_local_tensor(parameter: Tensor) -> Tensor:
     """This process's part of a parameter: of a DTensor its local tensor, with gradients; a plain tensor is whole."""
     to_local = getattr(parameter, "to_local", None)
     return parameter if to_local is None else to_local()

@@ -6,43 +6,43 @@ A decoder or an encoder is one stack; an encoder-decoder is two, with the same c
 from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
-from llmsys.model.block import Block
+from llmsys.model.block import TransformerBlock
 from llmsys.model.cache import KeyValueCache
-from llmsys.model.context import ContextBuilder, StackContext
-from llmsys.model.dropout import dropout
-from llmsys.model.memory import Memory
+from llmsys.model.context import ContextBuilder, ForwardContext
+from llmsys.model.dropout import apply_dropout
+from llmsys.model.memory import EncoderOutput
 from llmsys.model.norm import build_norm
-from llmsys.model.position import LearnedPositions, RelativeBiasTable, Sinusoids
+from llmsys.model.position import LearnedPositionEmbedding, RelativePositionBias, SinusoidalPositionEmbedding
 
 # B rows, T positions, D width
 
 
-class Stack(nn.Module):
+class LayerStack(nn.Module):
     """What stands between embedded tokens and the head. `alpha` is DeepNorm's, which depends on the whole model."""
 
     def __init__(self, config: ModelConfig, *, alpha: float = 1.0) -> None:
         super().__init__()
         self.config = config
         position, width = config.position, config.hidden_size
-        self.positions = LearnedPositions(config, position) if position.kind == "learned" else None
-        self.sinusoids = Sinusoids(config, position) if position.kind == "sinusoidal" else None
+        self.positions = LearnedPositionEmbedding(config, position) if position.kind == "learned" else None
+        self.sinusoids = SinusoidalPositionEmbedding(config, position) if position.kind == "sinusoidal" else None
         heads = config.num_attention_heads
-        self.relative_bias = RelativeBiasTable(position, heads) if position.kind == "relative_bias" else None
+        self.relative_bias = RelativePositionBias(position, heads) if position.kind == "relative_bias" else None
         self.embedding_norm = build_norm(config, width) if config.embedding.norm else None
-        self.blocks = nn.ModuleList(Block(config, layer, alpha=alpha) for layer in range(config.num_hidden_layers))
+        self.blocks = nn.ModuleList(TransformerBlock(config, layer, alpha=alpha) for layer in range(config.num_hidden_layers))
         self.norm = build_norm(config, width) if _has_final_norm(config) else None
         self.shared = ContextBuilder(config)
 
-    def read(
+    def run_blocks(
         self,
         embedded_BTD: Tensor,
         *,
         documents_BT: Tensor | None = None,
         token_types_BT: Tensor | None = None,
         cache: KeyValueCache | None = None,
-        memory: Memory | None = None,
+        memory: EncoderOutput | None = None,
         real_BT: Tensor | None = None,
-    ) -> tuple[Tensor, StackContext]:
+    ) -> tuple[Tensor, ForwardContext]:
         """The hidden states after the last block, before the final norm, and what the blocks shared."""
         context = self.shared(
             embedded_BTD.shape[1],
@@ -54,27 +54,27 @@ class Stack(nn.Module):
             memory=memory,
             real_BT=real_BT,
         )
-        x_BTD = self._prepared(embedded_BTD, context.positions_BT)
+        x_BTD = self._prepare_embedding(embedded_BTD, context.positions_BT)
         for block in self.blocks:
             x_BTD = block(x_BTD, context)
         if cache is not None:
             cache.advance(embedded_BTD.shape[1])
         return x_BTD, context
 
-    def finished(self, x_BTD: Tensor) -> Tensor:
+    def apply_final_norm(self, x_BTD: Tensor) -> Tensor:
         """The final norm, and in training the dropout behind it."""
         x_BTD = x_BTD if self.norm is None else self.norm(x_BTD)
-        return self._dropped(x_BTD, self.config.dropout.final)
+        return self._apply_stack_dropout(x_BTD, self.config.dropout.final)
 
-    def _prepared(self, x_BTD: Tensor, positions_BT: Tensor) -> Tensor:
+    def _prepare_embedding(self, x_BTD: Tensor, positions_BT: Tensor) -> Tensor:
         added = self.sinusoids if self.positions is None else self.positions
         if added is not None:
             x_BTD = x_BTD + added(positions_BT).to(x_BTD.dtype)
         x_BTD = x_BTD if self.embedding_norm is None else self.embedding_norm(x_BTD)
-        return self._dropped(x_BTD, self.config.dropout.embedding)
+        return self._apply_stack_dropout(x_BTD, self.config.dropout.embedding)
 
-    def _dropped(self, x_BTD: Tensor, probability: float) -> Tensor:
-        return dropout(x_BTD, probability, self.training)
+    def _apply_stack_dropout(self, x_BTD: Tensor, probability: float) -> Tensor:
+        return apply_dropout(x_BTD, probability, self.training)
 
 
 def _has_final_norm(config: ModelConfig) -> bool:

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
 from llmsys.model.cache import KeyValueCache
-from llmsys.model.context import StackContext
-from llmsys.model.deepnorm import deepnorm_constants
-from llmsys.model.dropout import dropout
-from llmsys.model.embedding import TokenEmbedding, scale_of
+from llmsys.model.context import ForwardContext
+from llmsys.model.deepnorm import compute_deepnorm_constants
+from llmsys.model.dropout import apply_dropout
+from llmsys.model.embedding import TokenEmbedding, get_embedding_scale
 from llmsys.model.head import build_extras, build_head
-from llmsys.model.memory import Memory
-from llmsys.model.moe import MoE
-from llmsys.model.prediction import PredictionModule, shifted
-from llmsys.model.stack import Stack
+from llmsys.model.memory import EncoderOutput
+from llmsys.model.moe import MoELayer
+from llmsys.model.prediction import MultiTokenPredictionModule, shift_tokens
+from llmsys.model.stack import LayerStack
 
 # B rows, T positions, S source positions, D width, V vocabulary
 
@@ -36,28 +36,28 @@ in place of hidden states.
 """
 
 
-class Transformer(Stack):
+class Transformer(LayerStack):
     """A decoder, an encoder, or both, as `config` composes it."""
 
     def __init__(self, config: ModelConfig) -> None:
         """Build on the current default device, the meta device included (see `reset_buffers`)."""
-        super().__init__(config, alpha=_alpha(config))
+        super().__init__(config, alpha=_compute_deepnorm_alpha(config))
         self.embed = TokenEmbedding(config.vocab_size, config.hidden_size)
-        self.embedding_scale = scale_of(config)
+        self.embedding_scale = get_embedding_scale(config)
         source, types = config.embedding.source_vocab_size, config.embedding.token_types
         self.source_embed = None if source is None else TokenEmbedding(source, config.hidden_size)
         encoder = config.family == "encoder"
         self.token_types = TokenEmbedding(types, config.hidden_size) if encoder and types else None
-        self.encoder: Stack | None = None
+        self.encoder: LayerStack | None = None
         if config.family == "encoder_decoder":
-            self.encoder = Stack(config.encoder_shape, alpha=_alpha(config, encoder=True))
+            self.encoder = LayerStack(config.encoder_model, alpha=_compute_deepnorm_alpha(config, encoder=True))
         self.head = build_head(config)
         for name, module in build_extras(config).items():
             self.add_module(name, module)
         depth = 0 if config.multi_token_prediction is None else config.multi_token_prediction.depth
-        self.prediction = nn.ModuleList(PredictionModule(config) for _ in range(depth))
+        self.prediction = nn.ModuleList(MultiTokenPredictionModule(config) for _ in range(depth))
         self.predicted: list[Tensor] = []
-        self._tie()
+        self._tie_weights()
 
     def forward(
         self,
@@ -68,13 +68,13 @@ class Transformer(Stack):
         source_documents_BS: Tensor | None = None,
         token_types_BT: Tensor | None = None,
         real_BT: Tensor | None = None,
-        memory: Memory | None = None,
+        memory: EncoderOutput | None = None,
         cache: KeyValueCache | None = None,
         finish: Finish | None = None,
     ) -> Tensor:
         """Logits (B, T, V) in the dtype of the weights; of a classifier (B, labels), with features as head (B, T, D).
 
-        In training mode `predicted` then holds those of the multi-token prediction, see `_predict`.
+        In training mode `predicted` then holds those of the multi-token prediction, see `_run_prediction_modules`.
 
         Args:
             tokens_BT: token ids, integer; in an encoder-decoder those of the target.
@@ -85,7 +85,7 @@ class Transformer(Stack):
             token_types_BT: segments of an encoder; None: 0 everywhere.
             real_BT: False at padding, which experts do not count; attention does not look at it. None: padding is where
                 documents_BT is negative.
-            memory: in place of the source, what `encode` has made of it.
+            memory: in place of the source, what `encode_source` has made of it.
             cache: keys and values of earlier calls, extended in place; tokens_BT then holds the new tokens only. Source
                 or memory are given with the first call and kept.
             finish: called with head and hidden states; what it gives takes the place of logits.
@@ -97,12 +97,12 @@ class Transformer(Stack):
         if source_BS is not None:
             if memory is not None:
                 raise ConfigError("A source and its memory were both given. Give one of them.")
-            memory = self.encode(source_BS, source_documents_BS)
-        memory = self._source(memory, cache)
+            memory = self.encode_source(source_BS, source_documents_BS)
+        memory = self._resolve_encoder_output(memory, cache)
         new = tokens_BT.shape[1]
-        tokens_BT = tokens_BT if cache is None else self._to_read(tokens_BT, cache)
-        embedded_BTD = self._embedded(tokens_BT, token_types_BT)
-        x_BTD, context = self.read(
+        tokens_BT = tokens_BT if cache is None else self._select_input_tokens(tokens_BT, cache)
+        embedded_BTD = self._embed_tokens(tokens_BT, token_types_BT)
+        x_BTD, context = self.run_blocks(
             embedded_BTD,
             documents_BT=documents_BT,
             token_types_BT=token_types_BT,
@@ -111,41 +111,41 @@ class Transformer(Stack):
             real_BT=real_BT,
         )
         if self.training and self.prediction and self.head is not None:
-            self.predicted = self._predict(self.head, tokens_BT, x_BTD, context, finish)
+            self.predicted = self._run_prediction_modules(self.head, tokens_BT, x_BTD, context, finish)
         labels = self.config.head.kind == "classification"
-        hidden_BTD = self._labels(x_BTD) if labels else self.finished(x_BTD[:, -new:])
+        hidden_BTD = self._compute_class_logits(x_BTD) if labels else self.apply_final_norm(x_BTD[:, -new:])
         if finish is not None:
             return finish(self.head, hidden_BTD, 0)
         output: Tensor = hidden_BTD if self.head is None else self.head(hidden_BTD)
         return output
 
-    def encode(self, source_BS: Tensor, source_documents_BS: Tensor | None = None) -> Memory:
+    def encode_source(self, source_BS: Tensor, source_documents_BS: Tensor | None = None) -> EncoderOutput:
         """What an encoder-decoder's encoder makes of the source, for any number of forward passes."""
         if self.encoder is None:
             raise ConfigError(f"A source was given, and model.family={self.config.family} reads none. Leave it out.")
         embed = self.embed if self.source_embed is None else self.source_embed
-        x_BSD, _ = self.encoder.read(self._scaled(embed(source_BS)), documents_BT=source_documents_BS)
-        return Memory(self.encoder.finished(x_BSD), source_documents_BS)
+        x_BSD, _ = self.encoder.run_blocks(self._scale_embedding(embed(source_BS)), documents_BT=source_documents_BS)
+        return EncoderOutput(self.encoder.apply_final_norm(x_BSD), source_documents_BS)
 
-    def pooled(self, hidden_BTD: Tensor) -> Tensor:
+    def pool_first_position(self, hidden_BTD: Tensor) -> Tensor:
         """BERT's pooler: tanh of a linear map of the first position's last hidden state, (B, T, D) to (B, D)."""
         return torch.tanh(self.get_submodule("pooler")(hidden_BTD[:, 0]))
 
-    def next_sentence_logits(self, hidden_BTD: Tensor) -> Tensor:
+    def compute_next_sentence_logits(self, hidden_BTD: Tensor) -> Tensor:
         """BERT's two logits, from the last hidden states: the second sentence follows, or it does not."""
-        logits_B2: Tensor = self.get_submodule("next_sentence")(self.pooled(hidden_BTD))
+        logits_B2: Tensor = self.get_submodule("next_sentence")(self.pool_first_position(hidden_BTD))
         return logits_B2
 
-    def moe_layers(self) -> list[MoE]:
+    def list_moe_layers(self) -> list[MoELayer]:
         """The mixture-of-experts layers in depth order; those of the multi-token prediction come last."""
-        return [module for module in self.modules() if isinstance(module, MoE)]
+        return [module for module in self.modules() if isinstance(module, MoELayer)]
 
-    def auxiliary_loss(self) -> Tensor:
+    def compute_auxiliary_loss(self) -> Tensor:
         """The balance losses of the last training forward, weighted and summed over layers; 0 when there are none.
 
         A mean over tokens, ready to be added to a loss that is a mean over tokens too.
         """
-        losses = [layer.weighted_balance_loss() for layer in self.moe_layers()]
+        losses = [layer.compute_auxiliary_loss() for layer in self.list_moe_layers()]
         return torch.stack(losses).sum() if losses else torch.zeros((), device=self.embed.weight.device)
 
     def compute_auxiliary_share(self, num_tokens: Tensor, num_source_tokens: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ class Transformer(Stack):
         of_source = set() if self.encoder is None else {id(module) for module in self.encoder.modules()}
         shares = [
             layer.sum_auxiliary_losses() / (num_source_tokens if id(layer) in of_source else num_tokens)
-            for layer in self.moe_layers()
+            for layer in self.list_moe_layers()
         ]
         return torch.stack(shares).sum() if shares else torch.zeros((), device=self.embed.weight.device)
 
@@ -171,16 +171,16 @@ class Transformer(Stack):
             if reset is not None:
                 reset()
 
-    def _embedded(self, tokens_BT: Tensor, token_types_BT: Tensor | None) -> Tensor:
-        x_BTD = self._scaled(self.embed(tokens_BT))
+    def _embed_tokens(self, tokens_BT: Tensor, token_types_BT: Tensor | None) -> Tensor:
+        x_BTD = self._scale_embedding(self.embed(tokens_BT))
         if self.token_types is not None:
             x_BTD = x_BTD + self.token_types(torch.zeros_like(tokens_BT) if token_types_BT is None else token_types_BT)
         return x_BTD
 
-    def _scaled(self, x_BTD: Tensor) -> Tensor:
+    def _scale_embedding(self, x_BTD: Tensor) -> Tensor:
         return x_BTD if self.embedding_scale == 1.0 else x_BTD * self.embedding_scale
 
-    def _source(self, memory: Memory | None, cache: KeyValueCache | None) -> Memory | None:
+    def _resolve_encoder_output(self, memory: EncoderOutput | None, cache: KeyValueCache | None) -> EncoderOutput | None:
         """The memory to look at; a cache keeps the one that it gets."""
         if cache is not None and memory is not None:
             if cache.memory is not None:
@@ -193,17 +193,17 @@ class Transformer(Stack):
             raise ConfigError(f"The source of a model with family={family} {state}.")
         return memory
 
-    def _to_read(self, tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
+    def _select_input_tokens(self, tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
         """The new tokens; all of them, where the rotation of the earlier ones is no longer what the cache has seen."""
         rotations = self.shared.rotations
         if rotations is None or not rotations.by_length:
             return tokens_BT
-        cache.check(tokens_BT.shape[1])
-        cache.extend("tokens", tokens_BT)
-        return cache.replay(tokens_BT) if rotations.outgrown(cache, tokens_BT.shape[1]) else tokens_BT
+        cache.require_capacity(tokens_BT.shape[1])
+        cache.append_layer("tokens", tokens_BT)
+        return cache.reset_and_get_tokens(tokens_BT) if rotations.must_recompute(cache, tokens_BT.shape[1]) else tokens_BT
 
-    def _predict(
-        self, head: nn.Module, tokens_BT: Tensor, x_BTD: Tensor, context: StackContext, finish: Finish | None
+    def _run_prediction_modules(
+        self, head: nn.Module, tokens_BT: Tensor, x_BTD: Tensor, context: ForwardContext, finish: Finish | None
     ) -> list[Tensor]:
         """Logits of each prediction module, or what `finish` makes of them.
 
@@ -212,19 +212,19 @@ class Transformer(Stack):
         """
         predicted, length = [], tokens_BT.shape[1]
         for k, module in enumerate(self.prediction, start=1):
-            x_BTD = module(x_BTD, self._embedded(shifted(tokens_BT, k), None), context)
+            x_BTD = module(x_BTD, self._embed_tokens(shift_tokens(tokens_BT, k), None), context)
             hidden_BTD = module.get_submodule("norm")(x_BTD[:, : max(length - k, 0)])
             predicted.append(head(hidden_BTD) if finish is None else finish(head, hidden_BTD, k))
         return predicted
 
-    def _labels(self, x_BTD: Tensor) -> Tensor:
+    def _compute_class_logits(self, x_BTD: Tensor) -> Tensor:
         """BERT's classifier: pooler, dropout, linear map."""
         hidden_BTD = x_BTD if self.norm is None else self.norm(x_BTD)
-        pooled_BD = dropout(self.pooled(hidden_BTD), self.config.dropout.final, self.training)
+        pooled_BD = apply_dropout(self.pool_first_position(hidden_BTD), self.config.dropout.final, self.training)
         logits: Tensor = self.get_submodule("classifier")(pooled_BD)
         return logits
 
-    def _tie(self) -> None:
+    def _tie_weights(self) -> None:
         if self.config.tie_word_embeddings and self.head is not None:
             # Not through the attributes, which may give the weight in another type (parallel/cast.py).
             self.head._parameters["weight"] = self.embed._parameters["weight"]
@@ -232,9 +232,9 @@ class Transformer(Stack):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         # `to_empty` gives every module its own new parameter, which would part the tied pair without a word.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._tie()
+        self._tie_weights()
         return self
 
 
-def _alpha(config: ModelConfig, *, encoder: bool = False) -> float:
-    return deepnorm_constants(config, encoder=encoder).alpha if config.residual.kind == "deepnorm" else 1.0
+def _compute_deepnorm_alpha(config: ModelConfig, *, encoder: bool = False) -> float:
+    return compute_deepnorm_constants(config, encoder=encoder).alpha if config.residual.kind == "deepnorm" else 1.0

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from llmsys.config.optimizer import OptimizerConfig
-from llmsys.optim.groups import ParameterGroup, Rule, parameter_groups
-from llmsys.optim.muon import Apply, Muon, on_each
+from llmsys.optim.groups import ParameterGroup, Rule, build_parameter_groups
+from llmsys.optim.muon import Apply, Muon, apply_to_each
 
 MOMENTS = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
 """Names of the logical state, and those of an optimizer's; a matrix under Muon has no second moment."""
@@ -17,7 +17,7 @@ MOMENTS = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
 Alike = Callable[[Iterable[Tensor]], Iterable[list[Tensor]]]
 
 
-class Optimizers:
+class OptimizersContainer:
     """AdamW and, where it is chosen, Muon, as one: the part of torch's optimizer that an engine uses."""
 
     def __init__(self, members: list[torch.optim.Optimizer]) -> None:
@@ -48,41 +48,41 @@ class Optimizers:
             member.zero_grad(set_to_none=set_to_none)
 
 
-def make_optimizer(
+def build_optimizer(
     named: Mapping[str, nn.Parameter],
     config: OptimizerConfig,
     *,
     compute_dtype: torch.dtype,
-    apply: Apply = on_each,
+    apply: Apply = apply_to_each,
     alike: Alike = lambda parameters: [list(parameters)],
-) -> Optimizers:
+) -> OptimizersContainer:
     """Optimizers over all parameters, their state at zero.
 
     Muon's products are in `compute_dtype`, but never in fp16, which overflows. `apply` brings the parts of matrices
     together, `alike` sorts parameters into lists that one fused kernel can take.
     """
-    groups = parameter_groups(named.items(), config)
+    groups = build_parameter_groups(named.items(), config)
     members: list[torch.optim.Optimizer] = []
-    if adamw := list(_entries(groups, named, "adamw", alike)):
-        members.append(_adamw(adamw, config))
-    if muon := list(_entries(groups, named, "muon", alike)):
+    if adamw := list(_iter_param_groups(groups, named, "adamw", alike)):
+        members.append(_build_adamw(adamw, config))
+    if muon := list(_iter_param_groups(groups, named, "muon", alike)):
         assert config.kind == "muon"
         settings = {"momentum": config.momentum, "steps": config.steps}
         dtype = torch.float32 if compute_dtype == torch.float32 else torch.bfloat16
         members.append(Muon([entry | settings for entry in muon], dtype=dtype, apply=apply))
-    return Optimizers(members)
+    return OptimizersContainer(members)
 
 
-def _entries(
+def _iter_param_groups(
     groups: list[ParameterGroup], named: Mapping[str, nn.Parameter], rule: Rule, alike: Alike
 ) -> Iterator[dict[str, Any]]:
     for group in groups:
-        if group.rule == rule:
+        if group.algorithm == rule:
             for parameters in alike(named[name] for name in group.names):
-                yield {"params": parameters, "weight_decay": group.weight_decay, "rate_scale": group.rate_scale}
+                yield {"params": parameters, "weight_decay": group.weight_decay, "rate_scale": group.lr_multiplier}
 
 
-def _adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.AdamW:
+def _build_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.AdamW:
     optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
     for group in groups:
         for parameter in group["params"]:

@@ -20,52 +20,52 @@ Rule = Literal["adamw", "muon"]
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Names of parameters that share weight decay and rate. `rate_scale` is in learning rates."""
+    """Names of parameters that share weight decay and rate. `lr_multiplier` is in learning rates."""
 
     role: Role
     weight_decay: float
-    rate_scale: float
+    lr_multiplier: float
     names: tuple[str, ...]
-    rule: Rule = "adamw"
+    algorithm: Rule = "adamw"
 
     @property
     def name(self) -> str:
         """For logs and for engines that want one."""
-        by = ", muon" if self.rule == "muon" else ""
+        by = ", muon" if self.algorithm == "muon" else ""
         return f"{self.role}{'' if self.weight_decay else ' without decay'}{by}"
 
 
-def role_of(name: str) -> Role:
+def get_parameter_role(name: str) -> Role:
     """What a parameter is, by its name; experts are the routed ones (`blocks.3.feed_forward.experts.up_proj`)."""
     if ".experts." in name:
         return "experts"
     return "embedding" if name in ("embed.weight", "head.weight") else "dense"
 
 
-def _decays(name: str, parameter: nn.Parameter) -> bool:
+def _has_weight_decay(name: str, parameter: nn.Parameter) -> bool:
     # The biases of experts are stacked, and so have two dimensions.
     return parameter.ndim >= 2 and not name.endswith("_bias")
 
 
-def rule_of(name: str, parameter: nn.Parameter, config: OptimizerConfig) -> Rule:
+def choose_update_algorithm(name: str, parameter: nn.Parameter, config: OptimizerConfig) -> Rule:
     """Which rule moves a parameter: projections are called `…_proj`, routers, embeddings and heads are not."""
     projection = any(part.endswith("_proj") for part in name.split("."))
-    return "muon" if config.kind == "muon" and projection and _decays(name, parameter) else "adamw"
+    return "muon" if config.kind == "muon" and projection and _has_weight_decay(name, parameter) else "adamw"
 
 
-def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> list[ParameterGroup]:
+def build_parameter_groups(named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> list[ParameterGroup]:
     """The groups in a fixed order, empty ones left out."""
     members: dict[tuple[Role, bool, Rule], list[str]] = {}
     for name, parameter in named:
-        key = role_of(name), _decays(name, parameter), rule_of(name, parameter, config)
+        key = get_parameter_role(name), _has_weight_decay(name, parameter), choose_update_algorithm(name, parameter, config)
         members.setdefault(key, []).append(name)
     return [
         ParameterGroup(
             role=role,
             weight_decay=config.weight_decay if decays else 0.0,
-            rate_scale=config.embedding_rate_scale if role == "embedding" else 1.0,
+            lr_multiplier=config.embedding_rate_scale if role == "embedding" else 1.0,
             names=tuple(names),
-            rule=rule,
+            algorithm=rule,
         )
         for (role, decays, rule), names in sorted(members.items())
     ]

@@ -27,7 +27,7 @@ Apply = Callable[[Sequence[Tensor], Orthogonal], list[Tensor]]
 """(parts of matrices, function of whole matrices) → the same parts of the function's results."""
 
 
-def orthogonal(update_MN: Tensor, steps: int) -> Tensor:
+def orthogonalize_matrices(update_MN: Tensor, steps: int) -> Tensor:
     """Roughly U V^T of the singular value decomposition: singular values between 0.7 and 1.2. Keeps dtype and shape."""
     a, b, c = COEFFICIENTS
     tall = update_MN.shape[-2] > update_MN.shape[-1]
@@ -39,7 +39,7 @@ def orthogonal(update_MN: Tensor, steps: int) -> Tensor:
     return x.mT if tall else x
 
 
-def on_each(updates: Sequence[Tensor], function: Orthogonal) -> list[Tensor]:
+def apply_to_each(updates: Sequence[Tensor], function: Orthogonal) -> list[Tensor]:
     """`Apply` for whole matrices."""
     return [function(update) for update in updates]
 
@@ -55,7 +55,7 @@ class Muon(torch.optim.Optimizer):
         apply: brings parts of matrices together where parameters are split.
     """
 
-    def __init__(self, groups: Sequence[dict[str, Any]], *, dtype: torch.dtype, apply: Apply = on_each) -> None:
+    def __init__(self, groups: Sequence[dict[str, Any]], *, dtype: torch.dtype, apply: Apply = apply_to_each) -> None:
         super().__init__(list(groups), {"lr": 0.0, "weight_decay": 0.0, "momentum": 0.95, "steps": 5})
         self._dtype, self._apply = dtype, apply
         for group in self.param_groups:
@@ -70,14 +70,14 @@ class Muon(torch.optim.Optimizer):
         """One step from the gradients. Collective where `apply` is."""
         for group in self.param_groups:
             learnt = [parameter for parameter in group["params"] if parameter.grad is not None]
-            updates = [self._momentum(parameter, group["momentum"]) for parameter in learnt]
-            made = self._apply(updates, partial(orthogonal, steps=group["steps"]))
+            updates = [self._update_momentum(parameter, group["momentum"]) for parameter in learnt]
+            made = self._apply(updates, partial(orthogonalize_matrices, steps=group["steps"]))
             for parameter, update in zip(learnt, made, strict=True):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 scale = ADAMW_RMS * math.sqrt(max(parameter.shape[-2:]))
                 parameter.add_(update.to(parameter.dtype), alpha=-group["lr"] * scale)
 
-    def _momentum(self, parameter: Tensor, momentum: float) -> Tensor:
+    def _update_momentum(self, parameter: Tensor, momentum: float) -> Tensor:
         """Nesterov's form: the average, looked at one gradient ahead."""
         state = self.state[parameter]
         state["step"] += 1

@@ -6,42 +6,42 @@ counts steps and knows the width of the model.
 
 import math
 
-from llmsys.config.factors import factor_at
+from llmsys.config.factors import interpolate_multiplier
 from llmsys.config.run import RunConfig
-from llmsys.config.schedule import Original, ScheduleConfig
-from llmsys.optim.rate import Rate
+from llmsys.config.schedule import NoamScheduleConfig, ScheduleConfig
+from llmsys.optim.rate import LearningRate
 
 
-def learning_rate(config: RunConfig, steps: int) -> Rate:
+def compute_learning_rate(config: RunConfig, steps: int) -> LearningRate:
     """The rate of step `steps`, counted from 1, and the share of weight decay that goes with it.
 
     The last step of a run brings it to its budget of tokens.
     """
-    peak, tokens = config.optimizer.learning_rate, config.batch.tokens_before(steps)
-    if isinstance(config.schedule, Original):
-        share = original_rate(steps, config.schedule.warmup_steps, config.model.hidden_size)
+    peak, tokens = config.optimizer.learning_rate, config.batch.count_tokens_before(steps)
+    if isinstance(config.schedule, NoamScheduleConfig):
+        share = compute_noam_rate(steps, config.schedule.warmup_steps, config.model.hidden_size)
     else:
-        share = rate_share(config.schedule, tokens, config.train.tokens)
-    return Rate(peak * share, factor_at(config.factors.weight_decay, tokens))
+        share = compute_lr_multiplier(config.schedule, tokens, config.train.tokens)
+    return LearningRate(peak * share, interpolate_multiplier(config.factors.weight_decay, tokens))
 
 
-def balance_factor(config: RunConfig, steps: int) -> float:
+def compute_balance_factor(config: RunConfig, steps: int) -> float:
     """The factor on the experts' balance in step `steps`, counted from 1."""
-    return factor_at(config.factors.balance, config.batch.tokens_before(steps))
+    return interpolate_multiplier(config.factors.balance, config.batch.count_tokens_before(steps))
 
 
-def original_rate(step: int, warmup_steps: int, hidden_size: int) -> float:
+def compute_noam_rate(step: int, warmup_steps: int, hidden_size: int) -> float:
     """Vaswani 2017, 5.3: d^-1/2 · min(t^-1/2, t·t0^-3/2); its peak is at t = t0, and t counts from 1."""
     return float(hidden_size**-0.5 * min(step**-0.5, step * warmup_steps**-1.5))
 
 
-def rate_share(config: ScheduleConfig, tokens: float, budget_tokens: float) -> float:
+def compute_lr_multiplier(config: ScheduleConfig, tokens: float, budget_tokens: float) -> float:
     """Share of the peak learning rate at `tokens`, in [0, 1].
 
     inverse_sqrt is Vaswani 2017, 5.3, in tokens, normalised to 1 at its peak t = t0 = warmup_tokens.
     wsd (warm-up, stable, decay) is Hu 2024 (MiniCPM) with a linear decay.
     """
-    if isinstance(config, Original):
+    if isinstance(config, NoamScheduleConfig):
         raise TypeError("the original schedule has no peak of its own; see original_rate")
     warmup = config.warmup_tokens
     if tokens < warmup:

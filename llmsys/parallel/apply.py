@@ -1,6 +1,6 @@
 """What is applied to a model from outside, in one order: compile, experts, axes, shards of experts, blocks, root.
 
-Takes a model built on the meta device and leaves it sharded and still without storage; `materialize` gives it its
+Takes a model built on the meta device and leaves it sharded and still without storage; `materialize_parameters` gives it its
 starting values, each rank only its own slices.
 """
 
@@ -13,14 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from llmsys.model.block import Block
+from llmsys.model.block import TransformerBlock
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.context import divide_attention
-from llmsys.parallel.expert import AllToAllDispatcher
-from llmsys.parallel.mesh import Meshes
-from llmsys.parallel.parts import Parts, divide_positions
-from llmsys.parallel.reduce_scatter import sum_over_ranks_of
-from llmsys.parallel.slices import local_slice
+from llmsys.parallel.expert import AllToAllTokenDispatcher
+from llmsys.parallel.mesh import DeviceMeshes
+from llmsys.parallel.parts import SequenceSharding, divide_positions
+from llmsys.parallel.reduce_scatter import configure_gradient_reduction
+from llmsys.parallel.slices import get_local_slice
 from llmsys.parallel.tensor import divide_feed_forwards, split_matrices
 
 
@@ -29,25 +29,25 @@ def compile_blocks(model: Transformer, backend: str = "inductor") -> None:
 
     The forward alone, and before anything else: hooks of FSDP and DeepSpeed then stay outside and run as they are.
     """
-    for block in _blocks(model):
+    for block in _list_blocks(model):
         block.forward = torch.compile(block.forward, backend=backend)  # type: ignore[method-assign]
 
 
-def split_experts(model: Transformer, meshes: Meshes) -> None:
+def apply_expert_parallel(model: Transformer, meshes: DeviceMeshes) -> None:
     """Give each rank of the expert axis its experts, and each MoE layer the all-to-all that reaches the others."""
     if meshes.expert is None:
         return
-    for layer in model.moe_layers():
+    for layer in model.list_moe_layers():
         for name, parameter in list(layer.experts.named_parameters(recurse=False)):
             local = parameter.data.chunk(meshes.expert.size(), dim=0)[meshes.expert.get_local_rank()]
             shared = DTensor.from_local(local.contiguous(), meshes.expert, [Shard(0)], run_check=False)
             layer.experts.register_parameter(name, nn.Parameter(shared))
-        layer.dispatcher = AllToAllDispatcher(meshes.expert.get_group(), layer.config.num_experts)
+        layer.dispatcher = AllToAllTokenDispatcher(meshes.expert.get_group(), layer.config.num_experts)
 
 
-def divide_sequences(model: Transformer, meshes: Meshes) -> Parts:
+def apply_tensor_context_parallel(model: Transformer, meshes: DeviceMeshes) -> SequenceSharding:
     """Split matrices over the tensor axis, and sequences over tensor and context; nothing where those have one rank."""
-    parts = Parts(model, meshes)
+    parts = SequenceSharding(model, meshes)
     if meshes.tensor is not None:
         split_matrices(model, meshes.tensor)
         divide_feed_forwards(model, parts)
@@ -57,8 +57,8 @@ def divide_sequences(model: Transformer, meshes: Meshes) -> Parts:
     return parts
 
 
-def shard_parameters(
-    model: Transformer, meshes: Meshes, compute_dtype: torch.dtype, offload: Literal["none", "state"] = "none"
+def apply_fsdp(
+    model: Transformer, meshes: DeviceMeshes, compute_dtype: torch.dtype, offload: Literal["none", "state"] = "none"
 ) -> None:
     """FSDP2 over the model: fp32 masters in shards, `compute_dtype` in the forward, gradients summed in fp32.
 
@@ -68,19 +68,19 @@ def shard_parameters(
     pinned = torch.cuda.is_available()
     storage = OffloadPolicy() if offload == "none" else CPUOffloadPolicy(pin_memory=pinned)
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    units: list[tuple[Any, DeviceMesh]] = [(block, meshes.dense) for block in _blocks(model)] + [(model, meshes.whole)]
+    units: list[tuple[Any, DeviceMesh]] = [(block, meshes.dense) for block in _list_blocks(model)] + [(model, meshes.whole)]
     if meshes.expert_shard is not None:
-        units = [(layer.experts, meshes.expert_shard) for layer in model.moe_layers()] + units
+        units = [(layer.experts, meshes.expert_shard) for layer in model.list_moe_layers()] + units
     for module, mesh in units:
         fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=storage)
-        sum_over_ranks_of(module, mesh)
+        configure_gradient_reduction(module, mesh)
 
 
-def _blocks(model: Transformer) -> list[Block]:
-    return [module for module in model.modules() if isinstance(module, Block)]
+def _list_blocks(model: Transformer) -> list[TransformerBlock]:
+    return [module for module in model.modules() if isinstance(module, TransformerBlock)]
 
 
-def materialize(
+def materialize_parameters(
     model: Transformer,
     device: torch.device,
     initial: Callable[[str, torch.Size], Tensor],
@@ -100,4 +100,4 @@ def materialize(
         for name, parameter in model.named_parameters():
             value = initial(name, parameter.shape)
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            local.copy_(local_slice(value, parameter))
+            local.copy_(get_local_slice(value, parameter))

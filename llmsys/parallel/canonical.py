@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from llmsys.parallel.group import sum_over_ranks
+from llmsys.parallel.group import all_reduce_sum
 
 # R rows, K columns, L leaves
 
@@ -21,7 +21,7 @@ BLOCK = 1 << 16
 """Squares that are added up first, in float64; they stay in cache."""
 
 
-def tree_sum(leaves: Tensor) -> Tensor:
+def sum_tree(leaves: Tensor) -> Tensor:
     """The sum over the first dim, a power of two, by the tree. Overwrites `leaves`."""
     while len(leaves) > 1:
         leaves = leaves.unflatten(0, (-1, 2))
@@ -29,7 +29,7 @@ def tree_sum(leaves: Tensor) -> Tensor:
     return leaves[0]
 
 
-class PendingSums:
+class StreamingTreeSum:
     """The tree over leaves that come one after another: at most one unfinished sum of each size is kept.
 
     A leaf is a list of tensors, and is overwritten.
@@ -38,7 +38,7 @@ class PendingSums:
     def __init__(self) -> None:
         self._sums: list[tuple[int, list[Tensor]]] = []
 
-    def add(self, leaf: list[Tensor]) -> None:
+    def add_leaf(self, leaf: list[Tensor]) -> None:
         """The next leaf, or the next whole subtree when all are of one size."""
         level = 0
         while self._sums and self._sums[-1][0] == level:
@@ -47,7 +47,7 @@ class PendingSums:
             leaf, level = earlier, level + 1
         self._sums.append((level, leaf))
 
-    def total(self) -> list[Tensor]:
+    def compute_total(self) -> list[Tensor]:
         """The sum of all leaves: what is unfinished is added from the smallest sum on."""
         _, total = self._sums.pop()
         while self._sums:
@@ -57,7 +57,7 @@ class PendingSums:
         return total
 
 
-def fold(x_RK: Tensor) -> Tensor:
+def sum_rows_pairwise(x_RK: Tensor) -> Tensor:
     """The sum of each row, by adding the second half of the columns to the first until one is left. Overwrites x."""
     columns = x_RK.shape[1]
     while columns > 1:
@@ -67,19 +67,19 @@ def fold(x_RK: Tensor) -> Tensor:
     return x_RK[:, 0]
 
 
-def row_squares(gradient: Tensor) -> Tensor:
+def compute_row_squared_norms(gradient: Tensor) -> Tensor:
     """The sum of squares of each row (index of the first dim), float64; whatever other rows there are."""
     x_RK = gradient[:, None].flatten(1)
     num_rows = max(1, BLOCK // max(1, x_RK.shape[1]))
     found = gradient.new_empty(len(x_RK), dtype=torch.float64)
     for start in range(0, len(x_RK), num_rows):
-        blocks = [fold(part.double().square_()) for part in x_RK[start : start + num_rows].split(BLOCK, dim=1)]
-        found[start : start + num_rows] = fold(torch.stack(blocks, dim=1))
+        blocks = [sum_rows_pairwise(part.double().square_()) for part in x_RK[start : start + num_rows].split(BLOCK, dim=1)]
+        found[start : start + num_rows] = sum_rows_pairwise(torch.stack(blocks, dim=1))
     return found
 
 
 @torch.no_grad()
-def gradient_norm(parameters: Sequence[Tensor], gradients: Sequence[Tensor], *, counts: bool) -> float:
+def compute_gradient_norm(parameters: Sequence[Tensor], gradients: Sequence[Tensor], *, counts: bool) -> float:
     """The norm over all parameters, from the rows that this rank holds of each gradient. Collective.
 
     Every row's sum of squares goes to its place in the list of all rows, where every other rank has a zero; so the sum
@@ -89,13 +89,13 @@ def gradient_norm(parameters: Sequence[Tensor], gradients: Sequence[Tensor], *, 
     first = 0
     for parameter, gradient in zip(parameters, gradients, strict=True):
         if counts:
-            start = first + first_row(parameter)
-            squares[0, start : start + len(gradient)] = row_squares(gradient)
+            start = first + get_first_row(parameter)
+            squares[0, start : start + len(gradient)] = compute_row_squared_norms(gradient)
         first += len(parameter)
-    return float(fold(sum_over_ranks(squares)).sqrt())
+    return float(sum_rows_pairwise(all_reduce_sum(squares)).sqrt())
 
 
-def first_row(parameter: Tensor) -> int:
+def get_first_row(parameter: Tensor) -> int:
     """The number of this rank's first row in the whole parameter; only rows may be dealt out."""
     if not isinstance(parameter, DTensor):
         return 0

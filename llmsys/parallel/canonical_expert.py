@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from llmsys.config.feed_forward import GATED
-from llmsys.model.experts import Experts
-from llmsys.model.feed_forward import activate
+from llmsys.model.experts import GroupedExperts
+from llmsys.model.feed_forward import apply_gated_activation
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.apply import split_experts
-from llmsys.parallel.canonical import tree_sum
-from llmsys.parallel.expert import AllToAllDispatcher
-from llmsys.parallel.mesh import Meshes
+from llmsys.parallel.apply import apply_expert_parallel
+from llmsys.parallel.canonical import sum_tree
+from llmsys.parallel.expert import AllToAllTokenDispatcher
+from llmsys.parallel.mesh import DeviceMeshes
 
 # R ranks that send rows, L experts of this rank, M rows, N rows of one rank for one expert, D width, F width inside
 
@@ -28,69 +28,69 @@ ALIGNMENT = 64
 """Bytes at a multiple of which the operands of a product begin, as new tensors on the CPU do."""
 
 
-def split_experts_canonically(model: Transformer, meshes: Meshes, compute_dtype: torch.dtype) -> None:
+def apply_reproducible_expert_parallel(model: Transformer, meshes: DeviceMeshes, compute_dtype: torch.dtype) -> None:
     """Give each rank of the expert axis its experts, as in fast mode, and compute them one by one."""
-    split_experts(model, meshes)
-    for layer in model.moe_layers():
-        layer.experts.forward = OneByOne(layer.experts, compute_dtype)  # type: ignore[method-assign, assignment]
+    apply_expert_parallel(model, meshes)
+    for layer in model.list_moe_layers():
+        layer.experts.forward = SequentialExperts(layer.experts, compute_dtype)  # type: ignore[method-assign, assignment]
         if meshes.expert is not None:
-            layer.dispatcher = SourceDispatcher(meshes.expert.get_group(), layer.config.num_experts)
+            layer.dispatcher = ReproducibleTokenDispatcher(meshes.expert.get_group(), layer.config.num_experts)
 
 
-class SourceDispatcher(AllToAllDispatcher):
+class ReproducibleTokenDispatcher(AllToAllTokenDispatcher):
     """All-to-all there and back; in between, experts see which rows came from which rank."""
 
-    def _answers(self, arrived_MD: Tensor, received_RL: Tensor, experts: Experts) -> Tensor:
+    def _compute_expert_outputs(self, arrived_MD: Tensor, received_RL: Tensor, experts: GroupedExperts) -> Tensor:
         answers_MD: Tensor = experts(arrived_MD, received_RL)
         return answers_MD
 
 
-class OneByOne:
+class SequentialExperts:
     """The forward of a layer's experts; `dtype` is the type of their products."""
 
-    def __init__(self, experts: Experts, dtype: torch.dtype) -> None:
+    def __init__(self, experts: GroupedExperts, dtype: torch.dtype) -> None:
         self.experts, self.dtype = experts, dtype
 
     def __call__(self, x_MD: Tensor, counts: Tensor) -> Tensor:
         """One answer for each row, in the same order: by rank, then by expert, `counts` of shape (R, L) or (L,)."""
         counts_RL = counts if counts.ndim == 2 else counts[None]
-        by_name = {n: for_sources(_local(p), len(counts_RL), self.dtype) for n, p in self.experts.named_parameters()}
+        by_name = {n: copy_weight_per_source(_to_local(p), len(counts_RL), self.dtype) for n, p in self.experts.named_parameters()}
         rows = iter(x_MD.split(counts_RL.flatten().tolist()))
         answers = []
         for source in range(len(counts_RL)):
             by_expert = {name: copies[source].unbind() for name, copies in by_name.items()}
             for expert in range(counts_RL.shape[1]):
-                tensors = {name: alone(each[expert]) for name, each in by_expert.items()}
-                answers.append(alone(self._one(alone(next(rows)), tensors)))
+                tensors = {name: align_storage(each[expert]) for name, each in by_expert.items()}
+                answers.append(align_storage(self._compute_expert(align_storage(next(rows)), tensors)))
         return torch.cat(answers)
 
-    def _one(self, x_ND: Tensor, tensors: dict[str, Tensor]) -> Tensor:
+    def _compute_expert(self, x_ND: Tensor, tensors: dict[str, Tensor]) -> Tensor:
         """What one expert makes of its rows."""
 
-        def apply(name: str, x: Tensor) -> Tensor:
+        def apply_projection(name: str, x: Tensor) -> Tensor:
             y, bias = x @ tensors[f"{name}_proj"], tensors.get(f"{name}_bias")
             return y if bias is None else y + bias
 
         config = self.experts.config
-        gate_NF = apply("gate", x_ND) if config.kind in GATED else None
-        return apply("down", activate(config, gate_NF, apply("up", x_ND)))
+        gate_NF = apply_projection("gate", x_ND) if config.kind in GATED else None
+        return apply_projection("down", apply_gated_activation(config, gate_NF, apply_projection("up", x_ND)))
 
 
-def for_sources(weight: Tensor, sources: int, dtype: torch.dtype) -> Sequence[Tensor]:
+def copy_weight_per_source(weight: Tensor, sources: int, dtype: torch.dtype) -> Sequence[Tensor]:
     """`weight` in `dtype`, once for each source; the gradient is the tree's sum in the type of `weight`."""
     if sources == 1:
         return (weight.to(dtype),)
-    copies: tuple[Tensor, ...] = _ForSources.apply(weight, sources, dtype)  # type: ignore[no-untyped-call]
+    copies: tuple[Tensor, ...] = _SourceCopies.apply(weight, sources, dtype)  # type: ignore[no-untyped-call]
     return copies
 
 
-def alone(x: Tensor) -> Tensor:
+def align_storage(x: Tensor) -> Tensor:
     """`x`, and its gradient, at an address that is a multiple of ALIGNMENT: products may depend on that."""
-    aligned: Tensor = _Alone.apply(x)  # type: ignore[no-untyped-call]
+    aligned: Tensor = _AlignedStorage.apply(x)  # type: ignore[no-untyped-call]
     return aligned
 
 
-class _ForSources(torch.autograd.Function):
+class _SourceCopies(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, sources: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         ctx.dtype = weight.dtype
@@ -99,23 +99,23 @@ class _ForSources(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return tree_sum(torch.stack([gradient.to(ctx.dtype) for gradient in gradients])), None, None
+        return sum_tree(torch.stack([gradient.to(ctx.dtype) for gradient in gradients])), None, None
 
 
-class _Alone(torch.autograd.Function):
+class _AlignedStorage(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        return _aligned(x)
+        return _copy_if_unaligned(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return _aligned(gradients[0])
+        return _copy_if_unaligned(gradients[0])
 
 
-def _aligned(x: Tensor) -> Tensor:
+def _copy_if_unaligned(x: Tensor) -> Tensor:
     x = x.contiguous()
     return x.clone() if x.data_ptr() % ALIGNMENT else x.view_as(x)
 
 
-def _local(parameter: Tensor) -> Tensor:
+def _to_local(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter

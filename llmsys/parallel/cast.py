@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 
-def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
+def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
     """From now on reading a parameter as an attribute of its module gives it in `dtype`.
 
     `named_parameters` still gives the float32 ones under the same names: those are what an optimizer takes.
@@ -22,18 +22,18 @@ def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
         names = tuple(name for name, parameter in module._parameters.items() if parameter is not None)
         if names:
             kind: Any = type(module)
-            module.__class__ = _casting(kind, names, dtype)
+            module.__class__ = _build_casting_class(kind, names, dtype)
 
 
 @cache
-def _casting(kind: Any, names: tuple[str, ...], dtype: torch.dtype) -> Any:
+def _build_casting_class(kind: Any, names: tuple[str, ...], dtype: torch.dtype) -> Any:
     """A class that differs from `kind` in what these attributes give."""
-    return type(kind.__name__, (kind,), {name: _in_dtype(name, dtype) for name in names})
+    return type(kind.__name__, (kind,), {name: _build_cast_property(name, dtype) for name in names})
 
 
-def _in_dtype(name: str, dtype: torch.dtype) -> property:
-    def read(module: nn.Module) -> Tensor | None:
+def _build_cast_property(name: str, dtype: torch.dtype) -> property:
+    def cast_parameter(module: nn.Module) -> Tensor | None:
         parameter = module._parameters[name]
         return None if parameter is None else parameter.to(dtype)
 
-    return property(read)
+    return property(cast_parameter)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from llmsys.parallel.group import sum_over_ranks, world_size
+from llmsys.parallel.group import all_reduce_sum, get_world_size
 
 
-def local_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+def list_local_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
     """This rank's part of each gradient that exists."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return [grad.to_local() if isinstance(grad, DTensor) else grad for grad in gradients]
@@ -30,23 +30,23 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float, scale: float =
     alike: dict[int, list[Tensor]] = defaultdict(list)
     for parameter in parameters:
         if parameter.grad is not None:
-            alike[_holders(parameter.grad)] += [grad for grad in local_gradients([parameter]) if grad.numel()]
-    squares = [_squares(gradients) / holders for holders, gradients in alike.items() if gradients]
-    norm = sum_over_ranks(torch.stack(squares).sum()).sqrt() / scale
+            alike[_count_holders(parameter.grad)] += [grad for grad in list_local_gradients([parameter]) if grad.numel()]
+    squares = [_sum_squares(gradients) / holders for holders, gradients in alike.items() if gradients]
+    norm = all_reduce_sum(torch.stack(squares).sum()).sqrt() / scale
     if max_norm > 0 or scale != 1:
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0) if max_norm > 0 else torch.ones_like(norm)
         torch._foreach_mul_([grad for gradients in alike.values() for grad in gradients], factor / scale)
     return norm
 
 
-def _squares(gradients: list[Tensor]) -> Tensor:
+def _sum_squares(gradients: list[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(gradients)).float().square().sum()
 
 
-def _holders(grad: Tensor) -> int:
+def _count_holders(grad: Tensor) -> int:
     """How many ranks hold the same part of a gradient: those beside its mesh, and those it is replicated to."""
     if not isinstance(grad, DTensor):
-        return world_size()
+        return get_world_size()
     mesh = grad.device_mesh
     kept = (mesh.size(dim) for dim, placement in enumerate(grad.placements) if not placement.is_replicate())
-    return world_size() // math.prod(kept)
+    return get_world_size() // math.prod(kept)

@@ -16,46 +16,46 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.apply import materialize
-from llmsys.parallel.cast import compute_in
-from llmsys.parallel.mesh import Meshes
-from llmsys.parallel.parts import Parts
+from llmsys.parallel.apply import materialize_parameters
+from llmsys.parallel.cast import cast_parameters
+from llmsys.parallel.mesh import DeviceMeshes
+from llmsys.parallel.parts import SequenceSharding
 from llmsys.parallel.shards import Initial
 
 
-class Copies:
+class DdpModel:
     """DDP. `model` comes from the meta device and gets its starting values, the same on all ranks, from `initial`."""
 
     def __init__(
         self,
         model: Transformer,
-        meshes: Meshes,
+        meshes: DeviceMeshes,
         *,
         compute_dtype: torch.dtype,
         device: torch.device,
         initial: Initial,
     ) -> None:
-        materialize(model, device, initial)
-        compute_in(model, compute_dtype)
-        self.parts = Parts(model, meshes)
-        ignored = unlearnt(model)
+        materialize_parameters(model, device, initial)
+        cast_parameters(model, compute_dtype)
+        self.parts = SequenceSharding(model, meshes)
+        ignored = list_unused_parameters(model)
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
         self._ddp = DistributedDataParallel(model, forward_sync_buffers=False, init_sync=False)
-        self._ddp.register_comm_hook(None, _sum)
+        self._ddp.register_comm_hook(None, _all_reduce_bucket)
         self.forward: Callable[..., Tensor] = self._ddp
 
-    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+    def enter_micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         """See DataParallel."""
         return contextlib.nullcontext() if last else self._ddp.no_sync()
 
-    def finish(self) -> None:
+    def finish_gradients(self) -> None:
         """See DataParallel: the last backward has summed them."""
 
-    def settle(self) -> None:
+    def reshard_parameters(self) -> None:
         """See DataParallel: masters are always in their place."""
 
 
-def unlearnt(model: Transformer) -> list[str]:
+def list_unused_parameters(model: Transformer) -> list[str]:
     """Parameters that no loss looks at: BERT's pooler and its second task, where masks alone are learnt.
 
     DDP would wait for their gradients for ever.
@@ -65,7 +65,7 @@ def unlearnt(model: Transformer) -> list[str]:
     return [name for name, _ in model.named_parameters() if name.startswith(("pooler.", "next_sentence."))]
 
 
-def _sum(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+def _all_reduce_bucket(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
     """The sum over ranks, where DDP would take the mean: the loss is divided by the targets of all ranks already."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None

@@ -12,33 +12,33 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from llmsys.errors import LlmsysError
-from llmsys.parallel.group import rank, world_size
+from llmsys.parallel.group import get_rank, get_world_size
 
 Value = TypeVar("Value")
 
 
-class Crew:
+class ControlGroup:
     """All ranks, in a group of their own. Making it is collective, and so is every method."""
 
     def __init__(self) -> None:
         self.group: Any = dist.new_group(backend="gloo") if dist.is_initialized() else None
 
-    def each(self, work: Callable[[], Value]) -> list[Value]:
+    def run_on_all_ranks(self, work: Callable[[], Value]) -> list[Value]:
         """What `work` gives on every rank, by rank. If it fails somewhere, all ranks raise what the first one met."""
-        result, failure = _tried(work)
+        result, failure = _catch_failure(work)
         results: list[Any] = [(result, failure)]
-        if world_size() > 1:
-            results = [None] * world_size()
+        if get_world_size() > 1:
+            results = [None] * get_world_size()
             dist.all_gather_object(results, (result, failure), group=self.group)
         for _, failed in results:
             if failed is not None:
                 raise failed
         return [result for result, _ in results]
 
-    def first(self, work: Callable[[], Value]) -> Value:
+    def run_on_first_rank(self, work: Callable[[], Value]) -> Value:
         """What `work` gives on rank 0, the only one to do it. If it fails there, all ranks raise what it met."""
-        told: list[Any] = [_tried(work) if rank() == 0 else None]
-        if world_size() > 1:
+        told: list[Any] = [_catch_failure(work) if get_rank() == 0 else None]
+        if get_world_size() > 1:
             dist.broadcast_object_list(told, src=0, group=self.group)
         result, failure = told[0]
         if failure is not None:
@@ -47,10 +47,10 @@ class Crew:
         return value
 
 
-def _tried(work: Callable[[], Value]) -> tuple[Value | None, Exception | None]:
+def _catch_failure(work: Callable[[], Value]) -> tuple[Value | None, Exception | None]:
     try:
         return work(), None
     except (LlmsysError, OSError) as error:
         return None, error
     except Exception:  # a bug: its traceback must survive the way to the others, which exceptions do not
-        return None, RuntimeError(f"rank {rank()}:\n{traceback.format_exc()}")
+        return None, RuntimeError(f"rank {get_rank()}:\n{traceback.format_exc()}")

@@ -15,100 +15,100 @@ Group = dist.ProcessGroup
 collectives = torch.ops._c10d_functional
 
 
-def gather(x: Tensor, group: Group, dim: int) -> Tensor:
+def all_gather(x: Tensor, group: Group, dim: int) -> Tensor:
     """The pieces of all ranks one after another along `dim`; the backward adds up what every rank made of a piece."""
-    gathered: Tensor = _Gather.apply(x, group, dim)  # type: ignore[no-untyped-call]
+    gathered: Tensor = _AllGather.apply(x, group, dim)  # type: ignore[no-untyped-call]
     return gathered
 
 
-def scatter_sum(x: Tensor, group: Group, dim: int) -> Tensor:
+def reduce_scatter(x: Tensor, group: Group, dim: int) -> Tensor:
     """This rank's piece, along `dim`, of the sum over ranks; its size must be a multiple of theirs."""
-    piece: Tensor = _ScatterSum.apply(x, group, dim)  # type: ignore[no-untyped-call]
+    piece: Tensor = _ReduceScatter.apply(x, group, dim)  # type: ignore[no-untyped-call]
     return piece
 
 
-def exchange(x: Tensor, group: Group, split: int, joined: int) -> Tensor:
+def all_to_all(x: Tensor, group: Group, split: int, joined: int) -> Tensor:
     """All-to-all: piece r of dim `split` goes to rank r, and what arrives is put together along dim `joined`.
 
     Ulysses (Jacobs 2023, arXiv:2309.14509, 3.1): heads for positions before attention, positions for heads behind it.
     """
-    exchanged: Tensor = _Exchange.apply(x, group, split, joined)  # type: ignore[no-untyped-call]
+    exchanged: Tensor = _AllToAll.apply(x, group, split, joined)  # type: ignore[no-untyped-call]
     return exchanged
 
 
-def sum_over(x: Tensor, group: Group) -> Tensor:
+def all_reduce(x: Tensor, group: Group) -> Tensor:
     """The sum over ranks, which all of them go on to use: so gradients are summed too."""
-    total: Tensor = _Sum.apply(x, group)  # type: ignore[no-untyped-call]
+    total: Tensor = _AllReduce.apply(x, group)  # type: ignore[no-untyped-call]
     return total
 
 
-class _Gather(torch.autograd.Function):
+class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
         ctx.group, ctx.dim = group, dim
-        return _gathered(x, group, dim)
+        return _all_gather_tensor(x, group, dim)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _scattered(gradients[0], ctx.group, ctx.dim), None, None
+        return _reduce_scatter_tensor(gradients[0], ctx.group, ctx.dim), None, None
 
 
-class _ScatterSum(torch.autograd.Function):
+class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
         ctx.group, ctx.dim = group, dim
-        return _scattered(x, group, dim)
+        return _reduce_scatter_tensor(x, group, dim)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _gathered(gradients[0], ctx.group, ctx.dim), None, None
+        return _all_gather_tensor(gradients[0], ctx.group, ctx.dim), None, None
 
 
-class _Exchange(torch.autograd.Function):
+class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, split: int, joined: int) -> Tensor:
         ctx.group, ctx.dims = group, (split, joined)
-        return _exchanged(x, group, split, joined)
+        return _all_to_all_tensor(x, group, split, joined)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         split, joined = ctx.dims
-        return _exchanged(gradients[0], ctx.group, joined, split), None, None, None
+        return _all_to_all_tensor(gradients[0], ctx.group, joined, split), None, None, None
 
 
-class _Sum(torch.autograd.Function):
+class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
-        return _summed(x, group)
+        return _all_reduce_tensor(x, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _summed(gradients[0], ctx.group), None
+        return _all_reduce_tensor(gradients[0], ctx.group), None
 
 
-def _gathered(x: Tensor, group: Group, dim: int) -> Tensor:
-    pieces = _arrived(collectives.all_gather_into_tensor(x.contiguous(), group.size(), group.group_name))
+def _all_gather_tensor(x: Tensor, group: Group, dim: int) -> Tensor:
+    pieces = _wait_tensor(collectives.all_gather_into_tensor(x.contiguous(), group.size(), group.group_name))
     by_rank: Tensor = pieces.unflatten(0, (group.size(), -1))
     return by_rank.movedim(0, dim).flatten(dim, dim + 1)
 
 
-def _scattered(x: Tensor, group: Group, dim: int) -> Tensor:
+def _reduce_scatter_tensor(x: Tensor, group: Group, dim: int) -> Tensor:
     pieces = x.unflatten(dim, (group.size(), -1)).movedim(dim, 0).contiguous()
-    return _arrived(collectives.reduce_scatter_tensor(pieces, "sum", group.size(), group.group_name)).squeeze(0)
+    return _wait_tensor(collectives.reduce_scatter_tensor(pieces, "sum", group.size(), group.group_name)).squeeze(0)
 
 
-def _exchanged(x: Tensor, group: Group, split: int, joined: int) -> Tensor:
+def _all_to_all_tensor(x: Tensor, group: Group, split: int, joined: int) -> Tensor:
     leaving = x.unflatten(split, (group.size(), -1)).movedim(split, 0).contiguous()
     one_each = [1] * group.size()
-    arrived = _arrived(collectives.all_to_all_single(leaving, one_each, one_each, group.group_name))
+    arrived = _wait_tensor(collectives.all_to_all_single(leaving, one_each, one_each, group.group_name))
     return arrived.movedim(0, joined).flatten(joined, joined + 1)
 
 
-def _summed(x: Tensor, group: Group) -> Tensor:
-    return _arrived(collectives.all_reduce(x.contiguous(), "sum", group.group_name))
+def _all_reduce_tensor(x: Tensor, group: Group) -> Tensor:
+    return _wait_tensor(collectives.all_reduce(x.contiguous(), "sum", group.group_name))
 
 
-def _arrived(on_its_way: Tensor) -> Tensor:
+def _wait_tensor(on_its_way: Tensor) -> Tensor:
     arrived: Tensor = collectives.wait_tensor(on_its_way)
     return arrived

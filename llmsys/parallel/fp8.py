@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from llmsys.errors import LaunchError
-from llmsys.model.block import Block
+from llmsys.model.block import TransformerBlock
 from llmsys.model.transformer import Transformer
 
 MULTIPLE = 16
@@ -23,12 +23,12 @@ LEAST_CAPABILITY = (8, 9)
 
 def require_fp8(device: torch.device) -> None:
     """LaunchError where this machine cannot multiply fp8."""
-    why = _missing(device)
+    why = _find_missing_requirement(device)
     if why is not None:
         raise LaunchError(f"train.products=fp8: {why}, or set train.products=compute.")
 
 
-def _missing(device: torch.device) -> str | None:
+def _find_missing_requirement(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"this run computes on {device.type}, which has no fp8 products. Use a GPU of the Ada or Hopper kind"
     capability = torch.cuda.get_device_capability(device)
@@ -40,7 +40,7 @@ def _missing(device: torch.device) -> str | None:
     return None
 
 
-def fp8_layers(model: Transformer) -> list[str]:
+def list_fp8_layers(model: Transformer) -> list[str]:
     """Names of the linear maps that multiply in fp8: those of blocks whose two widths are multiples of 16.
 
     Not the router, whose choice hangs on small differences, nor embeddings and head, where rounding costs most, nor
@@ -49,16 +49,16 @@ def fp8_layers(model: Transformer) -> list[str]:
     return [
         f"{place}.{name}"
         for place, block in model.named_modules()
-        if isinstance(block, Block)
+        if isinstance(block, TransformerBlock)
         for name, module in block.named_modules()
         if isinstance(module, nn.Linear) and not (module.in_features % MULTIPLE or module.out_features % MULTIPLE)
     ]
 
 
-def multiply_in_fp8(model: Transformer, *, emulate: bool = False) -> None:
+def convert_to_fp8(model: Transformer, *, emulate: bool = False) -> None:
     """Make those layers torchao's. With `emulate` they round as fp8 and multiply in bf16, on any device."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    chosen = set(fp8_layers(model))
+    chosen = set(list_fp8_layers(model))
     config = replace(Float8LinearConfig.from_recipe_name("rowwise"), emulate=emulate)
     convert_to_float8_training(model, config=config, module_filter_fn=lambda module, name: name in chosen)

@@ -23,7 +23,7 @@ TIMEOUT_SECONDS = 300
 """How long a rank waits for its peers in one collective before it gives up."""
 
 
-def device_of_this_rank() -> torch.device:
+def get_local_device() -> torch.device:
     """The accelerator with this process's local rank, or the CPU where there is none."""
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -31,9 +31,9 @@ def device_of_this_rank() -> torch.device:
 
 
 @contextmanager
-def joined(timeout_seconds: int = TIMEOUT_SECONDS) -> Iterator[None]:
+def init_process_group(timeout_seconds: int = TIMEOUT_SECONDS) -> Iterator[None]:
     """Join the group that the launcher made, or a group of one when there was no launcher; leave it at the end."""
-    device = device_of_this_rank()
+    device = get_local_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -59,33 +59,33 @@ def _check_launcher_variables() -> None:
         )
 
 
-def rank() -> int:
+def get_rank() -> int:
     """This process's number, 0 when there is one process only."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def world_size() -> int:
+def get_world_size() -> int:
     """How many processes train together."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def sum_over_ranks(tensor: Tensor) -> Tensor:
+def all_reduce_sum(tensor: Tensor) -> Tensor:
     """The sum of `tensor` over all ranks, in place, and returned."""
-    if world_size() > 1:
+    if get_world_size() > 1:
         dist.all_reduce(tensor)
     return tensor
 
 
-def largest_over_ranks(tensor: Tensor) -> Tensor:
+def all_reduce_max(tensor: Tensor) -> Tensor:
     """The largest of each number over all ranks, in place, and returned."""
-    if world_size() > 1:
+    if get_world_size() > 1:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return tensor
 
 
-def gather_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+def all_gather_tensor(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """`tensor` of every rank of a group (None: of all), stacked in the order of the ranks."""
-    ranks = world_size() if group is None else group.size()
+    ranks = get_world_size() if group is None else group.size()
     gathered = tensor.new_empty(ranks, tensor.numel())
     if ranks == 1:
         gathered.copy_(tensor.view(1, -1))
@@ -94,16 +94,16 @@ def gather_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tens
     return gathered.view(ranks, *tensor.shape)
 
 
-def on_rank_zero(action: Callable[[], str]) -> str:
+def run_on_rank_zero(action: Callable[[], str]) -> str:
     """What `action` returns on rank 0, on every rank. If it fails there, rank 0 raises and the others leave quietly.
 
     One failure then reads as one message, not as one message and a row of lost connections.
     """
-    if world_size() == 1:
+    if get_world_size() == 1:
         return action()
     failure: BaseException | None = None
     message: list[str | None] = [None]
-    if rank() == 0:
+    if get_rank() == 0:
         try:
             message = [action()]
         except LlmsysError as error:
@@ -116,15 +116,15 @@ def on_rank_zero(action: Callable[[], str]) -> str:
     return message[0]
 
 
-def gathered(value: Value) -> list[Value]:
+def all_gather_object(value: Value) -> list[Value]:
     """What every rank brings, by rank; small things that pickle. Collective."""
-    values = [value] * world_size()
-    if world_size() > 1:
+    values = [value] * get_world_size()
+    if get_world_size() > 1:
         dist.all_gather_object(values, value)
     return values
 
 
 def barrier() -> None:
     """Wait until every rank is here."""
-    if world_size() > 1:
+    if get_world_size() > 1:
         dist.barrier()

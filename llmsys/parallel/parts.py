@@ -13,20 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from llmsys.config.moe import AuxiliaryLossBalance, BiasBalance, MoeConfig
+from llmsys.config.moe import AuxiliaryLossConfig, BiasBalancingConfig, MoeConfig
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.errors import LayoutError
-from llmsys.model.context import ContextBuilder, StackContext
+from llmsys.model.context import ContextBuilder, ForwardContext
 from llmsys.model.embedding import TokenEmbedding
-from llmsys.model.stack import Stack
+from llmsys.model.stack import LayerStack
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.exchange import Group, exchange, gather, scatter_sum, sum_over
-from llmsys.parallel.mesh import Meshes
+from llmsys.parallel.exchange import Group, all_to_all, all_gather, reduce_scatter, all_reduce
+from llmsys.parallel.mesh import DeviceMeshes
 
 # B rows, T positions, L = T / (tensor · context) of them, W width of what is exchanged
 
 
-class Axis:
+class MeshAxis:
     """One axis of ranks; without a mesh it is this rank alone."""
 
     def __init__(self, mesh: DeviceMesh | None) -> None:
@@ -41,30 +41,30 @@ class Axis:
         return self._group
 
 
-class Parts:
+class SequenceSharding:
     """This rank's place on the axes, and what travels along them at the edges of attention and feed-forward.
 
     Position part = context rank · tensor + tensor rank, so ranks of one context rank hold neighbouring parts. Head part
     = tensor rank · context + context rank: the tensor axis splits the maps, and the context axis what they give.
     """
 
-    def __init__(self, model: Transformer, meshes: Meshes) -> None:
+    def __init__(self, model: Transformer, meshes: DeviceMeshes) -> None:
         self._model = model
-        self.tensor, self.context, self.all = Axis(meshes.tensor), Axis(meshes.context), Axis(meshes.parts)
+        self.tensor, self.context, self.all = MeshAxis(meshes.tensor), MeshAxis(meshes.context), MeshAxis(meshes.parts)
 
     @property
-    def divided(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether positions are divided now: in training, where more than one rank holds the same sequences."""
         return self._model.training and self.all.size > 1
 
     @property
-    def first(self) -> bool:
+    def is_first_rank(self) -> bool:
         """Whether this rank speaks for those that hold the same sequences, in sums over all ranks."""
         return self.all.rank == 0
 
-    def here(self, x_BT: Tensor) -> Tensor:
+    def shard_positions(self, x_BT: Tensor) -> Tensor:
         """The positions of this rank, (B, L, …) of (B, T, …)."""
-        if not self.divided:
+        if not self.is_sharded:
             return x_BT
         length = x_BT.shape[1]
         if length % self.all.size:
@@ -75,101 +75,101 @@ class Parts:
             )
         return x_BT.chunk(self.all.size, dim=1)[self.all.rank].contiguous()
 
-    def targets_here(self, targets_BT: Tensor, batch: Batch) -> Tensor:
+    def shard_targets(self, targets_BT: Tensor, batch: Batch) -> Tensor:
         """Those of this rank's positions; targets k places further, (B, T - k), are those of the first positions."""
-        missing = batch.tokens_BT.shape[1] - targets_BT.shape[1] if self.divided else 0
-        return self.here(F.pad(targets_BT, (0, missing), value=IGNORED) if missing else targets_BT)
+        missing = batch.tokens_BT.shape[1] - targets_BT.shape[1] if self.is_sharded else 0
+        return self.shard_positions(F.pad(targets_BT, (0, missing), value=IGNORED) if missing else targets_BT)
 
-    def heads(self, total: int) -> slice:
+    def get_head_slice(self, total: int) -> slice:
         """Which of `total` query heads this rank attends with."""
         parts, part = self.tensor.size, self.tensor.rank
-        if self.divided:
+        if self.is_sharded:
             parts, part = parts * self.context.size, part * self.context.size + self.context.rank
         return slice(total // parts * part, total // parts * (part + 1))
 
     @property
     def heads_group(self) -> Group | None:
         """The ranks that attend with other heads of the same positions; None where there are none."""
-        axis = self.all if self.divided else self.tensor
+        axis = self.all if self.is_sharded else self.tensor
         return axis.group if axis.size > 1 else None
 
-    def into_columns(self, x: Tensor, dim: int) -> Tensor:
+    def enter_column_parallel(self, x: Tensor, dim: int) -> Tensor:
         """Before a map whose outputs the tensor axis splits: the positions of all its ranks."""
-        return gather(x, self.tensor.group, dim) if self.divided and self.tensor.size > 1 else x
+        return all_gather(x, self.tensor.group, dim) if self.is_sharded and self.tensor.size > 1 else x
 
-    def out_of_rows(self, y: Tensor, dim: int) -> Tensor:
+    def exit_row_parallel(self, y: Tensor, dim: int) -> Tensor:
         """Behind a map whose inputs the tensor axis splits: the sum of what its ranks found, for own positions."""
         if self.tensor.size == 1:
             return y
-        return scatter_sum(y, self.tensor.group, dim) if self.divided else sum_over(y, self.tensor.group)
+        return reduce_scatter(y, self.tensor.group, dim) if self.is_sharded else all_reduce(y, self.tensor.group)
 
-    def to_heads(self, x_BTW: Tensor) -> Tensor:
+    def all_to_all_heads(self, x_BTW: Tensor) -> Tensor:
         """Fewer heads (side by side in W) of the positions of all context ranks."""
-        return exchange(x_BTW, self.context.group, 2, 1) if self.divided and self.context.size > 1 else x_BTW
+        return all_to_all(x_BTW, self.context.group, 2, 1) if self.is_sharded and self.context.size > 1 else x_BTW
 
-    def to_positions(self, x_BTW: Tensor) -> Tensor:
+    def all_to_all_positions(self, x_BTW: Tensor) -> Tensor:
         """The other way round."""
-        return exchange(x_BTW, self.context.group, 1, 2) if self.divided and self.context.size > 1 else x_BTW
+        return all_to_all(x_BTW, self.context.group, 1, 2) if self.is_sharded and self.context.size > 1 else x_BTW
 
-    def all_positions(self, x_BLW: Tensor) -> Tensor:
+    def gather_positions(self, x_BLW: Tensor) -> Tensor:
         """The positions of all ranks that hold the same sequences."""
-        return gather(x_BLW, self.all.group, 1) if self.divided else x_BLW
+        return all_gather(x_BLW, self.all.group, 1) if self.is_sharded else x_BLW
 
 
-def put_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
+def replace_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
     """Compute `forward` where `module` is called; its parameters, names and hooks stay."""
     module.forward = forward
 
 
-def divide_positions(model: Transformer, parts: Parts) -> None:
+def divide_positions(model: Transformer, parts: SequenceSharding) -> None:
     """Let embeddings give this rank's positions, and masks, rotations and biases be those of what attention sees."""
     for module in model.modules():
         if isinstance(module, TokenEmbedding):
-            put_forward(module, _EmbedHere(module.forward, parts))
-        if isinstance(module, Stack):
-            module.shared = _WholeContext(module.shared, parts)  # type: ignore[assignment]
-    for layer in model.moe_layers():
-        if _judges_sequences(layer.config):
-            layer.whole_rows = _WholeRows(parts)
+            replace_forward(module, _ShardedEmbedding(module.forward, parts))
+        if isinstance(module, LayerStack):
+            module.shared = _FullContextBuilder(module.shared, parts)  # type: ignore[assignment]
+    for layer in model.list_moe_layers():
+        if _uses_sequence_balance(layer.config):
+            layer.whole_rows = _SequenceCountReducer(parts)
 
 
-def _judges_sequences(config: MoeConfig) -> bool:
+def _uses_sequence_balance(config: MoeConfig) -> bool:
     balance = config.balance
-    if isinstance(balance, BiasBalance):
+    if isinstance(balance, BiasBalancingConfig):
         return balance.sequence_weight > 0
-    return isinstance(balance, AuxiliaryLossBalance) and balance.scope == "sequence"
+    return isinstance(balance, AuxiliaryLossConfig) and balance.scope == "sequence"
 
 
-class _EmbedHere:
-    def __init__(self, embed: Callable[[Tensor], Tensor], parts: Parts) -> None:
+class _ShardedEmbedding:
+    def __init__(self, embed: Callable[[Tensor], Tensor], parts: SequenceSharding) -> None:
         self.embed, self.parts = embed, parts
 
     def __call__(self, tokens_BT: Tensor) -> Tensor:
-        return self.embed(self.parts.here(tokens_BT))
+        return self.embed(self.parts.shard_positions(tokens_BT))
 
 
-class _WholeRows:
-    def __init__(self, parts: Parts) -> None:
+class _SequenceCountReducer:
+    def __init__(self, parts: SequenceSharding) -> None:
         self.parts = parts
 
     def __call__(self, counts_BE: Tensor) -> Tensor:
-        return sum_over(counts_BE, self.parts.all.group) if self.parts.divided else counts_BE
+        return all_reduce(counts_BE, self.parts.all.group) if self.parts.is_sharded else counts_BE
 
 
-class _WholeContext:
+class _FullContextBuilder:
     """Stands for a ContextBuilder: attention sees whole sequences, all else this rank's positions."""
 
-    def __init__(self, builder: ContextBuilder, parts: Parts) -> None:
+    def __init__(self, builder: ContextBuilder, parts: SequenceSharding) -> None:
         self.builder, self.parts = builder, parts
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.builder, name)
 
-    def __call__(self, length: int, like: Tensor, **rest: Any) -> StackContext:
+    def __call__(self, length: int, like: Tensor, **rest: Any) -> ForwardContext:
         parts = self.parts
-        self.builder.heads = parts.heads(self.builder.config.num_attention_heads)
-        if not parts.divided:
+        self.builder.heads = parts.get_head_slice(self.builder.config.num_attention_heads)
+        if not parts.is_sharded:
             return self.builder(length, like, **rest)
         context = self.builder(length * parts.all.size, like, **rest)
-        real_BT = None if context.real_BT is None else parts.here(context.real_BT)
-        return replace(context, positions_BT=parts.here(context.positions_BT), real_BT=real_BT)
+        real_BT = None if context.real_BT is None else parts.shard_positions(context.real_BT)
+        return replace(context, positions_BT=parts.shard_positions(context.positions_BT), real_BT=real_BT)

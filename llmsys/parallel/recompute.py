@@ -29,9 +29,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from llmsys.model import cpu_attention, cpu_experts
-from llmsys.model.block import Block
+from llmsys.model.block import TransformerBlock
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.keep import compiled_contexts, eager_contexts
+from llmsys.parallel.keep import build_compiled_contexts, build_eager_contexts
 
 Recompute = Literal["none", "selective", "block"]
 
@@ -53,7 +53,7 @@ KEPT = {
 """The operations whose outputs `selective` keeps."""
 
 
-def recompute_blocks(model: Transformer, what: Recompute, *, compiled: bool = False) -> None:
+def apply_activation_checkpoint(model: Transformer, what: Recompute, *, compiled: bool = False) -> None:
     """Wrap the forward of every block. The wrapper is a function, so names of parameters and modules stay.
 
     With `compiled`, before `compile_blocks`: torch.compile then sees what is to be computed again, and decides with it.
@@ -61,17 +61,17 @@ def recompute_blocks(model: Transformer, what: Recompute, *, compiled: bool = Fa
     """
     if what == "none":
         return
-    contexts = compiled_contexts if compiled else eager_contexts
+    contexts = build_compiled_contexts if compiled else build_eager_contexts
     options: dict[str, Any] = {"context_fn": contexts(KEPT)} if what == "selective" else {}
-    for block in (module for module in model.modules() if isinstance(module, Block)):
+    for block in (module for module in model.modules() if isinstance(module, TransformerBlock)):
         again = partial(checkpoint, block.forward, use_reentrant=False, **options)
-        block.forward = _where_gradients(again, block.forward)  # type: ignore[method-assign]
+        block.forward = _recompute_if_grad_enabled(again, block.forward)  # type: ignore[method-assign]
 
 
-def _where_gradients(again: Callable[..., Tensor], forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _recompute_if_grad_enabled(again: Callable[..., Tensor], forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Without a backward there is nothing to keep, and a cache of keys must see its tokens once."""
 
-    def run(*inputs: Any) -> Tensor:
+    def call_block(*inputs: Any) -> Tensor:
         return again(*inputs) if torch.is_grad_enabled() else forward(*inputs)
 
-    return run
+    return call_block

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 # W ranks of a group
 
 
-class OwnReduceScatter(ABC):
+class CustomReduceScatter(ABC):
     """What FSDP calls in place of a reduce-scatter."""
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -30,7 +30,7 @@ class OwnReduceScatter(ABC):
         """`output_tensor` becomes the sum over ranks of this rank's part of their `input_tensor`."""
 
 
-def sum_over_ranks_of(module: FSDPModule, mesh: DeviceMesh, how: OwnReduceScatter | None = None) -> None:
+def configure_gradient_reduction(module: FSDPModule, mesh: DeviceMesh, how: CustomReduceScatter | None = None) -> None:
     """Let FSDP add up gradients over `mesh` and divide by nothing: the loss is divided by the targets of all ranks.
 
     `how` is None for the fastest way there is: the library's own, but for gloo.
@@ -48,7 +48,7 @@ def sum_over_ranks_of(module: FSDPModule, mesh: DeviceMesh, how: OwnReduceScatte
         module.set_custom_reduce_scatter(how)  # type: ignore[arg-type]  # the library's base class is not public
 
 
-class PairwiseReduceScatter(OwnReduceScatter):
+class PairwiseReduceScatter(CustomReduceScatter):
     """For gloo: W - 1 rounds, each of one part, so one part more of memory."""
 
     def __call__(

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from llmsys.log import logger
+from llmsys.log import get_logger
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 BACKLOG = 2_048
 

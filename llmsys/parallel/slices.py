@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 
-def local_slice(whole: Tensor, like: Tensor) -> Tensor:
+def get_local_slice(whole: Tensor, like: Tensor) -> Tensor:
     """The part of `whole` that this rank holds if it is laid out as `like`."""
     if not isinstance(like, DTensor):
         return whole
@@ -19,7 +19,7 @@ def local_slice(whole: Tensor, like: Tensor) -> Tensor:
     return whole
 
 
-def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+def group_by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """Tensors of the same mesh together, in the order given: what torch's operations on lists of DTensors ask for."""
     alike: dict[DeviceMesh | None, list[Tensor]] = {}
     for tensor in tensors:
@@ -27,7 +27,7 @@ def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     return list(alike.values())
 
 
-def as_shard(whole: Tensor, mesh: DeviceMesh) -> DTensor:
+def to_dtensor_shard(whole: Tensor, mesh: DeviceMesh) -> DTensor:
     """`whole`, which every rank of the one-axis `mesh` has, as a DTensor split along its first dim."""
     rows = len(whole)
     per_rank = -(-rows // mesh.size())

@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from llmsys.parallel.slices import local_slice
+from llmsys.parallel.slices import get_local_slice
 
 Function = Callable[[Tensor], Tensor]
 
 # R ranks of a shard axis, M rows of a matrix, N columns
 
 
-def on_whole_matrices(parts: Sequence[Tensor], function: Function) -> list[Tensor]:
+def map_full_matrices(parts: Sequence[Tensor], function: Function) -> list[Tensor]:
     """`function` of each whole matrix; gives parts laid out as those that came. Collective.
 
     Stacks split along their first dim hold whole matrices and need nobody. Matrices split along two axes (tensor
@@ -30,28 +30,28 @@ def on_whole_matrices(parts: Sequence[Tensor], function: Function) -> list[Tenso
     results: list[Tensor | None] = [None] * len(parts)
     dealt: dict[tuple[DeviceMesh, int], list[int]] = defaultdict(list)
     for place, part in enumerate(parts):
-        axis = _row_axis(part)
-        if not isinstance(part, DTensor) or (axis is None and _whole(part)):
-            results[place] = _locally(part, function)
+        axis = _find_row_axis(part)
+        if not isinstance(part, DTensor) or (axis is None and _has_full_matrices(part)):
+            results[place] = _apply_locally(part, function)
         elif axis is not None:
             dealt[part.device_mesh, axis].append(place)
         else:
-            results[place] = _like(local_slice(function(part.full_tensor()), part), part)
+            results[place] = _to_dtensor_like(get_local_slice(function(part.full_tensor()), part), part)
     for (mesh, axis), places in dealt.items():
         members = [parts[place] for place in places]
-        made = _dealt(members, function, mesh.get_group(axis))  # type: ignore[arg-type]
+        made = _apply_on_owners(members, function, mesh.get_group(axis))  # type: ignore[arg-type]
         for place, local, part in zip(places, made, members, strict=True):
-            results[place] = _like(local, part)
+            results[place] = _to_dtensor_like(local, part)
     return [result for result in results if result is not None]
 
 
-def _whole(part: Tensor) -> bool:
+def _has_full_matrices(part: Tensor) -> bool:
     """Whether the local part consists of whole matrices: nothing is split, or only the stack is."""
     assert isinstance(part, DTensor)
     return all(p.is_replicate() or (part.ndim > 2 and p.is_shard(0)) for p in part.placements)
 
 
-def _row_axis(part: Tensor) -> int | None:
+def _find_row_axis(part: Tensor) -> int | None:
     """The mesh axis over which the rows of a matrix are split, if that is the only split."""
     if not isinstance(part, DTensor) or part.ndim != 2:
         return None
@@ -60,13 +60,13 @@ def _row_axis(part: Tensor) -> int | None:
     return split[0] if plain and part.device_mesh.size(split[0]) > 1 else None
 
 
-def _locally(part: Tensor, function: Function) -> Tensor:
+def _apply_locally(part: Tensor, function: Function) -> Tensor:
     local = part.to_local() if isinstance(part, DTensor) else part
     made = function(local) if local.numel() else local
-    return _like(made, part)
+    return _to_dtensor_like(made, part)
 
 
-def _like(local: Tensor, part: Tensor) -> Tensor:
+def _to_dtensor_like(local: Tensor, part: Tensor) -> Tensor:
     if not isinstance(part, DTensor):
         return local
     return DTensor.from_local(
@@ -74,21 +74,21 @@ def _like(local: Tensor, part: Tensor) -> Tensor:
     )
 
 
-def _dealt(parts: Sequence[DTensor], function: Function, group: dist.ProcessGroup) -> list[Tensor]:
+def _apply_on_owners(parts: Sequence[DTensor], function: Function, group: dist.ProcessGroup) -> list[Tensor]:
     """Each matrix goes to its owner and comes back; the local parts of the results, in the order of `parts`."""
     ranks, own = dist.get_world_size(group), dist.get_rank(group)
-    owners = deal([part.shape for part in parts], ranks)
+    owners = assign_matrices([part.shape for part in parts], ranks)
     mine = [place for place, owner in enumerate(owners) if owner == own]
     order = sorted(range(len(parts)), key=lambda place: (owners[place], place))
     locals_ = [part.to_local() for part in parts]
     send = [sum(locals_[place].numel() for place in order if owners[place] == r) for r in range(ranks)]
-    rows_of = [[_rows(parts[place].shape[0], ranks, r) for place in mine] for r in range(ranks)]
+    rows_of = [[_count_rows(parts[place].shape[0], ranks, r) for place in mine] for r in range(ranks)]
     widths = [parts[place].shape[1] for place in mine]
     receive = [sum(m * n for m, n in zip(rows, widths, strict=True)) for rows in rows_of]
     leaving = torch.cat([locals_[place].reshape(-1) for place in order])
     arrived = leaving.new_empty(sum(receive))
     dist.all_to_all_single(arrived, leaving, receive, send, group=group)
-    pieces_RK = [_cut(block, rows, widths) for block, rows in zip(arrived.split(receive), rows_of, strict=True)]
+    pieces_RK = [_split_block(block, rows, widths) for block, rows in zip(arrived.split(receive), rows_of, strict=True)]
     made = [function(torch.cat([pieces[k] for pieces in pieces_RK])) for k in range(len(mine))]
     cut_RK = zip(*(whole.split([rows[k] for rows in rows_of]) for k, whole in enumerate(made)), strict=True)
     back = [piece.reshape(-1) for pieces in cut_RK for piece in pieces]
@@ -99,18 +99,18 @@ def _dealt(parts: Sequence[DTensor], function: Function, group: dist.ProcessGrou
     return [by_place[place] for place in range(len(parts))]
 
 
-def _cut(block: Tensor, rows: Sequence[int], widths: Sequence[int]) -> list[Tensor]:
+def _split_block(block: Tensor, rows: Sequence[int], widths: Sequence[int]) -> list[Tensor]:
     sizes = [m * n for m, n in zip(rows, widths, strict=True)]
     return [piece.view(m, n) for piece, m, n in zip(block.split(sizes), rows, widths, strict=True)]
 
 
-def _rows(total: int, ranks: int, rank: int) -> int:
+def _count_rows(total: int, ranks: int, rank: int) -> int:
     """Rows of a rank under Shard(0): equal parts rounded up, the last ones shorter or empty."""
     per_rank = -(-total // ranks)
     return max(0, min(total, (rank + 1) * per_rank) - rank * per_rank)
 
 
-def deal(shapes: Sequence[torch.Size], ranks: int) -> list[int]:
+def assign_matrices(shapes: Sequence[torch.Size], ranks: int) -> list[int]:
     """The owner of each matrix: the largest first, each to the rank with the least work; the same on every rank."""
     work = [0] * ranks
     owners = [0] * len(shapes)

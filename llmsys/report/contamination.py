@@ -3,13 +3,13 @@
 Reads a `Manifest`, gives a `Part`, or nothing when no set was looked for.
 """
 
-from llmsys.manifest import Contaminated, ContaminationOfSet, Manifest
-from llmsys.report.markup import Html, definitions, fold, join, number, percent, table, tag, user_text
-from llmsys.report.run_sections import Part, part
+from llmsys.manifest import ContaminatedDocument, SetContamination, Manifest
+from llmsys.report.markup import Html, build_definition_list, build_details, join_html, format_number, format_percent, build_table, build_tag, format_user_text
+from llmsys.report.run_sections import ReportSection, build_report_section
 from llmsys.spared_item import SparedItem
 
 
-def contamination_part(manifest: Manifest) -> Part | None:
+def build_contamination_section(manifest: Manifest) -> ReportSection | None:
     """The table of sets, with examples of what was found."""
     found = manifest.decontamination
     if found is None:
@@ -17,57 +17,57 @@ def contamination_part(manifest: Manifest) -> Part | None:
     head = ("set", "items", "found", "share", "documents dropped", "documents cut", "spared", "n-grams", "too short")
     rows = [
         (
-            tag("b", name),
-            number(one.items),
-            number(one.items_found),
-            percent(one.items_found, one.items),
-            number(one.documents_dropped),
-            number(one.documents_cut),
-            number(one.items_spared),
-            number(one.ngrams),
-            number(one.too_short),
+            build_tag("b", name),
+            format_number(one.items),
+            format_number(one.items_found),
+            format_percent(one.items_found, one.items),
+            format_number(one.documents_dropped),
+            format_number(one.documents_cut),
+            format_number(one.items_spared),
+            format_number(one.ngrams),
+            format_number(one.too_short),
         )
         for name, one in found.sets.items()
     ]
     note = (
-        f"{number(found.exempt_ngrams)} n-grams stood in so many documents that they decided nothing "
+        f"{format_number(found.exempt_ngrams)} n-grams stood in so many documents that they decided nothing "
         f"(data.decontaminate.max_documents); an item that stays in a document for that reason is spared. "
         f"The folder decontamination has a line for each document and item."
     )
-    examples = [_examples(name, one) for name, one in found.sets.items() if one.examples]
+    examples = [_build_set_examples(name, one) for name, one in found.sets.items() if one.examples]
     spared = [_build_spared_fold(name, one) for name, one in found.sets.items() if one.spared]
-    numbers = table(head, rows, numeric=range(1, len(head)))
-    return part("contamination", "Evaluation sets", [], numbers, tag("p", note, class_="muted"), *examples, *spared)
+    numbers = build_table(head, rows, numeric=range(1, len(head)))
+    return build_report_section("contamination", "Evaluation sets", [], numbers, build_tag("p", note, class_="muted"), *examples, *spared)
 
 
-def _build_spared_fold(name: str, one: ContaminationOfSet) -> Html:
+def _build_spared_fold(name: str, one: SetContamination) -> Html:
     """Return the spared items of a set with the documents that keep them."""
-    head = [tag("b", name), tag("span", f" {number(one.items_spared)} items spared", class_="muted")]
+    head = [build_tag("b", name), build_tag("span", f" {format_number(one.items_spared)} items spared", class_="muted")]
     rows = [
-        (item.item, item.ngram, number(item.documents), tag("span", *_build_document_lines(item)))
+        (item.item, item.ngram, format_number(item.documents), build_tag("span", *_build_document_lines(item)))
         for item in one.spared
     ]
     left = one.items_spared - len(one.spared)
-    more = tag("p", f"{number(left)} more items are in the folder decontamination.", class_="muted") if left else None
+    more = build_tag("p", f"{format_number(left)} more items are in the folder decontamination.", class_="muted") if left else None
     columns = ("item", "n-gram", "documents", "first of them")
-    return fold(head, [table(columns, rows, numeric=[2]), *([more] if more else [])])
+    return build_details(head, [build_table(columns, rows, numeric=[2]), *([more] if more else [])])
 
 
 def _build_document_lines(item: SparedItem) -> list[Html]:
-    return [tag("div", document.url or document.id) for document in item.examples]
+    return [build_tag("div", document.url or document.id) for document in item.examples]
 
 
-def _examples(name: str, one: ContaminationOfSet) -> Html:
+def _build_set_examples(name: str, one: SetContamination) -> Html:
     documents = one.documents_dropped + one.documents_cut
-    summary = [tag("b", name), tag("span", f" in {number(documents)} documents", class_="muted")]
-    return fold(summary, [_example(example) for example in one.examples])
+    summary = [build_tag("b", name), build_tag("span", f" in {format_number(documents)} documents", class_="muted")]
+    return build_details(summary, [_build_example(example) for example in one.examples])
 
 
-def _example(found: Contaminated) -> Html:
-    return tag(
+def _build_example(found: ContaminatedDocument) -> Html:
+    return build_tag(
         "div",
-        tag("p", tag("b", f"{found.item} ({found.part}), {number(found.matches)} matches, {found.action}")),
-        definitions([("n-gram", join(found.ngram)), ("page", join(found.url))]),
-        user_text(found.excerpt),
+        build_tag("p", build_tag("b", f"{found.item} ({found.part}), {format_number(found.matches)} matches, {found.action}")),
+        build_definition_list([("n-gram", join_html(found.ngram)), ("page", join_html(found.url))]),
+        format_user_text(found.excerpt),
         class_="example",
     )

@@ -7,21 +7,21 @@ show is None.
 import math
 from typing import Any
 
-from llmsys.estimate.reconcile_text import size
-from llmsys.report.markup import Html, section, table, tag
+from llmsys.estimate.reconcile_text import format_memory_size
+from llmsys.report.markup import Html, build_section, build_table, build_tag
 from llmsys.report.run import RunRecord
 
 Numbers = list[tuple[str, str, str]]
 
 
-def cost_numbers(record: RunRecord) -> Numbers:
+def build_cost_numbers(record: RunRecord) -> Numbers:
     """Utilisation with what it is a share of, memory of the fullest rank, and experts that got no token."""
-    share, memory = record.curves.last("utilisation"), record.curves.last("memory_bytes")
+    share, memory = record.curves.get_last_value("utilisation"), record.curves.get_last_value("memory_bytes")
     numbers: Numbers = []
     if not math.isnan(share):
         numbers.append(("utilisation", f"{share:.1%}", str((record.last_step or {}).get("utilisation_of", ""))))
     if not math.isnan(memory):
-        numbers.append(("memory", size(memory), "of the fullest rank"))
+        numbers.append(("memory", format_memory_size(memory), "of the fullest rank"))
     if record.experts.whole:
         loads = record.experts.whole[max(record.experts.whole)]
         dead = sum(share == 0 for layer in loads for share in layer)
@@ -29,7 +29,7 @@ def cost_numbers(record: RunRecord) -> Numbers:
     return numbers
 
 
-def answers(record: RunRecord) -> Html | None:
+def build_answers_section(record: RunRecord) -> Html | None:
     """A table of the sets of questions, as the last evaluation that asked them found."""
     asked = [event for _, event in sorted(record.evaluations.items()) if isinstance(event.get("sets"), dict)]
     if not asked:
@@ -41,30 +41,30 @@ def answers(record: RunRecord) -> Html | None:
         if all(isinstance(one.get(key), float | int) for key in (*keys, "questions"))
     ]
     head = ("set", "by likelihood", "per byte", "per token", "questions")
-    lead = tag("p", f"Share of questions whose right answer was the likeliest, after step {asked[-1]['step']:,}.")
-    return section("answers", "Answers", lead, table(head, rows, numeric=[1, 2, 3, 4]))
+    lead = build_tag("p", f"Share of questions whose right answer was the likeliest, after step {asked[-1]['step']:,}.")
+    return build_section("answers", "Answers", lead, build_table(head, rows, numeric=[1, 2, 3, 4]))
 
 
-def prediction(record: RunRecord) -> Html | None:
+def build_prediction_section(record: RunRecord) -> Html | None:
     """A table of what the estimate said before the first step, and what the steps took."""
     said, took = record.prediction, record.measured
     if said is None:
         return None
     memory, seconds = said["memory"], said["step_seconds"]
     rows = [
-        [f"memory, {memory['instant']}", size(memory["peak_bytes"]), *_beside(took, "peak_bytes", memory["peak_bytes"])]
+        [f"memory, {memory['instant']}", format_memory_size(memory["peak_bytes"]), *_format_measured(took, "peak_bytes", memory["peak_bytes"])]
     ]
     if seconds is not None:
         interval = f"{seconds['p50']:.3g} s ({seconds['p10']:.3g} to {seconds['p90']:.3g})"
-        rows.append([f"step on {said['device']}", interval, *_beside(took, "step_seconds", seconds["p50"])])
-    note = None if seconds is not None else tag("p", f"No time of a step: {said.get('why_no_time')}", class_="muted")
-    return section(
-        "prediction", "Prediction", table(("", "predicted", "measured", "residual"), rows, numeric=[1, 2, 3]), note
+        rows.append([f"step on {said['device']}", interval, *_format_measured(took, "step_seconds", seconds["p50"])])
+    note = None if seconds is not None else build_tag("p", f"No time of a step: {said.get('why_no_time')}", class_="muted")
+    return build_section(
+        "prediction", "Prediction", build_table(("", "predicted", "measured", "residual"), rows, numeric=[1, 2, 3]), note
     )
 
 
-def _beside(took: dict[str, Any] | None, key: str, predicted: float) -> list[str]:
+def _format_measured(took: dict[str, Any] | None, key: str, predicted: float) -> list[str]:
     if took is None:
         return ["–", "–"]
-    measured = size(took[key]) if key == "peak_bytes" else f"{took[key]:.3g} s"
+    measured = format_memory_size(took[key]) if key == "peak_bytes" else f"{took[key]:.3g} s"
     return [measured, f"{took[key] / predicted - 1:+.1%}"]

@@ -6,52 +6,52 @@ shown as text, and every dropped document's rule with its value and threshold.
 
 from collections.abc import Sequence
 
-from llmsys.manifest import Drop, Example, FunnelStage, Manifest, Skip
+from llmsys.manifest import DropCount, DropExample, FunnelStage, Manifest, SkippedInput
 from llmsys.report import plots
-from llmsys.report.contamination import contamination_part
+from llmsys.report.contamination import build_contamination_section
 from llmsys.report.input_units import describe_funnel_bytes, describe_input, format_offset
 from llmsys.report.markup import (
     Html,
-    amount,
-    bytes_amount,
-    definitions,
-    fold,
-    join,
-    number,
-    percent,
-    section,
-    table,
-    tag,
-    user_text,
+    format_amount,
+    format_bytes,
+    build_definition_list,
+    build_details,
+    join_html,
+    format_number,
+    format_percent,
+    build_section,
+    build_table,
+    build_tag,
+    format_user_text,
 )
 from llmsys.report.plots import Figure
-from llmsys.report.run_sections import Numbers, Part, part
-from llmsys.report.threshold_sections import border_block, early_exit_note, silent_tests
-from llmsys.report.tokenizer_usage import tokenizer_part
-from llmsys.threshold import Border
+from llmsys.report.run_sections import Numbers, ReportSection, build_report_section
+from llmsys.report.threshold_sections import build_threshold_block, build_early_exit_note, build_silent_tests_table
+from llmsys.report.tokenizer_usage import build_tokenizer_section
+from llmsys.threshold import ThresholdReport
 
 MAX_BARS = 20
 MAX_SKIP_ROWS = 100
 
 
-def dataset_numbers(manifest: Manifest) -> Numbers:
+def build_dataset_numbers(manifest: Manifest) -> Numbers:
     """The numbers a reader looks for first."""
     numbers: Numbers = []
     if manifest.funnel:
         first, last = manifest.funnel[0], manifest.funnel[-1]
-        remark = f"{percent(last.documents_out, first.documents_in)} of {number(first.documents_in)}"
-        numbers.append(("documents kept", number(last.documents_out), remark))
-        numbers.append(("clean text", bytes_amount(last.bytes_out), f"from {describe_input(manifest)}"))
+        remark = f"{format_percent(last.documents_out, first.documents_in)} of {format_number(first.documents_in)}"
+        numbers.append(("documents kept", format_number(last.documents_out), remark))
+        numbers.append(("clean text", format_bytes(last.bytes_out), f"from {describe_input(manifest)}"))
     tokens = sum(split.tokens for split in manifest.splits.values())
     if tokens:
         text = sum(split.bytes for split in manifest.splits.values())
-        numbers.append(("tokens", amount(tokens), f"{text / tokens:.2f} bytes per token"))
+        numbers.append(("tokens", format_amount(tokens), f"{text / tokens:.2f} bytes per token"))
     if manifest.vocab_size:
-        numbers.append(("vocabulary", number(manifest.vocab_size), str(manifest.token_dtype)))
+        numbers.append(("vocabulary", format_number(manifest.vocab_size), str(manifest.token_dtype)))
     return numbers
 
 
-def dataset_notes(manifest: Manifest) -> list[str]:
+def list_missing_notes(manifest: Manifest) -> list[str]:
     """What a reader would look for and not find, with the reason."""
     notes = []
     if not manifest.splits:
@@ -61,83 +61,83 @@ def dataset_notes(manifest: Manifest) -> list[str]:
     return notes
 
 
-def dataset_parts(manifest: Manifest) -> list[Part]:
+def build_dataset_sections(manifest: Manifest) -> list[ReportSection]:
     """All parts of a dataset that have something to show."""
-    about_text = [_funnel(manifest), contamination_part(manifest), _distributions(manifest)]
-    parts = [*about_text, tokenizer_part(manifest), _reading(manifest)]
+    about_text = [_build_funnel_section(manifest), build_contamination_section(manifest), _build_distributions_section(manifest)]
+    parts = [*about_text, build_tokenizer_section(manifest), _build_reading_section(manifest)]
     return [one for one in parts if one is not None]
 
 
 # --- Funnel ---
 
 
-def _funnel(manifest: Manifest) -> Part | None:
+def _build_funnel_section(manifest: Manifest) -> ReportSection | None:
     stages = manifest.funnel
     if not stages:
         return None
-    figures = [_funnel_figure(stages)]
+    figures = [_build_funnel_figure(stages)]
     drops = [(stage, drop) for stage in stages for drop in stage.dropped]
     if drops:
-        figures.append(_drops_figure([drop for _, drop in drops]))
+        figures.append(_build_drops_figure([drop for _, drop in drops]))
     rows = [
         (
-            tag("b", title(stage.stage)),
-            number(stage.documents_in),
-            number(stage.documents_out),
-            _dropped(stage),
-            bytes_amount(stage.bytes_in),
-            bytes_amount(stage.bytes_out),
+            build_tag("b", format_title(stage.stage)),
+            format_number(stage.documents_in),
+            format_number(stage.documents_out),
+            _build_dropped_cell(stage),
+            format_bytes(stage.bytes_in),
+            format_bytes(stage.bytes_out),
         )
         for stage in stages
     ]
     head = ("stage", "documents in", "documents out", "dropped", "bytes in", "bytes out")
-    note = tag("p", describe_funnel_bytes(manifest), class_="muted")
-    numbers = table(head, rows, numeric=range(1, 6))
-    return part("funnel", "Funnel", figures, numbers, note, *_changes(stages), *_reasons(drops, manifest.borders))
+    note = build_tag("p", describe_funnel_bytes(manifest), class_="muted")
+    numbers = build_table(head, rows, numeric=range(1, 6))
+    return build_report_section("funnel", "Funnel", figures, numbers, note, *_build_changes_table(stages), *_build_drop_reasons(drops, manifest.borders))
 
 
-def _reasons(drops: Sequence[tuple[FunnelStage, Drop]], borders: Sequence[Border]) -> list[Html | None]:
+def _build_drop_reasons(drops: Sequence[tuple[FunnelStage, DropCount]], borders: Sequence[ThresholdReport]) -> list[Html | None]:
     """Every test that dropped documents, with examples; then those that dropped none."""
     if not drops:
-        return [silent_tests(borders)]
+        return [build_silent_tests_table(borders)]
     tests = [
-        _drop(stage, drop, [one for one in borders if (one.rule, one.test) == (drop.rule, drop.test)])
+        _build_drop_details(stage, drop, [one for one in borders if (one.rule, one.test) == (drop.rule, drop.test)])
         for stage, drop in drops
     ]
-    note = early_exit_note() if borders else None
-    return [tag("h3", "Why documents were dropped"), note, *tests, silent_tests(borders)]
+    note = build_early_exit_note() if borders else None
+    return [build_tag("h3", "Why documents were dropped"), note, *tests, build_silent_tests_table(borders)]
 
 
-def _changes(stages: tuple[FunnelStage, ...]) -> list[Html]:
+def _build_changes_table(stages: tuple[FunnelStage, ...]) -> list[Html]:
     """What was changed in the documents that stay, counted by what was done."""
     rows = [
-        (title(stage.stage), what, number(count))
+        (format_title(stage.stage), what, format_number(count))
         for stage in stages
         for what, count in sorted(stage.changed.items(), key=lambda one: (-one[1], one[0]))
     ]
     if not rows:
         return []
-    return [tag("h3", "What was changed in documents that stay"), table(("stage", "what", "times"), rows, numeric=[2])]
+    return [build_tag("h3", "What was changed in documents that stay"), build_table(("stage", "what", "times"), rows, numeric=[2])]
 
 
-def _funnel_figure(stages: tuple[FunnelStage, ...]) -> Figure:
-    names = [title(stage.stage) for stage in stages]
-    kept = plots.bars(names, [s.documents_out for s in stages], ["" for _ in stages], "documents")[0][0]
+def _build_funnel_figure(stages: tuple[FunnelStage, ...]) -> Figure:
+    names = [format_title(stage.stage) for stage in stages]
+    kept = plots.build_bars(names, [s.documents_out for s in stages], ["" for _ in stages], "documents")[0][0]
     gone_count = [s.documents_in - s.documents_out for s in stages]
-    gone = plots.bars(names, gone_count, ["" for _ in stages], "documents", plots.ORANGE)[0][0]
+    gone = plots.build_bars(names, gone_count, ["" for _ in stages], "documents", plots.ORANGE)[0][0]
     kept |= {"name": "kept", "hovertemplate": "%{y}: %{x:,} kept<extra></extra>"}
     gone |= {"name": "dropped here", "hovertemplate": "%{y}: %{x:,} dropped<extra></extra>"}
-    layout = plots.lying("documents") | {"barmode": "stack", "showlegend": True}
-    height = plots.bars_height(len(names), names)
+    layout = plots.build_bars_layout("documents") | {"barmode": "stack", "showlegend": True}
+    height = plots.compute_bars_height(len(names), names)
     return Figure("plot-funnel", "What is left after each stage", [kept, gone], layout, height=height)
 
 
-def _drops_figure(drops: list[Drop]) -> Figure:
-    counted = plots.largest(((f"{title(d.rule)}: {title(d.test)}", d.documents) for d in drops), MAX_BARS)
-    traces, layout = plots.bars(
+def _build_drops_figure(drops: list[DropCount]) -> Figure:
+    counted = plots.select_largest(((f"{format_title(d.rule)}: {format_title(d.test)}", d.documents) for d in drops), MAX_BARS)
+    traces, layout = plots.build_bars(
         [name for name, _ in counted],
         [value for _, value in counted],
-        [number(value) for _, value in counted],
+        [format_number(value) for _, value in counted],
         "documents dropped",
         plots.ORANGE,
     )
@@ -146,50 +146,50 @@ def _drops_figure(drops: list[Drop]) -> Figure:
         "Which test dropped them",
         traces,
         layout,
-        height=plots.bars_height(len(counted), (name for name, _ in counted)),
+        height=plots.compute_bars_height(len(counted), (name for name, _ in counted)),
     )
 
 
-def _dropped(stage: FunnelStage) -> Html:
+def _build_dropped_cell(stage: FunnelStage) -> Html:
     """The number dropped, with a small bar of its share."""
     gone = stage.documents_in - stage.documents_out
     share = 100 * gone / stage.documents_in if stage.documents_in else 0
-    return tag(
+    return build_tag(
         "span",
-        f"{number(gone)} ",
-        tag("span", percent(gone, stage.documents_in), class_="muted"),
-        tag("span", tag("i", style=f"width:{share:.1f}%"), class_="meter", aria_hidden="true"),
+        f"{format_number(gone)} ",
+        build_tag("span", format_percent(gone, stage.documents_in), class_="muted"),
+        build_tag("span", build_tag("i", style=f"width:{share:.1f}%"), class_="meter", aria_hidden="true"),
     )
 
 
-def _drop(stage: FunnelStage, drop: Drop, borders: Sequence[Border]) -> Html:
+def _build_drop_details(stage: FunnelStage, drop: DropCount, borders: Sequence[ThresholdReport]) -> Html:
     """One test with examples: the documents nearest to its threshold where it has one."""
     summary = [
-        tag("b", f"{title(drop.rule)}: {title(drop.test)}"),
-        tag(
+        build_tag("b", f"{format_title(drop.rule)}: {format_title(drop.test)}"),
+        build_tag(
             "span",
-            f" {number(drop.documents)} document{'' if drop.documents == 1 else 's'}, {bytes_amount(drop.bytes)}, "
-            f"{percent(drop.documents, stage.documents_in)} of what came in",
+            f" {format_number(drop.documents)} document{'' if drop.documents == 1 else 's'}, {format_bytes(drop.bytes)}, "
+            f"{format_percent(drop.documents, stage.documents_in)} of what came in",
             class_="muted",
         ),
     ]
-    blocks = [border_block(border) for border in borders if border.dropped.documents]
-    examples = blocks or [_example(example) for example in drop.examples]
-    return fold(summary, examples or tag("p", "No examples were kept.", class_="muted"))
+    blocks = [build_threshold_block(border) for border in borders if border.dropped.documents]
+    examples = blocks or [_build_example(example) for example in drop.examples]
+    return build_details(summary, examples or build_tag("p", "No examples were kept.", class_="muted"))
 
 
-def _example(example: Example) -> Html:
-    values = [*_value("value", example.value), *_value("threshold", example.threshold), ("page", join(example.url))]
-    return tag(
-        "div", tag("p", tag("b", example.reason)), definitions(values), user_text(example.excerpt), class_="example"
+def _build_example(example: DropExample) -> Html:
+    values = [*_build_value_entry("value", example.value), *_build_value_entry("threshold", example.threshold), ("page", join_html(example.url))]
+    return build_tag(
+        "div", build_tag("p", build_tag("b", example.reason)), build_definition_list(values), format_user_text(example.excerpt), class_="example"
     )
 
 
-def _value(name: str, value: float | str | None) -> list[tuple[str, Html]]:
-    return [] if value is None else [(name, join(value if isinstance(value, str) else number(value)))]
+def _build_value_entry(name: str, value: float | str | None) -> list[tuple[str, Html]]:
+    return [] if value is None else [(name, join_html(value if isinstance(value, str) else format_number(value)))]
 
 
-def title(name: str) -> str:
+def format_title(name: str) -> str:
     """A stage, rule or test name as a reader would write it: near_duplicates → near duplicates."""
     return name.replace("_", " ")
 
@@ -197,72 +197,72 @@ def title(name: str) -> str:
 # --- Distributions ---
 
 
-def _distributions(manifest: Manifest) -> Part | None:
+def _build_distributions_section(manifest: Manifest) -> ReportSection | None:
     figures: list[Figure] = []
     if manifest.languages:
-        counts = plots.largest(((code, one.documents) for code, one in manifest.languages.items()), MAX_BARS)
+        counts = plots.select_largest(((code, one.documents) for code, one in manifest.languages.items()), MAX_BARS)
         codes, values = [code for code, _ in counts], [value for _, value in counts]
-        traces, layout = plots.bars(codes, values, [number(value) for value in values], "documents")
+        traces, layout = plots.build_bars(codes, values, [format_number(value) for value in values], "documents")
         caption = "All extracted documents, before the language filter."
-        height = min(plots.bars_height(len(counts)), 480)
+        height = min(plots.compute_bars_height(len(counts)), 480)
         figures.append(Figure("plot-languages", "Languages", traces, layout, caption, height))
     if sum(manifest.lengths.counts):
-        traces, layout = plots.histogram(manifest.lengths.edges, manifest.lengths.counts, "characters", "documents")
-        caption = f"{number(sum(manifest.lengths.counts))} kept documents."
+        traces, layout = plots.build_histogram(manifest.lengths.edges, manifest.lengths.counts, "characters", "documents")
+        caption = f"{format_number(sum(manifest.lengths.counts))} kept documents."
         figures.append(Figure("plot-lengths", "Length of kept documents", traces, layout, caption, 320))
     if not figures:
         return None
-    html = section("distributions", "Languages and lengths", tag("div", [one.html() for one in figures], class_="grid"))
-    return Part("distributions", "Languages", html, figures)
+    html = build_section("distributions", "Languages and lengths", build_tag("div", [one.to_html() for one in figures], class_="grid"))
+    return ReportSection("distributions", "Languages", html, figures)
 
 
 # --- Reading ---
 
 
-def _reading(manifest: Manifest) -> Part | None:
+def _build_reading_section(manifest: Manifest) -> ReportSection | None:
     read = manifest.read
     skipped = sum(skip.count for skip in read.skipped)
     facts = (
-        f"{number(read.files)} files, {number(read.records)} records, {describe_input(manifest)}; "
-        f"{number(skipped)} records could not be used."
+        f"{format_number(read.files)} files, {format_number(read.records)} records, {describe_input(manifest)}; "
+        f"{format_number(skipped)} records could not be used."
     )
-    return part("reading", "Reading", [], tag("p", facts), _skips(read.skipped) if read.skipped else None)
+    return build_report_section("reading", "Reading", [], build_tag("p", facts), _build_skips_table(read.skipped) if read.skipped else None)
 
 
-def _skips(skips: tuple[Skip, ...]) -> Html:
+def _build_skips_table(skips: tuple[SkippedInput, ...]) -> Html:
     ordered = sorted(skips, key=lambda skip: (-skip.count, skip.file, skip.offset))
-    rows = [(skip.reason, number(skip.count), skip.file, format_offset(skip)) for skip in ordered[:MAX_SKIP_ROWS]]
+    rows = [(skip.reason, format_number(skip.count), skip.file, format_offset(skip)) for skip in ordered[:MAX_SKIP_ROWS]]
     left = len(ordered) - len(rows)
-    more = tag("p", f"{number(left)} more rows are in manifest.json.", class_="muted") if left else None
+    more = build_tag("p", f"{format_number(left)} more rows are in manifest.json.", class_="muted") if left else None
     head = ("why it was skipped", "records", "file", "first at")
-    return tag("div", table(head, rows, numeric=[1, 3]), more)
+    return build_tag("div", build_table(head, rows, numeric=[1, 3]), more)
 
 
 # --- Where it came from ---
 
 
-def dataset_origin(manifest: Manifest) -> list[Html]:
+def build_dataset_origin(manifest: Manifest) -> list[Html]:
     """Fingerprints, splits and files of the dataset, as parts of the section on origins."""
-    identity = definitions(
+    identity = build_definition_list(
         [
             ("dataset", manifest.name),
-            ("fingerprint", tag("code", manifest.fingerprint)),
-            ("configuration digest", tag("code", manifest.config_digest)),
-            ("tokenizer fingerprint", tag("code", manifest.tokenizer_fingerprint or "–")),
+            ("fingerprint", build_tag("code", manifest.fingerprint)),
+            ("configuration digest", build_tag("code", manifest.config_digest)),
+            ("tokenizer fingerprint", build_tag("code", manifest.tokenizer_fingerprint or "–")),
         ]
     )
     splits = [
-        (name, number(split.documents), number(split.tokens), bytes_amount(split.bytes), number(len(split.files)))
+        (name, format_number(split.documents), format_number(split.tokens), format_bytes(split.bytes), format_number(len(split.files)))
         for name, split in manifest.splits.items()
     ]
     files = [
-        (file.name, number(file.rows), number(file.tokens), bytes_amount(file.size), tag("code", file.digest))
+        (file.name, format_number(file.rows), format_number(file.tokens), format_bytes(file.size), build_tag("code", file.digest))
         for split in manifest.splits.values()
         for file in split.files
     ]
-    blocks = [tag("h3", "Dataset"), identity]
+    blocks = [build_tag("h3", "Dataset"), identity]
     if splits:
-        blocks.append(table(("split", "documents", "tokens", "text", "files"), splits, numeric=range(1, 5)))
+        blocks.append(build_table(("split", "documents", "tokens", "text", "files"), splits, numeric=range(1, 5)))
         head = ("token file", "documents", "tokens", "size", "xxh3_128")
-        blocks.append(fold(f"{len(files)} token files", table(head, files, numeric=[1, 2, 3])))
+        blocks.append(build_details(f"{len(files)} token files", build_table(head, files, numeric=[1, 2, 3])))
     return blocks

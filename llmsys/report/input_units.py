@@ -1,8 +1,8 @@
 """What was read, in the units of the input: HTML only where there was HTML, rows where a file is counted in rows."""
 
-from llmsys.manifest import Manifest, Skip
+from llmsys.manifest import Manifest, SkippedInput
 from llmsys.record_place import is_counted_in_rows
-from llmsys.report.markup import bytes_amount, number
+from llmsys.report.markup import format_bytes, format_number
 
 
 def describe_input(manifest: Manifest) -> str:
@@ -10,8 +10,8 @@ def describe_input(manifest: Manifest) -> str:
     given = manifest.read.given_text_bytes
     html = manifest.read.html_bytes - given
     if html <= 0:  # pairs have no pages at all
-        return f"{bytes_amount(given or (manifest.funnel[0].bytes_in if manifest.funnel else 0))} of text"
-    return f"{bytes_amount(html)} of HTML" + (f" and {bytes_amount(given)} of text" if given else "")
+        return f"{format_bytes(given or (manifest.funnel[0].bytes_in if manifest.funnel else 0))} of text"
+    return f"{format_bytes(html)} of HTML" + (f" and {format_bytes(given)} of text" if given else "")
 
 
 def describe_funnel_bytes(manifest: Manifest) -> str:
@@ -24,6 +24,6 @@ def describe_funnel_bytes(manifest: Manifest) -> str:
     return "Bytes are HTML before extraction and UTF-8 text after it."
 
 
-def format_offset(skip: Skip) -> str:
+def format_offset(skip: SkippedInput) -> str:
     """Return where in its file something was skipped: `row 12`, or `byte 1,234`."""
-    return f"{'row' if is_counted_in_rows(skip.file) else 'byte'} {number(skip.offset)}"
+    return f"{'row' if is_counted_in_rows(skip.file) else 'byte'} {format_number(skip.offset)}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
-from llmsys.report.markup import Html, amount, plot_text, tag
+from llmsys.report.markup import Html, format_amount, escape_plot_text, build_tag
 
 MAX_POINTS = 2_000
 THINNING_RULE = (
@@ -40,57 +40,57 @@ class Figure:
     height: int = 300
     views: list[dict[str, Any]] = field(default_factory=list)
     """Other readings of the same plot: {label, y: one list per trace, title of the y axis}; the first is drawn."""
-    moments: list[dict[str, Any]] = field(default_factory=list)
+    slider_steps: list[dict[str, Any]] = field(default_factory=list)
     """States of a heat map in time: {label, z}; the last is drawn, a slider shows the others."""
 
-    def html(self) -> Html:
+    def to_html(self) -> Html:
         """The element the page's script draws into, with its title, buttons, slider and caption."""
         heading = f"{self.anchor}-title"
         buttons = [
-            tag("button", view["label"], type="button", data_view=str(i), aria_pressed="true" if i == 0 else "false")
+            build_tag("button", view["label"], type="button", data_view=str(i), aria_pressed="true" if i == 0 else "false")
             for i, view in enumerate(self.views)
         ]
-        last = str(len(self.moments) - 1)
+        last = str(len(self.slider_steps) - 1)
         slider = (
-            tag(
+            build_tag(
                 "label",
                 "at ",
-                tag("output", self.moments[-1]["label"]),
-                tag("input", type="range", min="0", max=last, value=last, step="1", aria_label="moment of the run"),
+                build_tag("output", self.slider_steps[-1]["label"]),
+                build_tag("input", type="range", min="0", max=last, value=last, step="1", aria_label="moment of the run"),
                 class_="moments",
             )
-            if len(self.moments) > 1
+            if len(self.slider_steps) > 1
             else None
         )
-        return tag(
+        return build_tag(
             "figure",
-            tag(
+            build_tag(
                 "div",
-                tag("h3", self.title, id=heading),
-                tag("div", buttons, class_="views") if buttons else None,
+                build_tag("h3", self.title, id=heading),
+                build_tag("div", buttons, class_="views") if buttons else None,
                 class_="figure-head",
             ),
             slider,
-            tag("div", id=self.anchor, class_="plot", style=f"height:{self.height}px", aria_labelledby=heading),
-            tag("figcaption", self.caption) if self.caption else None,
+            build_tag("div", id=self.anchor, class_="plot", style=f"height:{self.height}px", aria_labelledby=heading),
+            build_tag("figcaption", self.caption) if self.caption else None,
         )
 
-    def data(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What the page's script needs to draw it."""
         return {
             "id": self.anchor,
             "traces": self.traces,
             "layout": self.layout,
             "views": self.views,
-            "moments": [moment["z"] for moment in self.moments],
-            "labels": [moment["label"] for moment in self.moments],
+            "moments": [moment["z"] for moment in self.slider_steps],
+            "labels": [moment["label"] for moment in self.slider_steps],
         }
 
 
 # --- Curves over the run ---
 
 
-def thin(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS) -> tuple[list[float], list[float]]:
+def downsample_points(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS) -> tuple[list[float], list[float]]:
     """At most `limit` of the points, x rising: the lowest and the highest of each stretch.
 
     Peaks survive, which every n-th point would lose. Points with nan are left out.
@@ -106,10 +106,10 @@ def thin(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS) -> tup
             highest = max(range(len(stretch)), key=lambda i: stretch[i][1])
             kept.extend(stretch[i] for i in sorted({lowest, highest}))
         points = kept
-    return [_short(a) for a, _ in points], [_short(b) for _, b in points]
+    return [_round_value(a) for a, _ in points], [_round_value(b) for _, b in points]
 
 
-def smooth(x: Sequence[float], y: Sequence[float], share: float = 0.02) -> tuple[list[float], list[float]]:
+def compute_running_mean(x: Sequence[float], y: Sequence[float], share: float = 0.02) -> tuple[list[float], list[float]]:
     """The running mean of y over `share` of all points, centred; nan left out. At most `MAX_POINTS` / 4 points."""
     points = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
     sums = [0.0, *accumulate(b for _, b in points)]
@@ -120,30 +120,30 @@ def smooth(x: Sequence[float], y: Sequence[float], share: float = 0.02) -> tuple
         reach = min(half, i, len(points) - 1 - i)  # shorter at the ends, but never to one side
         low, high = i - reach, i + reach + 1
         means.append((points[i][0], (sums[high] - sums[low]) / (high - low)))
-    return [_short(a) for a, _ in means], [_short(b) for _, b in means]
+    return [_round_value(a) for a, _ in means], [_round_value(b) for _, b in means]
 
 
-def curve(name: str, x: Sequence[float], y: Sequence[float], colour: str = BLUE) -> list[Trace]:
+def build_noisy_curve(name: str, x: Sequence[float], y: Sequence[float], colour: str = BLUE) -> list[Trace]:
     """Line traces of one noisy quantity: thinned, and where it is long its running mean over a faint original."""
-    exact = exact_curve(name, x, y, colour)
+    exact = build_exact_curve(name, x, y, colour)
     if len(exact[0]["x"]) < SMOOTHED_FROM:
         return exact
     faint = {"opacity": 0.35, "showlegend": False, "line": {"color": colour, "width": 1}}
-    return [exact[0] | faint, line(f"{name}, running mean", *smooth(x, y), colour)]
+    return [exact[0] | faint, build_line(f"{name}, running mean", *compute_running_mean(x, y), colour)]
 
 
-def exact_curve(name: str, x: Sequence[float], y: Sequence[float], colour: str = BLUE) -> list[Trace]:
+def build_exact_curve(name: str, x: Sequence[float], y: Sequence[float], colour: str = BLUE) -> list[Trace]:
     """The line trace of one quantity without noise: thinned only; with dots where the points are few."""
-    thin_x, thin_y = thin(x, y)
-    return [line(name, thin_x, thin_y, colour, markers=len(thin_x) < 30)]
+    thin_x, thin_y = downsample_points(x, y)
+    return [build_line(name, thin_x, thin_y, colour, markers=len(thin_x) < 30)]
 
 
-def line(name: str, x: Sequence[float], y: Sequence[float], colour: str, *, markers: bool = False) -> Trace:
+def build_line(name: str, x: Sequence[float], y: Sequence[float], colour: str, *, markers: bool = False) -> Trace:
     """One line trace; with dots where the points are few."""
     return {
         "type": "scatter",
         "mode": "lines+markers" if markers else "lines",
-        "name": plot_text(name),
+        "name": escape_plot_text(name),
         "x": list(x),
         "y": list(y),
         "line": {"color": colour, "width": 2},
@@ -151,7 +151,7 @@ def line(name: str, x: Sequence[float], y: Sequence[float], colour: str, *, mark
     }
 
 
-def over_tokens(y_title: str, *, from_zero: bool = False, exponents: str = "", legend: bool = False) -> dict[str, Any]:
+def build_tokens_layout(y_title: str, *, from_zero: bool = False, exponents: str = "", legend: bool = False) -> dict[str, Any]:
     """The layout of a curve against tokens trained."""
     y: dict[str, Any] = {"title": {"text": y_title}}
     if from_zero:
@@ -169,7 +169,7 @@ def over_tokens(y_title: str, *, from_zero: bool = False, exponents: str = "", l
 # --- Bars, histograms, heat maps ---
 
 
-def bars(
+def build_bars(
     labels: Sequence[str], values: Sequence[float], texts: Sequence[str], x_title: str, colours: str | list[str] = BLUE
 ) -> tuple[list[Trace], dict[str, Any]]:
     """Lying bars, the first on top, each with its text; labels may be user text."""
@@ -179,18 +179,18 @@ def bars(
         "orientation": "h",
         "y": _write_labels(labels),
         "x": list(values),
-        "text": [plot_text(text) for text in texts],
+        "text": [escape_plot_text(text) for text in texts],
         "textposition": "outside",
         "marker": {"color": colours},
         "hovertemplate": "%{y}: %{text}<extra></extra>",
         "cliponaxis": False,
     }
-    return [trace], lying(x_title) | {
+    return [trace], build_bars_layout(x_title) | {
         "margin": {"r": max(52, 12 + 8 * longest)}
     }  # room for the text of the longest bar
 
 
-def lying(x_title: str) -> dict[str, Any]:
+def build_bars_layout(x_title: str) -> dict[str, Any]:
     """The layout of lying bars."""
     return {
         "xaxis": {"title": {"text": x_title}, "rangemode": "tozero"},
@@ -200,27 +200,27 @@ def lying(x_title: str) -> dict[str, Any]:
     }
 
 
-def bars_height(count: int, labels: Iterable[str] = ()) -> int:
+def compute_bars_height(count: int, labels: Iterable[str] = ()) -> int:
     """Pixels for so many lying bars, with room for the lines of the longest label on each."""
     lines = max((len(wrap_label(label)) for label in labels), default=1)
     return 90 + max(30, 12 + 15 * lines) * max(count, 2)
 
 
-def largest(items: Iterable[tuple[str, float]], limit: int) -> list[tuple[str, float]]:
+def select_largest(items: Iterable[tuple[str, float]], limit: int) -> list[tuple[str, float]]:
     """The largest items, what is beyond `limit` summed up as one."""
     ordered = sorted(items, key=lambda item: (-item[1], item[0]))
     rest = ordered[limit:]
     return ordered[:limit] + ([(f"{len(rest)} others", sum(value for _, value in rest))] if rest else [])
 
 
-def histogram(
+def build_histogram(
     edges: Sequence[float], counts: Sequence[float], x_title: str, y_title: str
 ) -> tuple[list[Trace], dict[str, Any]]:
     """Counts between edges as a filled outline; the axis is logarithmic where the edges span more than two decades."""
     logarithmic = len(edges) > 1 and edges[-1] > 100 * max(edges[1], 1)
     lowest = min((edge for edge in edges if edge > 0), default=1.0)
     left = [max(edge, lowest / 2) if logarithmic else edge for edge in edges]
-    hovers = [f"{amount(a)} to {amount(b)}: {amount(n)}" for a, b, n in zip(edges, edges[1:], counts, strict=False)]
+    hovers = [f"{format_amount(a)} to {format_amount(b)}: {format_amount(n)}" for a, b, n in zip(edges, edges[1:], counts, strict=False)]
     trace: Trace = {
         "type": "scatter",
         "mode": "lines",
@@ -236,7 +236,7 @@ def histogram(
     return [trace], {"xaxis": x, "yaxis": {"title": {"text": y_title}, "rangemode": "tozero"}, "showlegend": False}
 
 
-def expert_heat(load_LE: list[list[float]]) -> tuple[list[Trace], dict[str, Any]]:
+def build_expert_heatmap(load_LE: list[list[float]]) -> tuple[list[Trace], dict[str, Any]]:
     """Load of each expert (columns) in each layer (rows): 1 is even; colours end at 0 and 2, hovers say the rest."""
     trace: Trace = {
         "type": "heatmap",
@@ -270,7 +270,7 @@ def _write_labels(labels: Sequence[str]) -> list[str]:
     """Return whole labels in lines that leave room for the bars, no two of them the same: plotly would draw one bar."""
     before = [labels[:number].count(label) for number, label in enumerate(labels)]
     whole = [f"{label} ({same + 1})" if same else label for label, same in zip(labels, before, strict=True)]
-    return ["<br>".join(map(plot_text, wrap_label(label))) for label in whole]
+    return ["<br>".join(map(escape_plot_text, wrap_label(label))) for label in whole]
 
 
 def wrap_label(label: str) -> list[str]:
@@ -278,6 +278,6 @@ def wrap_label(label: str) -> list[str]:
     return textwrap.wrap(label, LABEL_CHARACTERS, break_on_hyphens=False) or [label]
 
 
-def _short(value: float) -> float:
+def _round_value(value: float) -> float:
     """Six digits that count: what a screen can show, at a third of the bytes. Counts stay whole."""
     return value if float(value).is_integer() else float(f"{value:.6g}")

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.yaml_text import parse
+from llmsys.config.yaml_text import parse_yaml
 from llmsys.errors import ConfigError
-from llmsys.events import Event, iterate_events
+from llmsys.events import Event, iter_events
 
 CURVES = (
     "tokens",
@@ -33,33 +33,33 @@ MAX_LOAD_NUMBERS = 200_000
 
 
 @dataclass
-class Curves:
+class StepCurves:
     """One column per field of the step events, as long as the run; a value that is absent or not finite is nan."""
 
     step: "array[float]" = field(default_factory=lambda: array("d"))
     columns: dict[str, "array[float]"] = field(default_factory=lambda: {name: array("d") for name in CURVES})
 
-    def append(self, event: Event) -> None:
+    def append_event(self, event: Event) -> None:
         """Add one step event; steps logged before that were at or after it no longer hold."""
-        self.cut_after(event["step"] - 1)
+        self.truncate_after(event["step"] - 1)
         self.step.append(event["step"])
         for name, column in self.columns.items():
-            column.append(_number(event.get(name)))
+            column.append(_to_float(event.get(name)))
 
-    def cut_after(self, step: float) -> None:
+    def truncate_after(self, step: float) -> None:
         """Forget the steps later than `step`."""
         while self.step and self.step[-1] > step:
             self.step.pop()
             for column in self.columns.values():
                 column.pop()
 
-    def last(self, name: str) -> float:
+    def get_last_value(self, name: str) -> float:
         """The last value of a column that is a number; nan where there is none."""
         return next((value for value in reversed(self.columns[name]) if value == value), MISSING)
 
 
 @dataclass
-class ExpertLoads:
+class ExpertLoadHistory:
     """How even the experts were used: every record's extremes, and whole loads for a bounded number of moments.
 
     A load is an expert's share of its layer's tokens times the number of experts, so that 1 is even.
@@ -74,15 +74,15 @@ class ExpertLoads:
     """Load per layer and expert by position in the lists above."""
     keep_every: int = 1
 
-    def append(self, event: Event) -> None:
+    def append_event(self, event: Event) -> None:
         """Add one experts event; whole loads are kept for every second, fourth, … record as they grow too many."""
-        self.cut_after(event["step"] - 1)
+        self.truncate_after(event["step"] - 1)
         load_LE = [[share * len(layer) for share in layer] for layer in event["load"] if layer]
         if not load_LE:
             return
         position = len(self.step)
         self.step.append(event["step"])
-        self.tokens.append(_number(event.get("tokens")))
+        self.tokens.append(_to_float(event.get("tokens")))
         self.busiest.append(max(max(layer) for layer in load_LE))
         self.busiest_mean.append(sum(max(layer) for layer in load_LE) / len(load_LE))
         self.idlest.append(min(min(layer) for layer in load_LE))
@@ -93,7 +93,7 @@ class ExpertLoads:
             self.keep_every *= 2
             self.whole = {p: load for p, load in self.whole.items() if p % self.keep_every == 0 or p == position}
 
-    def cut_after(self, step: float) -> None:
+    def truncate_after(self, step: float) -> None:
         """Forget the records later than `step`."""
         while self.step and self.step[-1] > step:
             for column in (self.step, self.tokens, self.busiest, self.busiest_mean, self.idlest):
@@ -111,8 +111,8 @@ class RunRecord:
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     starts: list[Event] = field(default_factory=list)
-    curves: Curves = field(default_factory=Curves)
-    experts: ExpertLoads = field(default_factory=ExpertLoads)
+    curves: StepCurves = field(default_factory=StepCurves)
+    experts: ExpertLoadHistory = field(default_factory=ExpertLoadHistory)
     evaluations: dict[int, Event] = field(default_factory=dict)
     samples: dict[int, Event] = field(default_factory=dict)
     checkpoints: dict[int, Event] = field(default_factory=dict)
@@ -133,34 +133,34 @@ class RunRecord:
         """The evaluation of the latest step."""
         return self.evaluations[max(self.evaluations)] if self.evaluations else None
 
-    def start_value(self, name: str) -> Any:
+    def get_start_value(self, name: str) -> Any:
         """A field of the latest start event, None when there is none."""
         return self.starts[-1].get(name) if self.starts else None
 
-    def add(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         """Take one event into the record; a kind nobody knows is left alone."""
-        self.last_time = max(self.last_time, _number(event.get("time")))
+        self.last_time = max(self.last_time, _to_float(event.get("time")))
         kind = event["event"]
         if kind == "start":
-            self._start(event)
+            self._add_start(event)
         elif kind == "finish":
             self.finish = event
         elif kind == "prediction":
-            self._predicted(event)
+            self._set_prediction(event)
         elif kind == "measured":
             self.measured = event if float(event["peak_bytes"]) >= 0 and float(event["step_seconds"]) > 0 else None
         elif not isinstance(event.get("step"), int):
             return
         elif kind == "step":
-            self.curves.append(event)
+            self.curves.append_event(event)
             self.last_step = event
         elif kind == "experts":
-            self.experts.append(event)
+            self.experts.append_event(event)
         elif kind in ("evaluation", "samples", "checkpoint"):
             table = {"evaluation": self.evaluations, "samples": self.samples, "checkpoint": self.checkpoints}[kind]
             table[event["step"]] = event
 
-    def _predicted(self, event: Event) -> None:
+    def _set_prediction(self, event: Event) -> None:
         """Raises KeyError or TypeError where a field is not what it should be."""
         seconds = event["step_seconds"]
         numbers = [
@@ -170,13 +170,13 @@ class RunRecord:
         if min(numbers) > 0 and isinstance(event["memory"]["instant"], str) and isinstance(event["device"], str):
             self.prediction = event
 
-    def _start(self, event: Event) -> None:
+    def _add_start(self, event: Event) -> None:
         """A start from step s takes back what was recorded of later steps: that part of the trajectory was lost."""
         self.starts.append(event)
         self.finish = self.prediction = self.measured = None
         step = event.get("resumed_from") or 0
-        self.curves.cut_after(step)
-        self.experts.cut_after(step)
+        self.curves.truncate_after(step)
+        self.experts.truncate_after(step)
         for table in (self.evaluations, self.samples, self.checkpoints):
             for later in [key for key in table if key > step]:
                 del table[later]
@@ -192,14 +192,14 @@ def read_run(folder: Path) -> RunRecord:
         record.notes.append(f"No events: {path} does not exist. `llmsys train CONFIG` writes it as it goes.")
         return record
     damaged = 0
-    for event in iterate_events(path):
+    for event in iter_events(path):
         try:
-            record.add(event)
+            record.add_event(event)
         except (TypeError, ValueError, KeyError, AttributeError):
             damaged += 1
     if damaged:
         record.notes.append(f"{damaged} events in {path} do not have the fields their kind should have; left out here.")
-    record.notes.extend(_gaps(record))
+    record.notes.extend(_iter_missing_notes(record))
     return record
 
 
@@ -207,7 +207,7 @@ def _read_config(record: RunRecord) -> None:
     path = record.folder / "config.yaml"
     try:
         record.config_text = path.read_text("utf-8", errors="replace")
-        config, _ = parse(record.config_text, str(path))
+        config, _ = parse_yaml(record.config_text, str(path))
     except FileNotFoundError:
         record.notes.append(f"No configuration: {path} does not exist. `llmsys train CONFIG` writes it when it starts.")
     except ConfigError as error:
@@ -230,7 +230,7 @@ def _read_environment(record: RunRecord) -> None:
         record.environment = environment if isinstance(environment, dict) else {}
 
 
-def _gaps(record: RunRecord) -> Iterator[str]:
+def _iter_missing_notes(record: RunRecord) -> Iterator[str]:
     """What a reader would look for and not find, with the reason."""
     steps = record.curves.step
     if not record.starts and not steps:
@@ -251,5 +251,5 @@ def _gaps(record: RunRecord) -> Iterator[str]:
         yield "No samples: no `samples` event was logged (generation.prompts)."
 
 
-def _number(value: object) -> float:
+def _to_float(value: object) -> float:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else MISSING

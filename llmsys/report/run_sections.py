@@ -1,6 +1,6 @@
 """What the page says about a run: yardstick, curves, expert load, samples, and where it all came from.
 
-Reads a `RunRecord`; gives `Part`s (sections with their figures) and the key numbers. Promises: a part with nothing to
+Reads a `RunRecord`; gives `ReportSection`s (sections with their figures) and the key numbers. Promises: a part with nothing to
 show is left out, since the record's notes say why.
 """
 
@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from typing import Any, TypeGuard
 
 from llmsys.compressor_comparison import describe_heldout_bytes, is_heldout_too_small
-from llmsys.progress import duration
+from llmsys.progress import format_duration
 from llmsys.report import plots
-from llmsys.report.cost_sections import answers, cost_numbers, prediction
-from llmsys.report.markup import Html, amount, definitions, fold, number, percent, section, table, tag, user_text
+from llmsys.report.cost_sections import build_answers_section, build_cost_numbers, build_prediction_section
+from llmsys.report.markup import Html, format_amount, build_definition_list, build_details, format_number, format_percent, build_section, build_table, build_tag, format_user_text
 from llmsys.report.plots import Figure
 from llmsys.report.run import RunRecord
 
@@ -24,7 +24,7 @@ Numbers = list[tuple[str, str, str]]
 
 
 @dataclass(frozen=True)
-class Part:
+class ReportSection:
     """One section of the page and the figures drawn in it."""
 
     anchor: str
@@ -33,31 +33,31 @@ class Part:
     figures: list[Figure] = field(default_factory=list)
 
 
-def part(anchor: str, title: str, figures: Sequence[Figure], *more: Html | None) -> Part:
+def build_report_section(anchor: str, title: str, figures: Sequence[Figure], *more: Html | None) -> ReportSection:
     """A section that shows its figures, then the rest."""
-    return Part(anchor, title, section(anchor, title, [one.html() for one in figures], *more), list(figures))
+    return ReportSection(anchor, title, build_section(anchor, title, [one.to_html() for one in figures], *more), list(figures))
 
 
-def run_parts(record: RunRecord, tokens_per_byte: float | None) -> list[Part]:
+def build_run_sections(record: RunRecord, tokens_per_byte: float | None) -> list[ReportSection]:
     """All parts of a run that have something to show.
 
     Args:
         record: what the run's folder held.
         tokens_per_byte: of the training text, to show the training loss in bits per byte; None when unknown.
     """
-    tables = (("answers", "Answers", answers(record)), ("prediction", "Prediction", prediction(record)))
-    asked, predicted = (None if html is None else Part(anchor, title, html) for anchor, title, html in tables)
-    training = _training(record, tokens_per_byte)
-    parts = [_yardstick(record), asked, training, predicted, _experts(record), _samples(record)]
+    tables = (("answers", "Answers", build_answers_section(record)), ("prediction", "Prediction", build_prediction_section(record)))
+    asked, predicted = (None if html is None else ReportSection(anchor, title, html) for anchor, title, html in tables)
+    training = _build_training_section(record, tokens_per_byte)
+    parts = [_build_compressor_section(record), asked, training, predicted, _build_experts_section(record), _build_samples_section(record)]
     return [one for one in parts if one is not None]
 
 
 # --- Key numbers ---
 
 
-def run_numbers(record: RunRecord) -> Numbers:
+def build_run_numbers(record: RunRecord) -> Numbers:
     """The numbers a reader looks for first."""
-    numbers: Numbers = [("state", *state(record))]
+    numbers: Numbers = [("state", *describe_run_state(record))]
     evaluation = record.last_evaluation
     if evaluation and _is_number(evaluation.get("bits_per_byte")):
         rivals = [("xz", evaluation.get("xz_bits_per_byte")), ("gzip", evaluation.get("gzip_bits_per_byte"))]
@@ -67,48 +67,48 @@ def run_numbers(record: RunRecord) -> Numbers:
         numbers.append(("bits per byte", f"{evaluation['bits_per_byte']:.3f}", remark))
     if evaluation and _is_number(evaluation.get("loss")):
         numbers.append(("validation loss", f"{evaluation['loss']:.3f}", "nats per token"))
-    parameters, active = record.start_value("parameters"), record.start_value("parameters_active")
+    parameters, active = record.get_start_value("parameters"), record.get_start_value("parameters_active")
     if _is_number(parameters):
-        remark = f"{amount(active)} active per token" if _is_number(active) and active != parameters else ""
-        numbers.append(("parameters", amount(parameters), remark))
+        remark = f"{format_amount(active)} active per token" if _is_number(active) and active != parameters else ""
+        numbers.append(("parameters", format_amount(parameters), remark))
     if record.curves.step:
-        tokens, speed = record.curves.last("tokens"), record.curves.last("tokens_per_second")
+        tokens, speed = record.curves.get_last_value("tokens"), record.curves.get_last_value("tokens_per_second")
         remark = f"step {record.curves.step[-1]:,.0f}"
-        numbers.append(("tokens trained", amount(tokens) if tokens == tokens else "–", remark))
+        numbers.append(("tokens trained", format_amount(tokens) if tokens == tokens else "–", remark))
         if speed == speed:
-            numbers.append(("tokens per second", amount(speed), _machine(record)))
-    return numbers + cost_numbers(record)
+            numbers.append(("tokens per second", format_amount(speed), _format_machine(record)))
+    return numbers + build_cost_numbers(record)
 
 
-def state(record: RunRecord) -> tuple[str, str]:
+def describe_run_state(record: RunRecord) -> tuple[str, str]:
     """Where the run stands: a word, and how far it is or how long it took."""
     if record.finish is not None:
         seconds = record.finish.get("seconds")
-        return "finished", f"in {duration(seconds)}" if _is_number(seconds) else ""
+        return "finished", f"in {format_duration(seconds)}" if _is_number(seconds) else ""
     if not record.curves.step:
         return ("started", "no step logged yet") if record.starts else ("not started", "")
-    steps = record.start_value("steps")
+    steps = record.get_start_value("steps")
     done = record.curves.step[-1]
-    how_far = f"{percent(done, steps)} of {number(steps)} steps" if _is_number(steps) else f"step {done:,.0f}"
+    how_far = f"{format_percent(done, steps)} of {format_number(steps)} steps" if _is_number(steps) else f"step {done:,.0f}"
     return "unfinished", how_far
 
 
-def _machine(record: RunRecord) -> str:
-    world, engine = record.start_value("world_size"), record.start_value("engine")
-    return f"{world} × {record.start_value('device') or 'device'}, {engine}" if world else ""
+def _format_machine(record: RunRecord) -> str:
+    world, engine = record.get_start_value("world_size"), record.get_start_value("engine")
+    return f"{world} × {record.get_start_value('device') or 'device'}, {engine}" if world else ""
 
 
 # --- Parts ---
 
 
-def _yardstick(record: RunRecord) -> Part | None:
+def _build_compressor_section(record: RunRecord) -> ReportSection | None:
     evaluation = record.last_evaluation
     if evaluation is None or not _is_number(evaluation.get("bits_per_byte")):
         return None
     rivals = [("this model", "bits_per_byte"), ("xz -9", "xz_bits_per_byte"), ("gzip -9", "gzip_bits_per_byte")]
     shown = [(name, float(evaluation[key])) for name, key in rivals if _is_number(evaluation.get(key))]
     best = min(shown[1:], key=lambda one: one[1], default=None)
-    traces, layout = plots.bars(
+    traces, layout = plots.build_bars(
         [name for name, _ in shown],
         [value for _, value in shown],
         [f"{value:.3f}" for _, value in shown],
@@ -124,22 +124,22 @@ def _yardstick(record: RunRecord) -> Part | None:
     else:
         verdict = f"The model does not beat {best[0]} yet."
     sizes = {"bytes": evaluation.get("evaluated_bytes"), "tokens": evaluation.get("evaluated_tokens")}
-    measured = [f"{amount(size)} {word}" for word, size in sizes.items() if _is_number(size)]
+    measured = [f"{format_amount(size)} {word}" for word, size in sizes.items() if _is_number(size)]
     size = sizes["bytes"] if _is_number(sizes["bytes"]) else None
     caption = (
-        f"{verdict} Lower is better. Compared {describe_heldout_bytes(size)}, at step {number(evaluation['step'])}"
+        f"{verdict} Lower is better. Compared {describe_heldout_bytes(size)}, at step {format_number(evaluation['step'])}"
     )
     caption += f" ({' = '.join(measured)} of documents the model never saw)." if measured else "."
-    figure = Figure("plot-yardstick", "Against compressors", traces, layout, caption, plots.bars_height(len(shown)))
-    return part("yardstick", "Yardstick", [figure])
+    figure = Figure("plot-yardstick", "Against compressors", traces, layout, caption, plots.compute_bars_height(len(shown)))
+    return build_report_section("yardstick", "Yardstick", [figure])
 
 
-def _training(record: RunRecord, tokens_per_byte: float | None) -> Part | None:
+def _build_training_section(record: RunRecord, tokens_per_byte: float | None) -> ReportSection | None:
     curves = record.curves
     if not curves.step:
         return None
     tokens, columns = curves.columns["tokens"], curves.columns
-    figures = [_loss(record, tokens_per_byte)]
+    figures = [_build_loss_figure(record, tokens_per_byte)]
     small = [
         ("learning_rate", "Learning rate", "learning rate", plots.BLUE, "power"),
         ("gradient_norm", "Gradient norm", "norm before clipping", plots.ORANGE, ""),
@@ -148,36 +148,36 @@ def _training(record: RunRecord, tokens_per_byte: float | None) -> Part | None:
     ]
     for name, title, unit, colour, exponents in small:
         if any(value == value for value in columns[name]):
-            draw = plots.exact_curve if name == "learning_rate" else plots.curve
+            draw = plots.build_exact_curve if name == "learning_rate" else plots.build_noisy_curve
             traces = draw(unit, tokens, columns[name], colour)
-            layout = plots.over_tokens(unit, from_zero=True, exponents=exponents)
+            layout = plots.build_tokens_layout(unit, from_zero=True, exponents=exponents)
             figures.append(Figure(f"plot-{name.replace('_', '-')}", title, traces, layout, height=240))
     waiting = [
         100 * wait / whole if whole > 0 else math.nan
         for wait, whole in zip(columns["data_wait_seconds"], columns["seconds"], strict=True)
     ]
     if any(value == value for value in waiting):
-        traces = plots.curve("waiting for data", tokens, waiting, plots.PURPLE)
-        layout = plots.over_tokens("% of the time", from_zero=True)
+        traces = plots.build_noisy_curve("waiting for data", tokens, waiting, plots.PURPLE)
+        layout = plots.build_tokens_layout("% of the time", from_zero=True)
         figures.append(Figure("plot-data-wait", "Waiting for data", traces, layout, height=240))
     large, rest = figures[0], figures[1:]
-    notes = tag("p", plots.THINNING_RULE, class_="muted") if len(curves.step) > plots.MAX_POINTS else None
-    html = section("training", "Training", large.html(), tag("div", [one.html() for one in rest], class_="grid"), notes)
-    return Part("training", "Training", html, figures)
+    notes = build_tag("p", plots.THINNING_RULE, class_="muted") if len(curves.step) > plots.MAX_POINTS else None
+    html = build_section("training", "Training", large.to_html(), build_tag("div", [one.to_html() for one in rest], class_="grid"), notes)
+    return ReportSection("training", "Training", html, figures)
 
 
-def _loss(record: RunRecord, tokens_per_byte: float | None) -> Figure:
+def _build_loss_figure(record: RunRecord, tokens_per_byte: float | None) -> Figure:
     """Training and evaluation loss; a second view in bits per byte where the tokens per byte are known."""
     curves = record.curves
-    traces = plots.curve("training", curves.columns["tokens"], curves.columns["loss"])
+    traces = plots.build_noisy_curve("training", curves.columns["tokens"], curves.columns["loss"])
     bits_per_nat = (tokens_per_byte or 0.0) / math.log(2)
-    bits: list[list[float | None]] = [[_rounded(y * bits_per_nat) for y in trace["y"]] for trace in traces]
+    bits: list[list[float | None]] = [[_round_value(y * bits_per_nat) for y in trace["y"]] for trace in traces]
     evaluations = [event for _, event in sorted(record.evaluations.items())]
     measured = [event for event in evaluations if _is_number(event.get("loss")) and _is_number(event.get("tokens"))]
     if measured:
         tokens, losses = [event["tokens"] for event in measured], [event["loss"] for event in measured]
         diamonds = {"mode": "lines+markers", "marker": {"color": plots.ORANGE, "size": 9, "symbol": "diamond"}}
-        traces = [*traces, plots.line("held back", tokens, losses, plots.ORANGE) | diamonds]
+        traces = [*traces, plots.build_line("held back", tokens, losses, plots.ORANGE) | diamonds]
         bits = [*bits, [event.get("bits_per_byte") for event in measured]]
     views: list[dict[str, Any]] = []
     caption = "In bits per byte once the dataset's manifest.json or an evaluation tells the tokens per byte."
@@ -187,17 +187,17 @@ def _loss(record: RunRecord, tokens_per_byte: float | None) -> Figure:
             {"label": unit, "title": unit, "y": y} for unit, y in (("nats per token", nats), ("bits per byte", bits))
         ]
         caption = f"A byte of training text is {tokens_per_byte:.4f} tokens: bits per byte = nats × {bits_per_nat:.4f}."
-    return Figure("plot-loss", "Loss", traces, plots.over_tokens("nats per token", legend=True), caption, 380, views)
+    return Figure("plot-loss", "Loss", traces, plots.build_tokens_layout("nats per token", legend=True), caption, 380, views)
 
 
-def _experts(record: RunRecord) -> Part | None:
+def _build_experts_section(record: RunRecord) -> ReportSection | None:
     loads = record.experts
     if not loads.step:
         return None
     positions = sorted(loads.whole)
     heats = [[[round(one, 3) for one in layer] for layer in loads.whole[p]] for p in positions]
-    moments = [{"label": f"step {number(loads.step[p])}", "z": z} for p, z in zip(positions, heats, strict=True)]
-    traces, layout = plots.expert_heat(heats[-1])
+    moments = [{"label": f"step {format_number(loads.step[p])}", "z": z} for p, z in zip(positions, heats, strict=True)]
+    traces, layout = plots.build_expert_heatmap(heats[-1])
     heat = Figure(
         "plot-experts",
         "Expert load by layer",
@@ -206,52 +206,52 @@ def _experts(record: RunRecord) -> Part | None:
         "Share of a layer's tokens that each expert took, times the number of experts: 1 is even. "
         f"{len(moments)} of {len(loads.step)} records can be chosen.",
         100 + max(160, min(560, 30 * len(heats[-1]))),
-        moments=moments,
+        slider_steps=moments,
     )
     lines = [
-        *plots.curve("busiest expert of all layers", loads.tokens, loads.busiest, plots.ORANGE),
-        *plots.curve("busiest expert, mean of layers", loads.tokens, loads.busiest_mean, plots.BLUE),
-        *plots.curve("idlest expert of all layers", loads.tokens, loads.idlest, plots.GREEN),
+        *plots.build_noisy_curve("busiest expert of all layers", loads.tokens, loads.busiest, plots.ORANGE),
+        *plots.build_noisy_curve("busiest expert, mean of layers", loads.tokens, loads.busiest_mean, plots.BLUE),
+        *plots.build_noisy_curve("idlest expert of all layers", loads.tokens, loads.idlest, plots.GREEN),
     ]
     over_time = Figure(
         "plot-balance",
         "Balance over the run",
         lines,
-        plots.over_tokens("load, × even", from_zero=True, legend=True),
+        plots.build_tokens_layout("load, × even", from_zero=True, legend=True),
         "The closer the three lines are to 1, the more even the experts work.",
     )
-    return part("experts", "Experts", [heat, over_time])
+    return build_report_section("experts", "Experts", [heat, over_time])
 
 
-def _samples(record: RunRecord) -> Part | None:
+def _build_samples_section(record: RunRecord) -> ReportSection | None:
     if not record.samples:
         return None
     steps = sorted(record.samples, reverse=True)
-    shown = _samples_of(record.samples[steps[0]])
-    earlier = [fold(f"Samples of step {number(step)}", _samples_of(record.samples[step])) for step in steps[1:6]]
-    lead = tag("p", f"What the model writes after step {number(steps[0])}; the prompt is set bold.", class_="muted")
-    return Part("samples", "Samples", section("samples", "Samples", lead, shown, earlier))
+    shown = _format_samples(record.samples[steps[0]])
+    earlier = [build_details(f"Samples of step {format_number(step)}", _format_samples(record.samples[step])) for step in steps[1:6]]
+    lead = build_tag("p", f"What the model writes after step {format_number(steps[0])}; the prompt is set bold.", class_="muted")
+    return ReportSection("samples", "Samples", build_section("samples", "Samples", lead, shown, earlier))
 
 
-def _samples_of(event: dict[str, Any]) -> Html:
+def _format_samples(event: dict[str, Any]) -> Html:
     blocks = []
     for sample in event.get("samples") or []:
         prompt, text = str(sample.get("prompt", "")), str(sample.get("text", ""))
         written = text.removeprefix(prompt)[:4_000]
-        blocks.append(tag("blockquote", tag("b", prompt), written, dir="auto"))
-    return tag("div", blocks, class_="samples")
+        blocks.append(build_tag("blockquote", build_tag("b", prompt), written, dir="auto"))
+    return build_tag("div", blocks, class_="samples")
 
 
 # --- Where it came from ---
 
 
-def run_origin(record: RunRecord) -> list[Html]:
+def build_run_origin(record: RunRecord) -> list[Html]:
     """Configuration, environment and starts of the run, as parts of the section on origins."""
     blocks = []
     if record.starts:
         rows = [
             (
-                _moment(s),
+                _format_time(s),
                 str(s.get("engine", "–")),
                 str(s.get("world_size", "–")),
                 str(s.get("device", "–")),
@@ -260,30 +260,30 @@ def run_origin(record: RunRecord) -> list[Html]:
             for s in record.starts[-50:]
         ]
         head = ("started (UTC)", "engine", "processes", "device", "from")
-        blocks += [tag("h3", "Starts"), table(head, rows, numeric=[2])]
+        blocks += [build_tag("h3", "Starts"), build_table(head, rows, numeric=[2])]
     if record.checkpoints:
         last = record.checkpoints[max(record.checkpoints)]
-        blocks.append(tag("p", f"{len(record.checkpoints)} checkpoints; the last: {last.get('folder', '?')} "))
+        blocks.append(build_tag("p", f"{len(record.checkpoints)} checkpoints; the last: {last.get('folder', '?')} "))
     if record.environment:
-        blocks.append(fold("Environment of the run", definitions(_flat(record.environment))))
+        blocks.append(build_details("Environment of the run", build_definition_list(_flatten_mapping(record.environment))))
     if record.config_text:
-        blocks.append(fold("Resolved configuration", user_text(record.config_text, 200_000)))
+        blocks.append(build_details("Resolved configuration", format_user_text(record.config_text, 200_000)))
     return blocks
 
 
-def _flat(value: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
+def _flatten_mapping(value: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
     """A nested mapping as (a.b.c, text) pairs."""
     pairs: list[tuple[str, str]] = []
     for key, item in value.items():
         name = f"{before}{key}"
         if isinstance(item, dict):
-            pairs += _flat(item, f"{name}.")
+            pairs += _flatten_mapping(item, f"{name}.")
         else:
             pairs.append((name, item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)))
     return pairs
 
 
-def _moment(event: dict[str, Any]) -> str:
+def _format_time(event: dict[str, Any]) -> str:
     seconds = event.get("time")
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}" if _is_number(seconds) else "–"
 
@@ -292,5 +292,5 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _rounded(value: float) -> float:
+def _round_value(value: float) -> float:
     return float(f"{value:.6g}")

@@ -7,64 +7,64 @@ from collections.abc import Mapping
 
 from llmsys.manifest import LanguageUsage, Manifest
 from llmsys.report import plots
-from llmsys.report.markup import bytes_amount, fold, number, percent, table, tag
+from llmsys.report.markup import format_bytes, build_details, format_number, format_percent, build_table, build_tag
 from llmsys.report.plots import Figure
-from llmsys.report.run_sections import Part, part
+from llmsys.report.run_sections import ReportSection, build_report_section
 
 MAX_BARS = 24
 HEAD = ("language", "documents", "text", "tokens", "bytes per token", "words per token", "unknown", "as bytes")
 
 
-def tokenizer_part(manifest: Manifest) -> Part | None:
+def build_tokenizer_section(manifest: Manifest) -> ReportSection | None:
     """Bytes and words per token by language, unknowns, and dead pieces with examples."""
     usage = manifest.usage
     if usage is None or not usage.languages:
         return None
-    rows = [_row(name, one) for name, one in usage.languages.items()]
+    rows = [_build_row(name, one) for name, one in usage.languages.items()]
     facts = (
-        f"{number(usage.dead_pieces)} of {number(usage.pieces)} pieces are in no document. "
-        f"{number(usage.checked_documents)} documents were encoded a second time by the tokenizer's library, "
+        f"{format_number(usage.dead_pieces)} of {format_number(usage.pieces)} pieces are in no document. "
+        f"{format_number(usage.checked_documents)} documents were encoded a second time by the tokenizer's library, "
         f"with the same ids."
     )
     if usage.by_library:
         facts += f" The library encoded every document: {usage.by_library}."
-    examples = [tag("code", piece.replace(" ", "␣")) for piece in usage.dead_examples]
+    examples = [build_tag("code", piece.replace(" ", "␣")) for piece in usage.dead_examples]
     spaced = [one for example in examples for one in (example, " ")]
-    dead = fold([f"the first {len(examples)} of the pieces in no document"], tag("p", spaced)) if examples else None
-    return part(
+    dead = build_details([f"the first {len(examples)} of the pieces in no document"], build_tag("p", spaced)) if examples else None
+    return build_report_section(
         "tokenizer",
         "Tokenizer",
-        _figures(usage.languages),
-        table(HEAD, rows, numeric=range(1, 8)),
-        tag("p", facts),
+        _build_figures(usage.languages),
+        build_table(HEAD, rows, numeric=range(1, 8)),
+        build_tag("p", facts),
         dead,
     )
 
 
-def _figures(languages: Mapping[str, LanguageUsage]) -> list[Figure]:
+def _build_figures(languages: Mapping[str, LanguageUsage]) -> list[Figure]:
     """Bytes per token of the languages with the most text, the longest tokens first; none for a single language."""
     most = list(languages.items())[:MAX_BARS]  # the manifest has them in order of their bytes
     if len(most) < 2:
         return []
     found = sorted(((one.bytes / max(one.tokens, 1), name or "(none)") for name, one in most), reverse=True)
     values, names = [value for value, _ in found], [name for _, name in found]
-    traces, layout = plots.bars(names, values, [f"{value:.2f}" for value in values], "bytes of text per token")
+    traces, layout = plots.build_bars(names, values, [f"{value:.2f}" for value in values], "bytes of text per token")
     caption = "A character has one byte in Latin script, two in Greek, Cyrillic, Hebrew and Arabic, three further east."
     if len(languages) > MAX_BARS:
         caption += f" The {MAX_BARS} languages with the most text; the table has all {len(languages)}."
     title = "How long tokens are by language"
-    return [Figure("plot-tokenizer", title, traces, layout, caption, plots.bars_height(len(names)))]
+    return [Figure("plot-tokenizer", title, traces, layout, caption, plots.compute_bars_height(len(names)))]
 
 
-def _row(name: str, one: LanguageUsage) -> tuple[str, ...]:
+def _build_row(name: str, one: LanguageUsage) -> tuple[str, ...]:
     tokens = max(one.tokens, 1)
     return (
         name or "(none)",
-        number(one.documents),
-        bytes_amount(one.bytes),
-        number(one.tokens),
+        format_number(one.documents),
+        format_bytes(one.bytes),
+        format_number(one.tokens),
         f"{one.bytes / tokens:.2f}",
         f"{one.words / tokens:.2f}",
-        percent(one.unknown_tokens, tokens),
-        percent(one.byte_tokens, tokens),
+        format_percent(one.unknown_tokens, tokens),
+        format_percent(one.byte_tokens, tokens),
     )

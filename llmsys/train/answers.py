@@ -13,14 +13,14 @@ import torch
 
 from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES
 from llmsys.config.run import RunConfig
-from llmsys.data.questions import ChoiceRows, Question, read_questions
+from llmsys.data.questions import ChoiceRows, MultipleChoiceQuestion, read_questions
 from llmsys.tokenizer import Tokenizer
-from llmsys.train.dataset import opening_of
-from llmsys.train.measure import Evaluator, Logits, Result, row_numbers
+from llmsys.train.dataset import get_prefix_ids
+from llmsys.train.measure import Evaluator, Logits, EvaluationResult, compute_row_metrics
 
 
 @dataclass(frozen=True)
-class Answers:
+class QuestionScores:
     """Shares of a set's questions that were answered right, and how many there are."""
 
     accuracy: float
@@ -28,78 +28,78 @@ class Answers:
     accuracy_per_token: float
     questions: int
 
-    def fields(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The same as a dictionary, for events and JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
-class AnswersEvaluator:
-    """Asks the questions of one set; `together` neighbouring ranks get the same rows, see `row_numbers`."""
+class MultipleChoiceEvaluator:
+    """Asks the questions of one set; `ranks_per_row` neighbouring ranks get the same rows, see `compute_row_metrics`."""
 
     rows: ChoiceRows
-    together: int = 1
+    ranks_per_row: int = 1
     sequences: int = MAX_DEFAULT_SEQUENCES
 
-    def evaluate(self, logits: Logits, device: torch.device) -> Answers:
+    def evaluate(self, logits: Logits, device: torch.device) -> QuestionScores:
         """See Evaluator."""
-        found = row_numbers(self.rows, logits, device, self.together, self.sequences)
+        found = compute_row_metrics(self.rows, logits, device, self.ranks_per_row, self.sequences)
         nats = {
             (row.question, row.choice): (float(numbers[0]), float(numbers[2]))
             for row, numbers in zip(self.rows.sorted, found, strict=True)
         }
-        right = [_right(question, [nats[number, choice] for choice in range(len(question.choices))])
+        right = [_compare_likelihoods(question, [nats[number, choice] for choice in range(len(question.choices))])
                  for number, question in enumerate(self.rows.questions)]  # fmt: skip
         shares = [sum(one) / len(right) for one in zip(*right, strict=True)]
-        return Answers(shares[0], shares[1], shares[2], questions=len(right))
+        return QuestionScores(shares[0], shares[1], shares[2], questions=len(right))
 
 
-def _right(question: Question, found: Sequence[tuple[float, float]]) -> list[bool]:
+def _compare_likelihoods(question: MultipleChoiceQuestion, found: Sequence[tuple[float, float]]) -> list[bool]:
     """Whether the answer is the likeliest, by (nats, tokens) of each choice: in sum, per byte and per token."""
     nats = [one for one, _ in found]
     per_byte = [one / len(text.encode()) for one, text in zip(nats, question.choices, strict=True)]
     per_token = [one / tokens for one, tokens in found]
-    return [_least(costs, question.answer) for costs in (nats, per_byte, per_token)]
+    return [_is_cheapest_choice(costs, question.answer) for costs in (nats, per_byte, per_token)]
 
 
-def _least(costs: Sequence[float], answer: int) -> bool:
+def _is_cheapest_choice(costs: Sequence[float], answer: int) -> bool:
     return all(costs[answer] < cost for choice, cost in enumerate(costs) if choice != answer)
 
 
 @dataclass(frozen=True)
-class ResultWithAnswers:
+class EvaluationWithTasks:
     """What held-back data say, and each set of questions by its name."""
 
-    heldout: Result
-    answers: dict[str, Answers]
+    heldout: EvaluationResult
+    answers: dict[str, QuestionScores]
 
-    def fields(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The numbers of the held-back data, and under `sets` those of each set by name."""
-        return self.heldout.fields() | {"sets": {name: one.fields() for name, one in self.answers.items()}}
+        return self.heldout.to_dict() | {"sets": {name: one.to_dict() for name, one in self.answers.items()}}
 
 
 @dataclass(frozen=True)
-class EvaluatorWithAnswers:
+class EvaluatorWithTasks:
     """Measures on held-back data first, then asks every set."""
 
     heldout: Evaluator
-    sets: dict[str, AnswersEvaluator]
+    sets: dict[str, MultipleChoiceEvaluator]
 
-    def evaluate(self, logits: Logits, device: torch.device) -> Result:
+    def evaluate(self, logits: Logits, device: torch.device) -> EvaluationResult:
         """See Evaluator."""
         measured = self.heldout.evaluate(logits, device)
-        return ResultWithAnswers(measured, {name: one.evaluate(logits, device) for name, one in self.sets.items()})
+        return EvaluationWithTasks(measured, {name: one.evaluate(logits, device) for name, one in self.sets.items()})
 
 
-def with_answers(heldout: Evaluator, config: RunConfig, tokenizer: Tokenizer, together: int) -> Evaluator:
+def build_task_evaluator(heldout: Evaluator, config: RunConfig, tokenizer: Tokenizer, together: int) -> Evaluator:
     """The evaluator that also asks evaluation.sets; DataError names the file and line of a bad question."""
-    longest, opening = config.model.max_position_embeddings, opening_of(config.generation, tokenizer)
+    longest, opening = config.model.max_position_embeddings, get_prefix_ids(config.generation, tokenizer)
     sets = {
-        one.title: AnswersEvaluator(
+        one.title: MultipleChoiceEvaluator(
             ChoiceRows(read_questions(one), tokenizer, opening or [tokenizer.eos_id], longest),
             together,
             config.evaluation_sequences,
         )
         for one in config.evaluation.sets
     }
-    return EvaluatorWithAnswers(heldout, sets) if sets else heldout
+    return EvaluatorWithTasks(heldout, sets) if sets else heldout

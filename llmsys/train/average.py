@@ -11,26 +11,26 @@ import torch
 from torch import Tensor
 
 from llmsys.errors import CheckpointError
-from llmsys.log import logger
-from llmsys.train.checkpoint import READ_FAILURES, READS, load_tensors, run_state_of, stored_tensors, whole_names
-from llmsys.train.checkpoint_record import problem_of, read_record
+from llmsys.log import get_logger
+from llmsys.train.checkpoint import READ_FAILURES, READS, load_tensors, read_run_state, read_tensor_metadata, list_complete_checkpoints
+from llmsys.train.checkpoint_record import find_checkpoint_error, read_record
 from llmsys.train.checkpoint_write import publish_weights, save_tensors
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 AVERAGED = "averaged"
 
 
-def average_last(run_folder: Path, count: int) -> Path:
+def average_checkpoints(run_folder: Path, count: int) -> Path:
     """The checkpoint that is the mean of the last `count` of a run; made unless it is there. For one process.
 
     Raises CheckpointError when the run has fewer, or one of them is damaged. A run that still trains may remove one
     while it is read: then the last ones there are now are taken.
     """
     for _ in range(READS):
-        names = _last(run_folder / "checkpoints", count)
+        names = _list_last_checkpoints(run_folder / "checkpoints", count)
         try:
-            return _mean_of(names, run_folder)
+            return _write_average(names, run_folder)
         except READ_FAILURES:
             if all(name.exists() for name in names):
                 raise
@@ -41,8 +41,8 @@ def average_last(run_folder: Path, count: int) -> Path:
     )
 
 
-def _last(folder: Path, count: int) -> list[Path]:
-    names = whole_names(folder)[-count:]
+def _list_last_checkpoints(folder: Path, count: int) -> list[Path]:
+    names = list_complete_checkpoints(folder)[-count:]
     if len(names) < count:
         raise CheckpointError(
             f"{folder} has {len(names)} checkpoints, and checkpoint.average_last={count} of them "
@@ -51,15 +51,15 @@ def _last(folder: Path, count: int) -> list[Path]:
     return names
 
 
-def _mean_of(names: list[Path], run_folder: Path) -> Path:
-    facts = {"averaged": [_identity(name) for name in names]}
+def _write_average(names: list[Path], run_folder: Path) -> Path:
+    facts = {"averaged": [_read_identity(name) for name in names]}
     target = run_folder / AVERAGED / names[-1].name
-    if target.exists() and problem_of(target) is None and _facts(target) == facts:
+    if target.exists() and find_checkpoint_error(target) is None and _read_averaged_identities(target) == facts:
         return target
     _check_whole(names)
-    tensors = {name: _mean(name, like, names) for name, like in stored_tensors(names[-1]).items() if _is_model(name)}
+    tensors = {name: _average_tensor(name, like, names) for name, like in read_tensor_metadata(names[-1]).items() if _is_model_tensor(name)}
     steps = int(read_record(names[-1])["steps"])
-    run_state = {**run_state_of(names[-1]), **facts}
+    run_state = {**read_run_state(names[-1]), **facts}
     made = publish_weights(target.parent, lambda folder: save_tensors(tensors, folder), steps, run_state)
     log.info("%s is the mean of the last %d checkpoints", made, len(names))
     return made
@@ -71,27 +71,27 @@ def list_averaged(run_folder: Path, count: int) -> list[Path]:
     Raises:
         CheckpointError: the run has fewer, or one of them is damaged.
     """
-    names = _last(run_folder / "checkpoints", count)
+    names = _list_last_checkpoints(run_folder / "checkpoints", count)
     _check_whole(names)
     return names
 
 
 def read_mean(name: str, like: Tensor, checkpoints: list[Path]) -> Tensor:
-    """Return the mean of one tensor over checkpoints, as `average_last` writes it; `like` has its shape and type."""
-    return _mean(name, like, checkpoints)
+    """Return the mean of one tensor over checkpoints, as `average_checkpoints` writes it; `like` has its shape and type."""
+    return _average_tensor(name, like, checkpoints)
 
 
 def _check_whole(names: list[Path]) -> None:
     for name in names:
-        if (problem := problem_of(name)) is not None:
+        if (problem := find_checkpoint_error(name)) is not None:
             raise CheckpointError(f"{name} cannot be averaged: {problem}. Train on, or set checkpoint.average_last=0.")
 
 
-def _is_model(name: str) -> bool:
+def _is_model_tensor(name: str) -> bool:
     return name.startswith(("parameter/", "buffer/"))
 
 
-def _mean(name: str, like: Tensor, checkpoints: list[Path]) -> Tensor:
+def _average_tensor(name: str, like: Tensor, checkpoints: list[Path]) -> Tensor:
     """The mean of a tensor over checkpoints, in its own type; of integers the last value."""
     total, one = torch.zeros(like.shape, dtype=torch.float64), torch.empty(like.shape, dtype=like.dtype)
     for checkpoint in checkpoints:
@@ -100,10 +100,10 @@ def _mean(name: str, like: Tensor, checkpoints: list[Path]) -> Tensor:
     return (total / len(checkpoints)).to(like.dtype) if like.is_floating_point() else one
 
 
-def _identity(checkpoint: Path) -> list[Any]:
+def _read_identity(checkpoint: Path) -> list[Any]:
     """What tells a checkpoint from another of the same name: the digests of its files."""
     return [checkpoint.name, read_record(checkpoint)["files"]]
 
 
-def _facts(checkpoint: Path) -> dict[str, Any]:
+def _read_averaged_identities(checkpoint: Path) -> dict[str, Any]:
     return {"averaged": read_record(checkpoint)["run"].get("averaged")}

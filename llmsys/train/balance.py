@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmsys.config.moe import BiasBalance
-from llmsys.model.balance import updated_bias
-from llmsys.model.moe import MoE
+from llmsys.config.moe import BiasBalancingConfig
+from llmsys.model.balance import update_balance_bias
+from llmsys.model.moe import MoELayer
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.group import sum_over_ranks
+from llmsys.parallel.group import all_reduce_sum
 
 # L layers with experts, E experts
 
 
 @dataclass(frozen=True)
-class ExpertReport:
+class ExpertLoadReport:
     """How the experts of each layer were used in one step, over all ranks and micro-batches. Empty for dense models.
 
     Attributes:
@@ -42,7 +42,7 @@ class ExpertReport:
     router_z: list[float]
     dropped: list[float]
 
-    def fields(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For an event: a list per number, one per layer; `busiest`, the worst imbalance, and all `dead_experts`."""
         return asdict(self) | {"busiest": max(self.imbalance, default=0.0), "dead_experts": sum(self.dead)}
 
@@ -51,23 +51,23 @@ class ExpertReport:
         return bool(self.load)
 
 
-def set_balance(model: Transformer, factor: float) -> None:
+def set_balance_factor(model: Transformer, factor: float) -> None:
     """Let the balance of the next step count `factor` times, its losses and the rate of its bias."""
-    for layer in model.moe_layers():
+    for layer in model.list_moe_layers():
         layer.balance_factor = factor
 
 
 @torch.no_grad()
-def settle_experts(model: Transformer, applied: bool = True) -> ExpertReport:
+def update_expert_balance(model: Transformer, applied: bool = True) -> ExpertLoadReport:
     """Apply the balance rules to the sums of the step, reset them, and report them. Collective.
 
     After a step that was not applied the rules are left out too: it changes nothing.
     """
-    layers = model.moe_layers()
+    layers = model.list_moe_layers()
     if not layers:
-        return ExpertReport([], [], [], [], [], [], [])
+        return ExpertLoadReport([], [], [], [], [], [], [])
     # float64 holds every count that float32 parts can add up to.
-    sums = sum_over_ranks(torch.stack([_sums(layer) for layer in layers]).double())
+    sums = all_reduce_sum(torch.stack([_stack_layer_sums(layer) for layer in layers]).double())
     num_experts = layers[0].config.num_experts
     tokens_LE, probability_LE, (z_L, tokens_L, dropped_L) = (
         sums[:, :num_experts],
@@ -78,9 +78,9 @@ def settle_experts(model: Transformer, applied: bool = True) -> ExpertReport:
     share_LE = tokens_LE / asked_L[:, None]
     for layer, tokens_E, share_E in zip(layers, tokens_LE, share_LE, strict=True):
         if applied:
-            _settle(layer, tokens_E, share_E)
+            _update_layer_balance(layer, tokens_E, share_E)
         layer.reset_counts()
-    return ExpertReport(
+    return ExpertLoadReport(
         load=share_LE.tolist(),
         entropy=(torch.special.entr(share_LE).sum(1) / math.log(max(num_experts, 2))).tolist(),
         dead=(tokens_LE == 0).sum(1).tolist(),
@@ -91,15 +91,15 @@ def settle_experts(model: Transformer, applied: bool = True) -> ExpertReport:
     )
 
 
-def _sums(layer: MoE) -> Tensor:
+def _stack_layer_sums(layer: MoELayer) -> Tensor:
     scalars = torch.stack([layer.router_z_sum, layer.num_tokens, layer.num_dropped])
     return torch.cat([layer.expert_tokens_E, layer.probability_sum_E, scalars])
 
 
-def _settle(layer: MoE, tokens_E: Tensor, share_E: Tensor) -> None:
+def _update_layer_balance(layer: MoELayer, tokens_E: Tensor, share_E: Tensor) -> None:
     balance = layer.config.balance
-    if isinstance(balance, BiasBalance):
+    if isinstance(balance, BiasBalancingConfig):
         rate = balance.rate * layer.balance_factor
-        layer.balance_bias_E.copy_(updated_bias(layer.balance_bias_E, tokens_E, rate))
+        layer.balance_bias_E.copy_(update_balance_bias(layer.balance_bias_E, tokens_E, rate))
     if layer.expert_share_E is not None and tokens_E.any():
         layer.expert_share_E.copy_(share_E)

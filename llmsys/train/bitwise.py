@@ -4,15 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from llmsys.config.run import RunConfig
-from llmsys.engine.engine import Engine, LogicalState
-from llmsys.engine.state_hash import state_hash
+from llmsys.engine.engine import Engine, EngineState
+from llmsys.engine.state_hash import hash_state
 from llmsys.errors import CheckpointError
-from llmsys.log import logger
+from llmsys.log import get_logger
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
-def announcement(config: RunConfig, micro_batches: int, device: str) -> str:
+def format_bitwise_notice(config: RunConfig, micro_batches: int, device: str) -> str:
     """What bitwise mode promises of this run, and under which conditions; `micro_batches` of a step, over all ranks."""
     return (
         f"bitwise mode: the same weights and moments, bit for bit, on any power of two of processes that divides the "
@@ -21,17 +21,17 @@ def announcement(config: RunConfig, micro_batches: int, device: str) -> str:
     )
 
 
-def hashed(config: RunConfig, state: LogicalState) -> dict[str, str]:
-    """`state_hash` for the record of a checkpoint, in bitwise mode; nothing in fast mode. Collective."""
-    return {"state_hash": state_hash(state)} if config.train.reproducibility == "bitwise" else {}
+def hash_state_if_bitwise(config: RunConfig, state: EngineState) -> dict[str, str]:
+    """`hash_state` for the record of a checkpoint, in bitwise mode; nothing in fast mode. Collective."""
+    return {"state_hash": hash_state(state)} if config.train.reproducibility == "bitwise" else {}
 
 
-def check_loaded(engine: Engine, checkpoint: Path, record: dict[str, Any]) -> None:
+def check_loaded_state(engine: Engine, checkpoint: Path, record: dict[str, Any]) -> None:
     """CheckpointError when the engine does not hold the bits that were saved, where their hash is known. Collective."""
     saved = record.get("state_hash")
     if saved is None:
         return
-    loaded = state_hash(engine.state())
+    loaded = hash_state(engine.get_state())
     if loaded != saved:
         raise CheckpointError(
             f"{checkpoint} was saved with state {saved} and loads as {loaded}. Its files are whole, so the loading is "
@@ -39,7 +39,7 @@ def check_loaded(engine: Engine, checkpoint: Path, record: dict[str, Any]) -> No
         )
 
 
-def without_mode(saved: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def drop_reproducibility_mode(saved: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Both identities, ready to compare: one mode may go on where the other stopped, with other bits from there on."""
     if ("bitwise" in saved) == ("bitwise" in now):
         return saved, now

@@ -5,17 +5,17 @@ from typing import Any
 import torch
 
 from llmsys.config.run import RunConfig
-from llmsys.engine.averaged_engine import AveragedEngine
+from llmsys.engine.averaged_engine import EmaEngine
 from llmsys.engine.engine import Engine
 from llmsys.errors import ConfigError
 from llmsys.estimate.parameters import count_parameters
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.apply import compile_blocks
-from llmsys.parallel.fp8 import multiply_in_fp8
-from llmsys.parallel.mesh import Meshes
-from llmsys.parallel.recompute import recompute_blocks
-from llmsys.train.head_loss import training_loss
-from llmsys.train.noise import NoiseMeter
+from llmsys.parallel.fp8 import convert_to_fp8
+from llmsys.parallel.mesh import DeviceMeshes
+from llmsys.parallel.recompute import apply_activation_checkpoint
+from llmsys.train.head_loss import build_training_loss
+from llmsys.train.noise import NoiseScaleMeter
 from llmsys.train.precision import DTYPES
 
 
@@ -30,26 +30,26 @@ def build_model(config: RunConfig) -> Transformer:
     return model
 
 
-def build_engine(config: RunConfig, meshes: Meshes, device: torch.device, noise: NoiseMeter | None = None) -> Engine:
+def build_engine(config: RunConfig, meshes: DeviceMeshes, device: torch.device, noise: NoiseScaleMeter | None = None) -> Engine:
     """The engine that the config names, with starting values; `noise` looks at its gradients."""
-    engine: Engine = _named_engine(config, meshes, device, noise)
+    engine: Engine = _build_base_engine(config, meshes, device, noise)
     half_life = config.train.average_half_life_tokens
-    return AveragedEngine(engine, half_life) if half_life else engine
+    return EmaEngine(engine, half_life) if half_life else engine
 
 
-def _named_engine(config: RunConfig, meshes: Meshes, device: torch.device, noise: NoiseMeter | None) -> Engine:
+def _build_base_engine(config: RunConfig, meshes: DeviceMeshes, device: torch.device, noise: NoiseScaleMeter | None) -> Engine:
     common: dict[str, Any] = {
         "meshes": meshes,
         "optimizer": config.optimizer,
-        "loss": training_loss(config.loss),
+        "loss": build_training_loss(config.loss),
         "compute_dtype": DTYPES[config.train.resolved_precision],
         "seed": config.run.seed,
         "device": device,
     }
     model = build_model(config)
     if config.train.products == "fp8":
-        multiply_in_fp8(model)
-    recompute_blocks(model, config.train.recompute, compiled=config.train.compile == "block")
+        convert_to_fp8(model)
+    apply_activation_checkpoint(model, config.train.recompute, compiled=config.train.compile == "block")
     if config.train.compile == "block":
         compile_blocks(model)
     if config.engine.kind == "accelerate":

@@ -19,16 +19,16 @@ from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.engine.engine import Engine
 from llmsys.engine.loss_scale import LOSS_SCALE
 from llmsys.errors import CheckpointError, UnreadableCheckpointError
-from llmsys.log import logger
-from llmsys.parallel.group import gathered, on_rank_zero, rank, world_size
+from llmsys.log import get_logger
+from llmsys.parallel.group import all_gather_object, run_on_rank_zero, get_rank, get_world_size
 from llmsys.train.checkpoint_record import (
     describe_pickle,
     list_checkpoints,
-    problem_of,
+    find_checkpoint_error,
     read_record,
 )
 from llmsys.train.checkpoint_storage import CheckpointStorageReader, naming_unreadable, read_tensors
-from llmsys.train.saver import Saver
+from llmsys.train.saver import CheckpointSaver
 
 READS = 5
 """How often a reader takes another checkpoint because the one it was reading was removed."""
@@ -37,19 +37,19 @@ READ_FAILURES = (CheckpointException, CheckpointError, OSError)
 
 Result = TypeVar("Result")
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
-def save(engine: Engine, folder: Path, run_state: dict[str, Any], keep_last: int) -> Path:
+def save_checkpoint(engine: Engine, folder: Path, run_state: dict[str, Any], keep_last: int) -> Path:
     """Publish the engine's state and `run_state` as `folder/step-…` and keep the newest `keep_last`. Collective."""
-    state = engine.state()
-    saver = Saver(folder, CheckpointConfig(keep_last=keep_last))
-    saver.save(state, state.steps, run_state)
-    saver.finish()
+    state = engine.get_state()
+    saver = CheckpointSaver(folder, CheckpointConfig(keep_last=keep_last))
+    saver.save_state(state, state.steps, run_state)
+    saver.finish_saves()
     return folder / f"step-{state.steps:08d}"
 
 
-def whole_names(folder: Path) -> list[Path]:
+def list_complete_checkpoints(folder: Path) -> list[Path]:
     """Published checkpoints, oldest first."""
     return list(list_checkpoints(folder).values())
 
@@ -62,7 +62,7 @@ class VerifiedFolder:
     problems: dict[Path, str] = field(default_factory=dict)
 
 
-def newest_whole(folder: Path) -> Path | None:
+def find_newest_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint that passes verification; each rank verifies its share of the files. Collective.
 
     UnreadableCheckpointError when one cannot be read now: an older one is not taken in its place.
@@ -73,7 +73,7 @@ def newest_whole(folder: Path) -> Path | None:
 def verify_folder(folder: Path) -> VerifiedFolder:
     """Verify checkpoints from the newest down to the first whole one. Collective; the same on every rank."""
     seen: list[str] | None = None
-    while (names := _listed(folder)) != seen:  # a run that trains on may have replaced them all meanwhile
+    while (names := _list_checkpoints_on_rank_zero(folder)) != seen:  # a run that trains on may have replaced them all meanwhile
         found = VerifiedFolder()
         for checkpoint in map(Path, reversed(names)):
             problem = _verify_in_shares(checkpoint)
@@ -83,7 +83,7 @@ def verify_folder(folder: Path) -> VerifiedFolder:
             if problem == describe_pickle(checkpoint):  # whole, but of an older format: to skip it would lose work
                 _refuse_pickle(checkpoint)
             found.problems[checkpoint] = problem
-            if rank() == 0 and not _is_gone(checkpoint):
+            if get_rank() == 0 and not _is_gone(checkpoint):
                 log.warning("skipping checkpoint %s: %s", checkpoint, problem)
         seen = names
     return found
@@ -94,12 +94,12 @@ def _verify_in_shares(checkpoint: Path) -> str | None:
     failure: UnreadableCheckpointError | None = None
     problem: str | None = None
     try:
-        problem = problem_of(checkpoint, rank(), world_size())
+        problem = find_checkpoint_error(checkpoint, get_rank(), get_world_size())
     except UnreadableCheckpointError as error:
         problem, failure = ("it was removed while it was read", None) if _is_gone(checkpoint) else (None, error)
-    verdicts = gathered((problem, failure is not None))
+    verdicts = all_gather_object((problem, failure is not None))
     unreadable = [number for number, (_, failed) in enumerate(verdicts) if failed]
-    if unreadable and failure is not None and rank() == unreadable[0]:
+    if unreadable and failure is not None and get_rank() == unreadable[0]:
         raise failure
     if unreadable:
         raise SystemExit(2)  # one failure reads as one message
@@ -120,15 +120,15 @@ def _refuse_pickle(checkpoint: Path) -> None:
     def refuse() -> str:
         raise CheckpointError(f"{checkpoint} cannot be used: {describe_pickle(checkpoint)}.")
 
-    on_rank_zero(refuse)
+    run_on_rank_zero(refuse)
 
 
-def _listed(folder: Path) -> list[str]:
+def _list_checkpoints_on_rank_zero(folder: Path) -> list[str]:
     """Published checkpoints as rank 0 sees them, oldest first. Collective."""
-    return on_rank_zero(lambda: "\n".join(str(path) for path in whole_names(folder))).splitlines()
+    return run_on_rank_zero(lambda: "\n".join(str(path) for path in list_complete_checkpoints(folder))).splitlines()
 
 
-def read_newest(find: Callable[[], Path | None], read: Callable[[Path], Result]) -> Result | None:
+def read_newest_checkpoint(find: Callable[[], Path | None], read: Callable[[Path], Result]) -> Result | None:
     """What `read` gives for the checkpoint that `find` names; None when it names none. For one process.
 
     A run that is still training removes old checkpoints, perhaps the one that is being read: then the search is made
@@ -150,7 +150,7 @@ def read_newest(find: Callable[[], Path | None], read: Callable[[Path], Result])
     )
 
 
-def resumable_record(checkpoint: Path) -> dict[str, Any]:
+def read_resumable_record(checkpoint: Path) -> dict[str, Any]:
     """The record of a checkpoint that a run can go on from. CheckpointError for weights alone."""
     record = read_record(checkpoint)
     if record.get("weights_only"):
@@ -161,23 +161,23 @@ def resumable_record(checkpoint: Path) -> dict[str, Any]:
     return record
 
 
-def load(engine: Engine, checkpoint: Path) -> dict[str, Any]:
+def load_checkpoint(engine: Engine, checkpoint: Path) -> dict[str, Any]:
     """Fill the engine from a checkpoint of any engine and layout; gives the `run_state` saved with it. Collective."""
-    record = resumable_record(checkpoint)
-    state = engine.state()
+    record = read_resumable_record(checkpoint)
+    state = engine.get_state()
     reader = CheckpointStorageReader(checkpoint)
     with naming_unreadable(checkpoint):
         stored = reader.read_metadata().state_dict_metadata
-    _check_names(checkpoint, _needed(state.tensors), _needed(stored))
+    _check_names(checkpoint, _drop_optional_tensors(state.tensors), _drop_optional_tensors(stored))
     state.tensors = {name: tensor for name, tensor in state.tensors.items() if name in stored}
     read_tensors(state.tensors, reader)
     state.steps = record.get("updates", record["steps"])
-    engine.load(state)
+    engine.load_state(state)
     run_state: dict[str, Any] = record["run"]
     return run_state
 
 
-def stored_tensors(checkpoint: Path) -> dict[str, Tensor]:
+def read_tensor_metadata(checkpoint: Path) -> dict[str, Tensor]:
     """What a checkpoint holds, by name, as tensors without storage: their shapes and types."""
     stored = CheckpointStorageReader(checkpoint).read_metadata().state_dict_metadata
     return {
@@ -187,7 +187,7 @@ def stored_tensors(checkpoint: Path) -> dict[str, Tensor]:
     }
 
 
-def weights_name(parameter: str, stored: Collection[str]) -> str:
+def get_stored_weights_name(parameter: str, stored: Collection[str]) -> str:
     """What a checkpoint calls the weights of a parameter that are to be used: their running mean, if it keeps one."""
     mean = f"average/{parameter}"
     return mean if mean in stored else f"parameter/{parameter}"
@@ -201,22 +201,22 @@ def load_tensors(tensors: dict[str, Tensor], checkpoint: Path) -> None:
     read_tensors(tensors, reader, alone=True)
 
 
-def load_into(engine: Engine, checkpoint: Path, names: Iterable[str]) -> None:
+def load_named_tensors(engine: Engine, checkpoint: Path, names: Iterable[str]) -> None:
     """Fill the named tensors of an engine from a checkpoint of any engine and layout, and nothing else. Collective."""
-    state = engine.state()
+    state = engine.get_state()
     wanted = {name: state.tensors[name] for name in sorted(names)}
     read_tensors(wanted, CheckpointStorageReader(checkpoint))
     state.tensors.update(wanted)
-    engine.load(state)
+    engine.load_state(state)
 
 
-def run_state_of(checkpoint: Path) -> dict[str, Any]:
+def read_run_state(checkpoint: Path) -> dict[str, Any]:
     """The `run_state` that was saved with a checkpoint that has no problem."""
     run_state: dict[str, Any] = read_record(checkpoint)["run"]
     return run_state
 
 
-def _needed(tensors: dict[str, Any]) -> dict[str, Any]:
+def _drop_optional_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
     """Without what only some engines and precisions have, and start from anew where a checkpoint lacks it."""
     return {name: tensor for name, tensor in tensors.items() if name != LOSS_SCALE}
 

@@ -9,20 +9,20 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 
-class HostCopy:
+class HostStateCopy:
     """Room for one copy of a rank's share of the state."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
-    def take(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def copy_from_device(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tensors as they are now, sharded as they are, on the host. The next call overwrites them."""
-        copies = {name: self._copy(name, tensor.detach()) for name, tensor in tensors.items()}
+        copies = {name: self._copy_tensor(name, tensor.detach()) for name, tensor in tensors.items()}
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()
         return copies
 
-    def _copy(self, name: str, tensor: Tensor) -> Tensor:
+    def _copy_tensor(self, name: str, tensor: Tensor) -> Tensor:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype:

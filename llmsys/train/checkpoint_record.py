@@ -19,7 +19,7 @@ import xxhash
 
 from llmsys.errors import CheckpointError, UnreadableCheckpointError
 from llmsys.file_name import is_plain_file_name
-from llmsys.publish import publish_bytes
+from llmsys.publish import write_bytes_atomically
 
 FORMAT = 2
 """2: the places of the tensors are in `metadata.json`, which was a pickle in 1."""
@@ -64,7 +64,7 @@ def is_present(path: Path) -> bool:
     return True
 
 
-def digest_of(file: Path, like: str = "") -> str:
+def compute_digest(file: Path, like: str = "") -> str:
     """The xxh3_128 of a file's bytes, in hex: ten times as fast as blake2b, and enough against damage.
 
     The blake2b, which checkpoints had before, where `like` is one.
@@ -73,12 +73,12 @@ def digest_of(file: Path, like: str = "") -> str:
         return hashlib.file_digest(opened, "blake2b" if len(like) == BLAKE2B_DIGITS else xxhash.xxh3_128).hexdigest()
 
 
-def digests_of(files: Iterable[Path]) -> dict[str, str]:
+def compute_digests(files: Iterable[Path]) -> dict[str, str]:
     """The digest of each file by its name."""
-    return {file.name: digest_of(file) for file in files}
+    return {file.name: compute_digest(file) for file in files}
 
 
-def files_of(folder: Path, rank: int) -> list[Path]:
+def list_rank_files(folder: Path, rank: int) -> list[Path]:
     """The files that a rank wrote: its tensors, and on rank 0 everything that no rank's number is in."""
     files = sorted(file for file in folder.iterdir() if file.name != RECORD)
     own = [file for file in files if file.name.startswith(f"__{rank}_")]
@@ -88,7 +88,7 @@ def files_of(folder: Path, rank: int) -> list[Path]:
 def write_record(folder: Path, record: dict[str, Any]) -> None:
     """Write the record durably, with its own digest as the last key."""
     record = {"format": FORMAT, **record}
-    publish_bytes(folder / RECORD, json.dumps(record | {"digest": _own_digest(record)}, indent=2).encode())
+    write_bytes_atomically(folder / RECORD, json.dumps(record | {"digest": _compute_record_digest(record)}, indent=2).encode())
 
 
 def read_record(checkpoint: Path, expected: int = FORMAT) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def read_record(checkpoint: Path, expected: int = FORMAT) -> dict[str, Any]:
             if not is_plain_file_name(name):
                 raise ValueError(f"{name!r} is not the name of a file in its folder")
         digest = record.pop("digest", None)
-        if digest not in (None, _own_digest(record)):
+        if digest not in (None, _compute_record_digest(record)):
             raise ValueError("damaged: its own digest differs")
         int(record["steps"]), record["run"]
     except RecursionError:
@@ -133,11 +133,11 @@ def _describe_format(found: Any, checkpoint: Path) -> str:
     return f"format {found}{newer}; this version reads {FORMAT}"
 
 
-def _own_digest(record: dict[str, Any]) -> str:
+def _compute_record_digest(record: dict[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(record, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def problem_of(checkpoint: Path, share: int = 0, shares: int = 1) -> str | None:
+def find_checkpoint_error(checkpoint: Path, share: int = 0, shares: int = 1) -> str | None:
     """Why a checkpoint cannot be used, or None. Of `shares` readers, reader `share` verifies every so-manieth file.
 
     UnreadableCheckpointError when the system cannot read a file now: that is no damage.
@@ -161,7 +161,7 @@ def find_damaged_file(checkpoint: Path, digests: dict[str, str], share: int = 0,
             return f"{name} is missing"
     for name in sorted(digests)[share::shares]:
         try:
-            if digest_of(checkpoint / name, digests[name]) != digests[name]:
+            if compute_digest(checkpoint / name, digests[name]) != digests[name]:
                 return f"{name} is damaged (its digest differs from the recorded one)"
         except OSError as error:
             if error.errno not in DAMAGE_ERRORS:

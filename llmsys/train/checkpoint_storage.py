@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from llmsys.errors import CheckpointError
-from llmsys.publish import publish_bytes
+from llmsys.publish import write_bytes_atomically
 from llmsys.train.checkpoint_metadata import METADATA, format_metadata, parse_metadata
 from llmsys.train.checkpoint_record import DAMAGE_ERRORS, PICKLED, build_unreadable_error, describe_pickle
 
@@ -40,7 +40,7 @@ class CheckpointWriter(FileSystemWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write `metadata.json` durably; `results` are those of all ranks. Called on rank 0 alone."""
         metadata.storage_data = {one.index: one.storage_data for written in results for one in written}
-        publish_bytes(Path(self.path) / METADATA, format_metadata(metadata))
+        write_bytes_atomically(Path(self.path) / METADATA, format_metadata(metadata))
 
     def _get_metadata_path(self, rank: int | None = None) -> os.PathLike[str]:
         return Path(self.path) / METADATA

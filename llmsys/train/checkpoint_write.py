@@ -15,11 +15,11 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 
-from llmsys.errors import CheckpointError, LlmsysError, disk_problem
-from llmsys.parallel.crew import Crew
-from llmsys.parallel.group import rank
+from llmsys.errors import CheckpointError, LlmsysError, to_data_error
+from llmsys.parallel.crew import ControlGroup
+from llmsys.parallel.group import get_rank
 from llmsys.publish import sync_folder
-from llmsys.train.checkpoint_record import digests_of, files_of, is_present, problem_of, write_record
+from llmsys.train.checkpoint_record import compute_digests, list_rank_files, is_present, find_checkpoint_error, write_record
 from llmsys.train.checkpoint_storage import CheckpointWriter
 
 PARTIAL = ".step-*.partial"
@@ -27,25 +27,25 @@ REMOVED = ".step-*.removed"
 REPLACED = ".step-*.replaced"
 
 
-def target_of(folder: Path, steps: int) -> Path:
+def get_checkpoint_path(folder: Path, steps: int) -> Path:
     """Where the checkpoint after so many steps is published."""
     return folder / f"step-{steps:08d}"
 
 
-def write_sharded(tensors: dict[str, Tensor], target: Path, record: dict[str, Any], crew: Crew) -> None:
+def write_sharded_checkpoint(tensors: dict[str, Tensor], target: Path, record: dict[str, Any], crew: ControlGroup) -> None:
     """Write and publish `target`. Collective. CheckpointError on every rank where the disk is to blame."""
     partial = target.with_name(f".{target.name}.partial")
     try:
-        crew.first(lambda: _empty(partial))
+        crew.run_on_first_rank(lambda: _recreate_folder(partial))
         _write_tensors(tensors, partial, crew)
-        digests = crew.each(lambda: digests_of(files_of(partial, rank())))
+        digests = crew.run_on_all_ranks(lambda: compute_digests(list_rank_files(partial, get_rank())))
         files = {name: digest for found in digests for name, digest in found.items()}
-        crew.first(lambda: publish(partial, target, record | {"files": files}))
+        crew.run_on_first_rank(lambda: publish_checkpoint(partial, target, record | {"files": files}))
     except (CheckpointException, OSError, LlmsysError) as error:
-        raise not_saved(target, error) from error
+        raise build_save_error(target, error) from error
 
 
-def _write_tensors(tensors: dict[str, Tensor], partial: Path, crew: Crew) -> None:
+def _write_tensors(tensors: dict[str, Tensor], partial: Path, crew: ControlGroup) -> None:
     dcp.save(tensors, storage_writer=CheckpointWriter(partial), process_group=crew.group)
 
 
@@ -56,12 +56,12 @@ def publish_weights(
 
     Evaluation and generation read it like any other; a run begins with it by `train.start_from`.
     """
-    target = target_of(folder, steps)
+    target = get_checkpoint_path(folder, steps)
     partial = target.with_name(f".{target.name}.partial")
-    _empty(partial)
+    _recreate_folder(partial)
     write(partial)
-    files = digests_of(sorted(partial.iterdir()))
-    publish(partial, target, {"steps": steps, "weights_only": True, "run": run_state or {}, "files": files})
+    files = compute_digests(sorted(partial.iterdir()))
+    publish_checkpoint(partial, target, {"steps": steps, "weights_only": True, "run": run_state or {}, "files": files})
     return target
 
 
@@ -72,7 +72,7 @@ def save_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
         dcp.save(tensors, storage_writer=CheckpointWriter(folder), no_dist=True)
 
 
-def publish(partial: Path, target: Path, record: dict[str, Any]) -> None:
+def publish_checkpoint(partial: Path, target: Path, record: dict[str, Any]) -> None:
     """Make a folder of files a checkpoint: its record, then the rename, both flushed to disk."""
     write_record(partial, record)
     replaced = target.with_name(f".{target.name}.replaced")
@@ -84,7 +84,7 @@ def publish(partial: Path, target: Path, record: dict[str, Any]) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def set_aside(checkpoint: Path) -> None:
+def remove_checkpoint(checkpoint: Path) -> None:
     """Remove a checkpoint: out of sight by one rename, so that no reader takes half of it for a damaged one."""
     aside = checkpoint.with_name(f".{checkpoint.name}.removed")
     shutil.rmtree(aside, ignore_errors=True)
@@ -100,7 +100,7 @@ def restore_replaced(folder: Path) -> None:
     for replaced in sorted(folder.glob(REPLACED)):
         target = replaced.with_name(replaced.name.removeprefix(".").removesuffix(".replaced"))
         if is_present(target):
-            if problem_of(target) is None or problem_of(replaced) is not None:
+            if find_checkpoint_error(target) is None or find_checkpoint_error(replaced) is not None:
                 continue
             aside = target.with_name(f".{target.name}.removed")
             shutil.rmtree(aside, ignore_errors=True)
@@ -109,7 +109,7 @@ def restore_replaced(folder: Path) -> None:
         sync_folder(folder)
 
 
-def sweep(folder: Path) -> None:
+def remove_partial_checkpoints(folder: Path) -> None:
     """Remove what a killed save or removal left behind. For the holder of the run folder's lock."""
     restore_replaced(folder)
     for pattern in (PARTIAL, REMOVED, REPLACED):
@@ -117,16 +117,16 @@ def sweep(folder: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _empty(partial: Path) -> None:
+def _recreate_folder(partial: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
 
 
-def not_saved(target: Path, error: BaseException) -> BaseException:
+def build_save_error(target: Path, error: BaseException) -> BaseException:
     """A full, read-only or forbidden disk as one message; any other failure as it is."""
     causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
     for cause in causes:
-        reason = _disk_reason(cause)
+        reason = _find_disk_reason(cause)
         if reason is not None:
             return CheckpointError(
                 f"{target} could not be saved: {reason}. The checkpoints before it are whole. Free space or "
@@ -135,8 +135,8 @@ def not_saved(target: Path, error: BaseException) -> BaseException:
     return error
 
 
-def _disk_reason(cause: BaseException) -> str | None:
-    if isinstance(cause, OSError) and disk_problem(cause) is not None:
+def _find_disk_reason(cause: BaseException) -> str | None:
+    if isinstance(cause, OSError) and to_data_error(cause) is not None:
         return cause.strerror
     if isinstance(cause, LlmsysError):
         return str(cause)

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.data import dataset_folders
+from llmsys.config.data import list_dataset_folders
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.train import GenerationConfig
 from llmsys.errors import ConfigError, DataError
-from llmsys.manifest import joint_fingerprint, load_manifest
+from llmsys.manifest import combine_fingerprints, load_manifest
 from llmsys.shards import TokenShards, open_tokens
-from llmsys.tokenizer import Tokenizer, load_tokenizer, model_file
+from llmsys.tokenizer import Tokenizer, load_tokenizer, find_model_file
 
 
 @dataclass(frozen=True)
-class Dataset:
+class RunData:
     """One split of everything a run reads. Of a single dataset `names` is ("",)."""
 
     names: tuple[str, ...]
@@ -28,12 +28,12 @@ class Dataset:
     @property
     def fingerprint(self) -> str:
         """Changes when any token or the tokenizer changes."""
-        return joint_fingerprint([source.fingerprint for source in self.sources])
+        return combine_fingerprints([source.fingerprint for source in self.sources])
 
-    def identity(self) -> dict[str, Any]:
+    def to_identity(self) -> dict[str, Any]:
         """What a checkpoint remembers of the data, so that another dataset on resume is a readable difference."""
         counts = [
-            {"fingerprint": one.fingerprint, "documents": one.documents, "tokens": one.total_tokens}
+            {"fingerprint": one.fingerprint, "documents": one.num_documents, "tokens": one.num_tokens}
             for one in self.sources
         ]
         sizes = {str(number): count for number, count in enumerate(counts)} if len(counts) > 1 else counts[0]
@@ -44,16 +44,16 @@ class Dataset:
         }
 
 
-def open_dataset(config: RunConfig, split: str) -> Dataset:
+def open_run_data(config: RunConfig, split: str) -> RunData:
     """One split of the data of this config; of a mixture, of every source that has documents in it.
 
     Raises ConfigError or DataError when data, tokenizer and model do not fit each other.
     """
-    for folder in dataset_folders(config.data):
+    for folder in list_dataset_folders(config.data):
         load_manifest(folder)  # before the tokenizer, which `llmsys prepare` makes too
-    tokenizer = tokenizer_of(config)
+    tokenizer = load_run_tokenizer(config)
     if isinstance(config.data, MixtureConfig):
-        named = _sources(config.data, split, tokenizer)
+        named = _open_mixture_sources(config.data, split, tokenizer)
     else:
         named = {"": open_tokens(config.data.folder, split)}
         named[""].require_tokenizer(tokenizer.fingerprint)
@@ -62,10 +62,10 @@ def open_dataset(config: RunConfig, split: str) -> Dataset:
             f"model.vocab_size={config.model.vocab_size} is less than the tokenizer's {tokenizer.vocab_size} pieces. "
             f"Set model.vocab_size={tokenizer.vocab_size} or more."
         )
-    return Dataset(tuple(named), tuple(named.values()), tokenizer)
+    return RunData(tuple(named), tuple(named.values()), tokenizer)
 
 
-def _sources(mixture: MixtureConfig, split: str, tokenizer: Tokenizer) -> dict[str, TokenShards]:
+def _open_mixture_sources(mixture: MixtureConfig, split: str, tokenizer: Tokenizer) -> dict[str, TokenShards]:
     """The sources of a mixture by name. To train, all must have documents; to evaluate, one is enough."""
     found = {}
     for source in mixture.sources:
@@ -83,29 +83,29 @@ def _sources(mixture: MixtureConfig, split: str, tokenizer: Tokenizer) -> dict[s
     return found or {mixture.sources[0].title: open_tokens(mixture.sources[0].folder, split)}
 
 
-def open_data(config: RunConfig, split: str) -> tuple[TokenShards, Tokenizer]:
+def open_first_source(config: RunConfig, split: str) -> tuple[TokenShards, Tokenizer]:
     """One split and its tokenizer; of a mixture, the first source's."""
-    dataset = open_dataset(config, split)
+    dataset = open_run_data(config, split)
     return dataset.sources[0], dataset.tokenizer
 
 
-def tokenizer_of(config: RunConfig) -> Tokenizer:
+def load_run_tokenizer(config: RunConfig) -> Tokenizer:
     """The tokenizer of this config; DataError when it is not there, or nothing says what ends a document."""
-    return load_tokenizer(tokenizer_path(config), getattr(config.tokenizer, "eos_token", None))
+    return load_tokenizer(get_tokenizer_path(config), getattr(config.tokenizer, "eos_token", None))
 
 
-def tokenizer_path(config: RunConfig) -> Path:
+def get_tokenizer_path(config: RunConfig) -> Path:
     """Where the tokenizer of this config lies: the user's file, or the one `prepare` trained."""
     if config.tokenizer.kind == "file":
-        return model_file(config.tokenizer.path)
+        return find_model_file(config.tokenizer.path)
     return config.data.folder / "tokenizer" / "tokenizer.model"
 
 
-def opening_of(settings: GenerationConfig, tokenizer: Tokenizer) -> list[int]:
+def get_prefix_ids(settings: GenerationConfig, tokenizer: Tokenizer) -> list[int]:
     """The ids that open every text that is continued or scored; ConfigError when the tokenizer has no such piece."""
     if settings.opening is None:
         return [tokenizer.eos_id]
-    ids = {piece: tokenizer.piece_id(piece) for piece in settings.opening}
+    ids = {piece: tokenizer.find_piece_id(piece) for piece in settings.opening}
     for piece, token in ids.items():
         if token is None:
             raise ConfigError(

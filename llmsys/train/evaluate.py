@@ -15,13 +15,13 @@ from llmsys.config.run import RunConfig
 from llmsys.data.heldout import HeldoutWindows
 from llmsys.shards import TokenShards
 from llmsys.tokenizer import Tokenizer
-from llmsys.train.measure import Logits, measure
+from llmsys.train.measure import Logits, sum_over_rows
 
 BITS_PER_NAT = 1.4426950408889634
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class HeldoutEvaluation:
     """What a model makes of held-back text. Every byte of it is paid for, and the end of each document too."""
 
     loss: float
@@ -32,12 +32,12 @@ class Evaluation:
     gzip_bits_per_byte: float
     xz_bits_per_byte: float
 
-    def fields(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The same as a dictionary, for events and JSON."""
         return asdict(self)
 
 
-def heldout_windows(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer) -> HeldoutWindows:
+def build_heldout_windows(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer) -> HeldoutWindows:
     """The held-back windows as this run cuts them."""
     return HeldoutWindows(
         shards,
@@ -59,16 +59,16 @@ class HeldoutEvaluator:
         self._together = together
         self._sequences = config.evaluation_sequences
         self._shards = shards
-        self._windows = heldout_windows(config, shards, tokenizer)
+        self._windows = build_heldout_windows(config, shards, tokenizer)
         self._yardsticks: tuple[float, float] | None = None
 
-    def evaluate(self, logits: Logits, device: torch.device) -> Evaluation:
+    def evaluate(self, logits: Logits, device: torch.device) -> HeldoutEvaluation:
         """Collective: every rank evaluates its windows and gets the same result."""
         windows = self._windows
-        nats = measure(windows, logits, device, self._together, self._sequences).nats
-        gzip, xz = self.yardsticks()
+        nats = sum_over_rows(windows, logits, device, self._together, self._sequences).nats
+        gzip, xz = self.compute_compressor_baselines()
         loss = nats / windows.tokens
-        return Evaluation(
+        return HeldoutEvaluation(
             loss=loss,
             bits_per_byte=nats * BITS_PER_NAT / windows.text_bytes,
             perplexity=float(torch.tensor(loss).exp()),
@@ -78,19 +78,19 @@ class HeldoutEvaluator:
             xz_bits_per_byte=xz,
         )
 
-    def yardsticks(self) -> tuple[float, float]:
+    def compute_compressor_baselines(self) -> tuple[float, float]:
         """Bits per byte of `gzip -9` and `xz -9` on the evaluated documents, one after another."""
         if self._yardsticks is None:
-            self._yardsticks = compressed_bits_per_byte(self._texts())
+            self._yardsticks = compute_compressed_bits_per_byte(self._iter_texts())
         return self._yardsticks
 
-    def _texts(self) -> Iterator[bytes]:
+    def _iter_texts(self) -> Iterator[bytes]:
         for document in self._windows.documents:
-            without_end = self._shards.tokens(document)[:-1].tolist()
+            without_end = self._shards.get_tokens(document)[:-1].tolist()
             yield self._tokenizer.decode(without_end).encode()
 
 
-def compressed_bits_per_byte(texts: Iterator[bytes]) -> tuple[float, float]:
+def compute_compressed_bits_per_byte(texts: Iterator[bytes]) -> tuple[float, float]:
     """Bits per byte of gzip -9 and xz -9 (streaming; memory does not grow with the text)."""
     gzip = zlib.compressobj(9, zlib.DEFLATED, 31)
     xz = lzma.LZMACompressor(preset=9)

@@ -7,20 +7,20 @@ from typing import Any
 
 import torch
 
-from llmsys.train.evaluate import Evaluation
-from llmsys.train.measure import Evaluator, Logits, Measurement, Result
+from llmsys.train.evaluate import HeldoutEvaluation
+from llmsys.train.measure import Evaluator, Logits, TargetEvaluation, EvaluationResult
 
 
 @dataclass(frozen=True)
 class MixtureResult:
     """What is true of all sources together, and of each."""
 
-    together: Evaluation | Measurement
-    sources: Mapping[str, Evaluation | Measurement]
+    combined: HeldoutEvaluation | TargetEvaluation
+    sources: Mapping[str, HeldoutEvaluation | TargetEvaluation]
 
-    def fields(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The numbers of all together, and under `sources` those of each by name."""
-        return self.together.fields() | {"sources": {name: one.fields() for name, one in self.sources.items()}}
+        return self.combined.to_dict() | {"sources": {name: one.to_dict() for name, one in self.sources.items()}}
 
 
 @dataclass(frozen=True)
@@ -29,33 +29,33 @@ class MixtureEvaluator:
 
     evaluators: Mapping[str, Evaluator]
 
-    def evaluate(self, logits: Logits, device: torch.device) -> Result:
+    def evaluate(self, logits: Logits, device: torch.device) -> EvaluationResult:
         """See Evaluator."""
         found: dict[str, Any] = {name: one.evaluate(logits, device) for name, one in self.evaluators.items()}
-        return MixtureResult(joined(list(found.values())), found)
+        return MixtureResult(combine_results(list(found.values())), found)
 
 
-def joined(parts: Sequence[Evaluation] | Sequence[Measurement]) -> Evaluation | Measurement:
+def combine_results(parts: Sequence[HeldoutEvaluation] | Sequence[TargetEvaluation]) -> HeldoutEvaluation | TargetEvaluation:
     """The same numbers over the targets, or bytes, of all parts."""
-    if isinstance(parts[0], Measurement):
-        mean = _mean_by(parts, "evaluated_targets")
+    if isinstance(parts[0], TargetEvaluation):
+        mean = _build_weighted_mean(parts, "evaluated_targets")
         loss = mean("loss")
-        targets = sum(part.evaluated_targets for part in parts if isinstance(part, Measurement))
-        return Measurement(loss, math.exp(loss), mean("accuracy"), targets)
-    by_token, by_byte = _mean_by(parts, "evaluated_tokens"), _mean_by(parts, "evaluated_bytes")
+        targets = sum(part.evaluated_targets for part in parts if isinstance(part, TargetEvaluation))
+        return TargetEvaluation(loss, math.exp(loss), mean("accuracy"), targets)
+    by_token, by_byte = _build_weighted_mean(parts, "evaluated_tokens"), _build_weighted_mean(parts, "evaluated_bytes")
     loss = by_token("loss")
-    return Evaluation(
+    return HeldoutEvaluation(
         loss=loss,
         bits_per_byte=by_byte("bits_per_byte"),
         perplexity=math.exp(loss),
-        evaluated_tokens=sum(part.fields()["evaluated_tokens"] for part in parts),
-        evaluated_bytes=sum(part.fields()["evaluated_bytes"] for part in parts),
+        evaluated_tokens=sum(part.to_dict()["evaluated_tokens"] for part in parts),
+        evaluated_bytes=sum(part.to_dict()["evaluated_bytes"] for part in parts),
         gzip_bits_per_byte=by_byte("gzip_bits_per_byte"),
         xz_bits_per_byte=by_byte("xz_bits_per_byte"),
     )
 
 
-def _mean_by(parts: Sequence[Result], weight: str) -> Callable[[str], float]:
-    fields = [part.fields() for part in parts]
+def _build_weighted_mean(parts: Sequence[EvaluationResult], weight: str) -> Callable[[str], float]:
+    fields = [part.to_dict() for part in parts]
     total = sum(one[weight] for one in fields)
     return lambda name: float(sum(one[name] * one[weight] for one in fields) / max(total, 1))

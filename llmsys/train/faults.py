@@ -15,7 +15,7 @@ from llmsys.engine.engine import StepResult
 from llmsys.errors import LlmsysError
 
 
-class StepJudge:
+class StepGuard:
     """Judges each step between its backward pass and its optimizer step."""
 
     def __init__(self, config: TrainConfig) -> None:
@@ -28,26 +28,26 @@ class StepJudge:
         self.problem = ""
         """What is wrong with the step that was judged last, in words; empty for a good one."""
 
-    def accept(self, loss: float, gradient_norm: float) -> bool:
+    def accept_step(self, loss: float, gradient_norm: float) -> bool:
         """See Accept in engine.py."""
-        self.problem = self._problem_of(loss, gradient_norm)
+        self.problem = self._describe_problem(loss, gradient_norm)
         return not self.problem
 
-    def took(self, step: int, result: StepResult) -> None:
+    def record_accepted(self, step: int, result: StepResult) -> None:
         """Step `step` was taken: it counts for the medians."""
         self._taken.append((result.loss, result.gradient_norm))
         if step > self._last_bad:
             self._in_a_row = 0
 
-    def refused(self, step: int) -> None:
+    def record_skipped(self, step: int) -> None:
         """Step `step` was not taken. LlmsysError where the policy is to stop, or no good step comes any more."""
         if self.problem:
             self._in_a_row += 1
             self._last_bad = max(step, self._last_bad)
             self.left_out.add(step)
-            self._refuse_to_go_on(step)
+            self._check_bad_step_policy(step)
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps; JSON gives the numbers back exactly."""
         return {
             "left_out": sorted(self.left_out),
@@ -56,7 +56,7 @@ class StepJudge:
             "last_bad": self._last_bad,
         }
 
-    def load(self, state: dict[str, Any], known: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+    def load_state_dict(self, state: dict[str, Any], known: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         """Go on from what a checkpoint kept; `known` are bad steps found since it was saved."""
         self.left_out = {*state.get("left_out", ()), *known}
         self._taken.clear()
@@ -64,7 +64,7 @@ class StepJudge:
         if not known:  # after a rewind the count goes on, or a run could turn back for ever
             self._in_a_row, self._last_bad = state.get("in_a_row", 0), state.get("last_bad", 0)
 
-    def _problem_of(self, loss: float, gradient_norm: float) -> str:
+    def _describe_problem(self, loss: float, gradient_norm: float) -> str:
         if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
             return f"loss {loss:.4g}, gradient norm {gradient_norm:.4g}. A step must be finite"
         spike = self._config.spike
@@ -81,7 +81,7 @@ class StepJudge:
                     )
         return ""
 
-    def _refuse_to_go_on(self, step: int) -> None:
+    def _check_bad_step_policy(self, step: int) -> None:
         config = self._config
         if config.bad_step == "stop":
             raise LlmsysError(

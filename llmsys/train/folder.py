@@ -13,20 +13,20 @@ import torch
 import yaml
 
 from llmsys.config.run import RunConfig
-from llmsys.publish import PRIVATE, publish_bytes
+from llmsys.publish import PRIVATE, write_bytes_atomically
 from llmsys.redact import redact_values
 from llmsys.source_code import read_source
 
 RECORDED_PACKAGES = ("torch", "deepspeed", "accelerate", "sentencepiece", "pyarrow", "numpy", "pydantic")
 
 
-def record(config: RunConfig, data_fingerprint: str, world_size: int) -> None:
+def write_run_record(config: RunConfig, data_fingerprint: str, world_size: int) -> None:
     """Write the resolved config and the environment. Called by rank 0 at each start."""
     folder = config.run.folder
     text = yaml.safe_dump(redact_values(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True)
-    publish_bytes(folder / "config.yaml", text.encode())
+    write_bytes_atomically(folder / "config.yaml", text.encode())
     environment = {
-        "packages": {name: _version(name) for name in ("llmsys", *RECORDED_PACKAGES)},
+        "packages": {name: _find_package_version(name) for name in ("llmsys", *RECORDED_PACKAGES)},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": platform.node(),
@@ -36,10 +36,10 @@ def record(config: RunConfig, data_fingerprint: str, world_size: int) -> None:
         "source": read_source(),
         "data_fingerprint": data_fingerprint,
     }
-    publish_bytes(folder / "environment.json", json.dumps(redact_values(environment), indent=2).encode(), PRIVATE)
+    write_bytes_atomically(folder / "environment.json", json.dumps(redact_values(environment), indent=2).encode(), PRIVATE)
 
 
-def _version(package: str) -> str | None:
+def _find_package_version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

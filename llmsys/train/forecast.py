@@ -7,30 +7,30 @@ import torch
 
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
-from llmsys.estimate.device import Device
+from llmsys.estimate.device import DeviceProfile
 from llmsys.estimate.evaluation_memory import IN_EVALUATION
-from llmsys.estimate.memory_peak import peak_memory
+from llmsys.estimate.memory_peak import estimate_peak_memory
 from llmsys.estimate.parameters import count_parameters
-from llmsys.estimate.reconcile_text import size
-from llmsys.estimate.system import System
-from llmsys.estimate.time import step_time
-from llmsys.log import logger
-from llmsys.parallel.group import world_size
-from llmsys.train.record import Record
+from llmsys.estimate.reconcile_text import format_memory_size
+from llmsys.estimate.system import MemoryProfile
+from llmsys.estimate.time import estimate_step_time
+from llmsys.log import get_logger
+from llmsys.parallel.group import get_world_size
+from llmsys.train.record import MetricLogger
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
-def forecast(config: RunConfig, device: torch.device, profile: Device | None) -> dict[str, Any]:
+def build_prediction(config: RunConfig, device: torch.device, profile: DeviceProfile | None) -> dict[str, Any]:
     """The fields of a `prediction` event, which `llmsys reconcile` reads.
 
     Keys: parameters; memory.{peak_bytes, instant, kind} of a step, and memory.evaluation_bytes; device, the profile's
     name or "unknown"; world_size;
     step_seconds {p10, p50, p90} with modelled_seconds (without the residual), or null and why_no_time.
     """
-    layout = config.fitted_layout(world_size())
+    layout = config.resolve_layout(get_world_size())
     on_gpu = device.type == "cuda"
-    everything = peak_memory(config, layout, system=System(device="cuda" if on_gpu else "cpu"))
+    everything = estimate_peak_memory(config, layout, system=MemoryProfile(device="cuda" if on_gpu else "cpu"))
     steps = tuple(one for one in everything.instants if one.name != IN_EVALUATION)
     ledger = replace(everything, instants=steps)  # what is measured is the peak of steps
     return {
@@ -43,12 +43,12 @@ def forecast(config: RunConfig, device: torch.device, profile: Device | None) ->
         },
         "device": "unknown" if profile is None else profile.name,
         "profile": config.flops.device,
-        "world_size": world_size(),
-        **_time(config, profile),
+        "world_size": get_world_size(),
+        **_build_time_fields(config, profile),
     }
 
 
-def _time(config: RunConfig, profile: Device | None) -> dict[str, Any]:
+def _build_time_fields(config: RunConfig, profile: DeviceProfile | None) -> dict[str, Any]:
     if profile is None:
         return {
             "step_seconds": None,
@@ -56,22 +56,22 @@ def _time(config: RunConfig, profile: Device | None) -> dict[str, Any]:
             "`llmsys calibrate --output mine.yaml` and set flops.device=mine.yaml.",
         }
     try:
-        time = step_time(config, config.fitted_layout(world_size()), profile)
+        time = estimate_step_time(config, config.resolve_layout(get_world_size()), profile)
     except ConfigError as error:  # such as a profile without links: the run goes on without a prediction
         return {"step_seconds": None, "why_no_time": str(error)}
-    return {"step_seconds": time.seconds.as_data(), "modelled_seconds": time.seconds.p50 / time.factor}
+    return {"step_seconds": time.seconds.to_dict(), "modelled_seconds": time.seconds.p50 / time.factor}
 
 
-def write_forecast(record: Record, step: int, config: RunConfig, device: torch.device, profile: Device | None) -> None:
+def write_prediction(record: MetricLogger, step: int, config: RunConfig, device: torch.device, profile: DeviceProfile | None) -> None:
     """The `prediction` event, and a line of it for people. Rank 0 alone writes."""
     if record.events is None:
         return
-    found = forecast(config, device, profile)
-    record.write("prediction", step, **found)
+    found = build_prediction(config, device, profile)
+    record.log_event("prediction", step, **found)
     memory, seconds = found["memory"], found["step_seconds"]
-    log.info("predicted: %s on the fullest rank, %s", size(memory["peak_bytes"]), memory["instant"])
+    log.info("predicted: %s on the fullest rank, %s", format_memory_size(memory["peak_bytes"]), memory["instant"])
     if memory["evaluation_bytes"] > memory["peak_bytes"]:
-        more = size(memory["evaluation_bytes"]), config.evaluation_sequences
+        more = format_memory_size(memory["evaluation_bytes"]), config.evaluation_sequences
         log.info("predicted: %s in an evaluation; lower evaluation.micro_sequences=%d if that is too much", *more)
     if seconds is None:
         log.info("predicted: no time of a step, since %s", found["why_no_time"])

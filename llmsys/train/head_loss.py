@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from llmsys.config.objective import LossConfig
 from llmsys.data.batch import IGNORED
 from llmsys.engine.engine import Loss
-from llmsys.model.head import MaskedHead, VocabularyHead
-from llmsys.train.loss import sequence_losses, token_losses
+from llmsys.model.head import MlmHead, LmHead
+from llmsys.train.loss import compute_sequence_losses, compute_token_losses
 
 # B rows, T positions, D width, N valid targets, V vocabulary
 
@@ -24,36 +24,36 @@ LOGITS_BYTES_ON_CPU, LOGITS_BYTES_ON_ACCELERATOR = 1 << 28, 1 << 29
 """Size of one block of logits: so large that adding up the gradients of the weight costs little."""
 
 
-def head_loss(
-    head: VocabularyHead | MaskedHead,
+def compute_linear_cross_entropy(
+    head: LmHead | MlmHead,
     x_BTD: Tensor,
     targets_BT: Tensor,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> Tensor:
-    """The loss of `head(x_BTD)`, summed over all valid targets: a float32 scalar. See `sequence_losses`."""
+    """The loss of `head(x_BTD)`, summed over all valid targets: a float32 scalar. See `compute_sequence_losses`."""
     valid_BT = targets_BT != IGNORED
-    x_ND = head.prepared(x_BTD[valid_BT])
-    fixed_V = head.fixed_bias_V if isinstance(head, VocabularyHead) and head.has_fixed_bias else None
-    softcap = head.softcap if isinstance(head, VocabularyHead) else None
+    x_ND = head.prepare_hidden(x_BTD[valid_BT])
+    fixed_V = head.fixed_bias_V if isinstance(head, LmHead) and head.has_fixed_bias else None
+    softcap = head.softcap if isinstance(head, LmHead) else None
     arguments = x_ND, head.weight, head.bias, fixed_V, targets_BT[valid_BT], label_smoothing, z_loss, softcap
-    loss: Tensor = _HeadLoss.apply(*arguments)  # type: ignore[no-untyped-call]
+    loss: Tensor = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
     return loss
 
 
-def training_loss(config: LossConfig) -> Loss:
-    """The loss that is trained with; evaluation takes `sequence_losses` as it is."""
+def build_training_loss(config: LossConfig) -> Loss:
+    """The loss that is trained with; evaluation takes `compute_sequence_losses` as it is."""
     shape = {"label_smoothing": config.label_smoothing, "z_loss": config.z_loss}
 
-    def loss(head: nn.Module | None, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
-        if isinstance(head, VocabularyHead | MaskedHead):
-            return head_loss(head, x_BTD, targets_BT, **shape)
-        return sequence_losses(x_BTD, targets_BT, **shape).sum()
+    def compute_loss(head: nn.Module | None, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+        if isinstance(head, LmHead | MlmHead):
+            return compute_linear_cross_entropy(head, x_BTD, targets_BT, **shape)
+        return compute_sequence_losses(x_BTD, targets_BT, **shape).sum()
 
-    return loss
+    return compute_loss
 
 
-class _HeadLoss(torch.autograd.Function):
+class _LinearCrossEntropy(torch.autograd.Function):
     """Sum over tokens; gradients are made in the forward and scaled in the backward."""
 
     @staticmethod
@@ -72,18 +72,18 @@ class _HeadLoss(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=x_ND.device)
         dx_ND = torch.empty_like(x_ND) if wanted else None
         dweight_VD, dbias_V = None, None
-        for rows in _blocks(x_ND, len(weight_VD)):
-            logits = _logits(x_ND[rows], weight_VD, bias_V, fixed_V, softcap)
+        for rows in _list_row_blocks(x_ND, len(weight_VD)):
+            logits = _compute_logits(x_ND[rows], weight_VD, bias_V, fixed_V, softcap)
             slope = None if softcap is None or not wanted else 1 - (logits / softcap).square_()
             # The gradient takes the place of the logits.
-            total += token_losses(logits, targets_N[rows], smoothing, z_weight, logits if wanted else None).sum()
+            total += compute_token_losses(logits, targets_N[rows], smoothing, z_weight, logits if wanted else None).sum()
             if dx_ND is None:
                 continue
             gradient = logits if slope is None else logits.mul_(slope)
             torch.mm(gradient, weight_VD, out=dx_ND[rows])
-            dweight_VD = _added(dweight_VD, gradient.T @ x_ND[rows])
+            dweight_VD = _add_block(dweight_VD, gradient.T @ x_ND[rows])
             if bias_V is not None:
-                dbias_V = _added(dbias_V, gradient.sum(0, dtype=torch.float32))
+                dbias_V = _add_block(dbias_V, gradient.sum(0, dtype=torch.float32))
         ctx.gradients = (dx_ND, dweight_VD, dbias_V)
         ctx.dtypes = (weight_VD.dtype, None if bias_V is None else bias_V.dtype)
         return total
@@ -99,23 +99,23 @@ class _HeadLoss(torch.autograd.Function):
         return dx_ND.mul_(factor.to(dx_ND.dtype)), dweight_VD, dbias_V, None, None, None, None, None
 
 
-def _added(total: Tensor | None, part: Tensor) -> Tensor:
+def _add_block(total: Tensor | None, part: Tensor) -> Tensor:
     """The sum so far and one more block's part, in float32 from the second block on, whatever the weight is."""
     return part if total is None else total.float().add_(part)
 
 
-def _blocks(x_ND: Tensor, vocabulary: int) -> list[slice]:
+def _list_row_blocks(x_ND: Tensor, vocabulary: int) -> list[slice]:
     """Rows whose logits fill one block, at least 16 of them."""
     size = LOGITS_BYTES_ON_CPU if x_ND.device.type == "cpu" else LOGITS_BYTES_ON_ACCELERATOR
     rows = max(16, size // (vocabulary * x_ND.element_size()))
     return [slice(start, start + rows) for start in range(0, max(len(x_ND), 1), rows)]
 
 
-def _logits(
+def _compute_logits(
     x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, fixed_V: Tensor | None, softcap: float | None
 ) -> Tensor:
     """As the head computes them, for some rows; valid until the next call."""
-    logits_NV = torch.mm(x_ND, weight_VD.T, out=_room(len(x_ND), len(weight_VD), x_ND))
+    logits_NV = torch.mm(x_ND, weight_VD.T, out=_get_logits_buffer(len(x_ND), len(weight_VD), x_ND))
     for bias in (bias_V, fixed_V):
         if bias is not None:
             logits_NV += bias.to(logits_NV.dtype)
@@ -125,7 +125,7 @@ def _logits(
 _rooms: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
 
-def _room(rows: int, columns: int, like: Tensor) -> Tensor:
+def _get_logits_buffer(rows: int, columns: int, like: Tensor) -> Tensor:
     """Memory for one block of logits, kept from step to step on the CPU.
 
     There new memory costs a page fault for every 4 KiB: a quarter of the time of the product that fills it. Allocators

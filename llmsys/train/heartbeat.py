@@ -32,7 +32,7 @@ class Heartbeat:
     age_seconds: float = 0.0
 
 
-def state_of(beat: Heartbeat) -> str:
+def read_process_state(beat: Heartbeat) -> str:
     """What the system says of a rank's process: running, stopped, disk-sleep, …, gone; unknown on another host."""
     if beat.host != platform.node():
         return UNKNOWN
@@ -43,13 +43,13 @@ def state_of(beat: Heartbeat) -> str:
         return GONE
 
 
-def culprits(heartbeats: list[Heartbeat], ranks: int, silent_after_seconds: float) -> list[str]:
+def describe_hanging_ranks(heartbeats: list[Heartbeat], ranks: int, silent_after_seconds: float) -> list[str]:
     """Who holds the others up, one sentence each: the silent ones, else those that are behind; empty when none is."""
     known = {beat.rank: beat for beat in heartbeats}
     unheard = [f"rank {number} was never heard of" for number in range(ranks) if number not in known]
     silent = [
         f"rank {beat.rank} on {beat.host} (process {beat.process}) has been silent for {beat.age_seconds:.0f} s, "
-        f"since {beat.phase} of step {beat.step}; its process is {state_of(beat)}"
+        f"since {beat.phase} of step {beat.step}; its process is {read_process_state(beat)}"
         for beat in heartbeats
         if beat.age_seconds > silent_after_seconds
     ]
@@ -67,17 +67,17 @@ def culprits(heartbeats: list[Heartbeat], ranks: int, silent_after_seconds: floa
 def is_any_at_work(heartbeats: list[Heartbeat], timeout_seconds: float, silent_after_seconds: float) -> bool:
     """Return whether a rank has worked within the timeout, and none is silent because it was stopped or is gone."""
     silent = [beat for beat in heartbeats if beat.age_seconds > silent_after_seconds]
-    if any(state_of(beat) in (GONE, UNKNOWN, psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) for beat in silent):
+    if any(read_process_state(beat) in (GONE, UNKNOWN, psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) for beat in silent):
         return False
     return any(beat.idle_seconds + beat.age_seconds <= timeout_seconds for beat in heartbeats)
 
 
-def rouse(beat: Heartbeat) -> None:
+def request_stack_dump(beat: Heartbeat) -> None:
     """Have a silent rank of this host write its stacks: one that is stopped goes on, and its own watchdog does.
 
     One whose watchdog cannot run, because other code keeps the interpreter's lock, is sent STACKS_SIGNAL.
     """
-    state = state_of(beat)
+    state = read_process_state(beat)
     if state in (GONE, UNKNOWN):
         return
     with suppress(ProcessLookupError):

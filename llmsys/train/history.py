@@ -10,8 +10,8 @@ from pathlib import Path
 
 from llmsys.config.run import RunConfig
 from llmsys.errors import CheckpointError
-from llmsys.events import iterate_events
-from llmsys.log import logger
+from llmsys.events import iter_events
+from llmsys.log import get_logger
 from llmsys.publish import sync_folder
 from llmsys.train.checkpoint_record import DAMAGE_ERRORS, build_unreadable_error, is_present, list_checkpoints
 from llmsys.train.checkpoint_write import REMOVED, REPLACED, restore_replaced
@@ -19,7 +19,7 @@ from llmsys.train.checkpoint_write import REMOVED, REPLACED, restore_replaced
 MOST_NAMED = 5
 """Checkpoints that an error names with what is wrong."""
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 def restore_leftovers(folder: Path) -> str:
@@ -73,7 +73,7 @@ def _read_last_save(events: Path) -> int | None:
     if not is_present(events):
         return None
     try:
-        for event in iterate_events(events):
+        for event in iter_events(events):
             if event["event"] == "start" and event.get("resumed_from") is None:
                 found = None
             elif event["event"] == "checkpoint":

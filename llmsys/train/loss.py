@@ -16,7 +16,7 @@ from llmsys.data.batch import IGNORED
 LOGITS_ON_CPU, ROWS_ON_ACCELERATOR = 1 << 19, 8_192  # on the CPU a piece of 2 MiB in float32, which stays in cache
 
 
-def sequence_losses(
+def compute_sequence_losses(
     logits_BTV: Tensor, targets_BT: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0
 ) -> Tensor:
     """Cross entropy in nats, summed over the valid targets of each sequence: float32, one number for each of B.
@@ -34,7 +34,7 @@ def sequence_losses(
     return losses_N.view(targets_BT.shape).sum(1)
 
 
-def token_losses(
+def compute_token_losses(
     logits_NV: Tensor, targets_N: Tensor, smoothing: float, z_weight: float, gradient_NV: Tensor | None = None
 ) -> Tensor:
     """The loss of each token, float32; 0 where the target is IGNORED. Outside of autograd.
@@ -67,13 +67,13 @@ def token_losses(
 
 
 class _TokenLosses(torch.autograd.Function):
-    """`token_losses`, with the gradient made in the forward."""
+    """`compute_token_losses`, with the gradient made in the forward."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, smoothing: float, z_weight: float) -> Tensor:
         gradient_NV = torch.empty_like(logits_NV) if ctx.needs_input_grad[0] else None
         ctx.gradient_NV = gradient_NV
-        return token_losses(logits_NV, targets_N, smoothing, z_weight, gradient_NV)
+        return compute_token_losses(logits_NV, targets_N, smoothing, z_weight, gradient_NV)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:

@@ -6,53 +6,53 @@ from pathlib import Path
 import torch
 
 from llmsys.config.run import RunConfig
-from llmsys.estimate.micro import largest_micro
-from llmsys.estimate.system import System
-from llmsys.log import logger
-from llmsys.parallel.group import gathered, on_rank_zero, world_size
+from llmsys.estimate.micro import find_largest_micro_batch
+from llmsys.estimate.system import MemoryProfile
+from llmsys.log import get_logger
+from llmsys.parallel.group import all_gather_object, run_on_rank_zero, get_world_size
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
-def settle_micro(config: RunConfig, device: torch.device) -> RunConfig:
+def resolve_micro_sequences(config: RunConfig, device: torch.device) -> RunConfig:
     """The config with a number in place of `auto`, the same on every rank. Collective."""
     if config.batch.micro_sequences != "auto":
         return config
-    memory = min(gathered(memory_of_rank(device)))
-    system = System(device="cuda" if device.type == "cuda" else "cpu")
+    memory = min(all_gather_object(get_rank_memory(device)))
+    system = MemoryProfile(device="cuda" if device.type == "cuda" else "cpu")
 
-    def chosen() -> str:
-        layout = config.fitted_layout(world_size())
-        choice = largest_micro(config, layout, memory, system)
+    def choose_micro_sequences() -> str:
+        layout = config.resolve_layout(get_world_size())
+        choice = find_largest_micro_batch(config, layout, memory, system)
         log.info("%s", choice)
         return str(choice.sequences)
 
-    micro = int(on_rank_zero(chosen))
+    micro = int(run_on_rank_zero(choose_micro_sequences))
     return config.model_copy(update={"batch": config.batch.model_copy(update={"micro_sequences": micro})})
 
 
-def memory_of_rank(device: torch.device) -> int:
+def get_rank_memory(device: torch.device) -> int:
     """Bytes that this rank may fill: all of its accelerator, or its part of what is free on this machine."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return free_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return get_free_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def free_memory() -> int:
+def get_free_memory() -> int:
     """Bytes that processes of this machine, or of this container, can still take."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in _lines(Path("/proc/meminfo")):
+    for line in _read_lines(Path("/proc/meminfo")):
         if line.startswith("MemAvailable:"):  # counts what the kernel would give back, such as cached files
             free = int(line.split()[1]) << 10
-    limit, used = (_lines(CONTROL_GROUP / name) for name in ("memory.max", "memory.current"))
+    limit, used = (_read_lines(CONTROL_GROUP / name) for name in ("memory.max", "memory.current"))
     if limit and used and limit[0].isdigit():
         free = min(free, max(0, int(limit[0]) - int(used[0])))
     return free
 
 
-def _lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     try:
         return path.read_text().split("\n")
     except OSError:

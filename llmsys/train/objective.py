@@ -6,111 +6,111 @@ built.
 
 from typing import cast
 
-from llmsys.config.bitwise import micro_batches, require_ranks
+from llmsys.config.bitwise import list_micro_batch_counts, require_ranks
 from llmsys.config.mixture import MixtureConfig
-from llmsys.config.objective import Masked
+from llmsys.config.objective import MaskedLmConfig
 from llmsys.config.run import RunConfig
-from llmsys.data.grouping import Grouping
-from llmsys.data.heldout_masked import HeldoutMasked
+from llmsys.data.grouping import LengthBuckets
+from llmsys.data.heldout_masked import MaskedHeldoutWindows
 from llmsys.data.heldout_pairs import HeldoutPairs
-from llmsys.data.masking import Masking
-from llmsys.data.mixture import MixedWindows
+from llmsys.data.masking import TokenMasker
+from llmsys.data.mixture import MixtureWindows
 from llmsys.data.packing import PackedDocuments
-from llmsys.data.pairs import LabelledBatch, MakeBatch, Pairs, TranslationBatch, open_pairs
+from llmsys.data.pairs import ClassificationCollator, MakeBatch, SequencePairs, TranslationCollator, open_pairs
 from llmsys.data.plan import RunPlan
-from llmsys.data.steps import GroupedSteps, Steps, WindowSteps
-from llmsys.data.turns import StepsInTurns
-from llmsys.data.windows import Windows
+from llmsys.data.steps import BucketedStepBatches, StepBatches, WindowStepBatches
+from llmsys.data.turns import StridedStepBatches
+from llmsys.data.windows import WindowDataset
 from llmsys.errors import ConfigError
 from llmsys.shards import TokenShards
 from llmsys.tokenizer import Tokenizer
-from llmsys.train.answers import with_answers
-from llmsys.train.dataset import Dataset, open_data, open_dataset
-from llmsys.train.evaluate import HeldoutEvaluator, heldout_windows
+from llmsys.train.answers import build_task_evaluator
+from llmsys.train.dataset import RunData, open_first_source, open_run_data
+from llmsys.train.evaluate import HeldoutEvaluator, build_heldout_windows
 from llmsys.train.evaluate_mixture import MixtureEvaluator
 from llmsys.train.measure import Evaluator, TargetEvaluator
 
 
-def steps_of(config: RunConfig, ranks: int, data_rank: int) -> Steps:
+def build_step_batches(config: RunConfig, ranks: int, data_rank: int) -> StepBatches:
     """What one of `ranks` data ranks trains on, step by step.
 
     Raises ConfigError or DataError when config, data and tokenizer do not fit each other.
     """
     if config.train.reproducibility == "bitwise":
         windows = config.objective.kind in ("next_token", "masked")
-        require_ranks(ranks, micro_batches(config.batch, windows=windows))
-        return StepsInTurns(_dealt_steps(config, 1, 0), ranks, data_rank)
-    return _dealt_steps(config, ranks, data_rank)
+        require_ranks(ranks, list_micro_batch_counts(config.batch, windows=windows))
+        return StridedStepBatches(_build_sharded_steps(config, 1, 0), ranks, data_rank)
+    return _build_sharded_steps(config, ranks, data_rank)
 
 
-def _dealt_steps(config: RunConfig, ranks: int, data_rank: int) -> Steps:
+def _build_sharded_steps(config: RunConfig, ranks: int, data_rank: int) -> StepBatches:
     if config.objective.kind in ("translation", "classification"):
-        _, tokenizer = open_data(config, "train")
-        pairs = _pairs(config, "train")
-        return GroupedSteps(
-            pairs, _grouping(config, pairs), _make(config, tokenizer), data_ranks=ranks, data_rank=data_rank
+        _, tokenizer = open_first_source(config, "train")
+        pairs = _open_checked_pairs(config, "train")
+        return BucketedStepBatches(
+            pairs, _build_length_groups(config, pairs), _build_collator(config, tokenizer), data_ranks=ranks, data_rank=data_rank
         )
-    dataset = open_dataset(config, "train")
-    windows, masking = _windows(config, dataset), None
+    dataset = open_run_data(config, "train")
+    windows, masking = _build_windows(config, dataset), None
     if config.objective.kind == "masked":
-        masking = _masking(config, dataset.tokenizer, (windows.fingerprint, config.run.seed))
-    return WindowSteps(
+        masking = _build_masking(config, dataset.tokenizer, (windows.fingerprint, config.run.seed))
+    return WindowStepBatches(
         windows,
-        run_plan(config, ranks, data_rank),
+        build_run_plan(config, ranks, data_rank),
         separate_documents=config.batch.attend == "document",
         masking=masking,
         deal=config.batch.deal,
     )
 
 
-def evaluator_of(config: RunConfig, together: int = 1) -> Evaluator:
+def build_evaluator(config: RunConfig, together: int = 1) -> Evaluator:
     """What measures a model of this config on held-back data; `together` ranks get the same rows, see `measure`."""
     if config.objective.kind in ("translation", "classification"):
-        _, tokenizer = open_data(config, "heldout")
-        pairs, make = _pairs(config, "heldout"), _make(config, tokenizer)
+        _, tokenizer = open_first_source(config, "heldout")
+        pairs, make = _open_checked_pairs(config, "heldout"), _build_collator(config, tokenizer)
         heldout_pairs = HeldoutPairs(pairs, make, max_tokens=config.evaluation.max_tokens)
         return TargetEvaluator(heldout_pairs, together, config.evaluation_sequences)
-    dataset = open_dataset(config, "heldout")
+    dataset = open_run_data(config, "heldout")
     found = {
-        name: _evaluator(config, shards, dataset.tokenizer, together)
+        name: _build_heldout_evaluator(config, shards, dataset.tokenizer, together)
         for name, shards in zip(dataset.names, dataset.sources, strict=True)
     }
     heldout = MixtureEvaluator(found) if config.data.kind == "mixture" else next(iter(found.values()))
-    return with_answers(heldout, config, dataset.tokenizer, together)
+    return build_task_evaluator(heldout, config, dataset.tokenizer, together)
 
 
-def _evaluator(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer, together: int) -> Evaluator:
+def _build_heldout_evaluator(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer, together: int) -> Evaluator:
     if config.objective.kind == "next_token":
         return HeldoutEvaluator(config, shards, tokenizer, together)
-    masking = _masking(config, tokenizer, ("heldout", shards.fingerprint))
-    masked = HeldoutMasked(heldout_windows(config, shards, tokenizer), masking)
+    masking = _build_masking(config, tokenizer, ("heldout", shards.fingerprint))
+    masked = MaskedHeldoutWindows(build_heldout_windows(config, shards, tokenizer), masking)
     return TargetEvaluator(masked, together, config.evaluation_sequences)
 
 
-def _windows(config: RunConfig, dataset: Dataset) -> Windows:
+def _build_windows(config: RunConfig, dataset: RunData) -> WindowDataset:
     """The training windows of one dataset, or of a mixture whose stages begin at whole sequences."""
     length, seed = config.batch.sequence_length, config.run.seed
     packed = [PackedDocuments(shards, length=length, seed=seed) for shards in dataset.sources]
     if not isinstance(config.data, MixtureConfig):
         return packed[0]
-    stages = [(-(-tokens // length), parts) for tokens, parts in config.data.parts]
-    return MixedWindows(packed, dataset.names, stages)
+    stages = [(-(-tokens // length), parts) for tokens, parts in config.data.stage_weights]
+    return MixtureWindows(packed, dataset.names, stages)
 
 
-def start_token(config: RunConfig) -> int:
+def get_start_token(config: RunConfig) -> int:
     """The token that opens every target of an encoder-decoder."""
     return 0 if config.model.encoder is None else config.model.encoder.decoder_start_token_id
 
 
-def run_plan(config: RunConfig, ranks: int, data_rank: int) -> RunPlan:
+def build_run_plan(config: RunConfig, ranks: int, data_rank: int) -> RunPlan:
     """How the windows of every step are dealt to `ranks` ranks; ConfigError when a step cannot be."""
     return RunPlan(config.batch, ranks, data_rank)
 
 
-def _pairs(config: RunConfig, split: str) -> Pairs:
+def _open_checked_pairs(config: RunConfig, split: str) -> SequencePairs:
     pairs = open_pairs(config.data.folder, split)
     if config.objective.kind == "translation":
-        pairs.require_lengths(config.batch.sequence_length, config.batch.counted_length)
+        pairs.require_lengths(config.batch.sequence_length, config.batch.counted_sequence_length)
         return pairs
     pairs.require_lengths(config.batch.sequence_length, 1)
     labels, outputs = pairs.targets.manifest.labels, getattr(config.model.head, "num_labels", 0)
@@ -122,28 +122,28 @@ def _pairs(config: RunConfig, split: str) -> Pairs:
     return pairs
 
 
-def _grouping(config: RunConfig, pairs: Pairs) -> Grouping:
+def _build_length_groups(config: RunConfig, pairs: SequencePairs) -> LengthBuckets:
     """Translations are counted in target tokens, labelled texts in tokens of text."""
     counted, other = pairs.targets.lengths, pairs.sources.lengths
     if config.objective.kind == "classification":
         counted, other = other, counted
     batch, key = config.batch, (pairs.fingerprint, config.run.seed)
-    return Grouping(counted, other, batch.tokens_per_step, batch.length_groups, key)
+    return LengthBuckets(counted, other, batch.tokens_per_step, batch.length_groups, key)
 
 
-def _make(config: RunConfig, tokenizer: Tokenizer) -> MakeBatch:
+def _build_collator(config: RunConfig, tokenizer: Tokenizer) -> MakeBatch:
     if config.objective.kind == "translation":
-        return TranslationBatch(start_token(config))
-    return LabelledBatch(tokenizer.eos_id)
+        return TranslationCollator(get_start_token(config))
+    return ClassificationCollator(tokenizer.eos_id)
 
 
-def _masking(config: RunConfig, tokenizer: Tokenizer, key: tuple[str | int, ...]) -> Masking:
-    objective = cast(Masked, config.objective)
-    mask = tokenizer.piece_id(objective.mask_token)
+def _build_masking(config: RunConfig, tokenizer: Tokenizer, key: tuple[str | int, ...]) -> TokenMasker:
+    objective = cast(MaskedLmConfig, config.objective)
+    mask = tokenizer.find_piece_id(objective.mask_token)
     if mask is None:
         raise ConfigError(
             f"objective.mask_token={objective.mask_token} is not a piece of the tokenizer. Train one that has it: set "
             f"tokenizer.control_symbols=[{objective.mask_token}] and run llmsys prepare CONFIG. One made elsewhere has "
             f"another name for it: set objective.mask_token, such as [MASK]."
         )
-    return Masking(objective, mask, tokenizer.eos_id, tokenizer.vocab_size, key)
+    return TokenMasker(objective, mask, tokenizer.eos_id, tokenizer.vocab_size, key)

@@ -16,16 +16,16 @@ from typing import Any
 from torch.distributed.checkpoint.metadata import Metadata
 
 from llmsys.errors import CheckpointError, ConfigError
-from llmsys.publish import publish_bytes
+from llmsys.publish import write_bytes_atomically
 from llmsys.train.checkpoint_metadata import DTYPES, METADATA, format_metadata, parse_metadata
 from llmsys.train.checkpoint_record import (
     PICKLED,
     PICKLED_FORMAT,
     RECORD,
     describe_pickle,
-    digest_of,
+    compute_digest,
     find_damaged_file,
-    problem_of,
+    find_checkpoint_error,
     read_record,
     write_record,
 )
@@ -82,7 +82,7 @@ def rewrite_metadata(checkpoint: Path) -> bool:
     Raises:
         CheckpointError: the checkpoint is damaged, or its pickle asks for more than metadata are made of.
     """
-    problem = problem_of(checkpoint)
+    problem = find_checkpoint_error(checkpoint)
     if problem is None:
         (checkpoint / PICKLED).unlink(missing_ok=True)  # of a rewrite that was interrupted
         return False
@@ -94,9 +94,9 @@ def rewrite_metadata(checkpoint: Path) -> bool:
         raise CheckpointError(f"{checkpoint} cannot be rewritten: {damage}. Remove it, or take another.")
     content = format_metadata(_unpickle(checkpoint))
     parse_metadata(content, checkpoint)  # what a reader would refuse is refused here
-    publish_bytes(checkpoint / METADATA, content)
+    write_bytes_atomically(checkpoint / METADATA, content)
     files.pop(PICKLED, None)
-    files[METADATA] = digest_of(checkpoint / METADATA)
+    files[METADATA] = compute_digest(checkpoint / METADATA)
     record.pop("format")
     write_record(checkpoint, {**record, "files": files})
     (checkpoint / PICKLED).unlink(missing_ok=True)

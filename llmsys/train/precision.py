@@ -19,11 +19,11 @@ import torch
 from llmsys.config.run import RunConfig
 from llmsys.config.train import Precision
 from llmsys.errors import CheckpointError
-from llmsys.log import logger
-from llmsys.parallel.group import device_of_this_rank, gathered, on_rank_zero, rank
+from llmsys.log import get_logger
+from llmsys.parallel.group import get_local_device, all_gather_object, run_on_rank_zero, get_rank
 from llmsys.train.checkpoint_record import read_record
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
@@ -103,9 +103,9 @@ def resolve_precision(config: RunConfig) -> RunConfig:
 
     Raises ConfigError where other settings need another type than the devices take.
     """
-    device = device_of_this_rank()
+    device = get_local_device()
     own = find_bf16_support(device)
-    worst = min(gathered((own.is_native, rank(), own.reason)))
+    worst = min(all_gather_object((own.is_native, get_rank(), own.reason)))
     support = NativeSupport(worst[0], worst[2])
 
     def decide() -> str:
@@ -118,7 +118,7 @@ def resolve_precision(config: RunConfig) -> RunConfig:
             log.warning("%s", warning)
         return resolved
 
-    precision: Precision = on_rank_zero(decide)  # type: ignore[assignment]
+    precision: Precision = run_on_rank_zero(decide)  # type: ignore[assignment]
     return config.with_precision(precision)
 
 

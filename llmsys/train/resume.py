@@ -9,15 +9,15 @@ from typing import Any
 from llmsys.config.run import RunConfig
 from llmsys.engine.engine import Engine
 from llmsys.errors import CheckpointError
-from llmsys.log import logger
-from llmsys.parallel.group import on_rank_zero
+from llmsys.log import get_logger
+from llmsys.parallel.group import run_on_rank_zero
 from llmsys.train import checkpoint
-from llmsys.train.agree import differences
-from llmsys.train.bitwise import check_loaded, without_mode
-from llmsys.train.faults import StepJudge
+from llmsys.train.agree import format_changes
+from llmsys.train.bitwise import check_loaded_state, drop_reproducibility_mode
+from llmsys.train.faults import StepGuard
 from llmsys.train.history import restore_leftovers, start_over
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 ADVICE = {
     "data": "The data are not those that it was trained on: set data.folder to those, or prepare them as they were.",
@@ -27,33 +27,33 @@ ADVICE = {
 """What to do about a difference, by how its key begins."""
 
 
-def resume(engine: Engine, config: RunConfig, identity: dict[str, Any], judge: StepJudge) -> int | None:
+def resume_from_checkpoint(engine: Engine, config: RunConfig, identity: dict[str, Any], judge: StepGuard) -> int | None:
     """Load the newest whole checkpoint, if there is one, and return how many steps are done. Collective.
 
     None means a start at step 0. CheckpointError where the folder has a history of which nothing can be resumed, and
     train.restart does not ask for a new start.
     """
     folder = config.run.folder / "checkpoints"
-    on_rank_zero(lambda: restore_leftovers(folder))
+    run_on_rank_zero(lambda: restore_leftovers(folder))
     found = checkpoint.verify_folder(folder)
     newest = found.newest
     if newest is None:
-        on_rank_zero(lambda: start_over(config, found.problems))
+        run_on_rank_zero(lambda: start_over(config, found.problems))
         return None
-    record = checkpoint.resumable_record(newest)
-    saved, now = without_mode(record["run"], identity)
-    refuse_changes(newest, saved, now)
-    checkpoint.load(engine, newest)
-    check_loaded(engine, newest, record)
-    judge.load(record.get("judge", {}))
+    record = checkpoint.read_resumable_record(newest)
+    saved, now = drop_reproducibility_mode(record["run"], identity)
+    require_same_settings(newest, saved, now)
+    checkpoint.load_checkpoint(engine, newest)
+    check_loaded_state(engine, newest, record)
+    judge.load_state_dict(record.get("judge", {}))
     steps: int = record["steps"]
-    log.info("resuming from %s: %d of %d steps are done", newest, steps, config.steps)
+    log.info("resuming from %s: %d of %d steps are done", newest, steps, config.num_steps)
     return steps
 
 
-def refuse_changes(newest: Path, saved: dict[str, Any], now: dict[str, Any]) -> None:
+def require_same_settings(newest: Path, saved: dict[str, Any], now: dict[str, Any]) -> None:
     """CheckpointError with every difference between what a checkpoint was trained with and what is wanted now."""
-    changes = differences(saved, now)
+    changes = format_changes(saved, now)
     if not changes:
         return
     advice = [text for key, text in ADVICE.items() if any(change.startswith(key) for change in changes)]

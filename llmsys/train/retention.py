@@ -1,6 +1,6 @@
 """Which checkpoints are kept: the newest, every so many steps for ever, and the best by evaluation.
 
-`kept` is a pure function of steps and scores; `retire` removes the others from a folder. A checkpoint's score is the
+`select_kept_steps` is a pure function of steps and scores; `remove_old_checkpoints` removes the others from a folder. A checkpoint's score is the
 evaluation of its own step, which its record holds.
 
 Invariants:
@@ -15,12 +15,12 @@ from pathlib import Path
 
 from llmsys.config.checkpoint import LOWER_IS_BETTER, CheckpointConfig
 from llmsys.errors import CheckpointError, UnreadableCheckpointError
-from llmsys.log import logger
+from llmsys.log import get_logger
 from llmsys.train.checkpoint_record import list_checkpoints, read_record
-from llmsys.train.checkpoint_write import set_aside
+from llmsys.train.checkpoint_write import remove_checkpoint
 from llmsys.train.verified import VerifiedCheckpoints
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 def is_every_step_whole(step: int) -> bool:
@@ -28,7 +28,7 @@ def is_every_step_whole(step: int) -> bool:
     return True
 
 
-def kept(
+def select_kept_steps(
     steps: Sequence[int],
     scores: Mapping[int, float],
     rule: CheckpointConfig,
@@ -48,7 +48,7 @@ def kept(
     return {*(step for step in ordered if step >= oldest), *best, *forever}
 
 
-def retire(folder: Path, rule: CheckpointConfig, verified: VerifiedCheckpoints | None = None) -> None:
+def remove_old_checkpoints(folder: Path, rule: CheckpointConfig, verified: VerifiedCheckpoints | None = None) -> None:
     """Remove what no rule keeps. A folder that cannot be removed is said, and tried again after the next save.
 
     Whole ones outrank damaged ones, so what ranks is verified; `verified` knows which are already.
@@ -62,19 +62,19 @@ def retire(folder: Path, rule: CheckpointConfig, verified: VerifiedCheckpoints |
         return
     for step in going:
         try:
-            set_aside(found[step])
+            remove_checkpoint(found[step])
         except OSError as error:
             log.warning("checkpoint %s could not be removed: %s", found[step], error.strerror)
 
 
 def _select_removable(found: Mapping[int, Path], rule: CheckpointConfig, verified: VerifiedCheckpoints) -> list[int]:
-    scores = _scores(found, rule) if rule.keep_best else {}
-    if found.keys() <= kept(list(found), scores, rule):
+    scores = _read_scores(found, rule) if rule.keep_best else {}
+    if found.keys() <= select_kept_steps(list(found), scores, rule):
         return []  # nothing would go, so nothing need be read
-    return sorted(found.keys() - kept(list(found), scores, rule, lambda step: verified.is_whole(found[step])))
+    return sorted(found.keys() - select_kept_steps(list(found), scores, rule, lambda step: verified.is_whole(found[step])))
 
 
-def _scores(found: Mapping[int, Path], rule: CheckpointConfig) -> dict[int, float]:
+def _read_scores(found: Mapping[int, Path], rule: CheckpointConfig) -> dict[int, float]:
     scores = {}
     for step, path in found.items():
         try:

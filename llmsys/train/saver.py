@@ -14,13 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from llmsys.config.checkpoint import CheckpointConfig
-from llmsys.engine.engine import LogicalState
+from llmsys.engine.engine import EngineState
 from llmsys.errors import CheckpointError
-from llmsys.parallel.crew import Crew
-from llmsys.parallel.group import rank
-from llmsys.train.checkpoint_copy import HostCopy
-from llmsys.train.checkpoint_write import sweep, target_of, write_sharded
-from llmsys.train.retention import retire
+from llmsys.parallel.crew import ControlGroup
+from llmsys.parallel.group import get_rank
+from llmsys.train.checkpoint_copy import HostStateCopy
+from llmsys.train.checkpoint_write import remove_partial_checkpoints, get_checkpoint_path, write_sharded_checkpoint
+from llmsys.train.retention import remove_old_checkpoints
 from llmsys.train.verified import VerifiedCheckpoints
 
 CLOSE_SECONDS = 120
@@ -28,99 +28,99 @@ CLOSE_SECONDS = 120
 
 
 @dataclass
-class Save:
+class SaveResult:
     """One save: for how long it held the step up, how long it took, and why it failed if it did. Times in seconds."""
 
     steps: int
     folder: Path
-    began: float
+    start_time: float
     stalled_seconds: float = 0.0
     seconds: float = 0.0
     failure: BaseException | None = None
-    ended: bool = False
+    is_finished: bool = False
 
 
-class Saver:
-    """Saves into `folder` by the rule of the config. Making it is collective, and so are `save` and `wait`."""
+class CheckpointSaver:
+    """Saves into `folder` by the rule of the config. Making it is collective, and so are `save_state` and `wait_for_save`."""
 
     def __init__(self, folder: Path, rule: CheckpointConfig) -> None:
         self._folder, self._rule = folder, rule
-        self._crew = Crew()
-        self._copy = HostCopy()
+        self._crew = ControlGroup()
+        self._copy = HostStateCopy()
         self._thread: threading.Thread | None = None
-        self._last: Save | None = None
-        self._untold: list[Save] = []
+        self._last: SaveResult | None = None
+        self._untold: list[SaveResult] = []
         self._failures = 0
         self._verified = VerifiedCheckpoints()
-        if rank() == 0:
-            sweep(folder)
+        if get_rank() == 0:
+            remove_partial_checkpoints(folder)
 
     def trust(self, steps: int) -> None:
         """Count the checkpoint of a step as whole without reading it: the run resumes from it."""
-        if rank() == 0:
-            self._verified.trust(target_of(self._folder, steps))
+        if get_rank() == 0:
+            self._verified.trust(get_checkpoint_path(self._folder, steps))
 
-    def prepare(self, state: LogicalState) -> None:
+    def allocate_buffers(self, state: EngineState) -> None:
         """Make room for copies of a state before the first step: touching fresh memory takes longer than a copy."""
         if self._rule.mode == "async":
-            self._copy.take(state.tensors)
+            self._copy.copy_from_device(state.tensors)
 
-    def save(self, state: LogicalState, steps: int, run_state: dict[str, Any], **more: Any) -> None:
+    def save_state(self, state: EngineState, steps: int, run_state: dict[str, Any], **more: Any) -> None:
         """Save the state after `steps` steps; `more` goes into the record. Returns when training may go on.
 
         CheckpointError when a save failed and the one before it had failed too.
         """
-        save = Save(steps, target_of(self._folder, steps), time.perf_counter())
-        self.wait()
+        save = SaveResult(steps, get_checkpoint_path(self._folder, steps), time.perf_counter())
+        self.wait_for_save()
         self._last = save
         self._untold.append(save)
         record = {"steps": steps, "updates": state.steps, "run": run_state, **more}
         if self._rule.mode == "async":
-            copies = self._copy.take(state.tensors)
-            self._thread = threading.Thread(target=self._write, args=(save, copies, record), name="save", daemon=True)
+            copies = self._copy.copy_from_device(state.tensors)
+            self._thread = threading.Thread(target=self._write_checkpoint, args=(save, copies, record), name="save", daemon=True)
             self._thread.start()
-            save.stalled_seconds = time.perf_counter() - save.began
+            save.stalled_seconds = time.perf_counter() - save.start_time
         else:
-            self._write(save, state.tensors, record)
+            self._write_checkpoint(save, state.tensors, record)
             save.stalled_seconds = save.seconds
-            self._judge(save)
+            self._check_save(save)
 
-    def wait(self) -> None:
-        """Wait for the save that is on its way, if one is. Raises as `save` does."""
+    def wait_for_save(self) -> None:
+        """Wait for the save that is on its way, if one is. Raises as `save_state` does."""
         if self._thread is not None and self._last is not None:
             self._thread.join()
             self._thread = None
-            self._judge(self._last)
+            self._check_save(self._last)
 
-    def finish(self) -> None:
+    def finish_saves(self) -> None:
         """Wait for the last save. Its failure is raised, since none comes after it."""
-        self.wait()
+        self.wait_for_save()
         if self._last is not None and self._last.failure is not None:
             raise self._last.failure
 
-    def news(self) -> list[Save]:
+    def pop_finished_saves(self) -> list[SaveResult]:
         """The saves that have ended and were not told yet. Not collective."""
-        told = [save for save in self._untold if save.ended]
-        self._untold = [save for save in self._untold if not save.ended]
+        told = [save for save in self._untold if save.is_finished]
+        self._untold = [save for save in self._untold if not save.is_finished]
         return told
 
-    def close(self) -> None:
+    def close_quietly(self) -> None:
         """Give a save that is on its way the time to end, whatever else went wrong. Raises nothing."""
         if self._thread is not None:
             self._thread.join(CLOSE_SECONDS)
 
-    def _write(self, save: Save, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+    def _write_checkpoint(self, save: SaveResult, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         try:
-            write_sharded(tensors, save.folder, record, self._crew)
-            if rank() == 0:
+            write_sharded_checkpoint(tensors, save.folder, record, self._crew)
+            if get_rank() == 0:
                 self._verified.trust(save.folder)
-                retire(self._folder, self._rule, self._verified)
+                remove_old_checkpoints(self._folder, self._rule, self._verified)
         except BaseException as failure:  # it is raised where all ranks meet; CheckpointException is no Exception
             save.failure = failure
-        save.seconds = time.perf_counter() - save.began
-        save.ended = True
+        save.seconds = time.perf_counter() - save.start_time
+        save.is_finished = True
 
-    def _judge(self, save: Save) -> None:
+    def _check_save(self, save: SaveResult) -> None:
         """Let the run go on after one failure that a person can mend; every rank has met the same one."""
         if save.failure is None:
             self._failures = 0

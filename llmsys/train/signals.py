@@ -22,7 +22,7 @@ RESERVE_SECONDS = 120.0
 """What is left of a Slurm job when the run begins to save, and as much again as the longest save took three times."""
 
 
-class StopWish:
+class StopRequest:
     """Whether this rank was asked to stop, and by what. Times in seconds of the wall clock, as Slurm gives them."""
 
     def __init__(
@@ -39,7 +39,7 @@ class StopWish:
         self._job_end = float(environment.get(SLURM_END) or "inf")
         self.longest_save_seconds = 0.0
 
-    def raised(self) -> float:
+    def to_flag(self) -> float:
         """1.0 when this rank wishes to stop, else 0.0."""
         now = self._clock()
         if not self.reason and now >= self._limit:
@@ -49,9 +49,9 @@ class StopWish:
         return float(bool(self.reason))
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def handle_signals(self) -> Iterator[None]:
         """Take the signals as wishes while the block runs; what they did before is put back after it."""
-        before = {number: signal.signal(number, self._heard) for number in self._list_signals()}
+        before = {number: signal.signal(number, self._handle_signal) for number in self._list_signals()}
         try:
             yield
         finally:
@@ -63,7 +63,7 @@ class StopWish:
         saves = self._hangup == HANGUP_SAVES or (not is_ignored and self._hangup != HANGUP_ENDS)
         return [*SIGNALS, *([signal.SIGHUP] if saves else [])]
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         leave_dead_terminal()
         self.reason = self.reason or f"{signal.Signals(number).name} came"
 

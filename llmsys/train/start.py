@@ -9,24 +9,24 @@ from typing import Any
 
 from llmsys.engine.engine import Engine
 from llmsys.errors import CheckpointError
-from llmsys.log import logger
-from llmsys.parallel.group import rank
-from llmsys.train.checkpoint import load_into, newest_whole, run_state_of, stored_tensors
-from llmsys.train.checkpoint_record import RECORD, problem_of
+from llmsys.log import get_logger
+from llmsys.parallel.group import get_rank
+from llmsys.train.checkpoint import load_named_tensors, find_newest_checkpoint, read_run_state, read_tensor_metadata
+from llmsys.train.checkpoint_record import RECORD, find_checkpoint_error
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
-def take_weights(engine: Engine, start_from: Path, identity: dict[str, Any]) -> None:
+def load_initial_weights(engine: Engine, start_from: Path, identity: dict[str, Any]) -> None:
     """Fill the engine's parameters and buffers from a run folder or a checkpoint, by name. Collective.
 
     Raises CheckpointError when there is none, it is damaged, has nothing in common with the model, knows a parameter of
     the same name in another shape, or was trained on ids of another tokenizer.
     """
-    checkpoint = _checkpoint(start_from)
+    checkpoint = _resolve_checkpoint(start_from)
     _check_tokenizer(checkpoint, identity)
-    stored = {name: value for name, value in stored_tensors(checkpoint).items() if "_moment/" not in name}
-    wanted = {name: value for name, value in engine.state().tensors.items() if "_moment/" not in name}
+    stored = {name: value for name, value in read_tensor_metadata(checkpoint).items() if "_moment/" not in name}
+    wanted = {name: value for name, value in engine.get_state().tensors.items() if "_moment/" not in name}
     common = sorted(stored.keys() & wanted.keys())
     if not common:
         raise CheckpointError(f"{checkpoint} has no tensor of this model's. Correct train.start_from, or leave it out.")
@@ -36,19 +36,19 @@ def take_weights(engine: Engine, start_from: Path, identity: dict[str, Any]) -> 
                 f"{checkpoint}: {name} has shape {tuple(stored[name].shape)}, the model needs "
                 f"{tuple(wanted[name].shape)}. Use the model section it was trained with, except for its head."
             )
-    load_into(engine, checkpoint, common)
-    if rank() == 0:
+    load_named_tensors(engine, checkpoint, common)
+    if get_rank() == 0:
         log.info("%d tensors are taken from %s", len(common), checkpoint)
-        log.info("newly initialised: %s", _listed(wanted.keys() - stored.keys()))
-        log.info("not used: %s", _listed(stored.keys() - wanted.keys()))
+        log.info("newly initialised: %s", _format_names(wanted.keys() - stored.keys()))
+        log.info("not used: %s", _format_names(stored.keys() - wanted.keys()))
 
 
-def _checkpoint(start_from: Path) -> Path:
+def _resolve_checkpoint(start_from: Path) -> Path:
     if (start_from / RECORD).exists():
-        if (problem := problem_of(start_from)) is not None:
+        if (problem := find_checkpoint_error(start_from)) is not None:
             raise CheckpointError(f"{start_from} cannot be used: {problem}. Name another in train.start_from.")
         return start_from
-    found = newest_whole(start_from / "checkpoints")
+    found = find_newest_checkpoint(start_from / "checkpoints")
     if found is None:
         raise CheckpointError(
             f"train.start_from={start_from} is neither a checkpoint nor a run folder that holds a whole one. "
@@ -58,7 +58,7 @@ def _checkpoint(start_from: Path) -> Path:
 
 
 def _check_tokenizer(checkpoint: Path, identity: dict[str, Any]) -> None:
-    theirs, ours = run_state_of(checkpoint).get("tokenizer_fingerprint"), identity["tokenizer_fingerprint"]
+    theirs, ours = read_run_state(checkpoint).get("tokenizer_fingerprint"), identity["tokenizer_fingerprint"]
     if theirs not in (None, ours):
         raise CheckpointError(
             f"{checkpoint} was trained with tokenizer {theirs}, and the data are prepared with {ours}: the ids mean "
@@ -66,5 +66,5 @@ def _check_tokenizer(checkpoint: Path, identity: dict[str, Any]) -> None:
         )
 
 
-def _listed(names: Iterable[str]) -> str:
+def _format_names(names: Iterable[str]) -> str:
     return ", ".join(name.removeprefix("parameter/") for name in sorted(names)) or "nothing"

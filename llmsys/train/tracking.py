@@ -13,18 +13,18 @@ class Trackers:
     def __init__(self, config: RunConfig) -> None:
         self._trackers: list[Any] = []
         if config.tracking.tensorboard:
-            made = _tracker("TensorBoardTracker", "tensorboard")(config.run.name, config.run.folder / "tensorboard")
+            made = _load_tracker_class("TensorBoardTracker", "tensorboard")(config.run.name, config.run.folder / "tensorboard")
             self._trackers.append(made)
         if config.tracking.wandb:
-            made = _tracker("WandBTracker", "wandb")(
+            made = _load_tracker_class("WandBTracker", "wandb")(
                 config.tracking.project, name=config.run.name, dir=str(config.run.folder)
             )
             self._trackers.append(made)
         for tracker in self._trackers:
-            _start(tracker)
-            tracker.store_init_configuration(_flat(redact_values(config.model_dump(mode="json"))))
+            _start_tracker(tracker)
+            tracker.store_init_configuration(_flatten_settings(redact_values(config.model_dump(mode="json"))))
 
-    def log(self, step: int, values: dict[str, float]) -> None:
+    def log_step(self, step: int, values: dict[str, float]) -> None:
         """Send the numbers of one step."""
         for tracker in self._trackers:
             tracker.log(values, step=step)
@@ -35,7 +35,7 @@ class Trackers:
             tracker.finish()
 
 
-def _start(tracker: Any) -> None:
+def _start_tracker(tracker: Any) -> None:
     try:
         tracker.start()
     except Exception as error:  # a service may fail in ways of its own: no key, no network
@@ -45,18 +45,18 @@ def _start(tracker: Any) -> None:
         ) from error
 
 
-def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten_settings(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """`{"model.hidden_size": 256}`: TensorBoard takes numbers and texts only."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
+            flat |= _flatten_settings(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
     return flat
 
 
-def _tracker(name: str, package: str) -> Any:
+def _load_tracker_class(name: str, package: str) -> Any:
     import accelerate.tracking
     import torch
     from accelerate.state import PartialState

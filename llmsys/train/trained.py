@@ -7,18 +7,18 @@ from torch import Tensor
 
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
-from llmsys.engine.engine import saved_buffers
+from llmsys.engine.engine import iter_persistent_buffers
 from llmsys.errors import CheckpointError
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.group import device_of_this_rank
-from llmsys.train.average import average_last
+from llmsys.parallel.group import get_local_device
+from llmsys.train.average import average_checkpoints
 from llmsys.train.build_engine import build_model
-from llmsys.train.checkpoint import load_tensors, newest_whole, read_newest, stored_tensors, weights_name
+from llmsys.train.checkpoint import load_tensors, find_newest_checkpoint, read_newest_checkpoint, read_tensor_metadata, get_stored_weights_name
 from llmsys.train.measure import Logits
 from llmsys.train.precision import DTYPES, resolve_precision
 
 
-def load_trained(config: RunConfig) -> tuple[Transformer, Path]:
+def load_trained_model(config: RunConfig) -> tuple[Transformer, Path]:
     """The newest whole checkpoint of the run as a plain module in the run's compute dtype, and where it was found.
 
     With checkpoint.average_last it is the mean of the last ones, which is made if it is not there.
@@ -28,35 +28,35 @@ def load_trained(config: RunConfig) -> tuple[Transformer, Path]:
     folder = config.run.folder / "checkpoints"
     average = config.checkpoint.average_last
 
-    def find() -> Path | None:
-        return average_last(config.run.folder, average) if average > 1 else newest_whole(folder)
+    def find_checkpoint() -> Path | None:
+        return average_checkpoints(config.run.folder, average) if average > 1 else find_newest_checkpoint(folder)
 
-    read = read_newest(find, lambda found: (_filled(config, found), found))
+    read = read_newest_checkpoint(find_checkpoint, lambda found: (_load_model(config, found), found))
     if read is None:
         raise CheckpointError(f"{folder} holds no whole checkpoint. Run `llmsys train` with this config first.")
     return read
 
 
-def _filled(config: RunConfig, found: Path) -> Transformer:
-    model = build_model(config).to_empty(device=device_of_this_rank())
+def _load_model(config: RunConfig, found: Path) -> Transformer:
+    model = build_model(config).to_empty(device=get_local_device())
     model.reset_buffers()
-    stored = stored_tensors(found).keys()
+    stored = read_tensor_metadata(found).keys()
     tensors: dict[str, Tensor] = {
-        weights_name(name, stored): value.detach() for name, value in model.named_parameters()
+        get_stored_weights_name(name, stored): value.detach() for name, value in model.named_parameters()
     }
-    tensors |= {f"buffer/{name}": buffer for name, buffer in saved_buffers(model)}
+    tensors |= {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(model)}
     load_tensors(tensors, found)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(DTYPES[config.train.resolved_precision])
     return model.eval()
 
 
-def logits_of(model: Transformer) -> Logits:
+def build_logits_function(model: Transformer) -> Logits:
     """What the model gives for a batch, as an engine would give it."""
 
     @torch.no_grad()
-    def logits(batch: Batch) -> Tensor:
-        logits_BTV: Tensor = model(**batch.to(next(model.parameters()).device).inputs())
+    def compute_logits(batch: Batch) -> Tensor:
+        logits_BTV: Tensor = model(**batch.to(next(model.parameters()).device).to_model_inputs())
         return logits_BTV
 
-    return logits
+    return compute_logits

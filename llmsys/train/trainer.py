@@ -13,34 +13,34 @@ from torch import Tensor
 
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
-from llmsys.data.digest import as_text, digest_of
+from llmsys.data.digest import format_digest, compute_batch_digest
 from llmsys.data.loader import StepLoader
-from llmsys.data.order import order_key
+from llmsys.data.order import derive_order_key
 from llmsys.engine.engine import Engine, StepResult
-from llmsys.errors import CheckpointError, Stopped
-from llmsys.log import logger
-from llmsys.optim.schedule import balance_factor, learning_rate
-from llmsys.parallel.group import gathered, rank, sum_over_ranks, world_size
+from llmsys.errors import CheckpointError, StopRequested
+from llmsys.log import get_logger
+from llmsys.optim.schedule import compute_balance_factor, compute_learning_rate
+from llmsys.parallel.group import all_gather_object, get_rank, all_reduce_sum, get_world_size
 from llmsys.progress import Progress
 from llmsys.train import checkpoint
-from llmsys.train.balance import ExpertReport, set_balance, settle_experts
-from llmsys.train.bitwise import hashed
+from llmsys.train.balance import ExpertLoadReport, set_balance_factor, update_expert_balance
+from llmsys.train.bitwise import hash_state_if_bitwise
 from llmsys.train.checkpoint_record import read_record
-from llmsys.train.faults import StepJudge
-from llmsys.train.measure import Evaluator, Result
-from llmsys.train.metrics import Meter
-from llmsys.train.noise import NoiseMeter
-from llmsys.train.record import Record
-from llmsys.train.saver import Saver
-from llmsys.train.signals import StopWish
+from llmsys.train.faults import StepGuard
+from llmsys.train.measure import Evaluator, EvaluationResult
+from llmsys.train.metrics import StepMeter
+from llmsys.train.noise import NoiseScaleMeter
+from llmsys.train.record import MetricLogger
+from llmsys.train.saver import CheckpointSaver
+from llmsys.train.signals import StopRequest
 from llmsys.train.watchdog import Watchdog
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 def seed_dropout(seed: int, step: int) -> None:
     """Make what this rank drops a function of (seed, step, rank), so that a resumed run drops the same."""
-    torch.manual_seed(order_key("dropout", seed, step, rank()) >> 1)
+    torch.manual_seed(derive_order_key("dropout", seed, step, get_rank()) >> 1)
 
 
 @dataclass
@@ -51,205 +51,205 @@ class Trainer:
     engine: Engine
     loader: StepLoader
     evaluator: Evaluator
-    record: Record
+    metric_logger: MetricLogger
     run_state: dict[str, Any]
-    sample: Callable[[], list[dict[str, str]]]
-    saver: Saver
-    judge: StepJudge
-    wish: StopWish
+    sample_prompts: Callable[[], list[dict[str, str]]]
+    saver: CheckpointSaver
+    step_guard: StepGuard
+    stop_request: StopRequest
     watchdog: Watchdog
-    contents: Callable[[int], dict[str, Any]]
-    meter: Meter
-    noise: NoiseMeter | None = None
+    describe_step_contents: Callable[[int], dict[str, Any]]
+    meter: StepMeter
+    noise_scale_meter: NoiseScaleMeter | None = None
     steps_done: int = 0
 
-    def train(self) -> Result:
+    def train(self) -> EvaluationResult:
         """Run to the end and return the final evaluation. Collective.
 
         Raises Stopped when the run was asked to end before, after it has saved.
         """
         began = time.perf_counter()
         if self.config.train.bad_step == "rewind" and self.steps_done == 0:
-            self._save()  # a bad first step must find something to go back to
-        with self._progress() as progress:
-            while self.steps_done < self.config.steps:
-                self._train_on(progress)
+            self._save_checkpoint()  # a bad first step must find something to go back to
+        with self._build_progress() as progress:
+            while self.steps_done < self.config.num_steps:
+                self._train_until_rewind(progress)
         self._finish_saves()
-        self._measured()
+        self._log_measurements()
         final = self._evaluate()
         self.watchdog.close()  # what follows is not done in step
-        samples = self.sample()
-        self.record.write("samples", self.steps_done, samples=samples)
-        self.record.write("finish", self.steps_done, tokens=self.tokens, seconds=time.perf_counter() - began)
+        samples = self.sample_prompts()
+        self.metric_logger.log_event("samples", self.steps_done, samples=samples)
+        self.metric_logger.log_event("finish", self.steps_done, tokens=self.tokens_done, seconds=time.perf_counter() - began)
         return final
 
     @property
-    def tokens(self) -> int:
+    def tokens_done(self) -> int:
         """Tokens trained on so far."""
-        return self.config.batch.tokens_before(self.steps_done)
+        return self.config.batch.count_tokens_before(self.steps_done)
 
-    def _progress(self) -> Progress:
-        total = self.config.batch.tokens_before(self.config.steps)
-        return Progress("train", total, "tok", done=self.tokens)
+    def _build_progress(self) -> Progress:
+        total = self.config.batch.count_tokens_before(self.config.num_steps)
+        return Progress("train", total, "tok", done=self.tokens_done)
 
-    def _train_on(self, progress: Progress) -> None:
+    def _train_until_rewind(self, progress: Progress) -> None:
         """Train until the last step, or until a rewind asks for steps from another place on."""
-        for step, batches in self.loader.steps(self.steps_done, self.config.steps):
+        for step, batches in self.loader.iter_steps(self.steps_done, self.config.num_steps):
             wished = False
-            if step + 1 in self.judge.left_out:
+            if step + 1 in self.step_guard.left_out:
                 self.steps_done = step + 1
             else:
-                wished = self._step(step, batches, progress)
+                wished = self._train_step(step, batches, progress)
             if self.steps_done != step + 1:
                 return
-            self._after_step(wished)
+            self._handle_step_end(wished)
 
-    def _step(self, step: int, batches: list[Any], progress: Progress) -> bool:
+    def _train_step(self, step: int, batches: list[Any], progress: Progress) -> bool:
         """Train on one step. Gives whether a rank wishes to stop."""
         config, number = self.config, step + 1
-        self.watchdog.beat(number, "forward and backward")
+        self.watchdog.report_phase(number, "forward and backward")
         began = time.perf_counter()
-        rate = learning_rate(config, number)
+        rate = compute_learning_rate(config, number)
         seed_dropout(config.run.seed, step)
         if config.factors.balance:
-            set_balance(self.engine.module, balance_factor(config, number))
-        if self.noise is not None:
-            batches = self.noise.begin(step, batches)
-        self.judge.problem = ""  # of the step before: gradients that overflow are not judged
-        result = self.engine.train_step(batches, rate, self.judge.accept, (self.wish.raised(),))
-        if self.noise is not None:
-            self.noise.end(result)
-        experts = settle_experts(self.engine.module, result.applied)
+            set_balance_factor(self.engine.module, compute_balance_factor(config, number))
+        if self.noise_scale_meter is not None:
+            batches = self.noise_scale_meter.begin_step(step, batches)
+        self.step_guard.problem = ""  # of the step before: gradients that overflow are not judged
+        result = self.engine.train_step(batches, rate, self.step_guard.accept_step, (self.stop_request.to_flag(),))
+        if self.noise_scale_meter is not None:
+            self.noise_scale_meter.end_step(result)
+        experts = update_expert_balance(self.engine.module, result.is_applied)
         self.steps_done = number
         seconds = time.perf_counter() - began
-        self.meter.step(number, seconds)
-        noise = {} if self.noise is None else self.noise.words(config.batch.tokens_at(step))
+        self.meter.record_step(number, seconds)
+        noise = {} if self.noise_scale_meter is None else self.noise_scale_meter.format_noise_scale(config.batch.get_tokens_at(step))
         progress.advance(
-            config.batch.tokens_at(step), step=number, loss=f"{result.loss:.3f}", **self.meter.details, **noise
+            config.batch.get_tokens_at(step), step=number, loss=f"{result.loss:.3f}", **self.meter.details, **noise
         )
-        if number % config.train.log_every_steps == 0 or number in (1, config.steps):
-            self._log(batches, result, rate, seconds, experts)
-        if result.applied:
-            self.judge.took(number, result)
+        if number % config.train.log_every_steps == 0 or number in (1, config.num_steps):
+            self._log_step(batches, result, rate, seconds, experts)
+        if result.is_applied:
+            self.step_guard.record_accepted(number, result)
         else:
-            self._refused(number, result, progress)
+            self._handle_skipped_step(number, result, progress)
         return result.extras[0] > 0
 
-    def _after_step(self, wished: bool) -> None:
+    def _handle_step_end(self, wished: bool) -> None:
         """What is due after a step: an evaluation, a checkpoint, the end."""
-        config, last = self.config, self.steps_done == self.config.steps
-        evaluated: Result | None = None
-        if self._due(config.evaluation.every_steps) and not last:
+        config, last = self.config, self.steps_done == self.config.num_steps
+        evaluated: EvaluationResult | None = None
+        if self._is_due(config.evaluation.every_steps) and not last:
             evaluated = self._evaluate()
-        if self._due(config.checkpoint.every_steps) or last or wished:
-            self._save(evaluated)
+        if self._is_due(config.checkpoint.every_steps) or last or wished:
+            self._save_checkpoint(evaluated)
         if wished and not last:
-            self._stop()
-        self._tell_saves()
-        self.watchdog.beat(self.steps_done + 1, "reading the batch")
+            self._stop_run()
+        self._log_saves()
+        self.watchdog.report_phase(self.steps_done + 1, "reading the batch")
 
-    def _due(self, every_steps: int) -> bool:
+    def _is_due(self, every_steps: int) -> bool:
         return every_steps > 0 and self.steps_done % every_steps == 0
 
-    def _log(
-        self, batches: list[Batch], result: StepResult, rate: float, seconds: float, experts: ExpertReport
+    def _log_step(
+        self, batches: list[Batch], result: StepResult, rate: float, seconds: float, experts: ExpertLoadReport
     ) -> None:
-        digest = self._digest(batches)
-        batch_tokens = self.config.batch.tokens_at(self.steps_done - 1)
-        self.record.write(
+        digest = self._hash_batches(batches)
+        batch_tokens = self.config.batch.get_tokens_at(self.steps_done - 1)
+        self.metric_logger.log_event(
             "step",
             self.steps_done,
-            tokens=self.tokens,
+            tokens=self.tokens_done,
             loss=result.loss,
             learning_rate=rate,
             gradient_norm=result.gradient_norm,
             batch_tokens=batch_tokens,
-            **self.meter.fields(batch_tokens, seconds + self.loader.wait_seconds, self.loader.wait_seconds),
+            **self.meter.compute_step_metrics(batch_tokens, seconds + self.loader.wait_seconds, self.loader.wait_seconds),
             batch_digest=digest,
-            **self.loader.describe(self.steps_done - 1),
-            **({} if self.noise is None else self.noise.scale.fields()),
+            **self.loader.get_step_metrics(self.steps_done - 1),
+            **({} if self.noise_scale_meter is None else self.noise_scale_meter.scale.to_dict()),
         )
         if experts:
-            self.record.write("experts", self.steps_done, tokens=self.tokens, **experts.fields())
+            self.metric_logger.log_event("experts", self.steps_done, tokens=self.tokens_done, **experts.to_dict())
 
-    def _digest(self, batches: list[Batch]) -> str:
+    def _hash_batches(self, batches: list[Batch]) -> str:
         """What the step trained on, over all ranks; those that share sequences count them once. Collective."""
-        layout = self.config.fitted_layout(world_size())
-        own = digest_of(batches) if rank() % layout.sequence_ranks == 0 else 0
-        total = sum_over_ranks(torch.tensor(own, dtype=torch.int64, device=self.engine.device))  # modulo 2^64
-        return as_text(int(total))
+        layout = self.config.resolve_layout(get_world_size())
+        own = compute_batch_digest(batches) if get_rank() % layout.sequence_parallel_size == 0 else 0
+        total = all_reduce_sum(torch.tensor(own, dtype=torch.int64, device=self.engine.device))  # modulo 2^64
+        return format_digest(int(total))
 
-    def _measured(self) -> None:
+    def _log_measurements(self) -> None:
         """What steps took, to be held to the prediction. Collective."""
-        if found := self.meter.measured():
-            self.record.write("measured", self.steps_done, **found)
+        if found := self.meter.compute_run_metrics():
+            self.metric_logger.log_event("measured", self.steps_done, **found)
 
-    def _evaluate(self) -> Result:
-        self.meter.other_work()
+    def _evaluate(self) -> EvaluationResult:
+        self.meter.mark_other_work()
 
-        def logits(batch: Batch) -> Tensor:
-            self.watchdog.beat(self.steps_done, "evaluation")
-            return self.engine.logits(batch)
+        def compute_logits(batch: Batch) -> Tensor:
+            self.watchdog.report_phase(self.steps_done, "evaluation")
+            return self.engine.compute_logits(batch)
 
-        result = self.evaluator.evaluate(logits, self.engine.device)
-        self.record.write("evaluation", self.steps_done, tokens=self.tokens, **result.fields())
+        result = self.evaluator.evaluate(compute_logits, self.engine.device)
+        self.metric_logger.log_event("evaluation", self.steps_done, tokens=self.tokens_done, **result.to_dict())
         return result
 
-    def _save(self, evaluated: Result | None = None) -> None:
-        self.watchdog.beat(self.steps_done, "saving")
-        self.meter.other_work()
-        more = {"evaluation": None if evaluated is None else evaluated.fields(), "judge": self.judge.state()}
-        state = self.engine.state()
-        if found := hashed(self.config, state):
-            self.record.write("state_hash", self.steps_done, **found)
-        self.saver.save(state, self.steps_done, self.run_state, **more, **found)
+    def _save_checkpoint(self, evaluated: EvaluationResult | None = None) -> None:
+        self.watchdog.report_phase(self.steps_done, "saving")
+        self.meter.mark_other_work()
+        more = {"evaluation": None if evaluated is None else evaluated.to_dict(), "judge": self.step_guard.state_dict()}
+        state = self.engine.get_state()
+        if found := hash_state_if_bitwise(self.config, state):
+            self.metric_logger.log_event("state_hash", self.steps_done, **found)
+        self.saver.save_state(state, self.steps_done, self.run_state, **more, **found)
 
     def _finish_saves(self) -> None:
-        self.saver.finish()
-        self._tell_saves()
+        self.saver.finish_saves()
+        self._log_saves()
 
-    def _tell_saves(self) -> None:
-        for save in self.saver.news():
-            self.wish.longest_save_seconds = max(self.wish.longest_save_seconds, save.seconds)
-            self.record.save(save)
+    def _log_saves(self) -> None:
+        for save in self.saver.pop_finished_saves():
+            self.stop_request.longest_save_seconds = max(self.stop_request.longest_save_seconds, save.seconds)
+            self.metric_logger.log_save(save)
 
-    def _refused(self, number: int, result: StepResult, progress: Progress) -> None:
+    def _handle_skipped_step(self, number: int, result: StepResult, progress: Progress) -> None:
         """Record a step that changed nothing, and go back to the last checkpoint where that is the policy."""
-        policy = self.config.train.bad_step if self.judge.problem else "skip"
-        problem = self.judge.problem or "gradients overflowed, and the loss scale was lowered"
-        self.record.write(
-            "bad_step" if self.judge.problem else "overflow",
+        policy = self.config.train.bad_step if self.step_guard.problem else "skip"
+        problem = self.step_guard.problem or "gradients overflowed, and the loss scale was lowered"
+        self.metric_logger.log_event(
+            "bad_step" if self.step_guard.problem else "overflow",
             number,
             loss=result.loss,
             gradient_norm=result.gradient_norm,
             problem=problem,
             policy=policy,
-            **self.contents(number - 1),
+            **self.describe_step_contents(number - 1),
         )
         log.warning("step %d was refused (%s): %s", number, policy, problem)
-        self.judge.refused(number)
+        self.step_guard.record_skipped(number)
         if policy == "rewind":
-            self._rewind(number, progress)
+            self._rewind_to_checkpoint(number, progress)
 
-    def _rewind(self, number: int, progress: Progress) -> None:
+    def _rewind_to_checkpoint(self, number: int, progress: Progress) -> None:
         """Take over the newest whole checkpoint, but remember the steps that were bad since."""
-        self.saver.wait()
-        newest = checkpoint.newest_whole(self.config.run.folder / "checkpoints")
+        self.saver.wait_for_save()
+        newest = checkpoint.find_newest_checkpoint(self.config.run.folder / "checkpoints")
         if newest is None:
             raise CheckpointError(f"step {number} was bad, and no whole checkpoint is left to go back to.")
-        checkpoint.load(self.engine, newest)
+        checkpoint.load_checkpoint(self.engine, newest)
         record = read_record(newest)
-        self.judge.load(record.get("judge", {}), known=self.judge.left_out)
-        before, self.steps_done = self.tokens, record["steps"]
-        progress.advance(self.tokens - before)
-        self.record.write("rewind", number, resumed_from=self.steps_done)
+        self.step_guard.load_state_dict(record.get("judge", {}), known=self.step_guard.left_out)
+        before, self.steps_done = self.tokens_done, record["steps"]
+        progress.advance(self.tokens_done - before)
+        self.metric_logger.log_event("rewind", number, resumed_from=self.steps_done)
 
-    def _stop(self) -> None:
+    def _stop_run(self) -> None:
         self._finish_saves()
-        self._measured()
-        reason = next((one for one in gathered(self.wish.reason) if one), "")
-        self.record.write("stopped", self.steps_done, reason=reason)
-        raise Stopped(
-            f"{reason}: saved after step {self.steps_done} of {self.config.steps} into {self.config.run.folder}. "
+        self._log_measurements()
+        reason = next((one for one in all_gather_object(self.stop_request.reason) if one), "")
+        self.metric_logger.log_event("stopped", self.steps_done, reason=reason)
+        raise StopRequested(
+            f"{reason}: saved after step {self.steps_done} of {self.config.num_steps} into {self.config.run.folder}. "
             f"Run the same command again to continue."
         )

@@ -8,12 +8,12 @@ import os
 from pathlib import Path
 
 from llmsys.errors import UnreadableCheckpointError
-from llmsys.log import logger
-from llmsys.train.checkpoint_record import DAMAGE_ERRORS, build_unreadable_error, problem_of
+from llmsys.log import get_logger
+from llmsys.train.checkpoint_record import DAMAGE_ERRORS, build_unreadable_error, find_checkpoint_error
 
 Signature = tuple[tuple[str, int, int, int], ...]
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 class VerifiedCheckpoints:
@@ -31,7 +31,7 @@ class VerifiedCheckpoints:
         """Return whether every byte of a checkpoint is as it was written; reads it unless that is known."""
         signature = _read_signature(checkpoint)
         if checkpoint not in self._verdicts or self._verdicts[checkpoint][0] != signature:
-            problem = problem_of(checkpoint)
+            problem = find_checkpoint_error(checkpoint)
             if problem is not None:
                 log.warning("checkpoint %s is not counted among those that are kept: %s", checkpoint, problem)
             self._verdicts[checkpoint] = signature, problem

@@ -1,6 +1,6 @@
 """Names the rank that hangs, with the stacks of every rank, and ends the run.
 
-The loop says at each phase that it lives (`beat`). A thread of each rank writes what was said last to
+The loop says at each phase that it lives (`report_phase`). A thread of each rank writes what was said last to
 `heartbeats/rank-N.json` in the run folder. When a rank gets no further for the timeout, its thread writes the stacks to
 `heartbeats/rank-N.stacks`, and the first rank that can compares all heartbeats and names those that are silent or
 behind; every rank leaves with status 4. On each host the first rank rouses the silent ones, so that they write theirs.
@@ -27,9 +27,9 @@ from typing import TextIO
 import psutil
 
 from llmsys.events import EventWriter
-from llmsys.log import logger
-from llmsys.parallel.group import rank, world_size
-from llmsys.train.heartbeat import STACKS_SIGNAL, Heartbeat, culprits, is_any_at_work, rouse
+from llmsys.log import get_logger
+from llmsys.parallel.group import get_rank, get_world_size
+from llmsys.train.heartbeat import STACKS_SIGNAL, Heartbeat, describe_hanging_ranks, is_any_at_work, request_stack_dump
 from llmsys.train.work_meter import WorkMeter
 
 HUNG = 4
@@ -46,7 +46,7 @@ WORK_SHARE = 0.02
 
 LAST_SECONDS = 1.0
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 def is_hang_named(run_folder: Path, since: float) -> bool:
@@ -65,7 +65,7 @@ class Watchdog:
         self._pause = min(timeout_seconds / BEATS_PER_TIMEOUT, LONGEST_PAUSE_SECONDS)
         self._silent_after = SILENT_BEATS * self._pause
         created = psutil.Process().create_time()
-        self._beat = Heartbeat(rank(), platform.node(), os.getpid(), 0, "start", 0, created)
+        self._beat = Heartbeat(get_rank(), platform.node(), os.getpid(), 0, "start", 0, created)
         self._heard = time.monotonic()
         self._phases: set[str] = set()
         self._is_first_time = True
@@ -76,13 +76,13 @@ class Watchdog:
         if timeout_seconds:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._named.unlink(missing_ok=True)
-            self._stacks = (self._folder / f"rank-{rank():05d}.stacks").open("w")
+            self._stacks = (self._folder / f"rank-{get_rank():05d}.stacks").open("w")
             faulthandler.register(STACKS_SIGNAL, self._stacks)
-            self._write()
-            atexit.register(self._leave_together)
-            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+            self._write_heartbeat()
+            atexit.register(self._delay_exit)
+            threading.Thread(target=self._run_watch_loop, name="watchdog", daemon=True).start()
 
-    def beat(self, step: int, phase: str) -> None:
+    def report_phase(self, step: int, phase: str) -> None:
         """Say that this rank has come to `phase` of step `step`, counted from 1."""
         if self._stacks is None or self._closed.is_set():
             return
@@ -96,34 +96,34 @@ class Watchdog:
         self._closed.set()
         if self._stacks is not None:
             faulthandler.unregister(STACKS_SIGNAL)
-            atexit.unregister(self._leave_together)
+            atexit.unregister(self._delay_exit)
             self._stacks.close()
             self._stacks = None
 
-    def _watch(self) -> None:
+    def _run_watch_loop(self) -> None:
         before = time.monotonic()
         while not self._closed.wait(self._pause):
             heard = time.monotonic() - self._heard
-            self._write(self._work.measure_idle_seconds() if self._is_first_time else heard)
+            self._write_heartbeat(self._work.measure_idle_seconds() if self._is_first_time else heard)
             now = time.monotonic()
             if now - before > self._silent_after:  # this process itself was stopped
                 if self._named.exists():
-                    self._end()
+                    self._end_run()
                 self._heard = now  # and so were all others, as in a job that is suspended: nothing hung
             elif now - self._heard > self._timeout + 2 * self._pause and not self._may_take_longer():
-                self._end()
+                self._end_run()
             before = now
 
     def _may_take_longer(self) -> bool:
         if not self._is_first_time or self._named.exists():
             return False
         patience = self._timeout + 2 * self._pause
-        return is_any_at_work(self._read(), patience, max(self._timeout, self._silent_after))
+        return is_any_at_work(self._read_heartbeats(), patience, max(self._timeout, self._silent_after))
 
-    def _write(self, idle_seconds: float = 0.0) -> None:
+    def _write_heartbeat(self, idle_seconds: float = 0.0) -> None:
         said = asdict(self._beat) | {"idle_seconds": idle_seconds}
         text = json.dumps({key: value for key, value in said.items() if key != "age_seconds"})
-        path = self._folder / f"rank-{rank():05d}.json"
+        path = self._folder / f"rank-{get_rank():05d}.json"
         aside = path.with_suffix(".tmp")
         try:
             aside.write_text(text)
@@ -131,28 +131,28 @@ class Watchdog:
         except OSError as error:  # a full disk must not stop the watch
             log.debug("%s could not be written: %s", path, error)
 
-    def _end(self) -> None:
+    def _end_run(self) -> None:
         """Say who it is, from the first rank that is not silent, and leave."""
         self._ending.set()
         if self._stacks is not None:
             faulthandler.dump_traceback(self._stacks)
-        heartbeats = self._read()
+        heartbeats = self._read_heartbeats()
         alive = [beat for beat in heartbeats if beat.age_seconds <= self._silent_after]
-        if rank() == min((beat.rank for beat in alive), default=rank()) and self._first_to_speak():
-            self._speak(culprits(heartbeats, world_size(), self._silent_after))
-        if rank() == min((beat.rank for beat in alive if beat.host == self._beat.host), default=rank()):
+        if get_rank() == min((beat.rank for beat in alive), default=get_rank()) and self._claim_report():
+            self._report_hang(describe_hanging_ranks(heartbeats, get_world_size(), self._silent_after))
+        if get_rank() == min((beat.rank for beat in alive if beat.host == self._beat.host), default=get_rank()):
             for beat in heartbeats:
                 if beat not in alive:
-                    rouse(beat)
+                    request_stack_dump(beat)
         time.sleep(LAST_SECONDS)  # the cause is said, and a woken rank has written, before a launcher sees us leave
         os._exit(HUNG)
 
-    def _leave_together(self) -> None:
-        """At the exit of a rank whose partner left a moment before: the status is still HUNG, from `_end`."""
+    def _delay_exit(self) -> None:
+        """At the exit of a rank whose partner left a moment before: the status is still HUNG, from `_end_run`."""
         if self._ending.is_set():
             time.sleep(2 * LAST_SECONDS)
 
-    def _first_to_speak(self) -> bool:
+    def _claim_report(self) -> bool:
         """Whether nobody has named anyone yet: a woken rank, for one, comes too late to know better."""
         try:
             os.close(os.open(self._named, os.O_CREAT | os.O_EXCL))
@@ -162,7 +162,7 @@ class Watchdog:
             return True
         return True
 
-    def _speak(self, named: list[str]) -> None:
+    def _report_hang(self, named: list[str]) -> None:
         own = self._beat
         who = "; ".join(named) or "no rank is behind: all wait in the same place, see their stacks"
         log.error(
@@ -180,16 +180,16 @@ class Watchdog:
         except OSError as error:
             log.debug("the hang could not be written to the events: %s", error)
 
-    def _read(self) -> list[Heartbeat]:
+    def _read_heartbeats(self) -> list[Heartbeat]:
         """All heartbeats that are there. Ages are differences of file times, so that no two clocks are compared."""
         found = []
         times = {}
-        for number in range(world_size()):
+        for number in range(get_world_size()):
             path = self._folder / f"rank-{number:05d}.json"
             try:
                 times[number] = path.stat().st_mtime
                 found.append(Heartbeat(**json.loads(path.read_text())))
             except (OSError, ValueError, TypeError):
                 continue
-        now = times.get(rank(), max(times.values(), default=0.0))
+        now = times.get(get_rank(), max(times.values(), default=0.0))
         return [replace(beat, age_seconds=now - times[beat.rank]) for beat in found]

@@ -7,41 +7,41 @@ import torch
 import torch.distributed as dist
 
 from launch.main import main
-from llmsys.calibrate.kernels import Measured, Sizes
-from llmsys.calibrate.links import link_of
+from llmsys.calibrate.kernels import KernelMeasurements, BenchmarkSizes
+from llmsys.calibrate.links import fit_interconnect
 from llmsys.calibrate.machine import measure_machine
-from llmsys.calibrate.measure import profile
-from llmsys.config.layout import Layout
+from llmsys.calibrate.measure import build_device_profile
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.config.yaml_text import dump
+from llmsys.config.yaml_text import dump_yaml
 from llmsys.errors import ConfigError
-from llmsys.estimate.device import Device, Number, read_device
-from llmsys.estimate.time import step_time
+from llmsys.estimate.device import DeviceProfile, Number, load_device_profile
+from llmsys.estimate.time import estimate_step_time
 from tests.helpers.ranks import run_ranks
 
-TINY = Sizes(
-    products=((64, 32, 64), (128, 64, 64)),
-    experts=(2, 32, 32, 32),
+TINY = BenchmarkSizes(
+    matmul_shapes=((64, 32, 64), (128, 64, 64)),
+    grouped_matmul_shapes=(2, 32, 32, 32),
     attention=(1, 2, 32, 16),
     memory_elements=1 << 12,
     gathered_bytes=(1 << 12, 1 << 16),
-    numbers=("fp32", "bf16"),
+    dtypes=("fp32", "bf16"),
     budget_seconds=0.01,
 )
 CPU = torch.device("cpu")
 
 
-def measured(products: dict[Number, list[tuple[float, float, float]]]) -> Measured:
+def measured(products: dict[Number, list[tuple[float, float, float]]]) -> KernelMeasurements:
     """A machine that was seen at 50 GB/s and half of its products' rate in attention."""
-    return Measured(products, 4e9, 5e9, 5e9, 50e9, 40e9, 20e9, 0.0, 0.0)
+    return KernelMeasurements(products, 4e9, 5e9, 5e9, 50e9, 40e9, 20e9, 0.0, 0.0)
 
 
 def test_a_measured_profile_prices_a_step_after_a_round_trip(tmp_path: Path) -> None:
     device = measure_machine(sizes=TINY, watts=50)
     assert device is not None
-    (tmp_path / "mine.yaml").write_text(dump(device.model_dump(mode="json")))
-    assert read_device(str(tmp_path / "mine.yaml")) == device
-    assert step_time(RunConfig(), Layout(shard=1), device).seconds.p50 > 0
+    (tmp_path / "mine.yaml").write_text(dump_yaml(device.model_dump(mode="json")))
+    assert load_device_profile(str(tmp_path / "mine.yaml")) == device
+    assert estimate_step_time(RunConfig(), ParallelLayout(shard=1), device).seconds.p50 > 0
 
 
 def test_one_process_measures_no_links_and_layouts_that_need_them_are_refused() -> None:
@@ -49,23 +49,23 @@ def test_one_process_measures_no_links_and_layouts_that_need_them_are_refused() 
     assert device is not None
     assert (device.node, device.network, device.watts) == (None, None, None)
     with pytest.raises(ConfigError, match=r"has no node link, and this layout sends between devices of one machine"):
-        step_time(RunConfig(), Layout(shard=1, replicate=1, tensor=1, context=2), device.model_copy(
+        estimate_step_time(RunConfig(), ParallelLayout(shard=1, replicate=1, tensor=1, context=2), device.model_copy(
             update={"node_devices": 8}))  # fmt: skip
 
 
 def test_peak_and_efficiency_give_back_the_rates_that_were_seen() -> None:
     rows = {"fp32": [(1e9, 0.0, 1.0), (4e9, 0.0, 2.0)], "bf16": [(6e9, 0.0, 1.0), (8e9, 0.0, 1.0), (10e9, 0.0, 1.0)]}
-    device = profile(measured(rows), None, CPU)  # type: ignore[arg-type]
-    assert device.peak("bf16") == 10e9
-    assert device.peak("bf16") * device.efficiency.products == pytest.approx(8e9)
-    assert device.peak("fp32") * device.efficiency.products == pytest.approx(1.5e9)
-    assert device.peak("bf16") * device.efficiency.attention == pytest.approx(5e9)
+    device = build_device_profile(measured(rows), None, CPU)  # type: ignore[arg-type]
+    assert device.get_peak_flops("bf16") == 10e9
+    assert device.get_peak_flops("bf16") * device.efficiency.products == pytest.approx(8e9)
+    assert device.get_peak_flops("fp32") * device.efficiency.products == pytest.approx(1.5e9)
+    assert device.get_peak_flops("bf16") * device.efficiency.attention == pytest.approx(5e9)
     assert device.memory_bandwidth * device.efficiency.memory == pytest.approx(40e9)
 
 
 def test_a_base_gives_the_boards_own_figures_and_no_efficiency() -> None:
-    base = read_device("a100-80gb")
-    device = profile(measured({"bf16": [(156e12, 0.0, 1.0)]}), None, CPU, base=base)
+    base = load_device_profile("a100-80gb")
+    device = build_device_profile(measured({"bf16": [(156e12, 0.0, 1.0)]}), None, CPU, base=base)
     assert (device.peak_flops, device.network, device.watts) == (base.peak_flops, base.network, base.watts)
     assert device.efficiency.products == pytest.approx(0.5)
     assert "A100" in device.sources["peak_flops"]
@@ -74,12 +74,12 @@ def test_a_base_gives_the_boards_own_figures_and_no_efficiency() -> None:
 
 def test_links_are_the_largest_transfers_and_what_is_left_of_the_smallest() -> None:
     rows = [(sent, hops, hops * 1e-3 + sent / 1e9) for sent in (1e3, 1e12) for hops in (1.0, 3.0)]
-    link = link_of(rows)
+    link = fit_interconnect(rows)
     assert link.bandwidth == pytest.approx(1e9, rel=1e-3)
     assert link.latency_seconds == pytest.approx(1e-3, rel=1e-3)
 
 
-def _on_two(rank: int) -> Device | None:
+def _on_two(rank: int) -> DeviceProfile | None:
     return measure_machine(sizes=TINY) if dist.is_initialized() else None
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.errors import LayoutError
@@ -46,7 +46,7 @@ def test_a_model_that_cannot_be_split_says_what_would(
     ranks = layout.get("tensor", 1) * layout.get("context", 1)
     model = ModelConfig.model_validate(MODEL | changes)
     with pytest.raises(LayoutError) as caught:
-        Layout(**layout).fit(ranks, model)
+        ParallelLayout(**layout).resolve(ranks, model)
     assert message in str(caught.value)
     with pytest.raises(ValidationError) as refused:
         RunConfig.model_validate({"model": MODEL | changes, "layout": layout})
@@ -75,6 +75,6 @@ def test_a_run_that_cannot_be_split_says_what_would(sections: dict[str, Any], me
 @pytest.mark.parametrize(("tensor", "context"), [(2, 1), (1, 12), (6, 2), (3, 4), (1, 4), (1, 1)])
 def test_heads_may_be_fewer_than_ranks_where_ranks_share_them_evenly(tensor: int, context: int) -> None:
     model = ModelConfig.model_validate(MODEL | {"num_key_value_heads": 1})
-    fitted = Layout(tensor=tensor, context=context).fit(2 * tensor * context, model)
-    assert (fitted.shard, fitted.data_ranks, fitted.sequence_ranks) == (2, 2, tensor * context)
-    assert [fitted.data_rank(rank) for rank in range(fitted.world_size)] == sorted([0, 1] * fitted.sequence_ranks)
+    fitted = ParallelLayout(tensor=tensor, context=context).resolve(2 * tensor * context, model)
+    assert (fitted.shard, fitted.data_parallel_size, fitted.sequence_parallel_size) == (2, 2, tensor * context)
+    assert [fitted.get_data_rank(rank) for rank in range(fitted.world_size)] == sorted([0, 1] * fitted.sequence_parallel_size)

@@ -3,8 +3,8 @@
 import pytest
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.bitwise import micro_batches, require_ranks
-from llmsys.config.load import load_run
+from llmsys.config.bitwise import list_micro_batch_counts, require_ranks
+from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError
 
 BITWISE = (
@@ -16,14 +16,14 @@ BITWISE = (
 
 def refusal(*overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        load_run("train/demo", (*BITWISE, *overrides))
+        load_run_config("train/demo", (*BITWISE, *overrides))
     return str(caught.value)
 
 
 def test_a_config_that_says_what_bits_depend_on_is_taken_and_remembers_it() -> None:
-    config = load_run("train/demo", BITWISE).with_precision("fp32")
-    assert config.trajectory["bitwise"] == {"threads_per_process": 1, "micro_sequences": 2, "deal": "in_order"}
-    assert "bitwise" not in load_run("train/demo", ()).with_precision("fp32").trajectory
+    config = load_run_config("train/demo", BITWISE).with_precision("fp32")
+    assert config.trajectory_settings["bitwise"] == {"threads_per_process": 1, "micro_sequences": 2, "deal": "in_order"}
+    assert "bitwise" not in load_run_config("train/demo", ()).with_precision("fp32").trajectory_settings
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_cannot_be_exact_is_refused_by_name(override: str, message: str) ->
 
 
 def test_a_number_of_processes_that_is_no_power_of_two_or_does_not_divide_is_refused() -> None:
-    counts = micro_batches(BatchConfig(sequences=24, micro_sequences=2), windows=True)
+    counts = list_micro_batch_counts(BatchConfig(sequences=24, micro_sequences=2), windows=True)
     for ranks in (1, 2, 4):
         require_ranks(ranks, counts)
     for ranks in (3, 8, 12):
@@ -85,4 +85,4 @@ def test_a_number_of_processes_that_is_no_power_of_two_or_does_not_divide_is_ref
             f"are {ranks}. Start 1, 2 or 4, or choose another batch.micro_sequences",
         ):
             require_ranks(ranks, counts)
-    assert micro_batches(BatchConfig(length_groups=6), windows=False) == (6,)
+    assert list_micro_batch_counts(BatchConfig(length_groups=6), windows=False) == (6,)

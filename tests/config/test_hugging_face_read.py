@@ -10,7 +10,7 @@ import transformers
 
 from llmsys.config.hugging_face.defaults import DEFAULTS
 from llmsys.config.hugging_face.families import FAMILIES
-from llmsys.config.hugging_face.model import load_hugging_face, model_from_hugging_face
+from llmsys.config.hugging_face.model import load_hugging_face_config, build_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.parameters import count_parameters
@@ -56,12 +56,12 @@ COUNTS = {
 
 
 def published(name: str, **changes: Any) -> ModelConfig:
-    return model_from_hugging_face(PUBLISHED[name] | changes, name)
+    return build_model_config(PUBLISHED[name] | changes, name)
 
 
 def tiny(model_type: str, **changes: Any) -> ModelConfig:
     """A model of this type whose sizes are left to the defaults of the type."""
-    return model_from_hugging_face({"model_type": model_type, **changes})
+    return build_model_config({"model_type": model_type, **changes})
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -83,7 +83,7 @@ def test_a_key_that_is_left_out_means_what_transformers_takes_it_to_mean(model_t
 @pytest.mark.parametrize("model_type", sorted(set(FAMILIES) - {"deepseek_v2", "glm4_moe"}))
 def test_a_file_that_names_its_type_alone_is_the_file_with_every_default_written_out(model_type: str) -> None:
     written = json.loads(json.dumps(transformers.AutoConfig.for_model(model_type).to_dict()))
-    assert tiny(model_type) == model_from_hugging_face(written)
+    assert tiny(model_type) == build_model_config(written)
 
 
 def test_llama_3_stretches_its_rotation() -> None:
@@ -106,7 +106,7 @@ def test_the_old_and_the_new_spelling_of_rotation_are_the_same(name: str) -> Non
     scaling["rope_type"] = scaling.pop("type", scaling.get("rope_type"))
     new = old | {"rope_parameters": scaling | {"rope_theta": old.pop("rope_theta")}}
     new.pop("rope_theta", None)
-    assert model_from_hugging_face(new) == published(name)
+    assert build_model_config(new) == published(name)
 
 
 def test_deepseek_v3_scales_its_scores_by_yarns_m_squared() -> None:
@@ -124,9 +124,9 @@ def test_deepseek_v3_scales_its_scores_by_yarns_m_squared() -> None:
 
 def test_gemma_alternates_windows_and_bases() -> None:
     two, three = published("gemma2-27b"), published("gemma-3-1b")
-    assert [two.window(layer) for layer in range(4)] == [4096, None, 4096, None]
+    assert [two.get_attention_window(layer) for layer in range(4)] == [4096, None, 4096, None]
     assert two.attention.scale == pytest.approx(1 / 12)
-    assert [three.window(layer) for layer in range(7)] == [512] * 5 + [None, 512]
+    assert [three.get_attention_window(layer) for layer in range(7)] == [512] * 5 + [None, 512]
     assert three.position.kind == "rope"
     assert (three.position.theta, three.position.sliding_theta) == (1e6, 1e4)
     assert (two.embedding.scale, two.residual.kind, three.attention.model_dump()["qk_norm"]) == (
@@ -197,12 +197,12 @@ def test_windows_stand_where_each_type_puts_them(
     model_type: str, changes: dict[str, Any], windows: list[int | None]
 ) -> None:
     model = tiny(model_type, num_hidden_layers=4, **changes)
-    assert [model.window(layer) for layer in range(4)] == windows
+    assert [model.get_attention_window(layer) for layer in range(4)] == windows
 
 
 def test_smollm3_leaves_every_fourth_layer_unrotated() -> None:
     model = published("smollm3-3b")
-    assert [model.rotates(layer) for layer in range(8)] == [True, True, True, False] * 2
+    assert [model.uses_rope(layer) for layer in range(8)] == [True, True, True, False] * 2
 
 
 @pytest.mark.parametrize(
@@ -235,6 +235,6 @@ def test_a_stored_format_is_left_out_with_a_line(caplog: pytest.LogCaptureFixtur
 
 def test_a_folder_stands_for_its_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["gpt2"]))
-    assert load_hugging_face(tmp_path) == load_hugging_face(tmp_path / "config.json") == published("gpt2")
+    assert load_hugging_face_config(tmp_path) == load_hugging_face_config(tmp_path / "config.json") == published("gpt2")
     with pytest.raises(ConfigError, match=r"nowhere cannot be read: .* Give a config.json, or the folder of one\."):
-        load_hugging_face(tmp_path / "nowhere")
+        load_hugging_face_config(tmp_path / "nowhere")

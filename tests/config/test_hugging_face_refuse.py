@@ -10,9 +10,9 @@ import pytest
 from launch.main import main
 from llmsys.config.hugging_face.defaults import DEFAULTS
 from llmsys.config.hugging_face.families import FAMILIES
-from llmsys.config.hugging_face.model import model_from_hugging_face
+from llmsys.config.hugging_face.model import build_model_config
 from llmsys.config.hugging_face.rope import KINDS
-from llmsys.config.load import load_any, load_model, load_run, read_config
+from llmsys.config.load import load_any_config, load_model_config, load_run_config, read_config
 from llmsys.errors import ConfigError
 
 TINY = {
@@ -27,7 +27,7 @@ TINY = {
 
 def refusal(**values: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        model_from_hugging_face(values)
+        build_model_config(values)
     return str(caught.value)
 
 
@@ -211,18 +211,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_config_json_is_a_config(folder: Path) -> None:
-    assert load_model("tiny") == load_model("tiny/config.json") == load_any(str(folder / "tiny"))
-    assert load_model("tiny", ["sliding_window=null", "num_hidden_layers=3"]).sliding_window is None
-    assert load_model("tiny").sliding_window == 4096
+    assert load_model_config("tiny") == load_model_config("tiny/config.json") == load_any_config(str(folder / "tiny"))
+    assert load_model_config("tiny", ["sliding_window=null", "num_hidden_layers=3"]).sliding_window is None
+    assert load_model_config("tiny").sliding_window == 4096
     assert read_config("tiny").origins[("model", "hidden_size")] == "tiny/config.json"
 
 
 def test_a_config_json_is_a_base(folder: Path) -> None:
     (folder / "run.yaml").write_text("model: {base: tiny/config.json, num_hidden_layers: 3}\n")
     (folder / "bare.yaml").write_text("base: tiny\nnorm: {eps: 1e-3}\n")
-    assert (load_run("run.yaml").model.num_hidden_layers, load_run("run.yaml").model.hidden_size) == (3, 32)
-    assert load_model("bare.yaml").norm.eps == 1e-3
-    assert load_run("run.yaml", ["model.position.theta=7"]).model.position.model_dump()["theta"] == 7
+    assert (load_run_config("run.yaml").model.num_hidden_layers, load_run_config("run.yaml").model.hidden_size) == (3, 32)
+    assert load_model_config("bare.yaml").norm.eps == 1e-3
+    assert load_run_config("run.yaml", ["model.position.theta=7"]).model.position.model_dump()["theta"] == 7
 
 
 def test_a_config_json_is_shown_and_priced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,20 +247,20 @@ def test_a_config_json_is_shown_and_priced(folder: Path, capsys: pytest.CaptureF
 def test_a_file_that_cannot_be_read_says_why(folder: Path, text: str, message: str) -> None:
     (folder / "bad.json").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        load_model("bad.json")
+        load_model_config("bad.json")
     assert message in str(caught.value)
 
 
 def test_a_model_stands_only_where_a_model_belongs(folder: Path) -> None:
     (folder / "run.yaml").write_text("optimizer: {base: tiny/config.json}\n")
     with pytest.raises(ConfigError, match=r"tiny/config\.json is a model, and optimizer is none\. Write it as `model"):
-        load_run("run.yaml")
+        load_run_config("run.yaml")
 
 
 def test_a_folder_without_a_config_json_is_refused(folder: Path) -> None:
     (folder / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"empty is a folder without a config\.json\. Give the path of a file\."):
-        load_model("empty")
+        load_model_config("empty")
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -272,4 +272,4 @@ def test_junk_is_refused_and_never_crashes(model_type: str) -> None:
         shapes += [{"rope_scaling": {"type": kind, key: junk}} for kind in KINDS for key in inner]
         for changes in shapes:
             with contextlib.suppress(ConfigError):
-                model_from_hugging_face({"model_type": model_type, "num_experts_per_tok": 2, **changes})
+                build_model_config({"model_type": model_type, "num_experts_per_tok": 2, **changes})

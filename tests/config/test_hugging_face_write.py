@@ -9,9 +9,9 @@ import torch
 import transformers
 
 from llmsys.config.hugging_face.families import FAMILIES
-from llmsys.config.hugging_face.model import model_from_hugging_face
-from llmsys.config.hugging_face.write import hugging_face_values
-from llmsys.config.load import load_model
+from llmsys.config.hugging_face.model import build_model_config
+from llmsys.config.hugging_face.write import build_config_json
+from llmsys.config.load import load_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.parameters import count_parameters
@@ -100,9 +100,9 @@ def test_read_and_written_models_have_the_tensors_that_transformers_builds(
     model_type: str, values: dict[str, Any]
 ) -> None:
     given = {"model_type": model_type, **values}
-    model = model_from_hugging_face(given)
-    written = hugging_face_values(model, model_type)
-    assert model_from_hugging_face(json.loads(json.dumps(written))) == model
+    model = build_model_config(given)
+    written = build_config_json(model, model_type)
+    assert build_model_config(json.loads(json.dumps(written))) == model
     total = count_parameters(model).total
     assert total == parameters(given)
     assert total == parameters(written)
@@ -112,33 +112,33 @@ def test_read_and_written_models_have_the_tensors_that_transformers_builds(
 def test_what_transformers_saves_reads_as_what_it_was_given(model_type: str, values: dict[str, Any]) -> None:
     given = {"model_type": model_type, **values}
     saved = json.loads(json.dumps(transformers.AutoConfig.for_model(**given).to_dict()))
-    assert model_from_hugging_face(saved) == model_from_hugging_face(given)
+    assert build_model_config(saved) == build_model_config(given)
 
 
 @pytest.mark.parametrize("values", PUBLISHED, ids=[one["id"] for one in PUBLISHED])
 @pytest.mark.parametrize("asked", [True, False], ids=["its-type", "any-type"])
 def test_every_published_model_comes_back(values: dict[str, Any], asked: bool) -> None:
-    model = model_from_hugging_face({key: value for key, value in values.items() if key != "id"})
-    written = hugging_face_values(model, values["model_type"] if asked else None)
-    assert model_from_hugging_face(json.loads(json.dumps(written))) == model
+    model = build_model_config({key: value for key, value in values.items() if key != "id"})
+    written = build_config_json(model, values["model_type"] if asked else None)
+    assert build_model_config(json.loads(json.dumps(written))) == model
 
 
 def test_the_plainest_type_that_can_say_a_model_is_chosen() -> None:
-    assert hugging_face_values(load_model("model/deepseek-67b"))["model_type"] == "llama"
-    assert hugging_face_values(load_model("model/mistral-7b"))["model_type"] == "mistral"
-    assert hugging_face_values(load_model("model/mistral-7b", ["sliding_window=null"]))["model_type"] == "llama"
+    assert build_config_json(load_model_config("model/deepseek-67b"))["model_type"] == "llama"
+    assert build_config_json(load_model_config("model/mistral-7b"))["model_type"] == "mistral"
+    assert build_config_json(load_model_config("model/mistral-7b", ["sliding_window=null"]))["model_type"] == "llama"
 
 
 def test_no_ids_of_another_vocabulary_are_written() -> None:
-    values = hugging_face_values(load_model("model/llama-7b"))
+    values = build_config_json(load_model_config("model/llama-7b"))
     assert values["eos_token_id"] is None
     assert values["architectures"] == ["LlamaForCausalLM"]
 
 
 def test_what_only_training_reads_may_be_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    model = load_model("model/llama-7b", ["dropout.residual=0.1", "initializer=xavier"])
+    model = load_model_config("model/llama-7b", ["dropout.residual=0.1", "initializer=xavier"])
     with caplog.at_level("INFO", "llmsys"):
-        values = hugging_face_values(model)
+        values = build_config_json(model)
     assert values["model_type"] == "llama"
     assert "config.json of llama cannot say initializer=xavier, dropout.residual=0.1; only training" in caplog.text
 
@@ -155,7 +155,7 @@ def test_what_only_training_reads_may_be_left_out(caplog: pytest.LogCaptureFixtu
 )
 def test_a_model_that_no_type_has_is_refused_with_the_fields(name: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        hugging_face_values(load_model(f"model/{name}"))
+        build_config_json(load_model_config(f"model/{name}"))
     text = str(caught.value)
     assert text.startswith("No Hugging Face model type has this model. The nearest is ")
     assert message in text
@@ -163,16 +163,16 @@ def test_a_model_that_no_type_has_is_refused_with_the_fields(name: str, message:
 
 
 def test_further_tokens_are_predicted_in_this_format_only() -> None:
-    model = load_model("model/deepseek-v3", ["multi_token_prediction={depth: 1}"])
+    model = load_model_config("model/deepseek-v3", ["multi_token_prediction={depth: 1}"])
     with pytest.raises(ConfigError, match=r"nearest is deepseek_v3, which cannot say multi_token_prediction=a section"):
-        hugging_face_values(model)
+        build_config_json(model)
 
 
 def test_an_unknown_type_cannot_be_asked_for() -> None:
     shape = {**SMALL, "intermediate_size": 24}
     with pytest.raises(ConfigError, match=r"model_type: 'mamba' is not understood\. Known: llama,"):
-        hugging_face_values(ModelConfig.model_validate(shape), "mamba")
+        build_config_json(ModelConfig.model_validate(shape), "mamba")
     with pytest.raises(
         ConfigError, match=r"gpt2 cannot say this model\. It cannot say norm\.kind=rmsnorm, position\.kind=rope"
     ):
-        hugging_face_values(ModelConfig.model_validate(shape), "gpt2")
+        build_config_json(ModelConfig.model_validate(shape), "gpt2")

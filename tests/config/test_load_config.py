@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmsys.config.load import load_any, load_model, load_run, read_config
+from llmsys.config.load import load_any_config, load_model_config, load_run_config, read_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
@@ -39,14 +39,14 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 def refusal(config: str, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        load_run(config, overrides)
+        load_run_config(config, overrides)
     return str(caught.value)
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.relative_to(CONFIGS).as_posix())
 def test_every_config_of_the_repository_loads_by_path_and_by_name(path: Path) -> None:
     name = path.relative_to(CONFIGS).with_suffix("").as_posix()
-    assert load_any(name) == load_any(str(path))
+    assert load_any_config(name) == load_any_config(str(path))
 
 
 def test_three_mistakes_are_reported_at_once_with_file_line_and_key(write: Write) -> None:
@@ -74,7 +74,7 @@ def test_rules_between_keys_are_all_reported(write: Write) -> None:
 def test_a_wrong_value_is_reported_once_and_not_again_for_what_follows_from_it(write: Write) -> None:
     write("m.yaml", MODEL)
     with pytest.raises(ConfigError) as caught:
-        load_model("m.yaml", ["num_attention_heads=four"])
+        load_model_config("m.yaml", ["num_attention_heads=four"])
     assert str(caught.value).splitlines() == [
         "1 problem in m.yaml:",
         "  command line: model.num_attention_heads: 'four' is not a whole number. Query heads of each attention layer.",
@@ -129,7 +129,7 @@ def test_muon_is_refused_where_matrices_are_in_flat_parts() -> None:
 
 
 def test_numbers_may_be_written_as_people_write_them() -> None:
-    config = load_run(
+    config = load_run_config(
         "train/demo", ["optimizer.learning_rate=3e-4", "train.tokens=2_000_000", "train.log_every_steps=1e1"]
     )
     assert (config.optimizer.learning_rate, config.train.tokens, config.train.log_every_steps) == (3e-4, 2_000_000, 10)
@@ -139,7 +139,7 @@ def test_a_base_is_merged_under_the_file_that_names_it(write: Write) -> None:
     write("low/model.yaml", MODEL)
     write("low/base.yaml", "model: {base: model, num_hidden_layers: 3}\ntrain: {tokens: 500_000}\nrun: {seed: 5}\n")
     write("top.yaml", "base: low/base.yaml\ntrain: {precision: fp32}\nrun: {seed: 6}\n")
-    config = load_run("top.yaml")
+    config = load_run_config("top.yaml")
     assert (config.model.num_hidden_layers, config.model.hidden_size) == (3, 64)
     assert (config.train.tokens, config.train.precision, config.run.seed) == (500_000, "fp32", 6)
     origins = read_config("top.yaml").origins
@@ -152,13 +152,13 @@ def test_of_several_bases_the_later_wins(write: Write) -> None:
     write("a.yaml", "run: {name: a, seed: 1}\n")
     write("b.yaml", "run: {name: b}\n")
     write("top.yaml", "base: [a.yaml, b.yaml]\n")
-    assert (load_run("top.yaml").run.name, load_run("top.yaml").run.seed) == ("b", 1)
+    assert (load_run_config("top.yaml").run.name, load_run_config("top.yaml").run.seed) == ("b", 1)
 
 
 def test_lists_replace_and_single_entries_can_be_overridden(write: Write) -> None:
     write("a.yaml", "data: {rules: [{kind: c4}, {kind: gopher_quality}]}\ngeneration: {prompts: [x, y]}\n")
     write("top.yaml", "base: a.yaml\ngeneration: {prompts: [z]}\n")
-    config = load_run("top.yaml", ["data.rules.1.min_words=7", "data.rules.0={kind: c4_datatrove}"])
+    config = load_run_config("top.yaml", ["data.rules.1.min_words=7", "data.rules.0={kind: c4_datatrove}"])
     assert config.generation.prompts == ("z",)
     assert config.data.rules[1].model_dump()["min_words"] == 7
     assert config.data.rules[0].kind == "c4_datatrove"
@@ -168,33 +168,33 @@ def test_lists_replace_and_single_entries_can_be_overridden(write: Write) -> Non
 @pytest.mark.parametrize("order", [1, -1])
 def test_another_kind_starts_its_section_afresh(write: Write, order: int) -> None:
     write("a.yaml", "schedule: {kind: wsd, warmup_tokens: 7, decay_tokens: 9}\n")
-    assert load_run("a.yaml", ["schedule.warmup_tokens=8"]).schedule.model_dump()["decay_tokens"] == 9
-    schedule = load_run("a.yaml", ["schedule.kind=linear", "schedule.final_fraction=0.5"][::order]).schedule
+    assert load_run_config("a.yaml", ["schedule.warmup_tokens=8"]).schedule.model_dump()["decay_tokens"] == 9
+    schedule = load_run_config("a.yaml", ["schedule.kind=linear", "schedule.final_fraction=0.5"][::order]).schedule
     assert (schedule.kind, schedule.warmup_tokens) == ("linear", 0)
 
 
 def test_the_default_kind_is_a_kind_too(write: Write) -> None:
     write("a.yaml", "engine: {}\nschedule: {final_fraction: 0.3}\nmodel: {base: m}\n")
     write("m.yaml", MODEL + "norm: {eps: 1e-6}\n")
-    config = load_run("a.yaml", ["schedule.kind=constant", "model.norm.eps=1e-7"])
+    config = load_run_config("a.yaml", ["schedule.kind=constant", "model.norm.eps=1e-7"])
     assert config.schedule.kind == "constant"
     assert (config.model.norm.kind, config.model.norm.eps) == ("rmsnorm", 1e-7)
-    assert load_model("m.yaml", ["norm.kind=layernorm"]).norm.eps == 1e-5
+    assert load_model_config("m.yaml", ["norm.kind=layernorm"]).norm.eps == 1e-5
 
 
 def test_a_bare_model_is_a_model_and_not_a_run(write: Write) -> None:
     write("m.yaml", MODEL + "max_position_embeddings: 128\n")
-    assert isinstance(load_any("m.yaml"), ModelConfig)
-    assert isinstance(load_any("train/demo"), RunConfig)
-    assert load_model("m.yaml", ["num_hidden_layers=9"]).num_hidden_layers == 9
-    assert load_model("m.yaml", ["model.num_hidden_layers=9", "hidden_size=128"]).hidden_size == 128
+    assert isinstance(load_any_config("m.yaml"), ModelConfig)
+    assert isinstance(load_any_config("train/demo"), RunConfig)
+    assert load_model_config("m.yaml", ["num_hidden_layers=9"]).num_hidden_layers == 9
+    assert load_model_config("m.yaml", ["model.num_hidden_layers=9", "hidden_size=128"]).hidden_size == 128
     assert read_config("m.yaml").run.batch.sequence_length == 128
     assert "m.yaml is a bare model, and a run is needed." in refusal("m.yaml")
 
 
 def test_an_override_can_name_a_base() -> None:
     assert (
-        load_run("train/demo", ["model.base=model/demo-moe", "model.num_hidden_layers=1"]).model.num_hidden_layers == 1
+        load_run_config("train/demo", ["model.base=model/demo-moe", "model.num_hidden_layers=1"]).model.num_hidden_layers == 1
     )
 
 
@@ -223,7 +223,7 @@ def test_a_file_that_is_not_text_is_refused(write: Write) -> None:
 
 
 def test_a_name_is_looked_up_by_its_last_part_when_only_one_file_has_it(write: Write) -> None:
-    assert load_any("demo-moe") == load_any("model/demo-moe")
+    assert load_any_config("demo-moe") == load_any_config("model/demo-moe")
     write("configs/a/twin.yaml", MODEL)
     write("configs/b/twin.yaml", MODEL)
     assert "'twin' could be any of a/twin, b/twin. Write one of these." in refusal("twin")
@@ -231,7 +231,7 @@ def test_a_name_is_looked_up_by_its_last_part_when_only_one_file_has_it(write: W
 
 def test_own_configs_come_before_those_that_came_with_the_package(write: Write) -> None:
     write("configs/train/demo.yaml", "run: {name: mine}\n")
-    assert load_run("train/demo").run.name == "mine"
+    assert load_run_config("train/demo").run.name == "mine"
 
 
 def test_a_rule_that_stands_twice_is_refused_where_it_stands(write: Write) -> None:

@@ -6,9 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.model import ModelConfig
-from llmsys.config.rule import divisors, nearest, nearest_multiples
+from llmsys.config.rule import list_divisors, find_nearest, find_nearest_multiples
 from llmsys.config.run import RunConfig
 from llmsys.errors import LayoutError
 
@@ -96,11 +96,11 @@ def test_a_fitted_layout_multiplies_out(world_size: int, expert: int, replicate:
     shard, left = divmod(world_size, replicate)
     if left or shard % expert:
         with pytest.raises(LayoutError):
-            Layout(replicate=replicate, expert=expert).fit(world_size, model(moe=MOE))
+            ParallelLayout(replicate=replicate, expert=expert).resolve(world_size, model(moe=MOE))
         return
-    fitted = Layout(replicate=replicate, expert=expert).fit(world_size, model(moe=MOE))
+    fitted = ParallelLayout(replicate=replicate, expert=expert).resolve(world_size, model(moe=MOE))
     assert (fitted.replicate, fitted.shard, fitted.expert) == (replicate, shard, expert)
-    assert fitted.fit(world_size, model(moe=MOE)) == fitted
+    assert fitted.resolve(world_size, model(moe=MOE)) == fitted
 
 
 @pytest.mark.parametrize(
@@ -122,21 +122,21 @@ def test_a_fitted_layout_multiplies_out(world_size: int, expert: int, replicate:
 )
 def test_a_layout_that_does_not_fit_says_what_would(layout: dict[str, int], message: str) -> None:
     with pytest.raises(LayoutError) as caught:
-        Layout(**layout).fit(4, model(moe=MOE))
+        ParallelLayout(**layout).resolve(4, model(moe=MOE))
     assert message in str(caught.value)
 
 
 def test_a_dense_model_has_no_experts_to_split() -> None:
     with pytest.raises(LayoutError, match=r"A dense model has no experts to split over expert=2\. Use expert=1"):
-        Layout(expert=2).fit(2, model())
+        ParallelLayout(expert=2).resolve(2, model())
 
 
 @pytest.mark.parametrize(("tokens", "steps"), [(8192, 1), (8193, 2), (16384, 2), (16385, 3)])
 def test_the_last_step_completes_the_budget(tokens: int, steps: int) -> None:
-    assert RunConfig.model_validate({"train": {"tokens": tokens}}).steps == steps
+    assert RunConfig.model_validate({"train": {"tokens": tokens}}).num_steps == steps
 
 
 def test_legal_values_are_found() -> None:
-    assert divisors(12) == [1, 2, 3, 4, 6, 12]
-    assert nearest(5, divisors(12)) == 4
-    assert nearest_multiples(7, 4) == (4, 8)
+    assert list_divisors(12) == [1, 2, 3, 4, 6, 12]
+    assert find_nearest(5, list_divisors(12)) == 4
+    assert find_nearest_multiples(7, 4) == (4, 8)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from llmsys.config.hugging_face.model import model_from_hugging_face
-from llmsys.config.load import load_model
+from llmsys.config.hugging_face.model import build_model_config
+from llmsys.config.load import load_model_config
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "model"
 # The sizes that the papers' tables print, in the words of a config.json.
@@ -46,8 +46,8 @@ def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_named_model_is_the_published_class_with_the_published_sizes(name: str) -> None:
-    ours = dict(leaves(load_model(f"model/{name}").model_dump(exclude={"encoder"})))
-    theirs = dict(leaves(model_from_hugging_face(SIZES[name], name).model_dump(exclude={"encoder"})))
+    ours = dict(leaves(load_model_config(f"model/{name}").model_dump(exclude={"encoder"})))
+    theirs = dict(leaves(build_model_config(SIZES[name], name).model_dump(exclude={"encoder"})))
     different = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
     assert [key for key in different if not key.startswith(OF_THE_RELEASE + RELEASED.get(name, ()))] == []
 
@@ -60,13 +60,13 @@ def test_a_named_model_is_the_published_class_with_the_published_sizes(name: str
 def test_a_named_model_is_its_published_file(name: str) -> None:
     published = json.loads((Path(__file__).parent / "data" / "published_configs.json").read_text())
     values = next(one for one in published if one["id"] == name)
-    model = model_from_hugging_face({key: value for key, value in values.items() if key != "id"})
-    assert load_model(f"model/{name.replace('llama-3.1', 'llama3.1')}") == model
+    model = build_model_config({key: value for key, value in values.items() if key != "id"})
+    assert load_model_config(f"model/{name.replace('llama-3.1', 'llama3.1')}") == model
 
 
 @pytest.mark.parametrize("name", NAMED_IN_THE_LITERATURE)
 def test_every_row_of_the_tables_has_a_file(name: str) -> None:
-    assert load_model(f"model/{name}").num_hidden_layers > 0
+    assert load_model_config(f"model/{name}").num_hidden_layers > 0
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)

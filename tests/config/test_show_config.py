@@ -10,11 +10,11 @@ import jsonschema
 import pytest
 
 from launch.main import main
-from llmsys.config.load import load_run, read_config
+from llmsys.config.load import load_run_config, read_config
 from llmsys.config.run import RunConfig
-from llmsys.config.schema import editor_schema
-from llmsys.config.show import as_marked_yaml, as_yaml, differences
-from llmsys.config.yaml_text import parse
+from llmsys.config.schema import build_json_schema
+from llmsys.config.show import format_annotated_yaml, format_yaml, find_differences
+from llmsys.config.yaml_text import parse_yaml
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RUNS = sorted(path for path in CONFIGS.rglob("*.yaml") if "languages" not in path.parts)  # those are no runs
@@ -24,28 +24,28 @@ OVERRIDES = ["schedule.kind=linear", "run.name='3e-4'", "generation.prompts=['a:
 @pytest.mark.parametrize("overrides", [[], OVERRIDES])
 def test_what_is_shown_loads_back_to_the_same_config(tmp_path: Path, overrides: list[str]) -> None:
     resolved = read_config("train/demo", overrides)
-    for name, text in (("a", as_yaml(resolved.run)), ("b", as_marked_yaml(resolved.run, resolved.origins))):
+    for name, text in (("a", format_yaml(resolved.run)), ("b", format_annotated_yaml(resolved.run, resolved.origins))):
         path = tmp_path / f"{name}.yaml"
         path.write_text(text)
-        assert load_run(str(path)) == resolved.run
+        assert load_run_config(str(path)) == resolved.run
 
 
 def test_the_defaults_differ_in_nothing() -> None:
-    assert differences(RunConfig(), {}) == []
-    assert "#" not in as_marked_yaml(RunConfig(), {})
+    assert find_differences(RunConfig(), {}) == []
+    assert "#" not in format_annotated_yaml(RunConfig(), {})
 
 
 def test_a_difference_names_the_default_and_where_it_was_changed() -> None:
     resolved = read_config(
         "train/demo", ["schedule.kind=linear", "batch.sequence_length=256", "train.log_every_steps=10"]
     )
-    changed = {one.key: one for one in differences(resolved.run, resolved.origins)}
+    changed = {one.key: one for one in find_differences(resolved.run, resolved.origins)}
     assert changed["batch.sequence_length"][1:] == (256, 512, "from command line")
     assert changed["schedule.kind"][1:] == ("linear", "cosine", "from command line")
     assert changed["run.name"].origin.startswith("from ")
     assert "configs/train/demo.yaml:" in changed["run.name"].origin
     assert "train.log_every_steps" not in changed
-    text = as_marked_yaml(resolved.run, resolved.origins)
+    text = format_annotated_yaml(resolved.run, resolved.origins)
     assert "  sequence_length: 256  # default 512; from command line\n" in text
 
 
@@ -54,7 +54,7 @@ def every_object(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_the_schema_describes_every_field() -> None:
-    for section in every_object(editor_schema()):
+    for section in every_object(build_json_schema()):
         for name, field in section["properties"].items():
             described = field.get("description") or name == "kind" or "$ref" in field
             assert described, f"{section['title']}.{name} has no description"
@@ -62,8 +62,8 @@ def test_the_schema_describes_every_field() -> None:
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.relative_to(CONFIGS).as_posix())
 def test_the_schema_accepts_every_config_of_the_repository(path: Path) -> None:
-    schema = editor_schema()
-    values, _ = parse(path.read_text(), path.name)
+    schema = build_json_schema()
+    values, _ = parse_yaml(path.read_text(), path.name)
     if path.parent.name == "model":
         schema = {**schema, **schema["$defs"]["ModelConfig"]}
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -84,16 +84,16 @@ def test_the_schema_accepts_every_config_of_the_repository(path: Path) -> None:
 )
 def test_the_schema_refuses_mistakes(wrong: dict[str, Any]) -> None:
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(wrong, editor_schema())
+        jsonschema.validate(wrong, build_json_schema())
 
 
 def test_the_schema_accepts_bases_and_underscores_anywhere() -> None:
     model = {"base": ["a", "b"], "moe": {"base": "c", "num_experts": "1_000"}}
-    jsonschema.validate({"base": "x", "model": model, "train": {"tokens": "1_000"}}, editor_schema())
+    jsonschema.validate({"base": "x", "model": model, "train": {"tokens": "1_000"}}, build_json_schema())
 
 
 def test_the_schema_accepts_a_choice_that_leaves_its_kind_to_the_default() -> None:
-    jsonschema.validate({"schedule": {"warmup_tokens": 10}, "model": {"norm": {"eps": 1e-6}}}, editor_schema())
+    jsonschema.validate({"schedule": {"warmup_tokens": 10}, "model": {"norm": {"eps": 1e-6}}}, build_json_schema())
 
 
 def blocks(language: str) -> list[str]:
@@ -120,5 +120,5 @@ def test_the_examples_of_the_readme_work(
 def test_show_prints_the_config_as_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "train/demo", "--json", "run.seed=7"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert RunConfig.model_validate(shown["config"]) == load_run("train/demo", ["run.seed=7"])
+    assert RunConfig.model_validate(shown["config"]) == load_run_config("train/demo", ["run.seed=7"])
     assert shown["differences"]["run.seed"] == {"value": 7, "default": 0, "origin": "from command line"}

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from llmsys.config.run import RunConfig
 from llmsys.errors import LayoutError
-from llmsys.estimate.memory import planned_layout
+from llmsys.estimate.memory import resolve_planned_layout
 
 DDP: dict[str, Any] = {"kind": "torch", "data_parallel": "ddp"}
 MOE: dict[str, Any] = {
@@ -47,30 +47,30 @@ def test_choices_that_do_not_go_together_say_what_does(sections: dict[str, Any],
 
 @pytest.mark.parametrize("layout", [{}, {"shard": 1}, {"replicate": 4}])
 def test_ranks_of_ddp_hold_copies(layout: dict[str, int]) -> None:
-    fitted = RunConfig.model_validate({"engine": DDP, "layout": layout}).fitted_layout(4)
-    assert (fitted.replicate, fitted.shard, fitted.data_ranks) == (4, 1, 4)
-    assert fitted.data_rank(3) == 3
+    fitted = RunConfig.model_validate({"engine": DDP, "layout": layout}).resolve_layout(4)
+    assert (fitted.replicate, fitted.shard, fitted.data_parallel_size) == (4, 1, 4)
+    assert fitted.get_data_rank(3) == 3
 
 
 def test_copies_that_are_not_as_many_as_the_ranks_are_refused() -> None:
     config = RunConfig.model_validate({"engine": DDP, "layout": {"replicate": 2}})
     message = r"replicate=2 copies cannot be kept by 4 ranks: with engine.data_parallel=ddp every rank has one\. Leave"
     with pytest.raises(LayoutError, match=message):
-        config.fitted_layout(4)
+        config.resolve_layout(4)
 
 
 def test_shards_stay_shards_under_fsdp() -> None:
-    fitted = RunConfig.model_validate({"layout": {"replicate": 2}}).fitted_layout(4)
+    fitted = RunConfig.model_validate({"layout": {"replicate": 2}}).resolve_layout(4)
     assert (fitted.replicate, fitted.shard) == (2, 2)
 
 
 @pytest.mark.parametrize(("layout", "ranks"), [({}, 3), ({"shard": 1}, 3), ({"replicate": 2}, 2)])
 def test_the_estimate_plans_as_many_copies_as_there_will_be(layout: dict[str, int], ranks: int) -> None:
     config = RunConfig.model_validate({"engine": DDP, "layout": layout, "launch": {"processes": 3}})
-    assert planned_layout(config).replicate == ranks
+    assert resolve_planned_layout(config).replicate == ranks
 
 
 def test_fp8_is_part_of_the_trajectory_and_plain_products_are_as_before() -> None:
     fp8 = RunConfig.model_validate({"train": {"products": "fp8", "precision": "bf16"}})
-    assert fp8.trajectory["train"]["products"] == "fp8"
-    assert "products" not in RunConfig().with_precision("bf16").trajectory["train"]
+    assert fp8.trajectory_settings["train"]["products"] == "fp8"
+    assert "products" not in RunConfig().with_precision("bf16").trajectory_settings["train"]

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from llmsys.config.override import read_overrides
-from llmsys.config.yaml_text import dump, inline, parse
+from llmsys.config.yaml_text import dump_yaml, format_inline, parse_yaml
 from llmsys.errors import ConfigError
 
 
@@ -29,7 +29,7 @@ from llmsys.errors import ConfigError
     ],
 )
 def test_scalars_are_what_they_look_like(text: str, value: object) -> None:
-    parsed, _ = parse(f"key: {text}", "x")
+    parsed, _ = parse_yaml(f"key: {text}", "x")
     assert parsed == {"key": value}
     assert type(parsed["key"]) is type(value)
 
@@ -38,22 +38,22 @@ def test_scalars_are_what_they_look_like(text: str, value: object) -> None:
     "text", ["no", "yes", "on", "off", "2026-01-31", "12:30:00", "1.2.3", "0x1f", "010", "e5", "_1", "1e", "a_b"]
 )
 def test_words_stay_words(text: str) -> None:
-    assert parse(f"key: {text}", "x")[0] == {"key": text}
+    assert parse_yaml(f"key: {text}", "x")[0] == {"key": text}
 
 
 @pytest.mark.parametrize("word", ["3e-4", "1_000", "null", "true", "no", "", "12", "a: b", "- c", "# d", "2026-01-01"])
 def test_dumped_text_reads_back_as_text(word: str) -> None:
-    assert parse(dump({"key": word, "list": [word]}), "x")[0] == {"key": word, "list": [word]}
-    assert parse(f"key: {inline(word)}", "x")[0] == {"key": word}
+    assert parse_yaml(dump_yaml({"key": word, "list": [word]}), "x")[0] == {"key": word, "list": [word]}
+    assert parse_yaml(f"key: {format_inline(word)}", "x")[0] == {"key": word}
 
 
 @pytest.mark.parametrize("number", [3e-4, 1e-8, 1e22, 0.1, 5, 10**12, -1.5])
 def test_dumped_numbers_read_back_to_the_last_bit(number: float) -> None:
-    assert parse(dump({"key": number}), "x")[0] == {"key": number}
+    assert parse_yaml(dump_yaml({"key": number}), "x")[0] == {"key": number}
 
 
 def test_every_key_knows_its_line() -> None:
-    _, lines = parse("a:\n  b: 1\n  c:\n    - d: 2\n    - e\n", "x")
+    _, lines = parse_yaml("a:\n  b: 1\n  c:\n    - d: 2\n    - e\n", "x")
     assert lines[("a",)] == 1
     assert lines[("a", "b")] == 2
     assert lines[("a", "c", "0", "d")] == 4
@@ -76,7 +76,7 @@ def test_every_key_knows_its_line() -> None:
 )
 def test_a_slip_names_file_line_and_way_out(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse(text, "f.yaml")
+        parse_yaml(text, "f.yaml")
     assert message in str(caught.value)
 
 
@@ -101,14 +101,14 @@ def test_hostile_documents_end_with_a_message_and_soon(title: str) -> None:
     text, message = HOSTILE[title]
     began = time.process_time()
     with pytest.raises(ConfigError, match=message):
-        parse(text, "x")
+        parse_yaml(text, "x")
     assert time.process_time() - began < 5
 
 
 def test_aliases_that_a_person_writes_are_values() -> None:
     text = "a: &a {b: 1, c: [2]}\nd: [*a, *a]\ne: *a\n"
     one = {"b": 1, "c": [2]}
-    assert parse(text, "x")[0] == {"a": one, "d": [one, one], "e": one}
+    assert parse_yaml(text, "x")[0] == {"a": one, "d": [one, one], "e": one}
 
 
 def test_overrides_are_no_deeper_than_files() -> None:

@@ -13,8 +13,8 @@ from llmsys.convert.from_hugging_face import convert_from_hugging_face
 from llmsys.convert.safetensor_folder import INDEX
 from llmsys.convert.to_hugging_face import convert_to_hugging_face
 from llmsys.errors import CheckpointError, ConfigError
-from llmsys.train.average import average_last
-from llmsys.train.checkpoint import load_tensors, stored_tensors
+from llmsys.train.average import average_checkpoints
+from llmsys.train.checkpoint import load_tensors, read_tensor_metadata
 from llmsys.train.checkpoint_write import publish_weights, save_tensors
 from tests.helpers.oracle_models import build
 
@@ -173,7 +173,7 @@ def test_nothing_is_written_through_a_link(theirs: Path, tmp_path: Path, there: 
 
 def test_a_mean_is_converted_without_writing_into_the_run(ours: Path, tmp_path: Path) -> None:
     first = ours / "checkpoints" / "step-00000000"
-    tensors = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in stored_tensors(first).items()}
+    tensors = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in read_tensor_metadata(first).items()}
     load_tensors(tensors, first)
     shifted = {name: one + 1 if one.is_floating_point() else one for name, one in tensors.items()}
     publish_weights(ours / "checkpoints", lambda folder: save_tensors(shifted, folder), 10)
@@ -183,7 +183,7 @@ def test_a_mean_is_converted_without_writing_into_the_run(ours: Path, tmp_path: 
     convert_to_hugging_face(ours, tmp_path / "mean")
     assert main(["convert", str(ours), str(tmp_path / "listed"), "--dry-run"]) == 0
     assert list_tree(ours) == before
-    made = average_last(ours, 2)
+    made = average_checkpoints(ours, 2)
     convert_to_hugging_face(made, tmp_path / "made")
     for file in sorted((tmp_path / "made").glob("*.safetensors")):
         assert (tmp_path / "mean" / file.name).read_bytes() == file.read_bytes()

@@ -129,7 +129,7 @@ def test_a_conversion_that_dies_leaves_nothing_and_can_be_repeated(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(from_hugging_face.Reading, "value", full)
+        patch.setattr(from_hugging_face.HuggingFaceImport, "read_tensor", full)
         with pytest.raises(OSError, match="No space left"):
             convert_from_hugging_face(source, tmp_path / "ours")
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
@@ -160,8 +160,8 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_tensor(source: Path, 
 
 
 def test_weights_alone_are_no_place_to_resume(source: Path, tmp_path: Path) -> None:
-    from llmsys.train.checkpoint import load
+    from llmsys.train.checkpoint import load_checkpoint
 
     ours = convert_from_hugging_face(source, tmp_path / "ours")
     with pytest.raises(CheckpointError, match=r"weights alone.*train\.start_from="):
-        load(None, ours / "checkpoints" / "step-00000000")  # type: ignore[arg-type]
+        load_checkpoint(None, ours / "checkpoints" / "step-00000000")  # type: ignore[arg-type]

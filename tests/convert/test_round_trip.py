@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.load import load_run
+from llmsys.config.load import load_run_config
 from llmsys.convert.from_hugging_face import convert_from_hugging_face
-from llmsys.convert.safetensor_folder import INDEX, SafetensorFolder
+from llmsys.convert.safetensor_folder import INDEX, SafetensorsFolder
 from llmsys.convert.source import KEPT
 from llmsys.convert.to_hugging_face import convert_to_hugging_face
-from llmsys.train.trained import load_trained
+from llmsys.train.trained import load_trained_model
 from tests.helpers.oracle_models import CASES, build
 
 transformers = pytest.importorskip("transformers")
@@ -65,7 +65,7 @@ def test_shards_hold_no_more_than_asked_for(tmp_path: Path) -> None:
     assert all(path.stat().st_size < 5_000 + 1_500 for path in files)  # the header comes on top
     index = json.loads((tmp_path / "back" / INDEX).read_text())
     assert index["metadata"]["total_size"] == sum(
-        one.nbytes for one in SafetensorFolder(tmp_path / "back").tensors.values()
+        one.nbytes for one in SafetensorsFolder(tmp_path / "back").tensors.values()
     )
 
 
@@ -76,8 +76,8 @@ def test_the_dtype_of_every_tensor_survives_and_masters_are_exact(tmp_path: Path
             buffer.data = buffer.float()  # as published: one fp32 tensor among bf16
     model.save_pretrained(tmp_path / "theirs")
     convert_from_hugging_face(tmp_path / "theirs", tmp_path / "ours")
-    config = load_run(str(tmp_path / "ours" / "config.yaml"), ["train.precision=fp32"])
-    ours, _ = load_trained(config)
+    config = load_run_config(str(tmp_path / "ours" / "config.yaml"), ["train.precision=fp32"])
+    ours, _ = load_trained_model(config)
     assert torch.equal(ours.embed.weight.to(torch.bfloat16), model.get_input_embeddings().weight)
     assert ours.embed.weight.dtype == torch.float32
     convert_to_hugging_face(tmp_path / "ours", tmp_path / "back")
@@ -119,7 +119,7 @@ def test_what_a_folder_holds_beyond_its_config_is_built_and_comes_back(tmp_path:
         convert_from_hugging_face(tmp_path / name, tmp_path / f"{name}_ours")
         convert_to_hugging_face(tmp_path / f"{name}_ours", tmp_path / f"{name}_back")
         assert contents(tmp_path / f"{name}_back") == contents(tmp_path / name)
-    models = [load_run(str(tmp_path / f"{name}_ours" / "config.yaml")).model for name in ("bert", "deepseek")]
+    models = [load_run_config(str(tmp_path / f"{name}_ours" / "config.yaml")).model for name in ("bert", "deepseek")]
     assert models[0].head.pooler
     assert models[0].head.next_sentence
     assert models[1].multi_token_prediction.depth == 1

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from launch.main import main
-from llmsys.config.load import load_run
-from llmsys.convert.their_tokenizer import take_tokenizer
+from llmsys.config.load import load_run_config
+from llmsys.convert.their_tokenizer import import_tokenizer
 from llmsys.tokenizer import load_tokenizer
 from tests.helpers.json_tokenizers import write
 from tests.helpers.oracle_models import build
@@ -65,7 +65,7 @@ def test_generation_gives_the_greedy_text_of_transformers(
     theirs = folder_of(case, kind, tmp_path / "theirs")
     assert main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours")]) == 0
     config = str(tmp_path / "ours" / "config.yaml")
-    run = load_run(config)
+    run = load_run_config(config)
     assert list(run.generation.opening or ()) == opening
     capsys.readouterr()
     prompts = [*PROMPTS, ""]
@@ -112,7 +112,7 @@ def test_a_run_of_ours_goes_out_with_it_as_it_is(kind: str, tmp_path: Path, caps
 def test_a_masked_model_knows_the_mask_of_its_tokenizer(tmp_path: Path) -> None:
     folder_of("bert", "bert", tmp_path / "theirs")
     assert main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours")]) == 0
-    run = load_run(str(tmp_path / "ours" / "config.yaml"))
+    run = load_run_config(str(tmp_path / "ours" / "config.yaml"))
     assert (run.objective.kind, run.objective.mask_token) == ("masked", "[MASK]")
 
 
@@ -123,11 +123,11 @@ def test_tokenizer_json_goes_before_sentencepiece_and_a_damaged_one_is_left_out(
     write("gpt2", source)
     (source / "tokenizer.model").write_bytes(b"SentencePiece's")
     (tmp_path / "one").mkdir()
-    taken = take_tokenizer(source, tmp_path / "one")
+    taken = import_tokenizer(source, tmp_path / "one")
     assert taken is not None
     assert taken.file == "tokenizer/tokenizer.json"
     (source / "tokenizer.json").write_text("{}")
     (source / "tokenizer.model").unlink()
     (tmp_path / "two").mkdir()
-    assert take_tokenizer(source, tmp_path / "two") is None
+    assert import_tokenizer(source, tmp_path / "two") is None
     assert "the run is written without this tokenizer" in caplog.text

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
-from llmsys.convert.tokenizer_files import token_ids, write_tokenizer
+from llmsys.convert.tokenizer_files import read_special_token_ids, write_tokenizer
 
 transformers = pytest.importorskip("transformers")
 
@@ -48,7 +48,7 @@ def test_pieces_and_texts_agree(kind: str, prefix: bool, tmp_path: Path) -> None
         assert theirs.decode(ids) == text
     assert (theirs.bos_token_id, theirs.eos_token_id, theirs.unk_token_id) == (1, 2, 0)
     assert (theirs.model_max_length, len(theirs)) == (64, len(ours))
-    assert token_ids(file) == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+    assert read_special_token_ids(file) == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
 
 
 def test_a_model_that_changes_text_goes_as_it_is_with_a_warning(
@@ -62,4 +62,4 @@ def test_a_model_that_changes_text_goes_as_it_is_with_a_warning(
 
 
 def test_without_a_tokenizer_no_id_is_taken_from_another_vocabulary() -> None:
-    assert token_ids(None) == {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    assert read_special_token_ids(None) == {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from data_pipeline.extract.article import extract_article
-from data_pipeline.extract.tree import read_tree
+from data_pipeline.extract.tree import parse_tree
 
 WORDS = [
     "river",
@@ -164,7 +164,7 @@ def test_broken_markup_is_read_as_browsers_do(html: str, text: str) -> None:
 
 
 def test_attributes_are_written_without_angle_brackets() -> None:
-    tree = read_tree(b"<div title='a>b<c' class=\"x\">text</div>")
+    tree = parse_tree(b"<div title='a>b<c' class=\"x\">text</div>")
     assert tree.text == ["text"]
     assert tree.attributes[2] == ' title="a&gt;b&lt;c" class="x"'
 

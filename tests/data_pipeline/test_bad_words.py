@@ -7,16 +7,16 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from data_pipeline.rules.bad_words import BadWords
-from data_pipeline.rules.batch import Splitters, TextBatch
+from data_pipeline.rules.bad_words import BadWordsRule
+from data_pipeline.rules.batch import WordSplitters, DocumentBatch
 from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.outcome import RuleOutcome, reason
-from data_pipeline.rules.whitespace_words import WhitespaceChunks
+from data_pipeline.rules.outcome import RuleOutcome, format_reason
+from data_pipeline.rules.whitespace_words import WhitespaceTokenizer
 from data_pipeline.rules.words import WordSplitter
-from llmsys.config.custom_rules import BadWordsConfig, WordList
+from llmsys.config.custom_rules import BadWordsConfig, WordListConfig
 from tests.reference.filters_plain import plain_bad_words
 
-PLAIN = Splitters(WordSplitter(WhitespaceChunks()))  # the rule asks for no words
+PLAIN = WordSplitters(WordSplitter(WhitespaceTokenizer()))  # the rule asks for no words
 WORDS = ("ass", "assess", "bad word", "2 girls", "c.r.a.p", "ümlaut", "ab", "abc", "x", "a_b")
 
 
@@ -33,8 +33,8 @@ def test_counts_equal_their_plain_twin(language: str) -> None:
     choose = random.Random(0)
     parts = [*WORDS, "a", "b", "c", " ", " ", "_", "-", "\n", "é", ".", "AB", "Ass"]
     texts = ["".join(choose.choices(parts, k=choose.randint(1, 7))) for _ in range(2_000)]
-    rule = BadWords(config(*WORDS, language=language), language)
-    counts = rule.judge(TextBatch(texts, PLAIN)).statistics["count"].tolist()
+    rule = BadWordsRule(config(*WORDS, language=language), language)
+    counts = rule.apply(DocumentBatch(texts, PLAIN)).statistics["count"].tolist()
     assert counts == [len(plain_bad_words(text, WORDS, language == "ja")) for text in texts]
     assert 0 in counts
     assert max(counts) > 1
@@ -58,7 +58,7 @@ def test_a_drop_names_the_words_that_were_found() -> None:
     ]
     lines = apply(config(*words, action="drop_line"), ["an ass\nDamn", "one\nclean"])
     assert lines.match.to_pylist() == ["ass, damn", None]
-    assert reason("bad_words", "no line left", None, None, lines.match[0].as_py()) == (
+    assert format_reason("bad_words", "no line left", None, None, lines.match[0].as_py()) == (
         "bad_words: no line left (ass, damn)"
     )
 
@@ -74,7 +74,7 @@ def test_lines_with_listed_words_go_and_are_counted() -> None:
 def test_lists_are_asked_of_documents_in_their_language(tmp_path: Path) -> None:
     path = tmp_path / "ja.txt"
     path.write_text("# words\nばか\n\n", encoding="utf-8")
-    rule = BadWordsConfig(words=(WordList(files=(path,), language="ja"), WordList(entries=("damn",), language="en")))
+    rule = BadWordsConfig(words=(WordListConfig(files=(path,), language="ja"), WordListConfig(entries=("damn",), language="en")))
     texts = ["あなたはばかです", "damn it"]
     found = {code: apply(rule, texts, code).keep.to_pylist() for code in ("ja", "en", "de")}
     assert found == {"ja": [False, True], "en": [True, False], "de": [True, True]}
@@ -90,4 +90,4 @@ def test_pages_kept_all_the_same_follow_from_their_text_and_the_seed() -> None:
 
 def test_an_empty_list_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"no word is listed\. Name a file, such as words: \[\{files: \[words"):
-        BadWordsConfig(words=(WordList(),))
+        BadWordsConfig(words=(WordListConfig(),))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.pipeline import prepare
+from data_pipeline.pipeline import prepare_dataset
 from data_pipeline.readers.read import read_pages
-from data_pipeline.readers.survey import survey
+from data_pipeline.readers.survey import split_file
 from llmsys.shards import load_manifest
 from tests.helpers.tiny_crawl import GERMAN, fingerprints, make_crawl, page, record, sentences, tiny_config
 
@@ -78,7 +78,7 @@ def test_the_blocks_of_a_file_give_what_the_file_gives(kind: str, tmp_path: Path
         path.write_bytes(damaged(b"".join(records), kind, choose))
         whole = pages_of(path, [(0, None)])
         for size in (1, 3_000, 9_000):
-            ranges = survey(str(path), size)
+            ranges = split_file(str(path), size)
             assert [one.stop for one in ranges[:-1]] == [one.start for one in ranges[1:]]
             assert (ranges[0].start, ranges[-1].stop) == (0, path.stat().st_size)
             assert pages_of(path, [(one.start, one.stop) for one in ranges]) == whole
@@ -89,9 +89,9 @@ def test_a_file_is_cut_at_the_same_places_wherever_it_changes_behind_them(tmp_pa
     records = make_records(1, 40)
     path = tmp_path / "a.warc.gz"
     path.write_bytes(b"".join(records))
-    before = survey(str(path), 5_000)
+    before = split_file(str(path), 5_000)
     path.write_bytes(b"".join([*records[:30], records[39], *records[30:]]))
-    after = survey(str(path), 5_000)
+    after = split_file(str(path), 5_000)
     same = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))))
     assert same >= len(before) // 2
     assert after[-1].digest == before[-1].digest or same < len(before)
@@ -122,7 +122,7 @@ def test_what_is_dropped_lies_in_the_same_order_whatever_the_blocks(tmp_path: Pa
     for name, size in (("whole", 1 << 30), ("blocks", 1)):
         executor = {"kind": "inline", "block_bytes": size}
         config = tiny_config(tmp_path / name, tmp_path, executor=executor, deduplicate=dedup)
-        prepare(config, until="documents")
+        prepare_dataset(config, until="documents")
     assert len(list((tmp_path / "blocks" / "work" / "extracted").iterdir())) > 8
     assert outputs(tmp_path / "blocks") == outputs(tmp_path / "whole")
 
@@ -131,16 +131,16 @@ def test_any_size_of_blocks_gives_the_same_dataset_and_a_changed_block_is_done_a
     crawl: Path, tmp_path: Path
 ) -> None:
     own = shutil.copytree(crawl, tmp_path / "crawl")
-    whole = prepare(tiny_config(tmp_path / "whole", own, **PLAIN), until="documents")
+    whole = prepare_dataset(tiny_config(tmp_path / "whole", own, **PLAIN), until="documents")
     small = {"kind": "inline", "block_bytes": 1_500}
     config = tiny_config(tmp_path / "blocks", own, executor=small, **PLAIN)
-    assert prepare(config, until="documents") == whole
+    assert prepare_dataset(config, until="documents") == whole
     assert len(list((tmp_path / "blocks" / "work" / "extracted").iterdir())) > 8
     assert outputs(tmp_path / "blocks") == outputs(tmp_path / "whole")
     last = own / "crawl-1.warc.gz"
     new = record("https://new.org/", "2024-06-01T00:00:00Z", page(sentences(random.Random(5), 16)))
     last.write_bytes(last.read_bytes() + new)
-    prepare(config, until="documents")
+    prepare_dataset(config, until="documents")
     events = [json.loads(line) for line in (tmp_path / "blocks" / "events.jsonl").read_text().splitlines()]
     tasks = {event["stage"]: event["tasks"] for event in events}
     assert tasks["survey"] == 1

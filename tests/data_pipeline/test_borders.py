@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.inspect.sweep import sweep, sweep_as_text
-from data_pipeline.pipeline import prepare
-from data_pipeline.rules.chain import build, limits_of
+from data_pipeline.inspect.sweep import sweep_threshold, format_sweep
+from data_pipeline.pipeline import prepare_dataset
+from data_pipeline.rules.chain import build_rule, list_thresholds
 from launch.main import main
-from llmsys.config.custom_rules import FasttextClassifierConfig, PerplexityConfig
+from llmsys.config.custom_rules import FastTextClassifierConfig, PerplexityConfig
 from llmsys.config.line_rules import C4Config
 from llmsys.config.native_text import NativeTextConfig
 from llmsys.config.text import GopherQualityConfig
 from llmsys.manifest import load_manifest
 from llmsys.shards import read_batches
-from llmsys.threshold import Border
+from llmsys.threshold import ThresholdReport
 from tests.helpers.tiny_crawl import GERMAN, make_crawl, page, record, tiny_config
 
 LONG_WORDS = GERMAN.replace("Hund", "Donaudampfschifffahrtsgesellschaftskapitän")
@@ -39,15 +39,15 @@ def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def folder(crawl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("dataset") / "data"
-    prepare(tiny_config(made, crawl, **SETTINGS), until="documents")
+    prepare_dataset(tiny_config(made, crawl, **SETTINGS), until="documents")
     return made
 
 
-def borders(folder: Path) -> tuple[Border, ...]:
+def borders(folder: Path) -> tuple[ThresholdReport, ...]:
     return load_manifest(folder).borders
 
 
-def one(found: tuple[Border, ...], test: str, drops: str) -> Border:
+def one(found: tuple[ThresholdReport, ...], test: str, drops: str) -> ThresholdReport:
     return next(border for border in found if (border.test, border.drops) == (test, drops))
 
 
@@ -86,16 +86,16 @@ def test_each_document_is_held_against_the_thresholds_of_its_language(folder: Pa
 
 
 def test_a_sweep_says_where_languages_have_thresholds_of_their_own(folder: Path) -> None:
-    found = sweep(folder, "gopher_quality.max_mean_word_length=3,10,15")
+    found = sweep_threshold(folder, "gopher_quality.max_mean_word_length=3,10,15")
     assert found.now == (10, 15)
-    assert "gopher_quality.max_mean_word_length is 10 to 15 by language" in sweep_as_text(found)
+    assert "gopher_quality.max_mean_word_length is 10 to 15 by language" in format_sweep(found)
     assert found.values[0].stay == 0 < found.values[2].stay == found.documents
 
 
 def test_files_batches_and_the_order_of_the_inputs_change_nothing(folder: Path, crawl: Path, tmp_path: Path) -> None:
     inputs = [str(path) for path in sorted(crawl.glob("*.gz"), reverse=True)]
     settings = SETTINGS | {"documents": {"shards": 3, "batch_bytes": 2_000}}
-    prepare(tiny_config(tmp_path / "other", inputs, **settings), until="documents")
+    prepare_dataset(tiny_config(tmp_path / "other", inputs, **settings), until="documents")
     assert len(list((tmp_path / "other" / "documents").glob("*.arrow"))) == 3
     assert borders(tmp_path / "other") == borders(folder)
 
@@ -114,9 +114,9 @@ def test_the_page_shows_both_sides_from_the_manifest_alone(folder: Path, tmp_pat
 
 
 def test_the_tests_of_a_rule_are_known_without_its_model() -> None:
-    scores = limits_of(FasttextClassifierConfig(model=Path("no.bin"), label="good", min_score=0.4))
-    assert (scores[0].test, scores[0].drops, scores[0].threshold) == ("score of good", "below", 0.4)
-    buckets = limits_of(PerplexityConfig(model=Path("no.arpa"), head_below=100, tail_above=200, keep=("middle",)))
-    assert [(one.drops, one.threshold) for one in buckets] == [("below", 100), ("above", 200)]
+    scores = list_thresholds(FastTextClassifierConfig(model=Path("no.bin"), label="good", min_score=0.4))
+    assert (scores[0].test, scores[0].drop_side, scores[0].threshold) == ("score of good", "below", 0.4)
+    buckets = list_thresholds(PerplexityConfig(model=Path("no.arpa"), head_below=100, tail_above=200, keep=("middle",)))
+    assert [(one.drop_side, one.threshold) for one in buckets] == [("below", 100), ("above", 200)]
     for rule in (GopherQualityConfig(), C4Config(), NativeTextConfig(scripts=("Han",))):
-        assert [*limits_of(rule)] == [*build(rule).limits]
+        assert [*list_thresholds(rule)] == [*build_rule(rule).limits]

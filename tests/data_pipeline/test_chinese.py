@@ -10,16 +10,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from data_pipeline.dedup.minhash import Signer
-from data_pipeline.language.identify import identify, keep_mask
-from data_pipeline.language.profile import rules_by_language
-from data_pipeline.rules.by_language import chains
-from data_pipeline.rules.character_words import spaced_out
-from data_pipeline.rules.outcome import reason
-from llmsys.config.deduplicate import MinhashDuplicates
-from llmsys.config.load import load_run
+from data_pipeline.dedup.minhash import MinHasher
+from data_pipeline.language.identify import identify_languages, compute_keep_mask
+from data_pipeline.language.profile import serialize_rules_by_language
+from data_pipeline.rules.by_language import get_language_chains
+from data_pipeline.rules.character_words import insert_spaces
+from data_pipeline.rules.outcome import format_reason
+from llmsys.config.deduplicate import MinHashDedupConfig
+from llmsys.config.load import load_run_config
 
-DATA = load_run("data/chinese").data
+DATA = load_run_config("data/chinese").data
 NOVEL = (Path(__file__).parents[1] / "data" / "text" / "zh_novel.txt").read_text(encoding="utf-8").strip()
 LINES = NOVEL.split("\n")
 PAGES = ["\n".join(LINES[start : start + 4]) for start in range(0, len(LINES) - 3, 4)]
@@ -77,20 +77,20 @@ def judged(texts: list[str]) -> list[str]:
     """Why each text is dropped, empty where it stays."""
     reasons, left = [""] * len(texts), list(range(len(texts)))
     codes = pa.array(["zh"] * len(texts))
-    for outcome in chains(rules_by_language(DATA)).apply(pa.array(texts, pa.large_string()), codes):
+    for outcome in get_language_chains(serialize_rules_by_language(DATA)).apply(pa.array(texts, pa.large_string()), codes):
         kept = []
         for number, keep, *verdict in zip(left, outcome.keep, outcome.test, outcome.value, outcome.threshold):  # noqa: B905
             if keep.as_py():
                 kept.append(number)
             else:
-                reasons[number] = reason(outcome.rule, *(part.as_py() for part in verdict))
+                reasons[number] = format_reason(outcome.rule, *(part.as_py() for part in verdict))
         left = kept
     return reasons
 
 
 def test_good_pages_are_known_for_chinese_and_stay() -> None:
-    codes, scores = identify(pa.array(PAGES), DATA.language)
-    assert all(keep_mask(codes, scores, DATA.language).to_pylist())
+    codes, scores = identify_languages(pa.array(PAGES), DATA.language)
+    assert all(compute_keep_mask(codes, scores, DATA.language).to_pylist())
     assert judged(PAGES) == [""] * len(PAGES)
 
 
@@ -103,8 +103,8 @@ def test_bad_pages_go_for_a_reason_with_value_and_threshold(name: str) -> None:
 def test_near_copies_are_found_by_characters_although_no_space_stands_between_them() -> None:
     page = NOVEL.replace("\n", "")[:3000]
     copy = "".join("甲" if place % 60 == 30 else character for place, character in enumerate(page))
-    signer = Signer(MinhashDuplicates())
-    (first, second), _ = signer.bucket_keys([page, copy])
+    signer = MinHasher(MinHashDedupConfig())
+    (first, second), _ = signer.compute_bucket_keys([page, copy])
     assert not (first == second).any()  # what stands between marks is one word
-    (first, second), _ = signer.bucket_keys([spaced_out(page), spaced_out(copy)])
+    (first, second), _ = signer.compute_bucket_keys([insert_spaces(page), insert_spaces(copy)])
     assert (first == second).any()

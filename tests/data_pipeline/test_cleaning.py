@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.pipeline import prepare
+from data_pipeline.pipeline import prepare_dataset
 from launch.verbs.prepare import list_spared_items
 from llmsys.errors import DataError
 from llmsys.manifest import load_manifest
-from llmsys.report.contamination import contamination_part
+from llmsys.report.contamination import build_contamination_section
 from llmsys.shards import read_batches
 from tests.helpers.tiny_crawl import fingerprints, page, record, sentences, tiny_config
 
@@ -59,7 +59,7 @@ def rows(folder: Path, room: str) -> list[dict[str, Any]]:
 
 
 def test_each_filter_is_in_the_funnel_and_what_it_found_in_the_report(crawl: Path, tmp_path: Path) -> None:
-    manifest = prepare(tiny_config(tmp_path / "data", crawl, **sections(tmp_path)), until="documents")
+    manifest = prepare_dataset(tiny_config(tmp_path / "data", crawl, **sections(tmp_path)), until="documents")
     stages = {stage.stage: stage for stage in manifest.funnel}
     order = ["read", "url", "extract", "unicode", "language", "bad_words", "exact_duplicates", "decontaminate", "pii"]
     assert [name for name in stages if name in order] == order
@@ -87,7 +87,7 @@ def test_each_filter_is_in_the_funnel_and_what_it_found_in_the_report(crawl: Pat
     summary = manifest.decontamination
     assert summary is not None
     assert (summary.sets["quiz"].items_found, summary.sets["quiz"].documents_dropped) == (1, 2)
-    part = contamination_part(load_manifest(tmp_path / "data"))
+    part = build_contamination_section(load_manifest(tmp_path / "data"))
     assert part is not None
     assert QUESTION in str(part.html)
 
@@ -95,19 +95,19 @@ def test_each_filter_is_in_the_funnel_and_what_it_found_in_the_report(crawl: Pat
 def test_bytes_follow_from_the_data_and_what_is_no_longer_asked_for_is_undone(crawl: Path, tmp_path: Path) -> None:
     names = [f"{crawl}/crawl-{number}.warc.gz" for number in (1, 0)]
     cut = sections(tmp_path, "cut")
-    prepare(tiny_config(tmp_path / "one", crawl, **cut), until="documents")
+    prepare_dataset(tiny_config(tmp_path / "one", crawl, **cut), until="documents")
     workers = {"kind": "local", "workers": 1}
-    prepare(tiny_config(tmp_path / "two", names, **cut, executor=workers), until="documents")
+    prepare_dataset(tiny_config(tmp_path / "two", names, **cut, executor=workers), until="documents")
     one, two = ({**fingerprints(tmp_path / name), "manifest.json": ""} for name in ("one", "two"))
     assert one == two
     documents = rows(tmp_path / "one", "documents")
     assert len(documents) == 14
     assert not any("grey geese" in row["text"] for row in documents)
-    prepare(tiny_config(tmp_path / "one", crawl, **sections(tmp_path)), until="documents")
+    prepare_dataset(tiny_config(tmp_path / "one", crawl, **sections(tmp_path)), until="documents")
     assert len(rows(tmp_path / "one", "documents")) == 12
     plain = {**cut, "decontaminate": {"kind": "none"}, "pii": {"kind": "none"}}
-    prepare(tiny_config(tmp_path / "one", crawl, **plain), until="documents")
-    prepare(tiny_config(tmp_path / "fresh", crawl, **plain), until="documents")
+    prepare_dataset(tiny_config(tmp_path / "one", crawl, **plain), until="documents")
+    prepare_dataset(tiny_config(tmp_path / "fresh", crawl, **plain), until="documents")
     assert [row["text"] for row in rows(tmp_path / "one", "documents")] == [
         row["text"] for row in rows(tmp_path / "fresh", "documents")
     ]
@@ -119,7 +119,7 @@ def test_bytes_follow_from_the_data_and_what_is_no_longer_asked_for_is_undone(cr
 def test_spared_items_are_named_with_the_documents_that_keep_them(crawl: Path, tmp_path: Path, action: str) -> None:
     asked = sections(tmp_path, action)
     asked["decontaminate"]["max_documents"] = 1
-    manifest = prepare(tiny_config(tmp_path / "data", crawl, **asked), until="documents")
+    manifest = prepare_dataset(tiny_config(tmp_path / "data", crawl, **asked), until="documents")
     urls = {f"https://example.org/{number}/3" for number in range(2)}
     assert urls <= {row["url"] for row in rows(tmp_path / "data", "documents")}
     lines = "".join(path.read_text() for path in (tmp_path / "data" / "decontamination").iterdir()).splitlines()
@@ -131,7 +131,7 @@ def test_spared_items_are_named_with_the_documents_that_keep_them(crawl: Path, t
     (item,) = quiz.spared
     assert (item.item, item.documents, {example.url for example in item.examples}) == ("q1", 2, urls)
     assert item.ngram in QUESTION
-    shown = str((contamination_part(load_manifest(tmp_path / "data")) or pytest.fail("nothing is shown")).html)
+    shown = str((build_contamination_section(load_manifest(tmp_path / "data")) or pytest.fail("nothing is shown")).html)
     assert all(url in shown for url in urls)
     assert "1 items spared" in shown
     (said,) = list_spared_items(manifest)
@@ -143,10 +143,10 @@ def test_a_changed_list_is_read_again_and_a_missing_one_is_named(crawl: Path, tm
     section = {"url": {"kind": "lists", "hosts": {"files": [hosts]}}, "deduplicate": {"minhash": {"kind": "none"}}}
     config = tiny_config(tmp_path / "data", crawl, rules=[], **section)
     with pytest.raises(DataError, match=r"data\.url: .*hosts\.txt does not exist .* Correct the path"):
-        prepare(config, until="documents")
+        prepare_dataset(config, until="documents")
     left = []
     for entry in ("evil.org", "example.net", "evil.org"):
         hosts.write_text(entry)
-        stage = next(stage for stage in prepare(config, until="documents").funnel if stage.stage == "url")
+        stage = next(stage for stage in prepare_dataset(config, until="documents").funnel if stage.stage == "url")
         left.append(stage.documents_out)
     assert left == [14, 16, 14]

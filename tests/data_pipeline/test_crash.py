@@ -9,14 +9,14 @@ from typing import Any
 import psutil
 import pytest
 
-from data_pipeline.executors.event import Advanced, Done, Failed, Report
-from data_pipeline.executors.local import LocalPool
-from data_pipeline.graph import Workshop
-from data_pipeline.pipeline import prepare
+from data_pipeline.executors.event import TaskProgress, TaskDone, TaskFailed, Report
+from data_pipeline.executors.local import LocalExecutor
+from data_pipeline.graph import StageRunner
+from data_pipeline.pipeline import prepare_dataset
 from data_pipeline.task import Task
-from llmsys.config.executor import InlineExecutor
+from llmsys.config.executor import InlineExecutorConfig
 from llmsys.errors import DataError
-from llmsys.lock import folder_lock
+from llmsys.lock import lock_folder
 from tests.helpers.dying import count, die_until, fail, meet, sleep_for_ever
 from tests.helpers.kills import kill_again_and_again, start
 from tests.helpers.process import has_ended, wait_for_pid, wait_until
@@ -31,7 +31,7 @@ def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(crawl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed") / "data"
-    prepare(tiny_config(folder, crawl))
+    prepare_dataset(tiny_config(folder, crawl))
     return folder
 
 
@@ -71,14 +71,14 @@ def test_a_worker_that_dies_or_hangs_fails_its_own_job_only(tmp_path: Path) -> N
     """The limit counts from when a job is handed out, and a worker's start is in it: here both are up before, and the
     one that dies does so in the last job."""
     jobs = [partial(sleep_for_ever, tmp_path / "b"), fail, partial(count, 3), partial(die_until, tmp_path / "a", 9)]
-    pool = LocalPool(workers=2)
+    pool = LocalExecutor(workers=2)
     try:
-        list(pool.run([partial(meet, tmp_path / "meeting", name, 2) for name in "ab"]))
-        events = {event.index: event for event in pool.run(jobs, seconds=1.0) if not isinstance(event, Advanced)}
+        list(pool.run_jobs([partial(meet, tmp_path / "meeting", name, 2) for name in "ab"]))
+        events = {event.index: event for event in pool.run_jobs(jobs, seconds=1.0) if not isinstance(event, TaskProgress)}
     finally:
         pool.close()
-    assert events.pop(2) == Done(2, {"counted": 3})
-    failed = [event for _, event in sorted(events.items()) if isinstance(event, Failed)]
+    assert events.pop(2) == TaskDone(2, {"counted": 3})
+    failed = [event for _, event in sorted(events.items()) if isinstance(event, TaskFailed)]
     assert [event.cause for event in failed] == ["slow", "error", "lost"]
     assert failed[2].message.startswith("its process was killed by signal 9 (SIGKILL). When the machine ran out of")
     assert failed[0].message == "took longer than 1 s, so that its process was ended (data.executor.task_seconds)."
@@ -96,11 +96,11 @@ def make_file(path: Path, report: Report) -> dict[str, Any]:
 
 def test_a_failed_task_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
     def stage() -> None:
-        with folder_lock(tmp_path) as lock:
-            workshop = Workshop(tmp_path, InlineExecutor(), lock)
+        with lock_folder(tmp_path) as lock:
+            workshop = StageRunner(tmp_path, InlineExecutorConfig(), lock)
             tasks = [Task(f"stage/{name}", [], [name], partial(make_file, tmp_path / name), 1) for name in "abc"]
             try:
-                workshop.stage("stage", tasks, unit="file", code="")
+                workshop.run_stage("stage", tasks, unit="file", code="")
             finally:
                 workshop.close()
 

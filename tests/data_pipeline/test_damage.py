@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_pipeline.readers import record as record_module
-from data_pipeline.readers.page import Skip
+from data_pipeline.readers.page import SkippedRecord
 from data_pipeline.readers.read import read_pages
 from llmsys.config.read import ReadConfig
 from tests.helpers.crawl import PAGE, members, page, record, response
@@ -74,7 +74,7 @@ def test_damage_anywhere_costs_only_what_it_hit(tmp_path: Path, kind: str, monke
         path.write_bytes(content)
         fast = read(path)
         with monkeypatch.context() as patch:
-            patch.setattr(record_module, "_by_record", lambda source, magic: False)
+            patch.setattr(record_module, "_has_record_offsets", lambda source, magic: False)
             assert read(path) == fast
         delivered = [content for _, content in fast[0]]
         assert len(set(delivered)) == len(delivered)
@@ -258,11 +258,11 @@ def test_what_cannot_be_opened_is_one_skip(tmp_path: Path) -> None:
     for name, reason in (("pipe.warc", "Not a regular file"), (".", "Is a directory")):
         path = tmp_path / name
         batches = list(read_pages(str(path), max_page_bytes=LIMIT))
-        assert batches[0].skipped == [Skip(str(path), 0, f"unreadable file: {reason}")]
+        assert batches[0].skipped == [SkippedRecord(str(path), 0, f"unreadable file: {reason}")]
 
 
 @pytest.mark.parametrize("content", [b"PAR1", b"PAR1ab", b"ARROW1\0\0", b"ARROW1\0\0" + b"\xff" * 12 + b"ARROW1"])
 def test_a_footer_that_lies_before_the_file_is_damage_and_no_failing_storage(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "short").write_bytes(content)
     [skip] = [one for batch in read_pages(str(tmp_path / "short"), max_page_bytes=LIMIT) for one in batch.skipped]
-    assert (skip.offset, skip.again) == (0, False), skip.reason
+    assert (skip.offset, skip.is_retryable) == (0, False), skip.reason

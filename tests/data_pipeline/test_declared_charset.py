@@ -90,7 +90,7 @@ def test_utf8_that_declares_another_charset_is_noted() -> None:
 
 
 def test_a_document_keeps_its_note_to_the_end(tmp_path: Path) -> None:
-    from data_pipeline.pipeline import prepare
+    from data_pipeline.pipeline import prepare_dataset
     from llmsys.manifest import load_manifest
     from tests.helpers.tiny_crawl import make_crawl, tiny_config
 
@@ -102,7 +102,7 @@ def test_a_document_keeps_its_note_to_the_end(tmp_path: Path) -> None:
     extra = response("https://example.org/noted", html.encode(), content_type=kind)
     path.write_bytes(path.read_bytes() + b"".join(members(extra)))
     config = tiny_config(tmp_path / "data", crawl)
-    prepare(config, until="documents")
+    prepare_dataset(config, until="documents")
     rows = [
         row
         for name in (tmp_path / "data" / "documents").glob("*.arrow")

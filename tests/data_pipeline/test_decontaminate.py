@@ -12,14 +12,14 @@ import pytest
 import zstandard
 from pydantic import ValidationError
 
-from data_pipeline.decontaminate.cut import cut_spans, merged
-from data_pipeline.decontaminate.index import NAMED_ITEMS, GramIndex, build_index, item_names
-from data_pipeline.decontaminate.items import Item, item_grams, read_items
-from data_pipeline.decontaminate.words import SimpleWords
-from data_pipeline.stages.decontaminate import decide_matches, scan_file
-from llmsys.config.decontaminate import EvaluationSet, NgramDecontamination
+from data_pipeline.decontaminate.cut import cut_spans, merge_spans
+from data_pipeline.decontaminate.index import NAMED_ITEMS, NgramIndex, write_ngram_index, read_item_names
+from data_pipeline.decontaminate.items import EvaluationItem, extract_item_ngrams, read_items
+from data_pipeline.decontaminate.words import WordHasher
+from data_pipeline.stages.decontaminate import filter_matches, write_matches
+from llmsys.config.decontaminate import EvaluationSetConfig, NgramDecontaminationConfig
 from llmsys.errors import DataError
-from llmsys.shards import ShardWriter, read_batches
+from llmsys.shards import ArrowFileWriter, read_batches
 from tests.reference.filters_plain import plain_matches
 
 TEXT = "the river stone 3.14 Café state-of-the-art don't walks 中文 under bridges every 12,5 morning (quiet) while"
@@ -42,31 +42,31 @@ def write_set(folder: Path, rows: list[dict[str, Any]], name: str = "set.jsonl")
     return folder / name
 
 
-def config(path: Path, **options: Any) -> NgramDecontamination:
+def config(path: Path, **options: Any) -> NgramDecontaminationConfig:
     fields = {"name": "set", "files": [path], "query": ["question"], **options.pop("set", {})}
-    return NgramDecontamination.model_validate({"sets": [fields], **options})
+    return NgramDecontaminationConfig.model_validate({"sets": [fields], **options})
 
 
-def index(folder: Path, rules: NgramDecontamination) -> tuple[Path, Path, dict[str, Any]]:
+def index(folder: Path, rules: NgramDecontaminationConfig) -> tuple[Path, Path, dict[str, Any]]:
     grams, items = folder / "grams.arrow", folder / "items.arrow"
-    return grams, items, build_index(ignore, grams=grams, items=items, config=rules)
+    return grams, items, write_ngram_index(ignore, grams=grams, items=items, config=rules)
 
 
 def matches(
-    folder: Path, rules: NgramDecontamination, texts: list[str]
-) -> tuple[list[dict[str, Any]], GramIndex, Path]:
+    folder: Path, rules: NgramDecontaminationConfig, texts: list[str]
+) -> tuple[list[dict[str, Any]], NgramIndex, Path]:
     """The matches that decide, with the index that names them."""
     grams, items, _ = index(folder, rules)
     rows = [{"id": str(number), "url": "", "text": text} for number, text in enumerate(texts)]
-    with ShardWriter(folder / "texts.arrow", TEXT_SCHEMA) as writer:
+    with ArrowFileWriter(folder / "texts.arrow", TEXT_SCHEMA) as writer:
         for first in range(0, len(rows), 7):
             writer.write(pa.RecordBatch.from_pylist(rows[first : first + 7], TEXT_SCHEMA))
-    scan_file(ignore, source=folder / "texts.arrow", output=folder / "found.arrow", index=grams, digest=str(folder))
-    decide_matches(
+    write_matches(ignore, source=folder / "texts.arrow", output=folder / "found.arrow", index=grams, digest=str(folder))
+    filter_matches(
         ignore, sources=[folder / "found.arrow"], output=folder / "decided.arrow", max_documents=rules.max_documents
     )
     decided = next(read_batches(folder / "decided.arrow")).to_pylist()
-    return [match for match in decided if not match["spared"]], GramIndex(grams), items
+    return [match for match in decided if not match["spared"]], NgramIndex(grams), items
 
 
 def test_matches_equal_their_plain_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,11 +86,11 @@ def test_matches_equal_their_plain_twin(tmp_path: Path, monkeypatch: pytest.Monk
     for row, expected in enumerate(plain):
         own = [match for match in found if match["row"] == row]
         assert len({match["gram"] for match in own}) == len({gram for _, gram in expected})
-        _, held, _ = grams.holders(np.array([match["gram"] for match in own], np.int64))
-        named = {int(one["item"].split(":")[1]) - 1 for one in item_names(names).take(pa.array(held)).to_pylist()}
+        _, held, _ = grams.get_items(np.array([match["gram"] for match in own], np.int64))
+        named = {int(one["item"].split(":")[1]) - 1 for one in read_item_names(names).take(pa.array(held)).to_pylist()}
         assert named == {item for item, _ in expected}
         for match in own:
-            words = SimpleWords().split([texts[row][match["begin"] : match["end"]]])
+            words = WordHasher().hash_words([texts[row][match["begin"] : match["end"]]])
             assert len(words.hashes) >= grams.words[match["gram"]]
     assert sum(map(len, plain)) > 60
 
@@ -101,10 +101,10 @@ def test_of_items_with_the_same_words_the_first_of_each_set_are_named(tmp_path: 
         {"name": name, "files": [write_set(tmp_path, twins[:count], f"{name}.jsonl")], "query": ["question"]}
         for name, count in (("a", 6), ("b", 2))
     ]
-    rules = NgramDecontamination.model_validate({"sets": sets, "ngram_words": 5})
+    rules = NgramDecontaminationConfig.model_validate({"sets": sets, "ngram_words": 5})
     found, grams, names = matches(tmp_path, rules, ["so THE river, stone walks under bridges!"])
-    which, held, parts = grams.holders(np.array([match["gram"] for match in found]))
-    named = [(one["set"], one["item"]) for one in item_names(names).take(pa.array(held)).to_pylist()]
+    which, held, parts = grams.get_items(np.array([match["gram"] for match in found]))
+    named = [(one["set"], one["item"]) for one in read_item_names(names).take(pa.array(held)).to_pylist()]
     first = [("a", f"a.jsonl:{n}") for n in range(1, NAMED_ITEMS + 1)] + [("b", "b.jsonl:1"), ("b", "b.jsonl:2")]
     assert named == first * 2
     assert which.tolist() == [0] * len(first) + [1] * len(first)
@@ -112,24 +112,24 @@ def test_of_items_with_the_same_words_the_first_of_each_set_are_named(tmp_path: 
 
 
 def test_parts_give_the_ngrams_that_their_names_say() -> None:
-    item = Item("one", ["a b c d e"], ["f g h i j", "k"])
+    item = EvaluationItem("one", ["a b c d e"], ["f g h i j", "k"])
     rules = config(Path("set"), ngram_words=4, min_item_words=2)
 
     def texts_of(part: str) -> set[str]:
         chosen = rules.model_copy(update={"parts": (part,)})
-        wanted = {one for grams in item_grams(item, chosen, SimpleWords())[0] for one in grams.hashes.tolist()}
+        wanted = {one for grams in extract_item_ngrams(item, chosen, WordHasher())[0] for one in grams.hashes.tolist()}
         letters = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]
         runs = [" ".join(letters[start : start + 4]) for start in range(7)] + ["c d e k", "k"]
         return {run for run in runs if set(_grams(run)) & wanted}
 
     def _grams(run: str) -> list[int]:
-        one = Item("", [run], [])
-        return [h for grams in item_grams(one, rules, SimpleWords())[0] for h in grams.hashes.tolist()]
+        one = EvaluationItem("", [run], [])
+        return [h for grams in extract_item_ngrams(one, rules, WordHasher())[0] for h in grams.hashes.tolist()]
 
     assert texts_of("query") == {"a b c d", "b c d e"}
     assert texts_of("label") == {"f g h i", "g h i j"}
     assert texts_of("overlap") == {"c d e f", "d e f g", "e f g h", "c d e k"}
-    assert item_grams(item, rules, SimpleWords())[1] == 1  # the label k
+    assert extract_item_ngrams(item, rules, WordHasher())[1] == 1  # the label k
 
 
 def test_an_ngram_of_too_many_documents_decides_nothing(tmp_path: Path) -> None:
@@ -152,21 +152,21 @@ def test_a_cut_takes_the_margin_and_short_pieces_and_keeps_the_rest() -> None:
     assert cut.text == f"{'begin ' * 57}".strip() + "\n\n" + (" end" * 56).strip()
     assert "MATCH" not in cut.text
     assert cut_spans(text, [place], rules.model_copy(update={"min_piece_characters": 300})).pieces == 1
-    assert cut_spans(text, [place], rules.model_copy(update={"margin_characters": 9_999})).failed == "nothing left"
+    assert cut_spans(text, [place], rules.model_copy(update={"margin_characters": 9_999})).failure == "nothing left"
     places = [(start, start + 5) for start in range(0, 360, 60)]
     many = cut_spans(text, places, rules.model_copy(update={"min_piece_characters": 1, "max_pieces": 3}))
-    assert (many.failed, many.pieces) == ("pieces", 6)
-    assert merged("x" * 50, [(10, 40), (12, 15)], 1) == [(9, 41)]
+    assert (many.failure, many.pieces) == ("pieces", 6)
+    assert merge_spans("x" * 50, [(10, 40), (12, 15)], 1) == [(9, 41)]
     assert cut_spans("x" * 1_000, [(400, 500)], rules).text == "x" * 387 + "\n\n" + "x" * 487
 
 
 @pytest.mark.parametrize("name", ["set.jsonl", "set.jsonl.gz", "set.jsonl.zst"])
 def test_items_are_read_with_nested_fields_and_lists(tmp_path: Path, name: str) -> None:
     rows = [{"id": "q7", "a": {"text": ["one", "two"]}, "question": "why"}, {"id": 8, "a": {"text": []}, "question": 5}]
-    one = EvaluationSet(
+    one = EvaluationSetConfig(
         name="x", files=(write_set(tmp_path, rows, name),), query=("question",), label=("a.text",), item="id"
     )
-    assert list(read_items(one)) == [Item("q7", ["why"], ["one", "two"]), Item("8", ["5"], [])]
+    assert list(read_items(one)) == [EvaluationItem("q7", ["why"], ["one", "two"]), EvaluationItem("8", ["5"], [])]
 
 
 def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"evaluation file .*cut\.gz cannot be read: it is damaged"):
         index(tmp_path, config(tmp_path / "cut.gz"))
     with pytest.raises(ValidationError, match="neither query nor label names a field"):
-        EvaluationSet(name="x", files=(path,))
+        EvaluationSetConfig(name="x", files=(path,))
 
 
 HIDDEN = "The seven exemplary grey geese never flew over any frozen state-of-the-art lake before sunrise"

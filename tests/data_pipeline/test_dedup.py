@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from data_pipeline.dedup import parts, words
-from data_pipeline.dedup.cluster import clusters
-from data_pipeline.dedup.fold import fold_all
-from data_pipeline.dedup.minhash import Signer
-from data_pipeline.dedup.permute import PRIME, Permutations, modulo_prime
-from data_pipeline.dedup.simplify import CHANGING, fold, simplify, simplify_each, text_of
-from data_pipeline.dedup.words import SimplifyingSplitter
-from data_pipeline.rules.chunk import EnglishChunks
-from data_pipeline.stages.sign import id_halves
-from llmsys.config.deduplicate import MinhashDuplicates
+from data_pipeline.dedup.cluster import list_clusters
+from data_pipeline.dedup.fold import fold_texts
+from data_pipeline.dedup.minhash import MinHasher
+from data_pipeline.dedup.permute import PRIME, HashPermutations, reduce_mod_mersenne61
+from data_pipeline.dedup.simplify import CHANGING, fold_text, simplify_text, simplify_texts, from_code_points
+from data_pipeline.dedup.words import SimplifiedWordSplitter
+from data_pipeline.rules.chunk import SpacyTokenizer
+from data_pipeline.stages.sign import split_document_ids
+from llmsys.config.deduplicate import MinHashDedupConfig
 from tests.helpers.deduplicated import deduplicated, document
 from tests.reference import minhash as plain
 
@@ -26,7 +26,7 @@ FOX = "The Quick-Brown fox doesn't jump over 3.14 lazy dogs; it sleeps."
 CAFE = "Crème brûlée, naïve café: 1,000 ways\n\nto say ¡hola! — and １２ more… 日本語。テスト"
 LETTERS = ["".join(letters) for letters in product("bdfgk", "aeiou", "lmnrst", "ax")]
 A, B, C, D, E = (letter * 32 for letter in "abcde")
-LOOSE = MinhashDuplicates(buckets=12, hashes_per_bucket=3, ngram_words=3)
+LOOSE = MinHashDedupConfig(buckets=12, hashes_per_bucket=3, ngram_words=3)
 
 
 def near_copies(seed: int) -> list[tuple[str, str]]:
@@ -49,12 +49,12 @@ def kept_by_stages(folder: Path, documents: list[tuple[str, str]], files: int, *
 
 
 def test_simplified_text_equals_datatrove() -> None:
-    assert simplify(FOX) == "the quick brown fox doesn t jump over 0 lazy dogs it sleeps"
-    assert simplify(CAFE) == "creme brulee naive cafe 0 ways to say ¡hola and 0 more 日本語 テスト"
+    assert simplify_text(FOX) == "the quick brown fox doesn t jump over 0 lazy dogs it sleeps"
+    assert simplify_text(CAFE) == "creme brulee naive cafe 0 ways to say ¡hola and 0 more 日本語 テスト"
 
 
 def test_sha1_signatures_equal_datatrove() -> None:
-    (fox, cafe), _ = Signer(MinhashDuplicates(hash="sha1")).signatures([FOX, CAFE])
+    (fox, cafe), _ = MinHasher(MinHashDedupConfig(hash="sha1")).compute_signatures([FOX, CAFE])
     assert fox[:3].tolist() == [209705765882702712, 307470271634611624, 147882751333185437]
     assert int(fox.sum(dtype=np.uint64)) == 8913411145081228149
     assert cafe[:3].tolist() == [61908209952107622, 24885036626112053, 239562508194183567]
@@ -62,10 +62,10 @@ def test_sha1_signatures_equal_datatrove() -> None:
 
 
 def test_many_texts_are_simplified_together_as_one_by_one() -> None:
-    assert simplify_each([*ODD, FOX, CAFE, "a \u0301 b"]) == [
-        simplify(text) for text in [*ODD, FOX, CAFE, "a \u0301 b"]
+    assert simplify_texts([*ODD, FOX, CAFE, "a \u0301 b"]) == [
+        simplify_text(text) for text in [*ODD, FOX, CAFE, "a \u0301 b"]
     ]
-    assert simplify_each([]) == []
+    assert simplify_texts([]) == []
 
 
 ODD = [
@@ -81,25 +81,25 @@ ODD = [
 def test_words_by_column_equal_the_words_of_the_simplified_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """In blocks of a few characters and of all texts; what was asked of spaCy before, and what was forgotten."""
     monkeypatch.setattr(parts, "_MOST_ASKED", 20)
-    splitter = SimplifyingSplitter(spelling=True)
+    splitter = SimplifiedWordSplitter(spelling=True)
     for block in (8, 1 << 16):
         monkeypatch.setattr(words, "_BLOCK", block)
         for texts in (ODD, ODD, [FOX], [], [ODD[0], CAFE]):
-            found = splitter.split(texts)
-            expected = [[w for c in simplify(t).split() for w in EnglishChunks().split([c])[0]] for t in texts]
+            found = splitter.split_words(texts)
+            expected = [[w for c in simplify_text(t).split() for w in SpacyTokenizer().split_words([c])[0]] for t in texts]
             assert np.diff(found.offsets).tolist() == list(map(len, expected))
             all_words = [word for text in expected for word in text]
             assert found.hashes_W.tolist() == list(map(plain.word_hash, all_words))
-            assert found.spelled.decode().split(" ") == [*all_words, ""]
+            assert found.spellings.decode().split(" ") == [*all_words, ""]
             assert found.ends_W.tolist() == np.cumsum([len(word.encode()) + 1 for word in all_words]).tolist()
 
 
 def test_a_run_without_white_space_is_cut_only_where_it_is_very_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words, "_BLOCK", 10)
     monkeypatch.setattr(words, "_LONGEST", 100)
-    splitter = SimplifyingSplitter(spelling=True)
-    found = splitter.split(["a " + "b" * 90 + " c", "d" * 150])
-    assert found.spelled.decode().split(" ") == ["a", "b" * 90, "c", "d" * 110, "d" * 40, ""]
+    splitter = SimplifiedWordSplitter(spelling=True)
+    found = splitter.split_words(["a " + "b" * 90 + " c", "d" * 150])
+    assert found.spellings.decode().split(" ") == ["a", "b" * 90, "c", "d" * 110, "d" * 40, ""]
     assert found.offsets.tolist() == [0, 3, 5]
 
 
@@ -113,27 +113,27 @@ def test_columns_fold_as_texts_are_folded_one_by_one() -> None:
     texts += ["".join(choose.choices(PLACED, k=choose.randrange(9))) for _ in range(4_000)]
     for start in range(0, len(texts), 9):
         group = texts[start : start + 9]
-        found = fold_all(group)
-        folded = [re.sub(r"\s", " ", fold(text)) for text in group]
+        found = fold_texts(group)
+        folded = [re.sub(r"\s", " ", fold_text(text)) for text in group]
         joined = " ".join([*folded, ""])
-        assert text_of(found.codes) == joined
+        assert from_code_points(found.codes) == joined
         assert found.edges.tolist() == np.cumsum([0, *(len(text) + 1 for text in folded)]).tolist()
-        assert found.odd.tolist() == [not (character.isalpha() or character == " ") for character in joined]
+        assert found.irregular.tolist() == [not (character.isalpha() or character == " ") for character in joined]
 
 
 def test_signatures_equal_the_plain_twin() -> None:
-    signer = Signer(LOOSE)
+    signer = MinHasher(LOOSE)
     a, b = signer.permutations.a_K.tolist(), signer.permutations.b_K.tolist()
     texts = [FOX, "one two", "", *(text for _, text in near_copies(3))]
-    for text, found, present in zip(texts, *signer.signatures(texts), strict=True):
-        expected = plain.signature(simplify(text).split(), 3, a, b)
+    for text, found, present in zip(texts, *signer.compute_signatures(texts), strict=True):
+        expected = plain.signature(simplify_text(text).split(), 3, a, b)
         assert (found.tolist() if present else None) == expected
 
 
 def test_the_remainder_is_exact_at_its_edges() -> None:
     prime = int(PRIME)
     edges = [0, 1, prime - 1, prime, prime + 1, 2 * prime, 7 * prime + 6, 8 * prime, 8 * prime + 7, (1 << 64) - 1]
-    assert modulo_prime(np.array(edges, np.uint64)).tolist() == [value % prime for value in edges]
+    assert reduce_mod_mersenne61(np.array(edges, np.uint64)).tolist() == [value % prime for value in edges]
 
 
 def test_minima_are_exact_where_values_lie_side_by_side_or_wrap() -> None:
@@ -150,15 +150,15 @@ def test_minima_are_exact_where_values_lie_side_by_side_or_wrap() -> None:
     choose = random.Random(0)
     rows += [[choose.getrandbits(64) for _ in range(1500)] + [choose.randrange(8) * top + 5] for _ in range(3)]
     for a, b in ((1, 0), (3, 17), (prime - 1, prime - 1)):
-        permutations = Permutations(np.array([a], np.uint64), np.array([b], np.uint64))
+        permutations = HashPermutations(np.array([a], np.uint64), np.array([b], np.uint64))
         expected = [[min((value * a + b) % (1 << 64) % prime for value in row)] for row in rows]
-        assert permutations.minima([np.array(row, np.uint64) for row in rows]).tolist() == expected
+        assert permutations.compute_minima([np.array(row, np.uint64) for row in rows]).tolist() == expected
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_clusters_and_survivors_equal_the_plain_twin_in_any_order(tmp_path: Path, seed: int) -> None:
     documents = near_copies(seed)
-    signer = Signer(LOOSE)
+    signer = MinHasher(LOOSE)
     signatures = [
         plain.signature(text.split(), 3, signer.permutations.a_K.tolist(), signer.permutations.b_K.tolist())
         for _, text in documents
@@ -185,10 +185,10 @@ def test_of_equal_texts_the_smallest_id_stays(tmp_path: Path) -> None:
 def test_ids_of_others_have_an_order_that_does_not_depend_on_their_company() -> None:
     """Ids of record files begin alike; an order by their beginnings alone would leave the rest to the batches."""
     ids = ["<urn:uuid:0001-a>", "<urn:uuid:0001-b>", A, "", "é", B[:31]]
-    together = id_halves(ids).tolist()
-    assert together == [id_halves([name])[0].tolist() for name in ids]
+    together = split_document_ids(ids).tolist()
+    assert together == [split_document_ids([name])[0].tolist() for name in ids]
     assert len(set(map(tuple, together))) == len(ids)
-    assert id_halves([A]).tolist() == [[int(A[:16], 16), int(A[16:], 16)]]
+    assert split_document_ids([A]).tolist() == [[int(A[:16], 16), int(A[16:], 16)]]
 
 
 def test_of_a_cluster_the_longest_stays_then_the_smallest_id(tmp_path: Path) -> None:
@@ -231,5 +231,5 @@ def test_clusters_do_not_depend_on_the_order_of_pairs() -> None:
     expected = [[1, 2, 3, 4, 5], [8, 9]]
     for seed in range(5):
         random.Random(seed).shuffle(pairs)
-        assert clusters(np.array(pairs)) == expected
-    assert clusters(np.zeros((0, 2), np.int64)) == []
+        assert list_clusters(np.array(pairs)) == expected
+    assert list_clusters(np.zeros((0, 2), np.int64)) == []

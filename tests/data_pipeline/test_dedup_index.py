@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_pipeline.dedup.bloom import RepeatFilter, counters_and_hashes
-from data_pipeline.pipeline import prepare
+from data_pipeline.dedup.bloom import CountingBloomFilter, compute_filter_size
+from data_pipeline.pipeline import prepare_dataset
 from llmsys.errors import DataError
 from tests.helpers.deduplicated import deduplicated, document
 from tests.helpers.kills import kept_bytes
@@ -91,14 +91,14 @@ def test_the_filter_misses_no_repeat_and_lets_through_the_share_that_was_asked_f
     for error_rate in (0.1, 0.01):
         masks = []
         for parts in (np.split(np.concatenate([keys, twice]), 11), [np.concatenate([twice, keys[::-1]])]):
-            found = RepeatFilter(44_000, error_rate)
+            found = CountingBloomFilter(44_000, error_rate)
             for part in parts:
-                found.count(part)
-            masks.append(found.may_repeat(keys))
+                found.add_keys(part)
+            masks.append(found.query_repeated(keys))
         assert (masks[0] == masks[1]).all()  # neither order nor batches decide
         assert masks[0][:4_000].all()
         assert 0.5 * error_rate < masks[0][4_000:].mean() < 1.5 * error_rate
-    assert counters_and_hashes(1_000_000, 0.01) == (9_585_059, 7)  # Bloom's formulas
+    assert compute_filter_size(1_000_000, 0.01) == (9_585_059, 7)  # Bloom's formulas
 
 
 ALL_KINDS: dict[str, Any] = {
@@ -121,7 +121,7 @@ def test_every_kind_together_gives_the_same_bytes_whoever_works_in_whatever_orde
         ("two", names[::-1], {"kind": "local", "workers": 2, "block_bytes": 5_000}),
     ):
         config = tiny_config(tmp_path / name, inputs, deduplicate=ALL_KINDS, executor=executor)
-        manifest = prepare(config, until="documents")
+        manifest = prepare_dataset(config, until="documents")
         found[name] = kept_bytes(tmp_path / name) | {"manifest.json": ""}, manifest.funnel
     assert len(list((tmp_path / "one" / "index").iterdir())) == 6
     one, two = (len(list((tmp_path / name / "work" / "sign").iterdir())) for name in ("one", "two"))

@@ -8,8 +8,8 @@ import pytest
 import spacy
 
 from data_pipeline.dedup.sentences import SentenceSplitter
-from data_pipeline.dedup.units import units_of, without_runs
-from llmsys.config.deduplicate import LineDuplicates, ParagraphDuplicates, SentenceDuplicates
+from data_pipeline.dedup.units import split_segments, remove_segment_runs
+from llmsys.config.deduplicate import LineDedupConfig, ParagraphDedupConfig, SentenceDedupConfig
 from tests.helpers.deduplicated import deduplicated, document
 from tests.reference import repeats as plain
 
@@ -39,7 +39,7 @@ def test_sentences_and_words_are_those_of_spacy() -> None:
     nlp.add_pipe("sentencizer")
     texts = [*SENTENCES, *made_texts(5, " ", 9)]
     for _ in range(2):
-        for text, found in zip(texts, SentenceSplitter().split(texts), strict=True):
+        for text, found in zip(texts, SentenceSplitter().find_boundaries(texts), strict=True):
             assert found.ends == [end for _, end in plain.sentence_spans(text, nlp)]
             assert found.words == sum(1 for token in nlp(text) if token.text.strip())
 
@@ -47,21 +47,21 @@ def test_sentences_and_words_are_those_of_spacy() -> None:
 @pytest.mark.parametrize(
     ("config", "separator"),
     [
-        (ParagraphDuplicates(min_words=3, min_sentences=1), "\n \n"),
-        (LineDuplicates(min_words=3, min_sentences=1, min_characters=9), "\n"),
-        (SentenceDuplicates(min_words=8, min_sentences=2, sentences=2), " "),
+        (ParagraphDedupConfig(min_words=3, min_sentences=1), "\n \n"),
+        (LineDedupConfig(min_words=3, min_sentences=1, min_characters=9), "\n"),
+        (SentenceDedupConfig(min_words=8, min_sentences=2, sentences=2), " "),
     ],
     ids=["paragraphs", "lines", "sentences"],
 )
 def test_spans_equal_the_plain_twin_in_any_order(tmp_path: Path, config: Any, separator: str) -> None:
     texts = made_texts(1, separator, 12)
     length = getattr(config, "sentences", 1)
-    units = units_of(texts, config)
+    units = split_segments(texts, config)
     places = plain.later_places([found.keys for found in units])
     expected = {}
     for number, (text, found, first) in enumerate(zip(texts, units, places, strict=True)):
-        left = without_runs(text, found, first, length) if first else text
-        ends, words = SentenceSplitter().split([left])[0]
+        left = remove_segment_runs(text, found, first, length) if first else text
+        ends, words = SentenceSplitter().find_boundaries([left])[0]
         if left == text or (left and words >= config.min_words and len(ends) >= config.min_sentences):
             expected[f"{number:032x}"] = left
     assert 5 < len(expected) < len(texts), len(expected)

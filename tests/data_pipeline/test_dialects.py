@@ -13,14 +13,14 @@ from pydantic import ValidationError
 from data_pipeline.compare import compare_dialects
 from data_pipeline.document import TEXT_SCHEMA
 from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.dialect import readings
+from data_pipeline.rules.dialect import translate_rules
 from data_pipeline.rules.outcome import RuleOutcome
 from launch.main import main
 from llmsys.config.data import CrawlConfig
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig
 from llmsys.config.text import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig, RuleConfig
 from llmsys.errors import ConfigError
-from llmsys.shards import ShardWriter
+from llmsys.shards import ArrowFileWriter
 from tests.data_pipeline.test_rules_equal_datatrove import REASONS
 from tests.helpers.hard_texts import hard_text
 from tests.reference.gopher_paper import paper_quality, paper_repetition
@@ -94,17 +94,17 @@ def test_limits_that_a_dialect_does_not_have_are_refused() -> None:
 
 def test_readings_keep_the_thresholds_of_the_config() -> None:
     rules = (GopherQualityConfig(min_words=7, max_hash_ratio=0.3), C4DatatroveConfig(min_sentences=1))
-    assert readings(rules, "datatrove") == {"gopher_quality": rules[0], "c4": rules[1]}
-    dolma = readings(rules, "dolma")
+    assert translate_rules(rules, "datatrove") == {"gopher_quality": rules[0], "c4": rules[1]}
+    dolma = translate_rules(rules, "dolma")
     assert dolma == {"gopher_quality": GopherQualityConfig(dialect="dolma", min_words=7), "c4": C4DolmaConfig()}
-    assert readings((), "dclm")["c4"] == C4Config()
+    assert translate_rules((), "dclm")["c4"] == C4Config()
     with pytest.raises(ConfigError, match=r"nemo is no dialect\. Use two or more of datatrove, paper, dolma, dclm"):
-        readings((), "nemo")
+        translate_rules((), "nemo")
 
 
 def stored(folder: Path, texts: list[str]) -> CrawlConfig:
     """A dataset folder with texts that were extracted before."""
-    with ShardWriter(folder / "work" / "extracted" / "a.arrow", TEXT_SCHEMA, "zstd") as writer:
+    with ArrowFileWriter(folder / "work" / "extracted" / "a.arrow", TEXT_SCHEMA, "zstd") as writer:
         rows = [
             {"id": f"{n:03}", "url": f"https://a.example/{n}", "date": "", "file": "a", "offset": n, "text": text}
             for n, text in enumerate(texts)
@@ -121,7 +121,7 @@ def test_a_comparison_counts_and_shows_where_two_dialects_differ(tmp_path: Path)
     by_rule = {difference.rule: difference for difference in compare_dialects(data, ["datatrove", "dolma"])}
     assert list(by_rule) == ["gopher_repetition", "gopher_quality", "c4", "all together"]
     quality = by_rule["gopher_quality"]
-    assert (quality.documents, quality.differing, quality.verdicts[False, True]) == (3, 1, 1)
+    assert (quality.num_documents, quality.num_differing, quality.verdicts[False, True]) == (3, 1, 1)
     (example,) = quality.examples["share of words with a letter", "kept"]
     assert example.url == "https://a.example/0"
     assert example.sentences == (
@@ -155,12 +155,12 @@ def test_each_document_is_compared_with_the_words_and_thresholds_of_its_language
     data = stored(tmp_path, [pages[0] * 3, pages[1]])
     quality = next(one for one in compare_dialects(data, ["datatrove", "paper"]) if one.rule == "gopher_quality")
     assert quality.verdicts[True, True] + quality.verdicts[True, False] == 2  # read as English it has 3 words
-    assert quality.documents == 2
+    assert quality.num_documents == 2
 
 
 def test_rules_of_one_kind_are_compared_each_by_its_name() -> None:
     rules = (GopherQualityConfig(min_words=7), GopherQualityConfig(name="long", min_words=70))
-    assert {name: rule.title for name, rule in readings(rules, "dolma").items()} == {
+    assert {name: rule.title for name, rule in translate_rules(rules, "dolma").items()} == {
         "gopher_quality": "gopher_quality",
         "long": "long",
     }

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_pipeline.language.profile import found_by_characters
-from data_pipeline.rules.dictionary_words import LONGEST_PIECE, DictionaryChunks, _segmenter
-from data_pipeline.rules.segment import chunk_splitter
+from data_pipeline.language.profile import get_character_dedup_flags
+from data_pipeline.rules.dictionary_words import LONGEST_PIECE, DictionaryTokenizer, _load_segmenter
+from data_pipeline.rules.segment import build_word_tokenizer
 from data_pipeline.rules.words import WordSplitter
-from data_pipeline.side_files import require_side_files, rule_libraries
+from data_pipeline.side_files import require_resource_files, list_rule_libraries
 from llmsys.config.data import CrawlConfig
-from llmsys.config.language_profile import DictionaryWords
+from llmsys.config.language_profile import DictionaryWordsConfig
 from llmsys.config.profiles import read_profile
 from llmsys.errors import ConfigError
 
@@ -29,16 +29,16 @@ def test_words_are_what_the_library_says_of_each_chunk(monkeypatch: pytest.Monke
         return [text[start : start + 2] for start in range(0, len(text), 2)]
 
     monkeypatch.setitem(sys.modules, "jieba", SimpleNamespace(cut=pairs, setLogLevel=lambda level: None))
-    _segmenter.cache_clear()
+    _load_segmenter.cache_clear()
     try:
-        splitter = WordSplitter(chunk_splitter(DictionaryWords(dictionary="jieba")))
-        words = splitter.split(["他说我们 不知道", "", "不知道"])
+        splitter = WordSplitter(build_word_tokenizer(DictionaryWordsConfig(dictionary="jieba")))
+        words = splitter.split_words(["他说我们 不知道", "", "不知道"])
         assert words.counts.tolist() == [4, 0, 2]
         long = "字" * (LONGEST_PIECE + 3)
-        assert "".join(DictionaryChunks("jieba").split([long])[0]) == long
-        assert "。" in DictionaryChunks("jieba").sentence_marks
+        assert "".join(DictionaryTokenizer("jieba").split_words([long])[0]) == long
+        assert "。" in DictionaryTokenizer("jieba").sentence_marks
     finally:
-        _segmenter.cache_clear()
+        _load_segmenter.cache_clear()
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -52,21 +52,21 @@ def test_a_dictionary_that_is_not_installed_is_named_before_anything_is_read(
     with pytest.raises(
         ConfigError, match=rf"the dictionary {CODES[code]} needs the package .*pip install 'llmsys\[{code}\]'\."
     ):
-        require_side_files(data(code))
+        require_resource_files(data(code))
     monkeypatch.setattr(metadata, "version", lambda package: "1.2")
-    assert f"{CODES[code].lower()}==1.2" in [found.lower() for found in rule_libraries(data(code))]
+    assert f"{CODES[code].lower()}==1.2" in [found.lower() for found in list_rule_libraries(data(code))]
 
 
 @pytest.mark.parametrize("code", CODES)
 def test_the_shipped_profiles_ask_for_the_dictionary_and_near_duplicates_for_characters(code: str) -> None:
     profile, characters = read_profile(f"data/languages/dictionary/{code}"), read_profile(f"data/languages/{code}")
-    assert profile.words == DictionaryWords.model_validate({"dictionary": CODES[code]})
+    assert profile.words == DictionaryWordsConfig.model_validate({"dictionary": CODES[code]})
     assert (profile.scripts, profile.name, profile.end_marks) == (
         characters.scripts,
         characters.name,
         characters.end_marks,
     )
-    assert found_by_characters(data(code)) == {code: True, "default": False}
+    assert get_character_dedup_flags(data(code)) == {code: True, "default": False}
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,6 @@ def test_the_shipped_profiles_ask_for_the_dictionary_and_near_duplicates_for_cha
 )
 def test_the_libraries_find_the_words_of_the_language(dictionary: str, text: str, words: list[str]) -> None:
     pytest.importorskip(dictionary)
-    assert DictionaryChunks(DictionaryWords.model_validate({"dictionary": dictionary}).dictionary).split([text]) == [
+    assert DictionaryTokenizer(DictionaryWordsConfig.model_validate({"dictionary": dictionary}).dictionary).split_words([text]) == [
         words
     ]

@@ -13,14 +13,14 @@ import pytest
 import sentencepiece
 from tokenizers.pre_tokenizers import ByteLevel
 
-from data_pipeline.rules.ragged import offsets_of
+from data_pipeline.rules.ragged import compute_offsets
 from data_pipeline.tokenize import columns, cuts, short_words
 from data_pipeline.tokenize.check import check_sample
-from data_pipeline.tokenize.columns import Encoder, column_encoder
-from data_pipeline.tokenize.memo import Ragged
+from data_pipeline.tokenize.columns import ColumnEncoder, build_column_encoder
+from data_pipeline.tokenize.memo import RaggedTokens
 from llmsys.errors import DataError
 from llmsys.tokenizer import SentencePieceTokenizer, Tokenizer, load_tokenizer
-from llmsys.tokenizer_json import JsonTokenizer
+from llmsys.tokenizer_json import HuggingFaceTokenizer
 from tests.helpers import json_tokenizers
 
 VECTORS = Path(__file__).parents[1] / "data" / "tokenizer"
@@ -79,11 +79,11 @@ def trap_texts(count: int, seed: int = 0) -> list[str]:
     ]
 
 
-def ids_of(encoder: Encoder, texts: list[str], batch_rows: int) -> list[list[int]]:
+def ids_of(encoder: ColumnEncoder, texts: list[str], batch_rows: int) -> list[list[int]]:
     rows: list[list[int]] = []
     for start in range(0, len(texts), batch_rows):
         found = encoder.encode(pa.array(texts[start : start + batch_rows], pa.large_string()))
-        ends = offsets_of(found.lengths)
+        ends = compute_offsets(found.lengths)
         rows += [found.values[ends[row] : ends[row + 1]].tolist() for row in range(len(found.lengths))]
     return rows
 
@@ -92,7 +92,7 @@ def ids_of(encoder: Encoder, texts: list[str], batch_rows: int) -> list[list[int
 def test_the_ids_are_the_librarys_from_cold_and_warm_and_in_any_batch(name: str) -> None:
     options, reason = MODELS[name]
     tokenizer = train(**options)
-    encoder = column_encoder(tokenizer)
+    encoder = build_column_encoder(tokenizer)
     assert encoder.reason == reason or (reason or "nothing") in (encoder.reason or "")
     texts = trap_texts(100)
     expected = [tokenizer.encode(text) for text in texts]
@@ -104,7 +104,7 @@ def test_the_ids_are_the_librarys_from_cold_and_warm_and_in_any_batch(name: str)
 def test_the_ids_of_a_tokenizer_json_are_its_librarys(kind: str, tmp_path: Path) -> None:
     json_tokenizers.write(kind, tmp_path)
     tokenizer = load_tokenizer(tmp_path)
-    encoder = column_encoder(tokenizer)
+    encoder = build_column_encoder(tokenizer)
     assert (encoder.reason is None) == (kind in ("gpt2", "llama3", "qwen2", "bert", "t5", "mistral"))
     texts = trap_texts(150)
     expected = tokenizer.encode_batch(texts)
@@ -147,7 +147,7 @@ def test_words_of_a_tokenizer_json_end_where_its_library_ends_them(kind: str, tm
     tokenizer = load_tokenizer(tmp_path)
     choose = random.Random(1)
     texts = ["".join(choose.choices(WORD_PARTS, k=choose.choice([2, 3, 4, 8]))) for _ in range(3_000)]
-    assert ids_of(column_encoder(tokenizer), texts, 1_000) == tokenizer.encode_batch(texts)
+    assert ids_of(build_column_encoder(tokenizer), texts, 1_000) == tokenizer.encode_batch(texts)
 
 
 def published(name: str, tmp_path: Path) -> tuple[Tokenizer, str]:
@@ -162,15 +162,15 @@ def published(name: str, tmp_path: Path) -> tuple[Tokenizer, str]:
 def test_published_tokenizers_give_the_published_ids(name: str, tmp_path: Path) -> None:
     tokenizer, file = published(name, tmp_path)
     rows = [json.loads(line) for line in gzip.decompress((VECTORS / file).read_bytes()).split(b"\n") if line]
-    assert ids_of(column_encoder(tokenizer), [row["text"] for row in rows], 400) == [row["ids"] for row in rows]
+    assert ids_of(build_column_encoder(tokenizer), [row["text"] for row in rows], 400) == [row["ids"] for row in rows]
 
 
 def test_a_worker_that_starts_reads_a_tokenizer_json_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     json_tokenizers.write("gpt2", tmp_path)
     tokenizer = load_tokenizer(tmp_path)
-    read, asked = JsonTokenizer.values, []
-    monkeypatch.setattr(JsonTokenizer, "values", lambda self: asked.append(self) or read(self))
-    assert column_encoder(tokenizer).reason is None
+    read, asked = HuggingFaceTokenizer.to_dict, []
+    monkeypatch.setattr(HuggingFaceTokenizer, "to_dict", lambda self: asked.append(self) or read(self))
+    assert build_column_encoder(tokenizer).reason is None
     assert asked == [tokenizer]
 
 
@@ -181,7 +181,7 @@ def test_a_word_of_a_unigram_model_depends_on_the_text_before_it_and_so_goes_to_
     assert (
         alone != behind
     )  # the same pieces in another order: two sums of 32-bit scores that only the start tells apart
-    encoder = column_encoder(tokenizer)
+    encoder = build_column_encoder(tokenizer)
     assert "adds up 32-bit scores over the whole text" in str(encoder.reason)
     assert ids_of(encoder, [before + word, word], 2) == [tokenizer.encode(before + word), alone]
 
@@ -189,7 +189,7 @@ def test_a_word_of_a_unigram_model_depends_on_the_text_before_it_and_so_goes_to_
 def test_a_memory_that_is_full_begins_anew_and_changes_no_id(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, texts = train(), trap_texts(100)
     monkeypatch.setattr(columns, "MEMO_BYTES", 5_000)
-    encoder = column_encoder(tokenizer)
+    encoder = build_column_encoder(tokenizer)
     assert ids_of(encoder, texts, 7) == tokenizer.encode_batch(texts)
     assert len(encoder._words._memo) < 400  # type: ignore[attr-defined]
 
@@ -202,37 +202,37 @@ def test_short_words_have_numbers_of_their_own_however_they_collide(
     monkeypatch.setattr(short_words, "_LOW_FACTOR", np.uint64(1 << 62))  # nearly all words want one of four slots
     choose = random.Random(2)
     words = sorted({bytes(choose.choices(b"\0\0ab", k=choose.randint(1, 15))) for _ in range(600)})
-    table = short_words.ShortWords()
+    table = short_words.ShortWordTable()
     for start in range(0, len(words), 150):
         part = words[start : start + 150]
-        table.add(keys(part), np.arange(start, start + len(part)))
-    assert table.find(keys(words)).tolist() == list(range(len(words)))
+        table.insert(keys(part), np.arange(start, start + len(part)))
+    assert table.look_up(keys(words)).tolist() == list(range(len(words)))
     strangers = [b"\0" * 16, b"ab" * 8, b"ab" * 20, *(word + b"\0" for word in words if word + b"\0" not in words)]
-    assert set(table.find(keys(strangers)).tolist()) == {-1}
+    assert set(table.look_up(keys(strangers)).tolist()) == {-1}
 
 
-def keys(words: list[bytes]) -> short_words.Keys:
-    data, places = short_words.words_of(pa.array(words, pa.large_binary()))
-    return short_words.keys_of(data, places[:-1], np.diff(places))
+def keys(words: list[bytes]) -> short_words.WordKeys:
+    data, places = short_words.get_column_buffers(pa.array(words, pa.large_binary()))
+    return short_words.compute_word_keys(data, places[:-1], np.diff(places))
 
 
 def test_long_parts_are_cut_in_blocks_as_they_are_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, texts = train(), trap_texts(60)
     monkeypatch.setattr(cuts, "BLOCK", 7)
-    assert ids_of(column_encoder(tokenizer), texts, 20) == tokenizer.encode_batch(texts)
+    assert ids_of(build_column_encoder(tokenizer), texts, 20) == tokenizer.encode_batch(texts)
 
 
 def test_a_slice_of_a_column_is_encoded_as_that_slice() -> None:
     tokenizer, texts = train(), trap_texts(60)
     column = pa.array(texts, pa.large_string()).slice(11, 30)
-    found = column_encoder(tokenizer).encode(column)
+    found = build_column_encoder(tokenizer).encode(column)
     assert found.values.tolist() == [token for ids in tokenizer.encode_batch(texts[11:41]) for token in ids]
-    nothing = column_encoder(tokenizer).encode(column.slice(0, 0))
+    nothing = build_column_encoder(tokenizer).encode(column.slice(0, 0))
     assert len(nothing.values) == len(nothing.lengths) == 0
 
 
 def test_the_config_can_ask_for_the_library() -> None:
-    encoder = column_encoder(train(), "library")
+    encoder = build_column_encoder(train(), "library")
     assert encoder.reason == "the config asks for it"
     assert ids_of(encoder, LINES, 2) == [train().encode(line) for line in LINES]
 
@@ -241,13 +241,13 @@ def test_a_wrong_id_in_the_checked_sample_is_named_with_document_and_token() -> 
     tokenizer = train()
     encoded = tokenizer.encode(LINES[0])
     batch = pa.record_batch({"id": ["ab" * 16], "text": pa.array([LINES[0]], pa.large_string())})
-    right = Ragged(np.array(encoded, np.uint16), np.array([len(encoded)]))
+    right = RaggedTokens(np.array(encoded, np.uint16), np.array([len(encoded)]))
     assert check_sample(batch, right, tokenizer) == 1
-    wrong = Ragged(right.values.copy(), right.lengths)
+    wrong = RaggedTokens(right.values.copy(), right.lengths)
     wrong.values[3] += 1
     message = rf"document (ab){{16}} has the id {encoded[3] + 1} as token 3, where the library has {encoded[3]}: .*"
     with pytest.raises(DataError, match=message + r"Set data\.tokens\.encoder=library"):
         check_sample(batch, wrong, tokenizer)
-    short = Ragged(right.values[:-1], right.lengths - 1)
+    short = RaggedTokens(right.values[:-1], right.lengths - 1)
     with pytest.raises(DataError, match=rf"has {len(encoded) - 1} tokens, and the library gives it {len(encoded)}"):
         check_sample(batch, short, tokenizer)

@@ -7,9 +7,9 @@ import pytest
 from spacy.lang.char_classes import UNITS
 from spacy.symbols import IDS
 
-from data_pipeline.rules.chunk import LONGEST_CHUNK, LONGEST_PLAIN_CHUNK, EnglishChunks
-from data_pipeline.rules.chunk_table import ChunkTable
-from data_pipeline.rules.spans import spans_of, without_space
+from data_pipeline.rules.chunk import LONGEST_CHUNK, LONGEST_PLAIN_CHUNK, SpacyTokenizer
+from data_pipeline.rules.chunk_table import ChunkHashTable
+from data_pipeline.rules.spans import compute_chunk_spans, join_without_whitespace
 from data_pipeline.rules.words import WordSplitter
 from tests.reference.rules_plain import english, sentences_of, words_of
 
@@ -25,7 +25,7 @@ CHUNKS = [
 
 
 def split(texts: list[str], splitter: WordSplitter | None = None) -> list[list[str]]:
-    columns = (splitter or WordSplitter()).split(texts)
+    columns = (splitter or WordSplitter()).split_words(texts)
     names = list(columns.vocabulary.index)
     return [
         [names[word] for word in columns.ids_W[start:end].tolist()]
@@ -35,7 +35,7 @@ def split(texts: list[str], splitter: WordSplitter | None = None) -> list[list[s
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_words_of_a_chunk_equal_spacy(chunk: str) -> None:
-    assert EnglishChunks().split([chunk]) == [words_of(chunk)]
+    assert SpacyTokenizer().split_words([chunk]) == [words_of(chunk)]
 
 
 def test_plain_chunks_around_every_special_case_equal_spacy() -> None:
@@ -43,7 +43,7 @@ def test_plain_chunks_around_every_special_case_equal_spacy() -> None:
     chunks = [
         pattern % word for word in special for pattern in ("%s", "%s,", "%s.", "(%s", "(%s)", '"%s"', "x%s", "%s!")
     ]
-    assert EnglishChunks().split(chunks) == [words_of(chunk) for chunk in chunks]
+    assert SpacyTokenizer().split_words(chunks) == [words_of(chunk) for chunk in chunks]
 
 
 def test_random_chunks_of_marks_units_exceptions_and_addresses_equal_spacy() -> None:
@@ -56,17 +56,17 @@ def test_random_chunks_of_marks_units_exceptions_and_addresses_equal_spacy() -> 
     chunks += ["".join(source.choices(parts[: -len(exceptions)], k=source.randint(1, 9))) for _ in range(4_000)]
     units = [unit for unit in [*UNITS.split("|"), "US$", "A$", "$", "+"] if unit.isascii()]
     chunks += [f"{before}{unit}{after}" for unit in units for before in ("5", "x5", "a") for after in ("", ".", ")")]
-    assert EnglishChunks().split(chunks) == [words_of(chunk) for chunk in chunks]
+    assert SpacyTokenizer().split_words(chunks) == [words_of(chunk) for chunk in chunks]
 
 
 def test_names_of_spacy_symbols_break_no_later_text() -> None:
-    chunks = EnglishChunks()
+    chunks = SpacyTokenizer()
     for name in IDS:
         if name:
-            assert "".join(chunks.split([f"{name}."])[0]) == f"{name}."
+            assert "".join(chunks.split_words([f"{name}."])[0]) == f"{name}."
     for start in range(0, 3_000, 100):
         numbers = [f"x{number}-y" for number in range(start, start + 100)]
-        assert chunks.split(numbers) == [[number[:-2], "-", "y"] for number in numbers]
+        assert chunks.split_words(numbers) == [[number[:-2], "-", "y"] for number in numbers]
 
 
 def test_words_of_texts_equal_spacy() -> None:
@@ -85,7 +85,7 @@ def test_sentences_of_lines_equal_spacy() -> None:
         "".join(source.choice(parts) + source.choice(spaces) for _ in range(source.randint(0, 12))) for _ in range(400)
     ]
     lines += ["", " ", "  ", "a.  ", " a. b"]
-    counted = WordSplitter().lines(lines, [[line] for line in lines])
+    counted = WordSplitter().compute_line_columns(lines, [[line] for line in lines])
     assert counted.sentences_L.tolist() == [len(sentences_of(line)) for line in lines]
 
 
@@ -110,22 +110,22 @@ def test_chunks_and_lines_in_bytes_are_those_of_str_split_and_splitlines() -> No
     ]
     for _ in range(600):
         texts = ["".join(source.choices(parts, k=source.randint(0, 30))) for _ in range(source.randint(0, 4))]
-        spans, chunks = spans_of(texts), [text.split() for text in texts]
+        spans, chunks = compute_chunk_spans(texts), [text.split() for text in texts]
         assert spans.chunks_per_text.tolist() == list(map(len, chunks))
-        assert spans.chunks(np.arange(len(spans.starts_C))) == [chunk for one in chunks for chunk in one]
-        assert without_space(texts) == "".join("".join(one) for one in chunks).encode()
+        assert spans.decode_chunks(np.arange(len(spans.starts_C))) == [chunk for one in chunks for chunk in one]
+        assert join_without_whitespace(texts) == "".join("".join(one) for one in chunks).encode()
         lines = [text.splitlines() for text in texts]
-        found, each = splitter.lines(texts, lines), [line for one in lines for line in one]
+        found, each = splitter.compute_line_columns(texts, lines), [line for one in lines for line in one]
         assert found.chunks_L.tolist() == [len(line.split()) for line in each]
-        assert found.words_L.tolist() == splitter.split(each).counts.tolist()
-        assert found.sentences_L.tolist() == splitter.lines(each, [[line] for line in each]).sentences_L.tolist()
+        assert found.words_L.tolist() == splitter.split_words(each).counts.tolist()
+        assert found.sentences_L.tolist() == splitter.compute_line_columns(each, [[line] for line in each]).sentences_L.tolist()
 
 
 def test_the_table_gives_every_chunk_one_number_of_its_own() -> None:
-    table, memo, source = ChunkTable(), dict[tuple[int, int], int](), np.random.default_rng(0)
+    table, memo, source = ChunkHashTable(), dict[tuple[int, int], int](), np.random.default_rng(0)
     for size in (1, 3, 40_000, 40_000):
         low, high = source.integers(0, 500, (2, size), np.uint64) << np.uint64(40)
-        numbers, new = table.find(low, high, len(memo))
+        numbers, new = table.find_or_insert(low, high, len(memo))
         pairs = list(zip(low.tolist(), high.tolist(), strict=True))
         for row in new.tolist():
             assert memo.setdefault(pairs[row], len(memo)) == len(memo) - 1
@@ -138,13 +138,13 @@ def test_the_memo_is_bounded_and_forgets_without_a_trace() -> None:
         texts = [f"word{number} and state-of-the-art number {number}." for number in range(start, start + 20)]
         assert split(texts, by_text) == split(texts)
         lines = [[text] for text in texts]
-        words = by_line.lines(texts, lines).words_L
-        assert words.tolist() == WordSplitter().lines(texts, lines).words_L.tolist()
+        words = by_line.compute_line_columns(texts, lines).words_L
+        assert words.tolist() == WordSplitter().compute_line_columns(texts, lines).words_L.tolist()
         assert max(len(by_text._memory), len(by_line._memory)) <= 50 + 2 * 20 + 10
 
 
 @pytest.mark.parametrize("chunk", ["_" * (LONGEST_CHUNK + 1), "a1" * LONGEST_PLAIN_CHUNK, "(" * 10_000])
 def test_overlong_chunks_are_cut_so_that_they_end(chunk: str) -> None:
-    words = EnglishChunks().split([chunk])[0]
+    words = SpacyTokenizer().split_words([chunk])[0]
     assert "".join(words) == chunk
     assert max(map(len, words)) <= 200

@@ -5,9 +5,9 @@ import unicodedata
 import pyarrow as pa
 import pytest
 
-from data_pipeline.extract.html import clean, extract_text
-from data_pipeline.extract.plain import nesting_depth
-from llmsys.config.extract import ArticleExtract, ExtractConfig, ResiliparseExtract
+from data_pipeline.extract.html import clean_text, extract_text
+from data_pipeline.extract.plain import estimate_nesting_depth
+from llmsys.config.extract import ArticleExtractorConfig, ExtractConfig, ResiliparseExtractorConfig
 
 ARTICLE = "".join(
     f"<p>Paragraph {number} tells a story about the old mill by the river, at length.</p>" for number in range(6)
@@ -21,9 +21,9 @@ PAGE = (
 
 
 CONFIGS = {
-    "article": ArticleExtract(),
-    "resiliparse": ResiliparseExtract(),
-    "all": ResiliparseExtract(main_content=False),
+    "article": ArticleExtractorConfig(),
+    "resiliparse": ResiliparseExtractorConfig(),
+    "all": ResiliparseExtractorConfig(main_content=False),
 }
 each_extractor = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
@@ -36,7 +36,7 @@ def extract(html: str | bytes, config: ExtractConfig, charset: str = "utf-8") ->
     return texts[0].as_py()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("config", [ArticleExtract(), ResiliparseExtract()], ids=["article", "resiliparse"])
+@pytest.mark.parametrize("config", [ArticleExtractorConfig(), ResiliparseExtractorConfig()], ids=["article", "resiliparse"])
 def test_main_content_keeps_paragraphs_apart_and_leaves_navigation(config: ExtractConfig) -> None:
     text = extract(PAGE, config)
     assert text is not None
@@ -76,12 +76,12 @@ def test_text_is_valid_normalised_and_free_of_controls(config: ExtractConfig) ->
 
 
 def test_clean_leaves_no_stray_space() -> None:
-    assert clean("  a \t\r\nb\u00a0\n\n\n\n c\ud800\n ") == "a\nb\n\n c?"
+    assert clean_text("  a \t\r\nb\u00a0\n\n\n\n c\ud800\n ") == "a\nb\n\n c?"
 
 
 def test_longer_pages_than_the_limit_give_nothing() -> None:
-    assert extract("<p>" + "a" * 1000, ArticleExtract(max_page_bytes=1000)) is None
-    assert extract("<p>" + "a" * 1000, ArticleExtract(max_page_bytes=2000)) is not None
+    assert extract("<p>" + "a" * 1000, ArticleExtractorConfig(max_page_bytes=1000)) is None
+    assert extract("<p>" + "a" * 1000, ArticleExtractorConfig(max_page_bytes=2000)) is not None
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_longer_pages_than_the_limit_give_nothing() -> None:
     ],
 )
 def test_nesting_is_estimated_without_parsing(html: bytes, depth: int) -> None:
-    assert nesting_depth(html) == depth
+    assert estimate_nesting_depth(html) == depth
 
 
 def test_a_page_of_many_nested_elements_ends() -> None:
-    assert extract("<div>" * 100_000 + "deep inside", ResiliparseExtract()) == "deep inside"
+    assert extract("<div>" * 100_000 + "deep inside", ResiliparseExtractorConfig()) == "deep inside"
 
 
 def test_a_batch_without_pages_is_fine() -> None:
     pages = pa.record_batch({"charset": pa.array([], pa.string()), "payload": pa.array([], pa.large_binary())})
-    assert extract_text(pages, ArticleExtract()).to_pylist() == []
+    assert extract_text(pages, ArticleExtractorConfig()).to_pylist() == []

@@ -3,22 +3,22 @@
 import pyarrow as pa
 import pytest
 
-from data_pipeline.extract.attribute import all_attributes
+from data_pipeline.extract.attribute import count_attributes
 from data_pipeline.extract.html import extract_pages
-from data_pipeline.extract.limit import Excess, excess, open_elements
-from data_pipeline.extract.reference import trafilatura_extractor
-from llmsys.config.extract import ArticleExtract, ExtractConfig, ResiliparseExtract, TrafilaturaExtract
+from data_pipeline.extract.limit import LimitViolation, find_limit_violation, count_open_elements
+from data_pipeline.extract.reference import build_trafilatura_extractor
+from llmsys.config.extract import ArticleExtractorConfig, ExtractConfig, ResiliparseExtractorConfig, TrafilaturaExtractorConfig
 from llmsys.errors import ConfigError
 
 MANY = 4_000
 FORMATTING = "<p>" + "".join(f"<b id={n}>" for n in range(MANY)) + "<p>x" * MANY
 
 
-def beyond(html: str, config: ExtractConfig) -> Excess | None:
+def beyond(html: str, config: ExtractConfig) -> LimitViolation | None:
     pages = pa.record_batch({"charset": ["utf-8"], "payload": pa.array([html.encode()], pa.large_binary())})
     extracted = extract_pages(pages, config)
-    assert (extracted.texts.null_count == 1) >= (extracted.beyond[0] is not None)
-    return extracted.beyond[0]
+    assert (extracted.texts.null_count == 1) >= (extracted.limit_hits[0] is not None)
+    return extracted.limit_hits[0]
 
 
 @pytest.mark.parametrize(
@@ -38,15 +38,15 @@ def beyond(html: str, config: ExtractConfig) -> Excess | None:
     ],
 )
 def test_a_page_that_would_grow_is_refused_by_name(html: str, test: str) -> None:
-    found = beyond(html, ArticleExtract())
+    found = beyond(html, ArticleExtractorConfig())
     assert found is not None
     assert found.test == test
     assert found.value > found.threshold
 
 
-@pytest.mark.parametrize("config", [ArticleExtract(max_page_bytes=100), ResiliparseExtract(max_page_bytes=100)])
+@pytest.mark.parametrize("config", [ArticleExtractorConfig(max_page_bytes=100), ResiliparseExtractorConfig(max_page_bytes=100)])
 def test_long_pages_say_their_length(config: ExtractConfig) -> None:
-    assert beyond("<p>" + "a" * 98, config) == Excess("bytes", 101, 100)
+    assert beyond("<p>" + "a" * 98, config) == LimitViolation("bytes", 101, 100)
     assert beyond("<p>" + "a" * 97, config) is None
 
 
@@ -61,20 +61,20 @@ def test_long_pages_say_their_length(config: ExtractConfig) -> None:
     ],
 )
 def test_ordinary_pages_are_not_refused(html: str) -> None:
-    assert beyond(html + "<p>text", ArticleExtract()) is None
+    assert beyond(html + "<p>text", ArticleExtractorConfig()) is None
 
 
 def test_open_elements_are_never_counted_too_low() -> None:
-    assert open_elements(b"<div><p><b><i></p>" * 5)[:2] == (15, 10)
-    assert open_elements(b"<div></div>" * 5)[:2] == (1, 0)
-    assert open_elements(b"<div><table></div>" * 5)[0] == 10  # the end tag does not leave the table
-    assert open_elements(b"<b>x</b>" * 5)[1] == 1
+    assert count_open_elements(b"<div><p><b><i></p>" * 5)[:2] == (15, 10)
+    assert count_open_elements(b"<div></div>" * 5)[:2] == (1, 0)
+    assert count_open_elements(b"<div><table></div>" * 5)[0] == 10  # the end tag does not leave the table
+    assert count_open_elements(b"<b>x</b>" * 5)[1] == 1
 
 
 def test_counts_do_not_depend_on_the_case_of_names() -> None:
     html = FORMATTING.encode()
     limits = {"nesting": "square", "max_nodes": 10**6, "max_attributes": 10**3}
-    assert excess(html.upper(), **limits) == excess(html, **limits)  # type: ignore[arg-type]
+    assert find_limit_violation(html.upper(), **limits) == find_limit_violation(html, **limits)  # type: ignore[arg-type]
 
 
 def test_trafilatura_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,29 +85,29 @@ def test_trafilatura_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(metadata, "version", missing)
     with pytest.raises(ConfigError, match=r"not installed\. Install it with: pip install 'llmsys\[trafilatura\]'"):
-        trafilatura_extractor(TrafilaturaExtract())
+        build_trafilatura_extractor(TrafilaturaExtractorConfig())
 
 
 def test_trafilatura_is_an_extractor() -> None:
     pytest.importorskip("trafilatura")
     html = "<article>" + "<p>A paragraph about the mill by the river, at some length.</p>" * 5 + "</article>"
     pages = pa.record_batch({"charset": ["utf-8"], "payload": pa.array([html.encode()], pa.large_binary())})
-    assert "mill by the river" in extract_pages(pages, TrafilaturaExtract()).texts[0].as_py()
+    assert "mill by the river" in extract_pages(pages, TrafilaturaExtractorConfig()).texts[0].as_py()
 
 
 def test_attributes_are_counted_as_nodes() -> None:
     element = "<p " + " ".join(f"a{n}" for n in range(900)) + ">"
-    config = ArticleExtract(max_nodes=5_000)
+    config = ArticleExtractorConfig(max_nodes=5_000)
     assert beyond(element * 5, config) is None
-    assert beyond(element * 6, config) == Excess("nodes", 5_001, 5_000)
+    assert beyond(element * 6, config) == LimitViolation("nodes", 5_001, 5_000)
 
 
 @pytest.mark.parametrize("value", ["'a b > c'", '"a b"', "a"])
 def test_values_of_attributes_are_no_attributes(value: str) -> None:
-    assert all_attributes(f"<p x={value} y = {value} z><a\tb>".encode(), 100) == 4
+    assert count_attributes(f"<p x={value} y = {value} z><a\tb>".encode(), 100) == 4
 
 
 @pytest.mark.parametrize("name", ["b", "B", "font", "CODE"])
 def test_elements_that_are_closed_at_once_stay_cheap(name: str) -> None:
     html = f'<p><{name} class="x">a<span>b</span></{name}> <i>c</i></p>' * 3_000
-    assert excess(html.encode(), nesting="square", max_nodes=10**6, max_attributes=10**3) is None
+    assert find_limit_violation(html.encode(), nesting="square", max_nodes=10**6, max_attributes=10**3) is None

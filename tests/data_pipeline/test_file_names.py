@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.inputs import find_inputs, input_name
+from data_pipeline.inputs import find_inputs, get_input_name
 from data_pipeline.match_files import match_files
-from data_pipeline.pipeline import prepare
+from data_pipeline.pipeline import prepare_dataset
 from data_pipeline.readers.read import read_pages
 from llmsys.config.override import read_overrides
 from llmsys.errors import ConfigError, DataError
 from llmsys.manifest import load_manifest
-from llmsys.shards import read_batches, verify
+from llmsys.shards import read_batches, verify_checksums
 from tests.helpers.tiny_crawl import make_crawl, tiny_config
 
 ODD = os.fsdecode(b"caf\xe9 \xff.warc.gz")
@@ -26,11 +26,11 @@ def test_a_file_whose_name_is_not_utf8_is_prepared_like_any_other(tmp_path: Path
     with (crawl / first.name).open("ab") as file:
         file.write(b"garbage, so that something is skipped")
     config = tiny_config(tmp_path / "plain", [f"{crawl}/*.gz"], executor={"kind": "inline", "block_bytes": block_bytes})
-    prepare(config, until="documents")
+    prepare_dataset(config, until="documents")
     first.rename(crawl / ODD)
     config = tiny_config(tmp_path / "odd", [f"{crawl}/*.gz"], executor={"kind": "inline", "block_bytes": block_bytes})
-    prepare(config, until="documents")
-    verify(tmp_path / "odd")
+    prepare_dataset(config, until="documents")
+    verify_checksums(tmp_path / "odd")
 
     def documents(folder: str) -> dict[str, str]:
         files = (tmp_path / folder / "documents").glob("*.arrow")
@@ -47,7 +47,7 @@ def test_a_list_may_name_a_file_whose_name_is_not_utf8(tmp_path: Path) -> None:
     path.write_bytes(b"x")
     (tmp_path / "list").write_bytes(os.fsencode(path) + b"\n")
     assert find_inputs([f"@{tmp_path}/list"]) == [str(path)]
-    assert input_name(str(path)) == SHOWN
+    assert get_input_name(str(path)) == SHOWN
     (tmp_path / "binary").write_bytes(b"\x1f\x8b\0")
     with pytest.raises(DataError, match=r"binary' cannot be read: it is no text. Name a text file with a path a line."):
         find_inputs([f"@{tmp_path}/binary"])

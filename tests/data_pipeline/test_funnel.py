@@ -3,12 +3,12 @@
 import random
 from typing import Any
 
-from data_pipeline.funnel import EXAMPLE_CHARACTERS, Tally, dropped_rows
+from data_pipeline.funnel import EXAMPLE_CHARACTERS, FunnelCounts, build_dropped_rows
 
 
 def row(number: int) -> dict[str, Any]:
     document = {"id": f"{number:032x}", "url": f"u{number}", "file": "f", "offset": 0, "text": "é" * number}
-    return dropped_rows([document], "rule", [("test", 1.0, 2.0, f"reason {number}")])[0]
+    return build_dropped_rows([document], "rule", [("test", 1.0, 2.0, f"reason {number}")])[0]
 
 
 def test_sums_and_the_smallest_examples_are_the_same_in_any_order() -> None:
@@ -16,13 +16,13 @@ def test_sums_and_the_smallest_examples_are_the_same_in_any_order() -> None:
     expected = None
     for seed in range(4):
         random.Random(seed).shuffle(numbers)
-        whole = Tally()
+        whole = FunnelCounts()
         for start in range(0, len(numbers), 7):
-            part = Tally()
-            part.count("rule", documents_in=len(numbers[start : start + 7]))
-            part.drop(row(number) for number in numbers[start : start + 7])
-            whole.add(Tally(part.plain()))
-        stage = whole.funnel(["rule"])[0]
+            part = FunnelCounts()
+            part.add_amounts("rule", documents_in=len(numbers[start : start + 7]))
+            part.add_drops(row(number) for number in numbers[start : start + 7])
+            whole.merge_counts(FunnelCounts(part.to_dict()))
+        stage = whole.build_funnel(["rule"])[0]
         assert stage.documents_in == 20
         assert (stage.dropped[0].documents, stage.dropped[0].bytes) == (20, 2 * sum(range(500, 520)))
         assert [example.url for example in stage.dropped[0].examples] == ["u500", "u501", "u502"]

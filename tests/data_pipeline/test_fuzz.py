@@ -13,8 +13,8 @@ import pytest
 
 from data_pipeline.readers import member as member_module
 from data_pipeline.readers import read as read_module
-from data_pipeline.readers.page import Skip
-from data_pipeline.readers.source import Source
+from data_pipeline.readers.page import SkippedRecord
+from data_pipeline.readers.source import InputStream
 from llmsys.config.read import ReadConfig
 from tests.helpers.crawl import PAGE, members, page, record
 from tests.helpers.formats import packed
@@ -45,18 +45,18 @@ class Read:
     """What became of a file."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        opened: list[Source] = []
+        opened: list[InputStream] = []
 
-        def remember(*arguments: object) -> Source:
-            opened.append(Source(*arguments))  # type: ignore[arg-type]
+        def remember(*arguments: object) -> InputStream:
+            opened.append(InputStream(*arguments))  # type: ignore[arg-type]
             return opened[-1]
 
         with monkeypatch.context() as patch:
-            patch.setattr(read_module, "open_source", remember)
+            patch.setattr(read_module, "open_input_stream", remember)
             batches = list(read_module.read_pages(str(path), max_page_bytes=50_000, config=DIGESTS))
         rows = [row for batch in batches for row in batch.pages.to_pylist()]
         self.contents = [row["payload"] if row["text"] is None else row["text"] for row in rows]
-        self.skips: list[Skip] = [skip for batch in batches for skip in batch.skipped]
+        self.skips: list[SkippedRecord] = [skip for batch in batches for skip in batch.skipped]
         self.work = sum(source.work for source in opened)
 
 

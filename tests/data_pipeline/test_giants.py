@@ -10,10 +10,10 @@ import pytest
 from data_pipeline.readers import arrow as arrow_module
 from data_pipeline.readers import columns as columns_module
 from data_pipeline.readers import parquet as parquet_module
-from data_pipeline.readers.arrow_message import file_messages, stream_messages
-from data_pipeline.readers.page_size import largest_page
+from data_pipeline.readers.arrow_message import read_file_messages, read_stream_messages
+from data_pipeline.readers.page_size import compute_largest_page
 from data_pipeline.readers.read import read_pages
-from data_pipeline.readers.source import open_source
+from data_pipeline.readers.source import open_input_stream
 
 SMALL = pa.table({"text": [f"Text {number}." for number in range(40)], "n": list(range(40))})
 GIANT = pa.table({"text": ["long " * 20_000] * 30, "n": list(range(30))})  # 3 MB
@@ -38,7 +38,7 @@ def test_a_page_beyond_the_limit_costs_its_row_group(
             writer.write_table(table)
     assert read(path) == (list(range(110)), [])
     monkeypatch.setattr(parquet_module, "MOST_BYTES", 1_000_000)
-    (page, _) = largest_page(open_source(str(path)), pq.ParquetFile(path).metadata.row_group(1).column(0), 128)
+    (page, _) = compute_largest_page(open_input_stream(str(path)), pq.ParquetFile(path).metadata.row_group(1).column(0), 128)
     assert 3_000_000 <= page < 3_010_000
     reason = f"a page of {page} bytes, more than 1000000: write smaller ones"
     assert read(path) == ([*range(40), *range(70, 110)], [(40, reason, 30)])
@@ -48,7 +48,7 @@ def test_rows_that_share_their_bytes_are_decoded_few_at_a_time(tmp_path: Path) -
     path = tmp_path / "a.parquet"
     pq.write_table(GIANT, path)  # a dictionary of one text
     column = pq.ParquetFile(path).metadata.row_group(0).column(0)
-    assert largest_page(open_source(str(path)), column, 10_000)[1] == (64 << 20) // 100_004
+    assert compute_largest_page(open_input_stream(str(path)), column, 10_000)[1] == (64 << 20) // 100_004
     assert read(path)[0] == list(range(30))
 
 
@@ -63,8 +63,8 @@ def test_a_record_batch_beyond_the_limit_is_not_decoded(
             for table in (SMALL, GIANT, SMALL):
                 writer.write_table(table)
         assert read(path) == (list(range(110)), [])
-    sizes = [message.size for message in file_messages(open_source(str(file)))]
-    assert sizes == [message.size for message in stream_messages(open_source(str(stream))) if message.is_batch]
+    sizes = [message.size for message in read_file_messages(open_input_stream(str(file)))]
+    assert sizes == [message.size for message in read_stream_messages(open_input_stream(str(stream))) if message.is_batch]
     assert 3_000_000 <= sizes[1] < 3_060_000
     monkeypatch.setattr(arrow_module, "_MOST_BATCH", 1_000_000)
     reason = f"a record batch of {sizes[1]} bytes, more than 1000000: write smaller ones"

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_pipeline.inspect.dropped import dropped_as_text, dropped_documents
-from data_pipeline.inspect.place import place_as_text, token_place
-from data_pipeline.pipeline import prepare
+from data_pipeline.inspect.dropped import format_dropped_documents, find_dropped_documents
+from data_pipeline.inspect.place import format_token_lineage, locate_token
+from data_pipeline.pipeline import prepare_dataset
 from launch.main import main
 from llmsys.errors import DataError
-from llmsys.report.dataset_sections import dataset_numbers
+from llmsys.report.dataset_sections import build_dataset_numbers
 from tests.helpers.tiny_crawl import make_crawl, sentences, tiny_config
 
 
@@ -25,16 +25,16 @@ def make_texts(count: int = 24) -> list[str]:
 def test_texts_are_counted_as_text_beside_pages_and_alone(tmp_path: Path) -> None:
     texts = make_texts()
     pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
-    alone = prepare(tiny_config(tmp_path / "alone", [f"{tmp_path}/a.parquet"]), until="documents")
+    alone = prepare_dataset(tiny_config(tmp_path / "alone", [f"{tmp_path}/a.parquet"]), until="documents")
     size = sum(map(len, texts))
     assert (alone.read.given_text_bytes, alone.read.html_bytes) == (size, size)
     assert ("clean text", f"from {size / 1000:.1f} kB of text") in [
-        (what, remark) for what, _, remark in dataset_numbers(alone)
+        (what, remark) for what, _, remark in build_dataset_numbers(alone)
     ]
     crawl = make_crawl(tmp_path / "crawl", files=1)
-    both = prepare(tiny_config(tmp_path / "both", [f"{tmp_path}/a.parquet", f"{crawl}/*"]), until="documents")
+    both = prepare_dataset(tiny_config(tmp_path / "both", [f"{tmp_path}/a.parquet", f"{crawl}/*"]), until="documents")
     assert both.read.given_text_bytes == size < both.read.html_bytes
-    assert prepare(tiny_config(tmp_path / "pages", crawl), until="documents").read.given_text_bytes == 0
+    assert prepare_dataset(tiny_config(tmp_path / "pages", crawl), until="documents").read.given_text_bytes == 0
 
 
 def test_a_document_without_url_is_not_called_gone_or_unread(
@@ -42,16 +42,16 @@ def test_a_document_without_url_is_not_called_gone_or_unread(
 ) -> None:
     pq.write_table(pa.table({"text": make_texts()}), tmp_path / "a.parquet")
     config = tiny_config(tmp_path / "data", [f"{tmp_path}/a.parquet"])
-    prepare(config)
-    place = token_place(tmp_path / "data", "train:10")
+    prepare_dataset(config)
+    place = locate_token(tmp_path / "data", "train:10")
     assert place.url == ""
-    assert "  url     (it has none)  " in place_as_text(place)
-    assert f"{tmp_path}/a.parquet at row " in place_as_text(place)
+    assert "  url     (it has none)  " in format_token_lineage(place)
+    assert f"{tmp_path}/a.parquet at row " in format_token_lineage(place)
     for path in (tmp_path / "data" / "documents").iterdir():
         path.unlink()
-    assert token_place(tmp_path / "data", "train:10").url is None
-    assert "(its document is gone)" in place_as_text(token_place(tmp_path / "data", "train:10"))
-    shown = dropped_as_text(*dropped_documents(tmp_path / "data", {"rule": "gopher_quality"}, 1))
+    assert locate_token(tmp_path / "data", "train:10").url is None
+    assert "(its document is gone)" in format_token_lineage(locate_token(tmp_path / "data", "train:10"))
+    shown = format_dropped_documents(*find_dropped_documents(tmp_path / "data", {"rule": "gopher_quality"}, 1))
     assert shown.startswith(f"(it has no URL)\n  {tmp_path}/a.parquet at row 24\n")
 
 
@@ -68,8 +68,8 @@ def test_a_file_without_the_text_field_names_the_fields_that_have_text(tmp_path:
             writer.write_table(table)
     wanted = r"no text in field 'text': text is in 'body', 'meta\.title' \(data\.read\.text names the field\)"
     with pytest.raises(DataError, match=wanted):
-        prepare(tiny_config(tmp_path / "data", [str(path)]))
-    found = prepare(tiny_config(tmp_path / "named", [str(path)], read={"text": "body"}), until="documents")
+        prepare_dataset(tiny_config(tmp_path / "data", [str(path)]))
+    found = prepare_dataset(tiny_config(tmp_path / "named", [str(path)], read={"text": "body"}), until="documents")
     assert found.read.skipped == ()
 
 

@@ -9,12 +9,12 @@ import fsspec  # type: ignore[import-untyped]
 import pytest
 
 import data_pipeline.readers.source as source_module
-from data_pipeline.executors.inline import attempt
-from data_pipeline.executors.slurm import SlurmArrays
+from data_pipeline.executors.inline import try_job
+from data_pipeline.executors.slurm import SlurmExecutor
 from data_pipeline.inputs import find_inputs
-from data_pipeline.pipeline import prepare
-from data_pipeline.quarantine import quarantined
-from llmsys.config.executor import SlurmExecutor
+from data_pipeline.pipeline import prepare_dataset
+from data_pipeline.quarantine import read_quarantine
+from llmsys.config.executor import SlurmExecutorConfig
 from llmsys.errors import DataError
 from llmsys.shards import read_batches
 from tests.helpers import fake_slurm
@@ -46,18 +46,18 @@ def test_no_file_of_a_dataset_has_the_secret_of_its_inputs(
         memory.pipe(f"/me:hush@host/x/{path.name}", path.read_bytes())
     last = path.name
     inputs = [f"{PLACE}/{path.name}" for path in sorted(crawl.iterdir())]
-    remote = source_module._Remote
+    remote = source_module._RemoteFile
 
     def open_remote(url: str) -> Any:
         if url.endswith(last):
             raise RuntimeError(f"403 for {url}?sig=hush")
         return remote(url)
 
-    monkeypatch.setattr(source_module, "_Remote", open_remote)
+    monkeypatch.setattr(source_module, "_RemoteFile", open_remote)
     monkeypatch.setattr(source_module, "sleep", lambda seconds: None)
     executor = {"kind": "inline", "tries": 1}
     config = tiny_config(tmp_path / "data", inputs, documents={"shards": 1}, executor=executor)
-    manifest = prepare(config, until="documents")
+    manifest = prepare_dataset(config, until="documents")
     names = {name for path in (tmp_path / "data").rglob("*.arrow") for name in files_named(path)}
     assert any("memory://REDACTED@host/x/" in name for name in names)
     assert [name for name in names if "hush" in name] == []
@@ -67,7 +67,7 @@ def test_no_file_of_a_dataset_has_the_secret_of_its_inputs(
     assert manifest.config["data"]["inputs"] == redacted
     assert [skip.file for skip in manifest.read.skipped] == [f"memory://REDACTED@host/x/{last}"]
     assert "403 for memory://REDACTED@host/x/" in manifest.read.skipped[0].reason
-    assert "hush" not in str(quarantined(tmp_path / "data"))
+    assert "hush" not in str(read_quarantine(tmp_path / "data"))
 
 
 def files_named(path: Path) -> set[str]:
@@ -80,7 +80,7 @@ def files_named(path: Path) -> set[str]:
 
 
 def test_a_failed_try_tells_no_secret() -> None:
-    failed = attempt(0, refuse, lambda amount, dropped: None)
+    failed = try_job(0, refuse, lambda amount, dropped: None)
     assert "403 for memory://REDACTED@host/x/a?sig=REDACTED" in str(failed)
     assert "hush" not in str(failed)
 
@@ -95,15 +95,15 @@ def test_jobs_of_slurm_are_for_their_owner_alone_and_their_folder_may_have_space
 ) -> None:
     for name, value in fake_slurm.install(tmp_path / "fake").items():
         monkeypatch.setenv(name, value)
-    config = SlurmExecutor(poll_seconds=0.1, jobs_per_task=2)
+    config = SlurmExecutorConfig(poll_seconds=0.1, jobs_per_task=2)
     folder = tmp_path / "my data" / "slurm"
-    arrays = SlurmArrays(config, folder)
-    arrays._write([count_one])
+    arrays = SlurmExecutor(config, folder)
+    arrays._write_jobs([count_one])
     assert {path.name for path in folder.iterdir() if path.stat().st_mode & 0o077} == set()
     crawl = make_crawl(tmp_path / "a crawl", files=1, pages=6)
     plain = {"rules": [], "deduplicate": {"exact": {"kind": "none"}, "minhash": {"kind": "none"}}}
-    prepare(tiny_config(tmp_path / "my data", crawl, executor=config.model_dump(), **plain), until="documents")
-    prepare(tiny_config(tmp_path / "here", crawl, **plain), until="documents")
+    prepare_dataset(tiny_config(tmp_path / "my data", crawl, executor=config.model_dump(), **plain), until="documents")
+    prepare_dataset(tiny_config(tmp_path / "here", crawl, **plain), until="documents")
     assert fingerprints(tmp_path / "my data") == fingerprints(tmp_path / "here")
 
 

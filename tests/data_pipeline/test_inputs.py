@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.registry import _registry
 
-from data_pipeline.inputs import find_inputs, input_identity, input_name, input_size
+from data_pipeline.inputs import find_inputs, compute_input_identity, get_input_name, get_input_size
 from data_pipeline.journal import Journal
-from data_pipeline.pipeline import prepare
+from data_pipeline.pipeline import prepare_dataset
 from data_pipeline.readers import source as source_module
 from data_pipeline.readers.read import read_pages
-from data_pipeline.readers.source import open_source
+from data_pipeline.readers.source import open_input_stream
 from llmsys.errors import DataError
-from llmsys.shards import read_batches, verify
+from llmsys.shards import read_batches, verify_checksums
 from tests.helpers.crawl import members, page
 from tests.helpers.tiny_crawl import make_crawl, tiny_config
 
@@ -50,7 +50,7 @@ def test_patterns_urls_and_lists_name_files_once_and_in_order(tmp_path: Path, me
     found = find_inputs([f"@{listed}", f"{tmp_path}/*.warc", f"{tmp_path}/./a.warc", f"{tmp_path}/c[1].warc"])
     names = ["a.warc", "b.warc", "c[1].warc", "folder.warc"]
     assert found == [*(f"{tmp_path}/{name}" for name in names), "memory:///crawl/1.warc"]
-    assert [input_name(path) for path in found[-2:]] == ["folder.warc", "1.warc"]
+    assert [get_input_name(path) for path in found[-2:]] == ["folder.warc", "1.warc"]
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_a_storage_whose_package_is_missing_is_refused_with_the_command(monkeypa
 def test_a_remote_file_has_an_identity_that_changes_with_it(tmp_path: Path, memory: Any) -> None:
     journal = Journal(tmp_path)
     memory.pipe("/x/a.warc", b"one")
-    first = input_identity(journal, "memory://x/a.warc")
-    assert first == input_identity(journal, "memory://x/a.warc") != ""
-    assert input_size("memory://x/a.warc") == 3
+    first = compute_input_identity(journal, "memory://x/a.warc")
+    assert first == compute_input_identity(journal, "memory://x/a.warc") != ""
+    assert get_input_size("memory://x/a.warc") == 3
     memory.pipe("/x/a.warc", b"two!")
-    assert input_identity(journal, "memory://x/a.warc") != first
-    assert input_identity(journal, "memory://x/none.warc") == ""
+    assert compute_input_identity(journal, "memory://x/a.warc") != first
+    assert compute_input_identity(journal, "memory://x/none.warc") == ""
 
 
 class Failing:
@@ -122,8 +122,8 @@ def test_a_storage_that_fails_is_tried_again_with_back_off_and_then_counted(
     content = b"".join(members(*map(page, range(300))))
     memory.pipe("/x/a.warc.gz", content)
     failures = {len(content) - 10: times}
-    place = source_module._Remote
-    monkeypatch.setattr(source_module, "_Remote", lambda url: Failing(place(url), failures))
+    place = source_module._RemoteFile
+    monkeypatch.setattr(source_module, "_RemoteFile", lambda url: Failing(place(url), failures))
     batches = list(read_pages("memory://x/a.warc.gz", max_page_bytes=10_000))
     assert no_waiting[:4] == waits
     skips = [skip for batch in batches for skip in batch.skipped]
@@ -131,7 +131,7 @@ def test_a_storage_that_fails_is_tried_again_with_back_off_and_then_counted(
         assert sum(batch.pages.num_rows for batch in batches) == pages
         assert skips == []
     else:
-        assert [(skip.reason, skip.again) for skip in skips] == [
+        assert [(skip.reason, skip.is_retryable) for skip in skips] == [
             ("unreadable after 5 tries: the connection was reset", True)
         ]
 
@@ -143,29 +143,29 @@ def test_a_file_that_could_not_be_read_is_read_again_by_the_next_run(
     for path in crawl.iterdir():
         memory.pipe(f"/x/{path.name}", path.read_bytes())
     config = tiny_config(tmp_path / "data", ["memory://x/*.gz"], documents={"shards": 1})
-    place = source_module._Remote
+    place = source_module._RemoteFile
     with monkeypatch.context() as patch:
         broken = {100: 1_000}
         patch.setattr(
-            source_module, "_Remote", lambda url: Failing(place(url), broken if url.endswith("1.warc.gz") else {})
+            source_module, "_RemoteFile", lambda url: Failing(place(url), broken if url.endswith("1.warc.gz") else {})
         )
-        first = prepare(config, until="documents")
+        first = prepare_dataset(config, until="documents")
     assert [skip.reason for skip in first.read.skipped] == ["unreadable after 5 tries: the connection was reset"]
-    assert prepare(config, until="documents").read.skipped == ()
+    assert prepare_dataset(config, until="documents").read.skipped == ()
 
 
 def test_a_source_that_ends_early_is_an_error_and_not_the_end(
     memory: Any, monkeypatch: pytest.MonkeyPatch, no_waiting: list[float]
 ) -> None:
     memory.pipe("/x/a", b"0123456789")
-    place = source_module._Remote
+    place = source_module._RemoteFile
 
     class Short(Failing):
         def read_at(self, position: int, size: int) -> bytes:
             return super().read_at(position, size)[: 6 - position] if position < 6 else b""
 
-    monkeypatch.setattr(source_module, "_Remote", lambda url: Short(place(url), {}))
-    with open_source("memory://x/a", 2) as source, pytest.raises(OSError, match="the file ends at byte 6 of 10"):
+    monkeypatch.setattr(source_module, "_RemoteFile", lambda url: Short(place(url), {}))
+    with open_input_stream("memory://x/a", 2) as source, pytest.raises(OSError, match="the file ends at byte 6 of 10"):
         source.read_at(0, 10)
 
 
@@ -200,7 +200,7 @@ def test_a_file_that_is_rewritten_in_place_while_it_is_read_is_read_no_further_a
     os.utime(path, ns=(time + 1, time + 1))
     rest = list(batches)
     (skip,) = [skip for batch in rest for skip in batch.skipped]
-    assert (skip.reason, skip.again) == ("unreadable after 1 try: the file changed while it was read", True)
+    assert (skip.reason, skip.is_retryable) == ("unreadable after 1 try: the file changed while it was read", True)
     assert 0 <= skip.offset <= size
     assert count + sum(batch.pages.num_rows for batch in rest) < 500
 
@@ -219,13 +219,13 @@ def test_a_file_whose_name_passes_to_another_while_it_is_read_is_read_as_it_was(
 def test_documents_are_copied_to_other_formats_that_can_be_read_again(tmp_path: Path) -> None:
     crawl = make_crawl(tmp_path / "crawl", files=1, pages=6)
     copies = {"shards": 1, "copies": ["parquet", "jsonl.zst"]}
-    prepare(tiny_config(tmp_path / "a", crawl, documents=copies), until="documents")
-    manifest = verify(tmp_path / "a")
+    prepare_dataset(tiny_config(tmp_path / "a", crawl, documents=copies), until="documents")
+    manifest = verify_checksums(tmp_path / "a")
     names = ["part-00000.parquet", "part-00000.jsonl.zst"]
     assert [(file.name, file.rows) for file in manifest.copies.files] == [(name, 6) for name in names]
     wanted = identities(tmp_path / "a")
     for name in (*names, "part-00000.arrow"):
-        prepare(tiny_config(tmp_path / name, [f"{tmp_path}/a/documents/{name}"]), until="documents")
+        prepare_dataset(tiny_config(tmp_path / name, [f"{tmp_path}/a/documents/{name}"]), until="documents")
         assert identities(tmp_path / name) == wanted
 
 

@@ -13,16 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_pipeline.inspect.dataset import Inspection, inspect_dataset
-from data_pipeline.inspect.finding import Finding, as_table
-from data_pipeline.inspect.samples import check_samples
-from data_pipeline.inspect.text import as_text
-from data_pipeline.inspect.token_files import check_token_file
-from data_pipeline.pipeline import prepare
+from data_pipeline.inspect.dataset import InspectionResult, verify_dataset
+from data_pipeline.inspect.finding import DatasetFinding, format_findings
+from data_pipeline.inspect.samples import verify_samples
+from data_pipeline.inspect.text import format_inspection
+from data_pipeline.inspect.token_files import verify_token_file
+from data_pipeline.pipeline import prepare_dataset
 from launch.main import main
 from llmsys.errors import DataError
-from llmsys.manifest import Manifest, dataset_fingerprint, load_manifest, write_manifest
-from llmsys.shards import ShardWriter, open_tokens, read_batches
+from llmsys.manifest import Manifest, compute_dataset_fingerprint, load_manifest, write_manifest
+from llmsys.shards import ArrowFileWriter, open_tokens, read_batches
 from llmsys.tokenizer import load_tokenizer
 from tests.helpers.tiny_crawl import make_crawl, tiny_config
 
@@ -30,7 +30,7 @@ from tests.helpers.tiny_crawl import make_crawl, tiny_config
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inspect")
-    prepare(tiny_config(folder / "data", make_crawl(folder / "crawl", files=1)))
+    prepare_dataset(tiny_config(folder / "data", make_crawl(folder / "crawl", files=1)))
     return folder / "data"
 
 
@@ -81,13 +81,13 @@ def test_a_text_that_the_tokenizer_changes_is_no_damage(dataset: Path) -> None:
     (batch, *_) = read_batches(dataset / "documents" / name)
     texts = [text.replace(" ", "\u2581", 1) for text in batch.column("text").to_pylist()]
     changed = batch.set_column(batch.schema.get_field_index("text"), "text", pa.array(texts, pa.large_string()))
-    with ShardWriter(dataset / "documents" / name, batch.schema, "zstd") as writer:
+    with ArrowFileWriter(dataset / "documents" / name, batch.schema, "zstd") as writer:
         writer.write(changed)
-    samples, findings = check_samples(dataset, manifest, tokenizer, 100)
+    samples, findings = verify_samples(dataset, manifest, tokenizer, 100)
     assert findings == []
     assert 0 < sum(not sample.same_text for sample in samples) == len(texts)
-    found = Inspection(dataset, manifest, samples=samples)
-    assert f"give their text back, {len(texts)} another (the tokenizer normalises text, or takes U+2581" in as_text(
+    found = InspectionResult(dataset, manifest, samples=samples)
+    assert f"give their text back, {len(texts)} another (the tokenizer normalises text, or takes U+2581" in format_inspection(
         found
     )
 
@@ -112,7 +112,7 @@ def change_text(folder: Path) -> None:
     (folder / "tokenizer" / "tokenizer.model").write_bytes(changed)
     fingerprint = load_tokenizer(folder / "tokenizer").fingerprint
     files = [entry["digest"] for split in manifest["splits"].values() for entry in split["files"]]
-    update = {"tokenizer_fingerprint": fingerprint, "fingerprint": dataset_fingerprint(fingerprint, files)}
+    update = {"tokenizer_fingerprint": fingerprint, "fingerprint": compute_dataset_fingerprint(fingerprint, files)}
     write_manifest(folder, Manifest.model_validate(manifest | update))
 
 
@@ -146,7 +146,7 @@ def test_every_flipped_byte_of_a_token_file_is_named_with_its_batch_or_part(data
     whole = path.read_bytes()
     for place in range(0, len(whole), 41):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
-        (first, *_) = check_token_file(path, entry, manifest.vocab_size or 0, end)
+        (first, *_) = verify_token_file(path, entry, manifest.vocab_size or 0, end)
         inside = [i for i, batch in enumerate(entry.batches) if batch.begin <= place < batch.end]
         assert first.where in [f"record batch {inside[0]}", "padding"] if inside else first.where == "headers"
 
@@ -168,7 +168,7 @@ def test_a_flipped_bit_or_a_cut_anywhere_is_found_and_named(room: str, dataset: 
 
 def found_in(folder: Path) -> list[str]:
     try:
-        return [f"{one.file} {one.problem}" for one in inspect_dataset(folder, 0).findings]
+        return [f"{one.file} {one.problem}" for one in verify_dataset(folder, 0).findings]
     except DataError as error:
         return [str(error)]
 
@@ -176,7 +176,7 @@ def found_in(folder: Path) -> list[str]:
 def test_the_reader_gives_no_changed_token_and_names_file_and_bytes(dataset: Path) -> None:
     def read() -> list[list[int]]:
         shards = open_tokens(dataset, "train")
-        return [shards.tokens(number).tolist() for number in range(len(shards.lengths))]
+        return [shards.get_tokens(number).tolist() for number in range(len(shards.lengths))]
 
     choose, path, right = random.Random(5), dataset / TRAIN, read()
     whole, said = path.read_bytes(), []
@@ -196,11 +196,11 @@ def test_a_token_is_led_back_to_its_record(made: Path, capsys: pytest.CaptureFix
     number = int(shards.lengths[:3].sum()) + 5
     assert main(["inspect", str(made), "--token", f"train:{number}", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    lineage = shards.lineage(3)
+    lineage = shards.get_lineage(3)
     assert (found["document"], found["token_of_document"]) == (3, 5)
     assert {name: found[name] for name in ("id", "file", "offset")} == {k: lineage[k] for k in ("id", "file", "offset")}
     assert found["url"].startswith("https://example-0.org/")
-    text = load_tokenizer(made / "tokenizer").decode(shards.tokens(3)[:-1].tolist())
+    text = load_tokenizer(made / "tokenizer").decode(shards.get_tokens(3)[:-1].tolist())
     assert text.startswith(found["before"] + found["piece"])
 
 
@@ -225,7 +225,7 @@ def test_a_folder_without_a_manifest_says_what_to_run(tmp_path: Path, capsys: py
 
 
 def test_findings_stand_in_columns() -> None:
-    table = as_table([Finding("tokens/a", "record batch 12", "bad"), Finding("b", "", "gone")])
+    table = format_findings([DatasetFinding("tokens/a", "record batch 12", "bad"), DatasetFinding("b", "", "gone")])
     assert table.splitlines()[1:] == ["tokens/a  record batch 12  bad", f"b{' ' * 26}gone"]
 
 
@@ -240,10 +240,10 @@ def test_the_usage_of_the_tokenizer_is_what_a_plain_count_gives(made: Path) -> N
     assert english.bytes == sum(len(row["text"].encode()) for row in rows)
     assert english.words == sum(len(row["text"].split()) for row in rows)
     assert english.tokens == sum(map(len, encoded))
-    byte_ids = {tokenizer.piece_id(f"<0x{byte:02X}>") for byte in range(256)}
+    byte_ids = {tokenizer.find_piece_id(f"<0x{byte:02X}>") for byte in range(256)}
     assert english.byte_tokens == sum(token in byte_ids for ids in encoded for token in ids) > 0
     assert english.unknown_tokens == 0
     used = set(np.concatenate([np.array(ids) for ids in encoded]).tolist())
-    assert usage.dead_pieces == len(tokenizer.text_pieces().keys() - used)
+    assert usage.dead_pieces == len(tokenizer.get_text_pieces().keys() - used)
     assert usage.checked_documents > 0
-    assert inspect_dataset(made, 1).findings == []
+    assert verify_dataset(made, 1).findings == []

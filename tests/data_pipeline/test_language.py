@@ -8,10 +8,10 @@ import pytest
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 from data_pipeline.language import bayes
-from data_pipeline.language.code import BAYES_CODES, COMPACT_CODES, standard
-from data_pipeline.language.compact import compact_labels, detect
-from data_pipeline.language.identify import identify, keep_mask
-from data_pipeline.language.neighbours import _MARKERS, GROUPS, build_marker_pattern, markers
+from data_pipeline.language.code import BAYES_CODES, COMPACT_CODES, normalize_language_code
+from data_pipeline.language.compact import list_cld2_codes, detect_languages
+from data_pipeline.language.identify import identify_languages, compute_keep_mask
+from data_pipeline.language.neighbours import _MARKERS, GROUPS, build_marker_pattern, count_marker_words
 from data_pipeline.language.yat import _EKAVIAN, _IJEKAVIAN
 from llmsys.config.language import LanguageConfig
 
@@ -42,7 +42,7 @@ ODD = [
 
 
 def test_codes_and_probabilities_of_clear_sentences() -> None:
-    codes, scores = identify(pa.array(list(SENTENCES.values()), pa.large_string()), LanguageConfig())
+    codes, scores = identify_languages(pa.array(list(SENTENCES.values()), pa.large_string()), LanguageConfig())
     assert codes.to_pylist() == list(SENTENCES)
     assert scores.type == pa.float32()
     assert all(0.65 < score <= 1 for score in scores.to_pylist())
@@ -54,9 +54,9 @@ def test_languages_that_only_one_model_knows_are_found() -> None:
         "tn": "Batho ba motse ba ne ba tsamaya fa thoko ga noka maitseboa mme ba bua ka ga maemo a bosa.",
         "ti": "ሰባት እታ ከተማ ምሸት ምሸት ኣብ ጥቓ እቲ ሩባ እናተጓዕዙ ብዛዕባ ኩነታት ኣየር ይዘራረቡ ነይሮም።",
     }
-    codes, _ = identify(pa.array(list(texts.values())), LanguageConfig())
+    codes, _ = identify_languages(pa.array(list(texts.values())), LanguageConfig())
     assert codes.to_pylist() == list(texts)
-    codes, _ = identify(pa.array(list(texts.values())), LanguageConfig(kind="py3langid"))
+    codes, _ = identify_languages(pa.array(list(texts.values())), LanguageConfig(kind="py3langid"))
     assert not set(codes.to_pylist()) & set(texts)
 
 
@@ -67,23 +67,23 @@ def test_the_batch_gives_what_the_library_gives_text_by_text(monkeypatch: pytest
     theirs = [library.classify(text) for text in texts]
     for slice_bytes in (1 << 21, 500):  # whole, and a few texts at a time
         monkeypatch.setattr(bayes, "_SLICE_BYTES", slice_bytes)
-        codes, scores = bayes.bayes_model().classify(texts)
+        codes, scores = bayes.load_naive_bayes_model().predict_languages(texts)
         assert codes == [code for code, _ in theirs]
         assert scores.tolist() == pytest.approx([score for _, score in theirs], abs=1e-4)
 
 
 def test_the_codes_that_configs_may_name_are_those_of_the_models() -> None:
-    assert frozenset(map(standard, bayes.bayes_model().labels)) == BAYES_CODES
-    assert frozenset(map(standard, compact_labels())) == COMPACT_CODES
+    assert frozenset(map(normalize_language_code, bayes.load_naive_bayes_model().labels)) == BAYES_CODES
+    assert frozenset(map(normalize_language_code, list_cld2_codes())) == COMPACT_CODES
 
 
 def test_no_text_is_refused() -> None:
-    assert [found.share <= 1 for found in detect(ODD)] == [True] * len(ODD)
+    assert [found.share <= 1 for found in detect_languages(ODD)] == [True] * len(ODD)
 
 
 def test_only_the_beginning_is_read() -> None:
     text = SENTENCES["en"] + " " + SENTENCES["ru"] * 50
-    codes, _ = identify(pa.array([text]), LanguageConfig(sample_characters=len(SENTENCES["en"])))
+    codes, _ = identify_languages(pa.array([text]), LanguageConfig(sample_characters=len(SENTENCES["en"])))
     assert codes.to_pylist() == ["en"]
 
 
@@ -93,17 +93,17 @@ def test_only_the_beginning_is_read() -> None:
 )
 def test_a_score_must_exceed_the_minimum(keep: tuple[str, ...], expected: list[bool]) -> None:
     config = LanguageConfig(keep=keep, minimum_score=0.5)
-    mask = keep_mask(pa.array(["en", "en", "de"]), pa.array([0.5, 0.51, 0.9], pa.float32()), config)
+    mask = compute_keep_mask(pa.array(["en", "en", "de"]), pa.array([0.5, 0.51, 0.9], pa.float32()), config)
     assert mask.to_pylist() == expected
 
 
 @pytest.mark.parametrize("kind", ["combined", "py3langid", "cld2"])
 def test_text_without_features_and_no_texts_are_fine(kind: str) -> None:
     config = LanguageConfig.model_validate({"kind": kind})
-    codes, scores = identify(pa.array(["", "12345 67890"]), config)
-    assert not any(keep_mask(codes, scores, config).to_pylist())
-    codes, scores = identify(pa.array([], pa.string()), config)
-    assert keep_mask(codes, scores, config).to_pylist() == []
+    codes, scores = identify_languages(pa.array(["", "12345 67890"]), config)
+    assert not any(compute_keep_mask(codes, scores, config).to_pylist())
+    codes, scores = identify_languages(pa.array([], pa.string()), config)
+    assert compute_keep_mask(codes, scores, config).to_pylist() == []
 
 
 NEIGHBOURS = {
@@ -119,11 +119,11 @@ def test_words_tell_close_neighbours_apart_whatever_was_guessed(code: str, monke
     group = next(group for group in GROUPS if code in group)
     (other,) = group - {code}
     sure = np.array([0.9])
-    monkeypatch.setattr("data_pipeline.language.identify._bayes", lambda texts: ([other] * len(texts), sure.copy()))
-    codes, scores = identify(pa.array([NEIGHBOURS[code]]), LanguageConfig())
+    monkeypatch.setattr("data_pipeline.language.identify._identify_with_py3langid", lambda texts: ([other] * len(texts), sure.copy()))
+    codes, scores = identify_languages(pa.array([NEIGHBOURS[code]]), LanguageConfig())
     assert codes.to_pylist() == [code]
     assert scores[0].as_py() > 0.65
-    codes, scores = identify(pa.array(["2024"]), LanguageConfig())  # no word decides: the guess stays
+    codes, scores = identify_languages(pa.array(["2024"]), LanguageConfig())  # no word decides: the guess stays
     assert (codes.to_pylist(), scores[0].as_py()) == ([other], pytest.approx(0.9))
 
 
@@ -136,8 +136,8 @@ SERBIAN = (
 
 @pytest.mark.parametrize("text", SERBIAN)
 def test_serbian_in_latin_letters_is_serbian(text: str) -> None:
-    assert identify(pa.array([text]), LanguageConfig())[0].to_pylist() == ["sr"]
-    codes, scores = identify(pa.array([" ".join(SERBIAN)]), LanguageConfig())
+    assert identify_languages(pa.array([text]), LanguageConfig())[0].to_pylist() == ["sr"]
+    codes, scores = identify_languages(pa.array([" ".join(SERBIAN)]), LanguageConfig())
     assert (codes.to_pylist(), scores[0].as_py() > 0.65) == (["sr"], True)
 
 
@@ -154,7 +154,7 @@ def test_serbian_in_latin_letters_is_serbian(text: str) -> None:
     ],
 )
 def test_its_neighbours_are_not_taken_for_serbian_in_latin_letters(code: str, text: str) -> None:
-    assert identify(pa.array([text]), LanguageConfig())[0].to_pylist() == [code]
+    assert identify_languages(pa.array([text]), LanguageConfig())[0].to_pylist() == [code]
 
 
 def test_each_word_of_yat_speaks_for_one_side() -> None:
@@ -165,7 +165,7 @@ def test_each_word_of_yat_speaks_for_one_side() -> None:
 def test_no_word_speaks_for_two_neighbours() -> None:
     for group in GROUPS:
         for code in group:
-            found = markers(" ".join(NEIGHBOURS[code] for code in group), group)
-            assert found[code] == markers(NEIGHBOURS[code], group)[code] >= 4
+            found = count_marker_words(" ".join(NEIGHBOURS[code] for code in group), group)
+            assert found[code] == count_marker_words(NEIGHBOURS[code], group)[code] >= 4
             for word in _MARKERS[code].replace("*", "").split():
-                assert [one for one, count in markers(word, group).items() if count] == [code], word
+                assert [one for one, count in count_marker_words(word, group).items() if count] == [code], word

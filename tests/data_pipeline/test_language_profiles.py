@@ -6,18 +6,18 @@ import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter
 
-from data_pipeline.language.code import known_codes
-from data_pipeline.language.profile import found_by_characters, rules_by_language
-from data_pipeline.rules.by_language import LanguageChains
+from data_pipeline.language.code import list_known_codes
+from data_pipeline.language.profile import get_character_dedup_flags, serialize_rules_by_language
+from data_pipeline.rules.by_language import LanguageRuleChains
 from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.character_words import CharacterChunks, spaced_out
+from data_pipeline.rules.character_words import CharacterTokenizer, insert_spaces
 from data_pipeline.rules.outcome import RuleOutcome
 from data_pipeline.rules.words import WordSplitter
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import LanguageConfig
-from llmsys.config.language_profile import read_language_rules
+from llmsys.config.language_profile import parse_language_rules
 from llmsys.config.line_rules import C4DatatroveConfig
-from llmsys.config.profiles import language_profiles, profile_codes, read_profile
+from llmsys.config.profiles import load_language_profiles, list_profile_codes, read_profile
 from llmsys.config.text import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig, RuleConfig
 from llmsys.errors import ConfigError
 
@@ -52,8 +52,8 @@ def columns(outcome: RuleOutcome) -> list[object]:
 
 
 def test_every_language_of_the_sentences_has_a_model_and_a_profile() -> None:
-    assert set(LINGUA.split()) <= set(profile_codes()) & known_codes("combined")
-    for code in (*profile_codes(), "default"):
+    assert set(LINGUA.split()) <= set(list_profile_codes()) & list_known_codes("combined")
+    for code in (*list_profile_codes(), "default"):
         assert read_profile(f"data/languages/{code}").name
 
 
@@ -62,26 +62,26 @@ def test_the_profile_of_english_changes_nothing() -> None:
     every: list[RuleConfig] = [TypeAdapter(RuleConfig).validate_python({"kind": kind}) for kind in (
         "gopher_repetition", "gopher_quality", "c4", "c4_datatrove", "c4_dolma", "fineweb_quality", "line_corrections"
     )]  # fmt: skip
-    assert [english.rule(rule) for rule in every] == every
+    assert [english.localize_rule(rule) for rule in every] == every
     assert english.words.kind == "spaces"
 
 
 def test_what_is_written_stands_above_the_profile_and_that_above_the_default() -> None:
     chinese = read_profile("data/languages/zh")
-    assert chinese.rule(GopherQualityConfig()) != GopherQualityConfig()
-    rule = chinese.rule(GopherQualityConfig(min_words=60))
+    assert chinese.localize_rule(GopherQualityConfig()) != GopherQualityConfig()
+    rule = chinese.localize_rule(GopherQualityConfig(min_words=60))
     assert isinstance(rule, GopherQualityConfig)
     assert (rule.min_words, rule.max_words, rule.max_hash_ratio) == (60, 150_000, 0.1)
-    other = chinese.rule(GopherQualityConfig(dialect="paper"))
+    other = chinese.localize_rule(GopherQualityConfig(dialect="paper"))
     assert isinstance(other, GopherQualityConfig)
     assert (other.min_words, other.stop_words) == (50, chinese.stop_words)
 
 
 def test_each_document_is_judged_as_if_its_language_were_alone() -> None:
-    rules = read_language_rules(rules_by_language(data("en", "de", "zh")))
+    rules = parse_language_rules(serialize_rules_by_language(data("en", "de", "zh")))
     codes, texts = zip(*TEXTS, strict=True)
-    together = LanguageChains(rules).apply(pa.array(texts, pa.large_string()), pa.array(codes))
-    alone = [LanguageChains(rules).apply(pa.array([text], pa.large_string()), pa.array([code])) for code, text in TEXTS]
+    together = LanguageRuleChains(rules).apply(pa.array(texts, pa.large_string()), pa.array(codes))
+    alone = [LanguageRuleChains(rules).apply(pa.array([text], pa.large_string()), pa.array([code])) for code, text in TEXTS]
     reached = list(range(len(TEXTS)))
     for number, outcome in enumerate(together):
         parts = [alone[document][number] for document in reached]
@@ -99,22 +99,22 @@ def test_each_document_is_judged_as_if_its_language_were_alone() -> None:
 def test_english_among_other_languages_is_judged_as_by_the_chain_alone() -> None:
     english = [text for code, text in TEXTS if code == "en"]
     column = pa.array(english, pa.large_string())
-    chains = LanguageChains(read_language_rules(rules_by_language(data("en", "de"))))
+    chains = LanguageRuleChains(parse_language_rules(serialize_rules_by_language(data("en", "de"))))
     mine = chains.apply(column, pa.array(["en"] * len(english)))
     assert [columns(one) for one in mine] == [columns(one) for one in RuleChain(RULES).apply(column)]
 
 
 def test_characters_of_scripts_without_spaces_are_words() -> None:
     text = "他说：“Hello world，”我不知道。 ที่นี้ มี UTF-8 がぎ"
-    chunks = CharacterChunks().cut(text)
+    chunks = CharacterTokenizer().split_chunks(text)
     assert "".join(chunks) == "".join(text.split())
     assert chunks[:3] == ["他", "说", "："]
-    assert spaced_out("ที่นี้がぎ") == "ที่ นี้ が ぎ"
-    words = WordSplitter(CharacterChunks()).split([text, "", "道"])
+    assert insert_spaces("ที่นี้がぎ") == "ที่ นี้ が ぎ"
+    words = WordSplitter(CharacterTokenizer()).split_words([text, "", "道"])
     assert words.counts.tolist()[1:] == [0, 1]
     line = "他说。我不知道！真的"
-    assert WordSplitter(CharacterChunks()).lines([line], [[line]]).sentences_L.tolist() == [3]
-    found = found_by_characters(data("en", "ja", "th", "zh", "ko"))
+    assert WordSplitter(CharacterTokenizer()).compute_line_columns([line], [[line]]).sentences_L.tolist() == [3]
+    found = get_character_dedup_flags(data("en", "ja", "th", "zh", "ko"))
     assert found == {"default": False, "en": False, "ja": True, "ko": False, "th": True, "zh": True}
 
 
@@ -133,16 +133,16 @@ def test_a_language_without_model_or_profile_is_refused(
     keep: tuple[str, ...], language: dict[str, object], expected: str
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
-        rules_by_language(data(*keep, **language))
+        serialize_rules_by_language(data(*keep, **language))
 
 
 def test_a_profile_of_the_users_stands_for_the_shipped_one(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("name: mine\nstop_words: [a, b]\nrules:\n  gopher_quality: {min_words: 7}\n")
     config = LanguageConfig(keep=("yue",), profiles={"yue": str(path)})
-    profiles = language_profiles(config, known_codes("combined"))
+    profiles = load_language_profiles(config, list_known_codes("combined"))
     assert sorted(profiles) == ["default", "yue"]
-    rule = profiles["yue"].rule(GopherQualityConfig())
+    rule = profiles["yue"].localize_rule(GopherQualityConfig())
     assert isinstance(rule, GopherQualityConfig)
     assert (rule.min_words, rule.stop_words) == (7, ("a", "b"))
 

@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from data_pipeline.pipeline import prepare
+from data_pipeline.pipeline import prepare_dataset
 from llmsys.config.run import RunConfig
 from llmsys.errors import DataError
-from llmsys.shards import ShardWriter
+from llmsys.shards import ArrowFileWriter
 from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def run(folder: Path, crawl: str, limit: int = 0) -> subprocess.CompletedProcess
 def test_a_full_disk_is_a_clear_error_and_leaves_nothing_half_published(tmp_path: Path) -> None:
     crawl = make_crawl(tmp_path / "crawl", files=2, pages=20)
     pattern = f"{crawl}/*"
-    prepare(plain_config(tmp_path / "whole", pattern), until="documents")
+    prepare_dataset(plain_config(tmp_path / "whole", pattern), until="documents")
     late = shutil.copytree(tmp_path / "whole", tmp_path / "late")  # only the last stage is left to do
     largest = max(path.stat().st_size for path in (late / "documents").iterdir())
     shutil.rmtree(late / "documents")
@@ -64,7 +64,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing_half_published(tmp_path
         assert (folder / "manifest.json").exists() == (folder == late)  # what it names is as it was before
         assert not list(folder.rglob(".*.tmp"))
         assert not list(folder.glob("quarantine/*"))
-        prepare(plain_config(folder, pattern), until="documents")
+        prepare_dataset(plain_config(folder, pattern), until="documents")
         assert fingerprints(folder) == fingerprints(tmp_path / "whole")
 
 
@@ -83,7 +83,7 @@ def test_a_disk_that_fills_up_at_any_writer_is_named_and_the_next_run_goes_on(
         tiny_config(tmp_path / name, crawl, documents={"shards": 1, "copies": ["parquet", "jsonl.zst"]})
         for name in ("whole", "data")
     )
-    prepare(whole)
+    prepare_dataset(whole)
     folder, replace = tmp_path / "data", os.replace
     for pattern in WRITERS:
         for made in folder.glob(pattern):  # by the run that failed at another file of this stage
@@ -97,10 +97,10 @@ def test_a_disk_that_fills_up_at_any_writer_is_named_and_the_next_run_goes_on(
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", full)
             with pytest.raises(DataError, match=rf"{folder}/.* could not be written: No space left.* where it stopped"):
-                prepare(data)
+                prepare_dataset(data)
         assert not (folder / "manifest.json").exists()
         assert not [*folder.rglob("*.tmp"), *folder.glob("quarantine/*")]
-    prepare(data)
+    prepare_dataset(data)
     assert fingerprints(folder) == fingerprints(tmp_path / "whole")
 
 
@@ -109,7 +109,7 @@ def test_a_disk_that_refuses_the_first_byte_of_a_file_is_named(tmp_path: Path, m
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(pa.ipc, "new_file", full)
-    writer = ShardWriter(tmp_path / "x.arrow", pa.schema([("a", pa.int64())]))
+    writer = ArrowFileWriter(tmp_path / "x.arrow", pa.schema([("a", pa.int64())]))
     with pytest.raises(DataError, match=r"x\.arrow could not be written: No space left on device"), writer:
         pass
     assert list(tmp_path.iterdir()) == []

@@ -10,21 +10,21 @@ import pytest
 from pydantic import ValidationError
 
 from data_pipeline.classify.features import FeatureConfig
-from data_pipeline.classify.linear import LinearModel, LinearScorer, load_linear
-from data_pipeline.classify.train import train_linear
+from data_pipeline.classify.linear import LinearModel, LinearScorer, load_linear_model
+from data_pipeline.classify.train import train_linear_model
 from data_pipeline.rules.arpa import ArpaModel
-from data_pipeline.rules.batch import Splitters, TextBatch
-from data_pipeline.rules.classifier import Classifier
-from data_pipeline.rules.perplexity import Perplexity, normalize
-from data_pipeline.rules.whitespace_words import WhitespaceChunks
+from data_pipeline.rules.batch import WordSplitters, DocumentBatch
+from data_pipeline.rules.classifier import ClassifierRule
+from data_pipeline.rules.perplexity import PerplexityRule, normalize_line
+from data_pipeline.rules.whitespace_words import WhitespaceTokenizer
 from data_pipeline.rules.words import WordSplitter
-from data_pipeline.side_files import require_languages, require_side_files, rule_libraries
-from llmsys.config.custom_rules import FasttextClassifierConfig, LinearClassifierConfig, PerplexityConfig
+from data_pipeline.side_files import require_languages, require_resource_files, list_rule_libraries
+from llmsys.config.custom_rules import FastTextClassifierConfig, LinearClassifierConfig, PerplexityConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.errors import ConfigError, DataError
 from tools.train_classifier import main as train_main
 
-PLAIN = Splitters(WordSplitter(WhitespaceChunks()))
+PLAIN = WordSplitters(WordSplitter(WhitespaceTokenizer()))
 GOOD = [
     f"The {word} walks along the old river, and it sings of stones." for word in ("man", "cat", "dog", "king", "sun")
 ]
@@ -69,10 +69,10 @@ def test_scores_are_the_softmax_of_the_mean_weight(tmp_path: Path) -> None:
     config = FeatureConfig(bits=12, word_ngrams=1)
     weights = np.zeros((1 << 12, 2), np.float32)
     model = LinearModel(weights, np.array([0.0, 0.5], np.float32), ("a", "b"), config)
-    word = int(LinearScorer(model)._features.find(["river"]).numbers[0])
+    word = int(LinearScorer(model)._features.extract_features(["river"]).numbers[0])
     weights[word] = (3.0, 0.0)
     model.save(tmp_path / "model.npz")
-    scores = LinearScorer(load_linear(tmp_path / "model.npz")).scores(["river stone", "", "River!"])
+    scores = LinearScorer(load_linear_model(tmp_path / "model.npz")).predict_probabilities(["river stone", "", "River!"])
     for score, mean in zip(scores[:, 0], (1.5, 0.0, 3.0), strict=True):
         assert score == pytest.approx(1 / (1 + math.exp(0.5 - mean)))
 
@@ -80,13 +80,13 @@ def test_scores_are_the_softmax_of_the_mean_weight(tmp_path: Path) -> None:
 @pytest.mark.parametrize("features", [FeatureConfig(14, 2), FeatureConfig(14, 1, (2, 4))])
 def test_a_trained_model_tells_its_labels_apart_whatever_stands_beside_a_text(features: FeatureConfig) -> None:
     texts, labels = [*GOOD, *BAD], ["good"] * 5 + ["bad"] * 5
-    model = train_linear(texts, labels, features)
+    model = train_linear_model(texts, labels, features)
     scorer = LinearScorer(model)
-    together = scorer.scores(texts)
+    together = scorer.predict_probabilities(texts)
     assert [model.labels[best] for best in together.argmax(axis=1)] == labels
-    alone = np.concatenate([LinearScorer(model).scores([text]) for text in texts])
+    alone = np.concatenate([LinearScorer(model).predict_probabilities([text]) for text in texts])
     assert together.tobytes() == alone.tobytes()
-    again = train_linear(texts, labels, features)
+    again = train_linear_model(texts, labels, features)
     assert model.weights.tobytes() == again.weights.tobytes()
 
 
@@ -96,12 +96,12 @@ def test_the_tool_makes_a_model_that_the_rule_reads(tmp_path: Path, capsys: pyte
     arguments = [str(tmp_path / "set.tsv"), "--output", str(tmp_path / "model.npz"), "--bits", "12", "--held-back", "0"]
     assert train_main(arguments) == 0
     assert "10 texts, 1 lines could not be used, labels bad, good" in capsys.readouterr().out
-    rule = Classifier(LinearClassifierConfig(model=tmp_path / "model.npz", label="good", min_score=0.5))
-    verdicts = rule.judge(TextBatch([*GOOD, *BAD], PLAIN))
+    rule = ClassifierRule(LinearClassifierConfig(model=tmp_path / "model.npz", label="good", min_score=0.5))
+    verdicts = rule.apply(DocumentBatch([*GOOD, *BAD], PLAIN))
     assert verdicts.failed_D.tolist() == [-1] * 5 + [0] * 5
     assert verdicts.tests[0] == "score of good"
     with pytest.raises(DataError, match=r"has no label 'great'; its labels are bad, good\. Set label to one of them\."):
-        Classifier(LinearClassifierConfig(model=tmp_path / "model.npz", label="great"))
+        ClassifierRule(LinearClassifierConfig(model=tmp_path / "model.npz", label="great"))
 
 
 class FakeFasttext:
@@ -121,21 +121,21 @@ class FakeFasttext:
 
 def test_a_fasttext_model_is_asked_of_the_text_as_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fasttext", FakeFasttext)
-    rule = Classifier(FasttextClassifierConfig(model=Path("m.bin"), label="good", min_score=0.5))
-    verdicts = rule.judge(TextBatch(["the\nriver\n", "no", ""], PLAIN))
+    rule = ClassifierRule(FastTextClassifierConfig(model=Path("m.bin"), label="good", min_score=0.5))
+    verdicts = rule.apply(DocumentBatch(["the\nriver\n", "no", ""], PLAIN))
     assert verdicts.failed_D.tolist() == [-1, 0, 0]
     assert verdicts.statistics["score"].tolist() == [1.0, 0.2, 0.2]
     with pytest.raises(DataError, match=r"m\.bin has no label 'x'; its labels are good, bad\."):
-        Classifier(FasttextClassifierConfig(model=Path("m.bin"), label="x"))
+        ClassifierRule(FastTextClassifierConfig(model=Path("m.bin"), label="x"))
     with pytest.raises(DataError, match=r"m\.txt cannot be used as a fastText model: .* Name a \.bin or \.ftz file\."):
-        Classifier(FasttextClassifierConfig(model=Path("m.txt"), label="x"))
+        ClassifierRule(FastTextClassifierConfig(model=Path("m.txt"), label="x"))
 
 
 @pytest.mark.parametrize("data", [b"", b"no model", b"PK\x03\x04 cut"])
 def test_a_file_that_is_no_model_is_named(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.npz").write_bytes(data)
     with pytest.raises(DataError, match=r"x\.npz cannot be used as a linear model: .* Make one with: python tools/"):
-        load_linear(tmp_path / "x.npz")
+        load_linear_model(tmp_path / "x.npz")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path, data: bytes) -> None:
     ],
 )
 def test_arpa_scores_are_those_of_katz_by_hand(arpa: Path, line: str, score: float) -> None:
-    assert ArpaModel(arpa).score(line) == pytest.approx(score)
+    assert ArpaModel(arpa).score_line(line) == pytest.approx(score)
 
 
 def test_arpa_scores_are_kenlms(tmp_path: Path) -> None:
@@ -159,22 +159,22 @@ def test_arpa_scores_are_kenlms(tmp_path: Path) -> None:
     words = ["the", "cat", "sat", "dog"]
     for number in range(4**5):
         line = " ".join(words[number // 4**place % 4] for place in range(number % 6))
-        assert ours.score(line) == pytest.approx(theirs.score(line), abs=1e-4)
+        assert ours.score_line(line) == pytest.approx(theirs.score(line), abs=1e-4)
 
 
 def test_perplexity_counts_words_and_ends_of_lines_and_buckets_keep_what_is_equal(arpa: Path) -> None:
-    def rule(**options: object) -> Perplexity:
-        return Perplexity(PerplexityConfig.model_validate({"model": arpa, "reader": "arpa", **options}))
+    def rule(**options: object) -> PerplexityRule:
+        return PerplexityRule(PerplexityConfig.model_validate({"model": arpa, "reader": "arpa", **options}))
 
     text = "The Cát sat\ncat"
     value = 10 ** -((-1.3 - 2.7) / (4 + 2))
-    assert rule().perplexity(text) == pytest.approx(value)
-    assert rule(normalize="none").perplexity(text) > value
+    assert rule().compute_perplexity(text) == pytest.approx(value)
+    assert rule(normalize="none").compute_perplexity(text) > value
     for keep, kept in ((("head",), [0]), (("middle",), [1]), (("tail",), [2]), (("head", "middle"), [0, 1])):
-        judged = rule(head_below=4, tail_above=6, keep=keep).judge(TextBatch(["the cat sat", text, "dog"], PLAIN))
+        judged = rule(head_below=4, tail_above=6, keep=keep).apply(DocumentBatch(["the cat sat", text, "dog"], PLAIN))
         assert judged.statistics["bucket"].tolist() == [0, 1, 2]
         assert np.flatnonzero(judged.failed_D < 0).tolist() == kept
-    assert normalize(" É１２“x”…\x07 ") == 'e00"x"...'
+    assert normalize_line(" É１２“x”…\x07 ") == 'e00"x"...'
 
 
 def test_configs_without_a_middle_are_refused() -> None:
@@ -204,16 +204,16 @@ def test_what_a_rule_needs_is_asked_for_before_anything_is_read(
 ) -> None:
     monkeypatch.setattr("data_pipeline.side_files.metadata.version", _absent)
     for rule, extra in (
-        (FasttextClassifierConfig(model=tmp_path / "m", label="x"), "fasttext"),
+        (FastTextClassifierConfig(model=tmp_path / "m", label="x"), "fasttext"),
         (PerplexityConfig(model=tmp_path / "m"), "kenlm"),
     ):
         with pytest.raises(
             ConfigError, match=rf"the rule {rule.kind} needs the package .*pip install 'llmsys\[{extra}\]'"
         ):
-            rule_libraries(CrawlConfig(rules=(rule,)))
+            list_rule_libraries(CrawlConfig(rules=(rule,)))
     data = CrawlConfig(rules=(PerplexityConfig(model=tmp_path / "absent.arpa", reader="arpa"),))
     with pytest.raises(DataError, match=r"data\.rules\.0: .*absent\.arpa does not exist .* Correct the path"):
-        require_side_files(data)
+        require_resource_files(data)
     hidden = {"kind": "bad_words", "words": [{"language": "xx", "entries": ["w"]}]}
     data = CrawlConfig.model_validate({"rules": [hidden], "language": {"keep": []}})
     with pytest.raises(

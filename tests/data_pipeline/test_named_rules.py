@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from data_pipeline.inspect.dropped import dropped_documents
-from data_pipeline.inspect.explain import explain
-from data_pipeline.inspect.sweep import sweep
-from data_pipeline.pipeline import prepare
+from data_pipeline.inspect.dropped import find_dropped_documents
+from data_pipeline.inspect.explain import explain_url
+from data_pipeline.inspect.sweep import sweep_threshold
+from data_pipeline.pipeline import prepare_dataset
 from llmsys.config.data import CrawlConfig
 from llmsys.manifest import load_manifest
 from llmsys.shards import read_schema
@@ -25,7 +25,7 @@ RULES: list[dict[str, Any]] = [
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> CrawlConfig:
     crawl = make_crawl(tmp_path_factory.mktemp("crawl"), files=1)
     config = tiny_config(tmp_path_factory.mktemp("made") / "data", crawl, rules=RULES)
-    prepare(config, until="documents")
+    prepare_dataset(config, until="documents")
     assert isinstance(config.data, CrawlConfig)
     return config.data
 
@@ -37,16 +37,16 @@ def test_two_rules_of_a_kind_are_counted_shown_and_swept_each_by_its_name(datase
     columns = read_schema(next((dataset.folder / "documents").glob("*.arrow"))).names
     assert {"bad_words.share", "harvests.share"} < set(columns)
     assert {border.rule for border in manifest.borders} >= {"bad_words", "harvests"}
-    now = sweep(dataset.folder, "harvests.max_share=0.02,1")
+    now = sweep_threshold(dataset.folder, "harvests.max_share=0.02,1")
     assert now.values[0].stay < now.documents
     assert now.values[1].might_return == gone["harvests"]
-    total, rows = dropped_documents(dataset.folder, {"rule": "harvests"}, 1)
+    total, rows = find_dropped_documents(dataset.folder, {"rule": "harvests"}, 1)
     assert total == gone["harvests"]
-    assert explain(dataset, rows[0]["url"])[0].steps[-1] == ("harvests", "dropped", rows[0]["reason"])
+    assert explain_url(dataset, rows[0]["url"])[0].steps[-1] == ("harvests", "dropped", rows[0]["reason"])
 
 
 def test_a_drop_by_a_list_names_what_was_found(dataset: CrawlConfig) -> None:
-    _, (row,) = dropped_documents(dataset.folder, {"rule": "bad_words"}, 1)
+    _, (row,) = find_dropped_documents(dataset.folder, {"rule": "bad_words"}, 1)
     assert row["reason"] == f"bad_words: share of listed words {row['value']:.4g} > 0 (copy)"
     (border,) = [one for one in load_manifest(dataset.folder).borders if one.rule == "bad_words"]
     assert border.dropped.nearest[0].reason == row["reason"]

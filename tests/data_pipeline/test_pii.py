@@ -9,12 +9,12 @@ import pytest
 
 from data_pipeline.pii.find import find_emails, find_ips, find_phones, is_public
 from data_pipeline.pii.replace import replace_pii
-from llmsys.config.pii import ReplacePii
+from llmsys.config.pii import PiiReplacementConfig
 from tests.reference.filters_plain import plain_emails
 
 
 def replaced(text: str, identity: str = "", **options: object) -> str:
-    config = ReplacePii.model_validate({"find": ("email", "ip", "phone"), **options})
+    config = PiiReplacementConfig.model_validate({"find": ("email", "ip", "phone"), **options})
     return str(replace_pii(pa.array([text], pa.large_string()), [identity], config)[0][0].as_py())
 
 
@@ -113,10 +113,10 @@ def test_a_replacement_follows_from_the_match_and_the_seed_alone() -> None:
 
 def test_matches_are_counted_by_kind_and_document_and_nothing_else_changes() -> None:
     texts = ["a@b.cd and e@f.gh at 9.9.9.9", "nobody, v1.2.3, 10.1.1.1", "@ @ @", ""]
-    column, counts = replace_pii(pa.array(texts, pa.large_string()), [""] * 4, ReplacePii())
+    column, counts = replace_pii(pa.array(texts, pa.large_string()), [""] * 4, PiiReplacementConfig())
     assert {kind: count.tolist() for kind, count in counts.items()} == {"email": [2, 0, 0, 0], "ip": [1, 0, 0, 0]}
     assert column.to_pylist()[1:] == texts[1:]
-    again, _ = replace_pii(column, [""] * 4, ReplacePii(find=("ip",)))
+    again, _ = replace_pii(column, [""] * 4, PiiReplacementConfig(find=("ip",)))
     assert again.equals(column)  # documentation networks are not public
 
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import yaml
 
-from data_pipeline.pipeline import prepare
+from data_pipeline.pipeline import prepare_dataset
 from tests.helpers.hosts import Hosts, real_hosts, why_not
 from tests.helpers.process import wait_until
 from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
@@ -88,5 +88,5 @@ def test_a_worker_and_then_a_host_may_be_lost_in_the_middle_and_the_bytes_are_th
     (tmp_path / "go").touch()
     assert preparing.wait(600) == 0, log.read_text()
     assert log.read_text().count("was lost by Ray") == 2
-    prepare(tiny_config(tmp_path / "here", crawl))
+    prepare_dataset(tiny_config(tmp_path / "here", crawl))
     assert fingerprints(tmp_path / "ray") == fingerprints(tmp_path / "here")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.pipeline import prepare
-from llmsys.config.load import load_run
+from data_pipeline.pipeline import prepare_dataset
+from llmsys.config.load import load_run_config
 
 SHARD = Path(__file__).parents[1] / "data" / "sample_crawl" / "shard-00000.warc.gz"
 STAGES = {
@@ -18,7 +18,7 @@ STAGES = {
 @pytest.mark.parametrize("recipe", STAGES)
 def test_a_published_recipe_runs_on_the_sample_crawl(recipe: str, tmp_path: Path) -> None:
     settings = [f"data.folder={tmp_path}", f"data.inputs=[{SHARD}]", "data.executor.kind=inline"]
-    manifest = prepare(load_run(f"data/{recipe}", settings), until="documents")
+    manifest = prepare_dataset(load_run_config(f"data/{recipe}", settings), until="documents")
     funnel = {stage.stage: stage for stage in manifest.funnel}
     assert [name for name in funnel if name in STAGES[recipe]] == STAGES[recipe]
     assert 0 < sum(file.rows for file in manifest.documents.files) < funnel["read"].documents_out

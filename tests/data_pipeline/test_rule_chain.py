@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from data_pipeline.rules.batch import Splitters
+from data_pipeline.rules.batch import WordSplitters
 from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.outcome import RuleOutcome, reason
+from data_pipeline.rules.outcome import RuleOutcome, format_reason
 from data_pipeline.rules.words import WordSplitter
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig
 from llmsys.config.text import (
@@ -103,7 +103,7 @@ def test_what_the_memo_holds_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
     chain.apply(column.take(pa.array(list(reversed(range(len(TEXTS)))))))
     assert columns(chain.apply(column)) == fresh
     monkeypatch.setattr("data_pipeline.rules.chain._SLICE_BYTES", 1_000)
-    assert columns(RuleChain(ALL, Splitters(WordSplitter(memo_chunks=1))).apply(column)) == fresh
+    assert columns(RuleChain(ALL, WordSplitters(WordSplitter(memo_chunks=1))).apply(column)) == fresh
 
 
 def test_no_documents_and_no_rules_are_fine() -> None:
@@ -139,7 +139,7 @@ def test_a_value_equal_to_its_threshold_stays() -> None:
 def test_drops_explain_themselves(rule: RuleConfig, document: str, expected: str) -> None:
     outcome = apply([document], (rule,))[0]
     assert (
-        reason(outcome.rule, outcome.test[0].as_py(), outcome.value[0].as_py(), outcome.threshold[0].as_py())
+        format_reason(outcome.rule, outcome.test[0].as_py(), outcome.value[0].as_py(), outcome.threshold[0].as_py())
         == expected
     )
 

@@ -12,7 +12,7 @@ import pytest
 from data_pipeline.extract.html import extract_text
 from data_pipeline.readers.read import read_pages
 from data_pipeline.rules.chain import RuleChain
-from llmsys.config.extract import ResiliparseExtract
+from llmsys.config.extract import ResiliparseExtractorConfig
 from llmsys.config.line_rules import C4DatatroveConfig
 from llmsys.config.text import (
     FinewebQualityConfig,
@@ -70,7 +70,7 @@ def documents(shard: str) -> Iterator[tuple[int, str]]:
         str(TESTS / "data" / "sample_crawl" / f"shard-0000{shard}.warc.gz"), max_page_bytes=5 << 20
     ):
         yield from zip(
-            batch.pages["offset"].to_pylist(), extract_text(batch.pages, ResiliparseExtract()).to_pylist(), strict=True
+            batch.pages["offset"].to_pylist(), extract_text(batch.pages, ResiliparseExtractorConfig()).to_pylist(), strict=True
         )
 
 

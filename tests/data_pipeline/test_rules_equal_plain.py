@@ -11,7 +11,7 @@ from data_pipeline.extract.html import extract_text
 from data_pipeline.readers.read import read_pages
 from data_pipeline.rules.chain import RuleChain
 from data_pipeline.rules.outcome import RuleOutcome
-from llmsys.config.extract import ResiliparseExtract
+from llmsys.config.extract import ResiliparseExtractorConfig
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig
 from llmsys.config.text import (
     FinewebQualityConfig,
@@ -112,7 +112,7 @@ def random_text(seed: int) -> str:
 @lru_cache(maxsize=1)
 def sample_pages() -> list[str]:
     batch = next(read_pages(str(SHARD), max_page_bytes=60_000, batch_pages=36))
-    return [text for text in extract_text(batch.pages, ResiliparseExtract()).to_pylist() if text]
+    return [text for text in extract_text(batch.pages, ResiliparseExtractorConfig()).to_pylist() if text]
 
 
 def apply(rule: RuleConfig, texts: list[str]) -> RuleOutcome:

@@ -7,7 +7,7 @@ import pytest
 
 from data_pipeline.inputs import find_inputs
 from data_pipeline.readers import source as source_module
-from data_pipeline.readers.page import Skip
+from data_pipeline.readers.page import SkippedRecord
 from data_pipeline.readers.read import read_pages
 from llmsys.errors import DataError
 from tests.helpers import fake_s3
@@ -35,7 +35,7 @@ def s3(storage: FakeS3, monkeypatch: pytest.MonkeyPatch) -> FakeS3:
     return storage
 
 
-def read(path: str = URL) -> tuple[list[tuple[int, bytes]], list[Skip]]:
+def read(path: str = URL) -> tuple[list[tuple[int, bytes]], list[SkippedRecord]]:
     batches = list(read_pages(path, max_page_bytes=10_000))
     rows = [row for batch in batches for row in batch.pages.to_pylist()]
     return [(row["offset"], row["payload"]) for row in rows], [skip for batch in batches for skip in batch.skipped]
@@ -93,7 +93,7 @@ def test_an_object_that_is_not_what_it_was_is_read_no_further_and_again_by_the_n
     rest = list(pages)
     count += sum(batch.pages.num_rows for batch in rest)
     (skip,) = [skip for batch in rest for skip in batch.skipped]
-    assert (skip.reason, skip.again) == (reason, True)
+    assert (skip.reason, skip.is_retryable) == (reason, True)
     assert 0 < skip.offset < len(CONTENT)
     assert 10 <= count < PAGES
 
@@ -103,14 +103,14 @@ def test_keys_that_are_refused_are_named_with_what_to_do(s3: FakeS3, monkeypatch
     for pattern in ("s3://crawl/*.gz", URL):
         with pytest.raises(DataError, match=r"cannot be listed: InvalidAccessKeyId.*Give keys .*AWS_ACCESS_KEY_ID"):
             find_inputs([pattern])
-    assert read() == ([], [Skip(URL, 0, "unreadable file: Forbidden", again=True)])
+    assert read() == ([], [SkippedRecord(URL, 0, "unreadable file: Forbidden", is_retryable=True)])
 
 
 def test_keys_that_expire_while_reading_cost_nothing_but_another_run(s3: FakeS3, tmp_path: Path) -> None:
     pages = read_pages(URL, max_page_bytes=10_000, batch_pages=10)
     next(pages)
     s3.failures[KEY] = [403]
-    assert [(skip.reason, skip.again) for batch in pages for skip in batch.skipped] == [
+    assert [(skip.reason, skip.is_retryable) for batch in pages for skip in batch.skipped] == [
         ("unreadable after 1 try: AccessDenied it is.", True)
     ]
     assert read() == (here(tmp_path), [])

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.inspect.dataset import inspect_dataset
-from data_pipeline.pipeline import prepare
+from data_pipeline.inspect.dataset import verify_dataset
+from data_pipeline.pipeline import prepare_dataset
 from data_pipeline.staging import STAGING
 from llmsys.config.run import RunConfig
 from llmsys.errors import DataError
@@ -24,7 +24,7 @@ def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def published(crawl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("published") / "data"
-    prepare(tiny_config(folder, crawl))
+    prepare_dataset(tiny_config(folder, crawl))
     return folder
 
 
@@ -32,7 +32,7 @@ def published(crawl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def changed(crawl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The dataset of the changed config, made from nothing."""
     folder = tmp_path_factory.mktemp("changed") / "data"
-    prepare(change(folder, crawl))
+    prepare_dataset(change(folder, crawl))
     return folder
 
 
@@ -47,7 +47,7 @@ def stop(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "where", ["data_pipeline.tokenize.train.train_sentencepiece", "data_pipeline.outcome._usage", "encode_file"]
+    "where", ["data_pipeline.tokenize.train.train_sentencepiece", "data_pipeline.outcome._compute_usage", "encode_file"]
 )
 def test_an_interrupted_change_leaves_the_published_dataset_whole(
     published: Path, changed: Path, crawl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
@@ -61,12 +61,12 @@ def test_an_interrupted_change_leaves_the_published_dataset_whole(
     with monkeypatch.context() as patch:
         patch.setattr(names.get(where, where), stop)
         with pytest.raises(DataError, match=r"stopped here\."):
-            prepare(change(folder, crawl))
-    assert inspect_dataset(folder, 8).findings == []
+            prepare_dataset(change(folder, crawl))
+    assert verify_dataset(folder, 8).findings == []
     assert open_tokens(folder, "train").fingerprint == load_manifest(published).fingerprint
     now = fingerprints(folder)
     assert {name for name in before if not name.startswith("work/") and now.get(name) != before[name]} == set()
-    prepare(change(folder, crawl))
+    prepare_dataset(change(folder, crawl))
     assert fingerprints(folder) == fingerprints(changed)
     assert not (folder / STAGING).exists()
 
@@ -76,8 +76,8 @@ def test_who_goes_back_after_an_interrupted_change_has_the_old_dataset(
 ) -> None:
     folder = Path(shutil.copytree(published, tmp_path / "data"))
     with pytest.raises(DataError, match="cannot be trained"):
-        prepare(change(folder, crawl, vocab_size=9_000))
-    prepare(tiny_config(folder, crawl))
+        prepare_dataset(change(folder, crawl, vocab_size=9_000))
+    prepare_dataset(tiny_config(folder, crawl))
     assert fingerprints(folder) == fingerprints(published)
     assert not (folder / STAGING).exists()
 
@@ -97,9 +97,9 @@ def test_a_publication_that_ends_between_two_files_is_finished_by_the_next_run(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "move", once)
         with pytest.raises(DataError, match="stopped here"):
-            prepare(change(folder, crawl))
+            prepare_dataset(change(folder, crawl))
     assert not (folder / MANIFEST_NAME).exists()
-    prepare(change(folder, crawl))
+    prepare_dataset(change(folder, crawl))
     assert fingerprints(folder) == fingerprints(changed)
 
 
@@ -108,6 +108,6 @@ def test_a_staged_file_that_no_record_knows_is_not_used(published: Path, crawl: 
     (name,) = [entry.name for entry in load_manifest(folder).documents.files[:1]]
     (folder / STAGING / "documents").mkdir(parents=True)
     (folder / STAGING / "documents" / name).write_bytes(b"written by a task that was killed before its record")
-    prepare(tiny_config(folder, crawl))
+    prepare_dataset(tiny_config(folder, crawl))
     assert fingerprints(folder) == fingerprints(published)
     assert not (folder / STAGING).exists()

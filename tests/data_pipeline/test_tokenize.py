@@ -9,21 +9,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_pipeline.document import document_schema, is_heldout, positions
+from data_pipeline.document import build_document_schema, is_heldout, hash_positions
 from data_pipeline.tokenize.encode import encode_file
 from data_pipeline.tokenize.layout import SPLITS, TokenFilePlan, plan_files, write_token_file
 from data_pipeline.tokenize.train import train_sentencepiece
-from llmsys.config.data import CrawlConfig, SplitConfig
+from llmsys.config.data import CrawlConfig, HeldoutSplitConfig
 from llmsys.config.tokenizer import SentencePieceConfig
 from llmsys.errors import DataError
-from llmsys.shards import ShardWriter, read_batches
+from llmsys.shards import ArrowFileWriter, read_batches
 from llmsys.tokenizer import Tokenizer, load_tokenizer
 from tests.helpers.tiny_crawl import sentences
 
 Rows = list[dict[str, Any]]
 CONFIG = SentencePieceConfig(vocab_size=400)
-DATA = CrawlConfig(split=SplitConfig(heldout_fraction=0.2))
-NONE_HELD = SplitConfig(heldout_fraction=0)
+DATA = CrawlConfig(split=HeldoutSplitConfig(heldout_fraction=0.2))
+NONE_HELD = HeldoutSplitConfig(heldout_fraction=0)
 
 
 def silent(amount: float, dropped: int) -> None:
@@ -48,9 +48,9 @@ def documents(count: int, seed: int = 0) -> Rows:
 
 
 def write_documents(path: Path, rows: Rows, batch_rows: int = 9) -> Path:
-    with ShardWriter(path, document_schema([]), "zstd") as writer:
+    with ArrowFileWriter(path, build_document_schema([]), "zstd") as writer:
         for start in range(0, len(rows), batch_rows):
-            writer.write(pa.RecordBatch.from_pylist(rows[start : start + batch_rows], document_schema([])))
+            writer.write(pa.RecordBatch.from_pylist(rows[start : start + batch_rows], build_document_schema([])))
     return path
 
 
@@ -157,10 +157,10 @@ def test_cutting_files_keeps_the_order_and_about_the_size(
 
 def test_the_shuffle_is_over_all_documents_and_follows_the_seed(rows: Rows) -> None:
     ids = [row["id"] for row in rows]
-    first, other = np.argsort(positions(ids, "shuffle", 0)), np.argsort(positions(ids, "shuffle", 1))
+    first, other = np.argsort(hash_positions(ids, "shuffle", 0)), np.argsort(hash_positions(ids, "shuffle", 1))
     assert sorted(first.tolist()) == list(range(len(ids)))
     assert (first != other).any()
-    assert (first != np.argsort(positions(ids, "heldout", 0))).any()
+    assert (first != np.argsort(hash_positions(ids, "heldout", 0))).any()
 
 
 def test_a_larger_share_holds_back_more_of_the_same_documents() -> None:
@@ -188,7 +188,7 @@ def test_training_twice_gives_the_same_bytes(rows: Rows, model: Path, tmp_path: 
 def test_the_sample_is_the_smallest_hashes_and_never_held_back(rows: Rows, tmp_path: Path) -> None:
     ids = [row["id"] for row in rows]
     train = [row for row, held in zip(rows, is_heldout(ids, 0.2, 0), strict=True) if not held]
-    order = np.argsort(positions([row["id"] for row in train], "tokenizer", 0))
+    order = np.argsort(hash_positions([row["id"] for row in train], "tokenizer", 0))
     sampled = [train[i] for i in order.tolist()][:20]
     size = sum(len(row["text"].encode()) for row in sampled)
     everything, chosen = tmp_path / "all", tmp_path / "chosen"

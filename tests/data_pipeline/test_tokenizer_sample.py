@@ -9,16 +9,16 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from data_pipeline.document import document_schema, is_heldout, positions
-from data_pipeline.tokenize.sample import draw
+from data_pipeline.document import build_document_schema, is_heldout, hash_positions
+from data_pipeline.tokenize.sample import draw_sample
 from data_pipeline.tokenize.train import fit_sentencepiece, train_sentencepiece
-from llmsys.config.data import SplitConfig
-from llmsys.config.tokenizer import SentencePieceConfig, weight_problems
+from llmsys.config.data import HeldoutSplitConfig
+from llmsys.config.tokenizer import SentencePieceConfig, find_weight_violations
 from llmsys.errors import DataError
-from llmsys.shards import ShardWriter, read_batches
+from llmsys.shards import ArrowFileWriter, read_batches
 from llmsys.tokenizer import Tokenizer, load_tokenizer
 
-SPLIT = SplitConfig(heldout_fraction=0.2)
+SPLIT = HeldoutSplitConfig(heldout_fraction=0.2)
 LINES = ["the quick brown fox jumps over 1234 lazy dogs", "a fox, a dog and the box", "    if fox: return dog"] * 30
 
 
@@ -30,16 +30,16 @@ def write(path: Path, seed: int) -> Path:
         {"id": f"{choose.getrandbits(128):032x}", "language": code, "text": code * choose.randrange(50, 150)}
         for code in codes
     ]
-    with ShardWriter(path, document_schema([]), "zstd") as writer:
+    with ArrowFileWriter(path, build_document_schema([]), "zstd") as writer:
         for start in range(0, len(rows), 40):
-            writer.write(pa.RecordBatch.from_pylist(rows[start : start + 40], document_schema([])))
+            writer.write(pa.RecordBatch.from_pylist(rows[start : start + 40], build_document_schema([])))
     return path
 
 
 def chosen(sources: list[Path], config: SentencePieceConfig) -> list[dict[str, Any]]:
-    sample = draw(sources, config, SPLIT)
+    sample = draw_sample(sources, config, SPLIT)
     batches = [batch for source in sources for batch in read_batches(source)]
-    return [batch.slice(row, 1).to_pylist()[0] for batch in batches for row in sample.rows(batch)]
+    return [batch.slice(row, 1).to_pylist()[0] for batch in batches for row in sample.select_rows(batch)]
 
 
 def test_languages_have_their_shares_as_far_as_their_documents_allow(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_languages_have_their_shares_as_far_as_their_documents_allow(tmp_path: P
     assert sizes["en"] == 0
     assert 3_000 <= sizes["de"] < 3_300  # the last document may reach over the share
     assert sizes["sw"] == all_swahili > 0
-    assert draw(sources, config, SPLIT).facts["languages"]["de"]["bytes"] == sizes["de"]
+    assert draw_sample(sources, config, SPLIT).facts["languages"]["de"]["bytes"] == sizes["de"]
     german = sorted((row for row in train if row["language"] == "de"), key=place)
     assert sorted(row["id"] for row in rows if row["language"] == "de") == sorted(
         row["id"] for row in german[: sum(row["language"] == "de" for row in rows)]
@@ -62,7 +62,7 @@ def test_languages_have_their_shares_as_far_as_their_documents_allow(tmp_path: P
 
 
 def place(row: dict[str, Any]) -> int:
-    return int(positions([row["id"]], "tokenizer", 0)[0])
+    return int(hash_positions([row["id"]], "tokenizer", 0)[0])
 
 
 def test_the_sample_does_not_depend_on_the_order_of_files(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def trained(folder: Path, **options: Any) -> Tokenizer:
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
-    names = tokenizer.text_pieces()
+    names = tokenizer.get_text_pieces()
     return [names.get(token, "byte") for token in tokenizer.encode(text)]
 
 
@@ -105,7 +105,7 @@ def test_digits_newlines_tabs_and_symbols_are_pieces_where_the_config_says_so(tm
     ]
     assert tokenizer.decode(tokenizer.encode(text)) == text
     plain = trained(tmp_path / "plain")
-    assert not {"\n", "\t", "<|user|>"} & set(plain.text_pieces().values())
+    assert not {"\n", "\t", "<|user|>"} & set(plain.get_text_pieces().values())
 
 
 def test_whitespace_and_normalisation_are_as_the_config_says(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_whitespace_and_normalisation_are_as_the_config_says(tmp_path: Path) -> 
     assert pieces(trimmed, "the")[0].startswith(" ")
     assert not any(one.isspace() for one in pieces(trained(tmp_path / "nfkc", normalization="nmt_nfkc"), "fox\tdog"))
     single = trained(tmp_path / "single", allow_whitespace_only_pieces=False)
-    assert not {one for one in single.text_pieces().values() if len(one) > 1 and one.isspace()}
+    assert not {one for one in single.get_text_pieces().values() if len(one) > 1 and one.isspace()}
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -134,8 +134,8 @@ def test_a_model_has_the_same_bytes_on_any_number_of_cores(name: str, tmp_path: 
         for code in ["en", "de"] * 40
     ]
     source = tmp_path / "documents.arrow"
-    with ShardWriter(source, document_schema([]), "zstd") as writer:
-        writer.write(pa.RecordBatch.from_pylist(rows, document_schema([])))
+    with ArrowFileWriter(source, build_document_schema([]), "zstd") as writer:
+        writer.write(pa.RecordBatch.from_pylist(rows, build_document_schema([])))
     config = SentencePieceConfig(model_type=name.split()[0], **({"vocab_size": 330} | OPTIONS[name]))
     cores, models = os.sched_getaffinity(0), []
     for allowed in (cores, {min(cores)}):
@@ -163,7 +163,7 @@ def test_symbols_that_cannot_be_are_refused(symbols: dict[str, Any], message: st
 
 def test_weights_of_languages_are_refused_where_texts_have_no_language() -> None:
     config = SentencePieceConfig(language_weights={"en": 1})
-    (problem,) = weight_problems(config, "pairs")
+    (problem,) = find_weight_violations(config, "pairs")
     assert problem.key == "tokenizer.language_weights"
     assert "the texts of data.kind=pairs are not told apart by language" in problem.message
-    assert not list(weight_problems(config, "crawl"))
+    assert not list(find_weight_violations(config, "crawl"))

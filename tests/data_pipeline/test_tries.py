@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.executors.event import Advanced, Done, Failed, Report
-from data_pipeline.executors.inline import Inline
-from data_pipeline.executors.tries import Again, run_with_tries
-from data_pipeline.graph import Workshop
-from data_pipeline.journal import Record
-from data_pipeline.pipeline import prepare
-from data_pipeline.quarantine import quarantined
+from data_pipeline.executors.event import TaskProgress, TaskDone, TaskFailed, Report
+from data_pipeline.executors.inline import InlineExecutor
+from data_pipeline.executors.tries import TaskRetry, run_with_retries
+from data_pipeline.graph import StageRunner
+from data_pipeline.journal import TaskRecord
+from data_pipeline.pipeline import prepare_dataset
+from data_pipeline.quarantine import read_quarantine
 from data_pipeline.stages.extract import extract_file
 from data_pipeline.task import Task
 from launch.main import main
-from llmsys.config.executor import InlineExecutor
+from llmsys.config.executor import InlineExecutorConfig
 from llmsys.errors import DataError
-from llmsys.lock import folder_lock
+from llmsys.lock import lock_folder
 from llmsys.shards import load_manifest
 from tests.helpers.tiny_crawl import make_crawl, tiny_config
 
@@ -46,29 +46,29 @@ def fill_the_disk(report: Report) -> dict[str, Any]:
 def test_failed_tasks_are_tried_again_with_longer_and_longer_waits(tmp_path: Path) -> None:
     jobs = [partial(fail_until, tmp_path / str(index), success) for index, success in enumerate([1, 9, 3, 4])]
     waits: list[float] = []
-    config = InlineExecutor(tries=4, backoff_seconds=40)
-    events = list(run_with_tries(Inline(), [*jobs, refuse, fill_the_disk], config, sleep=waits.append))
-    assert {event.index: event.result["tries"] for event in events if isinstance(event, Done)} == {0: 1, 2: 3, 3: 4}
+    config = InlineExecutorConfig(tries=4, backoff_seconds=40)
+    events = list(run_with_retries(InlineExecutor(), [*jobs, refuse, fill_the_disk], config, sleep=waits.append))
+    assert {event.index: event.result["tries"] for event in events if isinstance(event, TaskDone)} == {0: 1, 2: 3, 3: 4}
     assert waits == [40, 60, 60]
-    assert sorted(event.index for event in events if isinstance(event, Again)) == [1, 1, 1, 2, 2, 3, 3, 3]
-    assert {event.index: event.cause for event in events if isinstance(event, Failed)} == {
+    assert sorted(event.index for event in events if isinstance(event, TaskRetry)) == [1, 1, 1, 2, 2, 3, 3, 3]
+    assert {event.index: event.cause for event in events if isinstance(event, TaskFailed)} == {
         1: "error",
         4: "mend",  # another try mends neither a message for a person
         5: "mend",  # nor a full disk, for which no input is to blame
     }
-    assert [event.index for event in events if isinstance(event, Advanced)] == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 3]
+    assert [event.index for event in events if isinstance(event, TaskProgress)] == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 3]
 
 
-def stage(folder: Path, *jobs: Any) -> list[Record]:
+def stage(folder: Path, *jobs: Any) -> list[TaskRecord]:
     """Do one stage whose tasks are inputs the dataset can do without."""
     tasks = [
-        Task(f"stage/{index}", [], [], job, 1, without=lambda reason: {"instead": reason})
+        Task(f"stage/{index}", [], [], job, 1, fallback_result=lambda reason: {"instead": reason})
         for index, job in enumerate(jobs)
     ]
-    with folder_lock(folder) as lock:
-        workshop = Workshop(folder, InlineExecutor(backoff_seconds=0), lock)
+    with lock_folder(folder) as lock:
+        workshop = StageRunner(folder, InlineExecutorConfig(backoff_seconds=0), lock)
         try:
-            return workshop.stage("stage", tasks, unit="file", code="")
+            return workshop.run_stage("stage", tasks, unit="file", code="")
         finally:
             workshop.close()
 
@@ -80,20 +80,20 @@ def test_an_input_that_fails_every_try_is_quarantined_and_the_next_run_tries_it_
         {"tries": 2},
         {"instead": "quarantined after 3 tries: ConnectionResetError: the storage is away"},
     ]
-    (entry,) = quarantined(tmp_path)
+    (entry,) = read_quarantine(tmp_path)
     assert (entry["task"], entry["tries"], entry["cause"]) == ("stage/1", 3, "error")
     assert "in fail_until" in entry["traceback"]
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert (events[-1]["tasks"], events[-1]["failed"], events[-1]["again"]) == (2, 0, 3)
     second = stage(tmp_path, good, bad)
     assert [record.result for record in second] == [{"tries": 2}, {"tries": 4}]  # the good one was not done again
-    assert quarantined(tmp_path) == []
+    assert read_quarantine(tmp_path) == []
 
 
 def test_what_a_person_must_mend_quarantines_nothing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"2 of 2 tasks of stage stage failed, the first is stage/0: mend this\."):
         stage(tmp_path, refuse, fill_the_disk)
-    assert quarantined(tmp_path) == []
+    assert read_quarantine(tmp_path) == []
 
 
 def test_a_poisoned_file_costs_itself_and_is_named_to_the_end(
@@ -138,5 +138,5 @@ def test_nothing_is_published_when_every_input_is_quarantined(tmp_path: Path, mo
     executor = {"kind": "inline", "backoff_seconds": 0, "tries": 1}
     monkeypatch.setattr("data_pipeline.preparation.extract_file", lambda report, **parts: 1 / 0)
     with pytest.raises(DataError, match=r"every input was quarantined, .* Read what quarantine/ of the dataset folder"):
-        prepare(tiny_config(tmp_path / "data", crawl, executor=executor))
+        prepare_dataset(tiny_config(tmp_path / "data", crawl, executor=executor))
     assert not (tmp_path / "data" / "manifest.json").exists()

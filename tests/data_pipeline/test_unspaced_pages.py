@@ -5,10 +5,10 @@ goes for a stated reason. test_chinese.py has those of Chinese.
 import pyarrow as pa
 import pytest
 
-from data_pipeline.language.profile import rules_by_language
-from data_pipeline.rules.by_language import LanguageChains
+from data_pipeline.language.profile import serialize_rules_by_language
+from data_pipeline.rules.by_language import LanguageRuleChains
 from llmsys.config.data import CrawlConfig
-from llmsys.config.language_profile import read_language_rules
+from llmsys.config.language_profile import parse_language_rules
 
 KINDS = ("native_text", "gopher_repetition", "fineweb_quality", "gopher_quality")
 
@@ -49,7 +49,7 @@ def test_prose_stays_and_each_bad_page_goes_for_its_reason(code: str) -> None:
         "share of letters": "The people walked along the river and talked about the weather of the week. " * 20,
     }
     data = CrawlConfig.model_validate({"language": {"keep": [code]}, "rules": [{"kind": kind} for kind in KINDS]})
-    chains = LanguageChains(read_language_rules(rules_by_language(data)))
+    chains = LanguageRuleChains(parse_language_rules(serialize_rules_by_language(data)))
     left = list(pages)
     gone: dict[str, str] = {}
     outcomes = chains.apply(pa.array(pages.values(), pa.large_string()), pa.array([code] * len(pages)))

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.rules import entry_list
-from data_pipeline.rules.entry_list import EntrySet, entries_of
-from data_pipeline.rules.url import UrlRules, host_names
-from llmsys.config.entries import EntryList
-from llmsys.config.url import UrlLists
+from data_pipeline.rules.entry_list import EntrySet, read_entries
+from data_pipeline.rules.url import UrlFilter, parse_host_names
+from llmsys.config.entries import EntryListConfig
+from llmsys.config.url import UrlFilterConfig
 from llmsys.errors import DataError
 from tests.reference.filters_plain import plain_url_test
 
 
-def listed(*entries: str) -> EntryList:
-    return EntryList(entries=entries)
+def listed(*entries: str) -> EntryListConfig:
+    return EntryListConfig(entries=entries)
 
 
-RULES = UrlLists(
+RULES = UrlFilterConfig(
     hosts=listed("evil.org", "Sub.Good.edu", "bücher.de"),
     urls=listed("http://good.edu/one/page?x=1"),
     hard_words=listed("viagra", "x-rated"),
@@ -56,7 +56,7 @@ RULES = UrlLists(
     ],
 )
 def test_the_first_test_that_fails_names_what_matched(url: str, reason: str | None) -> None:
-    refusal = UrlRules(RULES).judge([url])[0]
+    refusal = UrlFilter(RULES).apply([url])[0]
     assert (refusal.reason if refusal else None) == reason
 
 
@@ -80,7 +80,7 @@ def test_tests_on_words_equal_their_plain_twin() -> None:
         "%20",
     ]
     urls = ["http://good.net/" + "".join(choose.choices(parts, k=choose.randrange(1, 9))) for _ in range(3_000)]
-    found = [refusal.test if refusal else None for refusal in UrlRules(RULES).judge(urls)]
+    found = [refusal.test if refusal else None for refusal in UrlFilter(RULES).apply(urls)]
     twin = (("viagra", "xrated"), ("casino", "poker", "free"), 1, ("sexting", "fuckoff"))
     assert found == [plain_url_test(url, *twin) for url in urls]
     assert set(found) == {None, "hard word", "soft words", "substring"}
@@ -88,10 +88,10 @@ def test_tests_on_words_equal_their_plain_twin() -> None:
 
 def test_registered_domains_follow_the_public_suffix_list_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "socket", None)
-    assert host_names("http://a.b.example.co.uk/x") == ("example.co.uk", "a.b.example.co.uk")
-    assert host_names("http://a.city.kawasaki.jp/") == ("city.kawasaki.jp", "a.city.kawasaki.jp")
-    assert host_names("http://me.github.io?/") == ("github.io", "me.github.io")
-    assert host_names("http://localhost/") == ("", "")
+    assert parse_host_names("http://a.b.example.co.uk/x") == ("example.co.uk", "a.b.example.co.uk")
+    assert parse_host_names("http://a.city.kawasaki.jp/") == ("city.kawasaki.jp", "a.city.kawasaki.jp")
+    assert parse_host_names("http://me.github.io?/") == ("github.io", "me.github.io")
+    assert parse_host_names("http://localhost/") == ("", "")
 
 
 def test_long_lists_hold_what_they_hold_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,18 +100,18 @@ def test_long_lists_hold_what_they_hold_and_nothing_else(tmp_path: Path, monkeyp
     path.write_bytes(
         gzip.compress("\n".join(["# a comment", "", *(f" Host{n}.org \r" for n in range(9_000))]).encode())
     )
-    hosts = EntrySet(EntryList(files=(path,), entries=("own.org", "own.org")), lower=True)
+    hosts = EntrySet(EntryListConfig(files=(path,), entries=("own.org", "own.org")), lower=True)
     assert len(hosts) == 9_001
-    assert hosts.holds(["host0.org", "HOST8999.org", "own.org", "host9000.org", "", "# a comment", "host"]) == [
+    assert hosts.contains(["host0.org", "HOST8999.org", "own.org", "host9000.org", "", "# a comment", "host"]) == [
         True, True, True, False, False, False, False,
     ]  # fmt: skip
-    assert entries_of(EntryList(files=(path,)))[0] == "Host0.org"
+    assert read_entries(EntryListConfig(files=(path,)))[0] == "Host0.org"
 
 
 def test_entries_that_share_a_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xxhash.xxh3_64_intdigest", lambda data: len(data))
     words = EntrySet(listed("aa", "bb", "c"))
-    assert words.holds(["aa", "bb", "cc", "c", "d"]) == [True, True, False, True, False]
+    assert words.contains(["aa", "bb", "cc", "c", "d"]) == [True, True, False, True, False]
 
 
 def test_a_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -121,4 +121,4 @@ def test_a_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         with pytest.raises(
             DataError, match=rf"list {name} cannot be read: .*\. Name a file that exists and is whole\."
         ):
-            EntrySet(EntryList(files=(name,)))
+            EntrySet(EntryListConfig(files=(name,)))

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.readers.page import PAGE_SCHEMA, PageBatch, Skip
+from data_pipeline.readers.page import PAGE_SCHEMA, PageBatch, SkippedRecord
 from data_pipeline.readers.read import read_pages
 from tests.helpers.crawl import PAGE, members, page, record, response
 
 LIMIT = 100_000
 
 
-def read(path: Path, **options: int) -> tuple[list[str], list[Skip], list[PageBatch]]:
+def read(path: Path, **options: int) -> tuple[list[str], list[SkippedRecord], list[PageBatch]]:
     batches = list(read_pages(str(path), **{"max_page_bytes": LIMIT, **options}))
     urls = [url for batch in batches for url in batch.pages["url"].to_pylist()]
     return urls, [skip for batch in batches for skip in batch.skipped], batches
@@ -71,7 +71,7 @@ def test_a_plain_file_cut_in_a_page_says_truncated(tmp_path: Path) -> None:
     path = written(tmp_path / "cut.warc", page(0) + page(1)[:-20])
     urls, skipped, _ = read(path)
     assert numbers(urls) == [0]
-    assert skipped == [Skip(str(path), len(page(0)), "truncated")]
+    assert skipped == [SkippedRecord(str(path), len(page(0)), "truncated")]
 
 
 @pytest.mark.parametrize("garbage", [b"garbage\r\n" * 40, b"\0" * 500, b"\x1f\x8b\x08\x00not gzip after all", b"x"])
@@ -136,7 +136,7 @@ def test_what_is_no_page_is_named_and_stops_nothing(tmp_path: Path, content: byt
     path = written(tmp_path / "a.warc.gz", b"".join(parts))
     urls, skipped, _ = read(path)
     assert numbers(urls) == [0, 1]
-    assert skipped == [Skip(str(path), len(parts[0]), reason)]
+    assert skipped == [SkippedRecord(str(path), len(parts[0]), reason)]
 
 
 def test_codings_are_undone_and_headers_that_lie_are_forgiven(tmp_path: Path) -> None:
@@ -167,9 +167,9 @@ def test_a_file_without_records_is_one_skip(tmp_path: Path, content: bytes, reas
 
 
 def test_a_folder_or_a_missing_file_is_one_skip(tmp_path: Path) -> None:
-    assert read(tmp_path)[1] == [Skip(str(tmp_path), 0, "unreadable file: Is a directory")]
+    assert read(tmp_path)[1] == [SkippedRecord(str(tmp_path), 0, "unreadable file: Is a directory")]
     missing = tmp_path / "none.warc.gz"
-    assert read(missing)[1] == [Skip(str(missing), 0, "unreadable file: No such file or directory")]
+    assert read(missing)[1] == [SkippedRecord(str(missing), 0, "unreadable file: No such file or directory")]
 
 
 CHINESE = "<title>数据</title><p>这是一个中文网页，用来测试编码的检测。数据管道需要处理各种各样的文字。</p>" * 3

@@ -9,7 +9,7 @@ from llmsys.config.batch import BatchConfig
 from llmsys.data.loader import StepLoader
 from llmsys.data.packing import PackedDocuments
 from llmsys.data.plan import RunPlan
-from llmsys.data.steps import WindowSteps
+from llmsys.data.steps import WindowStepBatches
 from llmsys.errors import DataError
 from llmsys.shards import TokenShards, open_tokens
 from tests.helpers.dataset import make_dataset
@@ -25,11 +25,11 @@ def dataset(tmp_path: Path) -> Path:
 def loader(shards: TokenShards) -> StepLoader:
     batch = BatchConfig(sequence_length=LENGTH, sequences=4)
     packed = PackedDocuments(shards, length=LENGTH, seed=0)
-    return StepLoader(WindowSteps(packed, RunPlan(batch, 1, 0), separate_documents=True), ahead=1)
+    return StepLoader(WindowStepBatches(packed, RunPlan(batch, 1, 0), separate_documents=True), ahead=1)
 
 
 def test_a_file_that_vanishes_in_the_middle_of_a_run_is_named(dataset: Path) -> None:
-    steps = loader(open_tokens(dataset, "train")).steps(0, 100)
+    steps = loader(open_tokens(dataset, "train")).iter_steps(0, 100)
     next(steps)
     (dataset / "tokens" / "train-00000.arrow").unlink()
     with pytest.raises(
@@ -43,25 +43,25 @@ def test_a_file_that_vanishes_in_the_middle_of_a_run_is_named(dataset: Path) -> 
 def test_a_file_that_is_cut_short_while_it_is_mapped_is_named_and_kills_nothing(dataset: Path, touched: bool) -> None:
     shards = open_tokens(dataset, "train")
     if touched:
-        shards.tokens(0)
+        shards.get_tokens(0)
     path = dataset / "tokens" / "train-00000.arrow"
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.truncate(100)  # reading beyond it through the map would be a bus error
     with pytest.raises(DataError, match=rf"has changed while it was read: 100 bytes, its manifest says {size:,}"):
-        list(loader(shards).steps(0, 3))
+        list(loader(shards).iter_steps(0, 3))
 
 
 def test_a_token_that_changed_on_disk_is_never_given(dataset: Path) -> None:
     shards = open_tokens(dataset, "train")
     path = dataset / "tokens" / "train-00000.arrow"
-    needle, data = np.asarray(shards.tokens(5)).tobytes(), bytearray(path.read_bytes())
+    needle, data = np.asarray(shards.get_tokens(5)).tobytes(), bytearray(path.read_bytes())
     fresh = open_tokens(dataset, "train")
     data[data.index(needle)] ^= 1
     with path.open("r+b") as file:
         file.write(data)
     with pytest.raises(DataError, match=r"train-00000.arrow, record batch 0: the checksum of its tokens .* damaged"):
-        list(loader(fresh).steps(0, 100))
+        list(loader(fresh).iter_steps(0, 100))
 
 
 def test_spans_are_what_whole_documents_hold(dataset: Path) -> None:
@@ -70,5 +70,5 @@ def test_spans_are_what_whole_documents_hold(dataset: Path) -> None:
     lengths = shards.lengths[documents] // 2
     out = np.empty(int(lengths.sum()), np.int64)
     shards.copy_spans(documents, np.full(4, 1), lengths, out)
-    wanted = [shards.tokens(int(one))[1 : 1 + int(length)] for one, length in zip(documents, lengths, strict=True)]
+    wanted = [shards.get_tokens(int(one))[1 : 1 + int(length)] for one, length in zip(documents, lengths, strict=True)]
     assert out.tolist() == np.concatenate(wanted).tolist()

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from llmsys.config.objective import Masked
+from llmsys.config.objective import MaskedLmConfig
 from llmsys.data.batch import Batch
-from llmsys.data.masking import Masking
+from llmsys.data.masking import TokenMasker
 
 MASK, END, VOCABULARY, LENGTH = 3, 2, 5000, 128
 
 
-def masking(seed: int = 0) -> Masking:
-    return Masking(Masked(), MASK, END, VOCABULARY, ("f00d", seed))
+def masking(seed: int = 0) -> TokenMasker:
+    return TokenMasker(MaskedLmConfig(), MASK, END, VOCABULARY, ("f00d", seed))
 
 
 def windows(count: int) -> Batch:
@@ -23,7 +23,7 @@ def windows(count: int) -> Batch:
 
 def test_shares_are_those_of_bert() -> None:
     batch = windows(400)
-    masked = masking().masked(batch, range(400))
+    masked = masking().mask_batch(batch, range(400))
     chosen = masked.targets_BT != -100
     assert (chosen.sum(1) == round(0.15 * (LENGTH - 8))).all()
     assert not chosen[batch.tokens_BT == END].any()
@@ -41,16 +41,16 @@ def test_shares_are_those_of_bert() -> None:
 
 def test_a_mask_is_a_function_of_seed_and_window_alone() -> None:
     batch = windows(8)
-    whole = masking().masked(batch, range(8))
-    alone = masking().masked(Batch(batch.tokens_BT[5:6], batch.targets_BT[5:6]), [5])
+    whole = masking().mask_batch(batch, range(8))
+    alone = masking().mask_batch(Batch(batch.tokens_BT[5:6], batch.targets_BT[5:6]), [5])
     assert torch.equal(alone.tokens_BT[0], whole.tokens_BT[5])
-    assert not torch.equal(masking().masked(batch, range(8, 16)).targets_BT, whole.targets_BT)
-    assert not torch.equal(masking(seed=1).masked(batch, range(8)).targets_BT, whole.targets_BT)
+    assert not torch.equal(masking().mask_batch(batch, range(8, 16)).targets_BT, whole.targets_BT)
+    assert not torch.equal(masking(seed=1).mask_batch(batch, range(8)).targets_BT, whole.targets_BT)
 
 
 def test_padding_is_never_chosen() -> None:
     batch = windows(4)
     batch.targets_BT[:, 40:] = -100
-    masked = masking().masked(batch, range(4))
+    masked = masking().mask_batch(batch, range(4))
     assert not (masked.targets_BT[:, 40:] != -100).any()
     assert (masked.targets_BT != -100).any()

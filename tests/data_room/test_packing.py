@@ -6,10 +6,10 @@ import pytest
 from llmsys.config.batch import BatchConfig
 from llmsys.data.heldout import HeldoutWindows
 from llmsys.data.loader import StepLoader
-from llmsys.data.order import order_key, permutation
+from llmsys.data.order import derive_order_key, build_permutation
 from llmsys.data.packing import PackedDocuments
 from llmsys.data.plan import RunPlan, StepPlan
-from llmsys.data.steps import WindowSteps
+from llmsys.data.steps import WindowStepBatches
 from llmsys.errors import ConfigError, DataError
 from llmsys.shards import TokenShards, open_tokens
 from tests.helpers.dataset import make_dataset
@@ -28,25 +28,25 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
 
 
 def test_a_permutation_holds_every_number_once_and_never_changes() -> None:
-    order = permutation(1000, order_key("documents", "f00d", 3, 0))
+    order = build_permutation(1000, derive_order_key("documents", "f00d", 3, 0))
     assert sorted(order) == list(range(1000))
-    assert permutation(5, order_key("pinned", 1)).tolist() == [2, 3, 0, 4, 1]
-    assert permutation(1000, order_key("documents", "f00d", 3, 1)).tolist() != order.tolist()
+    assert build_permutation(5, derive_order_key("pinned", 1)).tolist() == [2, 3, 0, 4, 1]
+    assert build_permutation(1000, derive_order_key("documents", "f00d", 3, 1)).tolist() != order.tolist()
 
 
 @pytest.mark.parametrize("index", [0, 1, 57, 200, 301])
 def test_a_window_equals_the_plain_twin(shards: TokenShards, index: int) -> None:
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
     tokens, documents = plain_window(shards, length=LENGTH, seed=5, index=index)
-    window = packed.window(index)
+    window = packed.get_window(index)
     assert window.tokens.tolist() == tokens
     assert window.documents.tolist() == documents
 
 
 def test_an_epoch_covers_every_token_once(shards: TokenShards) -> None:
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
-    seen = np.concatenate([packed.window(index).tokens[:-1] for index in range(packed.windows_per_epoch)])
-    everything = np.concatenate([shards.tokens(document) for document in range(shards.documents)])
+    seen = np.concatenate([packed.get_window(index).tokens[:-1] for index in range(packed.windows_per_epoch)])
+    everything = np.concatenate([shards.get_tokens(document) for document in range(shards.num_documents)])
     assert len(seen) == len(everything) - 1 - packed.tokens_left_over_per_epoch
     assert packed.tokens_left_over_per_epoch < LENGTH
     missing = np.bincount(everything, minlength=400) - np.bincount(seen, minlength=400)
@@ -56,16 +56,16 @@ def test_an_epoch_covers_every_token_once(shards: TokenShards) -> None:
 
 def test_epochs_are_shuffled_anew(shards: TokenShards) -> None:
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
-    first = [packed.window(index).tokens.tolist() for index in range(8)]
-    second = [packed.window(packed.windows_per_epoch + index).tokens.tolist() for index in range(8)]
+    first = [packed.get_window(index).tokens.tolist() for index in range(8)]
+    second = [packed.get_window(packed.windows_per_epoch + index).tokens.tolist() for index in range(8)]
     assert first != second
 
 
 def test_the_closing_token_opens_the_next_document(shards: TokenShards) -> None:
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
-    end = int(shards.tokens(0)[-1])
+    end = int(shards.get_tokens(0)[-1])
     for index in range(20):
-        window = packed.window(index)
+        window = packed.get_window(index)
         starts = np.flatnonzero(np.diff(window.documents)) + 1
         assert np.array_equal(starts, np.flatnonzero(window.tokens[1:] == end) + 1)
 
@@ -73,8 +73,8 @@ def test_the_closing_token_opens_the_next_document(shards: TokenShards) -> None:
 def test_a_window_knows_the_documents_of_a_window(shards: TokenShards) -> None:
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
     for index in (0, 40):
-        joined = np.concatenate([shards.tokens(document) for _, document in packed.documents(index)]).tolist()
-        wanted = packed.window(index).tokens.tolist()
+        joined = np.concatenate([shards.get_tokens(document) for _, document in packed.list_documents(index)]).tolist()
+        wanted = packed.get_window(index).tokens.tolist()
         assert any(joined[start : start + LENGTH + 1] == wanted for start in range(len(joined)))
 
 
@@ -83,10 +83,10 @@ def test_ranks_and_micro_batches_do_not_change_what_a_step_sees(shards: TokenSha
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
     rows = []
     for rank in range(ranks):
-        loader = StepLoader(WindowSteps(packed, plan(8, ranks, rank, micro), separate_documents=False))
-        for _, batches in loader.steps(3, 4):
+        loader = StepLoader(WindowStepBatches(packed, plan(8, ranks, rank, micro), separate_documents=False))
+        for _, batches in loader.iter_steps(3, 4):
             rows += [row for batch in batches for row in batch.tokens_BT.tolist()]
-    assert rows == [packed.window(index).tokens[:-1].tolist() for index in range(24, 32)]
+    assert rows == [packed.get_window(index).tokens[:-1].tolist() for index in range(24, 32)]
 
 
 def test_dealing_that_does_not_divide_is_refused_with_what_would() -> None:
@@ -103,16 +103,16 @@ def test_too_little_data_is_refused(shards: TokenShards) -> None:
 
 def test_an_error_while_reading_ahead_reaches_the_trainer(shards: TokenShards) -> None:
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
-    packed.rows = lambda numbers: (_ for _ in ()).throw(DataError("train-00000.arrow is damaged"))  # type: ignore[method-assign]
-    loader = StepLoader(WindowSteps(packed, plan(8, 1, 0, 8), separate_documents=False))
+    packed.get_rows = lambda numbers: (_ for _ in ()).throw(DataError("train-00000.arrow is damaged"))  # type: ignore[method-assign]
+    loader = StepLoader(WindowStepBatches(packed, plan(8, 1, 0, 8), separate_documents=False))
     with pytest.raises(DataError, match="train-00000"):
-        next(loader.steps(0, 2))
+        next(loader.iter_steps(0, 2))
 
 
 def test_every_heldout_token_is_a_target_once(shards: TokenShards) -> None:
     windows = HeldoutWindows(shards, length=LENGTH, opening_token=2, separate_documents=True)
-    targets = [t for w in range(0, windows.windows, 4) for t in windows.batch(w, 4).targets_BT.flatten().tolist()]
-    everything = np.concatenate([shards.tokens(document) for document in range(shards.documents)])
+    targets = [t for w in range(0, windows.windows, 4) for t in windows.get_batch(w, 4).targets_BT.flatten().tolist()]
+    everything = np.concatenate([shards.get_tokens(document) for document in range(shards.num_documents)])
     assert [target for target in targets if target != -100] == everything.tolist()
     assert windows.text_bytes == shards.text_bytes.sum()
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from llmsys.config.evaluation import ChoicesConfig, EvaluationConfig, PairsSetConfig
+from llmsys.config.evaluation import MultipleChoiceConfig, EvaluationConfig, MinimalPairsConfig
 from llmsys.data.batch import IGNORED, PADDING
-from llmsys.data.questions import ChoiceRows, Question, read_questions
+from llmsys.data.questions import ChoiceRows, MultipleChoiceQuestion, read_questions
 from llmsys.errors import DataError
 
 
@@ -41,9 +41,9 @@ def test_a_folder_of_pairs_is_one_set_with_either_spelling(tmp_path: Path) -> No
     write(tmp_path / "a.jsonl.gz", {"sentence_good": "they run", "sentence_bad": "they runs"}, "", {"x": 1})
     (tmp_path / "notes.txt").write_text("not a set")
     with pytest.raises(DataError, match=r"a.jsonl.gz:3: no text under `good` or `sentence_good`. It has \[\"x\"\]"):
-        read_questions(PairsSetConfig(path=tmp_path))
-    first = read_questions(PairsSetConfig(path=tmp_path, max_questions=1))
-    assert first == [Question(f"{tmp_path}/a.jsonl.gz:1", "", "", ("they run", "they runs"), 0)]
+        read_questions(MinimalPairsConfig(path=tmp_path))
+    first = read_questions(MinimalPairsConfig(path=tmp_path, max_questions=1))
+    assert first == [MultipleChoiceQuestion(f"{tmp_path}/a.jsonl.gz:1", "", "", ("they run", "they runs"), 0)]
 
 
 @pytest.mark.parametrize(
@@ -63,26 +63,26 @@ def test_a_bad_line_is_named(tmp_path: Path, line: object, message: str) -> None
     good = {"question": "q", "choices": ["a", "b"], "answer": 1}
     path = write(tmp_path / "set.jsonl", good, line)
     with pytest.raises(DataError, match=r"set.jsonl:2: ") as found:
-        read_questions(ChoicesConfig(path=path))
+        read_questions(MultipleChoiceConfig(path=path))
     assert message in str(found.value)
 
 
 def test_files_that_are_not_there_empty_or_broken_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere.jsonl does not exist"):
-        read_questions(PairsSetConfig(path=tmp_path / "nowhere.jsonl"))
+        read_questions(MinimalPairsConfig(path=tmp_path / "nowhere.jsonl"))
     with pytest.raises(DataError, match="holds no question"):
-        read_questions(PairsSetConfig(path=write(tmp_path / "empty.jsonl")))
+        read_questions(MinimalPairsConfig(path=write(tmp_path / "empty.jsonl")))
     (tmp_path / "broken.jsonl.gz").write_bytes(b"no gzip")
     with pytest.raises(DataError, match=r"broken.jsonl.gz cannot be read"):
-        read_questions(PairsSetConfig(path=tmp_path / "broken.jsonl.gz"))
+        read_questions(MinimalPairsConfig(path=tmp_path / "broken.jsonl.gz"))
     with pytest.raises(ValueError, match="two sets are called a"):
-        EvaluationConfig(sets=(PairsSetConfig(path=Path("x/a.jsonl")), ChoicesConfig(path=Path("y/a.jsonl.gz"))))
+        EvaluationConfig(sets=(MinimalPairsConfig(path=Path("x/a.jsonl")), MultipleChoiceConfig(path=Path("y/a.jsonl.gz"))))
 
 
 def test_the_targets_of_a_row_are_its_choice_and_nothing_else() -> None:
-    asked = Question("here:1", "ab ", " ", ("c", "def"), 1)
+    asked = MultipleChoiceQuestion("here:1", "ab ", " ", ("c", "def"), 1)
     rows = ChoiceRows([asked], Letters(), [0], longest=7)
-    batch = rows.batch(0, 3)
+    batch = rows.get_batch(0, 3)
     assert batch.tokens_BT.shape == (3, 7)  # opening, context, two spaces and all but the last of "def"
     texts = ["".join(chr(t) for t in row.tolist() if t != IGNORED) for row in batch.targets_BT]
     assert texts == ["  c", "  def", ""]  # the context's own space at its end is the choice's

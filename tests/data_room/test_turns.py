@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from llmsys.config.batch import BatchConfig
-from llmsys.data.grouping import Grouping
+from llmsys.data.grouping import LengthBuckets
 from llmsys.data.packing import PackedDocuments
 from llmsys.data.plan import RunPlan
-from llmsys.data.steps import GroupedSteps, Steps, WindowSteps
-from llmsys.data.turns import StepsInTurns
+from llmsys.data.steps import BucketedStepBatches, StepBatches, WindowStepBatches
+from llmsys.data.turns import StridedStepBatches
 from llmsys.shards import TokenShards, open_tokens
 from tests.helpers.dataset import make_dataset
 
@@ -19,10 +19,10 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
     return open_tokens(make_dataset(tmp_path_factory.mktemp("data") / "toy"), "train")
 
 
-def windows(shards: TokenShards, **settings: Any) -> Steps:
+def windows(shards: TokenShards, **settings: Any) -> StepBatches:
     batch = BatchConfig.model_validate({"sequence_length": 32, "micro_sequences": 2, "sequences": 16} | settings)
     packed = PackedDocuments(shards, length=32, seed=5)
-    return WindowSteps(packed, RunPlan(batch, 1, 0), separate_documents=True, deal=batch.deal)
+    return WindowStepBatches(packed, RunPlan(batch, 1, 0), separate_documents=True, deal=batch.deal)
 
 
 RAMP = {"start_tokens": 8 * 32, "over_tokens": 60 * 32, "quantum_sequences": 8}
@@ -31,27 +31,27 @@ RAMP = {"start_tokens": 8 * 32, "over_tokens": 60 * 32, "quantum_sequences": 8}
 @pytest.mark.parametrize("settings", [{}, {"deal": "balanced"}, {"ramp": RAMP}])
 def test_ranks_take_the_same_list_in_turns(shards: TokenShards, settings: dict[str, Any]) -> None:
     for step in (0, 3, 11):
-        expected = [batch.tokens_BT.tolist() for batch in windows(shards, **settings).step(step)]
+        expected = [batch.tokens_BT.tolist() for batch in windows(shards, **settings).get_micro_batches(step)]
         for ranks in (1, 2, 4):
-            steps = [StepsInTurns(windows(shards, **settings), ranks, rank) for rank in range(ranks)]
-            dealt = [[batch.tokens_BT.tolist() for batch in one.step(step)] for one in steps]
+            steps = [StridedStepBatches(windows(shards, **settings), ranks, rank) for rank in range(ranks)]
+            dealt = [[batch.tokens_BT.tolist() for batch in one.get_micro_batches(step)] for one in steps]
             assert [one for turn in zip(*dealt, strict=True) for one in turn] == expected
-            assert all(one.micro_batches(step) == len(expected) // ranks for one in steps)
-            assert steps[0].describe(step) == windows(shards, **settings).describe(step)
+            assert all(one.count_micro_batches(step) == len(expected) // ranks for one in steps)
+            assert steps[0].get_step_metrics(step) == windows(shards, **settings).get_step_metrics(step)
 
 
 def test_groups_of_similar_length_stay_whole() -> None:
     import numpy as np
 
     lengths = np.random.default_rng(0).integers(3, 20, 200)
-    grouping = Grouping(lengths, lengths * 0, 256, 4, ("key",))
+    grouping = LengthBuckets(lengths, lengths * 0, 256, 4, ("key",))
     taken: list[list[int]] = []
 
     def make(pairs: Any, rows: list[int]) -> Any:
         taken.append(rows)
 
-    whole: Any = GroupedSteps(None, grouping, make, data_ranks=1, data_rank=0)  # type: ignore[arg-type]
+    whole: Any = BucketedStepBatches(None, grouping, make, data_ranks=1, data_rank=0)  # type: ignore[arg-type]
     for rank in (0, 1):
-        StepsInTurns(whole, 2, rank).step(7)
-    groups = [group.tolist() for group in grouping.step(7)]
+        StridedStepBatches(whole, 2, rank).get_micro_batches(7)
+    groups = [group.tolist() for group in grouping.get_step_buckets(7)]
     assert taken == groups[0::2] + groups[1::2]

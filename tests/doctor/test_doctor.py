@@ -7,44 +7,44 @@ from typing import Any
 import pytest
 
 from launch.main import main
-from llmsys.config.attention import MultiHead
-from llmsys.config.load import load_model
-from llmsys.config.moe import AuxiliaryLossBalance
+from llmsys.config.attention import MultiHeadAttentionConfig
+from llmsys.config.load import load_model_config
+from llmsys.config.moe import AuxiliaryLossConfig
 from llmsys.doctor import crash, model_subject
-from llmsys.doctor.accident import Accident
-from llmsys.doctor.cells import ENGINES, Cell, matrix
-from llmsys.doctor.crash import DRILLS, Drill, run_drills, with_kills
+from llmsys.doctor.accident import Fault
+from llmsys.doctor.cells import ENGINES, ParityCase, iter_parity_cases
+from llmsys.doctor.crash import DRILLS, CrashDrill, run_drills, replace_kill_count
 from llmsys.doctor.model_subject import build_subject, require_memory
-from llmsys.doctor.parity_table import run_parity, table
-from llmsys.doctor.ranks import Failed, run_tasks
+from llmsys.doctor.parity_table import run_parity, format_parity_table
+from llmsys.doctor.ranks import TaskFailure, run_tasks
 from llmsys.doctor.subjects import CROWDED, DENSE, IDLE, SUBJECTS
 from llmsys.errors import ConfigError
 
 
 def test_the_matrix_has_every_engine_axis_precision_policy_and_subject() -> None:
-    cells = [cell for ranks in (1, 2, 4) for cell in matrix(ranks, ("fp32", "bf16"))]
+    cells = [cell for ranks in (1, 2, 4) for cell in iter_parity_cases(ranks, ("fp32", "bf16"))]
     assert {cell.engine for cell in cells} == set(ENGINES)
     assert {cell.recompute for cell in cells} == {"none", "selective", "block"}
     assert {cell.precision for cell in cells} == {"fp32", "bf16"}
     for axis in ("replicate", "expert", "tensor", "context"):
         assert any(axis in dict(cell.layout) for cell in cells), axis
-    assert {cell.subject.name for cell in cells} == {subject.name for subject in SUBJECTS}
+    assert {cell.parity_model.name for cell in cells} == {subject.name for subject in SUBJECTS}
     assert len(cells) == len({cell.title for cell in cells})
 
 
 @pytest.mark.distributed
 def test_cells_with_adversarial_routing_agree_and_a_cell_that_dies_fails_alone() -> None:
     """Two ranks: all tokens on one expert, an idle one, a layout that cannot be built, and one after it."""
-    broken = Cell(2, "fsdp", (("tensor", 2),), "fp32", "none", DENSE, 3)  # three rows at a time do not divide eight
+    broken = ParityCase(2, "fsdp", (("tensor", 2),), "fp32", "none", DENSE, 3)  # three rows at a time do not divide eight
     cells = [
-        Cell(2, "fsdp", (("expert", 2),), "fp32", "block", CROWDED, 2),
+        ParityCase(2, "fsdp", (("expert", 2),), "fp32", "block", CROWDED, 2),
         broken,
-        Cell(2, "fsdp", (("tensor", 2), ("expert", 2)), "fp32", "selective", IDLE, 2),
+        ParityCase(2, "fsdp", (("tensor", 2), ("expert", 2)), "fp32", "selective", IDLE, 2),
     ]
     outcomes = run_parity(cells, lambda outcome: None)
-    assert [outcome.passed for outcome in outcomes] == [True, False, True]
+    assert [outcome.has_passed for outcome in outcomes] == [True, False, True]
     assert "3 sequences do not divide" in outcomes[1].failure
-    assert "FAIL" in table(outcomes)
+    assert "FAIL" in format_parity_table(outcomes)
 
 
 def _task(number: int) -> int:
@@ -62,9 +62,9 @@ def _task(number: int) -> int:
 def test_a_task_that_hangs_or_dies_is_told_and_the_others_are_done() -> None:
     found = dict(run_tasks(_task, range(5), ranks=2, timeout_seconds=15))
     assert [found[number] for number in (0, 2, 4)] == [0, 20, 40]
-    assert isinstance(found[1], Failed)
+    assert isinstance(found[1], TaskFailure)
     assert "did not answer within 15 s" in found[1]
-    assert isinstance(found[3], Failed)
+    assert isinstance(found[3], TaskFailure)
     assert "rank 1 ended without an answer" in found[3]
 
 
@@ -79,7 +79,7 @@ CHOSEN = (
 
 @pytest.mark.distributed
 def test_killed_starved_and_damaged_runs_end_where_a_calm_one_ends() -> None:
-    drills = with_kills([drill for drill in DRILLS if drill.name in CHOSEN], 3)
+    drills = replace_kill_count([drill for drill in DRILLS if drill.name in CHOSEN], 3)
     assert len(drills) == len(CHOSEN)
     outcomes = run_drills(drills, lambda outcome: None)
     assert all(outcome.passed for outcome in outcomes), [outcome.text for outcome in outcomes if not outcome.passed]
@@ -91,11 +91,11 @@ def test_a_drill_fails_when_the_trajectory_is_another_one() -> None:
 
     def cheat(config: Any) -> str:
         other = config.model_copy(update={"run": config.run.model_copy(update={"seed": 1})})
-        crash.finished(other, 1)
+        crash.run_until_finished(other, 1)
         return "done"
 
-    never = crash.struck(Accident("removing an older one", 999), 1, 1)
-    cheated, calm = run_drills([Drill("cheat", "", cheat), Drill("never", "", never)], lambda outcome: None)
+    never = crash.build_fault_drill(Fault("removing an older one", 999), 1, 1)
+    cheated, calm = run_drills([CrashDrill("cheat", "", cheat), CrashDrill("never", "", never)], lambda outcome: None)
     assert not cheated.passed
     assert "a calm run in" in cheated.text
     assert not calm.passed
@@ -124,12 +124,12 @@ def test_what_the_doctor_does_not_know_is_named(words: list[str], message: str, 
 def test_the_subjects_have_what_goes_wrong() -> None:
     models = [subject.model for subject in SUBJECTS]
     experts = [model.moe for model in models if model.moe is not None]
-    weights = [moe.balance.weight for moe in experts if isinstance(moe.balance, AuxiliaryLossBalance)]
+    weights = [moe.balance.weight for moe in experts if isinstance(moe.balance, AuxiliaryLossConfig)]
     assert len(weights) >= 2
     assert min(weights) > 0
     assert any(model.attention.kind == "latent" for model in models)
     assert any(model.multi_token_prediction is not None for model in models)
-    assert any(isinstance(model.attention, MultiHead) and model.attention.sinks for model in models)
+    assert any(isinstance(model.attention, MultiHeadAttentionConfig) and model.attention.sinks for model in models)
     assert {moe.score for moe in experts} >= {"softmax", "sigmoid"}
     assert {moe.routing.kind for moe in experts} >= {"token_choice", "capacity"}
     assert {subject.objective for subject in SUBJECTS} == {"next_token", "masked", "translation", "classification"}
@@ -156,14 +156,14 @@ def test_parity_takes_the_model_of_a_config(tmp_path: Path, capsys: Any) -> None
 
 def test_a_model_keeps_all_but_its_dropout(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(MINE)
-    model = load_model(str(tmp_path / "mine.yaml"))
+    model = load_model_config(str(tmp_path / "mine.yaml"))
     found = build_subject(model, "mine").model
     assert found.dropout.residual == 0.0
     assert found == model.model_copy(update={"dropout": found.dropout})
 
 
 def test_what_the_machine_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_subject, "free_memory", lambda: 1_000_000)
+    monkeypatch.setattr(model_subject, "get_free_memory", lambda: 1_000_000)
     with pytest.raises(
         ConfigError, match=r"on 4 processes takes about 0\.0 GB, and 0\.0 GB are free\. Use fewer --proc"
     ):

@@ -13,11 +13,11 @@ import torch
 from llmsys.config.model import ModelConfig
 from llmsys.data import pairs
 from llmsys.data.batch import Batch
-from llmsys.doctor.cells import Cell
-from llmsys.doctor.oracle import Trajectory, oracle
-from llmsys.doctor.parity import Distance, measure
+from llmsys.doctor.cells import ParityCase
+from llmsys.doctor.oracle import Trajectory, compute_reference_trajectory
+from llmsys.doctor.parity import TrajectoryDistance, compare_to_reference
 from llmsys.doctor.rows import build_micro_batches, list_rows
-from llmsys.doctor.subjects import LABELS, MASKED, TRANSLATION, Subject
+from llmsys.doctor.subjects import LABELS, MASKED, TRANSLATION, ParityModel
 from llmsys.model.transformer import Transformer
 from tests.helpers.ranks import run_ranks
 
@@ -34,38 +34,38 @@ KINDS = {f"{name}, {kind}": (subject, PLAIN | changes)
          for name, subject in OBJECTIVES.items() for kind, changes in BALANCES.items()}  # fmt: skip
 
 
-def _change_experts(subject: Subject, name: str, changes: dict[str, Any]) -> Subject:
+def _change_experts(subject: ParityModel, name: str, changes: dict[str, Any]) -> ParityModel:
     values = subject.model.model_dump()
-    return Subject(name, ModelConfig.model_validate(values | {"num_hidden_layers": 1, "moe": values["moe"] | changes}))
+    return ParityModel(name, ModelConfig.model_validate(values | {"num_hidden_layers": 1, "moe": values["moe"] | changes}))
 
 
 SUBJECTS = {name: _change_experts(subject, name, changes) for name, (subject, changes) in KINDS.items()}
 OTHER_ENGINES = {
-    "fsdp expert=2": Cell(2, "fsdp", (("expert", 2),), "fp32", "selective", TRANSLATION, 2),
-    "ddp": Cell(2, "ddp", (), "fp32", "none", TRANSLATION, 2),
-    "bitwise": Cell(2, "bitwise", (), "fp32", "none", TRANSLATION, 2),
-    "zero-2 expert=2": Cell(2, "zero-2", (("expert", 2),), "fp32", "none", TRANSLATION, 2),
-    "zero-3": Cell(2, "zero-3", (), "fp32", "none", TRANSLATION, 2),
-    "accelerate": Cell(2, "accelerate", (), "fp32", "none", TRANSLATION, 2),
+    "fsdp expert=2": ParityCase(2, "fsdp", (("expert", 2),), "fp32", "selective", TRANSLATION, 2),
+    "ddp": ParityCase(2, "ddp", (), "fp32", "none", TRANSLATION, 2),
+    "bitwise": ParityCase(2, "bitwise", (), "fp32", "none", TRANSLATION, 2),
+    "zero-2 expert=2": ParityCase(2, "zero-2", (("expert", 2),), "fp32", "none", TRANSLATION, 2),
+    "zero-3": ParityCase(2, "zero-3", (), "fp32", "none", TRANSLATION, 2),
+    "accelerate": ParityCase(2, "accelerate", (), "fp32", "none", TRANSLATION, 2),
 }
 
 
 @pytest.fixture(scope="module")
 def expected() -> bytes:
     """One process, a row at a time; by value, since ranks get at most 256 tensors by reference."""
-    return pickle.dumps({subject.name: oracle(subject) for subject in (*SUBJECTS.values(), TRANSLATION)})
+    return pickle.dumps({subject.name: compute_reference_trajectory(subject) for subject in (*SUBJECTS.values(), TRANSLATION)})
 
 
-def measure_cells(rank: int, cells: dict[str, Cell], expected: bytes) -> dict[str, Distance]:
+def measure_cells(rank: int, cells: dict[str, ParityCase], expected: bytes) -> dict[str, TrajectoryDistance]:
     """All cells in one set of processes."""
     trajectories: dict[str, Trajectory] = pickle.loads(expected)
-    return {name: measure(cell, trajectories[cell.subject.name]) for name, cell in cells.items()}
+    return {name: compare_to_reference(cell, trajectories[cell.parity_model.name]) for name, cell in cells.items()}
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_change_nothing_of_experts(ranks: int, expected: bytes) -> None:
-    cells = {name: Cell(ranks, "fsdp", (), "fp32", "none", subject, 2) for name, subject in SUBJECTS.items()}
+    cells = {name: ParityCase(ranks, "fsdp", (), "fp32", "none", subject, 2) for name, subject in SUBJECTS.items()}
     found = run_ranks(measure_cells, ranks, cells | (OTHER_ENGINES if ranks == 2 else {}), expected)[0]
     assert len(found) == 15 + (len(OTHER_ENGINES) if ranks == 2 else 0)
     for name, distance in found.items():
@@ -91,24 +91,24 @@ def test_rows_are_dealt_once_and_some_rank_has_none(ranks: int) -> None:
 
 def ignore_padding_of_targets() -> Any:
     """Padded target positions count as tokens."""
-    make = pairs.TranslationBatch.__call__
+    make = pairs.TranslationCollator.__call__
 
     def without(self: Any, given: Any, numbers: Any) -> Batch:
         batch = make(self, given, numbers)
         return Batch(batch.tokens_BT, batch.targets_BT, None, batch.source_BS, batch.source_documents_BS)
 
-    return patch.object(pairs.TranslationBatch, "__call__", without)
+    return patch.object(pairs.TranslationCollator, "__call__", without)
 
 
 def add_phantom_tokens() -> Any:
     """A rank without rows has a token."""
-    padded = pairs.padded
+    padded = pairs.pad_sequences
 
     def with_token(sequences: Any, filler: int = 0) -> Any:
         tokens_BT, documents_BT = padded(sequences, filler)
         return tokens_BT, documents_BT if sequences else torch.zeros_like(documents_BT)
 
-    return patch.object(pairs, "padded", with_token)
+    return patch.object(pairs, "pad_sequences", with_token)
 
 
 BUGS = {"padding": (ignore_padding_of_targets, TRANSLATION), "phantoms": (add_phantom_tokens, LABELS)}
@@ -122,33 +122,33 @@ def weigh_source_by_targets() -> Any:
 
 def put_experts_into_encoders() -> Any:
     """An encoder beside a decoder has experts too, which no config asks for yet."""
-    shape = ModelConfig.encoder_shape.fget  # type: ignore[attr-defined]
+    shape = ModelConfig.encoder_model.fget  # type: ignore[attr-defined]
     return patch.object(
-        ModelConfig, "encoder_shape", property(lambda self: shape(self).model_copy(update={"moe": self.moe}))
+        ModelConfig, "encoder_model", property(lambda self: shape(self).model_copy(update={"moe": self.moe}))
     )
 
 
-def measure_bugs(rank: int, pickled: bytes) -> dict[str, Distance]:
+def measure_bugs(rank: int, pickled: bytes) -> dict[str, TrajectoryDistance]:
     """Each bug alone, and what is right between them."""
     expected, of_both = pickle.loads(pickled)
     found = {}
     for name, (bug, subject) in BUGS.items():
         with bug():
-            found[name] = measure(Cell(2, "fsdp", (), "fp32", "none", subject, 2), expected[subject.name])
-    cell = Cell(2, "fsdp", (), "fp32", "none", TRANSLATION, 2)
+            found[name] = compare_to_reference(ParityCase(2, "fsdp", (), "fp32", "none", subject, 2), expected[subject.name])
+    cell = ParityCase(2, "fsdp", (), "fp32", "none", TRANSLATION, 2)
     with put_experts_into_encoders():
-        found["healthy"] = measure(cell, of_both)
+        found["healthy"] = compare_to_reference(cell, of_both)
         with weigh_source_by_targets():
-            found["weights"] = measure(cell, of_both)
+            found["weights"] = compare_to_reference(cell, of_both)
     return found
 
 
 @pytest.mark.distributed
 def test_parity_sees_padding_phantom_tokens_and_wrong_weights() -> None:
     """Each would train another model on two ranks."""
-    expected = {subject.name: oracle(subject) for subject in (TRANSLATION, LABELS)}
+    expected = {subject.name: compute_reference_trajectory(subject) for subject in (TRANSLATION, LABELS)}
     with put_experts_into_encoders():
-        of_both = oracle(TRANSLATION)
+        of_both = compute_reference_trajectory(TRANSLATION)
     assert any("encoder" in name and "router" in name for name in of_both.weights)
     found = run_ranks(measure_bugs, 2, pickle.dumps((expected, of_both)))[0]
     assert found.pop("healthy").passed
@@ -161,4 +161,4 @@ def test_the_oracle_has_every_auxiliary_loss() -> None:
         subject = SUBJECTS[f"translation, {name}"]
         without = _change_experts(subject, "without", PLAIN)
         moment = "1/blocks.0.feed_forward.router.weight"
-        assert not torch.allclose(oracle(subject).moments[moment], oracle(without).moments[moment], rtol=1e-2)
+        assert not torch.allclose(compute_reference_trajectory(subject).moments[moment], compute_reference_trajectory(without).moments[moment], rtol=1e-2)

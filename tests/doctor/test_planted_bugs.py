@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmsys.doctor.cells import Cell
-from llmsys.doctor.oracle import Trajectory, oracle
-from llmsys.doctor.parity import Distance, measure
+from llmsys.doctor.cells import ParityCase
+from llmsys.doctor.oracle import Trajectory, compute_reference_trajectory
+from llmsys.doctor.parity import TrajectoryDistance, compare_to_reference
 from llmsys.doctor.subjects import DENSE, EXPERTS
 from llmsys.engine import deepspeed_engine, torch_engine
 from llmsys.optim import build
 from llmsys.parallel import apply, clip, tensor
 from tests.helpers.ranks import run_ranks
 
-SHARDED = Cell(2, "fsdp", (), "fp32", "none", DENSE, 2)
-DEALT = Cell(2, "fsdp", (("expert", 2),), "fp32", "none", EXPERTS, 2)
-SPLIT = Cell(2, "fsdp", (("tensor", 2),), "fp32", "none", DENSE, 2)
-ZERO = Cell(2, "zero-2", (("expert", 2),), "fp32", "none", EXPERTS, 2)
+SHARDED = ParityCase(2, "fsdp", (), "fp32", "none", DENSE, 2)
+DEALT = ParityCase(2, "fsdp", (("expert", 2),), "fp32", "none", EXPERTS, 2)
+SPLIT = ParityCase(2, "fsdp", (("tensor", 2),), "fp32", "none", DENSE, 2)
+ZERO = ParityCase(2, "zero-2", (("expert", 2),), "fp32", "none", EXPERTS, 2)
 
 
 @contextmanager
@@ -40,17 +40,17 @@ def scaled_by_expert_degree() -> Iterator[None]:
 
 
 def dropped_reduction_of_the_norm() -> Any:
-    return patch.object(clip, "sum_over_ranks", lambda value: value)
+    return patch.object(clip, "all_reduce_sum", lambda value: value)
 
 
 def dropped_reduction_of_partial_gradients() -> Any:
-    return patch.object(tensor.PartialGradients, "sum", lambda self: None)
+    return patch.object(tensor.PartialGradientReducer, "all_reduce", lambda self: None)
 
 
 def stale_bias() -> Any:
     import llmsys.train.balance as settled
 
-    return patch.object(settled, "updated_bias", lambda bias, *rest: bias)
+    return patch.object(settled, "update_balance_bias", lambda bias, *rest: bias)
 
 
 def swapped_shards() -> Any:
@@ -60,27 +60,27 @@ def swapped_shards() -> Any:
         found = local_slice(whole, like)
         return found.flip(0) if found.ndim > 1 else found
 
-    local_slice = apply.local_slice
-    return patch.object(apply, "local_slice", of_the_other)
+    local_slice = apply.get_local_slice
+    return patch.object(apply, "get_local_slice", of_the_other)
 
 
 @contextmanager
 def doubled_adam_step() -> Iterator[None]:
     """The counter of steps advances twice, as where two groups share one tensor for it."""
-    step = build.Optimizers.step
+    step = build.OptimizersContainer.step
 
-    def twice(self: build.Optimizers) -> None:
+    def twice(self: build.OptimizersContainer) -> None:
         step(self)
         for state in self.state.values():
             state["step"] += 1
 
-    with patch.object(build.Optimizers, "step", twice):
+    with patch.object(build.OptimizersContainer, "step", twice):
         yield
 
 
 def divided_twice_by_the_ranks() -> Any:
     """DeepSpeed's averaging is not undone."""
-    return patch.object(deepspeed_engine, "world_size", lambda: 1)
+    return patch.object(deepspeed_engine, "get_world_size", lambda: 1)
 
 
 def targets_of_this_rank_only() -> Any:
@@ -89,11 +89,11 @@ def targets_of_this_rank_only() -> Any:
     def own_counts(batches: Any, device: torch.device) -> Tensor:
         return counts_of(batches, device) / 2
 
-    counts_of = torch_engine.counts_of
-    return patch.object(torch_engine, "counts_of", own_counts)
+    counts_of = torch_engine.reduce_token_counts
+    return patch.object(torch_engine, "reduce_token_counts", own_counts)
 
 
-BUGS: dict[str, tuple[Callable[[], Any], Cell]] = {
+BUGS: dict[str, tuple[Callable[[], Any], ParityCase]] = {
     "a gradient scaled by the expert degree": (scaled_by_expert_degree, DEALT),
     "a dropped reduction of the norm": (dropped_reduction_of_the_norm, SHARDED),
     "a dropped reduction over the tensor axis": (dropped_reduction_of_partial_gradients, SPLIT),
@@ -105,18 +105,18 @@ BUGS: dict[str, tuple[Callable[[], Any], Cell]] = {
 }
 
 
-def infected(rank: int, expected: dict[str, Trajectory]) -> dict[str, Distance]:
-    found = {"healthy": measure(DEALT, expected[EXPERTS.name])}
+def infected(rank: int, expected: dict[str, Trajectory]) -> dict[str, TrajectoryDistance]:
+    found = {"healthy": compare_to_reference(DEALT, expected[EXPERTS.name])}
     for name, (bug, cell) in BUGS.items():
         with bug():
-            found[name] = measure(cell, expected[cell.subject.name])
-    found["healthy again"] = measure(SHARDED, expected[DENSE.name])
+            found[name] = compare_to_reference(cell, expected[cell.parity_model.name])
+    found["healthy again"] = compare_to_reference(SHARDED, expected[DENSE.name])
     return found
 
 
 @pytest.mark.distributed
 def test_every_planted_bug_is_caught_and_nothing_else() -> None:
-    expected = {subject.name: oracle(subject) for subject in (DENSE, EXPERTS)}
+    expected = {subject.name: compute_reference_trajectory(subject) for subject in (DENSE, EXPERTS)}
     found = run_ranks(infected, 2, expected)[0]
     missed = [name for name in BUGS if found[name].passed]
     assert not missed, f"not caught: {missed}"

@@ -10,14 +10,14 @@ import torch
 import yaml
 
 from launch.main import main
-from llmsys.config.load import load_run
+from llmsys.config.load import load_run_config
 from llmsys.data.batch import Batch
-from llmsys.data.digest import digest_of
-from llmsys.data.mixture import SourceOrder
-from llmsys.doctor.trace import Place, Tracer, progress_of
+from llmsys.data.digest import compute_batch_digest
+from llmsys.data.mixture import MixtureOrder
+from llmsys.doctor.trace import DocumentLocation, DocumentTracer, read_progress
 from llmsys.errors import DataError
-from llmsys.shards import ShardWriter
-from tests.helpers.dataset import VOCABULARY, make_dataset, toy_url
+from llmsys.shards import ArrowFileWriter
+from tests.helpers.dataset import VOCABULARY, make_dataset, build_toy_url
 from tests.train.test_run import llmsys
 
 STEPS = 6
@@ -27,10 +27,10 @@ def dataset_with_urls(folder: Path) -> Path:
     """The toy dataset, with the documents that a preparation would leave beside the tokens."""
     make_dataset(folder)
     numbers = range(120)
-    columns = {"id": [f"{n:032x}" for n in numbers], "url": [toy_url("train", n) for n in numbers]}
+    columns = {"id": [f"{n:032x}" for n in numbers], "url": [build_toy_url("train", n) for n in numbers]}
     documents = pa.record_batch(columns)
     (folder / "documents").mkdir()
-    with ShardWriter(folder / "documents" / "documents-00000.arrow", documents.schema) as writer:
+    with ArrowFileWriter(folder / "documents" / "documents-00000.arrow", documents.schema) as writer:
         writer.write(documents)
     return folder
 
@@ -60,31 +60,31 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_document_is_traced_to_exactly_the_steps_that_list_it(run: Path) -> None:
-    config = load_run(str(run))
-    tracer = Tracer(config)
-    done = config.steps
+    config = load_run_config(str(run))
+    tracer = DocumentTracer(config)
+    done = config.num_steps
     listed: dict[str, list[int]] = {}
     for step in range(1, done + 1):
-        for entry in tracer.documents_of(step):
+        for entry in tracer.list_step_documents(step):
             listed.setdefault(entry["id"], []).append(step)
             assert entry["url"].startswith("http")
             assert entry["offset"] >= 0
     shards = tracer.dataset.sources[0]
-    for number in range(shards.documents):
-        name = str(shards.lineage(number)["id"])
-        assert tracer.steps_that_saw(Place(0, number), done) == listed.get(name, []), name
-        assert Place(0, number) in tracer.find(document=name)
+    for number in range(shards.num_documents):
+        name = str(shards.get_lineage(number)["id"])
+        assert tracer.list_steps_with_document(DocumentLocation(0, number), done) == listed.get(name, []), name
+        assert DocumentLocation(0, number) in tracer.locate_document(document=name)
 
 
 def test_steps_list_the_documents_whose_tokens_they_have(run: Path) -> None:
-    config = load_run(str(run))
-    tracer = Tracer(config)
+    config = load_run_config(str(run))
+    tracer = DocumentTracer(config)
     shards = tracer.dataset.sources[0]
-    known = {str(shards.lineage(n)["id"]): shards.tokens(n).tolist() for n in range(shards.documents)}
-    for step in (1, config.steps):
-        rows = [row for batch in tracer.steps.step(step - 1) for row in batch.tokens_BT.tolist()]
+    known = {str(shards.get_lineage(n)["id"]): shards.get_tokens(n).tolist() for n in range(shards.num_documents)}
+    for step in (1, config.num_steps):
+        rows = [row for batch in tracer.steps.get_micro_batches(step - 1) for row in batch.tokens_BT.tolist()]
         stream = {token for row in rows for token in row}
-        named = [known[entry["id"]] for entry in tracer.documents_of(step)]
+        named = [known[entry["id"]] for entry in tracer.list_step_documents(step)]
         assert stream <= {token for tokens in named for token in tokens}
         assert sum(map(len, named)) >= len(rows) * config.batch.sequence_length
 
@@ -105,12 +105,12 @@ def test_the_verb_answers_both_questions(run: Path, capsys: pytest.CaptureFixtur
 def test_a_document_without_url_is_not_called_gone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run.parent / "toy" / "documents" / "documents-00000.arrow"
     before = path.read_bytes()
-    ids = [entry["id"] for entry in Tracer(load_run(str(run))).documents_of(3)]
+    ids = [entry["id"] for entry in DocumentTracer(load_run_config(str(run))).list_step_documents(3)]
     columns = ({"id": ids[1:], "url": [""] * (len(ids) - 1)}, {"id": ids[1:]})  # pairs have no such column
     try:
         for values in columns:
             batch = pa.record_batch(values)
-            with ShardWriter(path, batch.schema) as writer:
+            with ArrowFileWriter(path, batch.schema) as writer:
                 writer.write(batch)
             assert main(["trace", str(run), "step=3"]) == 0
             first, *others = capsys.readouterr().out.splitlines()[1:]
@@ -160,22 +160,22 @@ def batch(rows: list[list[int]]) -> Batch:
 
 def test_the_digest_knows_rows_but_not_who_held_them() -> None:
     rows = [[1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 2, 4]]
-    whole = digest_of([batch(rows)])
-    parts = digest_of([batch(rows[2:])]) + digest_of([batch(rows[:1]), batch(rows[1:2])])
+    whole = compute_batch_digest([batch(rows)])
+    parts = compute_batch_digest([batch(rows[2:])]) + compute_batch_digest([batch(rows[:1]), batch(rows[1:2])])
     assert (whole - parts) % 2**64 == 0
-    assert whole != digest_of([batch([[2, 1, 3], *rows[1:]])]), "places count"
-    assert whole != digest_of([batch([*rows, rows[0]])]), "so does how often"
+    assert whole != compute_batch_digest([batch([[2, 1, 3], *rows[1:]])]), "places count"
+    assert whole != compute_batch_digest([batch([*rows, rows[0]])]), "so does how often"
 
 
 def test_numbers_of_a_mixture_are_the_inverse_of_locate() -> None:
-    order = SourceOrder([(0, (3, 1)), (10, (1, 1)), (31, (0, 5))])
+    order = MixtureOrder([(0, (3, 1)), (10, (1, 1)), (31, (0, 5))])
     numbers = np.arange(60)
-    sources, local = order.locate(numbers)
+    sources, local = order.locate_sequences(numbers)
     for source in (0, 1):
         here = sources == source
-        assert order.numbers(source, local[here]).tolist() == numbers[here].tolist()
+        assert order.get_global_numbers(source, local[here]).tolist() == numbers[here].tolist()
 
 
 def test_a_run_that_never_began_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nothing was trained there"):
-        progress_of(tmp_path)
+        read_progress(tmp_path)

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.convert.plan import Part
+from llmsys.convert.plan import TensorPart
 from llmsys.convert.streamed import CheckpointReader
-from llmsys.engine.averaged_engine import AveragedEngine
+from llmsys.engine.averaged_engine import EmaEngine
 from llmsys.train import checkpoint
-from llmsys.train.balance import settle_experts
-from llmsys.train.trained import _filled
+from llmsys.train.balance import update_expert_balance
+from llmsys.train.trained import _load_model
 from tests.engine.test_parity import LEARNING_RATE, STEPS, build, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import LENGTH, SEQUENCES, tiny_config
@@ -22,38 +22,38 @@ from tests.helpers.tiny import LENGTH, SEQUENCES, tiny_config
 HALF_LIFE = 200
 
 
-def averaged(layout: Layout) -> AveragedEngine:
-    return AveragedEngine(build("torch", layout, 0.0, 1), HALF_LIFE)
+def averaged(layout: ParallelLayout) -> EmaEngine:
+    return EmaEngine(build("torch", layout, 0.0, 1), HALF_LIFE)
 
 
-def snapshot(engine: AveragedEngine) -> dict[str, Any]:
+def snapshot(engine: EmaEngine) -> dict[str, Any]:
     """The whole state as it is now: on one rank the arrays would be the living ones."""
     return {name: value.copy() for name, value in whole_state(engine).items()}
 
 
 def trained(rank: int, folder: str) -> dict[str, Any]:
     world_size = torch.distributed.get_world_size()
-    engine = averaged(Layout(expert=2) if world_size > 1 else Layout())
+    engine = averaged(ParallelLayout(expert=2) if world_size > 1 else ParallelLayout())
     weights, targets = [snapshot(engine)], []
     probe = share_of(0, rank, world_size, 1)[0]
     for step in range(STEPS):
         targets.append(engine.train_step(share_of(step, rank, world_size, 1), LEARNING_RATE).targets)
-        settle_experts(engine.module)
-        engine.logits(probe)  # puts the mean into the model, and the next step must take it out again
+        update_expert_balance(engine.module)
+        engine.compute_logits(probe)  # puts the mean into the model, and the next step must take it out again
         weights.append(snapshot(engine))
     refused = engine.train_step(share_of(9, rank, world_size, 1), LEARNING_RATE, lambda loss, norm: False)
-    assert not refused.applied
+    assert not refused.is_applied
     after = snapshot(engine)
     assert all(np.array_equal(after[name], value) for name, value in weights[-1].items()), (
         "a refused step moves nothing"
     )
-    logits = engine.logits(probe).detach().numpy()
-    found = checkpoint.save(engine, Path(folder), {}, 1)
-    again = averaged(Layout())
-    checkpoint.load(again, found)
+    logits = engine.compute_logits(probe).detach().numpy()
+    found = checkpoint.save_checkpoint(engine, Path(folder), {}, 1)
+    again = averaged(ParallelLayout())
+    checkpoint.load_checkpoint(again, found)
     loaded = snapshot(again)
     assert all(np.array_equal(loaded[name], value) for name, value in after.items() if name.startswith("average/"))
-    np.testing.assert_allclose(again.logits(probe).detach().numpy(), logits, atol=1e-5)
+    np.testing.assert_allclose(again.compute_logits(probe).detach().numpy(), logits, atol=1e-5)
     return {"weights": weights, "targets": targets, "checkpoint": str(found)}
 
 
@@ -91,8 +91,8 @@ def test_what_is_used_of_a_checkpoint_is_the_mean(runs: dict[int, dict[str, Any]
     config = RunConfig.model_validate(
         {"model": tiny_config(), "train": {"precision": "fp32"}, "batch": {"sequence_length": LENGTH}}
     )
-    for name, parameter in _filled(config, found).named_parameters():
+    for name, parameter in _load_model(config, found).named_parameters():
         assert np.array_equal(parameter.detach().numpy(), weights[f"average/{name}"]), name
     name = "blocks.0.attention.q_proj.weight"
-    part = Part(f"parameter/{name}", weights[f"parameter/{name}"].shape)
+    part = TensorPart(f"parameter/{name}", weights[f"parameter/{name}"].shape)
     assert np.array_equal(CheckpointReader(found).read(part).numpy(), weights[f"average/{name}"])

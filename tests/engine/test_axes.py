@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from tests.helpers.divided import all_gradients, plain_gradients
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_model import relative_error
 
-TENSOR, CONTEXT = Layout(tensor=2), Layout(context=2)
+TENSOR, CONTEXT = ParallelLayout(tensor=2), ParallelLayout(context=2)
 CASES: dict[int, list[tuple[Any, ...]]] = {
     2: [
         ("llama", TENSOR),
@@ -32,26 +32,26 @@ CASES: dict[int, list[tuple[Any, ...]]] = {
         ("feed-forward clamped", TENSOR),
         ("bert", TENSOR),
         ("bert", CONTEXT),
-        ("experts, evenness over the batch", Layout(tensor=2, expert=2)),
+        ("experts, evenness over the batch", ParallelLayout(tensor=2, expert=2)),
         ("experts, evenness of sequences", TENSOR),
-        ("experts, all tokens on one", Layout(tensor=2, expert=2)),
-        ("experts, latent attention, further tokens", Layout(context=2, expert=2)),
+        ("experts, all tokens on one", ParallelLayout(tensor=2, expert=2)),
+        ("experts, latent attention, further tokens", ParallelLayout(context=2, expert=2)),
         ("experts, evenness of sequences", CONTEXT, "selective"),
         ("experts, latent attention, further tokens", TENSOR, "block"),
     ],
     4: [
         ("llama", TENSOR),
-        ("tied, own head_dim, one key", Layout(tensor=2, context=2)),
-        ("learned, offset", Layout(tensor=4)),
-        ("relative bias", Layout(tensor=2, context=2)),
-        ("qk norm of all", Layout(tensor=2, context=2)),
-        ("qk norm of all", Layout(tensor=4)),
-        ("alibi encoder", Layout(context=4)),
-        ("latent, no query latent", Layout(tensor=2, context=2)),
-        ("bert", Layout(tensor=2, replicate=2)),
-        ("experts, all tokens on one", Layout(tensor=2, expert=4)),
-        ("experts, latent attention, further tokens", Layout(tensor=2, context=2, expert=2)),
-        ("experts, evenness of sequences", Layout(context=2, replicate=2, expert=2)),
+        ("tied, own head_dim, one key", ParallelLayout(tensor=2, context=2)),
+        ("learned, offset", ParallelLayout(tensor=4)),
+        ("relative bias", ParallelLayout(tensor=2, context=2)),
+        ("qk norm of all", ParallelLayout(tensor=2, context=2)),
+        ("qk norm of all", ParallelLayout(tensor=4)),
+        ("alibi encoder", ParallelLayout(context=4)),
+        ("latent, no query latent", ParallelLayout(tensor=2, context=2)),
+        ("bert", ParallelLayout(tensor=2, replicate=2)),
+        ("experts, all tokens on one", ParallelLayout(tensor=2, expert=4)),
+        ("experts, latent attention, further tokens", ParallelLayout(tensor=2, context=2, expert=2)),
+        ("experts, evenness of sequences", ParallelLayout(context=2, replicate=2, expert=2)),
     ],
 }
 

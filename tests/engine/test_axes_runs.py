@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.data.batch import Batch
-from llmsys.engine.engine import saved_buffers
+from llmsys.engine.engine import iter_persistent_buffers
 from llmsys.model.cache import KeyValueCache
 from llmsys.model.transformer import Transformer
 from llmsys.train import checkpoint
-from llmsys.train.balance import settle_experts
-from llmsys.train.measure import measure
+from llmsys.train.balance import update_expert_balance
+from llmsys.train.measure import sum_over_rows
 from tests.engine.test_parity import LEARNING_RATE, build, plain_run, share_of
 from tests.helpers.divided import whole_tensor
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import LENGTH, sequences, tiny_config
 
-LAYOUTS = [Layout(context=2, tensor=2, expert=2), Layout(tensor=2), Layout(), Layout(tensor=4, expert=4)]
+LAYOUTS = [ParallelLayout(context=2, tensor=2, expert=2), ParallelLayout(tensor=2), ParallelLayout(), ParallelLayout(tensor=4, expert=4)]
 CLIP, HELD = 0.5, 11
 CHANGES: dict[str, Any] = {"tie_word_embeddings": True}
 
@@ -29,9 +29,9 @@ CHANGES: dict[str, Any] = {"tie_word_embeddings": True}
 class HeldRows:
     """Held-back rows of an odd length, the same whoever asks."""
 
-    rows = HELD
+    num_rows = HELD
 
-    def batch(self, first: int, count: int) -> Batch:
+    def get_batch(self, first: int, count: int) -> Batch:
         found = [sequences(99, row, 1) for row in range(first, first + count)]
         tokens, targets = (torch.cat([getattr(one, name) for one in found]) for name in ("tokens_BT", "targets_BT"))
         return Batch(tokens[:, :-3].contiguous(), targets[:, :-3].contiguous())
@@ -47,12 +47,12 @@ def continued(model: Transformer) -> Tensor:
     return logits
 
 
-def asked(engine: Any, layout: Layout) -> dict[str, Any]:
+def asked(engine: Any, layout: ParallelLayout) -> dict[str, Any]:
     """What a trained engine makes of held-back rows and of a prompt."""
-    sums = measure(HeldRows(), engine.logits, engine.device, layout.sequence_ranks)
+    sums = sum_over_rows(HeldRows(), engine.compute_logits, engine.device, layout.sequence_parallel_size)
     return {
         "sums": [sums.nats, sums.correct, sums.targets],
-        "logits": engine.logits(HeldRows().batch(0, 2)).numpy(),
+        "logits": engine.compute_logits(HeldRows().get_batch(0, 2)).numpy(),
         "continued": continued(engine.module).numpy(),
     }
 
@@ -62,19 +62,19 @@ def journey(rank: int, folder: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for leg, layout in enumerate(LAYOUTS):
         engine = build("torch", layout, CLIP, 1, **CHANGES)
-        fitted = layout.fit(4, engine.module.config)
+        fitted = layout.resolve(4, engine.module.config)
         if leg:
-            newest = checkpoint.newest_whole(folder)
+            newest = checkpoint.find_newest_checkpoint(folder)
             assert newest is not None
-            checkpoint.load(engine, newest)
+            checkpoint.load_checkpoint(engine, newest)
         losses = []
         for step in (2 * leg, 2 * leg + 1):
-            batches = share_of(step, fitted.data_rank(rank), fitted.data_ranks, 1)
+            batches = share_of(step, fitted.get_data_rank(rank), fitted.data_parallel_size, 1)
             losses.append(engine.train_step(batches, LEARNING_RATE).loss)
-            settle_experts(engine.module)
+            update_expert_balance(engine.module)
         found.append(asked(engine, fitted) | {"losses": losses})
-        checkpoint.save(engine, folder, {"leg": leg}, keep_last=len(LAYOUTS))
-    state = {name: whole_tensor(tensor).numpy() for name, tensor in engine.state().tensors.items()}
+        checkpoint.save_checkpoint(engine, folder, {"leg": leg}, keep_last=len(LAYOUTS))
+    state = {name: whole_tensor(tensor).numpy() for name, tensor in engine.get_state().tensors.items()}
     return [*found, state]
 
 
@@ -82,7 +82,7 @@ def loaded(path: Path) -> Transformer:
     """A plain model with the weights and buffers of a checkpoint."""
     model = Transformer(tiny_config(**CHANGES)).eval()
     held = {f"parameter/{name}": parameter.data for name, parameter in model.named_parameters()}
-    checkpoint.load_tensors(held | {f"buffer/{name}": buffer for name, buffer in saved_buffers(model)}, path)
+    checkpoint.load_tensors(held | {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(model)}, path)
     return model
 
 
@@ -115,8 +115,8 @@ def test_checkpoints_of_divided_models_are_those_of_one_process(
 ) -> None:
     for leg, path in enumerate(sorted(travelled[0].glob("step-*"))):
         model = loaded(path)
-        logits = whole_logits(model, HeldRows().batch(0, 2))
-        sums = measure(HeldRows(), partial(whole_logits, model), torch.device("cpu"))
+        logits = whole_logits(model, HeldRows().get_batch(0, 2))
+        sums = sum_over_rows(HeldRows(), partial(whole_logits, model), torch.device("cpu"))
         for found in (rank[leg] for rank in travelled[1]):
             torch.testing.assert_close(torch.from_numpy(found["logits"]), logits, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(torch.from_numpy(found["continued"]), continued(model), rtol=1e-4, atol=1e-5)

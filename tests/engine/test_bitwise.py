@@ -17,15 +17,15 @@ import torch
 from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.engine import bitwise_engine
 from llmsys.engine.bitwise_engine import BitwiseEngine
-from llmsys.engine.state_hash import state_hash
+from llmsys.engine.state_hash import hash_state
 from llmsys.engine.torch_engine import TorchEngine
-from llmsys.model.experts import Experts
-from llmsys.optim.exact_adamw import ExactAdamW
+from llmsys.model.experts import GroupedExperts
+from llmsys.optim.exact_adamw import BitwiseAdamW
 from llmsys.parallel import canonical_expert
-from llmsys.parallel.expert import AllToAllDispatcher
-from llmsys.parallel.group import joined, rank, sum_over_ranks, world_size
+from llmsys.parallel.expert import AllToAllTokenDispatcher
+from llmsys.parallel.group import init_process_group, get_rank, all_reduce_sum, get_world_size
 from llmsys.train import checkpoint
-from llmsys.train.saver import Saver
+from llmsys.train.saver import CheckpointSaver
 from tests.helpers.bitwise import CASES, build, take_steps
 from tests.helpers.ranks import run_ranks
 
@@ -37,10 +37,10 @@ SAVED, KILLED = 1, 2
 pytestmark = pytest.mark.distributed
 
 
-class OneAfterAnother(bitwise_engine.PendingSums):
+class OneAfterAnother(bitwise_engine.StreamingTreeSum):
     """A rank's micro-batches first, as accumulation does it."""
 
-    def add(self, leaf: list[torch.Tensor]) -> None:
+    def add_leaf(self, leaf: list[torch.Tensor]) -> None:
         if self._sums:
             torch._foreach_add_(self._sums[0][1], leaf)
         else:
@@ -50,16 +50,16 @@ class OneAfterAnother(bitwise_engine.PendingSums):
 def norm_of_shards(parameters: Any, gradients: list[torch.Tensor], *, counts: bool) -> float:
     """Each rank's share of the squares, then their sum."""
     squares = torch.stack([gradient.norm() for gradient in gradients if gradient.numel()]).square().sum()
-    return float(sum_over_ranks(squares).sqrt())
+    return float(all_reduce_sum(squares).sqrt())
 
 
 def dropout_of_rank(engine: BitwiseEngine, micro_batch: int) -> None:
     """Every rank draws on from its own seed."""
-    if micro_batch == rank():
-        torch.manual_seed(1000 * engine._optimizer.steps + rank())
+    if micro_batch == get_rank():
+        torch.manual_seed(1000 * engine._optimizer.steps + get_rank())
 
 
-def fused_step(optimizer: ExactAdamW, gradients: list[torch.Tensor], rate: float, scale: float) -> None:
+def fused_step(optimizer: BitwiseAdamW, gradients: list[torch.Tensor], rate: float, scale: float) -> None:
     """torch's fused kernel, which takes what is left of a vector another way."""
     optimizer.steps += 1
     locals_of = [[value.to_local() for value in values.values()] for values in (optimizer.first, optimizer.second)]
@@ -76,18 +76,18 @@ def all_experts_at_once(self: Any, x_MD: torch.Tensor, counts: torch.Tensor) -> 
     """Each rank's rows by themselves, but all experts in one activation, as in fast mode."""
     counts_RL = counts.view(-1, counts.shape[-1])
     parts = x_MD.split(counts_RL.sum(1).tolist())
-    return torch.cat([Experts.forward(self.experts, *pair) for pair in zip(parts, counts_RL, strict=True)])
+    return torch.cat([GroupedExperts.forward(self.experts, *pair) for pair in zip(parts, counts_RL, strict=True)])
 
 
 BUGS: dict[str, tuple[str, Any, str, Any]] = {
     "sums in the order of a rank": (DENSE, bitwise_engine, "PendingSums", OneAfterAnother),
     "norm by shards": (DENSE, bitwise_engine, "gradient_norm", norm_of_shards),
     "dropout by rank": (DENSE, BitwiseEngine, "_seed_dropout", dropout_of_rank),
-    "a fused optimizer": (ODD, ExactAdamW, "step", fused_step),
+    "a fused optimizer": (ODD, BitwiseAdamW, "step", fused_step),
     "rows of all ranks in one product": (
-        ODD, canonical_expert.SourceDispatcher, "_answers", AllToAllDispatcher._answers
+        ODD, canonical_expert.ReproducibleTokenDispatcher, "_answers", AllToAllTokenDispatcher._compute_expert_outputs
     ),
-    "an expert beside others in an activation": (ODD, canonical_expert.OneByOne, "__call__", all_experts_at_once),
+    "an expert beside others in an activation": (ODD, canonical_expert.SequentialExperts, "__call__", all_experts_at_once),
 }  # fmt: skip
 
 
@@ -114,10 +114,10 @@ def planted(_: int) -> dict[str, str]:
 
 
 def all_runs(_: int, folder: Path) -> dict[str, Any]:
-    found = {name: take_steps(build(CASES[name]), 1, STEPS) for name in FROM_START[world_size()]}
-    for name in RESUMED[world_size()]:
+    found = {name: take_steps(build(CASES[name]), 1, STEPS) for name in FROM_START[get_world_size()]}
+    for name in RESUMED[get_world_size()]:
         engine = build(CASES[name])
-        checkpoint.load(engine, folder / name / f"step-{SAVED:08d}")
+        checkpoint.load_checkpoint(engine, folder / name / f"step-{SAVED:08d}")
         found[f"{name}, resumed"] = take_steps(engine, SAVED + 1, STEPS)
     return found
 
@@ -130,10 +130,10 @@ def run_and_die(number: int, folder: Path) -> None:
     engines = {name: build(case) for name, case in CASES.items()}
     for name, engine in engines.items():
         told = take_steps(engine, 1, SAVED)[-2]
-        Saver(folder / name, CheckpointConfig()).save(engine.state(), SAVED, {})
+        CheckpointSaver(folder / name, CheckpointConfig()).save_state(engine.get_state(), SAVED, {})
         fast = build(CASES[name], TorchEngine)
-        checkpoint.load(fast, folder / name / f"step-{SAVED:08d}")
-        assert state_hash(fast.state()) == told["state"], name
+        checkpoint.load_checkpoint(fast, folder / name / f"step-{SAVED:08d}")
+        assert hash_state(fast.get_state()) == told["state"], name
     found = all_runs(number, folder) | planted(number)
     if number == 0:
         (folder / "found").write_bytes(pickle.dumps(found))
@@ -155,7 +155,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
         run_ranks(run_and_die, 2, folder)
     assert (folder / "died").exists(), failure.value
     found = {2: pickle.loads((folder / "found").read_bytes())}
-    with joined():
+    with init_process_group():
         found[1] = all_runs(0, folder) | planted(0)
     return found | {world: run_ranks(all_runs, world, folder)[0] for world in (4, 8)}
 

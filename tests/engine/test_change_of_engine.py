@@ -6,29 +6,29 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.train import checkpoint
-from llmsys.train.balance import settle_experts
+from llmsys.train.balance import update_expert_balance
 from tests.engine.test_parity import LEARNING_RATE, build, plain_run, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 
 STEPS, SHORT = 20, 6
-Leg = tuple[str, Layout, str, int, int]
+Leg = tuple[str, ParallelLayout, str, int, int]
 """(engine, layout, name of the run's folder, first step, step to stop before)."""
 # What one set of processes does, in turn: (number of processes, legs).
 PLAN: list[tuple[int, list[Leg]]] = [
     (2, [
-        ("zero3", Layout(), "long", 0, 6),
-        ("zero0", Layout(expert=2), "short", 0, 2),
-        ("zero3 offload", Layout(), "short", 2, 4),
-        ("accelerate", Layout(), "short", 4, 5),
-        ("torch", Layout(expert=2), "short", 5, SHORT),
+        ("zero3", ParallelLayout(), "long", 0, 6),
+        ("zero0", ParallelLayout(expert=2), "short", 0, 2),
+        ("zero3 offload", ParallelLayout(), "short", 2, 4),
+        ("accelerate", ParallelLayout(), "short", 4, 5),
+        ("torch", ParallelLayout(expert=2), "short", 5, SHORT),
     ]),
-    (4, [("torch", Layout(expert=2), "long", 6, 13)]),
+    (4, [("torch", ParallelLayout(expert=2), "long", 6, 13)]),
     (1, [
-        ("torch", Layout(), "long", 13, 16),
-        ("zero3", Layout(), "long", 16, 18),
-        ("accelerate", Layout(), "long", 18, STEPS),
+        ("torch", ParallelLayout(), "long", 13, 16),
+        ("zero3", ParallelLayout(), "long", 16, 18),
+        ("accelerate", ParallelLayout(), "long", 18, STEPS),
     ]),
 ]  # fmt: skip
 
@@ -37,17 +37,17 @@ def legs_of(rank: int, legs: list[Leg], folder: Path) -> list[Any]:
     results = []
     for kind, layout, run, first, stop in legs:
         engine = build(kind, layout, 0.5, 1)
-        newest = checkpoint.newest_whole(folder / run)
+        newest = checkpoint.find_newest_checkpoint(folder / run)
         assert (newest is None) == (first == 0)
         if newest is not None:
-            checkpoint.load(engine, newest)
+            checkpoint.load_checkpoint(engine, newest)
         losses = []
         for step in range(first, stop):
             batches = share_of(step, rank, torch.distributed.get_world_size(), 1)
             losses.append(engine.train_step(batches, LEARNING_RATE).loss)
-            settle_experts(engine.module)
-        checkpoint.save(engine, folder / run, {}, keep_last=1)
-        results.append((run, losses, whole_state(engine), engine.state().steps))
+            update_expert_balance(engine.module)
+        checkpoint.save_checkpoint(engine, folder / run, {}, keep_last=1)
+        results.append((run, losses, whole_state(engine), engine.get_state().steps))
     return results
 
 

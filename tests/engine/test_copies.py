@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import LossConfig
 from llmsys.data.batch import Batch
 from llmsys.engine.torch_engine import TorchEngine
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.apply import compile_blocks
-from llmsys.parallel.copies import unlearnt
-from llmsys.parallel.mesh import make_meshes
+from llmsys.parallel.copies import list_unused_parameters
+from llmsys.parallel.mesh import build_device_meshes
 from llmsys.train import checkpoint
-from llmsys.train.head_loss import training_loss
+from llmsys.train.head_loss import build_training_loss
 from tests.engine.test_parity import LEARNING_RATE, OPTIMIZER, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import tiny_config
@@ -44,9 +44,9 @@ def engine_of(config: ModelConfig, way: str, *, compiled: bool = False) -> Torch
     if compiled:
         torch._dynamo.reset()
         compile_blocks(model, backend="aot_eager")
-    layout = Layout(replicate=ranks if way == "ddp" else 1).fit(ranks, config)
+    layout = ParallelLayout(replicate=ranks if way == "ddp" else 1).resolve(ranks, config)
     ways: dict[str, Any] = {"data_parallel": way, "compute_dtype": torch.bfloat16, "seed": 7}
-    meshes, loss = make_meshes(layout, device), training_loss(LossConfig())
+    meshes, loss = build_device_meshes(layout, device), build_training_loss(LossConfig())
     return TorchEngine(model, meshes=meshes, optimizer=OPTIMIZER, loss=loss, device=device, **ways)
 
 
@@ -71,10 +71,10 @@ def both_ways(rank: int, folder: Path) -> dict[str, tuple[State, State]]:
     first = engine_of(DENSE, "ddp")
     train(first, rank, range(2))
     later = engine_of(DENSE, "fsdp")
-    checkpoint.load(later, checkpoint.save(first, folder / "copies", {}, 1))
+    checkpoint.load_checkpoint(later, checkpoint.save_checkpoint(first, folder / "copies", {}, 1))
     pairs["copies to shards"] = train(later, rank, range(2, 3)), pairs["dense"][0]
     back = engine_of(DENSE, "ddp")
-    checkpoint.load(back, checkpoint.save(later, folder / "shards", {}, 1))
+    checkpoint.load_checkpoint(back, checkpoint.save_checkpoint(later, folder / "shards", {}, 1))
     pairs["shards to copies"] = train(back, rank, range(0)), pairs["dense"][0]
     return pairs
 
@@ -92,4 +92,4 @@ def test_a_pooler_that_no_loss_sees_is_not_waited_for() -> None:
     with torch.device("meta"):
         model = Transformer(BERT)
     parts = ("pooler", "next_sentence")
-    assert sorted(unlearnt(model)) == sorted(f"{part}.{name}" for part in parts for name in ("bias", "weight"))
+    assert sorted(list_unused_parameters(model)) == sorted(f"{part}.{name}" for part in parts for name in ("bias", "weight"))

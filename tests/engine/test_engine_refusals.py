@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.engine.accelerate_engine import config_problems
+from llmsys.engine.accelerate_engine import find_config_violations
 from llmsys.errors import ConfigError
 from tests.engine.test_parity import build
 from tests.helpers.ranks import run_ranks
@@ -49,13 +49,13 @@ def test_configs_that_an_engine_cannot_keep_are_refused(changes: dict[str, Any],
     ],
 )
 def test_an_accelerate_config_that_cannot_be_kept_is_refused(environment: dict[str, str], message: str) -> None:
-    (problem,) = config_problems(environment, "bf16")
+    (problem,) = find_config_violations(environment, "bf16")
     assert re.search(message, problem), problem
 
 
 def test_a_plain_accelerate_config_is_kept() -> None:
     said = {"ACCELERATE_USE_FSDP": "false", "ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_DYNAMO_BACKEND": "no"}
-    assert config_problems(said, "bf16") == config_problems({}, "bf16") == []
+    assert find_config_violations(said, "bf16") == find_config_violations({}, "bf16") == []
 
 
 def refused(rank: int) -> tuple[str, str]:
@@ -65,7 +65,7 @@ def refused(rank: int) -> tuple[str, str]:
         os.environ.pop(name)
     for kind in ("accelerate", "zero2 fp16"):
         try:
-            build(kind, Layout(), 0.0, 1)
+            build(kind, ParallelLayout(), 0.0, 1)
         except Exception as error:
             messages.append(f"{type(error).__name__}: {error}")
         os.environ["LOCAL_RANK"] = str(rank)

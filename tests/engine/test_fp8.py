@@ -10,7 +10,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.errors import LaunchError
 from llmsys.model.transformer import Transformer
 from llmsys.parallel import fp8
-from llmsys.parallel.fp8 import fp8_layers, multiply_in_fp8, require_fp8
+from llmsys.parallel.fp8 import list_fp8_layers, convert_to_fp8, require_fp8
 
 MODEL: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -21,7 +21,7 @@ MODEL: dict[str, Any] = {
 
 
 def test_linear_maps_of_blocks_whose_widths_suit_and_no_others() -> None:
-    layers = fp8_layers(Transformer(ModelConfig.model_validate(MODEL)))
+    layers = list_fp8_layers(Transformer(ModelConfig.model_validate(MODEL)))
     shared = [f"feed_forward.shared.{name}_proj" for name in ("gate", "up", "down")]
     of_blocks = [["attention.q_proj", "attention.o_proj"], ["attention.q_proj", "attention.o_proj", *shared]]
     places = [("blocks.0", of_blocks[0]), ("blocks.1", of_blocks[1]), ("prediction.0.block", of_blocks[1])]
@@ -53,7 +53,7 @@ def test_converted_layers_keep_names_and_shapes_and_round_a_little() -> None:
     model = Transformer(ModelConfig.model_validate(MODEL)).bfloat16()
     tokens = torch.arange(12).view(2, 6)
     before, exact = {name: p.shape for name, p in model.named_parameters()}, model(tokens)
-    multiply_in_fp8(model, emulate=True)
+    convert_to_fp8(model, emulate=True)
     assert before == {name: p.shape for name, p in model.named_parameters()}
     error = float(((model(tokens) - exact).norm() / exact.norm()).detach())
     assert 0 < error < 0.1

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.layout import Layout
-from llmsys.model.init import initial_value
+from llmsys.config.layout import ParallelLayout
+from llmsys.model.init import compute_initial_value
 from tests.engine.test_parity import LEARNING_RATE, build, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import tiny_config
@@ -36,7 +36,7 @@ def three_steps(rank: int, cases: list[tuple[str, int]]) -> list[Any]:
     get_accelerator().is_fp16_supported = lambda: True  # for CPUs it says no, though all that it calls can
     results = []
     for kind, expert in cases:
-        engine: Any = build(kind, Layout(expert=expert), 0.5, 2)
+        engine: Any = build(kind, ParallelLayout(expert=expert), 0.5, 2)
         start = state_now(engine)
         steps = [engine.train_step(share_of(step, rank, 2, 2), LEARNING_RATE) for step in range(3)]
         dtype = str(engine.logits(share_of(0, rank, 2, 2)[0]).dtype)
@@ -67,7 +67,7 @@ def test_masters_stay_in_fp32_and_all_engines_learn_alike(
     for key, value in start.items():
         name = key.removeprefix("parameter/")
         if key.startswith("parameter/"):
-            assert (value == initial_value(tiny_config(), name, value.shape, 7).numpy()).all(), name
+            assert (value == compute_initial_value(tiny_config(), name, value.shape, 7).numpy()).all(), name
             assert value.dtype == "float32"
             rounded = torch.from_numpy(state[key]).bfloat16().float().numpy()
             assert (state[key] != rounded).any(), f"{name} has been rounded"
@@ -84,7 +84,7 @@ def test_a_step_that_overflows_fp16_is_left_out_and_the_scale_halved(
     kind: str, expert: int, finished: dict[tuple[str, int], Any]
 ) -> None:
     _, _, before, _, (result, after) = finished[kind, expert]
-    assert not result.applied
+    assert not result.is_applied
     assert math.isfinite(result.loss)
     assert not math.isfinite(result.gradient_norm)
     assert after.pop("loss_scale").tolist() == [TOO_MUCH / 2, 0]

@@ -8,37 +8,37 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.engine import loss_scale
 from llmsys.engine.engine import Engine
-from llmsys.engine.loss_scale import LOSS_SCALE, LossScale
+from llmsys.engine.loss_scale import LOSS_SCALE, GradScaler
 from llmsys.train import checkpoint
-from llmsys.train.balance import settle_experts
+from llmsys.train.balance import update_expert_balance
 from tests.engine.test_parity import LEARNING_RATE, build, plain_run, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 
 
 def test_the_scale_halves_on_overflow_and_doubles_after_enough_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_scale, "GROWTH_STEPS", 3)
-    scale = LossScale()
-    start = scale.value
-    assert not scale.fits(2.0, math.inf)
-    assert not scale.fits(2.0, math.nan)
-    assert scale.value == start / 4
-    assert [scale.fits(2.0, 1.0) for _ in range(3)] == [True] * 3
-    assert scale.value == start / 2
-    scale.fits(2.0, 1.0)
-    assert not scale.fits(2.0, math.inf)
-    assert scale.state()[LOSS_SCALE].tolist() == [start / 4, 0.0]
+    scale = GradScaler()
+    start = scale.scale
+    assert not scale.update_scale(2.0, math.inf)
+    assert not scale.update_scale(2.0, math.nan)
+    assert scale.scale == start / 4
+    assert [scale.update_scale(2.0, 1.0) for _ in range(3)] == [True] * 3
+    assert scale.scale == start / 2
+    scale.update_scale(2.0, 1.0)
+    assert not scale.update_scale(2.0, math.inf)
+    assert scale.state_dict()[LOSS_SCALE].tolist() == [start / 4, 0.0]
 
 
 def test_what_no_scale_can_mend_is_left_to_others() -> None:
-    scale = LossScale()
-    assert scale.fits(math.nan, math.nan)
-    assert scale.value == loss_scale.START
+    scale = GradScaler()
+    assert scale.update_scale(math.nan, math.nan)
+    assert scale.scale == loss_scale.START
     scale.tensor[0] = loss_scale.LEAST
-    assert scale.fits(2.0, math.inf)
-    assert scale.value == loss_scale.LEAST
+    assert scale.update_scale(2.0, math.inf)
+    assert scale.scale == loss_scale.LEAST
 
 
 def train(engine: Engine, rank: int, steps: range) -> list[Any]:
@@ -46,7 +46,7 @@ def train(engine: Engine, rank: int, steps: range) -> list[Any]:
     for step in steps:
         batches = share_of(step, rank, torch.distributed.get_world_size(), 2)
         results.append(engine.train_step(batches, LEARNING_RATE))
-        settle_experts(engine.module, results[-1].applied)
+        update_expert_balance(engine.module, results[-1].is_applied)
     return results
 
 
@@ -54,36 +54,36 @@ def copied_state(engine: Engine) -> dict[str, Any]:
     return {name: value.copy() for name, value in whole_state(engine).items()}
 
 
-def scaled(rank: int, cases: list[tuple[str, Layout]], folder: Path) -> list[Any]:
+def scaled(rank: int, cases: list[tuple[str, ParallelLayout]], folder: Path) -> list[Any]:
     return [_scaled(rank, kind, layout, folder / str(number)) for number, (kind, layout) in enumerate(cases)]
 
 
-def _scaled(rank: int, kind: str, layout: Layout, folder: Path) -> Any:
+def _scaled(rank: int, kind: str, layout: ParallelLayout, folder: Path) -> Any:
     """A step from a scale that overflows at first, a checkpoint, two more steps; and again from the checkpoint."""
     engine = build(kind, layout, 0.5, 2)
-    engine.state().tensors[LOSS_SCALE][0] = 2.0**24
+    engine.get_state().tensors[LOSS_SCALE][0] = 2.0**24
     before = copied_state(engine)
     results = train(engine, rank, range(1))
     unchanged = all((value == before[key]).all() for key, value in copied_state(engine).items() if key != LOSS_SCALE)
-    while not results[-1].applied:  # the same step until it fits
+    while not results[-1].is_applied:  # the same step until it fits
         results += train(engine, rank, range(1))
-    engine.state().tensors[LOSS_SCALE][0] /= 16  # later steps may have larger gradients
-    saved = checkpoint.save(engine, folder, {}, 1)
+    engine.get_state().tensors[LOSS_SCALE][0] /= 16  # later steps may have larger gradients
+    saved = checkpoint.save_checkpoint(engine, folder, {}, 1)
     results += train(engine, rank, range(1, 3))
     other = build(kind, layout, 0.5, 2)
-    checkpoint.load(other, saved)
-    at_resume = other.state().tensors[LOSS_SCALE].tolist()
+    checkpoint.load_checkpoint(other, saved)
+    at_resume = other.get_state().tensors[LOSS_SCALE].tolist()
     train(other, rank, range(1, 3))
     wide = build(kind.removesuffix(" fp16"), layout, 0.5, 2)  # has no scale, and needs none
-    checkpoint.load(wide, saved)
-    kept = other.state().tensors[LOSS_SCALE].tolist()
+    checkpoint.load_checkpoint(wide, saved)
+    kept = other.get_state().tensors[LOSS_SCALE].tolist()
     ends = copied_state(engine), copied_state(other)
-    checkpoint.load(other, checkpoint.save(wide, folder / "wide", {}, 1))
-    assert other.state().tensors[LOSS_SCALE].tolist() == kept, "a checkpoint without a scale leaves the scale alone"
-    return unchanged, results, ends, engine.state().steps, at_resume
+    checkpoint.load_checkpoint(other, checkpoint.save_checkpoint(wide, folder / "wide", {}, 1))
+    assert other.get_state().tensors[LOSS_SCALE].tolist() == kept, "a checkpoint without a scale leaves the scale alone"
+    return unchanged, results, ends, engine.get_state().steps, at_resume
 
 
-CASES = [("torch fp16", Layout(expert=2)), ("torch ddp fp16", Layout(replicate=2)), ("torch offload fp16", Layout())]
+CASES = [("torch fp16", ParallelLayout(expert=2)), ("torch ddp fp16", ParallelLayout(replicate=2)), ("torch offload fp16", ParallelLayout())]
 
 
 @pytest.mark.distributed
@@ -91,7 +91,7 @@ def test_fp16_follows_the_plain_run_and_its_own_checkpoint(tmp_path: Path) -> No
     losses, norms, expected = plain_run(0.5)
     by_rank = run_ranks(scaled, 2, CASES, tmp_path)
     for unchanged, results, (state, resumed), steps, at_resume in chain(*by_rank):
-        good = [result for result in results if result.applied]
+        good = [result for result in results if result.is_applied]
         assert unchanged
         assert not math.isfinite(results[0].gradient_norm)
         assert steps == len(good) == 3

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import LossConfig
-from llmsys.config.optimizer import AdamW, Muon, OptimizerConfig
+from llmsys.config.optimizer import AdamWConfig, MuonConfig, OptimizerConfig
 from llmsys.data.batch import IGNORED
 from llmsys.engine.engine import Engine
-from llmsys.model.init import initialize
+from llmsys.model.init import initialize_parameters
 from llmsys.model.transformer import Transformer
-from llmsys.optim.groups import parameter_groups
-from llmsys.parallel.mesh import make_meshes
-from llmsys.train.head_loss import training_loss
+from llmsys.optim.groups import build_parameter_groups
+from llmsys.parallel.mesh import build_device_meshes
+from llmsys.train.head_loss import build_training_loss
 from tests.engine.test_objectives import SHAPE, batch_of
 from tests.engine.test_parity import whole_state
 from tests.helpers.ranks import run_ranks
@@ -41,7 +41,7 @@ class Loss:
 
     def __init__(self, skips: bool) -> None:
         self.skips = skips
-        self._masked = training_loss(LossConfig())
+        self._masked = build_training_loss(LossConfig())
 
     def __call__(self, head: nn.Module | None, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         if self.skips and self.step == WITHOUT_HEAD:
@@ -54,9 +54,9 @@ def build(kind: str, loss: Loss, optimizer: OptimizerConfig) -> Engine:
     with torch.device("meta"):
         model = Transformer(config)
     ranks = torch.distributed.get_world_size()
-    layout = Layout(replicate=ranks if kind == "ddp" else 1)
+    layout = ParallelLayout(replicate=ranks if kind == "ddp" else 1)
     common: dict[str, Any] = {
-        "meshes": make_meshes(layout.fit(ranks, config), device), "optimizer": optimizer, "loss": loss,
+        "meshes": build_device_meshes(layout.resolve(ranks, config), device), "optimizer": optimizer, "loss": loss,
         "compute_dtype": torch.float32, "seed": 7, "device": device,
     }  # fmt: skip
     if kind in ("torch", "ddp"):
@@ -85,22 +85,22 @@ def engine_run(rank: int, kinds: tuple[str, ...], optimizer: OptimizerConfig) ->
         for step in range(STEPS):
             loss.step = step
             engine.train_step([batch_of("masked", step, 0, list(range(6))[rank::size])], RATE)
-        found.append((whole_state(engine), engine.state().steps))
+        found.append((whole_state(engine), engine.get_state().steps))
     return found if rank == 0 else []
 
 
 def plain_run(skips: bool) -> dict[str, Tensor]:
     """torch's own AdamW in one process, with zeros where there is no gradient."""
     model = Transformer(ModelConfig.model_validate(MODEL))
-    initialize(model, seed=7)
+    initialize_parameters(model, seed=7)
     named, loss = dict(model.named_parameters()), Loss(skips)
     groups = [{"params": [named[name] for name in group.names], "weight_decay": group.weight_decay}
-              for group in parameter_groups(named.items(), optimizer_of())]  # fmt: skip
+              for group in build_parameter_groups(named.items(), optimizer_of())]  # fmt: skip
     optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), eps=1e-8)
     for step in range(STEPS):
         loss.step, batch = step, batch_of("masked", step, 0, list(range(6)))
-        total = model(**batch.inputs(), finish=lambda head, x, _, b=batch: loss(head, x, b.targets_BT))
-        (total / batch.valid_targets).backward()
+        total = model(**batch.to_model_inputs(), finish=lambda head, x, _, b=batch: loss(head, x, b.targets_BT))
+        (total / batch.num_valid_targets).backward()
         for parameter in named.values():
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         optimizer.step()
@@ -109,8 +109,8 @@ def plain_run(skips: bool) -> dict[str, Tensor]:
     return state | {f"first_moment/{name}": optimizer.state[p]["exp_avg"] for name, p in named.items()}
 
 
-def optimizer_of() -> AdamW:
-    return AdamW(learning_rate=RATE, weight_decay=DECAY, gradient_clip=0, betas=(0.9, 0.95), eps=1e-8)
+def optimizer_of() -> AdamWConfig:
+    return AdamWConfig(learning_rate=RATE, weight_decay=DECAY, gradient_clip=0, betas=(0.9, 0.95), eps=1e-8)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -123,16 +123,16 @@ def test_what_has_no_gradient_decays_alike_under_every_engine(world_size: int) -
             allowed = 0.02 * RATE if key.startswith("parameter/") else 1e-4 * float(value.abs().max()) + 1e-9
             assert float((torch.from_numpy(state[key]) - value).abs().max()) <= allowed, f"{kind}: {key}"
         started = Transformer(ModelConfig.model_validate(MODEL))
-        initialize(started, seed=7)
+        initialize_parameters(started, seed=7)
         for name in NEVER_LEARNT:
             shrunk = started.get_parameter(name).detach() * (1 - RATE * DECAY) ** STEPS
             torch.testing.assert_close(torch.from_numpy(state[f"parameter/{name}"]), shrunk, msg=f"{kind}: {name}")
 
 
 def test_muon_decays_what_has_no_gradient() -> None:
-    [(state, steps)] = run_ranks(engine_run, 1, ("torch",), Muon(learning_rate=RATE, weight_decay=DECAY))[0]
+    [(state, steps)] = run_ranks(engine_run, 1, ("torch",), MuonConfig(learning_rate=RATE, weight_decay=DECAY))[0]
     started = Transformer(ModelConfig.model_validate(MODEL))
-    initialize(started, seed=7)
+    initialize_parameters(started, seed=7)
     shrunk = started.get_parameter("pooler.weight").detach() * (1 - RATE * DECAY) ** STEPS
     assert steps == STEPS
     torch.testing.assert_close(torch.from_numpy(state["parameter/pooler.weight"]), shrunk)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.layout import Layout
-from llmsys.model.init import initialize
+from llmsys.config.layout import ParallelLayout
+from llmsys.model.init import initialize_parameters
 from llmsys.model.transformer import Transformer
-from llmsys.optim.groups import parameter_groups
-from llmsys.train.balance import settle_experts
+from llmsys.optim.groups import build_parameter_groups
+from llmsys.train.balance import update_expert_balance
 from tests.engine.test_parity import LEARNING_RATE, OPTIMIZER, STEPS, build, mean_loss, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import LENGTH, SEQUENCES, sequences, tiny_config
@@ -41,20 +41,20 @@ GROUPS: dict[str, Any] = {
     "balance": {"kind": "bias", "rate": 0.01, "sequence_weight": 0.5},
     "moe_intermediate_size": 10,
 }
-CASES: dict[str, tuple[str, Layout, int, dict[str, Any]]] = {
-    "fsdp, drops": ("torch", Layout(), 2, DROPS),
-    "fsdp expert=2, drops": ("torch", Layout(expert=2), 1, DROPS),
-    "fsdp expert=2, drops, micro-batches": ("torch", Layout(expert=2), 4, DROPS),
-    "fsdp expert=2, choosers": ("torch", Layout(expert=2), 2, CHOOSERS),
-    "fsdp expert=2, groups": ("torch", Layout(expert=2), 2, GROUPS),
-    "accelerate, drops, micro-batches": ("accelerate", Layout(), 4, DROPS),
-    "zero0 expert=2, drops": ("zero0", Layout(expert=2), 2, DROPS),
-    "zero3, drops": ("zero3", Layout(), 2, DROPS),
-    "zero3, choosers": ("zero3", Layout(), 1, CHOOSERS),
-    "zero1, choosers": ("zero1", Layout(), 2, CHOOSERS),
-    "zero2 expert=2, drops": ("zero2", Layout(expert=2), 2, DROPS),
-    "zero2 expert=2, choosers": ("zero2", Layout(expert=2), 1, CHOOSERS),
-    "zero2 expert=2, groups": ("zero2", Layout(expert=2), 2, GROUPS),
+CASES: dict[str, tuple[str, ParallelLayout, int, dict[str, Any]]] = {
+    "fsdp, drops": ("torch", ParallelLayout(), 2, DROPS),
+    "fsdp expert=2, drops": ("torch", ParallelLayout(expert=2), 1, DROPS),
+    "fsdp expert=2, drops, micro-batches": ("torch", ParallelLayout(expert=2), 4, DROPS),
+    "fsdp expert=2, choosers": ("torch", ParallelLayout(expert=2), 2, CHOOSERS),
+    "fsdp expert=2, groups": ("torch", ParallelLayout(expert=2), 2, GROUPS),
+    "accelerate, drops, micro-batches": ("accelerate", ParallelLayout(), 4, DROPS),
+    "zero0 expert=2, drops": ("zero0", ParallelLayout(expert=2), 2, DROPS),
+    "zero3, drops": ("zero3", ParallelLayout(), 2, DROPS),
+    "zero3, choosers": ("zero3", ParallelLayout(), 1, CHOOSERS),
+    "zero1, choosers": ("zero1", ParallelLayout(), 2, CHOOSERS),
+    "zero2 expert=2, drops": ("zero2", ParallelLayout(expert=2), 2, DROPS),
+    "zero2 expert=2, choosers": ("zero2", ParallelLayout(expert=2), 1, CHOOSERS),
+    "zero2 expert=2, groups": ("zero2", ParallelLayout(expert=2), 2, GROUPS),
 }
 State = dict[str, Any]
 
@@ -62,15 +62,15 @@ State = dict[str, Any]
 def plain_run(changes: dict[str, Any]) -> tuple[list[State], State]:
     """One process, all sequences in one batch, torch's own AdamW: reports of each step, and the state after all."""
     model = Transformer(tiny_config(moe=BASE | changes))
-    initialize(model, seed=7)
+    initialize_parameters(model, seed=7)
     named = dict(model.named_parameters())
     groups = [
         {
             "params": [named[name] for name in group.names],
             "weight_decay": group.weight_decay,
-            "lr": LEARNING_RATE * group.rate_scale,
+            "lr": LEARNING_RATE * group.lr_multiplier,
         }
-        for group in parameter_groups(named.items(), OPTIMIZER)
+        for group in build_parameter_groups(named.items(), OPTIMIZER)
     ]
     optimizer = torch.optim.AdamW(groups, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
     reports = []
@@ -78,9 +78,9 @@ def plain_run(changes: dict[str, Any]) -> tuple[list[State], State]:
         batch = sequences(step, 0, SEQUENCES, ignored=LENGTH)
         loss = mean_loss(model, batch)
         optimizer.zero_grad()
-        (loss + model.auxiliary_loss()).backward()
+        (loss + model.compute_auxiliary_loss()).backward()
         optimizer.step()
-        reports.append({"loss": float(loss.detach()), **settle_experts(model).fields()})
+        reports.append({"loss": float(loss.detach()), **update_expert_balance(model).to_dict()})
     state: State = {f"buffer/{name}": buffer for name, buffer in model.state_dict().items() if name not in named}
     for name, parameter in named.items():
         state[f"first_moment/{name}"] = optimizer.state[parameter]["exp_avg"]
@@ -96,7 +96,7 @@ def engine_run(rank: int, cases: Sequence[tuple[Any, ...]]) -> list[Any]:
         reports = []
         for step in range(STEPS):
             result = engine.train_step(share_of(step, rank, 2, micro_batches), LEARNING_RATE)
-            reports.append({"loss": result.loss, **settle_experts(engine.module).fields()})
+            reports.append({"loss": result.loss, **update_expert_balance(engine.module).to_dict()})
         results.append((reports, whole_state(engine)))
     return results
 

@@ -5,45 +5,45 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.objective import LossConfig
-from llmsys.config.optimizer import Muon
+from llmsys.config.optimizer import MuonConfig
 from llmsys.engine.accelerate_engine import AccelerateEngine
 from llmsys.engine.torch_engine import TorchEngine
-from llmsys.model.init import initialize
+from llmsys.model.init import initialize_parameters
 from llmsys.model.transformer import Transformer
-from llmsys.optim.build import MOMENTS, make_optimizer
-from llmsys.parallel.mesh import make_meshes
-from llmsys.train.balance import settle_experts
-from llmsys.train.head_loss import training_loss
+from llmsys.optim.build import MOMENTS, build_optimizer
+from llmsys.parallel.mesh import build_device_meshes
+from llmsys.train.balance import update_expert_balance
+from llmsys.train.head_loss import build_training_loss
 from tests.engine.test_parity import STEPS, mean_loss, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import LENGTH, SEQUENCES, sequences, tiny_config
 
 RATE = 1e-2
-MUON = Muon(learning_rate=RATE, embedding_rate_scale=2.0, gradient_clip=0)
+MUON = MuonConfig(learning_rate=RATE, embedding_rate_scale=2.0, gradient_clip=0)
 LAYOUTS = {
-    "shard=4": Layout(),
-    "replicate=2 shard=2": Layout(replicate=2),
-    "expert=2": Layout(expert=2),
-    "expert=4": Layout(expert=4),
-    "tensor=2": Layout(tensor=2),
-    "accelerate": Layout(replicate=4),
+    "shard=4": ParallelLayout(),
+    "replicate=2 shard=2": ParallelLayout(replicate=2),
+    "expert=2": ParallelLayout(expert=2),
+    "expert=4": ParallelLayout(expert=4),
+    "tensor=2": ParallelLayout(tensor=2),
+    "accelerate": ParallelLayout(replicate=4),
 }
 
 
 def plain() -> dict[str, Any]:
     model = Transformer(tiny_config())
-    initialize(model, seed=7)
+    initialize_parameters(model, seed=7)
     named = dict(model.named_parameters())
-    optimizer = make_optimizer(named, MUON, compute_dtype=torch.float32)
+    optimizer = build_optimizer(named, MUON, compute_dtype=torch.float32)
     for step in range(STEPS):
         mean_loss(model, sequences(step, 0, SEQUENCES, ignored=LENGTH)).backward()
         for group in optimizer.param_groups:
             group["lr"] = RATE * group["rate_scale"]
         optimizer.step()
         optimizer.zero_grad()
-        settle_experts(model)
+        update_expert_balance(model)
     state = {f"parameter/{name}": parameter.detach().numpy() for name, parameter in named.items()}
     for name, parameter in named.items():
         kept = optimizer.state[parameter]
@@ -54,16 +54,16 @@ def plain() -> dict[str, Any]:
 def split(rank: int) -> dict[str, dict[str, Any]]:
     states = {}
     for label, layout in LAYOUTS.items():
-        fitted = layout.fit(4, tiny_config())
+        fitted = layout.resolve(4, tiny_config())
         with torch.device("meta"):
             model = Transformer(tiny_config())
         engine = (AccelerateEngine if label == "accelerate" else TorchEngine)(
-            model, meshes=make_meshes(fitted, torch.device("cpu")), optimizer=MUON, loss=training_loss(LossConfig()),
+            model, meshes=build_device_meshes(fitted, torch.device("cpu")), optimizer=MUON, loss=build_training_loss(LossConfig()),
             compute_dtype=torch.float32, seed=7, device=torch.device("cpu"),
         )  # fmt: skip
         for step in range(STEPS):
-            engine.train_step(share_of(step, fitted.data_rank(rank), fitted.data_ranks, 1), RATE)
-            settle_experts(engine.module)
+            engine.train_step(share_of(step, fitted.get_data_rank(rank), fitted.data_parallel_size, 1), RATE)
+            update_expert_balance(engine.module)
         states[label] = whole_state(engine)
     return states
 

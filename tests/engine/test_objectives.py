@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import LossConfig
-from llmsys.config.optimizer import AdamW
+from llmsys.config.optimizer import AdamWConfig
 from llmsys.data.batch import IGNORED, PADDING, Batch
-from llmsys.data.pairs import padded
-from llmsys.engine.engine import Engine, counts_of
-from llmsys.engine.objective import shares_of
-from llmsys.model.init import initialize
+from llmsys.data.pairs import pad_sequences
+from llmsys.engine.engine import Engine, reduce_token_counts
+from llmsys.engine.objective import compute_loss_share
+from llmsys.model.init import initialize_parameters
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.mesh import make_meshes
-from llmsys.train.head_loss import training_loss
+from llmsys.parallel.mesh import build_device_meshes
+from llmsys.train.head_loss import build_training_loss
 from tests.helpers.ranks import run_ranks
 
 SHAPE: dict[str, Any] = {
@@ -39,7 +39,7 @@ MODELS = {
     },
 }  # fmt: skip
 SMOOTHING, RATE, STEPS = 0.1, 1e-2, 2
-OPTIMIZER = AdamW(learning_rate=RATE, betas=(0.9, 0.98), eps=1e-9, gradient_clip=0.5)
+OPTIMIZER = AdamWConfig(learning_rate=RATE, betas=(0.9, 0.98), eps=1e-9, gradient_clip=0.5)
 
 
 def sentences(count: int, seed: int) -> list[Any]:
@@ -51,9 +51,9 @@ def sentences(count: int, seed: int) -> list[Any]:
 def batch_of(objective: str, step: int, group: int, rows: Sequence[int]) -> Batch:
     """Some rows of a group of sentences, the same whoever asks for them."""
     left, right = sentences(7, 100 * step + group), sentences(7, 100 * step + group + 50)
-    source_BS, documents_BS = padded([left[row] for row in rows])
+    source_BS, documents_BS = pad_sequences([left[row] for row in rows])
     if objective == "translation":
-        targets_BT, _ = padded([right[row] for row in rows], IGNORED)
+        targets_BT, _ = pad_sequences([right[row] for row in rows], IGNORED)
         tokens_BT = targets_BT.roll(1, 1).clamp(min=0)
         tokens_BT[:, 0] = 1
         return Batch(tokens_BT, targets_BT, source_BS=source_BS, source_documents_BS=documents_BS)
@@ -72,7 +72,7 @@ def groups(step: int) -> list[list[int]]:
 def plain_run(objective: str) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
     """The oracle: every row by itself, torch's cross entropy with smoothing by its definition, torch's Adam."""
     model = Transformer(ModelConfig.model_validate(MODELS[objective]))
-    initialize(model, seed=7)
+    initialize_parameters(model, seed=7)
     named = dict(model.named_parameters())
     decays = [{"params": [p for p in named.values() if (p.ndim >= 2) is matrix],
                "weight_decay": 0.1 if matrix else 0.0} for matrix in (True, False)]  # fmt: skip
@@ -83,7 +83,7 @@ def plain_run(objective: str) -> tuple[list[float], list[float], dict[str, torch
         for group, rows in enumerate(groups(step)):
             for row in rows:
                 batch = batch_of(objective, step, group, [row])
-                logits, targets = model(**batch.inputs()).flatten(0, -2), batch.targets_BT.flatten()
+                logits, targets = model(**batch.to_model_inputs()).flatten(0, -2), batch.targets_BT.flatten()
                 classes, valid = logits.shape[-1], targets != IGNORED
                 plain = cross_entropy(logits, targets, reduction="sum")
                 others = -(logits.log_softmax(-1).sum(-1)[valid]).sum() - plain
@@ -103,10 +103,10 @@ def build(kind: str, objective: str) -> Engine:
     with torch.device("meta"):
         model = Transformer(config)
     ranks = torch.distributed.get_world_size()
-    layout = Layout(replicate=ranks if kind == "ddp" else 1)
+    layout = ParallelLayout(replicate=ranks if kind == "ddp" else 1)
     common: dict[str, Any] = {
-        "meshes": make_meshes(layout.fit(ranks, config), device),
-        "optimizer": OPTIMIZER, "loss": training_loss(LossConfig(label_smoothing=SMOOTHING)),
+        "meshes": build_device_meshes(layout.resolve(ranks, config), device),
+        "optimizer": OPTIMIZER, "loss": build_training_loss(LossConfig(label_smoothing=SMOOTHING)),
         "compute_dtype": torch.float32, "seed": 7, "device": device,
     }  # fmt: skip
     if kind in ("torch", "ddp"):
@@ -132,7 +132,7 @@ def engine_run(rank: int, cases: list[tuple[str, str]]) -> list[Any]:
         for step in range(STEPS):
             batches = [batch_of(objective, step, group, rows[rank::size]) for group, rows in enumerate(groups(step))]
             done.append(engine.train_step(batches, RATE))
-        state = engine.state().tensors
+        state = engine.get_state().tensors
         whole = {n: (t.full_tensor() if isinstance(t, DTensor) else t).numpy() for n, t in state.items()}
         results.append(([s.loss for s in done], [s.gradient_norm for s in done], whole) if rank == 0 else None)
     return results
@@ -169,13 +169,13 @@ def test_further_tokens_are_learnt_within_their_document(documents: bool) -> Non
     gradients = []
     for fused in (True, False):
         model = Transformer(config)
-        initialize(model, seed=1)
+        initialize_parameters(model, seed=1)
         model.train()
         if fused:
-            counts = counts_of([batch], torch.device("cpu"))
-            share, nats = shares_of(model, model, batch, training_loss(LossConfig()), counts)
+            counts = reduce_token_counts([batch], torch.device("cpu"))
+            share, nats = compute_loss_share(model, model, batch, build_training_loss(LossConfig()), counts)
         else:
-            logits = model(**batch.inputs())
+            logits = model(**batch.to_model_inputs())
             nats = cross_entropy(logits.flatten(0, 1), batch.targets_BT.flatten(), reduction="sum")
             further = []
             for k, predicted in enumerate(model.predicted, start=1):
@@ -186,7 +186,7 @@ def test_further_tokens_are_learnt_within_their_document(documents: bool) -> Non
                             target = batch.targets_BT[row, place + k]
                             loss = loss + cross_entropy(predicted[row, place], target)
                 further.append(loss)
-            share = (nats + weight * sum(further) / depth) / batch.valid_targets
+            share = (nats + weight * sum(further) / depth) / batch.num_valid_targets
         share.backward()
         gradients.append((share, nats, {name: p.grad for name, p in model.named_parameters()}))
     torch.testing.assert_close(gradients[0][:2], gradients[1][:2])

@@ -10,47 +10,47 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.objective import LossConfig
-from llmsys.config.optimizer import AdamW
+from llmsys.config.optimizer import AdamWConfig
 from llmsys.data.batch import Batch
 from llmsys.engine.engine import Engine
-from llmsys.model.init import initialize
+from llmsys.model.init import initialize_parameters
 from llmsys.model.transformer import Transformer
-from llmsys.optim.groups import parameter_groups
-from llmsys.parallel.mesh import make_meshes
-from llmsys.parallel.recompute import recompute_blocks
-from llmsys.train.balance import settle_experts
-from llmsys.train.head_loss import training_loss
+from llmsys.optim.groups import build_parameter_groups
+from llmsys.parallel.mesh import build_device_meshes
+from llmsys.parallel.recompute import apply_activation_checkpoint
+from llmsys.train.balance import update_expert_balance
+from llmsys.train.head_loss import build_training_loss
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import LENGTH, SEQUENCES, sequences, tiny_config
 
 STEPS = 3
 LEARNING_RATE = 1e-2
-OPTIMIZER = AdamW(learning_rate=LEARNING_RATE, embedding_rate_scale=2.0)
+OPTIMIZER = AdamWConfig(learning_rate=LEARNING_RATE, embedding_rate_scale=2.0)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Moments = dict[str, Any]
 
 
 def mean_loss(model: Transformer, batch: Batch) -> torch.Tensor:
     """The loss as engines take it; that it is right is tests/train/test_head_loss.py's business."""
-    loss = training_loss(LossConfig())
+    loss = build_training_loss(LossConfig())
     total: torch.Tensor = model(batch.tokens_BT, finish=lambda head, x, _: loss(head, x, batch.targets_BT))
-    return total / batch.valid_targets
+    return total / batch.num_valid_targets
 
 
 def plain_run(clip: float, steps: int = STEPS, **changes: object) -> tuple[list[float], list[float], Moments]:
     """The oracle: torch's own AdamW and clip, one process, all sequences of a step in one batch."""
     model = Transformer(tiny_config(**changes))
-    initialize(model, seed=7)
+    initialize_parameters(model, seed=7)
     named = dict(model.named_parameters())
     groups = [
         {
             "params": [named[name] for name in group.names],
             "weight_decay": group.weight_decay,
-            "lr": LEARNING_RATE * group.rate_scale,
+            "lr": LEARNING_RATE * group.lr_multiplier,
         }
-        for group in parameter_groups(named.items(), OPTIMIZER)
+        for group in build_parameter_groups(named.items(), OPTIMIZER)
     ]
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.95), eps=1e-8)
     losses, norms = [], []
@@ -61,7 +61,7 @@ def plain_run(clip: float, steps: int = STEPS, **changes: object) -> tuple[list[
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), clip or 1e9)))
         optimizer.step()
         optimizer.zero_grad()
-        settle_experts(model)
+        update_expert_balance(model)
         losses.append(loss.item())
     state = {f"parameter/{name}": parameter.detach() for name, parameter in named.items()}
     for name, parameter in named.items():
@@ -70,7 +70,7 @@ def plain_run(clip: float, steps: int = STEPS, **changes: object) -> tuple[list[
     return losses, norms, state
 
 
-def build(kind: str, layout: Layout, clip: float, micro_batches: int, **changes: object) -> Engine:
+def build(kind: str, layout: ParallelLayout, clip: float, micro_batches: int, **changes: object) -> Engine:
     """An engine as the trainer would build it: "torch", "accelerate", "zero3" or "bitwise", and what more words say.
 
     "bf16", "fp16", "offload", "ddp" and "whole" gradients (of torch), "block" and "selective" (recomputation).
@@ -81,11 +81,11 @@ def build(kind: str, layout: Layout, clip: float, micro_batches: int, **changes:
         model = Transformer(config)
     words = kind.split()
     for what in {"block", "selective"} & set(words):
-        recompute_blocks(model, what)  # type: ignore[arg-type]
+        apply_activation_checkpoint(model, what)  # type: ignore[arg-type]
     common: dict[str, Any] = {
-        "meshes": make_meshes(layout.fit(torch.distributed.get_world_size(), config), device),
+        "meshes": build_device_meshes(layout.resolve(torch.distributed.get_world_size(), config), device),
         "optimizer": OPTIMIZER.model_copy(update={"gradient_clip": clip}),
-        "loss": training_loss(LossConfig()),
+        "loss": build_training_loss(LossConfig()),
         "compute_dtype": next((dtype for word, dtype in DTYPES.items() if word in words), torch.float32),
         "seed": 7,
         "device": device,
@@ -122,7 +122,7 @@ def whole_state(engine: Engine) -> Moments:
     """The logical state with every tensor whole, which only works because names and shapes do not depend on layouts."""
     from torch.distributed.tensor import DTensor
 
-    state = engine.state()
+    state = engine.get_state()
     return {n: (t.full_tensor() if isinstance(t, DTensor) else t).numpy() for n, t in state.tensors.items()}
 
 
@@ -135,7 +135,7 @@ def engine_run(rank: int, cases: Sequence[tuple[Any, ...]]) -> list[Any]:
         steps = []
         for step in range(STEPS):
             steps.append(engine.train_step(share_of(step, rank, world_size, micro_batches), LEARNING_RATE))
-            settle_experts(engine.module)
+            update_expert_balance(engine.module)
         state = whole_state(engine)
         results.append(([s.loss for s in steps], [s.gradient_norm for s in steps], state) if rank == 0 else None)
     return results
@@ -146,55 +146,55 @@ MOE: dict[str, Any] = {}
 DENSE_TIED: dict[str, Any] = {"moe": None, "tie_word_embeddings": True}
 CASES = {
     2: {
-        "fsdp": ("torch", Layout(), 0.0, 1, MOE),
-        "fsdp two micro-batches, clipped": ("torch", Layout(), 0.5, 2, MOE),
-        "fsdp expert=2": ("torch", Layout(expert=2), 0.0, 1, MOE),
-        "fsdp expert=2 clipped": ("torch", Layout(expert=2), 0.5, 2, MOE),
-        "bitwise": ("bitwise", Layout(), 0.0, 1, MOE),
-        "bitwise expert=2 clipped": ("bitwise", Layout(expert=2), 0.5, 2, MOE),
-        "fsdp dense tied": ("torch", Layout(), 0.5, 1, DENSE_TIED),
-        "fsdp expert=2, offload, blocks recomputed": ("torch offload block", Layout(expert=2), 0.5, 2, MOE),
-        "fsdp expert=2, selective": ("torch selective", Layout(expert=2), 0.5, 2, MOE),
-        "bitwise expert=2, selective": ("bitwise selective", Layout(expert=2), 0.5, 2, MOE),
-        "fsdp expert=2, whole gradients": ("torch whole", Layout(expert=2), 0.5, 2, MOE),
-        "hsdp two micro-batches": ("torch", Layout(replicate=2), 0.5, 2, MOE),
-        "ddp two micro-batches, clipped": ("torch ddp", Layout(replicate=2), 0.5, 2, MOE),
-        "ddp dense tied, blocks recomputed": ("torch ddp block", Layout(replicate=2), 0.5, 1, DENSE_TIED),
-        "zero2 expert=2, blocks recomputed": ("zero2 block", Layout(expert=2), 0.5, 2, MOE),
-        "zero3, blocks recomputed": ("zero3 block", Layout(), 0.5, 2, MOE),
-        "zero3, selective": ("zero3 selective", Layout(), 0.5, 2, MOE),
-        "accelerate two micro-batches, clipped": ("accelerate", Layout(), 0.5, 2, MOE),
-        "zero0": ("zero0", Layout(), 0.0, 2, MOE),
-        "zero0 expert=2 clipped": ("zero0", Layout(expert=2), 0.5, 2, MOE),
-        "zero1": ("zero1", Layout(), 0.0, 1, MOE),
-        "zero1 expert=2": ("zero1", Layout(expert=2), 0.5, 2, MOE),
-        "zero2": ("zero2", Layout(), 0.5, 2, MOE),
-        "zero2 expert=2": ("zero2", Layout(expert=2), 0.0, 1, MOE),
-        "zero2 expert=2 clipped": ("zero2", Layout(expert=2), 0.5, 2, MOE),
-        "zero2 dense tied": ("zero2", Layout(), 0.5, 1, DENSE_TIED),
-        "zero3": ("zero3", Layout(), 0.0, 1, MOE),
-        "zero3 two micro-batches, clipped": ("zero3", Layout(), 0.5, 2, MOE),
-        "zero3 dense tied": ("zero3", Layout(), 0.5, 1, DENSE_TIED),
-        "zero1 offload": ("zero1 offload", Layout(), 0.5, 2, MOE),
-        "zero2 offload expert=2": ("zero2 offload", Layout(expert=2), 0.5, 2, MOE),
-        "zero3 offload": ("zero3 offload", Layout(), 0.5, 2, MOE),
+        "fsdp": ("torch", ParallelLayout(), 0.0, 1, MOE),
+        "fsdp two micro-batches, clipped": ("torch", ParallelLayout(), 0.5, 2, MOE),
+        "fsdp expert=2": ("torch", ParallelLayout(expert=2), 0.0, 1, MOE),
+        "fsdp expert=2 clipped": ("torch", ParallelLayout(expert=2), 0.5, 2, MOE),
+        "bitwise": ("bitwise", ParallelLayout(), 0.0, 1, MOE),
+        "bitwise expert=2 clipped": ("bitwise", ParallelLayout(expert=2), 0.5, 2, MOE),
+        "fsdp dense tied": ("torch", ParallelLayout(), 0.5, 1, DENSE_TIED),
+        "fsdp expert=2, offload, blocks recomputed": ("torch offload block", ParallelLayout(expert=2), 0.5, 2, MOE),
+        "fsdp expert=2, selective": ("torch selective", ParallelLayout(expert=2), 0.5, 2, MOE),
+        "bitwise expert=2, selective": ("bitwise selective", ParallelLayout(expert=2), 0.5, 2, MOE),
+        "fsdp expert=2, whole gradients": ("torch whole", ParallelLayout(expert=2), 0.5, 2, MOE),
+        "hsdp two micro-batches": ("torch", ParallelLayout(replicate=2), 0.5, 2, MOE),
+        "ddp two micro-batches, clipped": ("torch ddp", ParallelLayout(replicate=2), 0.5, 2, MOE),
+        "ddp dense tied, blocks recomputed": ("torch ddp block", ParallelLayout(replicate=2), 0.5, 1, DENSE_TIED),
+        "zero2 expert=2, blocks recomputed": ("zero2 block", ParallelLayout(expert=2), 0.5, 2, MOE),
+        "zero3, blocks recomputed": ("zero3 block", ParallelLayout(), 0.5, 2, MOE),
+        "zero3, selective": ("zero3 selective", ParallelLayout(), 0.5, 2, MOE),
+        "accelerate two micro-batches, clipped": ("accelerate", ParallelLayout(), 0.5, 2, MOE),
+        "zero0": ("zero0", ParallelLayout(), 0.0, 2, MOE),
+        "zero0 expert=2 clipped": ("zero0", ParallelLayout(expert=2), 0.5, 2, MOE),
+        "zero1": ("zero1", ParallelLayout(), 0.0, 1, MOE),
+        "zero1 expert=2": ("zero1", ParallelLayout(expert=2), 0.5, 2, MOE),
+        "zero2": ("zero2", ParallelLayout(), 0.5, 2, MOE),
+        "zero2 expert=2": ("zero2", ParallelLayout(expert=2), 0.0, 1, MOE),
+        "zero2 expert=2 clipped": ("zero2", ParallelLayout(expert=2), 0.5, 2, MOE),
+        "zero2 dense tied": ("zero2", ParallelLayout(), 0.5, 1, DENSE_TIED),
+        "zero3": ("zero3", ParallelLayout(), 0.0, 1, MOE),
+        "zero3 two micro-batches, clipped": ("zero3", ParallelLayout(), 0.5, 2, MOE),
+        "zero3 dense tied": ("zero3", ParallelLayout(), 0.5, 1, DENSE_TIED),
+        "zero1 offload": ("zero1 offload", ParallelLayout(), 0.5, 2, MOE),
+        "zero2 offload expert=2": ("zero2 offload", ParallelLayout(expert=2), 0.5, 2, MOE),
+        "zero3 offload": ("zero3 offload", ParallelLayout(), 0.5, 2, MOE),
     },
     4: {
-        "hsdp 2x2": ("torch", Layout(replicate=2), 0.5, 2, MOE),
-        "fsdp expert=2 of 4": ("torch", Layout(expert=2), 0.5, 1, MOE),
+        "hsdp 2x2": ("torch", ParallelLayout(replicate=2), 0.5, 2, MOE),
+        "fsdp expert=2 of 4": ("torch", ParallelLayout(expert=2), 0.5, 1, MOE),
         "hsdp 2x2 expert=2, offload, selective": (
             "torch offload selective",
-            Layout(replicate=2, expert=2),
+            ParallelLayout(replicate=2, expert=2),
             0.5,
             2,
             MOE,
         ),
-        "bitwise 2x2 expert=2": ("bitwise", Layout(replicate=2, expert=2), 0.5, 1, MOE),
-        "fsdp expert=4": ("torch", Layout(expert=4), 0.0, 1, MOE),
-        "hsdp 2x2 expert=2, whole gradients": ("torch whole", Layout(replicate=2, expert=2), 0.5, 2, MOE),
-        "zero2 expert=2 of 4": ("zero2", Layout(expert=2), 0.5, 1, MOE),
-        "zero0 expert=2 of 4": ("zero0", Layout(expert=2), 0.5, 1, MOE),
-        "zero3 of 4": ("zero3", Layout(), 0.5, 1, MOE),
+        "bitwise 2x2 expert=2": ("bitwise", ParallelLayout(replicate=2, expert=2), 0.5, 1, MOE),
+        "fsdp expert=4": ("torch", ParallelLayout(expert=4), 0.0, 1, MOE),
+        "hsdp 2x2 expert=2, whole gradients": ("torch whole", ParallelLayout(replicate=2, expert=2), 0.5, 2, MOE),
+        "zero2 expert=2 of 4": ("zero2", ParallelLayout(expert=2), 0.5, 1, MOE),
+        "zero0 expert=2 of 4": ("zero0", ParallelLayout(expert=2), 0.5, 1, MOE),
+        "zero3 of 4": ("zero3", ParallelLayout(), 0.5, 1, MOE),
     },
 }
 

@@ -11,7 +11,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.model.transformer import Transformer
 from llmsys.parallel import recompute
 from llmsys.parallel.apply import compile_blocks
-from llmsys.parallel.recompute import recompute_blocks
+from llmsys.parallel.recompute import apply_activation_checkpoint
 from tests.helpers.live_memory import kept_after
 from tests.helpers.model_sections import EVERY_HEAD, LATENT, MOE, SHAPE, VARIANTS
 from tests.helpers.tiny_model import tiny_model, tiny_tokens
@@ -40,7 +40,7 @@ def step(model: Transformer) -> dict[str, Tensor]:
     if model.config.family == "encoder_decoder":
         source = {"source_BS": tiny_tokens(2, 11, 30), "source_documents_BS": torch.tensor([[0] * 5 + [1] * 6] * 2)}
     output = model.train()(tiny_tokens(2, 9), documents_BT=documents_BT, **source)
-    loss = model.auxiliary_loss()
+    loss = model.compute_auxiliary_loss()
     for index, logits in enumerate([output, *model.predicted]):
         weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(index))
         loss = loss + (logits.float() * weights).sum()
@@ -51,7 +51,7 @@ def step(model: Transformer) -> dict[str, Tensor]:
 
 def prepared(config: ModelConfig, what: What, dtype: torch.dtype, compiled: bool = False) -> Transformer:
     model = tiny_model(config).to(dtype)
-    recompute_blocks(model, what, compiled=compiled)
+    apply_activation_checkpoint(model, what, compiled=compiled)
     if compiled:
         torch._dynamo.reset()
         compile_blocks(model, backend="aot_eager")

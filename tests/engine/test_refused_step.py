@@ -5,22 +5,22 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.layout import Layout
-from llmsys.train.balance import settle_experts
+from llmsys.config.layout import ParallelLayout
+from llmsys.train.balance import update_expert_balance
 from tests.engine.test_parity import LEARNING_RATE, build, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 
 CASES = {
-    "torch": ("torch", Layout(), 1),
-    "torch expert=2": ("torch", Layout(expert=2), 2),
-    "accelerate": ("accelerate", Layout(), 2),
-    "zero0 expert=2": ("zero0", Layout(expert=2), 2),
-    "zero1 two micro-batches": ("zero1", Layout(), 2),
-    "zero1 bf16 expert=2": ("zero1 bf16", Layout(expert=2), 2),
-    "zero2 expert=2": ("zero2", Layout(expert=2), 2),
-    "zero2 offload": ("zero2 offload", Layout(), 2),
-    "zero3": ("zero3", Layout(), 2),
-    "zero3 offload": ("zero3 offload", Layout(), 2),
+    "torch": ("torch", ParallelLayout(), 1),
+    "torch expert=2": ("torch", ParallelLayout(expert=2), 2),
+    "accelerate": ("accelerate", ParallelLayout(), 2),
+    "zero0 expert=2": ("zero0", ParallelLayout(expert=2), 2),
+    "zero1 two micro-batches": ("zero1", ParallelLayout(), 2),
+    "zero1 bf16 expert=2": ("zero1 bf16", ParallelLayout(expert=2), 2),
+    "zero2 expert=2": ("zero2", ParallelLayout(expert=2), 2),
+    "zero2 offload": ("zero2 offload", ParallelLayout(), 2),
+    "zero3": ("zero3", ParallelLayout(), 2),
+    "zero3 offload": ("zero3 offload", ParallelLayout(), 2),
 }
 
 
@@ -41,10 +41,10 @@ def refuse_second(rank: int, cases: list[Any]) -> list[Any]:
                 batches = share_of(step, rank, torch.distributed.get_world_size(), micro_batches)
                 if step == 1 and with_refused:
                     refused = engine.train_step(batches, LEARNING_RATE, refuse, extras=(rank + 1.0, 5.0))
-                    settle_experts(engine.module, refused.applied)
+                    update_expert_balance(engine.module, refused.is_applied)
                 elif step != 1:
-                    settle_experts(engine.module, engine.train_step(batches, LEARNING_RATE).applied)
-            ends.append((whole_state(engine), engine.state().steps))
+                    update_expert_balance(engine.module, engine.train_step(batches, LEARNING_RATE).is_applied)
+            ends.append((whole_state(engine), engine.get_state().steps))
         results.append((refused, asked, *ends))
     return results
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmsys.config.layout import Layout
-from llmsys.model.init import initial_value, initialize
+from llmsys.config.layout import ParallelLayout
+from llmsys.model.init import compute_initial_value, initialize_parameters
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.apply import materialize, shard_parameters
-from llmsys.parallel.mesh import make_meshes
+from llmsys.parallel.apply import materialize_parameters, apply_fsdp
+from llmsys.parallel.mesh import build_device_meshes
 from tests.helpers.choices import LATENT, config_of, source_for
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_model import relative_error, tiny_config, tiny_moe_config, tiny_tokens
@@ -41,8 +41,8 @@ def sharded(rank: int, names: list[str]) -> dict[str, Any]:
         config = CONFIGS[name]
         with torch.device("meta"):
             model = Transformer(config)
-        shard_parameters(model, make_meshes(Layout().fit(2, config), device), torch.float32)
-        materialize(model, device, lambda key, shape, config=config: initial_value(config, key, shape, 3))
+        apply_fsdp(model, build_device_meshes(ParallelLayout().resolve(2, config), device), torch.float32)
+        materialize_parameters(model, device, lambda key, shape, config=config: compute_initial_value(config, key, shape, 3))
         loss, found = gradients(model)
         tied = model.head is not None and model.head.weight is model.embed.weight
         results[name] = loss.numpy(), {key: value.full_tensor().numpy() for key, value in found.items()}, tied
@@ -55,7 +55,7 @@ def test_sharded_gradients_equal_those_of_one_process() -> None:
         for name, (loss, found, tied) in results.items():
             config = CONFIGS[name]
             model = Transformer(config)
-            initialize(model, seed=3)
+            initialize_parameters(model, seed=3)
             expected_loss, expected = gradients(model)
             assert float(loss) == pytest.approx(float(expected_loss), rel=1e-5), name
             assert tied is config.tie_word_embeddings, name

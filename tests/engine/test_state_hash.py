@@ -6,11 +6,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from llmsys.engine.engine import LogicalState
-from llmsys.engine.state_hash import state_hash
+from llmsys.engine.engine import EngineState
+from llmsys.engine.state_hash import hash_state
 from llmsys.errors import LlmsysError
-from llmsys.parallel.group import joined
-from llmsys.parallel.slices import as_shard
+from llmsys.parallel.group import init_process_group
+from llmsys.parallel.slices import to_dtensor_shard
 from tests.helpers.ranks import run_ranks
 
 
@@ -21,7 +21,7 @@ def tensors() -> dict[str, Tensor]:
 
 
 def hash_after(change: str) -> str:
-    state = LogicalState(tensors(), 3)
+    state = EngineState(tensors(), 3)
     weight = state.tensors["parameter/w"]
     if change == "one bit":
         weight.view(torch.int32)[2, 1, 3] ^= 1
@@ -36,7 +36,7 @@ def hash_after(change: str) -> str:
         state.tensors = {name: state.tensors[other] for name, other in zip(tensors(), reversed(tensors()), strict=True)}
     elif change == "steps":
         state.steps = 4
-    return state_hash(state)
+    return hash_state(state)
 
 
 def test_every_change_shows() -> None:
@@ -52,16 +52,16 @@ def shared_out(rank: int) -> list[str]:
     plain, name = tensors(), "parameter/w"
     layouts = [
         plain,
-        plain | {name: as_shard(plain[name], world) for name in ("parameter/w", "parameter/n")},
+        plain | {name: to_dtensor_shard(plain[name], world) for name in ("parameter/w", "parameter/n")},
         *(plain | {name: distribute_tensor(plain[name], world, [how])} for how in (Replicate(), Shard(1), Shard(2))),
         # Copies that only the place of their ranks tells apart, as FSDP makes them where replicas are none of its axes.
         plain | {name: DTensor.from_local(plain[name], copies["shard"], [Shard(0)], run_check=False)},
     ]
-    found = [state_hash(LogicalState(layout, 3)) for layout in layouts]
+    found = [hash_state(EngineState(layout, 3)) for layout in layouts]
     broken = tensors()
     broken["parameter/n"][0] += float(rank == 1)
     with pytest.raises(LlmsysError) as failure:
-        state_hash(LogicalState(broken, 3))
+        hash_state(EngineState(broken, 3))
     return [*found, str(failure.value)]
 
 
@@ -74,5 +74,5 @@ def test_one_hash_in_every_layout_and_copies_that_differ_are_named() -> None:
 
 
 def test_a_group_of_one_gives_the_same() -> None:
-    with joined():
+    with init_process_group():
         assert hash_after("nothing") == hash_after("no change at all")

@@ -8,26 +8,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import LossConfig
-from llmsys.config.optimizer import AdamW
+from llmsys.config.optimizer import AdamWConfig
 from llmsys.data.batch import Batch
-from llmsys.engine.engine import counts_of
-from llmsys.engine.objective import shares_of
+from llmsys.engine.engine import reduce_token_counts
+from llmsys.engine.objective import compute_loss_share
 from llmsys.model.cache import KeyValueCache
-from llmsys.model.init import initialize
+from llmsys.model.init import initialize_parameters
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.apply import compile_blocks
-from llmsys.parallel.mesh import make_meshes
-from llmsys.parallel.recompute import recompute_blocks
-from llmsys.train.head_loss import training_loss
+from llmsys.parallel.mesh import build_device_meshes
+from llmsys.parallel.recompute import apply_activation_checkpoint
+from llmsys.train.head_loss import build_training_loss
 from tests.helpers.choices import LATENT, config_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_model import tiny_config, tiny_moe_config, tiny_tokens
 
 SEED, RATE, LENGTH = 3, 1e-3, 7
-OPTIMIZER = AdamW(learning_rate=RATE, gradient_clip=0.0)
+OPTIMIZER = AdamWConfig(learning_rate=RATE, gradient_clip=0.0)
 FAMILIES = ["t5", "bart", "two vocabularies, deepnorm", "sandwich, xl", "bert", "latent",
             "scaled embedding, capped head", "sinks, windows"]  # fmt: skip
 AUXILIARY = {"kind": "auxiliary_loss", "weight": 0.5, "scope": "sequence"}
@@ -64,18 +64,18 @@ def rows_of(config: ModelConfig, first: int, count: int) -> Batch:
 
 
 def bend(model: Transformer, bias: tuple[float, ...]) -> None:
-    for layer in model.moe_layers() if bias else ():
+    for layer in model.list_moe_layers() if bias else ():
         layer.balance_bias_E.copy_(torch.tensor(bias))
 
 
 def plain_step(config: ModelConfig, bias: tuple[float, ...]) -> tuple[float, dict[str, Tensor]]:
     """One process: the loss, and every parameter's gradient by its name."""
     model = Transformer(config)
-    initialize(model, SEED)
+    initialize_parameters(model, SEED)
     bend(model, bias)
     batch = rows_of(config, 0, 4)
-    counts = counts_of([batch], torch.device("cpu"))
-    share, nats = shares_of(model.train(), model, batch, training_loss(LossConfig()), counts)
+    counts = reduce_token_counts([batch], torch.device("cpu"))
+    share, nats = compute_loss_share(model.train(), model, batch, build_training_loss(LossConfig()), counts)
     share.backward()
     return float(nats / counts[0]), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
@@ -90,10 +90,10 @@ def engine_of(config: ModelConfig, how: Any) -> Any:
         torch._dynamo.reset()
         compile_blocks(model, backend="aot_eager")
     else:
-        recompute_blocks(model, how)
-    meshes = make_meshes(Layout().fit(torch.distributed.get_world_size(), config), device)
+        apply_activation_checkpoint(model, how)
+    meshes = build_device_meshes(ParallelLayout().resolve(torch.distributed.get_world_size(), config), device)
     return DeepSpeedEngine(
-        model, zero_stage=3, meshes=meshes, optimizer=OPTIMIZER, loss=training_loss(LossConfig()),
+        model, zero_stage=3, meshes=meshes, optimizer=OPTIMIZER, loss=build_training_loss(LossConfig()),
         compute_dtype=torch.float32, seed=SEED, device=device,
     )  # fmt: skip
 
@@ -117,12 +117,12 @@ def run(rank: int, cases: list[Any]) -> list[Any]:
         step = engine.train_step(batches, RATE)
         moments = {
             name: tensor.full_tensor().numpy()
-            for name, tensor in engine.state().tensors.items()
+            for name, tensor in engine.get_state().tensors.items()
             if name.startswith("first_moment/")
         }
         assert how != "compiled" or not torch._dynamo.utils.counters["graph_break"], "ZeRO-3 has cut a compiled block"
         texts = continued(engine.module, config).numpy() if config.family == "decoder" else None
-        whole = engine.logits(rows_of(config, 0, 2)).numpy()
+        whole = engine.compute_logits(rows_of(config, 0, 2)).numpy()
         results.append((step.loss, moments, texts, whole))
     return results
 

@@ -7,14 +7,14 @@ import pytest
 
 from launch.main import main
 from llmsys.errors import ConfigError
-from llmsys.estimate.device import device_names, read_device
+from llmsys.estimate.device import list_device_names, load_device_profile
 
 CONFIG = "model/gpt2-small"
 
 
-@pytest.mark.parametrize("name", device_names())
+@pytest.mark.parametrize("name", list_device_names())
 def test_a_profile_names_a_source_for_each_of_its_numbers(name: str) -> None:
-    device = read_device(name)
+    device = load_device_profile(name)
     said = set(device.sources)
     assert {"peak_flops", "memory_bandwidth", "memory_bytes", "node", "network", "watts"} <= said
     assert {"products", "attention", "memory", "links", "launch"} <= said
@@ -23,11 +23,11 @@ def test_a_profile_names_a_source_for_each_of_its_numbers(name: str) -> None:
 
 def test_an_unknown_device_is_refused_with_the_known_ones_and_the_way_to_measure() -> None:
     with pytest.raises(ConfigError) as error:
-        read_device("h100-smx")
+        load_device_profile("h100-smx")
     text = str(error.value)
     assert "'h100-smx' is not a device with a profile, and no other's numbers are taken for it." in text
     assert "Did you mean h100-sxm?" in text
-    assert all(name in text for name in device_names())
+    assert all(name in text for name in list_device_names())
     assert "llmsys calibrate --output h100-smx.yaml" in text
 
 
@@ -35,12 +35,12 @@ def test_a_profile_with_a_wrong_number_is_refused_with_file_line_and_key(tmp_pat
     path = tmp_path / "mine.yaml"
     path.write_text("name: mine\npeak_flops: {bf16: 1e12}\nmemory_bytes: -1\nmemory_bandwidth: 1e9\nsources: {}\n")
     with pytest.raises(ConfigError, match=r"mine.yaml:3: memory_bytes: -1"):
-        read_device(str(path))
+        load_device_profile(str(path))
 
 
 def test_a_number_type_without_a_peak_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"V100 SXM2 32GB has no peak for bf16 products. Use fp16 or fp32"):
-        read_device("v100").peak("bf16")
+        load_device_profile("v100").get_peak_flops("bf16")
 
 
 def test_the_command_prices_a_bare_models_step_and_says_why_the_rest_is_unknown(

@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from llmsys.config.hugging_face.model import model_from_hugging_face
+from llmsys.config.hugging_face.model import build_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.parameters import count_parameters
@@ -26,7 +26,7 @@ def oracle(name: str) -> tuple[Any, ModelConfig]:
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"  # grouped products are not counted
     model = getattr(transformers, architecture)(config).eval()
-    return model, model_from_hugging_face(json.loads(config.to_json_string(use_diff=False)))
+    return model, build_model_config(json.loads(config.to_json_string(use_diff=False)))
 
 
 def inputs_of(model: Any) -> dict[str, torch.Tensor]:

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from llmsys.config.hugging_face.model import model_from_hugging_face
+from llmsys.config.hugging_face.model import build_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.estimate.flops import count_flops
-from llmsys.estimate.pairs import document_lengths, visible_pairs
+from llmsys.estimate.pairs import iter_document_lengths, count_visible_pairs
 from llmsys.estimate.parameters import count_parameters
 from llmsys.model import attention, latent_attention
-from llmsys.model.attend import plain_attention
-from llmsys.model.experts import Experts
+from llmsys.model.attend import compute_eager_attention
+from llmsys.model.experts import GroupedExperts
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.recompute import recompute_blocks
+from llmsys.parallel.recompute import apply_activation_checkpoint
 from tests.helpers.model_sections import DECODERS, ENCODERS, MIXTURES, MOE, PAIRS, SHAPE, VARIANTS
 from tests.reference import flops as reference
 
@@ -36,7 +36,7 @@ SEQUENCES, SOURCE, TARGET = 2, 9, 7
 
 @pytest.mark.parametrize("row", COUNTED, ids=lambda row: row["case"])
 def test_full_attention_equals_the_counter_to_the_last_operation(row: dict[str, Any]) -> None:
-    model = model_from_hugging_face(row["config"])
+    model = build_model_config(row["config"])
     flops = count_flops(model, row["sequence_length"], row["sequences"], "full")
     assert (flops.forward, flops.forward_backward) == (row["forward"], row["forward_backward"])
     assert count_parameters(model).total == row["parameters"]
@@ -45,7 +45,7 @@ def test_full_attention_equals_the_counter_to_the_last_operation(row: dict[str, 
 def plain(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, *, scale: Any = None, softcap: Any = None, **rest: Any
 ) -> torch.Tensor:
-    return plain_attention(q, k, v, mask, scale, softcap, rest.get("sinks_H"))
+    return compute_eager_attention(q, k, v, mask, scale, softcap, rest.get("sinks_H"))
 
 
 @pytest.fixture
@@ -56,10 +56,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModelConfig], int]:
 
     def count(config: ModelConfig) -> int:
         model = Transformer(config)
-        for layer in model.moe_layers():
+        for layer in model.list_moe_layers():
             layer.eval()  # what the trainer observes costs a product of its own
         for module in model.modules():
-            if isinstance(module, Experts):
+            if isinstance(module, GroupedExperts):
                 module.grouped = False
         pairs = config.family == "encoder_decoder"
         tokens_BT = torch.ones(SEQUENCES, TARGET if pairs else SOURCE, dtype=torch.long)
@@ -67,9 +67,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModelConfig], int]:
         with FlopCounterMode(display=False) as counter:
             model(tokens_BT, **({"source_BS": source_BS} if pairs else {}))
             if config.head.kind == "features" and config.head.pooler:
-                model.pooled(torch.zeros(SEQUENCES, SOURCE, config.hidden_size))
+                model.pool_first_position(torch.zeros(SEQUENCES, SOURCE, config.hidden_size))
             if config.head.kind == "mlm" and config.head.next_sentence:
-                model.next_sentence_logits(torch.zeros(SEQUENCES, SOURCE, config.hidden_size))
+                model.compute_next_sentence_logits(torch.zeros(SEQUENCES, SOURCE, config.hidden_size))
         return counter.get_total_flops()
 
     return count
@@ -92,9 +92,9 @@ RECOMPUTED = ["dense", "sinks", "sandwich, capped, windows", "multi-query, paral
 def trained(config: ModelConfig, recompute: Any) -> int:
     """What PyTorch counts in forward and backward."""
     model = Transformer(config).train()
-    recompute_blocks(model, recompute)
+    apply_activation_checkpoint(model, recompute)
     for module in model.modules():
-        if isinstance(module, Experts):
+        if isinstance(module, GroupedExperts):
             module.grouped = False
     tokens_BT = torch.ones(SEQUENCES, TARGET if config.family == "encoder_decoder" else SOURCE, dtype=torch.long)
     source = {"source_BS": torch.ones(SEQUENCES, SOURCE, dtype=torch.long)}
@@ -147,7 +147,7 @@ def test_experts_that_choose_are_counted_by_their_room(counted: Callable[[ModelC
 def test_pairs_are_those_that_a_mask_lets_through(
     length: int, documents: tuple[int, ...], window: int | None, causal: bool
 ) -> None:
-    ours = sum(visible_pairs(one, window, causal=causal) for one in document_lengths(length, documents))
+    ours = sum(count_visible_pairs(one, window, causal=causal) for one in iter_document_lengths(length, documents))
     assert ours == reference.visible_pairs(length, window, documents, causal=causal)
 
 
@@ -179,7 +179,7 @@ def test_backward_is_twice_forward_and_causal_is_never_more(changes: dict[str, A
 
 def test_a_document_without_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match=r"A document of 0 tokens is none\. Give lengths of 1 token or more\."):
-        list(document_lengths(8, (3, 0)))
+        list(iter_document_lengths(8, (3, 0)))
 
 
 def test_conventions_differ_in_attention_alone() -> None:
@@ -195,4 +195,4 @@ def test_twice_the_batch_is_twice_the_work_and_attention_grows_with_length() -> 
     assert count_flops(model, 64, 6).forward == 2 * count_flops(model, 64, 3).forward
     shares = [count_flops(model, length, 1).attention_share for length in (16, 64, 256, 4096)]
     assert shares == sorted(shares)
-    assert count_flops(model, 64, 2, "full").per_token == count_flops(model, 64, 2, "full").forward_backward / 128
+    assert count_flops(model, 64, 2, "full").flops_per_token == count_flops(model, 64, 2, "full").forward_backward / 128

@@ -10,8 +10,8 @@ from llmsys.config.batch import BatchConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.estimate.flops import count_flops
-from llmsys.estimate.ledger import estimate, tensor_ledger
-from llmsys.estimate.text import as_text
+from llmsys.estimate.ledger import estimate_run, list_tensor_counts
+from llmsys.estimate.text import format_estimate
 from tests.helpers.model_sections import PAIRS, SHAPE, VARIANTS
 
 BATCH = {"sequence_length": 24, "target_length": 16, "sequences": 3}
@@ -24,24 +24,24 @@ def run_of(changes: dict[str, Any]) -> RunConfig:
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_every_architecture_has_an_estimate_with_the_same_keys(changes: dict[str, Any]) -> None:
     config = run_of(changes)
-    result = json.loads(json.dumps(estimate(config)))
+    result = json.loads(json.dumps(estimate_run(config)))
     assert result.keys() == {"parameters", "batch", "flops", "memory", "run", "unknown"}
     assert result["memory"]["state_bytes"]["total"] == 16 * result["parameters"]["total"]
     assert result["memory"]["activation_bytes_estimated"]["blocks"] > 0
-    assert f"{result['parameters']['total']:,}" in as_text(result, tensor_ledger(config))
+    assert f"{result['parameters']['total']:,}" in format_estimate(result, list_tensor_counts(config))
 
 
 def test_an_encoder_decoder_reads_sources_and_predicts_targets() -> None:
     config = run_of(PAIRS["original"])
-    result = estimate(config)
+    result = estimate_run(config)
     lengths = {"sequence_length": 24, "target_length": 16, "sequences": 3, "tokens": 48, "documents": None}
     assert result["batch"] == lengths
     assert result["flops"]["forward"] == count_flops(config.model, 24, 3, target_length=16).forward
-    assert "3 sequences of 24 source and 16 target tokens" in as_text(result)
+    assert "3 sequences of 24 source and 16 target tokens" in format_estimate(result)
 
 
 def test_one_stack_has_one_length() -> None:
-    result = estimate(run_of({}))
+    result = estimate_run(run_of({}))
     assert (result["batch"]["target_length"], result["batch"]["tokens"]) == (None, 3 * 24)
 
 

@@ -11,19 +11,19 @@ from torch import distributed
 from torch.distributed.tensor import DTensor
 
 from launch.main import main
-from llmsys.config.layout import Layout
-from llmsys.config.load import load_run
+from llmsys.config.layout import ParallelLayout
+from llmsys.config.load import load_run_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.errors import LayoutError
-from llmsys.estimate.ledger import estimate
-from llmsys.estimate.memory import planned_layout, state_bytes
-from llmsys.estimate.memory_peak import activation_bytes
+from llmsys.estimate.ledger import estimate_run
+from llmsys.estimate.memory import resolve_planned_layout, compute_state_bytes
+from llmsys.estimate.memory_peak import estimate_activation_bytes
 from llmsys.estimate.parameters import count_parameters
-from llmsys.estimate.text import as_text, short
+from llmsys.estimate.text import format_estimate, format_count
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.apply import shard_parameters, split_experts
-from llmsys.parallel.mesh import make_meshes
+from llmsys.parallel.apply import apply_fsdp, apply_expert_parallel
+from llmsys.parallel.mesh import build_device_meshes
 from tests.helpers.model_sections import SHAPE, VARIANTS
 
 MODEL = {
@@ -54,13 +54,13 @@ def pretended_ranks(world_size: int) -> Iterator[None]:
 
 def held_by_rank_0(config: RunConfig) -> int:
     """Parameter elements of the sharded module on the first of the ranks that its layout wants."""
-    fitted = planned_layout(config)
+    fitted = resolve_planned_layout(config)
     with pretended_ranks(fitted.world_size):
         with torch.device("meta"):
             model = Transformer(config.model)
-        meshes = make_meshes(fitted, torch.device("cpu"))
-        split_experts(model, meshes)
-        shard_parameters(model, meshes, torch.bfloat16)
+        meshes = build_device_meshes(fitted, torch.device("cpu"))
+        apply_expert_parallel(model, meshes)
+        apply_fsdp(model, meshes, torch.bfloat16)
         return sum(one.to_local().numel() if isinstance(one, DTensor) else one.numel() for one in model.parameters())
 
 
@@ -72,7 +72,7 @@ def held_by_rank_0(config: RunConfig) -> int:
 def test_fsdp_state_equals_what_rank_0_holds(layout: tuple[int, int, int]) -> None:
     replicate, shard, expert = layout
     config = run_config(layout={"replicate": replicate, "shard": shard, "expert": expert})
-    held, state = held_by_rank_0(config), state_bytes(config, planned_layout(config))
+    held, state = held_by_rank_0(config), compute_state_bytes(config, resolve_planned_layout(config))
     assert (state.weights, state.masters, state.gradients, state.moments) == (0, 4 * held, 4 * held, 8 * held)
 
 
@@ -80,14 +80,14 @@ def test_fsdp_state_equals_what_rank_0_holds(layout: tuple[int, int, int]) -> No
 def test_every_architecture_is_held_as_estimated(changes: dict[str, Any]) -> None:
     layout = {"shard": 4, "expert": 2 if changes.get("moe") else 1}
     config = RunConfig.model_validate({"model": SHAPE | changes, "layout": layout, "batch": {"sequence_length": 16}})
-    assert state_bytes(config, planned_layout(config)).masters == 4 * held_by_rank_0(config)
+    assert compute_state_bytes(config, resolve_planned_layout(config)).masters == 4 * held_by_rank_0(config)
 
 
 @pytest.mark.parametrize(("stage", "bytes_each"), [(1, (2, 2, 4, 4)), (2, (2, 2, 2, 4))])
 def test_zero_splits_masters_moments_and_then_gradients(stage: int, bytes_each: tuple[int, ...]) -> None:
     config = run_config(engine={"kind": "deepspeed", "zero_stage": stage}, layout={"shard": 2})
     count = count_parameters(config.model).total
-    state = state_bytes(config, planned_layout(config))
+    state = compute_state_bytes(config, resolve_planned_layout(config))
     expected = [count * each for each in bytes_each]
     assert [state.weights, state.masters, state.gradients, state.moments] == pytest.approx(expected, rel=1e-3)
 
@@ -98,28 +98,28 @@ def test_dealt_experts_are_held_by_their_rank_alone() -> None:
         for expert in (1, 2)
     )
     experts = count_parameters(together.model).by_component["experts"]
-    less = state_bytes(together, planned_layout(together)).weights - state_bytes(dealt, planned_layout(dealt)).weights
+    less = compute_state_bytes(together, resolve_planned_layout(together)).weights - compute_state_bytes(dealt, resolve_planned_layout(dealt)).weights
     assert less == 2 * experts // 2
 
 
 def test_activations_follow_the_micro_batch() -> None:
     whole, half = (run_config(batch={"sequences": 8, "micro_sequences": micro}) for micro in (0, 4))
-    layout = planned_layout(whole)
-    big, small = activation_bytes(whole, layout), activation_bytes(half, layout)
+    layout = resolve_planned_layout(whole)
+    big, small = estimate_activation_bytes(whole, layout), estimate_activation_bytes(half, layout)
     assert (big.logits, big.gathered) == (2 * small.logits, small.gathered)
     assert big.blocks == pytest.approx(2 * small.blocks, rel=1e-3)  # the router's weight does not grow
 
 
 def test_the_layout_is_that_of_the_processes_to_be_started() -> None:
-    assert planned_layout(run_config(launch={"processes": 4})) == Layout(replicate=1, shard=4)
-    assert planned_layout(run_config(layout={"replicate": 2, "shard": 3})).world_size == 6
+    assert resolve_planned_layout(run_config(launch={"processes": 4})) == ParallelLayout(replicate=1, shard=4)
+    assert resolve_planned_layout(run_config(layout={"replicate": 2, "shard": 3})).world_size == 6
     with pytest.raises(LayoutError, match=r"2 ranks cannot be split into replicate=3"):
-        planned_layout(run_config(launch={"processes": 2}, layout={"replicate": 3}))
+        resolve_planned_layout(run_config(launch={"processes": 2}, layout={"replicate": 3}))
 
 
 def test_the_stable_keys_are_there_and_consistent() -> None:
-    config = load_run("train/demo", ["flops.convention=full", "batch.sequences=4", "batch.sequence_length=256"])
-    result = json.loads(json.dumps(estimate(config)))
+    config = load_run_config("train/demo", ["flops.convention=full", "batch.sequences=4", "batch.sequence_length=256"])
+    result = json.loads(json.dumps(estimate_run(config)))
     counts = count_parameters(config.model)
     assert result["parameters"]["total"] == counts.total
     assert result["parameters"]["non_embedding"] == counts.non_embedding
@@ -133,7 +133,7 @@ def test_the_stable_keys_are_there_and_consistent() -> None:
 
 
 def test_the_demo_model_has_about_ten_million_parameters_in_eight_experts() -> None:
-    model = load_run("train/demo").model
+    model = load_run_config("train/demo").model
     assert 8_000_000 < count_parameters(model).total < 12_500_000
     assert model.moe is not None
     assert (model.moe.num_experts, model.moe.num_experts_per_tok, model.moe.num_shared_experts) == (8, 2, 1)
@@ -142,7 +142,7 @@ def test_the_demo_model_has_about_ten_million_parameters_in_eight_experts() -> N
 def test_the_text_names_total_unknowns_and_every_tensor(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "model/demo-moe", "--explain"]) == 0
     text = capsys.readouterr().out
-    total = f"{count_parameters(load_run('train/demo').model).total:,}"
+    total = f"{count_parameters(load_run_config('train/demo').model).total:,}"
     assert text.count(total) == 2
     assert "time, money, energy: unknown (needs a device: --device NAME" in text
     assert "blocks.{0..3}.feed_forward.experts.gate_proj" in text
@@ -151,7 +151,7 @@ def test_the_text_names_total_unknowns_and_every_tensor(capsys: pytest.CaptureFi
 
 def test_every_model_of_the_config_has_an_estimate() -> None:
     dense = ModelConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
-    assert "state per rank" in as_text(estimate(RunConfig(model=dense)))
+    assert "state per rank" in format_estimate(estimate_run(RunConfig(model=dense)))
 
 
 @pytest.mark.parametrize(
@@ -159,4 +159,4 @@ def test_every_model_of_the_config_has_an_estimate() -> None:
     [(999, "999"), (9_971_968, "9.97M"), (8_030_261_248, "8.03B"), (4.1e13, "41T"), (3.1e18, "3.1e+18")],
 )
 def test_counts_have_prefixes_people_know(count: float, text: str) -> None:
-    assert short(count) == text
+    assert format_count(count) == text

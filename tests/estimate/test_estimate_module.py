@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from llmsys.config.model import ModelConfig
-from llmsys.estimate.tensors import model_tensors
+from llmsys.estimate.tensors import list_model_tensors
 from llmsys.model.transformer import Transformer
 from tests.helpers.model_sections import SHAPE, VARIANTS
 
@@ -16,4 +16,4 @@ def test_every_tensor_is_one_of_the_built_module(changes: dict[str, Any]) -> Non
     config = ModelConfig.model_validate(SHAPE | changes)
     with torch.device("meta"):
         built = {name: tuple(parameter.shape) for name, parameter in Transformer(config).named_parameters()}
-    assert {name: row.shape for row in model_tensors(config) for name in row.names()} == built
+    assert {name: row.shape for row in list_model_tensors(config) for name in row.iter_names()} == built

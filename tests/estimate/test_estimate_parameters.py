@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.feed_forward import Swiglu
+from llmsys.config.feed_forward import SwigluConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
-from llmsys.estimate.ledger import tensor_ledger
+from llmsys.estimate.ledger import list_tensor_counts
 from llmsys.estimate.parameters import count_parameters
-from llmsys.estimate.rows import TensorRow
-from llmsys.estimate.tensors import model_tensors
+from llmsys.estimate.rows import ParameterTensor
+from llmsys.estimate.tensors import list_model_tensors
 from tests.helpers.model_sections import MOE, SHAPE, VARIANTS
 
 
@@ -22,21 +22,21 @@ def test_parts_sum_to_the_total(changes: dict[str, Any]) -> None:
     layers = {
         "dense": config.num_dense_layers,
         "moe": config.num_moe_layers,
-        "encoder": config.encoder_shape.num_hidden_layers,
+        "encoder": config.encoder_model.num_hidden_layers,
         "multi_token_prediction": config.multi_token_prediction.depth if config.multi_token_prediction else 0,
     }
     in_blocks = sum(count * layers[kind] for kind, count in counts.per_layer.items())
-    outside = sum(row.count for row in model_tensors(config) if not row.layers)
+    outside = sum(row.num_elements for row in list_model_tensors(config) if not row.layers)
     assert sum(counts.by_component.values()) == counts.total == in_blocks + outside
     assert (
-        sum(one["count"] for one in tensor_ledger(RunConfig(model=config, batch=BatchConfig(sequence_length=16))))
+        sum(one["count"] for one in list_tensor_counts(RunConfig(model=config, batch=BatchConfig(sequence_length=16))))
         == counts.total
     )
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_every_name_stands_once(changes: dict[str, Any]) -> None:
-    names = [name for row in model_tensors(ModelConfig.model_validate(SHAPE | changes)) for name in row.names()]
+    names = [name for row in list_model_tensors(ModelConfig.model_validate(SHAPE | changes)) for name in row.iter_names()]
     assert len(names) == len(set(names))
 
 
@@ -68,7 +68,7 @@ def test_textbook_rules_print_their_error() -> None:
     short, long = count_parameters(gpt).textbook
     assert short.value == long.value == 12 * 12 * 768**2
     assert abs(short.error) < 0.001  # the rule leaves out the norms alone
-    swiglu = count_parameters(gpt.model_copy(update={"feed_forward": Swiglu()}))
+    swiglu = count_parameters(gpt.model_copy(update={"feed_forward": SwigluConfig()}))
     assert swiglu.textbook[1].error < -0.2
 
 
@@ -90,4 +90,4 @@ def test_expert_choice_visits_its_factor_on_average() -> None:
     ids=str,
 )
 def test_titles_name_their_blocks(layers: tuple[int, ...], title: str) -> None:
-    assert TensorRow("a.{i}.b", (2, 3), "norms", layers).title == title
+    assert ParameterTensor("a.{i}.b", (2, 3), "norms", layers).display_name == title

@@ -3,15 +3,15 @@
 import pytest
 
 from launch.room import resolve_for_hosts
-from llmsys.config.load import load_run
+from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
-from llmsys.estimate.device import read_device
-from llmsys.estimate.ledger import estimate
-from llmsys.estimate.memory_peak import peak_memory
+from llmsys.estimate.device import load_device_profile
+from llmsys.estimate.ledger import estimate_run
+from llmsys.estimate.memory_peak import estimate_peak_memory
 from llmsys.estimate.precision import resolve_for_profile, select_precision
-from llmsys.estimate.text import as_text
-from llmsys.estimate.time import step_time
+from llmsys.estimate.text import format_estimate
+from llmsys.estimate.time import estimate_step_time
 from tests.helpers.device_profile import abacus
 
 
@@ -20,12 +20,12 @@ from tests.helpers.device_profile import abacus
 )
 def test_a_profile_decides(profile: str, number: str) -> None:
     config = RunConfig()
-    assert resolve_for_profile(config, read_device(profile)).train.precision == number
-    found = estimate(config, device=read_device(profile))
-    named = estimate(config.with_precision(number))  # type: ignore[arg-type]
+    assert resolve_for_profile(config, load_device_profile(profile)).train.precision == number
+    found = estimate_run(config, device=load_device_profile(profile))
+    named = estimate_run(config.with_precision(number))  # type: ignore[arg-type]
     assert found["precision"]["number"] == number
     assert found["memory"] == named["memory"]
-    text = as_text(found)
+    text = format_estimate(found)
     assert f"in {number}\n" in text
     assert f"  {number}: train.precision=auto: the profile of " in text
 
@@ -36,24 +36,24 @@ def test_a_processor_whose_bf16_is_no_faster_takes_fp32() -> None:
 
 
 def test_flops_device_decides_where_no_device_is_named_and_else_accelerators_are_meant() -> None:
-    config = load_run("train/demo", ["flops.device=v100"])
+    config = load_run_config("train/demo", ["flops.device=v100"])
     assert config.train.precision == "auto"
-    assert estimate(config)["precision"]["number"] == "fp32"
-    assert estimate(load_run("train/demo", []))["precision"]["number"] == "bf16"
+    assert estimate_run(config)["precision"]["number"] == "fp32"
+    assert estimate_run(load_run_config("train/demo", []))["precision"]["number"] == "bf16"
 
 
 def test_time_and_plan_resolve_for_their_device() -> None:
     config = RunConfig()
-    layout = config.fitted_layout(1)
+    layout = config.resolve_layout(1)
     for precision, profile in (("fp32", "v100"), ("bf16", "h100-sxm")):
-        device = read_device(profile)
-        assert step_time(config, layout, device) == step_time(config.with_precision(precision), layout, device)  # type: ignore[arg-type]
+        device = load_device_profile(profile)
+        assert estimate_step_time(config, layout, device) == estimate_step_time(config.with_precision(precision), layout, device)  # type: ignore[arg-type]
 
 
 def test_memory_of_an_unresolved_type_is_refused() -> None:
     config = RunConfig()
     with pytest.raises(ConfigError, match=r"train\.precision=auto is known only on a device"):
-        _ = peak_memory(config, config.fitted_layout(1)).peak_bytes
+        _ = estimate_peak_memory(config, config.resolve_layout(1)).peak_bytes
 
 
 def test_hosts_take_bf16_only_where_all_have_it() -> None:

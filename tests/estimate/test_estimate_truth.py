@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from llmsys.config.hugging_face.model import model_from_hugging_face
-from llmsys.config.load import load_model
+from llmsys.config.hugging_face.model import build_model_config
+from llmsys.config.load import load_model_config
 from llmsys.config.model import ModelConfig
-from llmsys.estimate.parameters import Parameters, count_parameters
+from llmsys.estimate.parameters import ParameterCounts, count_parameters
 
 DATA = Path(__file__).parent / "data"
 COUNTED: dict[str, dict[str, Any]] = {
@@ -40,7 +40,7 @@ def by_component(row: dict[str, Any]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def agrees(counts: Parameters, row: dict[str, Any]) -> None:
+def agrees(counts: ParameterCounts, row: dict[str, Any]) -> None:
     assert counts.total == row["total"]
     assert counts.non_embedding == row["non_embedding"]
     assert counts.by_component == by_component(row)
@@ -49,12 +49,12 @@ def agrees(counts: Parameters, row: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_named_models_are_counted_to_the_last_parameter(name: str) -> None:
-    agrees(count_parameters(load_model(f"model/{name}")), COUNTED[name])
+    agrees(count_parameters(load_model_config(f"model/{name}")), COUNTED[name])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_models_from_hugging_face_are_counted_to_the_last_parameter(name: str) -> None:
-    agrees(count_parameters(model_from_hugging_face(CONFIGS[name])), COUNTED[name])
+    agrees(count_parameters(build_model_config(CONFIGS[name])), COUNTED[name])
 
 
 @pytest.mark.parametrize("name", TRAPS)

@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
-from llmsys.estimate.activation import block_kinds, extent_of
-from llmsys.estimate.kept import kept_bytes
-from llmsys.estimate.system import System
+from llmsys.estimate.activation import iter_block_groups, build_activation_shape
+from llmsys.estimate.kept import compute_saved_bytes
+from llmsys.estimate.system import MemoryProfile
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.recompute import Recompute, recompute_blocks
+from llmsys.parallel.recompute import Recompute, apply_activation_checkpoint
 from tests.helpers.live_memory import kept_after
 from tests.helpers.model_sections import SHAPE, VARIANTS
 
 SEQUENCES, LENGTH, SOURCE = 2, 16, 24
 POLICIES: tuple[Recompute, ...] = ("none", "selective", "block")
-ON_CPU = System(device="cpu")
+ON_CPU = MemoryProfile(device="cpu")
 # Small things that are not counted: sums of the balance loss, a gate of one channel, masks shared by few blocks.
 ABOUT = {
     "experts balanced by a loss",
@@ -58,7 +58,7 @@ def kept_by_forward(model: ModelConfig, dtype: torch.dtype, policy: Recompute, *
     module = Transformer(model).to(dtype)
     module.reset_buffers()
     module.train()
-    recompute_blocks(module, policy)
+    apply_activation_checkpoint(module, policy)
     inputs: dict[str, Any] = {}
     if model.family == "encoder_decoder":
         inputs["source_BS"] = torch.zeros(SEQUENCES, SOURCE, dtype=torch.long)
@@ -86,11 +86,11 @@ def estimated(model: ModelConfig, dtype: torch.dtype, policy: Recompute, *, docu
             "train": {"precision": "bf16" if dtype == torch.bfloat16 else "fp32", "recompute": policy},
         }
     )
-    extent = extent_of(config, Layout(shard=1), ON_CPU)
+    extent = build_activation_shape(config, ParallelLayout(shard=1), ON_CPU)
     if not documents and extent.table == "documents":
         extent = replace(extent, table="none")
-    kinds = block_kinds(config, extent)
-    return sum(len(kind.layers) * kept_bytes(kind.tensors, policy, False, ON_CPU) for kind in kinds)
+    kinds = iter_block_groups(config, extent)
+    return sum(len(kind.layers) * compute_saved_bytes(kind.saved_tensors, policy, False, ON_CPU) for kind in kinds)
 
 
 def compared(changes: dict[str, Any], dtype: torch.dtype, policy: Recompute, *, documents: bool) -> tuple[int, int]:

@@ -12,17 +12,17 @@ from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 
 from llmsys.config.objective import LossConfig
 from llmsys.config.run import RunConfig
-from llmsys.estimate.memory_peak import peak_memory
-from llmsys.estimate.system import System
+from llmsys.estimate.memory_peak import estimate_peak_memory
+from llmsys.estimate.system import MemoryProfile
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.apply import materialize, shard_parameters, split_experts
-from llmsys.parallel.mesh import make_meshes
-from llmsys.parallel.recompute import recompute_blocks
+from llmsys.parallel.apply import materialize_parameters, apply_fsdp, apply_expert_parallel
+from llmsys.parallel.mesh import build_device_meshes
+from llmsys.parallel.recompute import apply_activation_checkpoint
 from llmsys.train import head_loss
 from tests.estimate.test_estimate_memory import pretended_ranks
 from tests.helpers.live_memory import Followed
 
-ON_CPU = System(device="cpu", measured="allocated", evaluation="none")
+ON_CPU = MemoryProfile(device="cpu", measured="allocated", evaluation="none")
 MODEL = {
     "vocab_size": 512,
     "hidden_size": 128,
@@ -54,17 +54,17 @@ class Rank:
 
     def __init__(self, config: RunConfig) -> None:
         dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
-        meshes = make_meshes(config.layout, torch.device("cpu"))
+        meshes = build_device_meshes(config.layout, torch.device("cpu"))
         with torch.device("meta"):
             self.model = Transformer(config.model)
-        recompute_blocks(self.model, config.train.recompute)
-        split_experts(self.model, meshes)
-        shard_parameters(self.model, meshes, dtype)
-        materialize(self.model, torch.device("cpu"), lambda name, shape: torch.zeros(shape).normal_(std=0.02))
+        apply_activation_checkpoint(self.model, config.train.recompute)
+        apply_expert_parallel(self.model, meshes)
+        apply_fsdp(self.model, meshes, dtype)
+        materialize_parameters(self.model, torch.device("cpu"), lambda name, shape: torch.zeros(shape).normal_(std=0.02))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), foreach=False)
-        shape = config.batch.sequences_per_step // config.layout.data_ranks, config.batch.sequence_length
+        shape = config.batch.sequences_per_step // config.layout.data_parallel_size, config.batch.sequence_length
         self.tokens_BT = torch.randint(0, config.model.vocab_size, shape)
-        self._loss = head_loss.training_loss(LossConfig())
+        self._loss = head_loss.build_training_loss(LossConfig())
         head_loss._rooms.clear()  # the block of logits that larger tests left behind
 
     def backward(self) -> None:
@@ -102,7 +102,7 @@ def test_the_peak_is_that_of_living_tensors_or_up_to_a_tenth_above(config: RunCo
         with Followed(*rank.model.parameters()) as followed:
             rank.backward()
     measured = followed.peak_bytes + rank.state_bytes()
-    ledger = peak_memory(config, config.layout, system=ON_CPU)
+    ledger = estimate_peak_memory(config, config.layout, system=ON_CPU)
     assert measured * 0.99 < ledger.peak_bytes < measured * 1.12, ledger.peak_instant
 
 
@@ -118,7 +118,7 @@ def test_the_peak_is_that_of_torchs_tracker_within_a_few_percent(name: str) -> N
         with tracker:
             rank.step()
         peak = {str(kind): size for kind, size in tracker.get_tracker_snapshot("peak")[torch.device("cpu")].items()}
-    ledger = peak_memory(config, config.layout, system=ON_CPU)
+    ledger = estimate_peak_memory(config, config.layout, system=ON_CPU)
     items = {item.name: item.bytes for item in ledger.peak.items}
     by_kind = {kind.rpartition(".")[2]: size for kind, size in peak.items()}
     assert items["masters"] == by_kind["SHARDED_PARAM"]

@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 from launch.main import main
-from llmsys.config.load import load_run, read_config
-from llmsys.config.rule import divisors
+from llmsys.config.load import load_run_config, read_config
+from llmsys.config.rule import list_divisors
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, LayoutError
-from llmsys.estimate.cluster import Cluster
-from llmsys.estimate.device import read_device
-from llmsys.estimate.memory_peak import peak_memory
-from llmsys.estimate.plan.candidate import ENGINES, RECOMPUTE, IllegalError, Place, choices, priced
-from llmsys.estimate.plan.check import layout_problems, read_layout
-from llmsys.estimate.plan.search import plan
+from llmsys.estimate.cluster import ClusterCosts
+from llmsys.estimate.device import load_device_profile
+from llmsys.estimate.memory_peak import estimate_peak_memory
+from llmsys.estimate.plan.candidate import ENGINES, RECOMPUTE, IllegalLayoutError, PlanTarget, iter_candidates, estimate_candidate
+from llmsys.estimate.plan.check import find_layout_violations, parse_layout
+from llmsys.estimate.plan.search import search_layouts
 from llmsys.estimate.precision import resolve_for_profile
 from tests.estimate.published_layouts import PUBLISHED
 
-H100 = read_device("h100-sxm")
+H100 = load_device_profile("h100-sxm")
 
 
 def config(model: str, *overrides: str) -> RunConfig:
@@ -30,7 +30,7 @@ def config(model: str, *overrides: str) -> RunConfig:
 @pytest.mark.parametrize(("name", "model", "layout", "devices", "legal"), PUBLISHED, ids=[row[0] for row in PUBLISHED])
 def test_published_layouts_are_judged_by_their_own_arithmetic(name, model, layout, devices, legal) -> None:
     run = RunConfig(model=model) if not isinstance(model, str) else config(model)
-    problems = list(layout_problems(run, read_layout(layout), devices, with_batch=False))
+    problems = list(find_layout_violations(run, parse_layout(layout), devices, with_batch=False))
     assert (not problems) == legal, problems
 
 
@@ -56,44 +56,44 @@ def test_the_misprinted_layout_of_llama_3_is_caught_with_what_it_should_say(caps
 )
 def test_a_layout_that_cannot_work_says_which_number_binds(layout, message) -> None:
     run = config("llama3.1-8b", "batch.sequence_length=8200", "batch.sequences=64")
-    assert message in "\n".join(layout_problems(run, read_layout(layout), None, with_batch=True))
+    assert message in "\n".join(find_layout_violations(run, parse_layout(layout), None, with_batch=True))
 
 
 @pytest.mark.parametrize("text", ["tp=8,zp=2", "tp=0", "tp", "tp=2,tensor=2", "dp=2,shard=2"])
 def test_a_layout_is_read_strictly(text) -> None:
     with pytest.raises(ConfigError, match=r"is no axis of a layout|twice|beside replicate or shard"):
-        read_layout(text)
+        parse_layout(text)
 
 
-def exhaustive(run: RunConfig, place: Place) -> float:
+def exhaustive(run: RunConfig, place: PlanTarget) -> float:
     """The fastest step of every legal choice that fits, each micro-batch tried."""
     best = float("inf")
-    for widest in choices(run, place, ENGINES):
+    for widest in iter_candidates(run, place, ENGINES):
         for recompute in RECOMPUTE:
-            for micro in divisors(widest.micro_sequences):
+            for micro in list_divisors(widest.micro_sequences):
                 try:
-                    one = priced(run, replace(widest, recompute=recompute, micro_sequences=micro), place)
-                except IllegalError:
+                    one = estimate_candidate(run, replace(widest, recompute=recompute, micro_sequences=micro), place)
+                except IllegalLayoutError:
                     continue
-                if place.refusal(one) is None:
-                    best = min(best, one.seconds)
+                if place.explain_rejection(one) is None:
+                    best = min(best, one.step_seconds)
     return best
 
 
 @pytest.mark.parametrize("model", ["llama3.2-1b", "olmoe-1b-7b"])
 def test_the_fastest_of_a_plan_is_within_a_percent_of_trying_everything(model) -> None:
     run = config(model, "batch.sequence_length=4096", "batch.sequences=32")
-    place = Place(Cluster(devices=4), H100)
-    found = plan(run, place)
-    assert found.ranked[0].seconds <= 1.01 * exhaustive(run, place)
-    assert all(place.refusal(one) is None for one in found.ranked)
+    place = PlanTarget(ClusterCosts(devices=4), H100)
+    found = search_layouts(run, place)
+    assert found.ranked[0].step_seconds <= 1.01 * exhaustive(run, place)
+    assert all(place.explain_rejection(one) is None for one in found.ranked)
     peaks = [one.memory.peak_bytes for one in found.pareto]
     assert peaks == sorted(peaks, reverse=True), "each slower one of the set needs less"
 
 
 def test_every_neighbour_of_the_best_has_the_reason_that_binds_it() -> None:
     run = config("llama3.1-8b", "batch.sequence_length=8192", "batch.sequences=64")
-    found = plan(run, Place(Cluster(devices=16), H100))
+    found = search_layouts(run, PlanTarget(ClusterCosts(devices=16), H100))
     kinds = {one.reason.split(":")[0] for one in found.rejected}
     assert kinds <= {"illegal", "memory", "time"}
     assert {"memory", "time"} <= kinds
@@ -104,20 +104,20 @@ def test_every_neighbour_of_the_best_has_the_reason_that_binds_it() -> None:
 def test_what_fits_nowhere_says_by_how_much_and_what_would_do() -> None:
     run = config("llama3.1-405b", "batch.sequence_length=8192", "batch.sequences=64")
     with pytest.raises(LayoutError, match=r"No layout fits 8 × H100 .* GiB too many .* With this batch, \d+ devices"):
-        plan(run, Place(Cluster(devices=8), H100))
+        search_layouts(run, PlanTarget(ClusterCosts(devices=8), H100))
 
 
 def test_offload_is_the_last_resort_and_host_memory_is_counted() -> None:
     run = config("llama3.1-70b", "batch.sequence_length=4096", "batch.sequences=8")
-    roomy = plan(run, Place(Cluster(devices=8, host_memory_bytes=2e12), H100))
+    roomy = search_layouts(run, PlanTarget(ClusterCosts(devices=8, host_memory_bytes=2e12), H100))
     assert all(getattr(one.choice.engine, "offload", "none") != "none" for one in roomy.ranked)
     with pytest.raises(LayoutError, match=r"host memory: .* GiB too many for one machine"):
-        plan(run, Place(Cluster(devices=8, host_memory_bytes=5e11), H100))
+        search_layouts(run, PlanTarget(ClusterCosts(devices=8, host_memory_bytes=5e11), H100))
 
 
 def test_an_engine_that_the_config_names_is_kept() -> None:
     run = config("llama3.2-1b", "batch.sequences=16", "engine.kind=deepspeed")
-    assert {one.choice.engine.kind for one in plan(run, Place(Cluster(devices=4), H100)).ranked} == {"deepspeed"}
+    assert {one.choice.engine.kind for one in search_layouts(run, PlanTarget(ClusterCosts(devices=4), H100)).ranked} == {"deepspeed"}
 
 
 def test_the_written_config_is_what_was_priced(tmp_path: Path, capsys) -> None:
@@ -125,11 +125,11 @@ def test_the_written_config_is_what_was_priced(tmp_path: Path, capsys) -> None:
     words = ["model/llama3.2-1b", "gpus=16", "device=h100-sxm", "batch.sequence_length=2048", "batch.sequences=64"]
     assert main(["plan", *words, "--output", str(output), "--json"]) == 0
     best = json.loads(capsys.readouterr().out)["best"][0]
-    loaded = load_run(str(output))
-    layout = loaded.layout.fit(16, loaded.model)
+    loaded = load_run_config(str(output))
+    layout = loaded.layout.resolve(16, loaded.model)
     assert layout.model_dump() == best["layout"]
-    ledger = peak_memory(resolve_for_profile(loaded, H100), layout)
-    assert ledger.peak_bytes + ledger.outside_bytes == best["peak_bytes"]
+    ledger = estimate_peak_memory(resolve_for_profile(loaded, H100), layout)
+    assert ledger.peak_bytes + ledger.driver_bytes == best["peak_bytes"]
     assert loaded.batch.sequence_length == 2048
 
 

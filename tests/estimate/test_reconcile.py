@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from launch.main import main
-from llmsys.config.load import load_run
+from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError, DataError
-from llmsys.estimate.device import read_device
-from llmsys.estimate.reconcile import profile_to_update, read_all, read_reconciled, updated
-from llmsys.estimate.residual import residuals
-from llmsys.estimate.time import StepTime, step_time
+from llmsys.estimate.device import load_device_profile
+from llmsys.estimate.reconcile import load_profile_to_update, load_run_comparisons, load_run_comparison, update_profile
+from llmsys.estimate.residual import load_residuals
+from llmsys.estimate.time import StepTime, estimate_step_time
 from llmsys.events import EventWriter
 from tests.helpers.device_profile import NAME, abacus, write_abacus
 
@@ -21,14 +21,14 @@ DENSE, MOE = ("layout.expert=1", "model.moe=null", "model.intermediate_size=704"
 
 
 def timed(folder: Path, profile: Any) -> StepTime:
-    config = load_run(str(folder / "config.yaml"))
-    return step_time(config, config.fitted_layout(1), profile)
+    config = load_run_config(str(folder / "config.yaml"))
+    return estimate_step_time(config, config.resolve_layout(1), profile)
 
 
 def write_run(folder: Path, times: float = 1.7, words: tuple[str, ...] = DENSE, **changes: Any) -> Path:
     """A run on the made-up device whose steps took `times` what the model of time says."""
     folder.mkdir()
-    config = load_run("train/demo", [f"run.name={folder.name}", *words])
+    config = load_run_config("train/demo", [f"run.name={folder.name}", *words])
     (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     time = timed(folder, abacus())
     prediction = {
@@ -36,7 +36,7 @@ def write_run(folder: Path, times: float = 1.7, words: tuple[str, ...] = DENSE, 
         "memory": {"peak_bytes": 2**30, "instant": "in the loss", "kind": "reserved"},
         "device": NAME,
         "world_size": 1,
-        "step_seconds": time.seconds.as_data(),
+        "step_seconds": time.seconds.to_dict(),
     }
     with EventWriter(folder / "events.jsonl") as events:
         events.write("prediction", step=0, **prediction | changes)
@@ -46,26 +46,26 @@ def write_run(folder: Path, times: float = 1.7, words: tuple[str, ...] = DENSE, 
 
 
 def test_a_run_is_told_with_signed_residuals(tmp_path: Path) -> None:
-    found = read_reconciled(write_run(tmp_path / "a")).as_data()
+    found = load_run_comparison(write_run(tmp_path / "a")).to_dict()
     assert found["memory_bytes"]["residual"] == 0.5
     time = found["step_seconds"]
-    assert time["residual"] == pytest.approx(1.7 / residuals().dense.factor - 1)
+    assert time["residual"] == pytest.approx(1.7 / load_residuals().dense.factor - 1)
     assert not time["within_p10_p90"]
-    assert read_reconciled(write_run(tmp_path / "b", 1.0)).as_data()["step_seconds"]["within_p10_p90"]
+    assert load_run_comparison(write_run(tmp_path / "b", 1.0)).to_dict()["step_seconds"]["within_p10_p90"]
 
 
 @pytest.mark.parametrize("words", [DENSE, MOE], ids=["dense", "moe"])
 def test_the_profile_that_learnt_from_a_run_predicts_it(tmp_path: Path, words: tuple[str, ...]) -> None:
     run, file = write_run(tmp_path / "a", 1.7, words), write_abacus(tmp_path / "mine.yaml")
     assert main(["reconcile", str(run), "--update", str(file)]) == 0
-    after, measured = timed(run, read_device(str(file))), read_reconciled(run).measured["step_seconds"]
+    after, measured = timed(run, load_device_profile(str(file))), load_run_comparison(run).measured["step_seconds"]
     assert after.seconds.p50 == pytest.approx(measured)
     assert after.factor == pytest.approx(1.7)
     assert sum(after.parts.values()) == pytest.approx(measured)
     before = timed(run, abacus()).seconds  # one run keeps the published spread
     assert after.seconds.p90 / after.seconds.p50 == pytest.approx(before.p90 / before.p50)
     other = write_run(tmp_path / "other", 1.0, MOE if words is DENSE else DENSE)
-    assert timed(other, read_device(str(file))).factor == timed(other, abacus()).factor  # another class has not learnt
+    assert timed(other, load_device_profile(str(file))).factor == timed(other, abacus()).factor  # another class has not learnt
 
 
 def test_runs_add_up_and_the_same_run_counts_once(tmp_path: Path) -> None:
@@ -73,19 +73,19 @@ def test_runs_add_up_and_the_same_run_counts_once(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, times) for name, times in (("a", 1.4), ("b", 1.5), ("c", 1.6))]
     for these in ([runs[0]], runs, [runs[1]]):
         assert main(["reconcile", *map(str, these), "--update", str(file)]) == 0
-    learnt = read_device(str(file)).residual["dense"]
+    learnt = load_device_profile(str(file)).residual["dense"]
     assert sorted(learnt.runs.values()) == pytest.approx([1.4, 1.5, 1.6])
     assert learnt.factor == pytest.approx(1.5)
-    assert residuals().dense.spread / 3**0.5 < learnt.spread < residuals().dense.spread
+    assert load_residuals().dense.spread / 3**0.5 < learnt.spread < load_residuals().dense.spread
 
 
 def test_a_device_that_came_with_llmsys_is_copied_into_a_new_file(tmp_path: Path) -> None:
-    name = read_device("h200").name
-    found, _ = read_all([write_run(tmp_path / "a", device=name)])
-    profile = updated(profile_to_update(tmp_path / "new.yaml", found), found)
+    name = load_device_profile("h200").name
+    found, _ = load_run_comparisons([write_run(tmp_path / "a", device=name)])
+    profile = update_profile(load_profile_to_update(tmp_path / "new.yaml", found), found)
     assert profile.name == name
     assert len(profile.residual["dense"].runs) == 1
-    assert read_device("h200").residual == {}
+    assert load_device_profile("h200").residual == {}
 
 
 def test_no_device_learns_from_another(tmp_path: Path) -> None:
@@ -93,11 +93,11 @@ def test_no_device_learns_from_another(tmp_path: Path) -> None:
     for device, said in (("unknown", "an unknown device"), ("H100 SXM 80GB", "H100 SXM 80GB")):
         run = write_run(tmp_path / device.split()[0], device=device)
         with pytest.raises(ConfigError, match=f"was predicted for {said}, and .*mine.yaml describes {NAME}"):
-            profile_to_update(file, [read_reconciled(run)])
+            load_profile_to_update(file, [load_run_comparison(run)])
     with pytest.raises(
         ConfigError, match=r"nowhere.yaml does not exist, and no profile .* device, unknown. Measure it"
     ):
-        profile_to_update(tmp_path / "nowhere.yaml", [read_reconciled(tmp_path / "unknown")])
+        load_profile_to_update(tmp_path / "nowhere.yaml", [load_run_comparison(tmp_path / "unknown")])
 
 
 def test_runs_that_cannot_be_reconciled_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +107,7 @@ def test_runs_that_cannot_be_reconciled_are_named(tmp_path: Path, capsys: pytest
         with EventWriter(tmp_path / name / "events.jsonl") as events:
             events.write(kind, step=0)
     with pytest.raises(DataError, match="old holds no prediction"):
-        read_reconciled(tmp_path / "old")
+        load_run_comparison(tmp_path / "old")
     assert main(["reconcile", *(str(tmp_path / name) for name in ("good", "old", "killed", "none"))]) == 0
     said = capsys.readouterr().out
     for part in (

@@ -6,32 +6,32 @@ from typing import Any
 
 import pytest
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
-from llmsys.estimate.cluster import Cluster
-from llmsys.estimate.cost import RunCost, run_cost
-from llmsys.estimate.device import Device, read_device
-from llmsys.estimate.goodput import daly_interval, expected_seconds, goodput, young_interval
-from llmsys.estimate.interval import log_normal
-from llmsys.estimate.residual import residuals
-from llmsys.estimate.time import step_time
+from llmsys.estimate.cluster import ClusterCosts
+from llmsys.estimate.cost import RunCost, estimate_run_cost
+from llmsys.estimate.device import DeviceProfile, load_device_profile
+from llmsys.estimate.goodput import compute_daly_interval, compute_expected_seconds, estimate_goodput, compute_young_interval
+from llmsys.estimate.interval import build_log_normal_interval
+from llmsys.estimate.residual import load_residuals
+from llmsys.estimate.time import estimate_step_time
 
-H100 = read_device("h100-sxm")
+H100 = load_device_profile("h100-sxm")
 
 
-def cost(device: Device = H100, **changes: Any) -> RunCost:
+def cost(device: DeviceProfile = H100, **changes: Any) -> RunCost:
     config = RunConfig()
-    return run_cost(config, step_time(config, Layout(shard=8), device), device, Cluster(**changes))
+    return estimate_run_cost(config, estimate_step_time(config, ParallelLayout(shard=8), device), device, ClusterCosts(**changes))
 
 
 @pytest.mark.parametrize(("save", "restart", "failure"), [(30, 600, 11_000), (120, 300, 3_600), (5, 60, 1e6)])
 def test_dalys_interval_minimises_the_expected_time(save: float, restart: float, failure: float) -> None:
-    best = daly_interval(save, failure)
-    at_best = expected_seconds(best, save, restart, failure) / best
-    searched = min(expected_seconds(tau, save, restart, failure) / tau for tau in range(10, 40_000, 10))
+    best = compute_daly_interval(save, failure)
+    at_best = compute_expected_seconds(best, save, restart, failure) / best
+    searched = min(compute_expected_seconds(tau, save, restart, failure) / tau for tau in range(10, 40_000, 10))
     assert at_best == pytest.approx(searched, rel=1e-3)
-    assert at_best <= expected_seconds(young_interval(save, failure), save, restart, failure) / young_interval(
+    assert at_best <= compute_expected_seconds(compute_young_interval(save, failure), save, restart, failure) / compute_young_interval(
         save, failure
     ) * (1 + 1e-9)
 
@@ -50,16 +50,16 @@ def test_the_expected_time_is_what_a_simulation_takes() -> None:
             while (lasted := draw.expovariate(1 / failure)) < restart:  # it fails again while it comes back
                 total += lasted
             total += restart
-    assert total / segments == pytest.approx(expected_seconds(interval, save, restart, failure), rel=0.02)
+    assert total / segments == pytest.approx(compute_expected_seconds(interval, save, restart, failure), rel=0.02)
 
 
 def test_goodput_falls_with_ranks_and_rises_with_reliable_machines() -> None:
-    plain = Cluster()
-    fractions = [goodput(plain, ranks).fraction for ranks in (8, 512, 16_384)]
+    plain = ClusterCosts()
+    fractions = [estimate_goodput(plain, ranks).fraction for ranks in (8, 512, 16_384)]
     assert fractions == sorted(fractions, reverse=True)
-    assert goodput(plain, 16_384).failures_per_day == pytest.approx(419 / 54, rel=0.05)  # Llama 3, 3.3.4
-    assert goodput(Cluster(device_failure_hours=5e6), 16_384).fraction > fractions[-1]
-    assert goodput(plain, 512, checkpoint_seconds=60).fraction < fractions[1]
+    assert estimate_goodput(plain, 16_384).failures_per_day == pytest.approx(419 / 54, rel=0.05)  # Llama 3, 3.3.4
+    assert estimate_goodput(ClusterCosts(device_failure_hours=5e6), 16_384).fraction > fractions[-1]
+    assert estimate_goodput(plain, 512, checkpoint_seconds=60).fraction < fractions[1]
 
 
 def test_money_and_energy_follow_the_stated_assumptions() -> None:
@@ -70,7 +70,7 @@ def test_money_and_energy_follow_the_stated_assumptions() -> None:
     assert one.energy_kwh is not None
     watts = 700 * 0.85 + 180
     assert one.energy_kwh.p50 == pytest.approx(
-        one.accelerator_hours.p50 * watts / 1000 * 1.1 * residuals().energy.factor
+        one.accelerator_hours.p50 * watts / 1000 * 1.1 * load_residuals().energy.factor
     )
     dearer = cost(price_per_kwh=0.1).money.p50 - one.money.p50
     assert dearer == pytest.approx(0.1 * one.accelerator_hours.p50 * watts / 1000 * 1.1)
@@ -80,17 +80,17 @@ def test_money_and_energy_follow_the_stated_assumptions() -> None:
 
 def test_a_run_takes_its_steps_over_goodput_and_what_runs_lose_beside_them() -> None:
     config = RunConfig()
-    step = step_time(config, Layout(shard=8), H100)
-    one = run_cost(config, step, H100, Cluster())
-    steps = config.steps * step.seconds.p50 / one.goodput.fraction / 3600
-    assert one.hours.p50 == pytest.approx(steps * residuals().run.factor)
-    assert residuals().run.factor > 1
+    step = estimate_step_time(config, ParallelLayout(shard=8), H100)
+    one = estimate_run_cost(config, step, H100, ClusterCosts())
+    steps = config.num_steps * step.seconds.p50 / one.goodput.fraction / 3600
+    assert one.hours.p50 == pytest.approx(steps * load_residuals().run.factor)
+    assert load_residuals().run.factor > 1
 
 
 def test_whole_run_utilisation_is_below_that_of_a_step() -> None:
     config = RunConfig()
-    step = step_time(config, Layout(shard=8), H100)
-    assert run_cost(config, step, H100, Cluster()).whole_run_utilisation < step.model_utilisation
+    step = estimate_step_time(config, ParallelLayout(shard=8), H100)
+    assert estimate_run_cost(config, step, H100, ClusterCosts()).whole_run_utilisation < step.mfu
 
 
 def test_without_watts_there_is_no_energy_and_no_price_for_it() -> None:
@@ -103,7 +103,7 @@ def test_without_watts_there_is_no_energy_and_no_price_for_it() -> None:
 
 
 def test_an_interval_holds_its_percentiles() -> None:
-    one, draw = log_normal(10, 0.5), random.Random(1)
+    one, draw = build_log_normal_interval(10, 0.5), random.Random(1)
     values = [10 * exp(draw.gauss(0, 0.5)) for _ in range(20_000)]
-    assert sum(one.covers(value) for value in values) / len(values) == pytest.approx(0.8, abs=0.01)
-    assert one.times(2).p50 == 20
+    assert sum(one.contains(value) for value in values) / len(values) == pytest.approx(0.8, abs=0.01)
+    assert one.scale(2).p50 == 20

@@ -6,7 +6,7 @@ import pytest
 
 from launch.main import main
 from llmsys.estimate.scaling import rates
-from llmsys.estimate.scaling.law import Request, beyond
+from llmsys.estimate.scaling.law import BudgetRequest, find_extrapolation
 from llmsys.estimate.scaling.laws import (
     BESIROGLU,
     CLARK,
@@ -35,53 +35,53 @@ OPTIMA = [
 
 @pytest.mark.parametrize(("law", "flops", "parameters", "tokens", "loss"), OPTIMA)
 def test_a_closed_optimum_equals_the_published_one(law, flops, parameters, tokens, loss) -> None:
-    best = law.optimum(Request(flops))
+    best = law.find_optimum(BudgetRequest(flops))
     assert (best.parameters, best.tokens, best.loss) == pytest.approx((parameters, tokens, loss), rel=1e-12)
 
 
 @pytest.mark.parametrize("law", [HOFFMANN, BESIROGLU, KRAJEWSKI])
 def test_no_neighbour_on_the_line_of_equal_cost_is_better(law) -> None:
-    best = law.optimum(Request(1e22))
+    best = law.find_optimum(BudgetRequest(1e22))
     granularity = (1.0,) if law is KRAJEWSKI else ()
     for factor in (0.9, 0.99, 1.01, 1.1):
         assert law.loss(best.parameters * factor, best.tokens / factor, *granularity) > best.loss
 
 
 def test_laws_of_compute_give_what_their_papers_say() -> None:
-    assert LLAMA3.optimum(Request(3.8e25)).tokens == pytest.approx(16.3e12, rel=0.01)
-    assert LLAMA3_ROUNDED.optimum(Request(3.8e25)).tokens == pytest.approx(10.5e12, rel=0.01)
-    deepseek = DEEPSEEK.optimum(Request(1e20))
+    assert LLAMA3.find_optimum(BudgetRequest(3.8e25)).tokens == pytest.approx(16.3e12, rel=0.01)
+    assert LLAMA3_ROUNDED.find_optimum(BudgetRequest(3.8e25)).tokens == pytest.approx(10.5e12, rel=0.01)
+    deepseek = DEEPSEEK.find_optimum(BudgetRequest(1e20))
     assert 6 * deepseek.parameters == pytest.approx(0.1715 * 1e20**0.5243, rel=0.01), "their M, compute per token"
-    assert KAPLAN.loss_of_parameters(85e6) == pytest.approx(2.87, abs=0.01)
-    assert KAPLAN.loss_of_parameters(1e9) == pytest.approx(2.376, abs=0.001)
-    assert KAPLAN.optimum(Request(8.64e19)).parameters == pytest.approx(1.3e9), "one PF-day"
+    assert KAPLAN.predict_loss_from_parameters(85e6) == pytest.approx(2.87, abs=0.01)
+    assert KAPLAN.predict_loss_from_parameters(1e9) == pytest.approx(2.376, abs=0.001)
+    assert KAPLAN.find_optimum(BudgetRequest(8.64e19)).parameters == pytest.approx(1.3e9), "one PF-day"
 
 
 def test_batch_and_rate_are_those_of_the_67b_model_that_deepseek_trained() -> None:
-    found = rates.deepseek(9.95e23)
+    found = rates.predict_deepseek_rates(9.95e23)
     assert found.learning_rate == pytest.approx(3.12e-4, rel=0.01)
     assert found.batch_tokens == pytest.approx(20.7e6, rel=0.01)
-    assert rates.steplaw(1e9, 1e11).learning_rate == pytest.approx(1.79 * 1e9**-0.713 * 1e11**0.307)
-    assert rates.kaplan(1e21, 1.3e10).learning_rate is None, "its line crosses zero there"
+    assert rates.predict_steplaw_rates(1e9, 1e11).learning_rate == pytest.approx(1.79 * 1e9**-0.713 * 1e11**0.307)
+    assert rates.predict_kaplan_rates(1e21, 1.3e10).learning_rate is None, "its line crosses zero there"
 
 
 def test_repeated_tokens_are_worth_less_and_less() -> None:
-    new, again = MUENNIGHOFF.loss(1e9, 2e10, 2e10), MUENNIGHOFF.loss(1e9, 2e10, 1e10)
-    assert new < again < MUENNIGHOFF.loss(1e9, 1e10, 1e10)
+    new, again = MUENNIGHOFF.predict_loss(1e9, 2e10, 2e10), MUENNIGHOFF.predict_loss(1e9, 2e10, 1e10)
+    assert new < again < MUENNIGHOFF.predict_loss(1e9, 1e10, 1e10)
     # Four readings are about as good as new text, forty are not (their figure 5).
-    four = MUENNIGHOFF.loss(1e9, 4e10, 1e10) - MUENNIGHOFF.loss(1e9, 4e10, 4e10)
-    forty = MUENNIGHOFF.loss(1e9, 4e11, 1e10) - MUENNIGHOFF.loss(1e9, 4e11, 4e11)
+    four = MUENNIGHOFF.predict_loss(1e9, 4e10, 1e10) - MUENNIGHOFF.predict_loss(1e9, 4e10, 4e10)
+    forty = MUENNIGHOFF.predict_loss(1e9, 4e11, 1e10) - MUENNIGHOFF.predict_loss(1e9, 4e11, 4e11)
     assert four < 0.02 < forty
     # With little text a budget goes to repeating it rather than to size alone.
-    best = MUENNIGHOFF.optimum(Request(1e22, unique_tokens=2e10))
+    best = MUENNIGHOFF.find_optimum(BudgetRequest(1e22, unique_tokens=2e10))
     assert best.parameters * best.tokens * 6 == pytest.approx(1e22)
     for factor in (0.9, 1.1):
-        assert MUENNIGHOFF.loss(best.parameters * factor, best.tokens / factor, 2e10) > best.loss
+        assert MUENNIGHOFF.predict_loss(best.parameters * factor, best.tokens / factor, 2e10) > best.loss
 
 
 @pytest.mark.parametrize("law", [HOFFMANN, BESIROGLU, MUENNIGHOFF], ids=lambda law: law.name)
 def test_serving_makes_the_best_model_smaller_and_costs_what_it_costs(law) -> None:
-    alone, serving = law.optimum(Request(1e22)), law.optimum(Request(1e22, served_tokens=1e12))
+    alone, serving = law.find_optimum(BudgetRequest(1e22)), law.find_optimum(BudgetRequest(1e22, served_tokens=1e12))
     assert serving.parameters < alone.parameters
     assert serving.loss > alone.loss
     assert serving.parameters * (6 * serving.tokens + 2 * 1e12) == pytest.approx(1e22)
@@ -89,18 +89,18 @@ def test_serving_makes_the_best_model_smaller_and_costs_what_it_costs(law) -> No
 
 def test_experts_are_worth_their_dense_loss() -> None:
     for law in CLARK:
-        assert law.dense_parameters(1e9, 1) == pytest.approx(1e9)
-        dense = law.dense_parameters(1e9, 64)
+        assert law.compute_dense_equivalent(1e9, 1) == pytest.approx(1e9)
+        dense = law.compute_dense_equivalent(1e9, 64)
         assert dense > 1e9
-        assert law.loss(dense, 1) == pytest.approx(law.loss(1e9, 64))
+        assert law.predict_loss(dense, 1) == pytest.approx(law.predict_loss(1e9, 64))
     # The dense model of the same paper, log10 L = 0.078 (log10 3.568e13 - log10 N), is near one expert.
-    assert CLARK[0].loss(1e9, 1) == pytest.approx((3.568e13 / 1e9) ** 0.078, rel=0.02)
-    assert KRAJEWSKI.loss(1e9, 1e11, 8) < KRAJEWSKI.loss(1e9, 1e11, 1), "finer experts are better in this law"
+    assert CLARK[0].predict_loss(1e9, 1) == pytest.approx((3.568e13 / 1e9) ** 0.078, rel=0.02)
+    assert KRAJEWSKI.predict_loss(1e9, 1e11, 8) < KRAJEWSKI.predict_loss(1e9, 1e11, 1), "finer experts are better in this law"
 
 
 def test_a_recommendation_beyond_the_runs_of_a_law_says_so() -> None:
-    assert beyond(BESIROGLU, 1e21, BESIROGLU.optimum(Request(1e21))) is None
-    times, axis = beyond(BESIROGLU, 3e23, BESIROGLU.optimum(Request(3e23)))
+    assert find_extrapolation(BESIROGLU, 1e21, BESIROGLU.find_optimum(BudgetRequest(1e21))) is None
+    times, axis = find_extrapolation(BESIROGLU, 3e23, BESIROGLU.find_optimum(BudgetRequest(3e23)))
     assert (axis, times) == ("FLOPs", pytest.approx(100))
 
 
@@ -120,14 +120,14 @@ def test_the_answer_holds_every_law_even_when_one_is_marked(capsys) -> None:
 
 
 def test_money_and_energy_buy_hours_at_stated_assumptions() -> None:
-    from llmsys.config.scale import ScaleConfig
-    from llmsys.estimate.scaling.budget import Accelerator, operations
+    from llmsys.config.scale import ScalingLawConfig
+    from llmsys.estimate.scaling.budget import Accelerator, convert_budget_to_flops
 
     device = Accelerator("box", 1e15, 500)
-    money = operations(ScaleConfig(budget="100USD", device="box", price_per_hour=2, utilisation=0.5), device)
+    money = convert_budget_to_flops(ScalingLawConfig(budget="100USD", device="box", price_per_hour=2, utilisation=0.5), device)
     assert money.flops == pytest.approx(50 * 3600 * 5e14)
     assert money.assumptions[0] == "2 USD per accelerator-hour"
-    energy = operations(ScaleConfig(budget="30kWh", device="box", energy_overhead=1.2), device)
+    energy = convert_budget_to_flops(ScalingLawConfig(budget="30kWh", device="box", energy_overhead=1.2), device)
     assert energy.flops == pytest.approx(30 / 0.6 * 3600 * 4e14)
 
 

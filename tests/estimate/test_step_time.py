@@ -4,17 +4,17 @@ from typing import Any
 
 import pytest
 
-from llmsys.config.layout import Layout
-from llmsys.config.load import load_model
+from llmsys.config.layout import ParallelLayout
+from llmsys.config.load import load_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
-from llmsys.estimate.collective import Group, exchange_seconds, gather_seconds, reduce_seconds
-from llmsys.estimate.device import Device, read_device
+from llmsys.estimate.collective import RankGroup, estimate_all_to_all_seconds, estimate_all_gather_seconds, estimate_all_reduce_seconds
+from llmsys.estimate.device import DeviceProfile, load_device_profile
 from llmsys.estimate.software import COMPILED, EAGER
-from llmsys.estimate.time import StepTime, step_time
+from llmsys.estimate.time import StepTime, estimate_step_time
 
-H100 = read_device("h100-sxm")
-DENSE, MOE = load_model("model/llama3.1-8b"), load_model("model/qwen3-30b-a3b")
+H100 = load_device_profile("h100-sxm")
+DENSE, MOE = load_model_config("model/llama3.1-8b"), load_model_config("model/qwen3-30b-a3b")
 
 
 def run(model: ModelConfig = DENSE, sequences: int = 64, **train: Any) -> RunConfig:
@@ -28,14 +28,14 @@ def run(model: ModelConfig = DENSE, sequences: int = 64, **train: Any) -> RunCon
     )
 
 
-def seconds(config: RunConfig, layout: Layout, device: Device = H100, **more: Any) -> StepTime:
-    return step_time(config, layout, device, software=more.pop("software", COMPILED), **more)
+def seconds(config: RunConfig, layout: ParallelLayout, device: DeviceProfile = H100, **more: Any) -> StepTime:
+    return estimate_step_time(config, layout, device, software=more.pop("software", COMPILED), **more)
 
 
-def scaled(field: str, factor: float) -> Device:
+def scaled(field: str, factor: float) -> DeviceProfile:
     """The device with one bandwidth or peak times a factor."""
     if field in ("node", "network"):
-        link = H100.link(field)  # type: ignore[arg-type]
+        link = H100.get_interconnect(field)  # type: ignore[arg-type]
         return H100.model_copy(update={field: link.model_copy(update={"bandwidth": link.bandwidth * factor})})
     if field == "peak_flops":
         return H100.model_copy(update={field: {name: one * factor for name, one in H100.peak_flops.items()}})
@@ -43,17 +43,17 @@ def scaled(field: str, factor: float) -> Device:
 
 
 LAYOUTS = (
-    Layout(shard=1),
-    Layout(shard=64),
-    Layout(shard=16, replicate=4),
-    Layout(shard=8, tensor=8),
-    Layout(shard=8, context=8),
+    ParallelLayout(shard=1),
+    ParallelLayout(shard=64),
+    ParallelLayout(shard=16, replicate=4),
+    ParallelLayout(shard=8, tensor=8),
+    ParallelLayout(shard=8, context=8),
 )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("field", ["node", "network", "memory_bandwidth", "peak_flops"])
-def test_more_bandwidth_or_peak_is_never_slower(layout: Layout, field: str) -> None:
+def test_more_bandwidth_or_peak_is_never_slower(layout: ParallelLayout, field: str) -> None:
     plain = seconds(run(), layout).seconds.p50
     assert seconds(run(), layout, scaled(field, 2)).seconds.p50 <= plain
     assert seconds(run(), layout, scaled(field, 0.5)).seconds.p50 >= plain
@@ -65,48 +65,48 @@ def test_every_resource_is_felt_by_the_layout_that_needs_it() -> None:
 
 
 def test_a_tensor_split_shares_compute_and_pays_in_traffic() -> None:
-    one, split = seconds(run(sequences=1), Layout(shard=1)), seconds(run(sequences=1), Layout(shard=1, tensor=8))
+    one, split = seconds(run(sequences=1), ParallelLayout(shard=1)), seconds(run(sequences=1), ParallelLayout(shard=1, tensor=8))
     assert one.parts["products"] / 8 < split.parts["products"] < one.parts["products"] / 5
     assert split.parts["attention"] == pytest.approx(one.parts["attention"] / 8)
     assert one.parts["tensor"] == 0 < split.parts["tensor"]
 
 
 def test_a_context_split_shares_a_sequence_and_experts_exchange_over_their_axis() -> None:
-    one, split = seconds(run(sequences=1), Layout(shard=1)), seconds(run(sequences=1), Layout(shard=1, context=4))
+    one, split = seconds(run(sequences=1), ParallelLayout(shard=1)), seconds(run(sequences=1), ParallelLayout(shard=1, context=4))
     assert split.parts["attention"] == pytest.approx(one.parts["attention"] / 4)
     assert one.parts["context"] == 0 < split.parts["context"]
-    dealt = seconds(run(MOE), Layout(shard=8, expert=8))
-    assert dealt.parts["expert"] > 0 == seconds(run(MOE), Layout(shard=8)).parts["expert"]
+    dealt = seconds(run(MOE), ParallelLayout(shard=8, expert=8))
+    assert dealt.parts["expert"] > 0 == seconds(run(MOE), ParallelLayout(shard=8)).parts["expert"]
 
 
 def test_work_grows_with_the_batch_and_shrinks_with_ranks() -> None:
-    layout = Layout(shard=8)
+    layout = ParallelLayout(shard=8)
     assert seconds(run(sequences=128), layout).parts["products"] == pytest.approx(
         2 * seconds(run(sequences=64), layout).parts["products"]
     )
-    assert seconds(run(), Layout(shard=64)).seconds.p50 < seconds(run(), layout).seconds.p50 / 6
+    assert seconds(run(), ParallelLayout(shard=64)).seconds.p50 < seconds(run(), layout).seconds.p50 / 6
 
 
 def test_recomputation_costs_a_forward_and_counts_as_hardware_utilisation_only() -> None:
-    plain, block = seconds(run(), Layout(shard=8)), seconds(run(recompute="block"), Layout(shard=8))
-    selective = seconds(run(recompute="selective"), Layout(shard=8))
+    plain, block = seconds(run(), ParallelLayout(shard=8)), seconds(run(recompute="block"), ParallelLayout(shard=8))
+    selective = seconds(run(recompute="selective"), ParallelLayout(shard=8))
     assert plain.seconds.p50 < selective.seconds.p50 < block.seconds.p50
     assert block.parts["recomputation"] > plain.parts["products"] / 4
-    assert plain.hardware_utilisation == pytest.approx(plain.model_utilisation)
-    assert block.hardware_utilisation == pytest.approx(block.model_utilisation * 4 / 3, rel=0.08)
-    assert block.model_utilisation < plain.model_utilisation < plain.full_utilisation
+    assert plain.hfu == pytest.approx(plain.mfu)
+    assert block.hfu == pytest.approx(block.mfu * 4 / 3, rel=0.08)
+    assert block.mfu < plain.mfu < plain.full_mfu
 
 
 def test_a_pipelines_bubble_is_that_of_the_formula() -> None:
     # Narayanan 2021, 2.2: (p − 1) / (v · m) of the time without it.
     for stages, parts in ((4, 1), (4, 2), (8, 1)):
-        step = seconds(run(sequences=16), Layout(shard=1), pipeline=stages, interleave=parts)
+        step = seconds(run(sequences=16), ParallelLayout(shard=1), pipeline=stages, interleave=parts)
         ideal = sum(step.parts.values()) - sum(step.parts[name] for name in ("bubble", "data", "optimizer"))
         assert step.parts["bubble"] == pytest.approx(ideal * (stages - 1) / (parts * 16))
 
 
 def test_eager_and_unfused_programs_are_slower_and_small_steps_wait_for_the_host() -> None:
-    layout = Layout(shard=8)
+    layout = ParallelLayout(shard=8)
     assert seconds(run(), layout, software=EAGER).seconds.p50 > seconds(run(), layout).seconds.p50
     unfused = COMPILED.model_copy(update={"attention": "unfused"})
     assert seconds(run(), layout, software=unfused).parts["attention"] > 2 * seconds(run(), layout).parts["attention"]
@@ -116,24 +116,24 @@ def test_eager_and_unfused_programs_are_slower_and_small_steps_wait_for_the_host
 
 
 def test_utilisation_is_operations_over_the_peak() -> None:
-    step = seconds(run(), Layout(shard=8))
+    step = seconds(run(), ParallelLayout(shard=8))
     assert step.tokens_per_second_per_device == pytest.approx(64 * 4096 / step.seconds.p50 / 8)
-    assert 0.2 < step.model_utilisation < 0.7
+    assert 0.2 < step.mfu < 0.7
     assert step.seconds.p10 < step.seconds.p50 < step.seconds.p90
     assert sum(step.parts.values()) == pytest.approx(step.seconds.p50)
 
 
 def test_experts_are_less_certain_than_dense_models() -> None:
-    dense, moe = seconds(run(), Layout(shard=8)).seconds, seconds(run(MOE), Layout(shard=8)).seconds
+    dense, moe = seconds(run(), ParallelLayout(shard=8)).seconds, seconds(run(MOE), ParallelLayout(shard=8)).seconds
     assert moe.p90 / moe.p50 > dense.p90 / dense.p50
 
 
 def test_collectives_follow_their_volumes_and_links() -> None:
-    inside, across = Group(8), Group(8, stride=8)
-    wire = H100.link("node").bandwidth * H100.efficiency.links
-    assert gather_seconds(inside, 8e9, H100) == pytest.approx(7e9 / wire, rel=1e-2)
-    assert reduce_seconds(inside, 8e9, H100) == 2 * gather_seconds(inside, 8e9, H100)
-    assert gather_seconds(across, 8e9, H100) > 8 * gather_seconds(inside, 8e9, H100)
-    assert gather_seconds(Group(64), 8e9, H100) < gather_seconds(Group(8, stride=8), 8e9, H100)
-    assert gather_seconds(Group(1), 8e9, H100) == exchange_seconds(Group(1), 8e9, H100) == 0
-    assert exchange_seconds(Group(64), 8e9, H100) > exchange_seconds(inside, 8e9, H100)
+    inside, across = RankGroup(8), RankGroup(8, stride=8)
+    wire = H100.get_interconnect("node").bandwidth * H100.efficiency.links
+    assert estimate_all_gather_seconds(inside, 8e9, H100) == pytest.approx(7e9 / wire, rel=1e-2)
+    assert estimate_all_reduce_seconds(inside, 8e9, H100) == 2 * estimate_all_gather_seconds(inside, 8e9, H100)
+    assert estimate_all_gather_seconds(across, 8e9, H100) > 8 * estimate_all_gather_seconds(inside, 8e9, H100)
+    assert estimate_all_gather_seconds(RankGroup(64), 8e9, H100) < estimate_all_gather_seconds(RankGroup(8, stride=8), 8e9, H100)
+    assert estimate_all_gather_seconds(RankGroup(1), 8e9, H100) == estimate_all_to_all_seconds(RankGroup(1), 8e9, H100) == 0
+    assert estimate_all_to_all_seconds(RankGroup(64), 8e9, H100) > estimate_all_to_all_seconds(inside, 8e9, H100)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from llmsys.errors import DataError
-from llmsys.lock import find_mount, folder_lock
-from llmsys.publish import PRIVATE, publish_bytes
+from llmsys.lock import find_mount, lock_folder
+from llmsys.publish import PRIVATE, write_bytes_atomically
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
@@ -21,7 +21,7 @@ def test_a_file_system_without_flock_is_named_with_a_way_out(
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     message = rf"{tmp_path} lies on \S+ mounted at /.*, where flock does not work \({os.strerror(number)}\)"
-    with pytest.raises(DataError, match=message) as said, folder_lock(tmp_path):
+    with pytest.raises(DataError, match=message) as said, lock_folder(tmp_path):
         pass
     assert "Mount it with locks (Lustre: -o flock; NFS: version 4" in str(said.value)
     assert "or name a folder on another file system (run.folder, data.folder)" in str(said.value)
@@ -49,5 +49,5 @@ def test_private_files_are_never_readable_by_others(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "replace", look)
     path = tmp_path / "environment.sh"
     path.write_text("old")
-    publish_bytes(path, b"new", PRIVATE)
+    write_bytes_atomically(path, b"new", PRIVATE)
     assert (seen, path.stat().st_mode & 0o777, path.read_bytes()) == ([0o600], 0o600, b"new")

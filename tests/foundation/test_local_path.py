@@ -10,8 +10,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from launch.main import main
 from llmsys.config.base import Section
-from llmsys.config.fields import sections
-from llmsys.config.load import load_run
+from llmsys.config.fields import list_section_types
+from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.local_path import find_url_violation
@@ -44,7 +44,7 @@ def path_fields(section: type[BaseModel], seen: set[type[BaseModel]]) -> Iterato
     for name, field in section.model_fields.items():
         if field.annotation is Path or Path in flat_types(field.annotation):
             yield section, name
-        for inner in sections(field.annotation):
+        for inner in list_section_types(field.annotation):
             yield from path_fields(inner, seen)
 
 
@@ -76,11 +76,11 @@ def test_no_field_of_a_config_takes_a_url_for_a_path() -> None:
 )
 def test_the_message_names_the_key(override: str, key: str) -> None:
     with pytest.raises(ConfigError, match=rf"command line: {key}: (s3|gs)://b/\S+ is a URL, and a path"):
-        load_run("train/demo", [override])
+        load_run_config("train/demo", [override])
 
 
 def test_inputs_may_lie_elsewhere() -> None:
-    config = load_run("train/demo", ["data.inputs=[s3://b/a.warc.gz, gs://b/*.gz]"])
+    config = load_run_config("train/demo", ["data.inputs=[s3://b/a.warc.gz, gs://b/*.gz]"])
     assert config.data.kind == "crawl"
     assert config.data.inputs == ("s3://b/a.warc.gz", "gs://b/*.gz")
 
@@ -127,11 +127,11 @@ def test_verbs_refuse_urls_by_the_name_of_the_argument(
 def test_a_base_that_is_a_url_is_refused_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("base: s3://b/common.yaml\n")
     with pytest.raises(ConfigError, match=r"a.yaml:1: s3://b/common.yaml is a URL, and a path of this machine"):
-        load_run(str(tmp_path / "a.yaml"))
+        load_run_config(str(tmp_path / "a.yaml"))
 
 
 def test_a_section_keeps_its_paths_when_it_is_written_and_read_again(tmp_path: Path) -> None:
-    config = load_run("train/demo", [f"run.folder={tmp_path}/a b"])
+    config = load_run_config("train/demo", [f"run.folder={tmp_path}/a b"])
     again = RunConfig.model_validate(json.loads(config.model_dump_json()))
     assert again == config
     assert issubclass(RunConfig, Section)

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from llmsys.errors import DataError
-from llmsys.events import EventWriter, iterate_events, latest_events, read_events
-from llmsys.log import configure_logging, logger
-from llmsys.progress import Progress, duration
+from llmsys.events import EventWriter, iter_events, read_latest_events, read_events
+from llmsys.log import configure_logging, get_logger
+from llmsys.progress import Progress, format_duration
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +100,7 @@ def test_a_line_cut_anywhere_by_a_kill_costs_that_line_only(tmp_path, caplog, ke
 def test_broken_lines_in_the_middle_are_counted(tmp_path, caplog):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"event":"a"}\n\x00\xff\n[1]\n{"no":"event"}\n\n{"event":"b"}\n{"eve')
-    assert [event["event"] for event in iterate_events(path)] == ["a", "b"]
+    assert [event["event"] for event in iter_events(path)] == ["a", "b"]
     assert "skipped 3 broken line(s)" in caplog.text
 
 
@@ -119,7 +119,7 @@ def test_after_a_crash_the_last_record_of_a_step_counts(tmp_path):
         writer.write("step", step=3, run=2)
         writer.write("evaluation", step=3, run=2)
         writer.write("step", step=3, run=3)
-    latest = latest_events(path)
+    latest = read_latest_events(path)
     assert [(e["step"], e["run"]) for e in latest if e["event"] == "step"] == [(1, 1), (2, 1), (3, 3)]
     assert [e["resumed_from"] for e in latest if e["event"] == "start"] == [None, 2]
     assert [e["run"] for e in latest if e["event"] == "evaluation"] == [2]
@@ -134,9 +134,9 @@ def _lines(monkeypatch, rank, world_size):
     stream = io.StringIO()
     configure_logging(stream=stream)
     configure_logging(stream=stream)  # a second call must not double the lines
-    logger("llmsys.train.trainer").info("step %d", 1)
-    logger("llmsys.train.trainer").warning("slow")
-    logger("somebody.else").info("chatter")
+    get_logger("llmsys.train.trainer").info("step %d", 1)
+    get_logger("llmsys.train.trainer").warning("slow")
+    get_logger("somebody.else").info("chatter")
     return stream.getvalue().splitlines()
 
 
@@ -238,7 +238,7 @@ def test_on_a_terminal_a_bar_is_drawn_and_log_lines_stay_whole():
         configure_logging(stream=terminal)
         with Progress("extract", 4, "page", stream=terminal) as progress:
             progress.advance(2, dropped=1)
-            logger("llmsys.x").info("a line of its own")
+            get_logger("llmsys.x").info("a line of its own")
             progress.advance(2)
     shown = _shown(ours)
     assert "extract: 100%" in shown
@@ -251,4 +251,4 @@ def test_on_a_terminal_a_bar_is_drawn_and_log_lines_stay_whole():
     [(0.2, "0 s"), (59.6, "1 min 00 s"), (125, "2 min 05 s"), (11_220, "3 h 07 min"), (187_200, "2 d 04 h")],
 )
 def test_durations_read_as_a_person_says_them(seconds, words):
-    assert duration(seconds) == words
+    assert format_duration(seconds) == words

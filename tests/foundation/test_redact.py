@@ -9,7 +9,7 @@ import pytest
 
 from llmsys.errors import DataError
 from llmsys.events import EventWriter
-from llmsys.log import configure_logging, logger
+from llmsys.log import configure_logging, get_logger
 from llmsys.redact import has_secret, is_secret_name, redact_secrets, redact_values
 
 SECRET_TEXTS = {
@@ -77,7 +77,7 @@ def test_no_secret_reaches_events_log_lines_or_messages(tmp_path: Path) -> None:
     before = logging.getLogger().handlers[:]
     try:
         configure_logging(stream=stream)
-        logger("llmsys.x").warning("trying %s again", url)
+        get_logger("llmsys.x").warning("trying %s again", url)
     finally:
         logging.getLogger().handlers[:] = before
     error = DataError(f"{url} is gone")

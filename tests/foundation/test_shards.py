@@ -12,15 +12,15 @@ import pytest
 from llmsys import shards
 from llmsys.errors import DataError
 from llmsys.manifest import Histogram, Manifest, ReadSummary
-from llmsys.token_file import MappedTokens
+from llmsys.token_file import MappedTokenFile
 
 DOCUMENTS = [[5, 6, 2], [2], [9, 8, 7, 6, 5, 4, 2], [65535, 2], [11, 12, 13, 2]]
 TOKENIZER = "ab" * 16
 
 
 def write_tokens(path: Path, documents: list[list[int]], rows_per_batch: int = 2) -> None:
-    schema = shards.token_schema("uint16")
-    with shards.ShardWriter(path, schema) as writer:
+    schema = shards.build_token_schema("uint16")
+    with shards.ArrowFileWriter(path, schema) as writer:
         for start in range(0, len(documents), rows_per_batch):
             rows = documents[start : start + rows_per_batch]
             names = [f"{start + row:032x}" for row in range(len(rows))]
@@ -49,7 +49,7 @@ def dataset(tmp_path: Path) -> Path:
     empty = shards.Split(documents=0, tokens=0, bytes=0, files=())
     manifest = Manifest(
         name="test",
-        fingerprint=shards.dataset_fingerprint(TOKENIZER, [file.digest for file in files]),
+        fingerprint=shards.compute_dataset_fingerprint(TOKENIZER, [file.digest for file in files]),
         config={},
         config_digest="",
         vocab_size=65536,
@@ -76,17 +76,17 @@ def flip(path: Path, needle: bytes, bit: int = 1) -> None:
 
 def test_what_was_written_is_read(dataset: Path) -> None:
     tokens = shards.open_tokens(dataset, "train")
-    assert [tokens.tokens(i).tolist() for i in range(tokens.documents)] == DOCUMENTS
+    assert [tokens.get_tokens(i).tolist() for i in range(tokens.num_documents)] == DOCUMENTS
     assert tokens.lengths.tolist() == [len(document) for document in DOCUMENTS]
     assert tokens.text_bytes.tolist() == [3 * len(document) for document in DOCUMENTS]
-    assert (tokens.total_tokens, tokens.total_text_bytes) == (17, 51)
-    assert tokens.lineage(2) == {"id": f"{2:032x}", "file": "crawl/a.warc.gz", "offset": 200, "url_hash": 2}
-    assert shards.verify(dataset).fingerprint == tokens.fingerprint
+    assert (tokens.num_tokens, tokens.num_text_bytes) == (17, 51)
+    assert tokens.get_lineage(2) == {"id": f"{2:032x}", "file": "crawl/a.warc.gz", "offset": 200, "url_hash": 2}
+    assert shards.verify_checksums(dataset).fingerprint == tokens.fingerprint
 
 
 def test_tokens_are_read_only_views_of_the_mapped_file(dataset: Path) -> None:
     tokens = shards.open_tokens(dataset, "train")
-    first, again = tokens.tokens(2), tokens.tokens(2)
+    first, again = tokens.get_tokens(2), tokens.get_tokens(2)
     assert first.dtype == np.uint16
     assert not first.flags.owndata
     assert not first.flags.writeable
@@ -103,11 +103,11 @@ def test_a_flipped_token_is_named_with_file_and_batch_on_first_touch(dataset: Pa
     path = dataset / "tokens" / "train-00000.arrow"
     flip(path, np.array(DOCUMENTS[2], np.uint16).tobytes())
     tokens = shards.open_tokens(dataset, "train")
-    assert tokens.tokens(0).tolist() == DOCUMENTS[0]
+    assert tokens.get_tokens(0).tolist() == DOCUMENTS[0]
     with pytest.raises(DataError, match=r"train-00000\.arrow, record batch 1: the checksum of its tokens .* damaged"):
-        tokens.tokens(2)
+        tokens.get_tokens(2)
     with pytest.raises(DataError, match=r"train-00000\.arrow: its digest is \w+, the manifest says \w+: the file was"):
-        shards.verify(dataset)
+        shards.verify_checksums(dataset)
 
 
 def test_flipped_lengths_are_noticed_before_packing_can_trust_them(dataset: Path) -> None:
@@ -119,9 +119,9 @@ def test_flipped_lengths_are_noticed_before_packing_can_trust_them(dataset: Path
 def test_flipped_lineage_is_noticed_when_asked(dataset: Path) -> None:
     flip(dataset / "tokens" / "train-00001.arrow", b"crawl/a.warc.gz")
     tokens = shards.open_tokens(dataset, "train")
-    assert tokens.tokens(3).tolist() == DOCUMENTS[3]
+    assert tokens.get_tokens(3).tolist() == DOCUMENTS[3]
     with pytest.raises(DataError, match=r"train-00001\.arrow, record batch 0: the checksum of its lineage"):
-        tokens.lineage(3)
+        tokens.get_lineage(3)
 
 
 def test_every_flipped_bit_of_the_file_is_noticed_by_verify_and_no_wrong_token_is_ever_read(dataset: Path) -> None:
@@ -130,11 +130,11 @@ def test_every_flipped_bit_of_the_file_is_noticed_by_verify_and_no_wrong_token_i
     for position in range(len(whole)):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ (1 << position % 8)]) + whole[position + 1 :])
         with pytest.raises(DataError, match=r"train-00001\.arrow"):
-            shards.verify(dataset)
+            shards.verify_checksums(dataset)
         with contextlib.suppress(DataError):
             tokens = shards.open_tokens(dataset, "train")
             # Not refused: then the flip lies in padding or in lineage, and the tokens are right.
-            assert [tokens.tokens(i).tolist() for i in range(tokens.documents)] == DOCUMENTS
+            assert [tokens.get_tokens(i).tolist() for i in range(tokens.num_documents)] == DOCUMENTS
 
 
 @pytest.mark.parametrize("lost", [1, 100, 10_000])
@@ -151,13 +151,13 @@ def test_a_file_cut_at_any_length_is_refused(dataset: Path) -> None:
     for length in range(len(whole) - 1, -1, -1):
         os.truncate(path, length)
         with pytest.raises(DataError, match=rf"train-00001\.arrow has {length:,} bytes, its manifest says"):
-            MappedTokens(path, entry)
+            MappedTokenFile(path, entry)
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
 def test_lineage_is_not_read_from_the_disk_while_training_reads_tokens(tmp_path: Path) -> None:
     """The pages of the mapped file that this process has touched are those of tokens, not of 16 MB of lineage."""
-    path, schema = tmp_path / "train-00000.arrow", shards.token_schema("uint16")
+    path, schema = tmp_path / "train-00000.arrow", shards.build_token_schema("uint16")
     rows = 4_000
     columns = {
         "tokens": [[number % 500, 2] for number in range(rows)],
@@ -167,13 +167,13 @@ def test_lineage_is_not_read_from_the_disk_while_training_reads_tokens(tmp_path:
         "url_hash": list(range(rows)),
         "text_bytes": [3] * rows,
     }
-    with shards.ShardWriter(path, schema) as writer:
+    with shards.ArrowFileWriter(path, schema) as writer:
         writer.write(pa.record_batch(columns, schema=schema))
     entry = shards.describe_token_file(path)
-    tokens = MappedTokens(path, entry)
-    assert int(tokens.values(0).sum()) == sum(number % 500 + 2 for number in range(rows))
+    tokens = MappedTokenFile(path, entry)
+    assert int(tokens.get_batch_tokens(0).sum()) == sum(number % 500 + 2 for number in range(rows))
     assert resident_bytes(path) < 1_000_000 < entry.size
-    assert tokens.lineage(0, 3)["file"] == "x" * 4_096
+    assert tokens.get_lineage(0, 3)["file"] == "x" * 4_096
     assert resident_bytes(path) > 16_000_000
 
 
@@ -222,10 +222,10 @@ def test_an_empty_or_unknown_split_is_refused(dataset: Path) -> None:
 
 
 def test_a_block_left_by_an_error_publishes_nothing(tmp_path: Path) -> None:
-    schema = shards.token_schema("uint32")
+    schema = shards.build_token_schema("uint32")
 
     def fail() -> None:
-        with shards.ShardWriter(tmp_path / "x.arrow", schema):
+        with shards.ArrowFileWriter(tmp_path / "x.arrow", schema):
             assert len(list(tmp_path.iterdir())) == 1
             raise ValueError("half-way")
 
@@ -242,7 +242,7 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path: Path, monkeypat
     with pytest.raises(DataError, match=r"x\.arrow could not be written: No space left on device\. Nothing half-"):
         write_tokens(tmp_path / "x.arrow", DOCUMENTS)
     with pytest.raises(DataError, match=r"manifest\.json could not be written: No space left on device"):
-        shards.publish_bytes(tmp_path / "manifest.json", b"{}")
+        shards.write_bytes_atomically(tmp_path / "manifest.json", b"{}")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -28,8 +28,8 @@ def test_ids_are_the_librarys_own_one_text_or_many(kind: str, tmp_path: Path) ->
     assert ours.encode_batch(TEXTS) == expected
     assert [ours.encode(text) for text in TEXTS] == expected
     assert ours.vocab_size == max(library.get_vocab().values()) + 1
-    assert ours.piece_id("fox") == library.token_to_id("fox")
-    assert ours.piece_id("no such piece") is None
+    assert ours.find_piece_id("fox") == library.token_to_id("fox")
+    assert ours.find_piece_id("no such piece") is None
 
 
 @pytest.mark.parametrize("lossless", LOSSLESS)
@@ -90,7 +90,7 @@ def test_the_end_is_what_the_files_beside_it_say(files: dict[str, Any], end: str
 def test_what_stands_around_a_text_begins_and_ends_it_where_nothing_is_said(tmp_path: Path) -> None:
     write("bert", tmp_path)
     ours = load_tokenizer(tmp_path)
-    assert (ours.bos_id, ours.eos_id) == (ours.piece_id("[CLS]"), ours.piece_id("[SEP]"))
+    assert (ours.bos_id, ours.eos_id) == (ours.find_piece_id("[CLS]"), ours.find_piece_id("[SEP]"))
 
 
 def test_without_an_end_the_next_step_is_named(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_file_that_is_no_tokenizer_says_so(tmp_path: Path) -> None:
 def test_a_folder_with_both_is_the_tokenizer_json_unless_that_is_something_else(tmp_path: Path) -> None:
     write("gpt2", tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"SentencePiece's")
-    assert load_tokenizer(tmp_path).piece_id(END) == 0
+    assert load_tokenizer(tmp_path).find_piece_id(END) == 0
     (tmp_path / "tokenizer.json").write_text('{"fingerprint": "notes of another program"}')
     with pytest.raises(DataError, match=r"tokenizer\.model is not a SentencePiece model"):
         load_tokenizer(tmp_path)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmsys.generate.beam import beam_search, penalty_of
+from llmsys.generate.beam import search_beams, compute_length_penalty
 
 VOCABULARY, END = 4, 0
 
@@ -37,7 +37,7 @@ class Rows:
 def search(count: int, beams: int, length_penalty: float, limit: int) -> list[list[int]]:
     rows = Rows(count)
     limits = [limit] * count
-    return beam_search(
+    return search_beams(
         rows.logits(), rows.step, beams=beams, length_penalty=length_penalty, limits=limits, end_token=END
     )
 
@@ -45,7 +45,7 @@ def search(count: int, beams: int, length_penalty: float, limit: int) -> list[li
 def score(text: Sequence[int], row: int, length_penalty: float, limit: int) -> float:
     whole = [*text, END] if len(text) < limit else list(text)
     total = sum(float(logits_after(whole[:i], row).log_softmax(0)[token]) for i, token in enumerate(whole))
-    return total / penalty_of(len(text) + 1, length_penalty)
+    return total / compute_length_penalty(len(text) + 1, length_penalty)
 
 
 def likeliest(row: int, length_penalty: float, limit: int) -> list[int]:
@@ -77,12 +77,12 @@ def test_more_beams_never_score_worse_here_and_rows_do_not_meet() -> None:
 
 def test_no_text_is_longer_than_its_own_limit() -> None:
     rows = Rows(3)
-    found = beam_search(rows.logits(), rows.step, beams=3, length_penalty=9.0, limits=[1, 3, 5], end_token=END)
+    found = search_beams(rows.logits(), rows.step, beams=3, length_penalty=9.0, limits=[1, 3, 5], end_token=END)
     assert [len(text) <= limit for text, limit in zip(found, [1, 3, 5], strict=True)] == [True] * 3
     assert len(found[2]) == 5
 
 
 def test_the_divisor_is_wus() -> None:
-    assert penalty_of(1, 0.6) == 1.0
-    assert penalty_of(13, 0.6) == pytest.approx(3**0.6)
-    assert math.isclose(penalty_of(40, 0.0), 1.0)
+    assert compute_length_penalty(1, 0.6) == 1.0
+    assert compute_length_penalty(13, 0.6) == pytest.approx(3**0.6)
+    assert math.isclose(compute_length_penalty(40, 0.0), 1.0)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from llmsys.errors import ConfigError, DataError
-from llmsys.generate.choose import Choice
-from llmsys.generate.prompts import Stream
-from llmsys.generate.sample import Beams, generate
+from llmsys.generate.choose import SamplingParams
+from llmsys.generate.prompts import TextStreamer
+from llmsys.generate.sample import BeamSearchParams, generate_texts
 from llmsys.model.transformer import Transformer
 from tests.helpers.tiny_model import tiny_model, tiny_moe_config
 
@@ -44,9 +44,9 @@ def model() -> Transformer:
 
 def sample(model: Transformer, prompts: list[str], **settings: Any) -> list[str]:
     chosen = {key: settings.pop(key) for key in CHOICE & settings.keys()}
-    how = Choice(**{"temperature": 0.8, **chosen})
+    how = SamplingParams(**{"temperature": 0.8, **chosen})
     defaults = {"max_new_tokens": 12, "how": how, "stop_at_eos": False, "seed": 5}
-    return generate(model, Letters(), prompts, **(defaults | settings))
+    return generate_texts(model, Letters(), prompts, **(defaults | settings))
 
 
 @torch.no_grad()
@@ -61,10 +61,10 @@ def test_greedy_equals_one_whole_forward_pass_per_token(model: Transformer) -> N
     assert sample(model, PROMPTS, temperature=0) == [slow_greedy(model, prompt, 12) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("how", [Choice(temperature=3.0), Choice(temperature=0), Beams(3)], ids=str)
-def test_rows_beyond_the_tokenizer_are_never_chosen(how: Choice | Beams) -> None:
+@pytest.mark.parametrize("how", [SamplingParams(temperature=3.0), SamplingParams(temperature=0), BeamSearchParams(3)], ids=str)
+def test_rows_beyond_the_tokenizer_are_never_chosen(how: SamplingParams | BeamSearchParams) -> None:
     padded = tiny_model(tiny_moe_config(vocab_size=1000))
-    texts = generate(padded, Letters(), PROMPTS, max_new_tokens=12, how=how, stop_at_eos=False)
+    texts = generate_texts(padded, Letters(), PROMPTS, max_new_tokens=12, how=how, stop_at_eos=False)
     assert all(set(text) <= set(ALPHABET) for text in texts)  # Letters knows 37 ids, and no text for any other
 
 
@@ -86,10 +86,10 @@ def test_a_global_seed_or_training_mode_changes_nothing(model: Transformer) -> N
     expected = sample(model, PROMPTS)
     torch.manual_seed(123)
     model.train()
-    counts = model.moe_layers()[0].expert_tokens_E.clone()
+    counts = model.list_moe_layers()[0].expert_tokens_E.clone()
     assert sample(model, PROMPTS) == expected
     assert model.training
-    assert torch.equal(model.moe_layers()[0].expert_tokens_E, counts)
+    assert torch.equal(model.list_moe_layers()[0].expert_tokens_E, counts)
 
 
 def test_a_text_ends_at_the_end_of_document_and_the_others_go_on(model: Transformer) -> None:
@@ -147,11 +147,11 @@ def likeliest_pair(model: Transformer, prompt: str) -> str:
 
 
 def test_beams_find_the_likeliest_text_for_every_prompt_on_its_own(model: Transformer) -> None:
-    found = sample(model, PROMPTS, how=Beams(37, 0.0), max_new_tokens=2)
+    found = sample(model, PROMPTS, how=BeamSearchParams(37, 0.0), max_new_tokens=2)
     assert found == [likeliest_pair(model, prompt) for prompt in PROMPTS]
-    narrow = sample(model, PROMPTS, how=Beams(3, 0.6))
-    assert [sample(model, [prompt], how=Beams(3, 0.6))[0] for prompt in PROMPTS] == narrow
-    assert sample(model, PROMPTS, how=Beams(1, 0.0)) == sample(model, PROMPTS, temperature=0)
+    narrow = sample(model, PROMPTS, how=BeamSearchParams(3, 0.6))
+    assert [sample(model, [prompt], how=BeamSearchParams(3, 0.6))[0] for prompt in PROMPTS] == narrow
+    assert sample(model, PROMPTS, how=BeamSearchParams(1, 0.0)) == sample(model, PROMPTS, temperature=0)
 
 
 def test_a_listener_hears_every_token_in_order(model: Transformer) -> None:
@@ -171,10 +171,10 @@ def test_a_stream_says_the_text_piece_by_piece_and_holds_back_half_characters() 
             return bytes(ids).decode(errors="replace")
 
     pieces: list[str] = []
-    stream = Stream(Bytes(), ["a"], lambda _, piece: pieces.append(piece))
+    stream = TextStreamer(Bytes(), ["a"], lambda _, piece: pieces.append(piece))
     for byte in "bäß".encode():
         stream(0, byte)
-    stream.finish(["bäß"])
+    stream.flush(["bäß"])
     assert pieces == ["b", "ä", "ß"]
 
 

@@ -5,24 +5,24 @@ from typing import Any, NamedTuple
 
 import torch
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.objective import LossConfig
-from llmsys.config.optimizer import AdamW
+from llmsys.config.optimizer import AdamWConfig
 from llmsys.data.batch import Batch
 from llmsys.engine.bitwise_engine import BitwiseEngine
 from llmsys.engine.engine import Engine
-from llmsys.engine.state_hash import state_hash
+from llmsys.engine.state_hash import hash_state
 from llmsys.engine.torch_engine import TorchEngine
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.group import gathered, rank, world_size
-from llmsys.parallel.mesh import make_meshes
-from llmsys.parallel.recompute import recompute_blocks
-from llmsys.train.balance import settle_experts
-from llmsys.train.head_loss import training_loss
+from llmsys.parallel.group import all_gather_object, get_rank, get_world_size
+from llmsys.parallel.mesh import build_device_meshes
+from llmsys.parallel.recompute import apply_activation_checkpoint
+from llmsys.train.balance import update_expert_balance
+from llmsys.train.head_loss import build_training_loss
 from tests.helpers.tiny import LENGTH, sequences, tiny_config
 
 MICRO_BATCHES = 8
-OPTIMIZER = AdamW(learning_rate=1e-2, embedding_rate_scale=2.0, gradient_clip=0.5)
+OPTIMIZER = AdamWConfig(learning_rate=1e-2, embedding_rate_scale=2.0, gradient_clip=0.5)
 
 
 class Case(NamedTuple):
@@ -30,7 +30,7 @@ class Case(NamedTuple):
 
     dtype: torch.dtype
     model: dict[str, Any]
-    layouts: dict[int, tuple[Layout, Any]]
+    layouts: dict[int, tuple[ParallelLayout, Any]]
 
 
 DROPOUT = {"residual": 0.1, "attention": 0.1, "embedding": 0.1}
@@ -45,26 +45,26 @@ CASES = {
     "dense, tied, dropout, fp32": Case(
         torch.float32,
         {"moe": None, "tie_word_embeddings": True, "vocab_size": 67, "dropout": DROPOUT},
-        {1: (Layout(), "none"), 2: (Layout(), "block"), 4: (Layout(replicate=2), "none"), 8: (Layout(), "none")},
+        {1: (ParallelLayout(), "none"), 2: (ParallelLayout(), "block"), 4: (ParallelLayout(replicate=2), "none"), 8: (ParallelLayout(), "none")},
     ),
     "experts, dropout, bf16": Case(
         torch.bfloat16,
         {"dropout": DROPOUT},
         {
-            1: (Layout(), "none"),
-            2: (Layout(expert=2), "selective"),
-            4: (Layout(expert=4), "none"),
-            8: (Layout(replicate=2, expert=2), "none"),
+            1: (ParallelLayout(), "none"),
+            2: (ParallelLayout(expert=2), "selective"),
+            4: (ParallelLayout(expert=4), "none"),
+            8: (ParallelLayout(replicate=2, expert=2), "none"),
         },
     ),
     "few tokens on experts of odd widths, fp32": Case(
         torch.float32,
         {"moe": ODD_EXPERTS},
         {
-            1: (Layout(), "none"),
-            2: (Layout(expert=2), "none"),
-            4: (Layout(replicate=2, expert=2), "none"),
-            8: (Layout(expert=4), "none"),
+            1: (ParallelLayout(), "none"),
+            2: (ParallelLayout(expert=2), "none"),
+            4: (ParallelLayout(replicate=2, expert=2), "none"),
+            8: (ParallelLayout(expert=4), "none"),
         },
     ),
 }
@@ -74,19 +74,19 @@ def build(case: Case, kind: type[BitwiseEngine] | type[TorchEngine] = BitwiseEng
     """An engine as the trainer would build it, on the ranks that have joined."""
     device = torch.device("cpu")
     config = tiny_config(**case.model)
-    layout, recompute = case.layouts[world_size()]
+    layout, recompute = case.layouts[get_world_size()]
     with torch.device("meta"):
         model = Transformer(config)
-    recompute_blocks(model, recompute)
+    apply_activation_checkpoint(model, recompute)
     return kind(
-        model, meshes=make_meshes(layout.fit(world_size(), config), device), optimizer=OPTIMIZER,
-        loss=training_loss(LossConfig(z_loss=1e-3)), compute_dtype=case.dtype, seed=7, device=device,
+        model, meshes=build_device_meshes(layout.resolve(get_world_size(), config), device), optimizer=OPTIMIZER,
+        loss=build_training_loss(LossConfig(z_loss=1e-3)), compute_dtype=case.dtype, seed=7, device=device,
     )  # fmt: skip
 
 
 def turns(step: int) -> list[Batch]:
     """This rank's micro-batches of a step, two sequences each. In the first one, a sequence has nothing to learn."""
-    mine = range(rank(), MICRO_BATCHES, world_size())
+    mine = range(get_rank(), MICRO_BATCHES, get_world_size())
     return [sequences(step, 2 * number, 2, ignored=LENGTH if number == 0 else 0) for number in mine]
 
 
@@ -96,14 +96,14 @@ def take_steps(engine: Engine, first: int, last: int) -> list[Any]:
     for step in range(first, last + 1):
         result = engine.train_step(turns(step), 1e-2)
         told.append(
-            {"loss": result.loss, "norm": result.gradient_norm, **settle_experts(engine.module).fields()}
-            | {"state": state_hash(engine.state())}
+            {"loss": result.loss, "norm": result.gradient_norm, **update_expert_balance(engine.module).to_dict()}
+            | {"state": hash_state(engine.get_state())}
         )
     return [*told, hash_of_logits(engine)]
 
 
 def hash_of_logits(engine: Engine) -> str:
     """Of eight batches that are the same for every number of ranks."""
-    mine = [engine.logits(batch).float().numpy().tobytes() for batch in turns(99)]
-    in_order = [one for turn in zip(*gathered(mine), strict=True) for one in turn]
+    mine = [engine.compute_logits(batch).float().numpy().tobytes() for batch in turns(99)]
+    in_order = [one for turn in zip(*all_gather_object(mine), strict=True) for one in turn]
     return hashlib.blake2b(b"".join(in_order), digest_size=8).hexdigest()

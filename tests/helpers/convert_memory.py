@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from llmsys.config.hugging_face.model import model_from_hugging_face
-from llmsys.convert.families import table_of
+from llmsys.config.hugging_face.model import build_model_config
+from llmsys.convert.families import get_family_mapping
 from llmsys.convert.from_hugging_face import convert_from_hugging_face
-from llmsys.convert.plan import make_plan
-from llmsys.convert.safetensor_folder import INDEX, ShardWriter
+from llmsys.convert.plan import build_conversion_plan
+from llmsys.convert.safetensor_folder import INDEX, SafetensorsShardWriter
 from llmsys.convert.to_hugging_face import convert_to_hugging_face
 
 
@@ -41,8 +41,8 @@ def synthetic(folder: Path, values: dict[str, Any], shard_bytes: int) -> int:
     """A folder of random bf16 weights in shards; gives its bytes."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(values))
-    model = model_from_hugging_face(values)
-    shapes = make_plan(model, table_of(values["model_type"], model)).their_shapes
+    model = build_model_config(values)
+    shapes = build_conversion_plan(model, get_family_mapping(values["model_type"], model)).their_shapes
     shards: list[dict[str, tuple[torch.dtype, tuple[int, ...]]]] = [{}]
     room = shard_bytes
     for name, shape in shapes.items():
@@ -53,7 +53,7 @@ def synthetic(folder: Path, values: dict[str, Any], shard_bytes: int) -> int:
         shards[-1][name] = (torch.bfloat16, shape)
     files = {}
     for number, shard in enumerate(shards):
-        with ShardWriter(folder / f"model-{number}.safetensors", shard) as writer:
+        with SafetensorsShardWriter(folder / f"model-{number}.safetensors", shard) as writer:
             for name, (_, shape) in shard.items():
                 writer.write(name, torch.randint(0, 1 << 14, shape, dtype=torch.int16).view(torch.bfloat16))
                 files[name] = f"model-{number}.safetensors"

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from llmsys.doctor.toy_data import VOCABULARY, make_toy_data, toy_url
+from llmsys.doctor.toy_data import VOCABULARY, write_toy_dataset, build_toy_url
 
-__all__ = ["VOCABULARY", "make_dataset", "toy_url"]
+__all__ = ["VOCABULARY", "make_dataset", "build_toy_url"]
 
 
 def make_dataset(folder: Path, documents: int = 120, heldout: int = 12, symbols: tuple[str, ...] = ()) -> Path:
     """Write tokenizer, token shards and manifest; the folder is ready for training."""
-    make_toy_data(folder, documents, heldout, symbols)
+    write_toy_dataset(folder, documents, heldout, symbols)
     return folder

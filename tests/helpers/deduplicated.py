@@ -6,16 +6,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_pipeline.deduplication import Deduplication, Left
-from data_pipeline.document import DROPPED_SCHEMA, document_schema
-from data_pipeline.graph import Workshop
-from data_pipeline.journal import Record
+from data_pipeline.deduplication import DeduplicationStages, DatasetState
+from data_pipeline.document import DROPPED_SCHEMA, build_document_schema
+from data_pipeline.graph import StageRunner
+from data_pipeline.journal import TaskRecord
 from data_pipeline.stages.collect import collect_shard
 from data_pipeline.task import Task
 from llmsys.config.data import CrawlConfig
-from llmsys.config.executor import InlineExecutor
-from llmsys.lock import folder_lock
-from llmsys.shards import ShardWriter, read_batches
+from llmsys.config.executor import InlineExecutorConfig
+from llmsys.lock import lock_folder
+from llmsys.shards import ArrowFileWriter, read_batches
 
 Document = dict[str, Any]
 
@@ -25,22 +25,22 @@ def document(name: str, text: str, **fields: Any) -> Document:
     return {"id": name, "text": text, "url": f"https://x.org/{name}", "date": "", "file": "f", "offset": 0, **fields}
 
 
-def _judged(folder: Path, rows: Sequence[Document], batch: int) -> Record:
+def _judged(folder: Path, rows: Sequence[Document], batch: int) -> TaskRecord:
     """Write a judged file and return the record of the task that might have written it."""
-    schema = document_schema([])
+    schema = build_document_schema([])
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with ShardWriter(folder, schema, "zstd") as writer:
+    with ArrowFileWriter(folder, schema, "zstd") as writer:
         counts = []
         for start in range(0, len(rows), batch):
             part = rows[start : start + batch]
             writer.write(pa.RecordBatch.from_pylist(part, schema))
             counts.append([0, len(part)])
     dropped = folder.with_suffix(".dropped.arrow")
-    with ShardWriter(dropped, DROPPED_SCHEMA, "zstd"):
+    with ArrowFileWriter(dropped, DROPPED_SCHEMA, "zstd"):
         pass
     outputs = [{"name": f"work/{p.name}", "size": 0, "modified_ns": 0, "digest": str(p)} for p in (folder, dropped)]
     result = {"kept_batches": counts, "dropped_batches": []}
-    return Record.model_validate({"key": "k", "outputs": outputs, "result": result})
+    return TaskRecord.model_validate({"key": "k", "outputs": outputs, "result": result})
 
 
 def deduplicated(
@@ -50,23 +50,23 @@ def deduplicated(
     folder.mkdir(parents=True, exist_ok=True)
     data = CrawlConfig.model_validate({"name": folder.name, "folder": folder, "deduplicate": deduplicate})
     records = [_judged(folder / "work" / f"{n}.arrow", documents[n::files], batch) for n in range(files)]
-    with folder_lock(folder) as lock:
-        workshop = Workshop(folder, InlineExecutor(), lock)
+    with lock_folder(folder) as lock:
+        workshop = StageRunner(folder, InlineExecutorConfig(), lock)
 
-        def stage(name: str, tasks: list[Task], unit: str) -> list[Record]:
-            return workshop.stage(name, tasks, unit=unit, code="")
+        def stage(name: str, tasks: list[Task], unit: str) -> list[TaskRecord]:
+            return workshop.run_stage(name, tasks, unit=unit, code="")
 
-        left = Deduplication(data, workshop, stage).run(records, [str(number) for number in range(files)])
+        left = DeduplicationStages(data, workshop, stage).run_comparisons(records, [str(number) for number in range(files)])
         workshop.close()
     return _collected(folder, left)
 
 
-def _collected(folder: Path, left: Left) -> tuple[list[Document], list[Document]]:
+def _collected(folder: Path, left: DatasetState) -> tuple[list[Document], list[Document]]:
     outputs = folder / "kept.arrow", folder / "gone.arrow"
     collect_shard(
         lambda amount, dropped: None,
         shard=0,
-        sources=left.sources(folder),
+        sources=left.list_sources(folder),
         decisions=[folder / record.outputs[0].name for record in left.decisions],
         rules=left.rules,
         documents=outputs[0],

@@ -6,19 +6,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import LossConfig
-from llmsys.config.optimizer import AdamW
+from llmsys.config.optimizer import AdamWConfig
 from llmsys.data.batch import IGNORED, PADDING, Batch
-from llmsys.engine.engine import Engine, counts_of
-from llmsys.engine.objective import shares_of
+from llmsys.engine.engine import Engine, reduce_token_counts
+from llmsys.engine.objective import compute_loss_share
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.mesh import make_meshes
-from llmsys.parallel.recompute import Recompute, recompute_blocks
-from llmsys.parallel.slices import local_slice
-from llmsys.train.balance import settle_experts
-from llmsys.train.head_loss import training_loss
+from llmsys.parallel.mesh import build_device_meshes
+from llmsys.parallel.recompute import Recompute, apply_activation_checkpoint
+from llmsys.parallel.slices import get_local_slice
+from llmsys.train.balance import update_expert_balance
+from llmsys.train.head_loss import build_training_loss
 from tests.helpers.choices import ARCHITECTURES, LATENT
 from tests.helpers.tiny_model import tiny_config, tiny_model, tiny_moe_config, tiny_tokens
 
@@ -61,7 +61,7 @@ def model_named(name: str) -> Transformer:
     """Weights in which nothing is 0 or 1 by chance."""
     model = tiny_model(config_named(name))
     if "all tokens on one" in name:
-        for layer in model.moe_layers():
+        for layer in model.list_moe_layers():
             layer.balance_bias_E.copy_(torch.tensor([0.0, 9.0, 0.0, 0.0]))
     return model
 
@@ -85,8 +85,8 @@ def plain_gradients(name: str) -> dict[str, Tensor]:
     """Loss, norm, counts of experts and every gradient of one process."""
     model, batch = model_named(name), batch_named(name)
     model.train()
-    counts = counts_of([batch], torch.device("cpu"))
-    share, nats = shares_of(model, model, batch, training_loss(LOSS), counts)
+    counts = reduce_token_counts([batch], torch.device("cpu"))
+    share, nats = compute_loss_share(model, model, batch, build_training_loss(LOSS), counts)
     share.backward()
     found = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
     norm = torch.stack([grad.square().sum() for grad in found.values()]).sum().sqrt()
@@ -95,23 +95,23 @@ def plain_gradients(name: str) -> dict[str, Tensor]:
 
 def reported(model: Transformer) -> dict[str, Tensor]:
     """What the step found out about experts."""
-    report = settle_experts(model)
-    return {key: torch.tensor(value, dtype=torch.float32) for key, value in report.fields().items()} if report else {}
+    report = update_expert_balance(model)
+    return {key: torch.tensor(value, dtype=torch.float32) for key, value in report.to_dict().items()} if report else {}
 
 
-def engine_with(name: str, layout: Layout, recompute: Recompute = "none") -> Engine:
+def engine_with(name: str, layout: ParallelLayout, recompute: Recompute = "none") -> Engine:
     """The torch engine with the weights of `model_named`."""
     from llmsys.engine.torch_engine import TorchEngine
 
     whole, device = model_named(name), torch.device("cpu")
     with torch.device("meta"):
         model = Transformer(whole.config)
-    recompute_blocks(model, recompute)
+    apply_activation_checkpoint(model, recompute)
     engine = TorchEngine(
         model,
-        meshes=make_meshes(layout.fit(torch.distributed.get_world_size(), whole.config), device),
-        optimizer=AdamW(gradient_clip=0.0, betas=(FIRST_BETA, 0.95)),
-        loss=training_loss(LOSS),
+        meshes=build_device_meshes(layout.resolve(torch.distributed.get_world_size(), whole.config), device),
+        optimizer=AdamWConfig(gradient_clip=0.0, betas=(FIRST_BETA, 0.95)),
+        loss=build_training_loss(LOSS),
         compute_dtype=torch.float32,
         seed=0,
         device=device,
@@ -127,21 +127,21 @@ def engine_with(name: str, layout: Layout, recompute: Recompute = "none") -> Eng
 @torch.no_grad()
 def take(engine: Engine, values: Mapping[str, Tensor]) -> None:
     """Write whole tensors into the living state."""
-    tensors = engine.state().tensors
+    tensors = engine.get_state().tensors
     for key, value in values.items():
         held = tensors[key]
         local = held.to_local() if hasattr(held, "to_local") else held
-        local.copy_(local_slice(value, held))
+        local.copy_(get_local_slice(value, held))
 
 
-def divided_gradients(rank: int, name: str, layout: Layout, recompute: Recompute = "none") -> dict[str, Tensor]:
+def divided_gradients(rank: int, name: str, layout: ParallelLayout, recompute: Recompute = "none") -> dict[str, Tensor]:
     """What `plain_gradients` gives, from a step of the engine: Adam's first moment has a tenth of the gradient."""
     engine = engine_with(name, layout, recompute)
-    fitted = layout.fit(torch.distributed.get_world_size(), engine.module.config)
-    rows = ROWS // fitted.data_ranks
-    result = engine.train_step([batch_named(name, fitted.data_rank(rank) * rows, rows)], 1e-3)
+    fitted = layout.resolve(torch.distributed.get_world_size(), engine.module.config)
+    rows = ROWS // fitted.data_parallel_size
+    result = engine.train_step([batch_named(name, fitted.get_data_rank(rank) * rows, rows)], 1e-3)
     found = {"loss": torch.tensor(result.loss), "norm": torch.tensor(result.gradient_norm)} | reported(engine.module)
-    for key, tensor in engine.state().tensors.items():
+    for key, tensor in engine.get_state().tensors.items():
         if key.startswith("first_moment/"):
             found[key.removeprefix("first_moment/")] = whole_tensor(tensor) / (1 - FIRST_BETA)
     return found

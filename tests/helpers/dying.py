@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.executors.event import Report
-from data_pipeline.executors.local import LocalPool
+from data_pipeline.executors.local import LocalExecutor
 
 
 def die_until(path: Path, lives: int, report: Report) -> dict[str, Any]:
@@ -58,4 +58,4 @@ def sleep_for_ever(path: Path, report: Report) -> dict[str, Any]:
 
 
 if __name__ == "__main__":  # python -m tests.helpers.dying PATH: a parent whose worker never finishes
-    list(LocalPool(workers=1).run([partial(sleep_for_ever, Path(sys.argv[1]))]))
+    list(LocalExecutor(workers=1).run_jobs([partial(sleep_for_ever, Path(sys.argv[1]))]))

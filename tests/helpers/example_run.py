@@ -12,14 +12,14 @@ from typing import Any
 
 from llmsys.manifest import (
     DocumentFiles,
-    Drop,
-    Example,
+    DropCount,
+    DropExample,
     FunnelStage,
     Histogram,
     LanguageCount,
     Manifest,
     ReadSummary,
-    Skip,
+    SkippedInput,
     Split,
     TokenFile,
     write_manifest,
@@ -176,19 +176,19 @@ def _funnel() -> tuple[FunnelStage, ...]:
     )
 
 
-def _drop(rule: str, test: str, documents: int) -> Drop:
-    plain = Example(url="https://quarry.example/history", value=11.2, threshold=10.0,
+def _drop(rule: str, test: str, documents: int) -> DropCount:
+    plain = DropExample(url="https://quarry.example/history", value=11.2, threshold=10.0,
                     reason=f"{rule}: {test.replace('_', ' ')} 11.2 > 10", excerpt=PROSE * 9)  # fmt: skip
-    hostile = Example(
+    hostile = DropExample(
         url=f"https://evil.example/?q={HOSTILE}", value=HOSTILE, threshold=None, reason=HOSTILE, excerpt=HOSTILE
     )
-    return Drop(rule=rule, test=test, documents=documents, bytes=documents * 4_100, examples=(plain, hostile))
+    return DropCount(rule=rule, test=test, documents=documents, bytes=documents * 4_100, examples=(plain, hostile))
 
 
-def _skips() -> tuple[Skip, ...]:
+def _skips() -> tuple[SkippedInput, ...]:
     return (
-        Skip(file="CC-MAIN-sample-00001.warc.gz", offset=88_120_443, reason="the file ends within a record", count=1),
-        Skip(file=f"{HOSTILE}.warc.gz", offset=0, reason="not HTML: image/png", count=541),
+        SkippedInput(file="CC-MAIN-sample-00001.warc.gz", offset=88_120_443, reason="the file ends within a record", count=1),
+        SkippedInput(file=f"{HOSTILE}.warc.gz", offset=0, reason="not HTML: image/png", count=541),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from llmsys.train.checkpoint_record import RECORD, digests_of, write_record
+from llmsys.train.checkpoint_record import RECORD, compute_digests, write_record
 
 
 def write_format_one(checkpoint: Path, tensors: dict[str, Tensor], steps: int, **more: Any) -> Path:
@@ -19,7 +19,7 @@ def write_format_one(checkpoint: Path, tensors: dict[str, Tensor], steps: int, *
 
 def sign(checkpoint: Path, record: dict[str, Any]) -> Path:
     """Write a record with the right digests of whatever lies there: they find damage, not malice."""
-    files = digests_of(file for file in sorted(checkpoint.iterdir()) if file.name != RECORD)
+    files = compute_digests(file for file in sorted(checkpoint.iterdir()) if file.name != RECORD)
     write_record(checkpoint, {**record, "files": files})
     return checkpoint
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from llmsys.port import free_port
+from llmsys.port import find_free_port
 from tests.helpers.hosts import Hosts
 from tests.helpers.process import wait_until
 
@@ -184,7 +184,7 @@ def why_not() -> str:
 def real_slurm(folder: Path) -> Iterator[dict[str, str]]:
     """A Slurm whose only node is this machine, for the block; yields the environment in which sbatch finds it."""
     name = socket.gethostname().split(".")[0]
-    slurm = Slurm(folder, name, {name: "127.0.0.1"}, _here, dict(os.environ), (free_port(), free_port()))
+    slurm = Slurm(folder, name, {name: "127.0.0.1"}, _here, dict(os.environ), (find_free_port(), find_free_port()))
     with _running(slurm):
         yield slurm.environment
 

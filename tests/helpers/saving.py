@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from llmsys.config.checkpoint import CheckpointConfig
-from llmsys.engine.engine import LogicalState
+from llmsys.engine.engine import EngineState
 from llmsys.errors import CheckpointError
 from llmsys.train import checkpoint_write, saver
-from llmsys.train.saver import Saver
+from llmsys.train.saver import CheckpointSaver
 
 PHASES = {
     "copying": "copy",
@@ -27,16 +27,16 @@ PHASES = {
 }
 
 
-def state_of(step: int) -> LogicalState:
+def state_of(step: int) -> EngineState:
     """A state that says which step it is of."""
-    return LogicalState({"parameter/w": torch.full((64, 64), float(step)), "first_moment/w": torch.ones(64)}, step)
+    return EngineState({"parameter/w": torch.full((64, 64), float(step)), "first_moment/w": torch.ones(64)}, step)
 
 
-def save(folder: Path, step: int, mode: str = "async") -> Saver:
+def save(folder: Path, step: int, mode: str = "async") -> CheckpointSaver:
     """Save the state of a step with the run's own saver, and wait for it."""
-    made = Saver(folder, CheckpointConfig.model_validate({"keep_last": 2, "mode": mode}))
-    made.save(state_of(step), step, {"seed": 1})
-    made.finish()
+    made = CheckpointSaver(folder, CheckpointConfig.model_validate({"keep_last": 2, "mode": mode}))
+    made.save_state(state_of(step), step, {"seed": 1})
+    made.finish_saves()
     return made
 
 
@@ -44,7 +44,7 @@ def die_in(folder: Path, step: int, phase: str) -> None:
     """Save in the background, and be killed in the given phase."""
     torch.set_num_threads(1)
     place, name, before = {
-        "copy": (saver.HostCopy, "take", True),
+        "copy": (saver.HostStateCopy, "take", True),
         "folder": (checkpoint_write, "_empty", False),
         "tensors": (checkpoint_write, "_write_tensors", False),
         "digest": (checkpoint_write, "digests_of", False),

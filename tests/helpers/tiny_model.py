@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from llmsys.config.model import ModelConfig
-from llmsys.model.init import initialize
+from llmsys.model.init import initialize_parameters
 from llmsys.model.transformer import Transformer
 
 DENSE: dict[str, Any] = {
@@ -33,7 +33,7 @@ def tiny_moe_config(experts: dict[str, Any] | None = None, **changes: Any) -> Mo
 
 def tiny_model(config: ModelConfig, seed: int = 0) -> Transformer:
     model = Transformer(config)
-    initialize(model, seed)
+    initialize_parameters(model, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -43,7 +43,7 @@ def tiny_model(config: ModelConfig, seed: int = 0) -> Transformer:
                 parameter *= 3
         if hasattr(model.head, "fixed_bias_V"):
             model.head.fixed_bias_V += 0.2 * torch.randn(model.head.fixed_bias_V.shape, generator=generator)
-        for layer in model.moe_layers():
+        for layer in model.list_moe_layers():
             if layer.config.balance.kind == "bias":
                 layer.balance_bias_E += 0.2 * torch.randn(layer.balance_bias_E.shape, generator=generator)
     return model

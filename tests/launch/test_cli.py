@@ -15,7 +15,7 @@ import pytest
 
 import launch.main
 import launch.train
-from launch.main import VERBS, help_text, main, parser_of
+from launch.main import VERBS, format_help, main, build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "pydantic", "numpy", "pyarrow", "yaml")
@@ -45,7 +45,7 @@ def test_what_needs_no_tensors_imports_no_torch(arguments: tuple[str, ...]) -> N
 
 def test_help_names_every_verb_with_what_it_does() -> None:
     for name, verb in VERBS.items():
-        assert re.search(rf"^  {name} +{re.escape(verb.summary)}$", help_text(), flags=re.MULTILINE)
+        assert re.search(rf"^  {name} +{re.escape(verb.summary)}$", format_help(), flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -56,7 +56,7 @@ def test_help_of_a_verb_has_a_working_example(name: str, capsys: pytest.CaptureF
     assert f"example: {VERBS[name].example}\n" in capsys.readouterr().out
     program, verb, *words = shlex.split(VERBS[name].example)
     assert (program, verb) == ("llmsys", name)
-    arguments = parser_of(name).parse_intermixed_args(words)
+    arguments = build_parser(name).parse_intermixed_args(words)
     if VERBS[name].takes_config:
         own = getattr(importlib.import_module(f"launch.verbs.{name}"), "MINE", ())
         overrides = [word for word in arguments.overrides if word.partition("=")[0] not in own]
@@ -105,14 +105,14 @@ def test_a_mistake_is_one_message_and_status_2(
 
 def test_no_verb_at_all_prints_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
-    assert capsys.readouterr().out == help_text()
+    assert capsys.readouterr().out == format_help()
 
 
 def test_interrupting_ends_with_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(launch.main, "_run", interrupted)
+    monkeypatch.setattr(launch.main, "_run_command", interrupted)
     assert main(["show", "train/demo"]) == 130
 
 
@@ -123,8 +123,8 @@ def test_a_full_disk_is_one_message_and_status_2(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/x/events.jsonl")
 
-    monkeypatch.setattr(launch.main, "_run", full)
-    monkeypatch.setattr(launch.train, "load_run", full)
+    monkeypatch.setattr(launch.main, "_run_command", full)
+    monkeypatch.setattr(launch.train, "load_run_config", full)
     assert entry(["show", "train/demo"]) == 2
     said = capsys.readouterr().err
     assert "llmsys: error: runs/x/events.jsonl could not be read or written: No space left on device. Free" in said
@@ -135,7 +135,7 @@ def test_an_error_of_the_system_that_nobody_can_mend_keeps_its_traceback(monkeyp
     def strange(*_: object) -> int:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
-    monkeypatch.setattr(launch.main, "_run", strange)
+    monkeypatch.setattr(launch.main, "_run_command", strange)
     with pytest.raises(OSError, match="Bad file descriptor"):
         main(["show", "train/demo"])
 
@@ -174,16 +174,16 @@ def test_the_tool_is_the_same_door(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_prepare_says_what_it_could_not_read_and_where() -> None:
-    from launch.verbs.prepare import skipped
-    from llmsys.manifest import Manifest, ReadSummary, Skip
+    from launch.verbs.prepare import format_skipped
+    from llmsys.manifest import Manifest, ReadSummary, SkippedInput
 
     skips = (
-        Skip(file="a.warc.gz", offset=6030, reason="truncated", count=1),
-        Skip(file="b.warc.gz", offset=0, reason="empty file", count=1),
-        Skip(file="c.warc.gz", offset=7, reason="truncated", count=2),
+        SkippedInput(file="a.warc.gz", offset=6030, reason="truncated", count=1),
+        SkippedInput(file="b.warc.gz", offset=0, reason="empty file", count=1),
+        SkippedInput(file="c.warc.gz", offset=7, reason="truncated", count=2),
     )
     manifest = Manifest.model_construct(read=ReadSummary(files=3, records=10, html_bytes=5, skipped=skips))
-    assert skipped(manifest) == [
+    assert format_skipped(manifest) == [
         "skipped 1: empty file (first: b.warc.gz at byte 0)",
         "skipped 3: truncated (first: a.warc.gz at byte 6,030)",
     ]

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from launch.environment import adopt_launcher, choose_interface, first_host, launched, without_local_rank
-from launch.local import local_command
-from launch.route import default_interface, interface_towards
+from launch.environment import adopt_launcher, choose_interface, parse_first_host, is_launched, strip_local_rank
+from launch.local import build_local_command
+from launch.route import find_default_interface, find_interface_to
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, LaunchError, LayoutError
-from llmsys.parallel.group import joined
-from llmsys.port import free_port
-from llmsys.train.objective import run_plan
+from llmsys.parallel.group import init_process_group
+from llmsys.port import find_free_port
+from llmsys.train.objective import build_run_plan
 
 
 def test_srun_variables_become_the_usual_names() -> None:
@@ -49,7 +49,7 @@ def test_under_srun_rank_0_is_on_the_first_node_of_the_step_not_where_srun_was_t
     [("a", "a"), ("a,b", "a"), ("gpu[007-009,12]", "gpu007"), ("r[1-2]-ib,x", "r1-ib"), ("", "")],
 )
 def test_the_first_of_slurms_node_list(listed: str, first: str) -> None:
-    assert first_host(listed) == first
+    assert parse_first_host(listed) == first
 
 
 MPI = {
@@ -78,7 +78,7 @@ def test_deepspeed_says_how_many_ranks_are_here_by_another_name() -> None:
 
 
 def test_loopback_is_chosen_when_every_rank_is_on_this_host_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launch.environment.interface_towards", lambda host: f"towards-{host}")
+    monkeypatch.setattr("launch.environment.find_interface_to", lambda host: f"towards-{host}")
     here = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     choose_interface(here)
     assert here["GLOO_SOCKET_IFNAME"] == "lo"
@@ -96,28 +96,28 @@ def test_the_interface_is_that_of_the_route_and_never_loopback(tmp_path: Path, m
     routes = tmp_path / "route"
     head = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n"
     routes.write_text(f"{head}wifi0 00000000 0102A8C0 3 0 0 600 0 0 0 0\neth7 00000000 0102A8C0 3 0 0 100 0 0 0 0\n")
-    assert default_interface(routes) == "eth7"
+    assert find_default_interface(routes) == "eth7"
     routes.write_text(f"{head}ib0 0000000A 00000000 1 0 0 0 00FFFFFF 0 0 0\n")
-    assert default_interface(routes) == "ib0"
-    monkeypatch.setattr("launch.route.own_addresses", lambda: {"127.0.0.1": "lo", "10.0.0.2": "br0"})
-    monkeypatch.setattr("launch.route._source_towards", lambda address: "10.0.0.2")
-    assert interface_towards("10.0.0.1") == "br0"
-    monkeypatch.setattr("launch.route._source_towards", lambda address: "127.0.0.1")
-    monkeypatch.setattr("launch.route.default_interface", lambda: None)
+    assert find_default_interface(routes) == "ib0"
+    monkeypatch.setattr("launch.route.list_local_addresses", lambda: {"127.0.0.1": "lo", "10.0.0.2": "br0"})
+    monkeypatch.setattr("launch.route._find_source_address", lambda address: "10.0.0.2")
+    assert find_interface_to("10.0.0.1") == "br0"
+    monkeypatch.setattr("launch.route._find_source_address", lambda address: "127.0.0.1")
+    monkeypatch.setattr("launch.route.find_default_interface", lambda: None)
     with pytest.raises(LaunchError, match=r"but loopback leads to 127\.0\.1\.1, where rank 0 is\. Name rank 0's host"):
-        interface_towards("127.0.1.1")
+        find_interface_to("127.0.1.1")
 
 
 def test_an_interactive_slurm_shell_is_one_process() -> None:
     environment = {"SLURM_JOB_ID": "5"}
     adopt_launcher(environment)
-    assert not launched(environment)
+    assert not is_launched(environment)
 
 
 @pytest.mark.parametrize("words", [["--local_rank=2", "demo"], ["demo", "--local-rank", "2"]])
 def test_a_stray_local_rank_is_accepted(words: list[str]) -> None:
     environment: dict[str, str] = {}
-    assert without_local_rank(words, environment) == ["demo"]
+    assert strip_local_rank(words, environment) == ["demo"]
     assert environment == {"LOCAL_RANK": "2"}
 
 
@@ -125,39 +125,39 @@ def test_half_a_rendezvous_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("RANK", "1")
     for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(LaunchError, match="RANK=1 is set but WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not"), joined():
+    with pytest.raises(LaunchError, match="RANK=1 is set but WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not"), init_process_group():
         pass
 
 
 def test_the_command_names_the_script_the_processes_and_the_port() -> None:
     words = ["demo", "train.tokens=1000"]
-    torch_words = local_command("torch", 2, 1234, words)
+    torch_words = build_local_command("torch", 2, 1234, words)
     assert torch_words[0] == sys.executable
     assert torch_words[1:3] == ["-m", "launch.torchrun"]
     assert {"--nproc-per-node=2", "--master-port=1234"} <= set(torch_words)
-    deepspeed_words = local_command("deepspeed", 2, 1234, words)
+    deepspeed_words = build_local_command("deepspeed", 2, 1234, words)
     assert Path(deepspeed_words[1]).name == "deepspeed"
     assert deepspeed_words[deepspeed_words.index("--num_accelerators") + 1] == "2"
-    accelerate_words = local_command("accelerate", 2, 1234, words)
+    accelerate_words = build_local_command("accelerate", 2, 1234, words)
     assert accelerate_words[1:] == [
         "-m", "launch.accelerate", "--num_processes", "2", "--main_process_port", "1234", *torch_words[-3:],
     ]  # fmt: skip
-    for command in (torch_words, deepspeed_words, local_command("torch", 1, 1234, words)):
+    for command in (torch_words, deepspeed_words, build_local_command("torch", 1, 1234, words)):
         assert command[-3:][0].endswith("train.py")
         assert command[-2:] == words
-    assert "launch.torchrun" not in local_command("torch", 1, 1234, words)
+    assert "launch.torchrun" not in build_local_command("torch", 1, 1234, words)
 
 
 def test_a_free_port_is_free() -> None:
     import socket
 
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", free_port()))
+        probe.bind(("127.0.0.1", find_free_port()))
 
 
 def test_ranks_that_cannot_share_a_step_are_refused() -> None:
     config = RunConfig.model_validate({"batch": {"sequence_length": 8, "sequences": 6}})
     with pytest.raises(ConfigError, match="cannot be dealt evenly to 4 data ranks"):
-        run_plan(config, 4, 0)
+        build_run_plan(config, 4, 0)
     with pytest.raises(LayoutError, match="Use expert=1"):
-        config.layout.model_copy(update={"expert": 2}).fit(2, config.model)
+        config.layout.model_copy(update={"expert": 2}).resolve(2, config.model)

@@ -12,11 +12,11 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from launch.local import find_signal
 from launch.main import main
-from launch.several import outcome
-from launch.torchrun import _report
+from launch.several import combine_statuses
+from launch.torchrun import _report_first_failure
 from launch.train import CRASHED, HUNG, LOST_PEER, MENDABLE, STOPPED, UNMET, is_lost_peer
 from llmsys.errors import LostRankError
-from tests.launch.test_launch import HOSTS, config_file, config_of, start_of
+from tests.launch.test_launch import HOSTS, config_file, config_of, build_launch_plan
 
 KILL = "import os, time; os.kill(os.getpid(), {}); time.sleep(60)"
 
@@ -53,7 +53,7 @@ def test_train_ends_with_the_status_of_its_ranks_and_repeats_no_message(
     status: int,
     said: str,
 ) -> None:
-    monkeypatch.setattr("launch.local.local_command", lambda *_: ending_with(ending))
+    monkeypatch.setattr("launch.local.build_local_command", lambda *_: ending_with(ending))
     words = ["train", config_file(tmp_path), "launch.processes=1"]
     try:
         found = main(words)
@@ -73,16 +73,16 @@ def test_a_run_on_hosts_ends_with_its_cause_which_a_rank_has_named(
     tmp_path: Path, statuses: dict[str, int], status: int
 ) -> None:
     with pytest.raises(SystemExit, match=str(status)):
-        outcome(statuses, start_of(config_of(tmp_path), HOSTS, "torchrun", 2, 3))
+        combine_statuses(statuses, build_launch_plan(config_of(tmp_path), HOSTS, "torchrun", 2, 3))
 
 
 def test_lost_hosts_are_one_message_and_status_3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start = start_of(config_of(tmp_path), HOSTS, "torchrun", 2, 3)
+    start = build_launch_plan(config_of(tmp_path), HOSTS, "torchrun", 2, 3)
     with pytest.raises(LostRankError, match="a ended with status 3, b could not be reached or kept by ssh"):
-        outcome({"a": 3, "b": 255}, start)
-    monkeypatch.setattr("launch.verbs.launch.run_commands", lambda *_: outcome({"a": 3, "b": UNMET}, start))
+        combine_statuses({"a": 3, "b": 255}, start)
+    monkeypatch.setattr("launch.verbs.launch.run_commands", lambda *_: combine_statuses({"a": 3, "b": UNMET}, start))
     monkeypatch.setattr("launch.verbs.launch.require_hosts", lambda *_: None)
     assert main(["launch", config_file(tmp_path), "nodes=10.9.8.1:2,10.9.8.2:2"]) == LOST_PEER
     assert capsys.readouterr().err.count("llmsys: error") == 1
@@ -102,7 +102,7 @@ def test_torchrun_names_a_killed_rank_and_repeats_none_that_spoke(
     caplog: pytest.LogCaptureFixture, codes: tuple[int, ...], status: int, messages: int
 ) -> None:
     with caplog.at_level(logging.ERROR):
-        assert _report([(rank, failure(code, rank)) for rank, code in enumerate(codes)]) == status
+        assert _report_first_failure([(rank, failure(code, rank)) for rank, code in enumerate(codes)]) == status
     assert len(caplog.records) == messages
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.forward import ask_ranks, forwarding, ranks_below
+from launch.forward import signal_ranks, forward_signals, list_descendant_ranks
 from llmsys.train.signals import HANGUP, HANGUP_ENDS
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
@@ -32,16 +32,16 @@ def launcher(tmp_path: Path) -> subprocess.Popen[bytes]:
     heard = tmp_path / "heard"  # a signal between its creation and its content would be overwritten by "ready"
     wait_until(lambda: heard.exists() and heard.read_text() == "ready", "the rank did not start")
     yield process  # type: ignore[misc]
-    for rank in ranks_below(process.pid):
+    for rank in list_descendant_ranks(process.pid):
         rank.kill()
     process.kill()
     process.wait()
 
 
 def test_a_signal_goes_to_the_ranks_alone(launcher: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    [rank] = ranks_below(launcher.pid)
+    [rank] = list_descendant_ranks(launcher.pid)
     assert rank.ppid() == launcher.pid
-    with forwarding(launcher.pid):
+    with forward_signals(launcher.pid):
         os.kill(os.getpid(), signal.SIGUSR1)
     wait_until(lambda: (tmp_path / "heard").read_text() == "SIGUSR1", "the rank did not hear")
     assert launcher.poll() is None
@@ -51,14 +51,14 @@ def test_a_second_sigterm_ends_everything_and_so_does_one_before_there_are_ranks
     launcher: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launch.forward.SECOND_SECONDS", 0.0)
-    with forwarding(launcher.pid):
+    with forward_signals(launcher.pid):
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(SystemExit, match="143"):
             os.kill(os.getpid(), signal.SIGTERM)
-    for rank in ranks_below(launcher.pid):
+    for rank in list_descendant_ranks(launcher.pid):
         rank.kill()
     launcher.wait(PATIENCE_SECONDS)
-    with forwarding(launcher.pid), pytest.raises(SystemExit, match="143"):
+    with forward_signals(launcher.pid), pytest.raises(SystemExit, match="143"):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -68,19 +68,19 @@ def test_what_waits_to_start_ranks_is_asked_where_there_are_none_and_where_all_i
     config = str(tmp_path / "heard")
     words = [sys.executable, "-c", "import time; time.sleep(600)", "launch.restart", "train.py"]
     keeper, other = subprocess.Popen([*words, config]), subprocess.Popen([*words, "another"])
-    assert ask_ranks(config, signal.SIGUSR1) == 1
+    assert signal_ranks(config, signal.SIGUSR1) == 1
     wait_until(lambda: (tmp_path / "heard").read_text() == "SIGUSR1", "the rank did not hear")
     assert keeper.poll() is None
-    assert ask_ranks(config, signal.SIGKILL) == 1
+    assert signal_ranks(config, signal.SIGKILL) == 1
     assert keeper.wait(PATIENCE_SECONDS) == -signal.SIGKILL
     assert launcher.poll() is None
-    assert ask_ranks("another", signal.SIGTERM) == 0
+    assert signal_ranks("another", signal.SIGTERM) == 0
     assert other.wait(PATIENCE_SECONDS) == -signal.SIGTERM
 
 
 def test_a_sigterm_that_comes_twice_at_once_is_one(launcher: subprocess.Popen[bytes], tmp_path: Path) -> None:
     """As from `timeout`, which reaches a process and then its whole group."""
-    with forwarding(launcher.pid) as asked:
+    with forward_signals(launcher.pid) as asked:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
     assert asked == [signal.SIGTERM]

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.commands import accelerate_commands, commands
+from launch.commands import build_accelerate_commands, build_commands
 from launch.hosts import Host
-from launch.kit import code_state, deepspeed_text, secrets_left, travelling_environment
+from launch.kit import read_code_state, format_deepspeed_environment, list_withheld_secrets, build_rank_environment
 from launch.main import main
-from launch.several import outcome
-from launch.start import start_of
+from launch.several import combine_statuses
+from launch.start import build_launch_plan
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, LaunchError, LayoutError
 
@@ -36,8 +36,8 @@ def config_file(folder: Path) -> str:
 
 
 def words_of(folder: Path, launcher: Any, **options: Any) -> list[list[str]]:
-    start = start_of(config_of(folder), HOSTS, launcher, options.pop("least", 0), 3)
-    return [list(command.words) for command in commands(launcher, start, **{"over_ssh": True} | options)]
+    start = build_launch_plan(config_of(folder), HOSTS, launcher, options.pop("least", 0), 3)
+    return [list(command.arguments) for command in build_commands(launcher, start, **{"over_ssh": True} | options)]
 
 
 def test_torchrun_understands_its_commands(tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_accelerate_understands_its_commands_and_needs_hosts_of_one_size(tmp_pat
         options = launch_command_parser().parse_args(words[3:])
         assert (options.num_machines, options.num_processes, options.machine_rank) == (2, 4, number)
         assert (options.main_process_ip, options.main_process_port) == ("10.9.8.1", 29500)
-    start = start_of(config_of(tmp_path), [Host("10.9.8.1", 1), Host("10.9.8.2", 3)], "torchrun", 0, 3)
+    start = build_launch_plan(config_of(tmp_path), [Host("10.9.8.1", 1), Host("10.9.8.2", 3)], "torchrun", 0, 3)
     with pytest.raises(LaunchError, match=r"equally many ranks on every host. Use 1 slots on each, or --by torchrun"):
-        accelerate_commands(start)
+        build_accelerate_commands(start)
 
 
 def test_what_deepspeed_wants_is_read_by_it_and_the_hosts_come_back(
@@ -106,18 +106,18 @@ def test_variables_survive_the_remote_shell_and_files_of_the_user_come_first(
 ) -> None:
     (tmp_path / "theirs").write_text("A=1\n\n# remark\nMY_TOKEN=hush\n")
     value = 'a "b" $HOME `ls` \\ c'
-    text = deepspeed_text({"NCCL_X": value}, [tmp_path / "theirs"])
+    text = format_deepspeed_environment({"NCCL_X": value}, [tmp_path / "theirs"])
     first, second = text.splitlines()
     assert first == "A=1"
     quoted = second.partition("=")[2]  # DeepSpeed writes: export NAME="VALUE"; into the command of the remote shell
     shell = f'export NCCL_X="{quoted}"; printf %s "$NCCL_X"'
     assert subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout == value
     with pytest.raises(LaunchError, match="NCCL_Y has several lines"):
-        travelling_environment({"NCCL_Y": "a\nb"}, tmp_path)
-    travels = travelling_environment({"CUDA_VISIBLE_DEVICES": "1", "HF_TOKEN": "x", "HOME": "/"}, tmp_path)
+        build_rank_environment({"NCCL_Y": "a\nb"}, tmp_path)
+    travels = build_rank_environment({"CUDA_VISIBLE_DEVICES": "1", "HF_TOKEN": "x", "HOME": "/"}, tmp_path)
     assert travels.keys() == {"PYTHONPATH", "DS_ENV_FILE", "PDSH_SSH_ARGS_APPEND"}
-    monkeypatch.setattr("launch.kit._user_files", lambda: [tmp_path / "theirs"])
-    assert secrets_left({"HF_TOKEN": "x", "NCCL_DEBUG": "INFO"}) == ["HF_TOKEN", "MY_TOKEN"]
+    monkeypatch.setattr("launch.kit._list_user_files", lambda: [tmp_path / "theirs"])
+    assert list_withheld_secrets({"HF_TOKEN": "x", "NCCL_DEBUG": "INFO"}) == ["HF_TOKEN", "MY_TOKEN"]
 
 
 def test_the_difference_that_travels_makes_the_code_again(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_the_difference_that_travels_makes_the_code_again(tmp_path: Path) -> Non
     git("commit", "-m", "first")
     (tmp_path / "one" / "llmsys" / "old.py").write_text("changed\n")
     (tmp_path / "one" / "llmsys" / "new.py").write_text("new\n")
-    state, difference = code_state(tmp_path / "one")
+    state, difference = read_code_state(tmp_path / "one")
     assert state["changed"] is True
     (tmp_path / "code.diff").write_bytes(difference)
     git("clone", "one", "two", where=".")
@@ -169,7 +169,7 @@ def held_port() -> Iterator[int]:
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with held_port() as port, pytest.raises(LaunchError, match=f"launch.port={port} is in use on 127.0.0.1 .*port=N"):
-        start_of(config_of(tmp_path, launch={"port": port}), [Host("127.0.0.1", 2)], "torchrun", 0, 3)
+        build_launch_plan(config_of(tmp_path, launch={"port": port}), [Host("127.0.0.1", 2)], "torchrun", 0, 3)
 
 
 @pytest.mark.parametrize(
@@ -197,14 +197,14 @@ def test_hosts_that_cannot_train_it_are_refused_before_the_start(
     tmp_path: Path, hosts: list[tuple[str, int]], least: int, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        start_of(config_of(tmp_path), [Host(*host) for host in hosts], "torchrun", least, 3)
+        build_launch_plan(config_of(tmp_path), [Host(*host) for host in hosts], "torchrun", least, 3)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_layout_that_does_not_fit_the_hosts_is_refused(tmp_path: Path) -> None:
     config = config_of(tmp_path, layout={"replicate": 3})
     with pytest.raises(LayoutError, match="on 2 of 2 hosts, 4 ranks: 4 ranks cannot be split into replicate=3"):
-        start_of(config, HOSTS, "torchrun", 0, 3)
+        build_launch_plan(config, HOSTS, "torchrun", 0, 3)
 
 
 @pytest.mark.parametrize(
@@ -229,12 +229,12 @@ def test_a_mistake_in_the_words_is_one_message(
 
 
 def test_a_run_ended_well_when_enough_hosts_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    elastic = start_of(config_of(tmp_path), HOSTS, "torchrun", 1, 3)
-    whole = start_of(config_of(tmp_path), HOSTS, "torchrun", 2, 3)
-    assert outcome({"a": 0, "b": 255}, elastic) == 0
+    elastic = build_launch_plan(config_of(tmp_path), HOSTS, "torchrun", 1, 3)
+    whole = build_launch_plan(config_of(tmp_path), HOSTS, "torchrun", 2, 3)
+    assert combine_statuses({"a": 0, "b": 255}, elastic) == 0
     assert "lost: b could not be reached or kept by ssh" in capsys.readouterr().err
-    assert outcome({"a": 75, "b": 1}, whole) == 75
+    assert combine_statuses({"a": 75, "b": 1}, whole) == 75
     with pytest.raises(LaunchError, match=r"training stopped: b ended with status 3. Nothing that was saved is lost"):
-        outcome({"a": 0, "b": 3}, whole)
+        combine_statuses({"a": 0, "b": 3}, whole)
     with pytest.raises(SystemExit, match="2"):
-        outcome({"a": 2, "b": 2}, whole)
+        combine_statuses({"a": 2, "b": 2}, whole)

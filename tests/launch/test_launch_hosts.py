@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from launch.train import STOPPED
-from llmsys.doctor.toy_data import LENGTH, SEQUENCES, make_toy_data, toy_config
-from llmsys.events import latest_events
+from llmsys.doctor.toy_data import LENGTH, SEQUENCES, write_toy_dataset, build_toy_config
+from llmsys.events import read_latest_events
 from llmsys.train.checkpoint_record import read_record
 from tests.helpers.hosts import ROOT, Hosts, real_hosts, why_not
 from tests.helpers.process import wait_until
@@ -41,7 +41,7 @@ patiently = partial(wait_until, patience_seconds=PATIENCE_SECONDS)
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     folder = tmp_path_factory.mktemp("hosts")
-    make_toy_data(folder / "data")
+    write_toy_dataset(folder / "data")
     with real_hosts(folder, ["alpha", "beta", "gamma"]) as made:
         yield made
 
@@ -49,7 +49,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 def config_file(hosts: Hosts, name: str, **changes: dict[str, Any]) -> Path:
     train = {"tokens": STEPS * SEQUENCES * LENGTH, "hang_timeout_seconds": 120} | changes.pop("train", {})
     run = {"folder": str(hosts.folder / name)}
-    config = toy_config(hosts.folder, run=run, train=train, evaluation={"every_steps": 0}, **changes)
+    config = build_toy_config(hosts.folder, run=run, train=train, evaluation={"every_steps": 0}, **changes)
     path = hosts.folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     return path
@@ -72,7 +72,7 @@ def saved_or_ended(hosts: Hosts, name: str, start: int, processes: list[subproce
 
 
 def losses(hosts: Hosts, name: str) -> list[float]:
-    return [event["loss"] for event in latest_events(hosts.folder / name / "events.jsonl") if event["event"] == "step"]
+    return [event["loss"] for event in read_latest_events(hosts.folder / name / "events.jsonl") if event["event"] == "step"]
 
 
 def ranks(hosts: Hosts, name: str) -> list[psutil.Process]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.orphan import VARIABLE, child_environment, die_with_parent
+from launch.orphan import VARIABLE, build_child_environment, die_with_parent
 from tests.helpers.process import PATIENCE_SECONDS, has_ended, wait_for_pid, wait_until
 
 WATCHER = """
@@ -73,7 +73,7 @@ def test_without_the_variable_nothing_is_watched(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_environment_names_this_process_and_keeps_the_rest() -> None:
-    environment = child_environment({"HOME": "/home/someone", VARIABLE: "1:2.0"})
+    environment = build_child_environment({"HOME": "/home/someone", VARIABLE: "1:2.0"})
     pid, _, created = environment.pop(VARIABLE).partition(":")
     assert (int(pid), float(created)) == (os.getpid(), psutil.Process().create_time())
     assert environment == {"HOME": "/home/someone"}

@@ -10,14 +10,14 @@ import pytest
 import yaml
 
 from launch import facts, findings
-from launch.findings import Finding
+from launch.findings import HostFinding
 from launch.hosts import Host
 from launch.main import main
-from launch.preflight import Question, fit
-from launch.room import room
-from launch.ssh import Answer, ask, ask_all, last_json, remedy_for
-from launch.verbs.preflight import table
-from llmsys.doctor.toy_data import make_toy_data, toy_config
+from launch.preflight import PreflightRequest, check_divisibility
+from launch.room import check_memory_fit
+from launch.ssh import SshResult, run_on_host, run_on_all_hosts, parse_last_json, describe_ssh_remedy
+from launch.verbs.preflight import format_host_findings
+from llmsys.doctor.toy_data import write_toy_dataset, build_toy_config
 from llmsys.errors import LlmsysError
 
 GIB = 1 << 30
@@ -37,7 +37,7 @@ def failing(found: Any) -> list[tuple[str, str, str]]:
 
 def test_the_odd_one_out_is_named_and_not_the_many() -> None:
     hosts = {"a": told(torch="2.12.0", code="0dd"), "b": told(), "c": told()}
-    assert failing(findings.same_everywhere(hosts)) == [
+    assert failing(findings.check_versions(hosts)) == [
         ("a", "torch is 2.12.0, elsewhere 2.13.0", "Install torch 2.13.0 there, or share one environment."),
         (
             "a",
@@ -57,24 +57,24 @@ def test_the_odd_one_out_is_named_and_not_the_many() -> None:
 )
 def test_accelerators_are_as_many_as_slots_alike_and_free(odd: list[dict[str, Any]], finding: str) -> None:
     hosts = {"a": told(GPU, GPU), "b": told(*odd)}
-    [(host, said, _)] = failing(findings.devices(hosts, [Host("a", 2), Host("b", 2)]))
+    [(host, said, _)] = failing(findings.check_devices(hosts, [Host("a", 2), Host("b", 2)]))
     assert (host, said) == ("b", finding)
 
 
 @pytest.mark.parametrize(("ahead", "fails"), [(0.0, False), (4.0, False), (20.0, True), (-20.0, True)])
 def test_a_clock_is_wrong_only_beyond_the_doubt_of_asking(ahead: float, fails: bool) -> None:
-    answer = Answer(0, f"{1000 + ahead + 3}\n", "", asked_at=1000.0, seconds=6.0)
-    found = findings.clock("a", answer)
+    answer = SshResult(0, f"{1000 + ahead + 3}\n", "", asked_at=1000.0, seconds=6.0)
+    found = findings.check_clock("a", answer)
     assert bool(found.remedy) == fails
     assert ("ahead of" in found.finding) == (fails and ahead > 0)
 
 
 def test_an_address_that_leads_nowhere_and_a_full_disk_are_refused() -> None:
-    found = findings.addresses("b", {"address": "127.0.1.1"}, "a", several=True)
+    found = findings.check_rendezvous_address("b", {"address": "127.0.1.1"}, "a", several=True)
     assert found.finding == "takes a for 127.0.1.1, a loopback address that leads to no other host"
     assert "Give a its real address in /etc/hosts here" in found.remedy
-    assert not findings.addresses("a", {"address": "127.0.0.1"}, "a", several=False).remedy
-    full = findings.disk("b", {"folder": {"free_bytes": 23 * GIB}}, "/runs", parameters=GIB, checkpoints=1)
+    assert not findings.check_rendezvous_address("a", {"address": "127.0.0.1"}, "a", several=False).remedy
+    full = findings.check_disk("b", {"folder": {"free_bytes": 23 * GIB}}, "/runs", parameters=GIB, checkpoints=1)
     assert full.finding == "23.0 GiB are free at /runs, and 2 checkpoints take 24.0"
 
 
@@ -88,20 +88,20 @@ def test_a_port_in_use_is_refused_by_number() -> None:
 
 
 def test_a_host_that_takes_too_long_is_left_and_noise_of_its_shell_is_passed_over() -> None:
-    slow = ask("localhost", "sleep 60", 1)
+    slow = run_on_host("localhost", "sleep 60", 1)
     assert (slow.status, slow.seconds < 30) == (124, True)
-    answers = ask_all(["localhost", "127.0.0.1"], lambda host: f"""echo welcome; echo '{{"at": "{host}"}}'""", 30)
-    assert [last_json(one) for one in answers.values()] == [{"at": "localhost"}, {"at": "127.0.0.1"}]
+    answers = run_on_all_hosts(["localhost", "127.0.0.1"], lambda host: f"""echo welcome; echo '{{"at": "{host}"}}'""", 30)
+    assert [parse_last_json(one) for one in answers.values()] == [{"at": "localhost"}, {"at": "127.0.0.1"}]
 
 
 def test_what_ssh_says_becomes_a_remedy() -> None:
     for said, remedy in (("Permission denied (publickey)", "ssh-copy-id a"), ("never heard", "by hand: ssh a true")):
-        assert remedy in remedy_for("a", Answer(255, "", f"a: {said}", 0, 0))
+        assert remedy in describe_ssh_remedy("a", SshResult(255, "", f"a: {said}", 0, 0))
 
 
 def test_this_machine_alone_is_asked_without_ssh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_toy_data(tmp_path / "data")
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(toy_config(tmp_path).model_dump(mode="json")))
+    write_toy_dataset(tmp_path / "data")
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(build_toy_config(tmp_path).model_dump(mode="json")))
     words = ["preflight", str(tmp_path / "toy.yaml"), "nodes=localhost:2"]
     assert main([*words, "--json", "--patience=120"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -124,34 +124,34 @@ def test_this_machine_alone_is_asked_without_ssh(tmp_path: Path, capsys: pytest.
 
 
 def test_what_does_not_divide_or_cannot_be_read_is_found_before_a_rank_is_there(tmp_path: Path) -> None:
-    config = toy_config(tmp_path, train={"reproducibility": "fast"}, layout={"tensor": 2})
+    config = build_toy_config(tmp_path, train={"reproducibility": "fast"}, layout={"tensor": 2})
     batch = config.batch.model_copy(update={"sequences": 9})
     for ranks, changed, message in (
         (3, config, "3 ranks cannot be split into tensor=2 equal parts"),
         (4, config.model_copy(update={"batch": batch}), "batch.sequences=9 cannot be dealt evenly to 2 data ranks"),
     ):
-        [(host, finding, remedy)] = failing(fit(Question("", [], changed, [Host("a", ranks)], 25)))
+        [(host, finding, remedy)] = failing(check_divisibility(PreflightRequest("", [], changed, [Host("a", ranks)], 25)))
         assert (host, finding) == ("all", message)
         assert re.match("Start a multiple of 2 processes|Use batch.sequences=8", remedy)
     request = {"config": "train/demo", "overrides": [f"data.folder={tmp_path}/no"], "ranks": 2, "first_rank": 1}
     with pytest.raises(LlmsysError, match=f"{tmp_path}/no"):
-        facts.dry_batch(request)
+        facts.read_first_batch(request)
 
 
 @pytest.mark.parametrize("micro", [8, "auto"])
 def test_a_model_that_does_not_fit_the_smallest_host_is_refused_there(micro: int | str, tmp_path: Path) -> None:
     batch = {"sequence_length": 32, "sequences": 16, "micro_sequences": micro}
-    config = toy_config(tmp_path, train={"reproducibility": "fast"}, batch=batch)
+    config = build_toy_config(tmp_path, train={"reproducibility": "fast"}, batch=batch)
     small = GPU | {"total_bytes": 1 << 20}
-    [(host, finding, remedy)] = failing(room(config, [Host("a", 1), Host("b", 1)], {"a": told(GPU), "b": told(small)}))
+    [(host, finding, remedy)] = failing(check_memory_fit(config, [Host("a", 1), Host("b", 1)], {"a": told(GPU), "b": told(small)}))
     assert (host, "out" in finding) == ("b", True)
     assert remedy
-    assert not failing(room(config, [Host("a", 2)], {"a": told(GPU, GPU)}))
+    assert not failing(check_memory_fit(config, [Host("a", 2)], {"a": told(GPU, GPU)}))
 
 
 def test_the_table_joins_hosts_and_puts_the_remedy_below() -> None:
-    well = [Finding(host, "reach", "answers") for host in ("a", "b")]
-    assert table([*well, Finding("b", "clock", "is late", "Wind it up.")]).splitlines()[1:] == [
+    well = [HostFinding(host, "reach", "answers") for host in ("a", "b")]
+    assert format_host_findings([*well, HostFinding("b", "clock", "is late", "Wind it up.")]).splitlines()[1:] == [
         "ok    reach  a, b  answers",
         "FAIL  clock  b     is late",
         "                   → Wind it up.",

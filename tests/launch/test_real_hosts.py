@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from llmsys.doctor.toy_data import make_toy_data, toy_config
+from llmsys.doctor.toy_data import write_toy_dataset, build_toy_config
 from tests.helpers.hosts import ROOT, Hosts, real_hosts, why_not
 
 pytestmark = [
@@ -29,8 +29,8 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     """Two hosts where all is well, one where much is wrong, one slow, and two whose sshd has ended or been halted."""
     folder = tmp_path_factory.mktemp("hosts")
     (folder / "shared").mkdir()
-    make_toy_data(folder / "data")
-    config = toy_config(folder, run={"folder": str(folder / "shared" / "run")})
+    write_toy_dataset(folder / "data")
+    config = build_toy_config(folder, run={"folder": str(folder / "shared" / "run")})
     (folder / "toy.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     (folder / "other_init.py").write_text((ROOT / "llmsys" / "__init__.py").read_text() + '__version__ = "0.0.7"\n')
     before = {"odd": ODD.format(folder=folder, root=ROOT)}

@@ -13,8 +13,8 @@ import psutil
 import pytest
 import yaml
 
-from llmsys.doctor.toy_data import LENGTH, SEQUENCES, make_toy_data, toy_config
-from llmsys.events import latest_events, read_events
+from llmsys.doctor.toy_data import LENGTH, SEQUENCES, write_toy_dataset, build_toy_config
+from llmsys.events import read_latest_events, read_events
 from tests.helpers import hosts as hosts_of
 from tests.helpers import process, real_slurm
 from tests.helpers.hosts import ROOT, Hosts, real_hosts
@@ -37,7 +37,7 @@ STEPS, ENDLESS = 48, 10**5
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     folder = tmp_path_factory.mktemp("slurm")
-    make_toy_data(folder / "data")
+    write_toy_dataset(folder / "data")
     with real_hosts(folder, ["head", *NODES]) as made:
         yield made
 
@@ -51,7 +51,7 @@ def slurm(hosts: Hosts) -> Iterator[Slurm]:
 def toy(folder: Path, name: str, steps: int) -> Path:
     """A config of so many steps that trains into `folder / name`."""
     train = {"tokens": steps * SEQUENCES * LENGTH, "hang_timeout_seconds": 120}
-    config = toy_config(folder, run={"folder": str(folder / name)}, train=train, evaluation={"every_steps": 0})
+    config = build_toy_config(folder, run={"folder": str(folder / name)}, train=train, evaluation={"every_steps": 0})
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     return path
@@ -119,7 +119,7 @@ def states(run: Path) -> dict[int, str]:
     """The hash of all weights and moments at each step that was saved."""
     return {
         event["step"]: event["state_hash"]
-        for event in latest_events(run / "events.jsonl")
+        for event in read_latest_events(run / "events.jsonl")
         if event["event"] == "state_hash"
     }
 

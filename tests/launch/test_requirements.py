@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch.requirements import require_datasets, require_layout
-from llmsys.config.load import load_run
+from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, DataError, LayoutError
 
@@ -70,18 +70,18 @@ def test_a_source_of_a_mixture_names_its_own_config(tmp_path: Path) -> None:
 
 
 def test_evaluation_without_a_dataset_names_prepare_and_not_the_tokenizer(tmp_path: Path) -> None:
-    from llmsys.train.dataset import open_dataset
+    from llmsys.train.dataset import open_run_data
 
     with pytest.raises(DataError, match="Prepare the dataset with: llmsys prepare CONFIG"):
-        open_dataset(load_run("train/demo", [f"data.folder={tmp_path}"]), "heldout")
+        open_run_data(load_run_config("train/demo", [f"data.folder={tmp_path}"]), "heldout")
 
 
 def test_steps_that_cannot_be_dealt_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"batch.sequences=4 cannot be dealt evenly to 3 data ranks"):
-        require_layout(load_run("train/demo", ["layout.expert=1"]), 3)
+        require_layout(load_run_config("train/demo", ["layout.expert=1"]), 3)
     bitwise = ["layout.expert=1", "train.reproducibility=bitwise", "train.threads_per_process=1"]
     with pytest.raises(ConfigError, match=r"train\.reproducibility=bitwise deals"):
-        require_layout(load_run("train/demo", [*bitwise, "batch.micro_sequences=1"]), 3)
+        require_layout(load_run_config("train/demo", [*bitwise, "batch.micro_sequences=1"]), 3)
     with pytest.raises(LayoutError, match="expert=2 does not divide"):
-        require_layout(load_run("train/demo", []), 3)
-    require_layout(load_run("train/demo", []), 2)
+        require_layout(load_run_config("train/demo", []), 3)
+    require_layout(load_run_config("train/demo", []), 2)

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands import Command
+from launch.commands import HostCommand
 from launch.hosts import Host
-from launch.restart import Meeting, keep
+from launch.restart import Rendezvous, run_with_restarts
 from launch.several import run_commands
-from launch.start import start_of
+from launch.start import build_launch_plan
 from launch.torchrun import main as torchrun
 from launch.train import LOST_PEER, MENDABLE, STOPPED, UNMET
 from llmsys.config.run import RunConfig
-from llmsys.port import free_port
+from llmsys.port import find_free_port
 
 COUNTED = """
 import pathlib, sys
@@ -39,14 +39,14 @@ signal.signal(signal.SIGUSR1, stop)
 os.kill(int(sys.argv[2]), signal.SIGUSR1)
 time.sleep(600)
 """
-HERE = Meeting("127.0.0.1", 1)
+HERE = Rendezvous("127.0.0.1", 1)
 
 
 @pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Meeting:
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Rendezvous:
     """A meeting place on another host, where nobody is."""
-    monkeypatch.setattr(Meeting, "here", property(lambda self: False))
-    return Meeting("127.0.0.1", free_port())
+    monkeypatch.setattr(Rendezvous, "is_local", property(lambda self: False))
+    return Rendezvous("127.0.0.1", find_free_port())
 
 
 def counted(folder: Path, statuses: str) -> tuple[list[str], Path]:
@@ -70,54 +70,54 @@ def test_what_a_restart_mends_is_started_again(
     tmp_path: Path, statuses: str, restarts: int, starts: int, status: int
 ) -> None:
     command, counter = counted(tmp_path, statuses)
-    assert keep(command, HERE, restarts, 100) == status
+    assert run_with_restarts(command, HERE, restarts, 100) == status
     assert len(counter.read_text()) == starts
 
 
 def test_a_meeting_place_that_nobody_opens_is_named_when_the_patience_is_over(
-    tmp_path: Path, elsewhere: Meeting, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, elsewhere: Rendezvous, caplog: pytest.LogCaptureFixture
 ) -> None:
     command, counter = counted(tmp_path, "0")
-    assert keep(command, elsewhere, 3, 1) == LOST_PEER
+    assert run_with_restarts(command, elsewhere, 3, 1) == LOST_PEER
     assert not counter.exists()
     assert f"did not meet at {elsewhere} within 1 s (--patience). Nothing that was saved is lost" in caplog.text
 
 
 def test_an_agent_that_waits_for_ever_is_ended_with_the_patience(caplog: pytest.LogCaptureFixture) -> None:
-    assert keep([sys.executable, "-c", "import time; time.sleep(600)"], HERE, 3, 1) == LOST_PEER
+    assert run_with_restarts([sys.executable, "-c", "import time; time.sleep(600)"], HERE, 3, 1) == LOST_PEER
     assert "did not meet" in caplog.text
 
 
 def test_an_agent_whose_meeting_place_is_out_of_reach_is_started_anew(
-    tmp_path: Path, elsewhere: Meeting, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, elsewhere: Rendezvous, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first waits in a call without a time-out for a place that has gone; the second finds it."""
     monkeypatch.setattr("launch.restart.SHUT_SECONDS", 0.0)
     monkeypatch.setattr("launch.restart.LOOK_SECONDS", 0.2)
     first, gone = tmp_path / "first", []
 
-    def is_open(self: Meeting) -> bool:
+    def is_open(self: Rendezvous) -> bool:
         """But for one knock, once the first agent is stuck."""
         if not first.exists() or gone:
             return True
         gone.append(self)
         return False
 
-    monkeypatch.setattr(Meeting, "open", is_open)
-    assert keep([sys.executable, "-c", STUCK_ONCE, str(first)], elsewhere, 0, 100) == 0
+    monkeypatch.setattr(Rendezvous, "is_open", is_open)
+    assert run_with_restarts([sys.executable, "-c", STUCK_ONCE, str(first)], elsewhere, 0, 100) == 0
     assert gone == [elsewhere]
 
 
 def test_ranks_that_stopped_stay_stopped_though_their_agent_hangs_for_a_host_that_has_left(
-    tmp_path: Path, elsewhere: Meeting, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, elsewhere: Rendezvous, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launch.restart.SHUT_SECONDS", 0.0)
     monkeypatch.setattr("launch.restart.LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(Meeting, "open", lambda self: not (tmp_path / "asked").exists())
+    monkeypatch.setattr(Rendezvous, "is_open", lambda self: not (tmp_path / "asked").exists())
     (tmp_path / "train.py").write_text(STOPPING)
     rank = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "asked"), str(os.getpid())]
     agent = "import subprocess, sys, time; subprocess.run(sys.argv[1:]); time.sleep(600)"
-    assert keep([sys.executable, "-c", agent, *rank], elsewhere, 3, 100) == STOPPED
+    assert run_with_restarts([sys.executable, "-c", agent, *rank], elsewhere, 3, 100) == STOPPED
 
 
 def test_torchruns_own_restarts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,12 +143,12 @@ def test_a_host_whose_connection_was_lost_is_taken_up_again_after_what_was_left_
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr("launch.several.AGAIN_SECONDS", 0.1)
     config = RunConfig.model_validate({"run": {"folder": str(tmp_path / "run")}})
-    start = start_of(config, [Host("127.0.0.1", 1)], "torchrun", 0, 3)
+    start = build_launch_plan(config, [Host("127.0.0.1", 1)], "torchrun", 0, 3)
     start.folder.mkdir(parents=True)
     (start.folder / "environment.sh").touch()
     wait = f"until [ -e {tmp_path}/there ] || [ {int(lasting)} = 0 ]; do sleep 0.05; done"
-    here = Command("127.0.0.1", ("sh", "-c", wait), lasting)
-    there = Command("10.255.8.2", ("train",), lasting)
+    here = HostCommand("127.0.0.1", ("sh", "-c", wait), lasting)
+    there = HostCommand("10.255.8.2", ("train",), lasting)
     if lasting:
         assert run_commands(start, [here, there]) == 0
         first, second = (tmp_path / "lines").read_text().splitlines()

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch.kit import deepspeed_text, secrets_left
+from launch.kit import format_deepspeed_environment, list_withheld_secrets
 from launch.main import main
 from llmsys.config.run import RunConfig
-from llmsys.train.folder import record
+from llmsys.train.folder import write_run_record
 
 SECRETS = {
     "WANDB_API_KEY": "hush",
@@ -79,9 +79,9 @@ def test_secrets_of_the_users_own_file_are_named_by_name_and_by_value(
 ) -> None:
     theirs = tmp_path / "theirs"
     theirs.write_text("MY_PAT=hush\nMIRROR=https://me:hush@host/=\nPLAIN=a=b\n")
-    monkeypatch.setattr("launch.kit._user_files", lambda: [theirs])
-    assert deepspeed_text({}, [theirs]) == "PLAIN=a=b\n"
-    assert secrets_left({"HF_HOME": "/x", "HF_PAT": "hush"}) == ["HF_PAT", "MIRROR", "MY_PAT"]
+    monkeypatch.setattr("launch.kit._list_user_files", lambda: [theirs])
+    assert format_deepspeed_environment({}, [theirs]) == "PLAIN=a=b\n"
+    assert list_withheld_secrets({"HF_HOME": "/x", "HF_PAT": "hush"}) == ["HF_PAT", "MIRROR", "MY_PAT"]
 
 
 def test_the_record_of_a_run_has_the_source_of_the_code_and_no_secret(
@@ -91,7 +91,7 @@ def test_the_record_of_a_run_has_the_source_of_the_code_and_no_secret(
     config = RunConfig.model_validate(
         {"run": {"folder": str(tmp_path / "run")}, "data": {"kind": "crawl", "inputs": INPUTS}}
     )
-    record(config, "abc", 1)
+    write_run_record(config, "abc", 1)
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert Path(environment["source"]["folder"], "llmsys", "train", "folder.py").is_file()
     assert environment["source"].keys() == {"version", "folder", "branch", "commit", "uncommitted_changes"}

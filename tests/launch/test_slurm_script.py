@@ -8,12 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.commands import Start
+from launch.commands import LaunchPlan
 from launch.hosts import Host
-from launch.slurm import WATCH, batch_text
+from launch.slurm import WATCH, format_sbatch_script
 from launch.train import STOPPED
 from llmsys.errors import LaunchError
-from llmsys.lock import folder_lock
+from llmsys.lock import lock_folder
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
 HEARD = 'echo "$0 $*" >> "$SAID"\n'
@@ -38,8 +38,8 @@ def job(folder: Path) -> Path:
     kit = folder / "run" / "launch"
     kit.mkdir(parents=True)
     (kit / "environment.sh").touch()
-    start = Start((Host("n1", 1), Host("n2", 1)), kit, folder, 0, "toy", 2, 3, 60, 60)
-    (kit / "job.sbatch").write_text(batch_text(start, chosen=True, gpus=0, port=0))
+    start = LaunchPlan((Host("n1", 1), Host("n2", 1)), kit, folder, 0, "toy", 2, 3, 60, 60)
+    (kit / "job.sbatch").write_text(format_sbatch_script(start, chosen=True, gpus=0, port=0))
     return kit / "job.sbatch"
 
 
@@ -85,7 +85,7 @@ def test_a_stopped_job_is_queued_again_unless_it_was_cancelled_or_has_come_no_fu
 def test_a_second_start_waits_for_ranks_of_the_first_that_were_cut_off_with_their_node(tmp_path: Path) -> None:
     environment = commands_of_slurm(tmp_path, srun=f"ls {tmp_path}/gone")
     script = job(tmp_path)
-    with folder_lock(tmp_path / "run"):
+    with lock_folder(tmp_path / "run"):
         started = subprocess.Popen(["bash", script], env=environment | {"SLURM_RESTART_COUNT": "1"})
         children = psutil.Process(started.pid).children
         wait_until(lambda: [one for one in children() if one.name() == "flock"], "it does not wait")
@@ -121,9 +121,9 @@ def test_paths_with_spaces_reach_every_command_of_a_job_whole(tmp_path: Path, mo
 
 def test_sbatch_reads_every_option_as_it_was_meant(tmp_path: Path) -> None:
     kit = tmp_path / "my runs 100%" / "launch"
-    start = Start((Host("n1", 1), Host("n2", 1)), kit, tmp_path, 0, "toy", 2, 3, 60, 60)
+    start = LaunchPlan((Host("n1", 1), Host("n2", 1)), kit, tmp_path, 0, "toy", 2, 3, 60, 60)
     more = ["--comment=a b", '--comment=say "c" \\ d', "--reservation=x#1", "--time=1:00:00"]
-    text = batch_text(start, chosen=True, gpus=0, port=0, more=more)
+    text = format_sbatch_script(start, chosen=True, gpus=0, port=0, more=more)
     head = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
     options = [shlex.split(line, comments=True) for line in head]  # sbatch knows quotes, backslashes and remarks alike
     assert all(len(one) == 1 for one in options)
@@ -131,4 +131,4 @@ def test_sbatch_reads_every_option_as_it_was_meant(tmp_path: Path) -> None:
     assert f"--output={tmp_path}/my runs 100%%/launch/slurm-%j.out" in read
     assert read[-4:] == more
     with pytest.raises(LaunchError, match=r"holds several lines\. Leave it out"):
-        batch_text(start, chosen=True, gpus=0, port=0, more=["--comment=a\nrm x"])
+        format_sbatch_script(start, chosen=True, gpus=0, port=0, more=["--comment=a\nrm x"])

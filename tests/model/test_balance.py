@@ -10,11 +10,11 @@ from torch.utils.checkpoint import checkpoint
 
 from llmsys.config.moe import MoeConfig
 from llmsys.errors import ConfigError
-from llmsys.model.balance import count_by_row, evenness, router_z
-from llmsys.model.moe import MoE
-from llmsys.model.router import Scores
+from llmsys.model.balance import count_tokens_by_row, compute_load_balancing_loss, compute_router_z_loss
+from llmsys.model.moe import MoELayer
+from llmsys.model.router import RouterScores
 from llmsys.model.transformer import Transformer
-from llmsys.train.balance import ExpertReport, settle_experts
+from llmsys.train.balance import ExpertLoadReport, update_expert_balance
 from tests.helpers.tiny_model import EXPERTS, tiny_config, tiny_model, tiny_moe_config, tiny_tokens
 
 LOSSES: dict[str, dict[str, Any]] = {
@@ -30,8 +30,8 @@ ROUTINGS: dict[str, dict[str, Any]] = {
 
 
 def evenness_of(probabilities: list[list[float]], shares: list[float]) -> float:
-    scores = Scores(torch.zeros(2, 4), torch.tensor(probabilities).log())
-    return float(evenness(scores, torch.tensor([shares]), torch.ones(1, 2, dtype=torch.bool))) / 2
+    scores = RouterScores(torch.zeros(2, 4), torch.tensor(probabilities).log())
+    return float(compute_load_balancing_loss(scores, torch.tensor([shares]), torch.ones(1, 2, dtype=torch.bool))) / 2
 
 
 def test_evenness_is_one_when_even_and_counts_experts_when_collapsed() -> None:
@@ -42,47 +42,47 @@ def test_evenness_is_one_when_even_and_counts_experts_when_collapsed() -> None:
 
 
 def test_padding_is_neither_counted_nor_in_a_loss() -> None:
-    scores = Scores(torch.randn(6, 4), torch.randn(6, 4).log_softmax(-1))
+    scores = RouterScores(torch.randn(6, 4), torch.randn(6, 4).log_softmax(-1))
     real = torch.tensor([[True, True, False], [False, True, True]])
     kept = [0, 1, 4, 5]
-    trimmed = Scores(scores.logits_NE[kept], scores.log_scores_NE[kept])
+    trimmed = RouterScores(scores.logits_NE[kept], scores.log_scores_NE[kept])
     everything, shares = torch.ones(2, 2, dtype=torch.bool), torch.rand(2, 4)
-    torch.testing.assert_close(evenness(scores, shares, real), evenness(trimmed, shares, everything))
-    torch.testing.assert_close(router_z(scores, real), router_z(trimmed, everything))
+    torch.testing.assert_close(compute_load_balancing_loss(scores, shares, real), compute_load_balancing_loss(trimmed, shares, everything))
+    torch.testing.assert_close(compute_router_z_loss(scores, real), compute_router_z_loss(trimmed, everything))
     experts = torch.tensor([[0, 1], [2, -1], [3, 3], [3, 3], [1, 0], [-1, 1]])
-    assert count_by_row(experts, 4, real).tolist() == [[1, 1, 1, 0], [1, 2, 0, 0]]
+    assert count_tokens_by_row(experts, 4, real).tolist() == [[1, 1, 1, 0], [1, 2, 0, 0]]
 
 
 def test_losses_are_weighted_summed_over_layers_and_reach_the_routers_only() -> None:
     model = tiny_model(tiny_moe_config(LOSSES["sequence"]))
-    assert float(model.auxiliary_loss()) == 0.0
+    assert float(model.compute_auxiliary_loss()) == 0.0
     model(tiny_tokens())
-    loss = model.auxiliary_loss()
-    torch.testing.assert_close(loss, sum(layer.weighted_balance_loss() for layer in model.moe_layers()))
+    loss = model.compute_auxiliary_loss()
+    torch.testing.assert_close(loss, sum(layer.compute_auxiliary_loss() for layer in model.list_moe_layers()))
     loss.backward()
-    last = model.moe_layers()[-1]
+    last = model.list_moe_layers()[-1]
     assert last.router.weight.grad is not None
     assert last.router.weight.grad.any()
     assert all(parameter.grad is None for parameter in last.experts.parameters())
-    assert float(tiny_model(tiny_moe_config()).auxiliary_loss()) == 0.0
+    assert float(tiny_model(tiny_moe_config()).compute_auxiliary_loss()) == 0.0
 
 
-def step(model: Transformer, parts: list[Tensor]) -> tuple[ExpertReport, dict[str, Tensor]]:
+def step(model: Transformer, parts: list[Tensor]) -> tuple[ExpertLoadReport, dict[str, Tensor]]:
     """Micro-batches of one step, weighted by their tokens as engines do; the report, and all gradients and counts."""
     model.zero_grad()
     tokens = sum(part.numel() for part in parts)
     for part in parts:
         loss = model(part).square().mean(-1).sum() / tokens
-        (loss + model.auxiliary_loss() * part.numel() / tokens).backward()
+        (loss + model.compute_auxiliary_loss() * part.numel() / tokens).backward()
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     # Reports are shares, in which counting everything twice would not show.
     counts = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    return settle_experts(model), gradients | counts
+    return update_expert_balance(model), gradients | counts
 
 
-def assert_same(one: tuple[ExpertReport, dict[str, Tensor]], other: tuple[ExpertReport, dict[str, Tensor]]) -> None:
-    for name, value in one[0].fields().items():
-        torch.testing.assert_close(torch.tensor(other[0].fields()[name]), torch.tensor(value), msg=name)
+def assert_same(one: tuple[ExpertLoadReport, dict[str, Tensor]], other: tuple[ExpertLoadReport, dict[str, Tensor]]) -> None:
+    for name, value in one[0].to_dict().items():
+        torch.testing.assert_close(torch.tensor(other[0].to_dict()[name]), torch.tensor(value), msg=name)
     for name, gradient in one[1].items():
         torch.testing.assert_close(other[1][name], gradient, rtol=1e-4, atol=1e-6, msg=name)
 
@@ -127,14 +127,14 @@ def test_reentrant_recomputation_would_lose_the_loss_and_is_refused() -> None:
 
 def test_entropy_is_that_of_the_load_and_dead_experts_are_counted() -> None:
     model = tiny_model(tiny_moe_config({"num_experts_per_tok": 1, "router_bias": True}))
-    even = settle_experts(model)  # no step at all: nobody was asked
-    assert even.dead == [layer.config.num_experts for layer in model.moe_layers()]
-    for layer in model.moe_layers():
+    even = update_expert_balance(model)  # no step at all: nobody was asked
+    assert even.dead == [layer.config.num_experts for layer in model.list_moe_layers()]
+    for layer in model.list_moe_layers():
         torch.nn.init.zeros_(layer.router.weight)
         layer.router.bias.data[0] = 1.0
     one, _ = step(model, [tiny_tokens()])
     assert one.entropy == [0.0] * len(one.load)
-    assert one.fields()["dead_experts"] == sum(len(load) - 1 for load in one.load)
+    assert one.to_dict()["dead_experts"] == sum(len(load) - 1 for load in one.load)
     mixed, _ = step(tiny_model(tiny_moe_config({"num_experts_per_tok": 2})), [tiny_tokens()])
     for load, entropy in zip(mixed.load, mixed.entropy, strict=True):
         assert entropy == pytest.approx(-sum(p * math.log(p) for p in load if p) / math.log(len(load)))
@@ -142,33 +142,33 @@ def test_entropy_is_that_of_the_load_and_dead_experts_are_counted() -> None:
 
 def test_report_says_how_even_the_experts_worked() -> None:
     model = tiny_model(tiny_moe_config({"num_experts_per_tok": 1, "routing": {"kind": "capacity", "factor": 1.0}}))
-    for layer in model.moe_layers():
+    for layer in model.list_moe_layers():
         torch.nn.init.zeros_(layer.router.weight)
         layer.balance_bias_E.copy_(torch.tensor([3.0, 2.0, 1.0, 0.0]))
     model(tiny_tokens(2, 8))
-    report = settle_experts(model)
+    report = update_expert_balance(model)
     assert report.load == [[1.0, 0.0, 0.0, 0.0]] * 2
     assert report.imbalance == [4.0, 4.0]
     assert report.dropped == [0.75, 0.75]  # 2 of 8 tokens find room
     assert report.balance == pytest.approx([1.0, 1.0])  # scores are even, only the bias is not
     assert report.router_z == pytest.approx([torch.tensor(4.0).log().item() ** 2] * 2)
-    assert report.fields()["busiest"] == 4.0
-    assert settle_experts(model).load == [[0.0] * 4] * 2
+    assert report.to_dict()["busiest"] == 4.0
+    assert update_expert_balance(model).load == [[0.0] * 4] * 2
 
 
 def test_dense_models_report_nothing() -> None:
-    report = settle_experts(tiny_model(tiny_config()))
+    report = update_expert_balance(tiny_model(tiny_config()))
     assert not report
-    assert report.fields()["load"] == []
+    assert report.to_dict()["load"] == []
 
 
 def test_the_loss_over_a_batch_begins_even_and_takes_the_shares_of_the_step_before() -> None:
     model = tiny_model(tiny_moe_config(LOSSES["batch"]))
-    layer = model.moe_layers()[0]
+    layer = model.list_moe_layers()[0]
     assert layer.expert_share_E.tolist() == [0.25] * 4
     model(tiny_tokens())
-    assert float(layer.weighted_balance_loss().detach()) == pytest.approx(0.5)
-    load = settle_experts(model).load
+    assert float(layer.compute_auxiliary_loss().detach()) == pytest.approx(0.5)
+    load = update_expert_balance(model).load
     torch.testing.assert_close(layer.expert_share_E, torch.tensor(load[0]))
     assert "expert_share_E" in layer.state_dict()
-    assert "expert_share_E" not in MoE(16, MoeConfig.model_validate(EXPERTS)).state_dict()
+    assert "expert_share_E" not in MoELayer(16, MoeConfig.model_validate(EXPERTS)).state_dict()

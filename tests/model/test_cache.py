@@ -5,7 +5,7 @@ import torch
 
 from llmsys.errors import ConfigError
 from llmsys.model.cache import KeyValueCache
-from llmsys.model.mask import self_mask
+from llmsys.model.mask import build_self_attention_mask
 from tests.helpers.choices import DECODERS, ENCODER_DECODERS, LATENT, config_of, source_for
 from tests.helpers.tiny_model import relative_error, tiny_config, tiny_model, tiny_moe_config, tiny_tokens
 
@@ -77,12 +77,12 @@ def test_rows_may_leave_and_come_twice(name: str) -> None:
     model, tokens, source = tiny_model(config).eval(), tiny_tokens(2, 9), source_for(config)
     cache = KeyValueCache(config, 2, 9)
     model(tokens[:, :6], cache=cache, **source)
-    cache.select([1, 0, 1])
+    cache.select_rows([1, 0, 1])
     rows = [1, 0, 1]
     rest = tokens[rows, 6:8]
     rest[2] += 1
     branched = model(rest, cache=cache)
-    cache.select(torch.tensor([2]))
+    cache.select_rows(torch.tensor([2]))
     last = model(tokens[:1, 8:], cache=cache)
     again = {key: value[rows] for key, value in source.items()}
     whole = torch.cat([tokens[rows, :6], rest, tokens[[0, 0, 0], 8:]], dim=1)
@@ -97,7 +97,7 @@ def test_padding_goes_with_its_row(name: str) -> None:
     model, tokens = tiny_model(CONFIGS[name]).eval(), tiny_tokens(2, 9)
     cache = KeyValueCache(model.config, 2, 9, padding_B=torch.tensor([4, 0]))
     model(tokens[:, :6], cache=cache)
-    cache.select([1, 0])
+    cache.select_rows([1, 0])
     last = model(tokens[[1, 0], 6:], cache=cache)
     for place, alone in enumerate((tokens[1:], tokens[:1, 4:])):
         assert relative_error(last[place : place + 1], model(alone)[:, -3:]) < 1e-5
@@ -109,14 +109,14 @@ def test_latent_attention_keeps_the_latent_and_nothing_of_the_heads() -> None:
     cache = KeyValueCache(config, 2, 9)
     tiny_model(config).eval()(tiny_tokens(2, 7), cache=cache)
     kept = LATENT["kv_lora_rank"] + LATENT["qk_rope_head_dim"]
-    assert cache.numel() == config.num_hidden_layers * 2 * 9 * kept
+    assert cache.count_elements() == config.num_hidden_layers * 2 * 9 * kept
 
 
 @torch.no_grad()
 def test_the_source_is_encoded_once_and_its_keys_are_computed_once() -> None:
     config = config_of("original")
     model, source = tiny_model(config).eval(), source_for(config)
-    memory = model.encode(*source.values())
+    memory = model.encode_source(*source.values())
     expected = model(tiny_tokens(2, 7), **source)
     assert torch.equal(model(tiny_tokens(2, 7), memory=memory), expected)
     cache = KeyValueCache(config, 2, 9)
@@ -153,7 +153,7 @@ def test_a_source_is_given_once_to_those_who_read_it() -> None:
     with pytest.raises(ConfigError, match=r"family=encoder_decoder is missing\. Give source_BS"):
         model(tokens)
     with pytest.raises(ConfigError, match="A source and its memory were both given"):
-        model(tokens, memory=model.encode(*source.values()), **source)
+        model(tokens, memory=model.encode_source(*source.values()), **source)
     with pytest.raises(ConfigError, match=r"model\.family=decoder reads none\. Leave it out"):
         tiny_model(tiny_config())(tokens, **source)
     cache = KeyValueCache(config, 2, 9)
@@ -165,7 +165,7 @@ def test_a_source_is_given_once_to_those_who_read_it() -> None:
 def test_every_slot_sees_a_key_and_real_ones_see_no_padding() -> None:
     # A slot that sees nothing is 0/0 in some kernels, and its NaN spreads through the values of the next layer.
     padding = torch.tensor([0, 2, 5])
-    visible = self_mask(4, causal=True, start=1, padding_B=padding).visible_B1TS
+    visible = build_self_attention_mask(4, causal=True, start=1, padding_B=padding).visible_B1TS
     assert visible is not None
     mask = visible[:, 0]
     assert mask.any(-1).all()

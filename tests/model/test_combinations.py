@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.parameters import count_parameters
-from llmsys.model.init import initialize
+from llmsys.model.init import initialize_parameters
 from llmsys.model.transformer import Transformer
 from tests.helpers.choices import ARCHITECTURES, BUCKETS, LATENT, SLIDING, config_of, source_for
 from tests.helpers.tiny_model import relative_error, tiny_config, tiny_tokens
@@ -59,7 +59,7 @@ def test_every_combination_builds_and_runs(family: str, attention: dict[str, Any
             model = Transformer(config)
         assert sum(p.numel() for p in model.parameters()) == count_parameters(config).total
         model.to_empty(device="cpu")
-        initialize(model, seed=0)
+        initialize_parameters(model, seed=0)
         assert model(tiny_tokens(1, 4), **{k: v[:1] for k, v in source_for(config).items()}).isfinite().all()
         ran += 1
     assert ran >= 14
@@ -71,7 +71,7 @@ def test_ties_and_casts_survive_the_meta_device(name: str) -> None:
     with torch.device("meta"):
         model = Transformer(config)
     model.to_empty(device="cpu")
-    initialize(model, seed=0)
+    initialize_parameters(model, seed=0)
     assert not any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
     if config.head.kind in ("lm", "mlm"):
         assert (model.head.weight is model.embed.weight) is config.tie_word_embeddings
@@ -103,7 +103,7 @@ def test_dropout_works_in_training_alone() -> None:
     places = ("embedding", "residual", "attention", "activation", "final")
     for place in places:
         model = Transformer(tiny_config(dropout={place: 0.4}))
-        initialize(model, seed=0)
+        initialize_parameters(model, seed=0)
         torch.manual_seed(0)
         first, second = model(tiny_tokens()), model(tiny_tokens())
         assert not torch.equal(first, second), place

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from llmsys.config.model import ModelConfig
-from llmsys.model.init import initialize
+from llmsys.model.init import initialize_parameters
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.apply import compile_blocks
 from tests.helpers.tiny_model import tiny_model, tiny_moe_config, tiny_tokens
@@ -27,7 +27,7 @@ def test_a_dense_model_is_compiled_whole_and_agrees() -> None:
         attention={"kind": "multi_head", "qk_norm": "head"},
     )
     model = Transformer(config)
-    initialize(model, seed=1)
+    initialize_parameters(model, seed=1)
     tokens = torch.randint(0, 101, (2, 9))
     expected = values(model, tokens)
     torch._dynamo.reset()

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from llmsys.model import cpu_attention
-from llmsys.model.attend import attend
-from llmsys.model.mask import Mask, self_mask
+from llmsys.model.attend import compute_attention
+from llmsys.model.mask import AttentionMask, build_self_attention_mask
 from tests.helpers.tiny_model import relative_error
 
 # Lengths around a chunk of 128, and heads that share keys in every way.
@@ -26,7 +26,7 @@ def exact(
 
 
 def _mask(documents_BT: torch.Tensor) -> torch.Tensor | None:
-    return self_mask(documents_BT.shape[1], causal=True, documents_BT=documents_BT).visible_B1TS
+    return build_self_attention_mask(documents_BT.shape[1], causal=True, documents_BT=documents_BT).visible_B1TS
 
 
 def make(shape: tuple[int, ...], documents: bool) -> tuple[list[torch.Tensor], torch.Tensor | None, torch.Tensor]:
@@ -51,7 +51,7 @@ def test_chunks_are_as_close_to_exact_as_the_kernel(shape: tuple[int, ...], docu
     kernel = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
     kernel = kernel.transpose(1, 2)
     usual = [kernel, *torch.autograd.grad(kernel, inputs, out_gradient)]
-    y = cpu_attention.chunked_attention(*inputs, mask, causal=True)
+    y = cpu_attention.compute_chunked_attention(*inputs, mask, causal=True)
     ours = [y, *torch.autograd.grad(y, inputs, out_gradient)]
     for value, other, true in zip(ours, usual, truth, strict=True):
         assert value.shape == true.shape
@@ -67,7 +67,7 @@ def test_a_source_is_seen_whole_but_for_its_padding(queries: int, keys: int, pad
     mask = (torch.arange(keys) < lengths[:, None])[:, None, None].expand(3, 1, queries, keys) if padded else None
     out_gradient = torch.randn(q.shape).bfloat16()
     expected = exact(q, k, v, mask, causal=False)
-    y = cpu_attention.chunked_attention(q, k, v, mask, causal=False)
+    y = cpu_attention.compute_chunked_attention(q, k, v, mask, causal=False)
     truth = [expected, *torch.autograd.grad(expected, (q, k, v), out_gradient.double())]
     for value, true in zip([y, *torch.autograd.grad(y, (q, k, v), out_gradient)], truth, strict=True):
         assert relative_error(value, true) < 1e-2
@@ -82,21 +82,21 @@ def test_chunks_are_used_for_bfloat16_without_cache_and_only_there(monkeypatch: 
         used.append(q.shape)
         return q
 
-    monkeypatch.setattr(cpu_attention, "chunked_attention", spy)
+    monkeypatch.setattr(cpu_attention, "compute_chunked_attention", spy)
     (q, k, v), _, _ = make((1, 16, 2, 2, 8), documents=False)
-    causal = Mask(causal=True)
-    attend(q, k, v, causal)
-    attend(q, k, v, causal, scale=8**-0.5)
-    attend(q, k, v, self_mask(16, causal=True, window=3))
-    attend(q, k, v, Mask())
-    attend(q, k[:, :3], v[:, :3], Mask())
+    causal = AttentionMask(causal=True)
+    compute_attention(q, k, v, causal)
+    compute_attention(q, k, v, causal, scale=8**-0.5)
+    compute_attention(q, k, v, build_self_attention_mask(16, causal=True, window=3))
+    compute_attention(q, k, v, AttentionMask())
+    compute_attention(q, k[:, :3], v[:, :3], AttentionMask())
     assert used == [q.shape] * 5
-    attend(q.float(), k.float(), v.float(), causal)
-    attend(q[:, -1:], k, v, Mask(visible_B1TS=torch.ones(1, 1, 1, 16, dtype=torch.bool)))
-    attend(q, k, v, causal.with_bias(torch.zeros(2, 16, 16)))
-    attend(q, k, v, causal, scale=1.0)
-    attend(q, k, v, causal, softcap=5.0)
-    attend(q, k, v, causal, sinks_H=torch.zeros(2))
-    attend(q, k, v, causal, dropout=0.1)
-    attend(q, k, v[..., :4], causal)
+    compute_attention(q.float(), k.float(), v.float(), causal)
+    compute_attention(q[:, -1:], k, v, AttentionMask(visible_B1TS=torch.ones(1, 1, 1, 16, dtype=torch.bool)))
+    compute_attention(q, k, v, causal.add_bias(torch.zeros(2, 16, 16)))
+    compute_attention(q, k, v, causal, scale=1.0)
+    compute_attention(q, k, v, causal, softcap=5.0)
+    compute_attention(q, k, v, causal, sinks_H=torch.zeros(2))
+    compute_attention(q, k, v, causal, dropout=0.1)
+    compute_attention(q, k, v[..., :4], causal)
     assert used == [q.shape] * 5

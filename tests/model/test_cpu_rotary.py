@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from llmsys.model import cpu_rotary
-from llmsys.model.rotary import Rotation
+from llmsys.model.rotary import RotaryCosSin
 from tests.helpers.tiny_model import relative_error
 
 
@@ -25,7 +25,7 @@ def test_pieces_are_as_close_to_exact_as_the_plain_form(
     x, out_gradient = (torch.randn(shape, generator=generator).bfloat16() for _ in range(2))
     cos, sin = tables(shape[1], shape[3])
     x.requires_grad_()
-    exact = Rotation(cos.double(), sin.double())(x.double())
+    exact = RotaryCosSin(cos.double(), sin.double())(x.double())
     usual = (x * cos + x.roll(shape[-1] // 2, dims=-1) * sin).bfloat16()
     ours = cpu_rotary.rotate_halves(x, cos, sin)
     results = [[y, *torch.autograd.grad(y, x, out_gradient.to(y.dtype))] for y in (exact, usual, ours)]
@@ -40,9 +40,9 @@ def test_pieces_are_used_for_bfloat16_halves_with_one_table(monkeypatch: pytest.
     monkeypatch.setattr(cpu_rotary, "rotate_halves", lambda x, cos, sin: used.append(x.dtype) or x)
     cos, sin = tables(4, 8)
     x = torch.ones(2, 4, 3, 8)
-    Rotation(cos, sin)(x)
-    Rotation(cos, sin, "neighbours")(x.bfloat16())
-    Rotation(cos[None].expand(2, -1, -1, -1), sin[None].expand(2, -1, -1, -1))(x.bfloat16())
+    RotaryCosSin(cos, sin)(x)
+    RotaryCosSin(cos, sin, "neighbours")(x.bfloat16())
+    RotaryCosSin(cos[None].expand(2, -1, -1, -1), sin[None].expand(2, -1, -1, -1))(x.bfloat16())
     assert not used
-    Rotation(cos, sin)(x.bfloat16())
+    RotaryCosSin(cos, sin)(x.bfloat16())
     assert used == [torch.bfloat16]

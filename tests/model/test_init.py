@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from llmsys.model.init import initial_value, initialize
+from llmsys.model.init import compute_initial_value, initialize_parameters
 from llmsys.model.transformer import Transformer
 from tests.helpers.tiny_model import tiny_config, tiny_moe_config, tiny_tokens
 
@@ -16,13 +16,13 @@ CONFIG = tiny_moe_config({"num_shared_experts": 1, "first_dense_layers": 1}, ini
 
 def test_values_depend_on_name_and_seed_and_nothing_else() -> None:
     one, other = Transformer(CONFIG), Transformer(CONFIG)
-    initialize(one, seed=3)
+    initialize_parameters(one, seed=3)
     torch.manual_seed(99)
-    initialize(other, seed=3)
+    initialize_parameters(other, seed=3)
     for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b), name
-        assert torch.equal(a, initial_value(CONFIG, name, a.shape, 3)), name
-    initialize(other, seed=4)
+        assert torch.equal(a, compute_initial_value(CONFIG, name, a.shape, 3)), name
+    initialize_parameters(other, seed=4)
     assert not torch.equal(one.embed.weight, other.embed.weight)
 
 
@@ -32,13 +32,13 @@ def test_values_are_the_same_in_another_process() -> None:
         "print(initial_value(tiny_config(), 'blocks.1.attention.q_proj.weight', (40, 30), 7).double().sum().item())"
     )
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    here = initial_value(tiny_config(), "blocks.1.attention.q_proj.weight", (40, 30), 7).double().sum().item()
+    here = compute_initial_value(tiny_config(), "blocks.1.attention.q_proj.weight", (40, 30), 7).double().sum().item()
     assert float(there) == here
 
 
 def test_no_two_parameters_start_alike() -> None:
     model = Transformer(CONFIG)
-    initialize(model, seed=0)
+    initialize_parameters(model, seed=0)
     starts = [tuple(p.flatten()[:4].tolist()) for p in model.parameters() if p.dim() > 1]
     assert len(set(starts)) == len(starts)
 
@@ -57,7 +57,7 @@ def test_no_two_parameters_start_alike() -> None:
     ],
 )
 def test_matrices_are_normal_and_residual_outputs_are_scaled_down(name: str, deviation: float) -> None:
-    value = initial_value(CONFIG, name, (300, 300), 0)
+    value = compute_initial_value(CONFIG, name, (300, 300), 0)
     assert value.dtype == torch.float32
     assert float(value.std()) == pytest.approx(deviation, rel=0.02)
     assert abs(float(value.mean())) < deviation / 50
@@ -65,7 +65,7 @@ def test_matrices_are_normal_and_residual_outputs_are_scaled_down(name: str, dev
 
 def test_norms_start_at_one_and_biases_at_zero() -> None:
     model = Transformer(tiny_config(norm={"kind": "layernorm"}))
-    initialize(model, seed=0)
+    initialize_parameters(model, seed=0)
     for name, parameter in model.named_parameters():
         if "norm" in name:
             assert (parameter == (0 if name.endswith("bias") else 1)).all(), name
@@ -80,9 +80,9 @@ def test_a_model_from_the_meta_device_equals_one_built_in_memory(tied: bool) -> 
     model.to_empty(device="cpu")
     for tensor in model.buffers():
         tensor.fill_(torch.nan)
-    initialize(model, seed=1)
+    initialize_parameters(model, seed=1)
     expected = Transformer(config)
-    initialize(expected, seed=1)
+    initialize_parameters(expected, seed=1)
     assert torch.equal(model(tiny_tokens()), expected(tiny_tokens()))
     assert (model.head.weight is model.embed.weight) is tied
     assert ("head.weight" in dict(model.named_parameters())) is not tied

@@ -9,7 +9,7 @@ from torch import Tensor
 from llmsys.config.moe import MoeConfig
 from llmsys.errors import ConfigError
 from llmsys.model.cache import KeyValueCache
-from llmsys.model.moe import MoE
+from llmsys.model.moe import MoELayer
 from tests.helpers.tiny_model import relative_error, tiny_model, tiny_moe_config, tiny_tokens
 from tests.reference import moe as plain
 
@@ -62,9 +62,9 @@ CHOICES: dict[str, dict[str, Any]] = {
 PLACES = {"many tokens": (2, 11), "one token": (1, 1), "rows of one": (3, 1)}
 
 
-def layer_of(changes: dict[str, Any], width: int = WIDTH) -> MoE:
+def layer_of(changes: dict[str, Any], width: int = WIDTH) -> MoELayer:
     torch.manual_seed(0)
-    layer = MoE(width, MoeConfig.model_validate(EIGHT | changes))
+    layer = MoELayer(width, MoeConfig.model_validate(EIGHT | changes))
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             parameter.copy_(torch.randn(parameter.shape) * (1.0 if "router" in name else 0.5))
@@ -74,7 +74,7 @@ def layer_of(changes: dict[str, Any], width: int = WIDTH) -> MoE:
     return layer
 
 
-def compare(layer: MoE, x: Tensor, real: Tensor | None = None) -> None:
+def compare(layer: MoELayer, x: Tensor, real: Tensor | None = None) -> None:
     """Output and the gradient of everything, of output and auxiliary losses together."""
     with_loss = real is None and layer.config.routing.kind == "token_choice" and layer.training
     named = dict(layer.named_parameters())
@@ -91,8 +91,8 @@ def compare(layer: MoE, x: Tensor, real: Tensor | None = None) -> None:
     y = layer(x, real)
     objective = (y * out_gradient).sum()
     if with_loss:
-        torch.testing.assert_close(layer.weighted_balance_loss(), loss, rtol=1e-5, atol=1e-6)
-        objective = objective + layer.weighted_balance_loss()
+        torch.testing.assert_close(layer.compute_auxiliary_loss(), loss, rtol=1e-5, atol=1e-6)
+        objective = objective + layer.compute_auxiliary_loss()
     gradients = torch.autograd.grad(objective, [x, *named.values()], allow_unused=True)
     assert relative_error(y, expected) < 1e-5
     for name, gradient, reference in zip(["x", *named], gradients, wanted, strict=True):
@@ -123,8 +123,8 @@ def test_padding_takes_no_room_and_changes_nobody(name: str) -> None:
 def test_rows_are_on_their_own(name: str) -> None:
     layer, x = layer_of(CHOICES[name]), torch.randn(4, 7, WIDTH)
     whole = layer(x)
-    loss = layer.weighted_balance_loss()
-    parts = [(layer(part), layer.weighted_balance_loss()) for part in x.split([1, 3])]
+    loss = layer.compute_auxiliary_loss()
+    parts = [(layer(part), layer.compute_auxiliary_loss()) for part in x.split([1, 3])]
     torch.testing.assert_close(whole, torch.cat([y for y, _ in parts]))
     torch.testing.assert_close(loss, parts[0][1] / 4 + parts[1][1] * 3 / 4)
 
@@ -167,7 +167,7 @@ def test_padding_of_a_batch_reaches_the_experts_of_a_model(name: str) -> None:
     documents = torch.tensor([[0] * 7, [0] * 4 + [-1] * 3])
     padded = model(tokens, documents_BT=documents)
     torch.testing.assert_close(padded[1:, :4], model(tokens[1:, :4]))
-    assert float(model.moe_layers()[0].num_tokens) == 11 + 4
+    assert float(model.list_moe_layers()[0].num_tokens) == 11 + 4
 
 
 def test_generation_with_experts_that_choose_is_refused() -> None:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from llmsys.config.moe import MoeConfig
-from llmsys.model.balance import count_by_row, evenness
-from llmsys.model.moe import MoE
+from llmsys.model.balance import count_tokens_by_row, compute_load_balancing_loss
+from llmsys.model.moe import MoELayer
 from tests.helpers.tiny_model import relative_error
 
 transformers = pytest.importorskip("transformers")
@@ -97,14 +97,14 @@ CASES: dict[str, Case] = {
 }
 
 
-def pair(case: Case) -> tuple[nn.Module, MoE, dict[str, Tensor]]:
+def pair(case: Case) -> tuple[nn.Module, MoELayer, dict[str, Tensor]]:
     """Theirs and ours, and for each parameter of ours what takes its value (and gradient) from theirs."""
     kind, config_name, their_fields, our_fields = case
     torch.manual_seed(0)
     config = getattr(transformers, config_name)(**SIZES | their_fields)
     config._experts_implementation = "eager"
     theirs = kind(config).eval()
-    ours = MoE(WIDTH, MoeConfig.model_validate(SIZES_OF_OURS | our_fields)).eval()
+    ours = MoELayer(WIDTH, MoeConfig.model_validate(SIZES_OF_OURS | our_fields)).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.normal_(std=0.6)
@@ -163,9 +163,9 @@ def test_layer_equals_transformers_forward_and_backward(case: Case) -> None:
 def test_balance_loss_equals_transformers_up_to_its_factor_of_k() -> None:
     ours = pair(CASES["mixtral"])[1]
     x = torch.randn(1, 40, WIDTH)
-    scores = ours.router.score(x[0])
+    scores = ours.router.compute_scores(x[0])
     real = torch.ones(1, 40, dtype=torch.bool)
-    asked = count_by_row(ours.router.choose(scores).experts_NK, EXPERTS, real)
-    loss = evenness(scores, asked / asked.sum(), real) / 40
+    asked = count_tokens_by_row(ours.router.select_experts(scores).experts_NK, EXPERTS, real)
+    loss = compute_load_balancing_loss(scores, asked / asked.sum(), real) / 40
     expected = load_balancing_loss_func((scores.logits_NE,), EXPERTS, top_k=2)
     torch.testing.assert_close(2 * loss, expected)

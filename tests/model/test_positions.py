@@ -11,10 +11,10 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from llmsys.config.model import ModelConfig
-from llmsys.config.position import RelativeBias, Rope
-from llmsys.model.position import RelativeBiasTable, Sinusoids, alibi_bias, alibi_slopes
-from llmsys.model.rotary import RotaryTable
-from llmsys.model.wave import waves_of
+from llmsys.config.position import RelativeBiasConfig, RopeConfig
+from llmsys.model.position import RelativePositionBias, SinusoidalPositionEmbedding, compute_alibi_bias, compute_alibi_slopes
+from llmsys.model.rotary import RotaryEmbedding
+from llmsys.model.wave import compute_rope_frequencies
 
 WIDTH, POSITIONS, OLD = 16, 4096, 512
 DIVISORS = [1.0, 1.1, 1.3, 2.0, 3.0, 5.0, 8.0, 9.0]
@@ -73,16 +73,16 @@ def test_waves_equal_hugging_faces(ours: dict[str, Any], theirs: dict[str, Any],
         rope_parameters={"rope_theta": 5000.0, **theirs},
     )
     expected, amplitude = ROPE_INIT_FUNCTIONS[theirs["rope_type"]](config, CPU, seq_len=length)
-    waves = waves_of(Rope(theta=5000.0, scaling=ours), WIDTH, POSITIONS, length)
+    waves = compute_rope_frequencies(RopeConfig(theta=5000.0, scaling=ours), WIDTH, POSITIONS, length)
     torch.testing.assert_close(torch.tensor(waves.frequencies), expected.float(), rtol=1e-5, atol=0)
-    assert waves.amplitude == pytest.approx(amplitude)
+    assert waves.attention_factor == pytest.approx(amplitude)
 
 
 @pytest.mark.parametrize("pairing", ["halves", "neighbours"])
 @pytest.mark.parametrize("fraction", [1.0, 0.25])
 def test_scores_depend_on_the_distance_alone(pairing: str, fraction: float) -> None:
     config = model(position={"kind": "rope", "pairing": pairing, "fraction": fraction})
-    table = RotaryTable(config, config.position)  # type: ignore[arg-type]
+    table = RotaryEmbedding(config, config.position)  # type: ignore[arg-type]
     q, k = torch.randn(2, 1, 1, 1, 16).double()
     rotate = table(None, 300, device=CPU)
     rotated_q, rotated_k = (rotate(x.expand(1, 300, 1, 16)) for x in (q, k))
@@ -94,7 +94,7 @@ def test_scores_depend_on_the_distance_alone(pairing: str, fraction: float) -> N
 
 def test_explicit_positions_read_the_same_table() -> None:
     config = model(position={"kind": "rope", "sliding_theta": 100.0})
-    table = RotaryTable(config, config.position)  # type: ignore[arg-type]
+    table = RotaryEmbedding(config, config.position)  # type: ignore[arg-type]
     x = torch.randn(2, 5, 2, 16)
     positions_BT = torch.tensor([[0, 1, 2, 3, 4], [7, 8, 9, 10, 11]])
     torch.testing.assert_close(table(positions_BT, 12, device=CPU)(x)[0], table(None, 5, device=CPU)(x)[0])
@@ -104,13 +104,13 @@ def test_explicit_positions_read_the_same_table() -> None:
 @pytest.mark.parametrize("heads", [8, 12, 71])
 def test_alibi_equals_blooms_up_to_a_constant_per_row(heads: int) -> None:
     theirs_HS = build_alibi_tensor(torch.ones(1, 9), heads, torch.float32).view(heads, 9)
-    ours_HTS = alibi_bias(alibi_slopes(heads), torch.arange(9), torch.arange(9))
+    ours_HTS = compute_alibi_bias(compute_alibi_slopes(heads), torch.arange(9), torch.arange(9))
     torch.testing.assert_close(ours_HTS[:, 8] - ours_HTS[:, 8, :1], theirs_HS - theirs_HS[:, :1])
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_relative_buckets_equal_t5s(bidirectional: bool) -> None:
-    table = RelativeBiasTable(RelativeBias(buckets=32, max_distance=128), heads=2)
+    table = RelativePositionBias(RelativeBiasConfig(buckets=32, max_distance=128), heads=2)
     queries, keys = torch.arange(300), torch.arange(300)
     theirs = T5Attention._relative_position_bucket(keys[None] - queries[:, None], bidirectional, 32, 128)
     expected_HTS = table.weight[theirs].permute(2, 0, 1)
@@ -119,6 +119,6 @@ def test_relative_buckets_equal_t5s(bidirectional: bool) -> None:
 
 def test_sinusoids_are_the_papers() -> None:
     config = model(position={"kind": "sinusoidal"})
-    at_TD = Sinusoids(config, config.position)(torch.arange(50))  # type: ignore[arg-type]
+    at_TD = SinusoidalPositionEmbedding(config, config.position)(torch.arange(50))  # type: ignore[arg-type]
     assert float(at_TD[7, 10]) == pytest.approx(math.sin(7 / 10000 ** (10 / 32)), abs=1e-6)
     assert float(at_TD[7, 11]) == pytest.approx(math.cos(7 / 10000 ** (10 / 32)), abs=1e-6)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from llmsys.config.position import RelativeBias
+from llmsys.config.position import RelativeBiasConfig
 from llmsys.errors import ConfigError
 from llmsys.model.embedding import TokenEmbedding
-from llmsys.model.position import RelativeBiasTable
+from llmsys.model.position import RelativePositionBias
 from llmsys.model.transformer import Transformer
 from tests.helpers.tiny_model import relative_error, tiny_config, tiny_model, tiny_moe_config, tiny_tokens
 
@@ -43,7 +43,7 @@ def test_buffers_stay_float32_to_the_bit_when_the_model_is_cast() -> None:
     for name, buffer in model.named_buffers():
         assert buffer.dtype == torch.float32
         assert torch.equal(buffer, before[name]), name
-    assert model.moe_layers()[0].expert_tokens_E is dict(model.named_buffers())["blocks.0.feed_forward.expert_tokens_E"]
+    assert model.list_moe_layers()[0].expert_tokens_E is dict(model.named_buffers())["blocks.0.feed_forward.expert_tokens_E"]
 
 
 def test_a_frequent_token_keeps_its_embedding_gradient_in_bfloat16() -> None:
@@ -57,7 +57,7 @@ def test_a_frequent_token_keeps_its_embedding_gradient_in_bfloat16() -> None:
 
 
 def test_a_frequent_distance_keeps_its_bias_gradient_in_bfloat16() -> None:
-    table = RelativeBiasTable(RelativeBias(), 2).bfloat16()
+    table = RelativePositionBias(RelativeBiasConfig(), 2).bfloat16()
     places = torch.arange(300)
     table(places, places, bidirectional=True).sum().backward()
     assert table.weight.grad is not None

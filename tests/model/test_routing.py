@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from llmsys.config.moe import MoeConfig
-from llmsys.model.balance import updated_bias
-from llmsys.model.dispatch import LocalDispatcher
-from llmsys.model.experts import Experts
-from llmsys.model.moe import MoE
-from llmsys.model.router import Router
+from llmsys.model.balance import update_balance_bias
+from llmsys.model.dispatch import LocalTokenDispatcher
+from llmsys.model.experts import GroupedExperts
+from llmsys.model.moe import MoELayer
+from llmsys.model.router import TopKRouter
 from tests.helpers.tiny_model import EXPERTS, relative_error, tiny_model, tiny_moe_config, tiny_tokens
 
 ASSIGNMENTS = {
@@ -20,7 +20,7 @@ ASSIGNMENTS = {
 }
 
 
-def loop(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, experts: Experts) -> torch.Tensor:
+def loop(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, experts: GroupedExperts) -> torch.Tensor:
     rows = []
     for token in range(x.shape[0]):
         total = torch.zeros_like(x[token])
@@ -36,7 +36,7 @@ def loop(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, experts: 
 def test_dispatch_equals_a_loop_over_tokens_and_experts(assignment: list[list[int]], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     chosen = torch.tensor(assignment)
-    experts = Experts(4, 16, 8)
+    experts = GroupedExperts(4, 16, 8)
     x = torch.randn(len(assignment), 16, requires_grad=True)
     weights = torch.rand(chosen.shape, requires_grad=True)
     out_gradient = torch.randn(len(assignment), 16)
@@ -46,7 +46,7 @@ def test_dispatch_equals_a_loop_over_tokens_and_experts(assignment: list[list[in
 
     experts = experts.to(dtype)
     leaves = [x.detach().to(dtype).requires_grad_(), weights, *experts.parameters()]
-    y = LocalDispatcher()(leaves[0], chosen, weights, experts)
+    y = LocalTokenDispatcher()(leaves[0], chosen, weights, experts)
     gradients = torch.autograd.grad(y, leaves, out_gradient.to(dtype))
 
     tolerance = 1e-6 if dtype == torch.float32 else 2e-2
@@ -58,9 +58,9 @@ def test_dispatch_equals_a_loop_over_tokens_and_experts(assignment: list[list[in
 
 def test_experts_without_tokens_get_a_gradient_of_exactly_zero() -> None:
     torch.manual_seed(0)
-    experts = Experts(4, 16, 8)
+    experts = GroupedExperts(4, 16, 8)
     x, chosen = torch.randn(5, 16), torch.full((5, 1), 2)
-    LocalDispatcher()(x, chosen, torch.ones(5, 1), experts).sum().backward()
+    LocalTokenDispatcher()(x, chosen, torch.ones(5, 1), experts).sum().backward()
     for weight in experts.parameters():
         assert weight.grad is not None
         assert not weight.grad[[0, 1, 3]].any()
@@ -68,7 +68,7 @@ def test_experts_without_tokens_get_a_gradient_of_exactly_zero() -> None:
 
 
 def test_experts_accept_no_rows_at_all_and_an_expanded_gradient() -> None:
-    experts = Experts(4, 16, 8)
+    experts = GroupedExperts(4, 16, 8)
     empty = experts(torch.zeros(0, 16), torch.zeros(4, dtype=torch.int64))
     assert empty.shape == (0, 16)
     empty.sum().backward()
@@ -82,9 +82,9 @@ def config_of(**changes: object) -> MoeConfig:
     return MoeConfig.model_validate(EXPERTS | changes)
 
 
-def router_of(config: MoeConfig) -> Router:
+def router_of(config: MoeConfig) -> TopKRouter:
     torch.manual_seed(0)
-    router = Router(8, config)
+    router = TopKRouter(8, config)
     with torch.no_grad():
         router.weight.normal_(std=1.0)
     return router
@@ -95,7 +95,7 @@ def test_bias_changes_the_choice_and_never_the_weights(score: str) -> None:
     router, x = router_of(config_of(score=score)), torch.randn(6, 8)
     forced = router(x, torch.tensor([0.0, 5.0, 0.0, 5.0]))
     assert (forced.experts_NK.sort(-1).values == torch.tensor([1, 3])).all()
-    scores = router.score(x).log_scores_NE.exp().gather(-1, forced.experts_NK)
+    scores = router.compute_scores(x).log_scores_NE.exp().gather(-1, forced.experts_NK)
     torch.testing.assert_close(forced.weights_NK, scores / scores.sum(-1, keepdim=True))
 
 
@@ -116,13 +116,13 @@ def test_router_is_float32_under_bfloat16_weights() -> None:
     routing = router(x)
     exact = (x.double() @ router.weight.double().T).log_softmax(-1)
     assert routing.weights_NK.dtype == torch.float32
-    torch.testing.assert_close(router.score(x).log_scores_NE.double(), exact, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(router.compute_scores(x).log_scores_NE.double(), exact, rtol=1e-5, atol=1e-5)
 
 
 def test_bias_moves_by_the_sign_of_the_shortfall() -> None:
     bias, tokens = torch.tensor([0.0, 0.1, -0.1, 0.0]), torch.tensor([10.0, 2.0, 0.0, 4.0])
-    torch.testing.assert_close(updated_bias(bias, tokens, 0.01), torch.tensor([-0.01, 0.11, -0.09, 0.0]))
-    assert torch.equal(updated_bias(bias, torch.full((4,), 7.0), 0.01), bias)
+    torch.testing.assert_close(update_balance_bias(bias, tokens, 0.01), torch.tensor([-0.01, 0.11, -0.09, 0.0]))
+    assert torch.equal(update_balance_bias(bias, torch.full((4,), 7.0), 0.01), bias)
 
 
 def test_bias_balances_a_router_that_prefers_one_expert() -> None:
@@ -133,7 +133,7 @@ def test_bias_balances_a_router_that_prefers_one_expert() -> None:
     for _ in range(200):
         counts = torch.bincount(router(x, bias).experts_NK.flatten(), minlength=4)
         loads.append(float(counts.max() / counts.float().mean()))
-        bias = updated_bias(bias, counts, 0.01)
+        bias = update_balance_bias(bias, counts, 0.01)
     assert loads[0] > 1.2
     assert max(loads[-10:]) < 1.1
 
@@ -144,14 +144,14 @@ def test_tokens_are_counted_in_training_and_not_in_evaluation() -> None:
     model(tokens)
     model.eval()
     model(tokens)
-    for layer in model.moe_layers():
+    for layer in model.list_moe_layers():
         assert float(layer.expert_tokens_E.sum()) == 2 * tokens.numel() * 2
         assert "expert_tokens_E" not in layer.state_dict()
         assert "balance_bias_E" in layer.state_dict()
 
 
 def test_the_dispatcher_can_be_replaced_from_outside() -> None:
-    layer = MoE(16, config_of(num_shared_experts=1))
+    layer = MoELayer(16, config_of(num_shared_experts=1))
     layer.dispatcher = lambda x, experts, weights, own, partial: torch.zeros_like(x)
     x = torch.randn(2, 3, 16)
     torch.testing.assert_close(layer(x), layer.shared(x))

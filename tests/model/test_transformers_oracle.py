@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmsys.config.load import load_run
-from llmsys.convert.from_hugging_face import Reading, convert_from_hugging_face
+from llmsys.config.load import load_run_config
+from llmsys.convert.from_hugging_face import HuggingFaceImport, convert_from_hugging_face
 from llmsys.model.cache import KeyValueCache
 from llmsys.model.transformer import Transformer
-from llmsys.train.trained import load_trained
+from llmsys.train.trained import load_trained_model
 from tests.helpers.oracle_models import CASES, build
 
 transformers = pytest.importorskip("transformers")
@@ -38,8 +38,8 @@ def pair(case: str, folder: Path) -> tuple[Any, Transformer]:
     convert_from_hugging_face(folder / "theirs", folder / "ours")
     # With a base that follows the length, a config.json means the length before.
     longer = ["model.max_position_embeddings=64"] if "dynamic" in case else []
-    config = load_run(str(folder / "ours" / "config.yaml"), ["train.precision=fp32", *longer])
-    return theirs, load_trained(config)[0]
+    config = load_run_config(str(folder / "ours" / "config.yaml"), ["train.precision=fp32", *longer])
+    return theirs, load_trained_model(config)[0]
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -91,10 +91,10 @@ def their_gradients(theirs: Any, folder: Path) -> dict[str, Tensor]:
         for parameter in theirs.parameters():
             parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
     theirs.save_pretrained(folder / "gradients")
-    reading = Reading(folder / "gradients")
+    reading = HuggingFaceImport(folder / "gradients")
     found: dict[str, list[Tensor]] = {}
-    for piece in reading.pieces():
-        found.setdefault(piece.part.name, []).append(reading.value(piece.part).clone())
+    for piece in reading.list_tensors():
+        found.setdefault(piece.part.name, []).append(reading.read_tensor(piece.part).clone())
     return {
         name: torch.stack(parts) if ".experts." in name and len(parts) > 1 else parts[0]
         for name, parts in found.items()
@@ -127,9 +127,9 @@ def test_what_a_pooler_gives_equals_transformers(models: tuple[str, Path, Any, A
     expected = theirs(input_ids=tokens_BT, output_hidden_states=True)
     hidden_BTD = expected.hidden_states[-1]
     if case == "bert, features":
-        assert error(ours.pooled(ours(tokens_BT)), expected.pooler_output) < TOLERANCE
+        assert error(ours.pool_first_position(ours(tokens_BT)), expected.pooler_output) < TOLERANCE
     else:
-        assert error(ours.next_sentence_logits(hidden_BTD), expected.seq_relationship_logits) < TOLERANCE
+        assert error(ours.compute_next_sentence_logits(hidden_BTD), expected.seq_relationship_logits) < TOLERANCE
 
 
 @torch.no_grad()

@@ -5,11 +5,11 @@ import random
 import torch
 from torch import nn
 
-from llmsys.config.optimizer import AdamW
-from llmsys.optim.exact_adamw import ExactAdamW
-from llmsys.optim.rate import Rate
+from llmsys.config.optimizer import AdamWConfig
+from llmsys.optim.exact_adamw import BitwiseAdamW
+from llmsys.optim.rate import LearningRate
 
-CONFIG = AdamW(learning_rate=1e-2, weight_decay=0.1, embedding_rate_scale=3.0)
+CONFIG = AdamWConfig(learning_rate=1e-2, weight_decay=0.1, embedding_rate_scale=3.0)
 SHAPES = {"embed.weight": (11, 7), "blocks.0.norm.weight": (13,), "blocks.0.up_proj.weight": (9, 5)}
 
 
@@ -27,9 +27,9 @@ def test_steps_are_those_of_torchs_own() -> None:
         {"params": [twins["blocks.0.norm.weight"]], "lr": 1e-2, "weight_decay": 0.0},
         {"params": [twins["blocks.0.up_proj.weight"]], "lr": 1e-2, "weight_decay": 0.1},
     ]
-    ours, theirs = ExactAdamW(named, CONFIG), torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
+    ours, theirs = BitwiseAdamW(named, CONFIG), torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
     for step in range(5):
-        ours.step(gradients(step), Rate(1e-2, 0.5 if step == 4 else 1.0), 0.5)
+        ours.step(gradients(step), LearningRate(1e-2, 0.5 if step == 4 else 1.0), 0.5)
         for group, whole in zip(groups, (0.1, 0.0, 0.1), strict=True):
             group["weight_decay"] = whole * (0.5 if step == 4 else 1.0)
         for twin, gradient in zip(twins.values(), gradients(step), strict=True):
@@ -49,7 +49,7 @@ def test_an_elements_bits_do_not_depend_on_where_its_tensor_is_split() -> None:
         start, gradient = torch.randn(2, size, generator=torch.Generator().manual_seed(trial))
         whole, piece = nn.Parameter(start.clone()), nn.Parameter(start[mine].clone())
         for parameter, found in ((whole, gradient), (piece, gradient[mine])):
-            optimizer = ExactAdamW({"up_proj.weight": parameter}, CONFIG)
+            optimizer = BitwiseAdamW({"up_proj.weight": parameter}, CONFIG)
             for _ in range(2):
                 optimizer.step([found], 1e-2, 0.3)
         assert torch.equal(whole[mine], piece)

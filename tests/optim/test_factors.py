@@ -5,27 +5,27 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from llmsys.config.factors import FactorsConfig, factor_at
-from llmsys.config.optimizer import AdamW
+from llmsys.config.factors import MultiplierScheduleConfig, interpolate_multiplier
+from llmsys.config.optimizer import AdamWConfig
 from llmsys.config.run import RunConfig
 from llmsys.model.transformer import Transformer
-from llmsys.optim.exact_adamw import ExactAdamW
-from llmsys.optim.rate import Rate, set_rates
-from llmsys.optim.schedule import balance_factor, learning_rate
-from llmsys.train.balance import set_balance, settle_experts
+from llmsys.optim.exact_adamw import BitwiseAdamW
+from llmsys.optim.rate import LearningRate, set_rates
+from llmsys.optim.schedule import compute_balance_factor, compute_learning_rate
+from llmsys.train.balance import set_balance_factor, update_expert_balance
 from tests.helpers.tiny import sequences, tiny_config
 
 
 def test_factors_are_lines_between_points_and_jump_where_two_meet() -> None:
     points = ((100, 1.0), (200, 0.5), (300, 0.5), (300, 0.0))
     wanted = {0: 1.0, 100: 1.0, 150: 0.75, 200: 0.5, 299: 0.5, 300: 0.0, 10**9: 0.0}
-    assert {tokens: factor_at(points, tokens) for tokens in wanted} == wanted
-    assert factor_at((), 7) == 1.0
+    assert {tokens: interpolate_multiplier(points, tokens) for tokens in wanted} == wanted
+    assert interpolate_multiplier((), 7) == 1.0
 
 
 def test_points_out_of_order_are_refused() -> None:
     with pytest.raises(ValidationError, match=r"balance: the points are at 9, 3 tokens. Sort them"):
-        FactorsConfig(balance=((9, 1.0), (3, 0.0)))
+        MultiplierScheduleConfig(balance=((9, 1.0), (3, 0.0)))
 
 
 def test_factors_follow_the_tokens_of_the_run_and_belong_to_its_trajectory() -> None:
@@ -37,19 +37,19 @@ def test_factors_follow_the_tokens_of_the_run_and_belong_to_its_trajectory() -> 
             "factors": {"weight_decay": [[0, 1], [1000, 0]], "balance": [[500, 1], [500, 0]]},
         }
     )
-    assert learning_rate(run, 25).decay_share == pytest.approx(0.75)
-    assert learning_rate(run, 25) == run.optimizer.learning_rate
-    assert [balance_factor(run, step) for step in (49, 50)] == [1.0, 0.0]
-    assert run.trajectory["factors"]["balance"] == [[500, 1.0], [500, 0.0]]
-    assert "factors" not in RunConfig().with_precision("fp32").trajectory
+    assert compute_learning_rate(run, 25).decay_share == pytest.approx(0.75)
+    assert compute_learning_rate(run, 25) == run.optimizer.learning_rate
+    assert [compute_balance_factor(run, step) for step in (49, 50)] == [1.0, 0.0]
+    assert run.trajectory_settings["factors"]["balance"] == [[500, 1.0], [500, 0.0]]
+    assert "factors" not in RunConfig().with_precision("fp32").trajectory_settings
 
 
 def test_a_share_of_weight_decay_is_taken_and_given_back() -> None:
     weights = nn.Parameter(torch.ones(2, 2))
     optimizer = torch.optim.AdamW([{"params": [weights], "weight_decay": 0.5, "rate_scale": 1.0}])
-    exact = ExactAdamW({"weights": nn.Parameter(torch.ones(2, 2))}, AdamW(weight_decay=0.5))
+    exact = BitwiseAdamW({"weights": nn.Parameter(torch.ones(2, 2))}, AdamWConfig(weight_decay=0.5))
     expected = 1.0
-    for rate, share in ((Rate(0.1, 0.5), 0.5), (Rate(0.1, 0.0), 0.0), (0.1, 1.0)):
+    for rate, share in ((LearningRate(0.1, 0.5), 0.5), (LearningRate(0.1, 0.0), 0.0), (0.1, 1.0)):
         weights.grad = torch.zeros_like(weights)
         set_rates(optimizer.param_groups, rate)
         optimizer.step()
@@ -66,11 +66,11 @@ def test_balance_counts_as_often_as_its_factor_says_and_z_loss_stays(kind: str) 
         moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "z_loss_weight": 0.25}
         torch.manual_seed(0)
         model = Transformer(tiny_config(moe=moe | {"balance": balance})).train()
-        set_balance(model, factor)
-        model(**sequences(0, 0, 4).inputs())
-        loss = float(model.auxiliary_loss().detach())
-        settle_experts(model)
-        return loss, float(sum(layer.balance_bias_E.abs().sum() for layer in model.moe_layers()))
+        set_balance_factor(model, factor)
+        model(**sequences(0, 0, 4).to_model_inputs())
+        loss = float(model.compute_auxiliary_loss().detach())
+        update_expert_balance(model)
+        return loss, float(sum(layer.balance_bias_E.abs().sum() for layer in model.list_moe_layers()))
 
     (none, still), (once, moved), (twice, far) = losses(0.0), losses(1.0), losses(2.0)
     assert still == 0.0

@@ -6,14 +6,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from llmsys.config.optimizer import AdamW, Muon
-from llmsys.optim.build import make_optimizer
-from llmsys.optim.groups import parameter_groups
-from llmsys.optim.muon import orthogonal
-from llmsys.parallel.whole_matrices import deal, on_whole_matrices
+from llmsys.config.optimizer import AdamWConfig, MuonConfig
+from llmsys.optim.build import build_optimizer
+from llmsys.optim.groups import build_parameter_groups
+from llmsys.optim.muon import orthogonalize_matrices
+from llmsys.parallel.whole_matrices import assign_matrices, map_full_matrices
 from tests.helpers.ranks import run_ranks
 
-CONFIG = Muon(learning_rate=0.01, weight_decay=0.1, momentum=0.9)
+CONFIG = MuonConfig(learning_rate=0.01, weight_decay=0.1, momentum=0.9)
 
 
 def test_steps_on_whole_matrices_are_those_of_torchs_own_muon() -> None:
@@ -21,7 +21,7 @@ def test_steps_on_whole_matrices_are_those_of_torchs_own_muon() -> None:
     ours = {"up_proj.weight": nn.Parameter(torch.randn(24, 40)), "down_proj.weight": nn.Parameter(torch.randn(40, 24))}
     start = [parameter.detach().clone() for parameter in ours.values()]
     theirs = [nn.Parameter(parameter.clone()) for parameter in start]
-    optimizer = make_optimizer(ours, CONFIG, compute_dtype=torch.bfloat16)
+    optimizer = build_optimizer(ours, CONFIG, compute_dtype=torch.bfloat16)
     oracle = torch.optim.Muon(theirs, lr=0.01, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw")
     for _ in range(4):
         for parameter, other in zip(ours.values(), theirs, strict=True):
@@ -39,12 +39,12 @@ def test_steps_on_whole_matrices_are_those_of_torchs_own_muon() -> None:
 def test_orthogonal_makes_singular_values_near_one_for_each_matrix_of_a_stack() -> None:
     torch.manual_seed(0)
     stack = torch.randn(3, 16, 48) * torch.tensor([1e-3, 1.0, 1e3]).view(3, 1, 1)
-    made = orthogonal(stack, steps=5)
+    made = orthogonalize_matrices(stack, steps=5)
     values = torch.linalg.svdvals(made)
     assert values.min() > 0.6
     assert values.max() < 1.3
-    torch.testing.assert_close(made[1], orthogonal(stack[1], steps=5), rtol=1e-4, atol=1e-5)
-    assert orthogonal(torch.zeros(4, 4), steps=5).abs().max() == 0, "no gradient, no step"
+    torch.testing.assert_close(made[1], orthogonalize_matrices(stack[1], steps=5), rtol=1e-4, atol=1e-5)
+    assert orthogonalize_matrices(torch.zeros(4, 4), steps=5).abs().max() == 0, "no gradient, no step"
 
 
 def test_projections_are_muons_and_everything_else_is_adamws() -> None:
@@ -59,10 +59,10 @@ def test_projections_are_muons_and_everything_else_is_adamws() -> None:
         "blocks.0.feed_forward.experts.up_bias": (3, 8),
     }
     named = {name: nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
-    muons = {name for group in parameter_groups(named.items(), CONFIG) if group.rule == "muon" for name in group.names}
+    muons = {name for group in build_parameter_groups(named.items(), CONFIG) if group.algorithm == "muon" for name in group.names}
     assert muons == {"blocks.0.attention.q_proj.weight", "blocks.0.feed_forward.experts.up_proj"}
-    assert all(group.rule == "adamw" for group in parameter_groups(named.items(), AdamW()))
-    by_hand = make_optimizer(named, CONFIG, compute_dtype=torch.float32).state
+    assert all(group.algorithm == "adamw" for group in build_parameter_groups(named.items(), AdamWConfig()))
+    by_hand = build_optimizer(named, CONFIG, compute_dtype=torch.float32).state
     kept = {name: set(by_hand[parameter]) - {"step"} for name, parameter in named.items()}
     assert kept["embed.weight"] == {"exp_avg", "exp_avg_sq"}
     assert kept["blocks.0.feed_forward.experts.up_proj"] == {"exp_avg"}, "one moment for a matrix"
@@ -73,7 +73,7 @@ SHAPES = [(7, 5), (6, 9), (2, 3), (12, 4), (5, 5)]
 
 def _function(whole: Tensor) -> Tensor:
     """Depends on all of a matrix, so that working on a part shows."""
-    return orthogonal(whole, steps=3)
+    return orthogonalize_matrices(whole, steps=3)
 
 
 def _split_ranks(rank: int) -> list[float]:
@@ -90,7 +90,7 @@ def _split_ranks(rank: int) -> list[float]:
     ):
         stacked = [placement if not placement.is_shard() else Shard(0) for placement in placements]
         parts = [distribute_tensor(one, mesh, placements if one.ndim == 2 else stacked) for one in whole]
-        made = on_whole_matrices(parts, _function)
+        made = map_full_matrices(parts, _function)
         for one, part, result in zip(whole, parts, made, strict=True):
             assert isinstance(result, DTensor)
             assert result.placements == part.placements
@@ -107,6 +107,6 @@ def test_split_matrices_give_what_whole_ones_give() -> None:
 
 def test_work_is_dealt_evenly_and_the_same_everywhere() -> None:
     shapes = [torch.Size((64, 64))] * 6 + [torch.Size((8, 8))] * 3
-    owners = deal(shapes, 3)
+    owners = assign_matrices(shapes, 3)
     assert sorted(owners[:6]) == [0, 0, 1, 1, 2, 2]
-    assert owners == deal(list(shapes), 3)
+    assert owners == assign_matrices(list(shapes), 3)

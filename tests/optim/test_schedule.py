@@ -5,51 +5,51 @@ from itertools import pairwise
 
 import pytest
 
-from llmsys.config.optimizer import AdamW
+from llmsys.config.optimizer import AdamWConfig
 from llmsys.config.run import RunConfig
-from llmsys.config.schedule import Constant, Cosine, InverseSqrt, Linear, Original, ScheduleConfig, WarmupStableDecay
+from llmsys.config.schedule import ConstantScheduleConfig, CosineScheduleConfig, InverseSqrtScheduleConfig, LinearScheduleConfig, NoamScheduleConfig, ScheduleConfig, WsdScheduleConfig
 from llmsys.model.transformer import Transformer
-from llmsys.optim.groups import parameter_groups, role_of
-from llmsys.optim.schedule import learning_rate, rate_share
+from llmsys.optim.groups import build_parameter_groups, get_parameter_role
+from llmsys.optim.schedule import compute_learning_rate, compute_lr_multiplier
 from tests.helpers.tiny import tiny_config
 
 BUDGET, WARMUP = 1000.0, 100
 ALL: list[ScheduleConfig] = [
-    WarmupStableDecay(warmup_tokens=WARMUP, decay_tokens=400, final_fraction=0.1),
-    Cosine(warmup_tokens=WARMUP, final_fraction=0.1),
-    Linear(warmup_tokens=WARMUP, final_fraction=0.1),
-    Constant(warmup_tokens=WARMUP),
-    InverseSqrt(warmup_tokens=WARMUP),
+    WsdScheduleConfig(warmup_tokens=WARMUP, decay_tokens=400, final_fraction=0.1),
+    CosineScheduleConfig(warmup_tokens=WARMUP, final_fraction=0.1),
+    LinearScheduleConfig(warmup_tokens=WARMUP, final_fraction=0.1),
+    ConstantScheduleConfig(warmup_tokens=WARMUP),
+    InverseSqrtScheduleConfig(warmup_tokens=WARMUP),
 ]
 
 
 @pytest.mark.parametrize("config", ALL, ids=lambda config: config.kind)
 def test_every_shape_rises_to_its_peak_and_never_above(config: ScheduleConfig) -> None:
-    assert rate_share(config, WARMUP / 2, BUDGET) == 0.5
-    assert rate_share(config, WARMUP, BUDGET) == pytest.approx(1.0)
-    shares = [rate_share(config, tokens, BUDGET) for tokens in range(WARMUP, int(BUDGET) + 1, 10)]
+    assert compute_lr_multiplier(config, WARMUP / 2, BUDGET) == 0.5
+    assert compute_lr_multiplier(config, WARMUP, BUDGET) == pytest.approx(1.0)
+    shares = [compute_lr_multiplier(config, tokens, BUDGET) for tokens in range(WARMUP, int(BUDGET) + 1, 10)]
     assert all(earlier >= later for earlier, later in pairwise(shares))
 
 
 @pytest.mark.parametrize("config", ALL[:3], ids=lambda config: config.kind)
 def test_shapes_that_end_end_at_their_final_share(config: ScheduleConfig) -> None:
-    assert rate_share(config, BUDGET, BUDGET) == pytest.approx(0.1)
-    assert rate_share(config, BUDGET + 500, BUDGET) == pytest.approx(0.1)
+    assert compute_lr_multiplier(config, BUDGET, BUDGET) == pytest.approx(0.1)
+    assert compute_lr_multiplier(config, BUDGET + 500, BUDGET) == pytest.approx(0.1)
 
 
 def test_points_on_the_way() -> None:
     stable, cosine, linear, constant, _ = ALL
-    assert rate_share(stable, 600, BUDGET) == 1.0
-    assert rate_share(stable, 800, BUDGET) == pytest.approx(0.55)
-    assert rate_share(cosine, 550, BUDGET) == pytest.approx(0.55)
-    assert rate_share(linear, 550, BUDGET) == pytest.approx(0.55)
-    assert rate_share(constant, 999, BUDGET) == 1.0
+    assert compute_lr_multiplier(stable, 600, BUDGET) == 1.0
+    assert compute_lr_multiplier(stable, 800, BUDGET) == pytest.approx(0.55)
+    assert compute_lr_multiplier(cosine, 550, BUDGET) == pytest.approx(0.55)
+    assert compute_lr_multiplier(linear, 550, BUDGET) == pytest.approx(0.55)
+    assert compute_lr_multiplier(constant, 999, BUDGET) == 1.0
 
 
 @pytest.mark.parametrize("step", [1, 37, 100, 101, 5000])
 def test_inverse_sqrt_is_the_original_formula_up_to_its_constant(step: int) -> None:
     original = min(step**-0.5, step * WARMUP**-1.5)
-    share = rate_share(ALL[4], step, BUDGET)
+    share = compute_lr_multiplier(ALL[4], step, BUDGET)
     assert share * WARMUP**-0.5 == pytest.approx(original)
     assert math.isfinite(share)
 
@@ -67,20 +67,20 @@ def run_with(schedule: ScheduleConfig, **sections: object) -> RunConfig:
 
 
 def test_the_rate_of_a_step_is_the_share_of_the_tokens_after_it() -> None:
-    assert learning_rate(run_with(ALL[2]), 55) == pytest.approx(1.1e-3)
+    assert compute_learning_rate(run_with(ALL[2]), 55) == pytest.approx(1.1e-3)
 
 
 def test_the_original_schedule_has_its_known_points() -> None:
     # The base model of the paper: 512 wide, 4000 steps of warm-up, and no factor.
     config = run_with(
-        Original(warmup_steps=4000), model=tiny_config(hidden_size=512), train={"tokens": 1_000_000},
+        NoamScheduleConfig(warmup_steps=4000), model=tiny_config(hidden_size=512), train={"tokens": 1_000_000},
         optimizer={"kind": "adamw", "learning_rate": 1.0},
     )  # fmt: skip
-    assert learning_rate(config, 1) == pytest.approx(512**-0.5 * 4000**-1.5) == pytest.approx(1.7469e-7, rel=1e-4)
-    assert learning_rate(config, 4000) == pytest.approx((512 * 4000) ** -0.5) == pytest.approx(6.9877e-4, rel=1e-4)
-    assert learning_rate(config, 16_000) == pytest.approx(learning_rate(config, 4000) / 2)
-    assert learning_rate(config, 2000) == pytest.approx(learning_rate(config, 4000) / 2)
-    peak = max(range(3990, 4011), key=lambda step: learning_rate(config, step))
+    assert compute_learning_rate(config, 1) == pytest.approx(512**-0.5 * 4000**-1.5) == pytest.approx(1.7469e-7, rel=1e-4)
+    assert compute_learning_rate(config, 4000) == pytest.approx((512 * 4000) ** -0.5) == pytest.approx(6.9877e-4, rel=1e-4)
+    assert compute_learning_rate(config, 16_000) == pytest.approx(compute_learning_rate(config, 4000) / 2)
+    assert compute_learning_rate(config, 2000) == pytest.approx(compute_learning_rate(config, 4000) / 2)
+    peak = max(range(3990, 4011), key=lambda step: compute_learning_rate(config, step))
     assert peak == 4000
 
 
@@ -93,12 +93,12 @@ def test_the_original_adam_can_be_said() -> None:
 
 def test_groups_hold_every_parameter_once_by_role_and_decay() -> None:
     named = dict(Transformer(tiny_config()).named_parameters())
-    groups = parameter_groups(named.items(), AdamW(weight_decay=0.2, embedding_rate_scale=3.0))
+    groups = build_parameter_groups(named.items(), AdamWConfig(weight_decay=0.2, embedding_rate_scale=3.0))
     assert sorted(name for group in groups for name in group.names) == sorted(named)
     for group in groups:
-        assert group.rate_scale == (3.0 if group.role == "embedding" else 1.0)
+        assert group.lr_multiplier == (3.0 if group.role == "embedding" else 1.0)
         assert {named[name].ndim >= 2 for name in group.names} == {group.weight_decay == 0.2}
-        assert {role_of(name) for name in group.names} == {group.role}
+        assert {get_parameter_role(name) for name in group.names} == {group.role}
     assert [group.name for group in groups] == ["dense without decay", "dense", "embedding", "experts"]
 
 
@@ -111,7 +111,7 @@ def test_biases_of_experts_are_stacked_and_still_do_not_decay() -> None:
             "expert": {"kind": "swiglu", "bias": True},
         }
     )
-    groups = parameter_groups(Transformer(config).named_parameters(), AdamW())
+    groups = build_parameter_groups(Transformer(config).named_parameters(), AdamWConfig())
     experts = {group.weight_decay > 0: group.names for group in groups if group.role == "experts"}
     assert all(name.endswith("_proj") for name in experts[True])
     assert all(name.endswith("_bias") for name in experts[False])

@@ -3,13 +3,13 @@
 import torch
 
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.cast import compute_in
+from llmsys.parallel.cast import cast_parameters
 from tests.helpers.tiny import tiny_config
 
 
 def test_a_model_with_tied_embeddings_can_be_moved_after_its_parameters_are_cast() -> None:
     model = Transformer(tiny_config(tie_word_embeddings=True, moe=None))
-    compute_in(model, torch.bfloat16)
+    cast_parameters(model, torch.bfloat16)
     model.to("cpu")  # as accelerate does
     assert model.head is not None
     assert model.head.weight.dtype == torch.bfloat16

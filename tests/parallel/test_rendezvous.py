@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from llmsys.parallel.rendezvous import choose_listen_address, open_store
-from llmsys.port import free_port
+from llmsys.port import find_free_port
 from tests.helpers.process import PATIENCE_SECONDS
 
 LOOK = """
@@ -43,7 +43,7 @@ def listening() -> set[str]:
 )
 def test_neither_ranks_nor_their_agent_can_be_reached_from_another_host(tmp_path: Path, words: tuple[str, ...]) -> None:
     (tmp_path / "look.py").write_text(LOOK)
-    options = [word.format(port=free_port()) for word in words]
+    options = [word.format(port=find_free_port()) for word in words]
     command = [
         sys.executable,
         "-m",
@@ -61,7 +61,7 @@ def test_neither_ranks_nor_their_agent_can_be_reached_from_another_host(tmp_path
 
 def test_a_store_is_bound_to_the_address_that_its_host_means() -> None:
     before = listening()
-    store = open_store("127.0.0.2", free_port("127.0.0.2"), 1, is_master=True, multi_tenant=True)
+    store = open_store("127.0.0.2", find_free_port("127.0.0.2"), 1, is_master=True, multi_tenant=True)
     assert listening() - before == {"127.0.0.2"}
     again = dist.TCPStore("127.0.0.2", store.port, 1, is_master=False)
     again.set("a", "b")
@@ -105,5 +105,5 @@ def test_an_address_that_is_not_of_this_host_leaves_torchs_way_and_is_warned_abo
     assert choose_listen_address("service") is None
     monkeypatch.undo()
     monkeypatch.setattr("llmsys.parallel.rendezvous.choose_listen_address", lambda host: None)
-    open_store("127.0.0.1", free_port(), 1, is_master=True)
+    open_store("127.0.0.1", find_free_port(), 1, is_master=True)
     assert "127.0.0.1 is no address of this host's network interfaces" in caplog.text

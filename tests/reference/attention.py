@@ -115,7 +115,7 @@ def projected(config: ModelConfig, p: Parameters, name: str, which: str, x: Vect
 def visible(config: ModelConfig, layer: int, t: int, s: int, documents: list[int]) -> bool:
     if documents[t] != documents[s] or (s > t and config.family != "encoder"):
         return False
-    return config.window(layer) is None or abs(t - s) < config.window(layer)
+    return config.get_attention_window(layer) is None or abs(t - s) < config.get_attention_window(layer)
 
 
 def mean_of(values: Vectors, scores: list[Tensor], sink: Tensor | None) -> Tensor:
@@ -143,7 +143,7 @@ def rotate(config: ModelConfig, layer: int, x: Tensor, position: int) -> Tensor:
         return x
     width = len(x) if config.attention.kind == "latent" else int(len(x) * rope.fraction)
     theta, stretch = rope.theta, rope.scaling.factor if rope.scaling.kind == "linear" else 1.0
-    if config.layer_type(layer) == "sliding_attention" and rope.sliding_theta is not None:
+    if config.get_layer_type(layer) == "sliding_attention" and rope.sliding_theta is not None:
         theta, stretch = rope.sliding_theta, 1.0
     turned = list(x.unbind())
     for i in range(width // 2):

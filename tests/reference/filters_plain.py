@@ -6,7 +6,7 @@ What they mean is written down as directly as it can be; the fast ones must agre
 import re
 from collections.abc import Collection, Sequence
 
-from data_pipeline.dedup.simplify import simplify
+from data_pipeline.dedup.simplify import simplify_text
 
 LETTER = r"[^\W\x00-\x7f]"  # beyond ASCII; of scripts that write spaces
 ATOM = rf"(?:[A-Za-z0-9!#$%&'*+/=?^_`{{|}}~-]|{LETTER})+"
@@ -53,10 +53,10 @@ def plain_url_test(
 
 def plain_matches(text: str, items: Sequence[str], ngram_words: int, min_item_words: int) -> set[tuple[int, str]]:
     """(item, n-gram) for every n-gram of an item that stands in a text, words joined by spaces."""
-    words = simplify(text).split()
+    words = simplify_text(text).split()
     found = set()
     for number, item in enumerate(items):
-        own = simplify(item).split()
+        own = simplify_text(item).split()
         n = min(ngram_words, len(own))
         if n < min_item_words:
             continue

@@ -30,7 +30,7 @@ def token(config: MoeConfig, p: Parameters, x: Tensor, visits: Visits) -> Tensor
     y = torch.zeros_like(x)
     for e, weight in visits.items():
         y = y + config.routed_scaling_factor * weight * network(config, x, *(part(p, name, e) for name in MAPS))
-    if config.shared_width:
+    if config.shared_expert_size:
         shared = [(p.get(f"shared.{m}_proj.weight"), p.get(f"shared.{m}_proj.bias")) for m in MAPS]
         answer = network(config, x, *((None if w is None else w.T, b) for w, b in shared))
         gate = p.get("shared_gate.weight")

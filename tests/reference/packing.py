@@ -1,6 +1,6 @@
 """The plain twin of packing: one list of tokens for the whole epoch, then a slice."""
 
-from llmsys.data.order import order_key, permutation
+from llmsys.data.order import derive_order_key, build_permutation
 from llmsys.shards import TokenShards
 
 
@@ -12,10 +12,10 @@ def plain_window(shards: TokenShards, *, length: int, seed: int, index: int) -> 
     stream: list[int] = []
     owner: list[int] = []
     for number, document in enumerate(
-        permutation(shards.documents, order_key("documents", shards.fingerprint, seed, epoch))
+        build_permutation(shards.num_documents, derive_order_key("documents", shards.fingerprint, seed, epoch))
     ):
-        tokens = shards.tokens(int(document)).tolist()
+        tokens = shards.get_tokens(int(document)).tolist()
         stream += tokens
         owner += [number] * (len(tokens) - 1) + [number + 1]
-    start = int(permutation(per_epoch, order_key("windows", shards.fingerprint, seed, epoch))[place]) * length
+    start = int(build_permutation(per_epoch, derive_order_key("windows", shards.fingerprint, seed, epoch))[place]) * length
     return stream[start : start + length + 1], owner[start : start + length + 1]

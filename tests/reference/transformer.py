@@ -45,7 +45,7 @@ def output(
 def encoded(config: ModelConfig, p: Parameters, ids: Tensor, documents: list[int]) -> Vectors:
     table = "embed" if config.embedding.source_vocab_size is None else "source_embed"
     x = embedded(config, p, table, ids)
-    x = stack(config.encoder_shape, p, "encoder.", x, documents, [0] * len(ids), alpha(config, encoder=True))
+    x = stack(config.encoder_model, p, "encoder.", x, documents, [0] * len(ids), alpha(config, encoder=True))
     return finished(config, p, "encoder.", x)
 
 
@@ -163,7 +163,7 @@ def alpha(config: ModelConfig, encoder: bool) -> float:
     depth = config.num_hidden_layers
     if config.family != "encoder_decoder":
         return (2 * depth) ** (1 / 4)
-    return 0.81 * (config.encoder_shape.num_hidden_layers**4 * depth) ** (1 / 16) if encoder else (3 * depth) ** (1 / 4)
+    return 0.81 * (config.encoder_model.num_hidden_layers**4 * depth) ** (1 / 16) if encoder else (3 * depth) ** (1 / 4)
 
 
 def place(documents: list[int], t: int) -> int:

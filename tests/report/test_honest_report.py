@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from launch.verbs.train import described
+from launch.verbs.train import format_evaluation
 from llmsys.compressor_comparison import MIN_HELDOUT_BYTES, describe_heldout_bytes
 from llmsys.manifest import Manifest
 from llmsys.record_place import format_record_place
 from llmsys.report import plots
-from llmsys.report.dataset_sections import dataset_numbers, dataset_parts
+from llmsys.report.dataset_sections import build_dataset_numbers, build_dataset_sections
 from llmsys.report.run import read_run
-from llmsys.report.run_sections import run_numbers, run_parts
+from llmsys.report.run_sections import build_run_numbers, build_run_sections
 from tests.helpers.example_run import example_manifest, run_events, write_run
-from tools.demo import describe_evaluation, yardstick
+from tools.demo import describe_evaluation, compare_with_compressors
 
 FEW = "too few to compare (less than 50,000)"
 
@@ -26,16 +26,16 @@ def test_every_comparison_with_a_compressor_names_its_bytes_and_says_when_they_a
     record = read_run(write_run(tmp_path, events))
     evaluation = record.last_evaluation
     assert evaluation is not None
-    (card,) = [remark for what, _, remark in run_numbers(record) if what == "bits per byte"]
+    (card,) = [remark for what, _, remark in build_run_numbers(record) if what == "bits per byte"]
     (plot,) = [
-        figure for part in run_parts(record, None) for figure in part.figures if figure.title.startswith("Against")
+        figure for part in build_run_sections(record, None) for figure in part.figures if figure.title.startswith("Against")
     ]
-    printed = described({"perplexity": 1.0, **evaluation})
+    printed = format_evaluation({"perplexity": 1.0, **evaluation})
     for said in (card, plot.caption, printed, describe_evaluation(evaluation)):
         assert f"on {size:,} held-back bytes" in said
         assert (FEW in said) == (size < MIN_HELDOUT_BYTES)
     assert ("fewer bits than" in plot.caption) == (size >= MIN_HELDOUT_BYTES)
-    assert yardstick(evaluation)[0].endswith(f" heldout_bytes={size}")
+    assert compare_with_compressors(evaluation)[0].endswith(f" heldout_bytes={size}")
     assert describe_heldout_bytes(None) == "on an unknown number of held-back bytes"
 
 
@@ -58,8 +58,8 @@ def with_given_text(given: int) -> Manifest:
 )
 def test_units_are_those_of_the_input(given: int, unit: str, note: str) -> None:
     manifest = with_given_text(given)
-    remarks = {what: remark for what, _, remark in dataset_numbers(manifest)}
-    page = "".join(str(part.html) for part in dataset_parts(manifest))
+    remarks = {what: remark for what, _, remark in build_dataset_numbers(manifest)}
+    page = "".join(str(part.html) for part in build_dataset_sections(manifest))
     assert unit in remarks["clean text"]
     assert unit in page
     assert note in page
@@ -75,7 +75,7 @@ LONG = "a test whose name is longer than a line beside the bars: " + "x" * 90
 
 
 def test_labels_are_whole_and_have_room() -> None:
-    traces, layout = plots.bars([LONG, LONG, "<b>short</b>"], [3, 2, 1], ["1,234,567,890,123", "2", "1"], "documents")
+    traces, layout = plots.build_bars([LONG, LONG, "<b>short</b>"], [3, 2, 1], ["1,234,567,890,123", "2", "1"], "documents")
     labels = [label.replace("<br>", "") for label in traces[0]["y"]]
     wanted = LONG.replace(" ", "")
     assert labels[0].replace(" ", "") == wanted
@@ -84,5 +84,5 @@ def test_labels_are_whole_and_have_room() -> None:
     assert max(len(line) for label in traces[0]["y"] for line in label.split("<br>")) <= 40
     lines = len(plots.wrap_label(LONG))
     assert lines > 3
-    assert plots.bars_height(3, [LONG, "a"]) >= 3 * 15 * lines > plots.bars_height(3, ["a"]) - 90
+    assert plots.compute_bars_height(3, [LONG, "a"]) >= 3 * 15 * lines > plots.compute_bars_height(3, ["a"]) - 90
     assert layout["margin"]["r"] >= 7 * len("1,234,567,890,123")

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from llmsys.report.markup import Html, amount, bytes_amount, json_for_script, number, percent, table, tag, user_text
+from llmsys.report.markup import Html, format_amount, format_bytes, dump_script_json, format_number, format_percent, build_table, build_tag, format_user_text
 from tests.helpers.example_run import HOSTILE
 
 
@@ -32,32 +32,32 @@ def _read(written):
 
 
 def test_text_survives_as_text_and_makes_no_elements():
-    reader = _read(tag("p", HOSTILE, title=HOSTILE))
+    reader = _read(build_tag("p", HOSTILE, title=HOSTILE))
     assert reader.tags == ["p"]
     assert reader.text == HOSTILE
     assert reader.attributes["title"] == HOSTILE
 
 
 def test_only_html_passes_unescaped():
-    assert tag("p", Html("<b>x</b>"), "<b>", [None, "&"]) == "<p><b>x</b>&lt;b&gt;&amp;</p>"
+    assert build_tag("p", Html("<b>x</b>"), "<b>", [None, "&"]) == "<p><b>x</b>&lt;b&gt;&amp;</p>"
 
 
 def test_attributes_are_written_by_name():
-    written = tag("input", class_="a", data_view="1", checked=True, hidden=False)
+    written = build_tag("input", class_="a", data_view="1", checked=True, hidden=False)
     assert written == '<input class="a" data-view="1" checked>'
 
 
 def test_a_table_escapes_its_cells():
-    assert _read(table(["<i>"], [[HOSTILE]])).tags == ["div", "table", "thead", "tr", "th", "tbody", "tr", "td"]
+    assert _read(build_table(["<i>"], [[HOSTILE]])).tags == ["div", "table", "thead", "tr", "th", "tbody", "tr", "td"]
 
 
 def test_long_text_is_cut_and_says_so():
-    reader = _read(user_text("a" * 2_500, 2_000))
+    reader = _read(format_user_text("a" * 2_500, 2_000))
     assert reader.text == "a" * 2_000 + " … 500 more characters"
 
 
 def test_json_cannot_close_its_script():
-    written = json_for_script({"text": HOSTILE})
+    written = dump_script_json({"text": HOSTILE})
     assert not set("<>&\u2028") & set(written)
     assert html.unescape(written) == written
     assert json.loads(written) == {"text": HOSTILE}
@@ -74,15 +74,15 @@ def test_json_cannot_close_its_script():
     ],
 )
 def test_numbers_read_well(value, counted, scaled, sized):
-    assert (number(value), amount(value), bytes_amount(value)) == (counted, scaled, sized)
+    assert (format_number(value), format_amount(value), format_bytes(value)) == (counted, scaled, sized)
 
 
 def test_shares_are_never_shown_as_nothing_or_all_unless_they_are():
-    assert [percent(part, 10_000) for part in (0, 1, 4_567, 9_999, 10_000)] == [
+    assert [format_percent(part, 10_000) for part in (0, 1, 4_567, 9_999, 10_000)] == [
         "0 %",
         "< 0.1 %",
         "45.7 %",
         "> 99.9 %",
         "100 %",
     ]
-    assert percent(1, 0) == "–"
+    assert format_percent(1, 0) == "–"

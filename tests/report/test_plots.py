@@ -9,9 +9,9 @@ import plotly.graph_objects
 import pytest
 
 from llmsys.report import plots
-from llmsys.report.dataset_sections import dataset_parts
+from llmsys.report.dataset_sections import build_dataset_sections
 from llmsys.report.run import read_run
-from llmsys.report.run_sections import run_parts
+from llmsys.report.run_sections import build_run_sections
 from tests.helpers.example_run import HOSTILE, example_manifest, run_events, write_run
 
 
@@ -21,7 +21,7 @@ def test_thinning_keeps_order_and_extremes_within_the_limit(count):
     x, y = list(range(count)), [chance.random() for _ in range(count)]
     if count > 10:
         y[count // 3], y[-2] = 9.0, -9.0
-    thin_x, thin_y = plots.thin(x, y)
+    thin_x, thin_y = plots.downsample_points(x, y)
     assert len(thin_x) == len(thin_y) == min(count, len(thin_x)) <= plots.MAX_POINTS
     assert thin_x == sorted(set(thin_x))
     assert all(b == pytest.approx(y[int(a)], rel=1e-5) for a, b in zip(thin_x, thin_y, strict=True))
@@ -32,23 +32,23 @@ def test_thinning_keeps_order_and_extremes_within_the_limit(count):
 
 
 def test_points_that_are_not_finite_are_left_out():
-    assert plots.thin([1, 2, 3, math.nan], [math.nan, 5, math.inf, 1]) == ([2], [5])
+    assert plots.downsample_points([1, 2, 3, math.nan], [math.nan, 5, math.inf, 1]) == ([2], [5])
 
 
 def test_a_running_mean_leaves_a_straight_line_straight():
-    x, y = plots.smooth(range(10_000), [2.0 * i for i in range(10_000)])
+    x, y = plots.compute_running_mean(range(10_000), [2.0 * i for i in range(10_000)])
     assert len(x) <= plots.MAX_POINTS // 4
     assert all(b == pytest.approx(2 * a) for a, b in zip(x, y, strict=True))
 
 
 def test_what_is_beyond_the_largest_is_summed_up():
-    assert plots.largest([("a", 1), ("b", 5), ("c", 2), ("d", 2)], 2) == [("b", 5), ("c", 2), ("2 others", 3)]
+    assert plots.select_largest([("a", 1), ("b", 5), ("c", 2), ("d", 2)], 2) == [("b", 5), ("c", 2), ("2 others", 3)]
 
 
 def test_every_figure_is_valid_plotly_and_holds_no_tags_of_page_text(tmp_path):
     record = read_run(write_run(tmp_path))
     figures = [
-        figure for part in run_parts(record, 0.25) + dataset_parts(example_manifest()) for figure in part.figures
+        figure for part in build_run_sections(record, 0.25) + build_dataset_sections(example_manifest()) for figure in part.figures
     ]
     assert len({figure.anchor for figure in figures}) == len(figures) == 13
     for figure in figures:
@@ -63,14 +63,14 @@ def test_every_figure_is_valid_plotly_and_holds_no_tags_of_page_text(tmp_path):
 def test_a_long_run_makes_a_small_page(tmp_path):
     record = read_run(write_run(tmp_path, run_events(steps=8_000, layers=8, experts=16, every=1)))
     assert len(record.curves.step) == 8_000
-    figures = [figure for part in run_parts(record, 0.25) for figure in part.figures]
+    figures = [figure for part in build_run_sections(record, 0.25) for figure in part.figures]
     assert all(len(trace.get("x", [])) <= plots.MAX_POINTS for figure in figures for trace in figure.traces)
-    assert len(json.dumps([figure.data() for figure in figures])) < 3_000_000
+    assert len(json.dumps([figure.to_dict() for figure in figures])) < 3_000_000
     heat_map = next(figure for figure in figures if figure.anchor == "plot-experts")
-    assert heat_map.moments[-1]["label"] == "step 8,000"
-    assert len(heat_map.moments) > 50
+    assert heat_map.slider_steps[-1]["label"] == "step 8,000"
+    assert len(heat_map.slider_steps) > 50
 
 
 def test_ragged_layers_of_experts_are_drawn():
-    traces, layout = plots.expert_heat([[1.0] * 4, [1.0] * 8])
+    traces, layout = plots.build_expert_heatmap([[1.0] * 4, [1.0] * 8])
     plotly.graph_objects.Figure([{**traces[0], "colorscale": "Viridis"}], layout)

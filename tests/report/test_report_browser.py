@@ -77,8 +77,8 @@ def test_a_run_just_started_makes_a_page_without_errors(tmp_path, keep, plots):
 
 def _with_script(monkeypatch, change):
     """Let the page be written with another script; its policy is made for that one too."""
-    asset = page_module._asset
-    monkeypatch.setattr(page_module, "_asset", lambda name: change(asset(name)) if name == "page.js" else asset(name))
+    asset = page_module._read_asset
+    monkeypatch.setattr(page_module, "_read_asset", lambda name: change(asset(name)) if name == "page.js" else asset(name))
 
 
 def test_buttons_and_slider_change_what_is_drawn(folders, tmp_path, monkeypatch):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from llmsys.events import latest_events
+from llmsys.events import read_latest_events
 from llmsys.report import run as run_module
-from llmsys.report.run import ExpertLoads, read_run
-from llmsys.report.run_sections import run_numbers
+from llmsys.report.run import ExpertLoadHistory, read_run
+from llmsys.report.run_sections import build_run_numbers
 from tests.helpers.example_run import run_events, write_run
 
 
@@ -24,7 +24,7 @@ def test_a_resumed_run_shows_the_trajectory_that_holds(tmp_path, resumed_from, l
     assert list(record.curves.step) == list(range(1, max(last, resumed_from or 0) + 1))
     assert list(record.curves.columns["loss"]) == [1.0] * (resumed_from or 0) + [2.0] * len(again)
     assert record.evaluations == {}
-    kept = [event for event in latest_events(tmp_path / "events.jsonl") if event["event"] == "step"]
+    kept = [event for event in read_latest_events(tmp_path / "events.jsonl") if event["event"] == "step"]
     assert [(e["step"], e["loss"]) for e in kept] == list(
         zip(record.curves.step, record.curves.columns["loss"], strict=True)
     )
@@ -36,14 +36,14 @@ def test_a_step_logged_again_without_a_start_replaces_the_first(tmp_path):
 
 
 def test_expert_loads_are_relative_to_even_and_bounded_with_first_and_last_kept():
-    loads = ExpertLoads()
+    loads = ExpertLoadHistory()
     for step in range(1, 2_000):
-        loads.append({"step": step, "tokens": step, "load": [[0.5, 0.25, 0.25, 0.0]] * 100})
+        loads.append_event({"step": step, "tokens": step, "load": [[0.5, 0.25, 0.25, 0.0]] * 100})
     assert (loads.busiest[0], loads.busiest_mean[0], loads.idlest[0]) == (2.0, 2.0, 0.0)
     assert len(loads.step) == 1_999
     assert len(loads.whole) * 400 <= run_module.MAX_LOAD_NUMBERS
     assert {0, 1_998} <= set(loads.whole)
-    loads.cut_after(1_000)
+    loads.truncate_after(1_000)
     assert max(loads.whole) < len(loads.step) == 1_000
 
 
@@ -93,7 +93,7 @@ def test_files_that_are_missing_or_broken_become_notes(tmp_path):
 
 
 def test_a_finished_run_gives_its_key_numbers(tmp_path):
-    numbers = {what: (value, remark) for what, value, remark in run_numbers(read_run(write_run(tmp_path)))}
+    numbers = {what: (value, remark) for what, value, remark in build_run_numbers(read_run(write_run(tmp_path)))}
     assert numbers["state"] == ("finished", "in 6 min 00 s")
     assert numbers["bits per byte"] == ("1.187", "xz 2.377, gzip 2.914 on 375,235 held-back bytes")
     assert numbers["parameters"] == ("10.2 M", "4.12 M active per token")
@@ -102,4 +102,4 @@ def test_a_finished_run_gives_its_key_numbers(tmp_path):
 
 def test_an_unfinished_run_says_how_far_it_is(tmp_path):
     events = [event for event in run_events() if event.get("step", 0) <= 100]
-    assert run_numbers(read_run(write_run(tmp_path, events)))[0] == ("state", "unfinished", "25.0 % of 400 steps")
+    assert build_run_numbers(read_run(write_run(tmp_path, events)))[0] == ("state", "unfinished", "25.0 % of 400 steps")

@@ -3,18 +3,18 @@
 import re
 
 from llmsys.report import plots
-from llmsys.report.page import render
-from llmsys.threshold import Border, NearThreshold, Side
+from llmsys.report.page import render_report
+from llmsys.threshold import ThresholdReport, NearThresholdDocument, ThresholdSide
 from tests.helpers.example_run import HOSTILE, example_manifest
 
-NEAR = NearThreshold("00", f"https://evil.example/{'x' * 9_000}?{HOSTILE}", 49, 50, HOSTILE)
-WORDS = Border("gopher_quality", "words", "below", (50,), Side(297, 12_000, 40, (NEAR,)), Side(2_962, 0, 7, (NEAR,)))
-SILENT = Border("gopher_quality", "symbols", "above", (0.1, 0.2), Side(), Side(2_962, 0, 1, (NEAR,)))
+NEAR = NearThresholdDocument("00", f"https://evil.example/{'x' * 9_000}?{HOSTILE}", 49, 50, HOSTILE)
+WORDS = ThresholdReport("gopher_quality", "words", "below", (50,), ThresholdSide(297, 12_000, 40, (NEAR,)), ThresholdSide(2_962, 0, 7, (NEAR,)))
+SILENT = ThresholdReport("gopher_quality", "symbols", "above", (0.1, 0.2), ThresholdSide(), ThresholdSide(2_962, 0, 1, (NEAR,)))
 
 
-def page(*borders: Border) -> str:
+def page(*borders: ThresholdReport) -> str:
     manifest = example_manifest().model_copy(update={"borders": borders})
-    return re.sub(r"<script.*?</script>", "", render(None, manifest, []), flags=re.DOTALL)
+    return re.sub(r"<script.*?</script>", "", render_report(None, manifest, []), flags=re.DOTALL)
 
 
 def test_a_test_with_a_threshold_shows_both_sides_in_place_of_any_three() -> None:
@@ -44,6 +44,6 @@ def test_page_text_stays_text_and_an_endless_address_is_cut() -> None:
 
 def test_no_two_bars_have_the_same_label() -> None:
     labels = [f"gopher repetition: share of characters in {what} 5-grams of all" for what in ("duplicate", "top")]
-    traces, _ = plots.bars([*labels, *labels, labels[0]], [1, 2, 3, 4, 5], [""] * 5, "documents")
+    traces, _ = plots.build_bars([*labels, *labels, labels[0]], [1, 2, 3, 4, 5], [""] * 5, "documents")
     assert len(set(traces[0]["y"])) == 5
     assert all(len(line) <= 38 for label in traces[0]["y"] for line in label.split("<br>"))

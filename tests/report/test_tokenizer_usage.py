@@ -1,7 +1,7 @@
 """The page's words about a tokenizer are the manifest's numbers, and its pieces are text, never markup."""
 
 from llmsys.manifest import LanguageUsage, Manifest, TokenizerUsage
-from llmsys.report.tokenizer_usage import tokenizer_part
+from llmsys.report.tokenizer_usage import build_tokenizer_section
 from tests.helpers.example_run import write_dataset
 
 
@@ -11,8 +11,8 @@ def test_bytes_and_words_per_token_and_dead_pieces_are_shown(tmp_path) -> None:
     usage = TokenizerUsage(
         languages={"en": one}, pieces=900, dead_pieces=7, dead_examples=(" a", "<b>"), checked_documents=2
     )
-    assert tokenizer_part(manifest.model_copy(update={"usage": None})) is None
-    part = tokenizer_part(manifest.model_copy(update={"usage": usage}))
+    assert build_tokenizer_section(manifest.model_copy(update={"usage": None})) is None
+    part = build_tokenizer_section(manifest.model_copy(update={"usage": usage}))
     assert part is not None
     text = str(part.html)
     for words in (">4.00<", ">0.60<", "7 of 900 pieces are in no document", "2 documents were encoded a second time"):
@@ -30,7 +30,7 @@ def test_languages_are_compared_by_bars_the_longest_tokens_first(tmp_path) -> No
     }
     usage = TokenizerUsage(languages=languages, pieces=9, dead_pieces=0, dead_examples=(), checked_documents=2)
     usage = usage.model_copy(update={"by_library": "it is a model of kind char"})
-    part = tokenizer_part(manifest.model_copy(update={"usage": usage}))
+    part = build_tokenizer_section(manifest.model_copy(update={"usage": usage}))
     assert part is not None
     (figure,) = part.figures
     lengths = figure.traces[0]["x"]

@@ -37,14 +37,14 @@ class Checkout:
     def install(self) -> list[str]:
         """The steps that one `make install` takes."""
         self.commands = []
-        install.install(self.root)
+        install.install_checkout(self.root)
         return self.commands
 
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
     checkout = Checkout(tmp_path)
-    monkeypatch.setattr(install, "run", checkout.run)
+    monkeypatch.setattr(install, "run_command", checkout.run)
     return checkout
 
 
@@ -129,5 +129,5 @@ def test_a_step_that_fails_shows_the_end_of_its_log_and_the_next_step(
     command = [sys.executable, "-c", "print('no space left'); raise SystemExit(3)"]
     said = pytest.raises(SystemExit, match=r"status 3; the whole log is .*then run `make install` again")
     with (tmp_path / LOG).open("w") as log, (tmp_path / LOCK).open("w") as lock, said:
-        install.run(command, tmp_path, lock.fileno(), log)
+        install.run_command(command, tmp_path, lock.fileno(), log)
     assert capsys.readouterr().err == "no space left\n"

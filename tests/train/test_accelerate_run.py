@@ -9,7 +9,7 @@ import psutil
 import pytest
 import yaml
 
-from llmsys.events import latest_events, read_events
+from llmsys.events import read_latest_events, read_events
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.process import PATIENCE_SECONDS
 from tests.helpers.standstill import standstill
@@ -45,7 +45,7 @@ def config(tmp_path: Path) -> Path:
 def test_accelerate_joins_its_ranks_and_hands_its_run_on(config: Path, tmp_path: Path) -> None:
     alone = ("engine.kind=torch", "launch.processes=1")
     llmsys("train", config, *alone, f"run.folder={tmp_path / 'calm'}")
-    calm = [e["loss"] for e in latest_events(tmp_path / "calm" / "events.jsonl") if e["event"] == "evaluation"]
+    calm = [e["loss"] for e in read_latest_events(tmp_path / "calm" / "events.jsonl") if e["event"] == "evaluation"]
     middle = standstill(tmp_path / "middle", step=4)
     words = [sys.executable, "-m", "launch.main", "train", str(config)]
     process = subprocess.Popen(words, cwd=ROOT, env=middle.environment, stderr=subprocess.PIPE, text=True)

@@ -4,26 +4,26 @@ from typing import Any
 
 import pytest
 
-from llmsys.config.load import load_run
+from llmsys.config.load import load_run_config
 from llmsys.errors import LaunchError
 from llmsys.train import agree as module
-from llmsys.train.agree import agree, disagreement, facts_of
+from llmsys.train.agree import require_rank_agreement, format_disagreement, collect_rank_facts
 from tests.helpers.ranks import run_ranks
 
 
 def test_every_rank_that_differs_is_named_with_its_host_and_what_differs() -> None:
     one, other = (
-        load_run("train/demo"),
-        load_run("train/demo", ["optimizer.learning_rate=3e-4", "train.precision=fp32"]),
+        load_run_config("train/demo"),
+        load_run_config("train/demo", ["optimizer.learning_rate=3e-4", "train.precision=fp32"]),
     )
-    newer = facts_of(one) | {"torch": "9.9.0"}
-    said = disagreement(
-        [("alpha", facts_of(one)), ("alpha", facts_of(other)), ("beta", newer)],
+    newer = collect_rank_facts(one) | {"torch": "9.9.0"}
+    said = format_disagreement(
+        [("alpha", collect_rank_facts(one)), ("alpha", collect_rank_facts(other)), ("beta", newer)],
         [config.model_dump(mode="json") for config in (one, other, one)],
     )
     rate = one.optimizer.learning_rate
     assert f"rank 1 on alpha has optimizer.learning_rate 0.0003 (rank 0 on alpha: {rate}); train.precision fp32" in said
-    assert f"rank 2 on beta has torch 9.9.0 (rank 0 on alpha: {facts_of(one)['torch']})" in said
+    assert f"rank 2 on beta has torch 9.9.0 (rank 0 on alpha: {collect_rank_facts(one)['torch']})" in said
     assert said.endswith("Install the same versions on every host, and start every rank with the same words.")
 
 
@@ -31,9 +31,9 @@ def start(rank: int, what: str) -> Any:
     """What starting ends with on this rank; rank 1 differs in `what`."""
     words = ["run.seed=1"] if (rank, what) == (1, "config") else []
     if (rank, what) == (1, "source"):
-        module._source_digest = lambda: "0" * 16
+        module._hash_source = lambda: "0" * 16
     try:
-        agree(load_run("train/demo", words))
+        require_rank_agreement(load_run_config("train/demo", words))
     except LaunchError as error:
         return str(error)
     except SystemExit as leaving:

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from launch.verbs.train import described
-from llmsys.config.evaluation import ChoicesConfig, EvaluationConfig, set_problems
+from launch.verbs.train import format_evaluation
+from llmsys.config.evaluation import MultipleChoiceConfig, EvaluationConfig, find_task_violations
 from llmsys.data.batch import Batch
-from llmsys.data.questions import ChoiceRows, Question
-from llmsys.train.answers import Answers, AnswersEvaluator, EvaluatorWithAnswers
-from llmsys.train.measure import Measurement, row_numbers
+from llmsys.data.questions import ChoiceRows, MultipleChoiceQuestion
+from llmsys.train.answers import QuestionScores, MultipleChoiceEvaluator, EvaluatorWithTasks
+from llmsys.train.measure import TargetEvaluation, compute_row_metrics
 from tests.data_room.test_questions import Letters
 from tests.helpers.ranks import run_ranks
 
@@ -29,34 +29,34 @@ def bigrams(probabilities: dict[str, float]) -> Callable[[Batch], Tensor]:
     return lambda batch: logits[batch.tokens_BT]
 
 
-def evaluator(*questions: Question, together: int = 1) -> AnswersEvaluator:
-    return AnswersEvaluator(ChoiceRows(questions, Letters(), [0], longest=64), together)
+def evaluator(*questions: MultipleChoiceQuestion, together: int = 1) -> MultipleChoiceEvaluator:
+    return MultipleChoiceEvaluator(ChoiceRows(questions, Letters(), [0], longest=64), together)
 
 
 def test_each_rule_finds_the_answer_that_it_should() -> None:
     """a: 0.2 for one letter; b then é: 0.3 · 0.3, in all less likely, per token (2) and per byte (3) likelier."""
     model = bigrams({"qa": 0.2, "qb": 0.3, "bé": 0.3})
-    long, short = (Question("x:1", "q", "", ("a", "bé"), answer) for answer in (1, 0))
-    assert evaluator(long).evaluate(model, CPU) == Answers(0.0, 1.0, 1.0, 1)
-    assert evaluator(short).evaluate(model, CPU) == Answers(1.0, 0.0, 0.0, 1)
+    long, short = (MultipleChoiceQuestion("x:1", "q", "", ("a", "bé"), answer) for answer in (1, 0))
+    assert evaluator(long).evaluate(model, CPU) == QuestionScores(0.0, 1.0, 1.0, 1)
+    assert evaluator(short).evaluate(model, CPU) == QuestionScores(1.0, 0.0, 0.0, 1)
     model = bigrams({"qä": 0.25, "qb": 0.3, "bc": 0.3})  # both have two bytes, and "bc" has two tokens
-    bytes_matter = Question("x:1", "q", "", ("bc", "ä"), 0)
-    assert evaluator(bytes_matter).evaluate(model, CPU) == Answers(0.0, 0.0, 1.0, 1)
+    bytes_matter = MultipleChoiceQuestion("x:1", "q", "", ("bc", "ä"), 0)
+    assert evaluator(bytes_matter).evaluate(model, CPU) == QuestionScores(0.0, 0.0, 1.0, 1)
 
 
 def test_a_tie_is_no_right_answer_and_neither_is_a_number_that_is_none() -> None:
-    asked = Question("x:1", "q", " ", ("a", "b"), 0)
+    asked = MultipleChoiceQuestion("x:1", "q", " ", ("a", "b"), 0)
     assert evaluator(asked).evaluate(bigrams({}), CPU).accuracy == 0
     assert evaluator(asked).evaluate(lambda batch: torch.full((*batch.tokens_BT.shape, 256), float("nan")), CPU) == (
-        Answers(0.0, 0.0, 0.0, 1)
+        QuestionScores(0.0, 0.0, 0.0, 1)
     )
 
 
-def many() -> tuple[Question, ...]:
+def many() -> tuple[MultipleChoiceQuestion, ...]:
     """Questions with two to four choices of unlike lengths; more rows than one round of four ranks holds."""
     words = ["ab", "b", "cab", "bbcc", "a", "acab", "cc"]
     return tuple(
-        Question(
+        MultipleChoiceQuestion(
             f"x:{n}", words[n % 7] * (n % 3), " " * (n % 2), tuple(words[(n + k) % 7] for k in range(2 + n % 3)), n % 2
         )
         for n in range(23)
@@ -68,7 +68,7 @@ def table() -> Callable[[Batch], Tensor]:
     return lambda batch: logits[batch.tokens_BT]
 
 
-def by_hand(question: Question) -> list[float]:
+def by_hand(question: MultipleChoiceQuestion) -> list[float]:
     """Nats of each choice, letter by letter."""
     costs = -table()(Batch(torch.arange(256)[None], torch.zeros(1, 256))).log_softmax(-1)[0]
     found = []
@@ -80,10 +80,10 @@ def by_hand(question: Question) -> list[float]:
 
 
 def numbers(together: int) -> list[list[float]]:
-    return row_numbers(evaluator(*many()).rows, table(), CPU, together).tolist()
+    return compute_row_metrics(evaluator(*many()).rows, table(), CPU, together).tolist()
 
 
-def on_ranks(rank: int) -> list[tuple[Answers, list[list[float]]]]:
+def on_ranks(rank: int) -> list[tuple[QuestionScores, list[list[float]]]]:
     asked = [(evaluator(*many(), together=together), together) for together in (1, 2, 4)]
     return [(one.evaluate(table(), CPU), numbers(together)) for one, together in asked]
 
@@ -99,23 +99,23 @@ def test_any_number_of_ranks_gives_the_answers_that_a_hand_would() -> None:
 
 
 class Heldout:
-    def evaluate(self, logits: Callable[[Batch], Tensor], device: torch.device) -> Measurement:
-        return Measurement(1.0, 2.7, 0.5, 10)
+    def evaluate(self, logits: Callable[[Batch], Tensor], device: torch.device) -> TargetEvaluation:
+        return TargetEvaluation(1.0, 2.7, 0.5, 10)
 
 
 def test_sets_stand_beside_the_loss_by_name() -> None:
-    both = EvaluatorWithAnswers(Heldout(), {"toy": evaluator(*many())})
-    fields = both.evaluate(table(), CPU).fields()
+    both = EvaluatorWithTasks(Heldout(), {"toy": evaluator(*many())})
+    fields = both.evaluate(table(), CPU).to_dict()
     assert fields["loss"] == 1.0
     assert fields["sets"]["toy"]["questions"] == 23
-    assert "\ntoy: " in described(fields)
-    assert "of 23 questions right" in described(fields)
+    assert "\ntoy: " in format_evaluation(fields)
+    assert "of 23 questions right" in format_evaluation(fields)
 
 
 def test_questions_for_a_model_that_learns_no_text_are_refused() -> None:
-    sets = EvaluationConfig(sets=(ChoicesConfig(path=Path("a.jsonl")),))
-    assert list(set_problems(sets, "next_token")) == []
-    (problem,) = set_problems(sets, "masked")
+    sets = EvaluationConfig(sets=(MultipleChoiceConfig(path=Path("a.jsonl")),))
+    assert list(find_task_violations(sets, "next_token")) == []
+    (problem,) = find_task_violations(sets, "masked")
     assert problem.key == "evaluation.sets"
     assert (
         "1 sets are scored by the likelihood of a text, which objective.kind=masked does not learn" in problem.message

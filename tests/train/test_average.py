@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from llmsys.errors import CheckpointError
-from llmsys.train.average import average_last
+from llmsys.train.average import average_checkpoints
 from llmsys.train.checkpoint import load_tensors
 from llmsys.train.checkpoint_write import publish_weights, save_tensors
 
@@ -27,7 +27,7 @@ def run_folder(folder: Path, steps: range) -> Path:
 
 
 def test_the_average_is_the_plain_mean_of_the_last(tmp_path: Path) -> None:
-    found = average_last(run_folder(tmp_path, range(10, 80, 10)), 5)
+    found = average_checkpoints(run_folder(tmp_path, range(10, 80, 10)), 5)
     assert found == tmp_path / "averaged" / "step-00000070"
     mean = {name: torch.empty(5, 3) for name in NAMES[:2]} | {NAMES[2]: torch.tensor(0)}
     load_tensors(mean, found)
@@ -41,21 +41,21 @@ def test_the_average_is_the_plain_mean_of_the_last(tmp_path: Path) -> None:
 
 def test_an_average_is_made_once_and_again_when_a_checkpoint_changed(tmp_path: Path) -> None:
     run_folder(tmp_path, range(10, 40, 10))
-    record = average_last(tmp_path, 3) / "state.json"
+    record = average_checkpoints(tmp_path, 3) / "state.json"
     before = record.stat().st_mtime_ns
-    assert average_last(tmp_path, 3) == record.parent
+    assert average_checkpoints(tmp_path, 3) == record.parent
     assert record.stat().st_mtime_ns == before
     run_folder(tmp_path, range(30, 40, 10))
     publish_weights(tmp_path / "checkpoints", lambda at: save_tensors(tensors(99), at), 30)
-    average_last(tmp_path, 3)
+    average_checkpoints(tmp_path, 3)
     assert record.stat().st_mtime_ns != before
 
 
 def test_too_few_and_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
     run_folder(tmp_path, range(10, 40, 10))
     with pytest.raises(CheckpointError, match=r"has 3 checkpoints, and checkpoint.average_last=5 of them are to be"):
-        average_last(tmp_path, 5)
+        average_checkpoints(tmp_path, 5)
     damaged = tmp_path / "checkpoints" / "step-00000020" / "__0_0.distcp"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"X")
     with pytest.raises(CheckpointError, match=r"step-00000020 cannot be averaged: __0_0\.distcp is damaged"):
-        average_last(tmp_path, 3)
+        average_checkpoints(tmp_path, 3)

@@ -11,12 +11,12 @@ import psutil
 import pytest
 import torch
 
-from llmsys.config.load import load_run
+from llmsys.config.load import load_run_config
 from llmsys.errors import CheckpointError
-from llmsys.events import latest_events, read_events
-from llmsys.parallel.group import joined
-from llmsys.train.bitwise import check_loaded, without_mode
-from llmsys.train.build import run
+from llmsys.events import read_latest_events, read_events
+from llmsys.parallel.group import init_process_group
+from llmsys.train.bitwise import check_loaded_state, drop_reproducibility_mode
+from llmsys.train.build import train_run
 from tests.helpers.bitwise import CASES, build
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.process import PATIENCE_SECONDS
@@ -54,14 +54,14 @@ def config(tmp_path: Path) -> Path:
 
 def told(folder: Path) -> list[dict[str, Any]]:
     """What the log says of the trajectory that holds, without times and memory, which are the machine's."""
-    events = [event for event in latest_events(folder / "events.jsonl") if event["event"] in TOLD]
+    events = [event for event in read_latest_events(folder / "events.jsonl") if event["event"] in TOLD]
     own = ("second", "time", "memory", "utilisation")
     return [{key: value for key, value in event.items() if not any(word in key for word in own)} for event in events]
 
 
 @pytest.mark.distributed
 def test_a_killed_run_goes_on_with_another_number_of_processes_and_the_same_bits(config: Path, tmp_path: Path) -> None:
-    run(load_run(str(config), [f"run.folder={tmp_path / 'calm'}"]), lambda *_: [])
+    train_run(load_run_config(str(config), [f"run.folder={tmp_path / 'calm'}"]), lambda *_: [])
     words = [sys.executable, "-m", "launch.main", "train", str(config), "launch.processes=2", "layout.expert=2"]
     middle = standstill(tmp_path / "middle", step=8)
     process = subprocess.Popen(words, cwd=ROOT, env=middle.environment, stderr=subprocess.PIPE, text=True)
@@ -74,7 +74,7 @@ def test_a_killed_run_goes_on_with_another_number_of_processes_and_the_same_bits
     message = process.communicate(timeout=PATIENCE_SECONDS)[1]
     assert "bitwise mode: the same weights and moments, bit for bit, on any power of two of processes" in message
     assert "divides the 4 micro-batches of a step" in message
-    run(load_run(str(config), []), lambda *_: [])
+    train_run(load_run_config(str(config), []), lambda *_: [])
     starts = [event for event in read_events(tmp_path / "killed" / "events.jsonl") if event["event"] == "start"]
     assert [(start["world_size"], start["reproducibility"]) for start in starts] == [(2, "bitwise"), (1, "bitwise")]
     assert starts[1]["resumed_from"] == 4
@@ -85,18 +85,18 @@ def test_a_killed_run_goes_on_with_another_number_of_processes_and_the_same_bits
 
 
 def test_a_state_that_loads_with_other_bits_is_refused() -> None:
-    with joined():
+    with init_process_group():
         engine = build(next(iter(CASES.values())))
-        check_loaded(engine, Path("step-00000004"), {})
+        check_loaded_state(engine, Path("step-00000004"), {})
         with pytest.raises(
             CheckpointError, match=r"was saved with state 00ff and loads as [0-9a-f]{32}. Its files are"
         ):
-            check_loaded(engine, Path("step-00000004"), {"state_hash": "00ff"})
+            check_loaded_state(engine, Path("step-00000004"), {"state_hash": "00ff"})
 
 
 def test_a_run_may_change_its_mode_but_not_what_bits_depend_on() -> None:
     fast, one, two = {"seed": 0}, {"seed": 0, "bitwise": {"threads": 1}}, {"seed": 0, "bitwise": {"threads": 2}}
-    assert without_mode(one, fast) == (fast, fast)
-    assert without_mode(fast, two) == (fast, fast)
-    assert without_mode(one, two) == (one, two)
+    assert drop_reproducibility_mode(one, fast) == (fast, fast)
+    assert drop_reproducibility_mode(fast, two) == (fast, fast)
+    assert drop_reproducibility_mode(one, two) == (one, two)
     assert torch.get_num_threads() == 1

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.distributed.checkpoint import CheckpointException
 
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.errors import CheckpointError
 from llmsys.train import checkpoint
-from llmsys.train.balance import settle_experts
-from llmsys.train.checkpoint_record import digests_of, problem_of
-from llmsys.train.checkpoint_write import not_saved, publish
-from llmsys.train.resume import refuse_changes
+from llmsys.train.balance import update_expert_balance
+from llmsys.train.checkpoint_record import compute_digests, find_checkpoint_error
+from llmsys.train.checkpoint_write import build_save_error, publish_checkpoint
+from llmsys.train.resume import require_same_settings
 from tests.engine.test_parity import LEARNING_RATE, build, plain_run, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 
@@ -27,27 +27,27 @@ def train(rank: int, engine: Any, first: int, stop: int) -> list[float]:
         losses.append(
             engine.train_step(share_of(step, rank, torch.distributed.get_world_size(), 1), LEARNING_RATE).loss
         )
-        settle_experts(engine.module)
+        update_expert_balance(engine.module)
     return losses
 
 
-def start_and_save(rank: int, kind: str, layout: Layout, folder: Path) -> list[float]:
+def start_and_save(rank: int, kind: str, layout: ParallelLayout, folder: Path) -> list[float]:
     engine = build(kind, layout, 0.5, 1)
     losses = train(rank, engine, 0, BEFORE)
-    checkpoint.save(engine, folder, {"note": "from the test"}, keep_last=2)
+    checkpoint.save_checkpoint(engine, folder, {"note": "from the test"}, keep_last=2)
     return losses
 
 
-def resume(rank: int, cases: list[tuple[str, Layout, Path]]) -> list[Any]:
+def resume(rank: int, cases: list[tuple[str, ParallelLayout, Path]]) -> list[Any]:
     """Each case resumed in turn: the losses of the later steps, the state at the end, and what was saved with it."""
     results = []
     for kind, layout, folder in cases:
         engine = build(kind, layout, 0.5, 1)
-        newest = checkpoint.newest_whole(folder)
+        newest = checkpoint.find_newest_checkpoint(folder)
         assert newest is not None
-        run_state = checkpoint.load(engine, newest)
+        run_state = checkpoint.load_checkpoint(engine, newest)
         losses = train(rank, engine, BEFORE, BEFORE + AFTER)
-        results.append((losses, whole_state(engine), run_state, engine.state().steps))
+        results.append((losses, whole_state(engine), run_state, engine.get_state().steps))
     return results if rank == 0 else []
 
 
@@ -56,7 +56,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Checkpoints after BEFORE steps, written by two processes under FSDP2 with split experts and under ZeRO-2."""
     folders = {kind: tmp_path_factory.mktemp(kind) for kind in ("torch", "zero2")}
     for kind, folder in folders.items():
-        run_ranks(start_and_save, 2, kind, Layout(expert=2), folder)
+        run_ranks(start_and_save, 2, kind, ParallelLayout(expert=2), folder)
     return folders
 
 
@@ -64,8 +64,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_any_engine_and_layout_resumes_any_checkpoint_on_the_same_trajectory(
     saved: dict[str, Path], world_size: int
 ) -> None:
-    layout = Layout(expert=min(world_size, 2))
-    cases = [("torch", layout, saved["zero2"]), ("torch", Layout(), saved["torch"])]
+    layout = ParallelLayout(expert=min(world_size, 2))
+    cases = [("torch", layout, saved["zero2"]), ("torch", ParallelLayout(), saved["torch"])]
     if world_size > 1:
         cases.append(("zero2", layout, saved["torch"]))
     expected_losses, _, expected = plain_run(0.5, BEFORE + AFTER)
@@ -85,31 +85,31 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
         partial = tmp_path / ".partial"
         partial.mkdir()
         (partial / "__0_0.distcp").write_bytes(b"weights" * 100)
-        files = digests_of(partial.iterdir())
-        publish(partial, tmp_path / f"step-{steps:08d}", {"steps": steps, "run": {}, "files": files})
-    assert checkpoint.newest_whole(tmp_path) == tmp_path / "step-00000200"
+        files = compute_digests(partial.iterdir())
+        publish_checkpoint(partial, tmp_path / f"step-{steps:08d}", {"steps": steps, "run": {}, "files": files})
+    assert checkpoint.find_newest_checkpoint(tmp_path) == tmp_path / "step-00000200"
     damaged = tmp_path / "step-00000200" / "__0_0.distcp"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"X")
-    assert checkpoint.newest_whole(tmp_path) == tmp_path / "step-00000100"
+    assert checkpoint.find_newest_checkpoint(tmp_path) == tmp_path / "step-00000100"
     assert "__0_0.distcp is damaged" in caplog.text
     damaged.unlink()
-    assert problem_of(damaged.parent) == "__0_0.distcp is missing"
+    assert find_checkpoint_error(damaged.parent) == "__0_0.distcp is missing"
 
 
 def test_a_full_disk_is_said_with_what_is_safe() -> None:
     full = OSError(28, "No space left on device")
-    said = not_saved(Path("x/step-00000100"), CheckpointException("write", {1: (full, [])}))
+    said = build_save_error(Path("x/step-00000100"), CheckpointException("write", {1: (full, [])}))
     assert isinstance(said, CheckpointError)
     assert "x/step-00000100 could not be saved: No space left on device. The checkpoints before" in str(said)
     bug = CheckpointException("write", {0: (ValueError("a bug"), [])})
-    assert not_saved(Path("x"), bug) is bug
+    assert build_save_error(Path("x"), bug) is bug
 
 
 def test_a_partial_checkpoint_is_never_seen(tmp_path: Path) -> None:
     (tmp_path / ".step-00000100.partial").mkdir()
-    assert checkpoint.newest_whole(tmp_path) is None
+    assert checkpoint.find_newest_checkpoint(tmp_path) is None
     (tmp_path / "step-00000100").mkdir()
-    assert "state.json cannot be read" in str(problem_of(tmp_path / "step-00000100"))
+    assert "state.json cannot be read" in str(find_checkpoint_error(tmp_path / "step-00000100"))
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:
@@ -122,7 +122,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:
 
 
 def test_the_record_names_every_file(saved: dict[str, Path]) -> None:
-    newest = checkpoint.whole_names(saved["torch"])[-1]
+    newest = checkpoint.list_complete_checkpoints(saved["torch"])[-1]
     record = json.loads((newest / "state.json").read_text())
     assert sorted(record["files"]) == sorted(file.name for file in newest.iterdir() if file.name != "state.json")
 
@@ -132,9 +132,9 @@ def test_changed_data_tokenizer_and_model_are_readable_differences() -> None:
              "model": {"hidden_size": 32}}  # fmt: skip
     now = {"data": {"documents": 121, "tokens": 9000}, "data_fingerprint": "60", "tokenizer_fingerprint": "7a",
            "model": {"hidden_size": 64}}  # fmt: skip
-    refuse_changes(Path("x/step-00000100"), saved, saved)
+    require_same_settings(Path("x/step-00000100"), saved, saved)
     with pytest.raises(CheckpointError) as caught:
-        refuse_changes(Path("x/step-00000100"), saved, now)
+        require_same_settings(Path("x/step-00000100"), saved, now)
     assert str(caught.value).startswith(
         "x/step-00000100 was trained with other settings: data.documents was 120, now 121; data_fingerprint was 5f, "
         "now 60; model.hidden_size was 32, now 64. A run follows one trajectory. The data are not those"

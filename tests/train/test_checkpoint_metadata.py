@@ -15,10 +15,10 @@ import torch.distributed.checkpoint as dcp
 from launch.main import main
 from llmsys.errors import CheckpointError
 from llmsys.train import pickled_metadata
-from llmsys.train.average import average_last
-from llmsys.train.checkpoint import load_tensors, newest_whole, stored_tensors
+from llmsys.train.average import average_checkpoints
+from llmsys.train.checkpoint import load_tensors, find_newest_checkpoint, read_tensor_metadata
 from llmsys.train.checkpoint_metadata import METADATA
-from llmsys.train.checkpoint_record import PICKLED, RECORD, problem_of, read_record, write_record
+from llmsys.train.checkpoint_record import PICKLED, RECORD, find_checkpoint_error, read_record, write_record
 from llmsys.train.checkpoint_storage import CheckpointStorageReader, read_tensors
 from llmsys.train.checkpoint_write import publish_weights, save_tensors
 from llmsys.train.pickled_metadata import rewrite_metadata
@@ -66,7 +66,7 @@ def test_no_pickled_metadata_is_written(tmp_path: Path, mode: str) -> None:
 
 def test_what_is_written_is_read_with_types_and_shapes(checkpoint: Path) -> None:
     assert_equal(read(checkpoint))
-    stored = stored_tensors(checkpoint)
+    stored = read_tensor_metadata(checkpoint)
     assert {name: (one.shape, one.dtype) for name, one in stored.items()} == {
         name: (one.shape, one.dtype) for name, one in TENSORS.items()
     }
@@ -98,7 +98,7 @@ def test_tensor_files_that_hold_something_else_are_refused_and_not_run(
                 chunk.update(begin=0, bytes=len(data))
 
     change_metadata(checkpoint, point)
-    assert problem_of(checkpoint) is None  # signed again: the digests are right
+    assert find_checkpoint_error(checkpoint) is None  # signed again: the digests are right
     with pytest.raises(CheckpointError, match=r"cannot be read: .*Take another checkpoint") as refusal:
         read(checkpoint)
     assert "weights_only" not in str(refusal.value)
@@ -139,7 +139,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 def test_metadata_that_point_elsewhere_are_refused(checkpoint: Path, case: str) -> None:
     change, said = HOSTILE[case]
     change_metadata(checkpoint, lambda values: change(values["tensors"]))
-    assert problem_of(checkpoint) is None
+    assert find_checkpoint_error(checkpoint) is None
     with pytest.raises(CheckpointError) as refusal:
         read(checkpoint)
     assert said in str(refusal.value)
@@ -158,7 +158,7 @@ def test_metadata_that_are_none_are_refused(checkpoint: Path, text: str) -> None
 def test_a_record_names_files_of_its_own_folder_alone(checkpoint: Path, name: str) -> None:
     record = read_record(checkpoint)
     write_record(checkpoint, {**record, "files": {**record["files"], name: "0"}})
-    assert f"{name!r} is not the name of a file in its folder" in str(problem_of(checkpoint))
+    assert f"{name!r} is not the name of a file in its folder" in str(find_checkpoint_error(checkpoint))
 
 
 def test_an_old_checkpoint_is_refused_by_name_and_not_skipped(old: Path, tmp_path: Path) -> None:
@@ -166,10 +166,10 @@ def test_an_old_checkpoint_is_refused_by_name_and_not_skipped(old: Path, tmp_pat
     (old / PICKLED).write_bytes(pickle_touch(tmp_path / "ran"))
     sign(old, {"format": 1, "steps": 10, "run": {}})
     for use in (
-        lambda: newest_whole(old.parent),
+        lambda: find_newest_checkpoint(old.parent),
         lambda: read(old),
-        lambda: stored_tensors(old),
-        lambda: average_last(old.parent.parent, 1),
+        lambda: read_tensor_metadata(old),
+        lambda: average_checkpoints(old.parent.parent, 1),
         lambda: read_record(old),
     ):
         with pytest.raises(CheckpointError) as refusal:
@@ -189,7 +189,7 @@ def test_a_trusted_old_checkpoint_is_rewritten_in_place(
     assert capsys.readouterr().out == f"rewrote {old}\n1 checkpoints were rewritten\n"
     assert sorted(file.name for file in old.iterdir()) == ["__0_0.distcp", METADATA, RECORD]
     assert (old / "__0_0.distcp").read_bytes() == before
-    assert newest_whole(old.parent) == old
+    assert find_newest_checkpoint(old.parent) == old
     record = read_record(old)
     assert (record["steps"], record["updates"], record["run"]) == (10, 10, {"seed": 1})
     assert record["judge"] == {"left_out": [3]}
@@ -211,7 +211,7 @@ def test_a_rewrite_that_was_interrupted_is_done_again(old: Path, step: str, monk
         rewrite_metadata(old)
     monkeypatch.undo()
     rewrite_metadata(old)
-    assert problem_of(old) is None
+    assert find_checkpoint_error(old) is None
     assert not (old / PICKLED).exists()
     assert_equal(read(old))
 

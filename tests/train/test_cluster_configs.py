@@ -9,15 +9,15 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from llmsys.config.load import load_run
-from llmsys.estimate.cluster import Cluster
+from llmsys.config.load import load_run_config
+from llmsys.estimate.cluster import ClusterCosts
 from llmsys.estimate.parameters import count_parameters
-from llmsys.estimate.plan.check import Named, layout_problems, read_layout
-from llmsys.estimate.plan.verdict import verdict
-from llmsys.parallel.apply import shard_parameters, split_experts
-from llmsys.parallel.mesh import make_meshes
+from llmsys.estimate.plan.check import NamedLayout, find_layout_violations, parse_layout
+from llmsys.estimate.plan.verdict import estimate_layout_fit
+from llmsys.parallel.apply import apply_fsdp, apply_expert_parallel
+from llmsys.parallel.mesh import build_device_meshes
 from llmsys.train.build_engine import build_model
-from llmsys.train.objective import run_plan
+from llmsys.train.objective import build_run_plan
 
 CLUSTERS = {
     "llama-8b-8xh100": (8, "h100-sxm"),
@@ -40,24 +40,24 @@ def fake_ranks(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.mark.parametrize(("name", "ranks", "device"), [(name, *where) for name, where in CLUSTERS.items()])
 def test_a_config_passes_the_judgement_of_plan(name: str, ranks: int, device: str) -> None:
-    config = load_run(f"train/{name}")
-    layout = config.fitted_layout(ranks)
-    named = Named(layout.tensor, layout.context, 1, layout.expert, layout.replicate, layout.shard)
-    assert list(layout_problems(config, named, ranks, with_batch=True)) == []
-    found = verdict(config, named, Cluster(device=device, devices=ranks))
+    config = load_run_config(f"train/{name}")
+    layout = config.resolve_layout(ranks)
+    named = NamedLayout(layout.tensor, layout.context, 1, layout.expert, layout.replicate, layout.shard)
+    assert list(find_layout_violations(config, named, ranks, with_batch=True)) == []
+    found = estimate_layout_fit(config, named, ClusterCosts(device=device, devices=ranks))
     assert found["fits"], found["memory"]
-    run_plan(config, layout.data_ranks, 0)
+    build_run_plan(config, layout.data_parallel_size, 0)
 
 
 @pytest.mark.parametrize(
     ("name", "fake_ranks"), [(name, ranks) for name, (ranks, _) in CLUSTERS.items()], indirect=["fake_ranks"]
 )
 def test_a_config_is_sharded_evenly_over_a_fake_group_of_its_size(name: str, fake_ranks: int) -> None:
-    config = load_run(f"train/{name}")
+    config = load_run_config(f"train/{name}")
     model = build_model(config)
-    meshes = make_meshes(config.fitted_layout(fake_ranks), torch.device("cpu"))
-    split_experts(model, meshes)
-    shard_parameters(model, meshes, torch.bfloat16)
+    meshes = build_device_meshes(config.resolve_layout(fake_ranks), torch.device("cpu"))
+    apply_expert_parallel(model, meshes)
+    apply_fsdp(model, meshes, torch.bfloat16)
     local = sum(math.prod(p.to_local().shape) for p in model.parameters() if isinstance(p, DTensor))
     share = count_parameters(config.model).total / fake_ranks
     assert share <= local <= share * (1 + PADDING)
@@ -68,4 +68,4 @@ def test_a_config_is_sharded_evenly_over_a_fake_group_of_its_size(name: str, fak
     "text", ["shard=32,expert=8,context=2", "shard=32 x expert=8 x cp=2", "dp=32 ep=8 × context=2"]
 )
 def test_a_layout_may_be_written_with_any_of_its_names(text: str) -> None:
-    assert read_layout(text) == Named(shard=32, expert=8, context=2)
+    assert parse_layout(text) == NamedLayout(shard=32, expert=8, context=2)

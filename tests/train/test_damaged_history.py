@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from llmsys.config.checkpoint import CheckpointConfig
-from llmsys.config.load import load_run
+from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import CheckpointError, UnreadableCheckpointError
 from llmsys.events import EventWriter
 from llmsys.train import checkpoint_record, checkpoint_write, retention
-from llmsys.train.checkpoint import load_tensors, newest_whole, read_newest
-from llmsys.train.checkpoint_record import list_checkpoints, problem_of
-from llmsys.train.faults import StepJudge
-from llmsys.train.resume import resume
-from llmsys.train.retention import kept, retire
-from llmsys.train.saver import Saver
+from llmsys.train.checkpoint import load_tensors, find_newest_checkpoint, read_newest_checkpoint
+from llmsys.train.checkpoint_record import list_checkpoints, find_checkpoint_error
+from llmsys.train.faults import StepGuard
+from llmsys.train.resume import resume_from_checkpoint
+from llmsys.train.retention import select_kept_steps, remove_old_checkpoints
+from llmsys.train.saver import CheckpointSaver
 from llmsys.train.verified import VerifiedCheckpoints
 from tests.helpers.ranks import run_ranks
 from tests.helpers.saving import save, state_of
@@ -37,9 +37,9 @@ def damage(checkpoint: Path) -> None:
 
 def save_all(folder: Path, *steps: int) -> list[Path]:
     for step in steps:
-        saver = Saver(folder, EVERYTHING)
-        saver.save(state_of(step), step, {"seed": 1}, evaluation={"loss": step / 100})
-        saver.finish()
+        saver = CheckpointSaver(folder, EVERYTHING)
+        saver.save_state(state_of(step), step, {"seed": 1}, evaluation={"loss": step / 100})
+        saver.finish_saves()
     return [folder / f"step-{step:08d}" for step in steps]
 
 
@@ -55,7 +55,7 @@ def test_damaged_newest_checkpoints_do_not_let_whole_ones_go(tmp_path: Path, dam
     for path in save_all(tmp_path, 10, 20, 30, 40):
         if int(path.name[5:]) in damaged:
             damage(path)
-    retire(tmp_path, CheckpointConfig(keep_last=2))
+    remove_old_checkpoints(tmp_path, CheckpointConfig(keep_last=2))
     whole = [step for step in (10, 20, 30, 40) if step not in damaged][-2:]
     assert set(whole) <= set(steps_in(tmp_path))
     assert all(step not in steps_in(tmp_path) for step in (10, 20, 30, 40) if step < whole[0])
@@ -65,57 +65,57 @@ def test_a_run_that_went_on_from_an_older_one_keeps_what_it_saves(tmp_path: Path
     """It saves at steps below the damaged ones, which by number are the newest."""
     for path in save_all(tmp_path, 10, 20, 30)[1:]:
         damage(path)
-    saver = Saver(tmp_path, CheckpointConfig(keep_last=2))
+    saver = CheckpointSaver(tmp_path, CheckpointConfig(keep_last=2))
     saver.trust(10)
     for step in (11, 12, 13):
-        saver.save(state_of(step), step, {"seed": 1})
-        saver.finish()
-    assert newest_whole(tmp_path) == tmp_path / "step-00000013"
+        saver.save_state(state_of(step), step, {"seed": 1})
+        saver.finish_saves()
+    assert find_newest_checkpoint(tmp_path) == tmp_path / "step-00000013"
     assert {12, 13} <= set(steps_in(tmp_path))
     assert not {10, 11} & set(steps_in(tmp_path))
 
 
 def test_a_damaged_best_one_takes_no_place_among_the_best(tmp_path: Path) -> None:
     damage(save_all(tmp_path, 10, 20, 30, 40)[0])
-    retire(tmp_path, CheckpointConfig(keep_last=1, keep_best=1))
+    remove_old_checkpoints(tmp_path, CheckpointConfig(keep_last=1, keep_best=1))
     assert steps_in(tmp_path) == [20, 40]
 
 
 def test_only_what_ranks_is_verified_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_all(tmp_path, 10, 20, 30)
     read: list[str] = []
-    real = checkpoint_record.digest_of
+    real = checkpoint_record.compute_digest
 
     def noted(file: Path, like: str = "") -> str:
         read.append(file.parent.name)
         return real(file, like)
 
-    monkeypatch.setattr(checkpoint_record, "digest_of", noted)
+    monkeypatch.setattr(checkpoint_record, "compute_digest", noted)
     verified, rule = VerifiedCheckpoints(), CheckpointConfig(keep_last=2)
-    retire(tmp_path, CheckpointConfig(keep_last=3), verified)
+    remove_old_checkpoints(tmp_path, CheckpointConfig(keep_last=3), verified)
     assert not read  # nothing would go
-    retire(tmp_path, rule, verified)
+    remove_old_checkpoints(tmp_path, rule, verified)
     assert set(read) == {"step-00000030", "step-00000020"}
     save_all(tmp_path, 40)
     read.clear()
     verified.trust(tmp_path / "step-00000040")
-    retire(tmp_path, rule, verified)
+    remove_old_checkpoints(tmp_path, rule, verified)
     assert not read
     damage(tmp_path / "step-00000040")  # later than it was verified
     assert not verified.is_whole(tmp_path / "step-00000040")
 
 
 def test_fewer_whole_ones_than_are_kept_let_nothing_go() -> None:
-    assert kept([10, 20, 30], {}, CheckpointConfig(keep_last=2), lambda step: step == 20) == {10, 20, 30}
+    assert select_kept_steps([10, 20, 30], {}, CheckpointConfig(keep_last=2), lambda step: step == 20) == {10, 20, 30}
 
 
 def test_other_names_are_no_checkpoints_and_steps_are_numbers(tmp_path: Path) -> None:
     save_all(tmp_path, 99_999_990, 100_000_000)
     (tmp_path / "step-copy").mkdir()
     (tmp_path / "step-00000010.old").mkdir()
-    retire(tmp_path, CheckpointConfig(keep_last=1))
+    remove_old_checkpoints(tmp_path, CheckpointConfig(keep_last=1))
     assert steps_in(tmp_path) == [100_000_000]
-    assert newest_whole(tmp_path) == tmp_path / "step-100000000"
+    assert find_newest_checkpoint(tmp_path) == tmp_path / "step-100000000"
     assert (tmp_path / "step-copy").exists()
 
 
@@ -138,12 +138,12 @@ class EngineOfOneWeight:
 
 
 def config(run_folder: Path, *words: str) -> RunConfig:
-    return load_run("train/demo", [f"run.folder={run_folder}", *words])
+    return load_run_config("train/demo", [f"run.folder={run_folder}", *words])
 
 
 def go_on(run_folder: Path, *words: str) -> int | None:
     one = config(run_folder, *words)
-    return resume(EngineOfOneWeight(), one, {"seed": 1}, StepJudge(one.train))  # type: ignore[arg-type]
+    return resume_from_checkpoint(EngineOfOneWeight(), one, {"seed": 1}, StepGuard(one.train))  # type: ignore[arg-type]
 
 
 def test_when_all_are_damaged_the_run_does_not_start_over(tmp_path: Path) -> None:
@@ -234,9 +234,9 @@ def test_what_a_killed_save_put_aside_is_given_back_before_resume_looks(tmp_path
     if new == "damaged":
         damage(path)
     assert go_on(tmp_path) == 20
-    Saver(folder, CheckpointConfig())
+    CheckpointSaver(folder, CheckpointConfig())
     assert not list(folder.glob(".*"))
-    assert problem_of(path) is None
+    assert find_checkpoint_error(path) is None
 
 
 # --- Errors of reading ---
@@ -272,7 +272,7 @@ def test_what_cannot_be_read_now_is_not_taken_for_damage(
     save_all(folder, 10, 20)
     with monkeypatch.context() as patch:
         fail_to_read(patch, f"step-00000020/{file}", TRANSIENT[name])
-        for read in (lambda: go_on(tmp_path), lambda: newest_whole(folder)):
+        for read in (lambda: go_on(tmp_path), lambda: find_newest_checkpoint(folder)):
             with pytest.raises(UnreadableCheckpointError) as caught:
                 read()
             said = str(caught.value)
@@ -304,7 +304,7 @@ def test_retention_removes_nothing_while_a_checkpoint_cannot_be_read(
     save_all(tmp_path, 10, 20, 30)
     fail_to_read(monkeypatch, f"step-00000010/{file}", errno.ESTALE)
     with caplog.at_level(logging.WARNING):
-        retire(tmp_path, CheckpointConfig(keep_last=1, keep_best=1))
+        remove_old_checkpoints(tmp_path, CheckpointConfig(keep_last=1, keep_best=1))
     assert "no checkpoint is removed now, and after the next save it is tried again" in caplog.text
     assert steps_in(tmp_path) == [10, 20, 30]
 
@@ -312,24 +312,24 @@ def test_retention_removes_nothing_while_a_checkpoint_cannot_be_read(
 def test_what_a_run_removes_under_its_reader_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A network disk says ESTALE of a file that another host has removed."""
     save_all(tmp_path, 10, 20)
-    real = checkpoint_record.digest_of
+    real = checkpoint_record.compute_digest
 
     def removed(file: Path, like: str = "") -> str:
         if file.parent.name == "step-00000020":
-            checkpoint_write.set_aside(file.parent)
+            checkpoint_write.remove_checkpoint(file.parent)
             raise OSError(errno.ESTALE, "Stale file handle", str(file))
         return real(file, like)
 
-    monkeypatch.setattr(checkpoint_record, "digest_of", removed)
-    assert read_newest(lambda: newest_whole(tmp_path), lambda found: found) == tmp_path / "step-00000010"
+    monkeypatch.setattr(checkpoint_record, "compute_digest", removed)
+    assert read_newest_checkpoint(lambda: find_newest_checkpoint(tmp_path), lambda found: found) == tmp_path / "step-00000010"
 
 
 def test_a_failing_removal_is_told_and_the_save_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbid(checkpoint: Path) -> None:
         raise OSError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(retention, "set_aside", forbid)
+    monkeypatch.setattr(retention, "remove_checkpoint", forbid)
     for step in (10, 20):
         published(tmp_path, step)
-    retire(tmp_path, CheckpointConfig(keep_last=1))
+    remove_old_checkpoints(tmp_path, CheckpointConfig(keep_last=1))
     assert steps_in(tmp_path) == [10, 20]

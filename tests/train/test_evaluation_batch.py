@@ -6,24 +6,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmsys.config.load import load_run
+from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
 from llmsys.errors import ConfigError
-from llmsys.estimate.memory_peak import peak_memory
-from llmsys.estimate.system import System
+from llmsys.estimate.memory_peak import estimate_peak_memory
+from llmsys.estimate.system import MemoryProfile
 from llmsys.model.transformer import Transformer
-from llmsys.train.forecast import forecast
-from llmsys.train.measure import TargetEvaluator, row_sums
+from llmsys.train.forecast import build_prediction
+from llmsys.train.measure import TargetEvaluator, compute_batch_row_sums
 from tests.helpers.live_memory import Followed
 
 ROWS, LENGTH, VOCABULARY = 5, 4, 7
 
 
 class HeldRows:
-    rows = ROWS
+    num_rows = ROWS
 
-    def batch(self, first: int, count: int) -> Batch:
+    def get_batch(self, first: int, count: int) -> Batch:
         targets_BT = torch.full((count, LENGTH), -100)
         targets_BT[: max(0, min(count, ROWS - first))] = 1
         return Batch(torch.zeros(count, LENGTH, dtype=torch.int64), targets_BT)
@@ -53,7 +53,7 @@ def test_a_forward_pass_has_the_sequences_of_the_config(sequences: int) -> None:
     ],
 )
 def test_left_out_it_is_a_training_micro_batch_and_at_most_eight(words: list[str], expected: int) -> None:
-    assert load_run("train/demo", ["batch.sequences=32", *words]).evaluation_sequences == expected
+    assert load_run_config("train/demo", ["batch.sequences=32", *words]).evaluation_sequences == expected
 
 
 # --- Memory ---
@@ -69,7 +69,7 @@ def run_of(**evaluation: int) -> RunConfig:
 
 
 def instant_of(config: RunConfig, **system: Any) -> int:
-    ledger = peak_memory(config, config.fitted_layout(1), system=System(device="cpu", measured="allocated", **system))
+    ledger = estimate_peak_memory(config, config.resolve_layout(1), system=MemoryProfile(device="cpu", measured="allocated", **system))
     return next(one.bytes for one in ledger.instants if one.name == "in an evaluation")
 
 
@@ -79,7 +79,7 @@ def test_the_instant_is_what_lives_in_a_forward_pass_or_somewhat_above(sequences
     model = Transformer(config.model)
     tokens_BT = torch.zeros(sequences, 128, dtype=torch.int64)
     with torch.no_grad(), Followed(*model.parameters()) as followed:
-        row_sums(model.eval()(tokens_BT), tokens_BT)
+        compute_batch_row_sums(model.eval()(tokens_BT), tokens_BT)
     weights = sum(one.nbytes for one in model.parameters())
     moments_and_gathered = instant_of(config) - instant_of(run_of(micro_sequences=1))
     assert followed.peak_bytes < instant_of(config)
@@ -89,19 +89,19 @@ def test_the_instant_is_what_lives_in_a_forward_pass_or_somewhat_above(sequences
 
 def test_a_peak_in_an_evaluation_is_told_with_what_helps() -> None:
     config = run_of(micro_sequences=64)
-    ledger = peak_memory(config, config.fitted_layout(1), system=System(device="cpu"))
+    ledger = estimate_peak_memory(config, config.resolve_layout(1), system=MemoryProfile(device="cpu"))
     assert ledger.peak_instant == "in an evaluation"
-    text = ledger.verdict(ledger.peak_bytes - 1).text
+    text = ledger.compute_fit_result(ledger.peak_bytes - 1).text
     assert "runs out in an evaluation: " in text
     assert "evaluation.micro_sequences=32 saves" in text
-    told = forecast(config, torch.device("cpu"), None)["memory"]
+    told = build_prediction(config, torch.device("cpu"), None)["memory"]
     assert told["instant"] != "in an evaluation"  # what is measured is the peak of steps
     assert told["evaluation_bytes"] == ledger.peak_bytes > told["peak_bytes"]
 
 
 def test_another_system_has_no_evaluation() -> None:
     config = run_of()
-    ledger = peak_memory(config, config.fitted_layout(1), system=System(evaluation="none"))
+    ledger = estimate_peak_memory(config, config.resolve_layout(1), system=MemoryProfile(evaluation="none"))
     assert "in an evaluation" not in [one.name for one in ledger.instants]
 
 
@@ -115,5 +115,5 @@ def test_prompts_that_cannot_be_continued_are_refused_before_the_run() -> None:
         r"Use generation\.prompts=\[\], or model\.moe\.routing\.kind=token_choice or capacity\."
     )
     with pytest.raises(ConfigError, match=rule):
-        load_run("train/demo", [*words, "generation.prompts=[The town]"])
-    assert load_run("train/demo", [*words, "generation.prompts=[]"]).model.moe is not None
+        load_run_config("train/demo", [*words, "generation.prompts=[The town]"])
+    assert load_run_config("train/demo", [*words, "generation.prompts=[]"]).model.moe is not None

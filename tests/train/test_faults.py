@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.load import load_run
+from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.config.train import TrainConfig
 from llmsys.data.batch import Batch
-from llmsys.engine.engine import Accept, LogicalState, StepResult, always
-from llmsys.errors import LlmsysError, Stopped
-from llmsys.events import EventWriter, latest_events
-from llmsys.train.blame import contents
-from llmsys.train.checkpoint import load, newest_whole, resumable_record
-from llmsys.train.dataset import open_data
-from llmsys.train.faults import StepJudge
-from llmsys.train.measure import Measurement
-from llmsys.train.metrics import meter_of
-from llmsys.train.objective import steps_of
-from llmsys.train.record import Record
-from llmsys.train.saver import Saver
-from llmsys.train.signals import StopWish
+from llmsys.engine.engine import Accept, EngineState, StepResult, accept_all
+from llmsys.errors import LlmsysError, StopRequested
+from llmsys.events import EventWriter, read_latest_events
+from llmsys.train.blame import describe_step_contents
+from llmsys.train.checkpoint import load_checkpoint, find_newest_checkpoint, read_resumable_record
+from llmsys.train.dataset import open_first_source
+from llmsys.train.faults import StepGuard
+from llmsys.train.measure import TargetEvaluation
+from llmsys.train.metrics import build_step_meter
+from llmsys.train.objective import build_step_batches
+from llmsys.train.record import MetricLogger
+from llmsys.train.saver import CheckpointSaver
+from llmsys.train.signals import StopRequest
 from llmsys.train.trainer import Trainer
 from llmsys.train.watchdog import Watchdog
 from tests.helpers.dataset import VOCABULARY, make_dataset
@@ -32,21 +32,21 @@ from tests.helpers.dataset import VOCABULARY, make_dataset
 STEPS = 12
 
 
-def judge(**settings: Any) -> StepJudge:
-    return StepJudge(TrainConfig.model_validate(settings))
+def judge(**settings: Any) -> StepGuard:
+    return StepGuard(TrainConfig.model_validate(settings))
 
 
-def take(one: StepJudge, step: int, loss: float, norm: float) -> bool:
-    accepted = one.accept(loss, norm)
+def take(one: StepGuard, step: int, loss: float, norm: float) -> bool:
+    accepted = one.accept_step(loss, norm)
     result = StepResult(loss, norm, 1, accepted)
-    one.took(step, result) if accepted else one.refused(step)
+    one.record_accepted(step, result) if accepted else one.record_skipped(step)
     return accepted
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (2.0, math.inf), (math.inf, math.nan)])
 def test_a_step_that_is_not_finite_is_bad(loss: float, norm: float) -> None:
     one = judge()
-    assert not one.accept(loss, norm)
+    assert not one.accept_step(loss, norm)
     assert "A step must be finite" in one.problem
 
 
@@ -88,7 +88,7 @@ class CountingEngine:
         self.updates, self.tried, self.bad = 0, [], bad  # type: ignore[var-annotated]
 
     def train_step(
-        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = always, extras: Sequence[float] = ()
+        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
     ) -> StepResult:
         step = int(batches[0].tokens_BT[0, 0])
         self.tried.append(step)
@@ -99,13 +99,13 @@ class CountingEngine:
             self.weights["parameter/order"].mul_(1.1).add_(step)
         return StepResult(2.0, norm, 1, applied, tuple(extras))
 
-    def logits(self, batch: Batch) -> torch.Tensor:
+    def compute_logits(self, batch: Batch) -> torch.Tensor:
         return torch.zeros(1)
 
-    def state(self) -> LogicalState:
-        return LogicalState(dict(self.weights), self.updates)
+    def get_state(self) -> EngineState:
+        return EngineState(dict(self.weights), self.updates)
 
-    def load(self, state: LogicalState) -> None:
+    def load_state(self, state: EngineState) -> None:
         self.updates = state.steps
 
 
@@ -123,8 +123,8 @@ class Numbers:
 
 
 class NoEvaluation:
-    def evaluate(self, logits: Any, device: Any) -> Measurement:
-        return Measurement(2.0, 7.4, 0.5, 1)
+    def evaluate(self, logits: Any, device: Any) -> TargetEvaluation:
+        return TargetEvaluation(2.0, 7.4, 0.5, 1)
 
 
 def config(folder: Path, **settings: str) -> RunConfig:
@@ -132,25 +132,25 @@ def config(folder: Path, **settings: str) -> RunConfig:
              "batch.sequences": "1", "checkpoint.every_steps": "4", "train.log_every_steps": "1",
              "schedule": "{kind: constant}", "train.precision": "fp32",
              "train.hang_timeout_seconds": "0", "layout.expert": "1"}  # fmt: skip
-    return load_run("train/demo", [f"{key}={value}" for key, value in (words | settings).items()])
+    return load_run_config("train/demo", [f"{key}={value}" for key, value in (words | settings).items()])
 
 
-def trainer(one: RunConfig, bad: Callable[[int], bool], wish: StopWish | None = None) -> Trainer:
+def trainer(one: RunConfig, bad: Callable[[int], bool], wish: StopRequest | None = None) -> Trainer:
     """A trainer around the counting engine, resumed if its folder holds a checkpoint."""
-    engine, judged, folder = CountingEngine(bad), StepJudge(one.train), one.run.folder / "checkpoints"
-    steps, newest = 0, newest_whole(folder)
+    engine, judged, folder = CountingEngine(bad), StepGuard(one.train), one.run.folder / "checkpoints"
+    steps, newest = 0, find_newest_checkpoint(folder)
     if newest is not None:
-        record = resumable_record(newest)
-        load(engine, newest)  # type: ignore[arg-type]
-        judged.load(record["judge"])
+        record = read_resumable_record(newest)
+        load_checkpoint(engine, newest)  # type: ignore[arg-type]
+        judged.load_state_dict(record["judge"])
         steps = record["steps"]
-    record = Record(EventWriter(one.run.folder / "events.jsonl"), None)  # type: ignore[assignment]
-    parts: Any = (engine, Numbers(), NoEvaluation(), record, {}, list, Saver(folder, one.checkpoint), judged)
+    record = MetricLogger(EventWriter(one.run.folder / "events.jsonl"), None)  # type: ignore[assignment]
+    parts: Any = (engine, Numbers(), NoEvaluation(), record, {}, list, CheckpointSaver(folder, one.checkpoint), judged)
     more = (
-        wish or StopWish(environment={}),
+        wish or StopRequest(environment={}),
         Watchdog(one.run.folder, 0),
         lambda step: {},
-        meter_of(one, torch.device("cpu"), None),
+        build_step_meter(one, torch.device("cpu"), None),
     )
     return Trainer(one, *parts, *more, steps_done=steps)
 
@@ -176,8 +176,8 @@ def test_the_trajectory_is_the_one_without_the_bad_steps(tmp_path: Path, policy:
     )
     one.train()
     assert weights(one) == pytest.approx(without(6, 7, 11))
-    assert one.engine.state().steps == STEPS - 3
-    events = latest_events(tmp_path / "events.jsonl")
+    assert one.engine.get_state().steps == STEPS - 3
+    events = read_latest_events(tmp_path / "events.jsonl")
     assert [event["step"] for event in events if event["event"] == "bad_step"] == [6, 7, 11]
     assert all(event["policy"] == policy for event in events if event["event"] == "bad_step")
     tried: list[int] = one.engine.tried  # type: ignore[attr-defined]
@@ -211,27 +211,27 @@ def test_a_bad_first_step_finds_something_to_go_back_to(tmp_path: Path) -> None:
 
 def test_experts_are_not_balanced_by_a_step_that_was_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     applied: list[bool] = []
-    monkeypatch.setattr("llmsys.train.trainer.settle_experts", lambda module, one: applied.append(one))
+    monkeypatch.setattr("llmsys.train.trainer.update_expert_balance", lambda module, one: applied.append(one))
     trainer(config(tmp_path), lambda step: step == 3).train()
     assert applied == [step != 3 for step in range(1, STEPS + 1)]
 
 
 def test_a_stopped_run_saves_after_the_step_and_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
-    one, wish = config(tmp_path, **{"checkpoint.mode": "async"}), StopWish(environment={})
+    one, wish = config(tmp_path, **{"checkpoint.mode": "async"}), StopRequest(environment={})
 
     def stop_in_step_six(step: int) -> bool:
         if step == 6:
             wish.reason = "SIGTERM came"
         return step == 3
 
-    with pytest.raises(Stopped, match=r"SIGTERM came: saved after step 7 of 12 into .* Run the same command again"):
+    with pytest.raises(StopRequested, match=r"SIGTERM came: saved after step 7 of 12 into .* Run the same command again"):
         trainer(one, stop_in_step_six, wish).train()
     again = trainer(one, lambda step: False)
     assert again.steps_done == 7
-    assert again.judge.left_out == {3}
+    assert again.step_guard.left_out == {3}
     again.train()
     assert weights(again) == pytest.approx(without(3))
-    [stopped] = [event for event in latest_events(tmp_path / "events.jsonl") if event["event"] == "stopped"]
+    [stopped] = [event for event in read_latest_events(tmp_path / "events.jsonl") if event["event"] == "stopped"]
     assert (stopped["step"], stopped["reason"]) == (7, "SIGTERM came")
 
 
@@ -251,7 +251,7 @@ def test_an_overflow_behind_a_bad_step_is_still_an_overflow(tmp_path: Path) -> N
     one = trainer(config(tmp_path), lambda step: False)
     one.engine = Overflowing(lambda step: step == 3)
     one.train()
-    events = latest_events(tmp_path / "events.jsonl")
+    events = read_latest_events(tmp_path / "events.jsonl")
     found = [(event["event"], event["step"]) for event in events if event["event"] in ("bad_step", "overflow")]
     assert found == [("bad_step", 3), ("overflow", 4)]
 
@@ -261,9 +261,9 @@ class FallingThenRising:
 
     asked = 0
 
-    def evaluate(self, logits: Any, device: Any) -> Measurement:
+    def evaluate(self, logits: Any, device: Any) -> TargetEvaluation:
         self.asked += 1
-        return Measurement(2.0 + abs(self.asked - 3), 7.4, 0.5, 1)
+        return TargetEvaluation(2.0 + abs(self.asked - 3), 7.4, 0.5, 1)
 
 
 def test_the_best_evaluation_of_the_loop_stays_with_the_last(tmp_path: Path) -> None:
@@ -281,16 +281,16 @@ def test_the_record_of_a_bad_step_names_its_documents(tmp_path: Path) -> None:
     settings = {"data.folder": str(tmp_path / "data"), "tokenizer.vocab_size": str(VOCABULARY), "batch.sequences": "4",
                 "model.vocab_size": str(VOCABULARY), "train.tokens": str(256 * 40)}  # fmt: skip
     one = config(tmp_path, **settings)
-    shards, tokenizer = open_data(one, "train")
-    by_rank = [steps_of(one, 2, rank) for rank in range(2)]
-    found = contents(by_rank[0], [shards], 5)
-    assert found == contents(by_rank[1], [shards], 5)
+    shards, tokenizer = open_first_source(one, "train")
+    by_rank = [build_step_batches(one, 2, rank) for rank in range(2)]
+    found = describe_step_contents(by_rank[0], [shards], 5)
+    assert found == describe_step_contents(by_rank[1], [shards], 5)
     assert found["sequences"] == [20, 23]
-    rows = [row.tolist() for steps in by_rank for batch in steps.step(5) for row in batch.tokens_BT]
+    rows = [row.tolist() for steps in by_rank for batch in steps.get_micro_batches(5) for row in batch.tokens_BT]
     end = f" {tokenizer.eos_id} "
     lines = [f" {' '.join(map(str, row))} ".replace(end, " | ") for row in rows]
     pieces = [f" {piece.strip()} " for line in lines for piece in line.split("|") if piece.strip()]
-    texts = [f" {' '.join(map(str, shards.tokens(int(one, 16)).tolist()))} " for one in found["documents"]]
+    texts = [f" {' '.join(map(str, shards.get_tokens(int(one, 16)).tolist()))} " for one in found["documents"]]
     assert all(any(piece in text for text in texts) for piece in pieces)
     strangers = [text for text in texts if not any(piece in text for piece in pieces)]
     assert len(strangers) <= len(rows)  # of a row's last document perhaps only its first token is in, as a target

@@ -7,10 +7,10 @@ import torch
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import LossConfig
-from llmsys.model.head import MaskedHead, VocabularyHead, build_head
+from llmsys.model.head import MlmHead, LmHead, build_head
 from llmsys.train import head_loss as room
-from llmsys.train.head_loss import head_loss, training_loss
-from llmsys.train.loss import sequence_losses
+from llmsys.train.head_loss import compute_linear_cross_entropy, build_training_loss
+from llmsys.train.loss import compute_sequence_losses
 
 HEADS: dict[str, dict[str, Any]] = {
     "plain": {"kind": "lm"},
@@ -21,7 +21,7 @@ HEADS: dict[str, dict[str, Any]] = {
 }
 
 
-def built(head: dict[str, Any]) -> VocabularyHead | MaskedHead:
+def built(head: dict[str, Any]) -> LmHead | MlmHead:
     config = ModelConfig(
         family="encoder" if head["kind"] == "mlm" else "decoder",
         vocab_size=37,
@@ -32,7 +32,7 @@ def built(head: dict[str, Any]) -> VocabularyHead | MaskedHead:
         head=head,
     )
     module = build_head(config)
-    assert isinstance(module, VocabularyHead | MaskedHead)
+    assert isinstance(module, LmHead | MlmHead)
     with torch.no_grad():
         for value in [*module.parameters(), *module.buffers()]:
             value.copy_(torch.randn(value.shape, generator=torch.Generator().manual_seed(value.numel())))
@@ -51,16 +51,16 @@ def test_loss_and_gradients_equal_those_of_whole_logits(
     targets_BT = torch.randint(0, 37, (3, 20), generator=generator)
     targets_BT[1, 4:] = -100
     inputs = [x_BTD, *head.parameters()]
-    whole = sequence_losses(head(x_BTD), targets_BT, smoothing, z).sum()
+    whole = compute_sequence_losses(head(x_BTD), targets_BT, smoothing, z).sum()
     expected = [whole, *torch.autograd.grad(whole * 0.3, inputs)]
-    loss = head_loss(head, x_BTD, targets_BT, smoothing, z)
+    loss = compute_linear_cross_entropy(head, x_BTD, targets_BT, smoothing, z)
     for value, true in zip([loss, *torch.autograd.grad(loss * 0.3, inputs)], expected, strict=True):
         torch.testing.assert_close(value, true)
 
 
 def test_nothing_to_learn_costs_nothing_and_leaves_zero_gradients() -> None:
     head, x_BTD = built(HEADS["plain"]), torch.randn(2, 3, 16, requires_grad=True)
-    loss = head_loss(head, x_BTD, torch.full((2, 3), -100))
+    loss = compute_linear_cross_entropy(head, x_BTD, torch.full((2, 3), -100))
     loss.backward()
     assert loss == 0
     assert (x_BTD.grad == 0).all()
@@ -71,13 +71,13 @@ def test_bfloat16_gradients_of_the_weight_are_summed_in_float32(monkeypatch: pyt
     monkeypatch.setattr(room, "LOGITS_BYTES_ON_CPU", 16 * 37 * 2)
     head, x_BTD = built(HEADS["plain"]), torch.randn(1, 4096, 16, generator=torch.Generator().manual_seed(2))
     targets_BT = torch.randint(0, 37, (1, 4096), generator=torch.Generator().manual_seed(3))
-    exact = torch.autograd.grad(head_loss(head, x_BTD, targets_BT), head.weight)[0]
-    rounded = torch.autograd.grad(head_loss(head.bfloat16(), x_BTD.bfloat16(), targets_BT), head.weight)[0]
+    exact = torch.autograd.grad(compute_linear_cross_entropy(head, x_BTD, targets_BT), head.weight)[0]
+    rounded = torch.autograd.grad(compute_linear_cross_entropy(head.bfloat16(), x_BTD.bfloat16(), targets_BT), head.weight)[0]
     assert float((rounded - exact).norm() / exact.norm()) < 0.02
 
 
 def test_a_second_backward_is_refused() -> None:
-    loss = head_loss(built(HEADS["plain"]), torch.randn(1, 2, 16, requires_grad=True), torch.tensor([[1, 2]]))
+    loss = compute_linear_cross_entropy(built(HEADS["plain"]), torch.randn(1, 2, 16, requires_grad=True), torch.tensor([[1, 2]]))
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="used up by its first backward"):
         loss.backward()
@@ -85,7 +85,7 @@ def test_a_second_backward_is_refused() -> None:
 
 def test_the_training_loss_is_shaped_with_and_without_a_head() -> None:
     head, x_BTD, targets_BT = built(HEADS["plain"]), torch.randn(2, 3, 16), torch.tensor([[0, 1, 2], [3, 4, 0]])
-    loss = training_loss(LossConfig(label_smoothing=0.1, z_loss=1e-3))
-    expected = sequence_losses(head(x_BTD), targets_BT, 0.1, 1e-3).sum()
+    loss = build_training_loss(LossConfig(label_smoothing=0.1, z_loss=1e-3))
+    expected = compute_sequence_losses(head(x_BTD), targets_BT, 0.1, 1e-3).sum()
     torch.testing.assert_close(loss(head, x_BTD, targets_BT), expected)
     torch.testing.assert_close(loss(None, head(x_BTD), targets_BT), expected)

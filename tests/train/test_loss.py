@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from llmsys.train.loss import sequence_losses
+from llmsys.train.loss import compute_sequence_losses
 
 
 @pytest.mark.parametrize("length", [1, 7, 64])
@@ -16,7 +16,7 @@ def test_losses_and_gradients_equal_the_plain_form(length: int) -> None:
     weights_B = torch.tensor([1.0, 2.0, -3.0])
     plain_BT = torch.nn.functional.cross_entropy(plain_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
     plain_B = plain_BT.view(3, length).sum(1)
-    losses_B = sequence_losses(logits_BTV, targets_BT)
+    losses_B = compute_sequence_losses(logits_BTV, targets_BT)
     torch.testing.assert_close(losses_B, plain_B)
     assert losses_B[1] == 0
     (losses_B * weights_B).sum().backward()
@@ -40,7 +40,7 @@ def test_smoothing_and_z_loss_equal_their_definitions(smoothing: float, z: float
     plain_BTV = logits_BTV.detach().clone().requires_grad_()
     targets_BT = torch.randint(0, 37, (3, 50), generator=generator)
     targets_BT[0, 5:] = -100
-    losses_B = sequence_losses(logits_BTV, targets_BT, smoothing, z)
+    losses_B = compute_sequence_losses(logits_BTV, targets_BT, smoothing, z)
     plain_B = plainly_smoothed(plain_BTV, targets_BT, smoothing, z)
     torch.testing.assert_close(losses_B, plain_B)
     (losses_B * torch.tensor([1.0, -2.0, 3.0])).sum().backward()
@@ -52,23 +52,23 @@ def test_smoothing_and_z_loss_equal_their_definitions(smoothing: float, z: float
 def test_a_classifier_counts_as_sequences_of_one() -> None:
     logits_BV, targets_B1 = torch.randn(4, 3), torch.tensor([[0], [2], [-100], [1]])
     expected = torch.nn.functional.cross_entropy(logits_BV, targets_B1[:, 0], reduction="none")
-    torch.testing.assert_close(sequence_losses(logits_BV, targets_B1), expected)
+    torch.testing.assert_close(compute_sequence_losses(logits_BV, targets_B1), expected)
 
 
 def test_bfloat16_logits_are_summed_in_float32() -> None:
     logits_BTV = (4 * torch.randn(2, 40, 300, generator=torch.Generator().manual_seed(0))).bfloat16()
     targets_BT = torch.arange(80).view(2, 40)
-    exact = sequence_losses(logits_BTV.double(), targets_BT)
-    torch.testing.assert_close(sequence_losses(logits_BTV, targets_BT), exact, rtol=1e-6, atol=1e-4)
+    exact = compute_sequence_losses(logits_BTV.double(), targets_BT)
+    torch.testing.assert_close(compute_sequence_losses(logits_BTV, targets_BT), exact, rtol=1e-6, atol=1e-4)
 
 
 def test_huge_logits_do_not_overflow() -> None:
-    losses = sequence_losses(torch.tensor([[[1e4, -1e4, 0.0]]]), torch.tensor([[1]]))
+    losses = compute_sequence_losses(torch.tensor([[[1e4, -1e4, 0.0]]]), torch.tensor([[1]]))
     assert losses.item() == pytest.approx(2e4)
 
 
 def test_a_second_backward_is_refused() -> None:
-    loss = sequence_losses(torch.zeros(1, 2, 3, requires_grad=True), torch.zeros(1, 2, dtype=torch.int64)).sum()
+    loss = compute_sequence_losses(torch.zeros(1, 2, 3, requires_grad=True), torch.zeros(1, 2, dtype=torch.int64)).sum()
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="used up by its first backward"):
         loss.backward()

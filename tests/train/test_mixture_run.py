@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from llmsys.events import latest_events, read_events
+from llmsys.events import read_latest_events, read_events
 from tests.helpers.dataset import VOCABULARY, make_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,8 +74,8 @@ def test_a_growing_mixture_killed_in_mid_ramp_goes_on_as_if_nothing_had_been(con
     process.wait()
     resumed = train(config, "launch.processes=2", "batch.micro_sequences=2", "batch.deal=in_order")
     assert resumed.returncode == 0, resumed.stderr[-2000:]
-    events = latest_events(path)
-    found, wanted = steps_of(events), steps_of(latest_events(tmp_path / "calm" / "events.jsonl"))
+    events = read_latest_events(path)
+    found, wanted = steps_of(events), steps_of(read_latest_events(tmp_path / "calm" / "events.jsonl"))
     assert found.keys() == wanted.keys()
     sizes = [wanted[step]["batch_tokens"] for step in wanted]
     assert sizes[0] == 128 and sizes[-1] == 512 and sizes == sorted(sizes) and len(set(sizes)) == 4  # noqa: PT018

@@ -8,17 +8,17 @@ import torch
 from pydantic import ValidationError
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.layout import Layout
+from llmsys.config.layout import ParallelLayout
 from llmsys.config.noise import require_micro_batches
-from llmsys.config.optimizer import AdamW
+from llmsys.config.optimizer import AdamWConfig
 from llmsys.config.run import RunConfig
 from llmsys.engine.engine import StepResult
 from llmsys.engine.torch_engine import TorchEngine
 from llmsys.errors import ConfigError
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.mesh import make_meshes
-from llmsys.train.head_loss import training_loss
-from llmsys.train.noise import NoiseMeter, NoiseScale
+from llmsys.parallel.mesh import build_device_meshes
+from llmsys.train.head_loss import build_training_loss
+from llmsys.train.noise import NoiseScaleMeter, GradientNoiseScale
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import LENGTH, sequences, tiny_config
 
@@ -28,51 +28,51 @@ CPU = torch.device("cpu")
 def test_known_gradients_give_the_known_noise_scale() -> None:
     generator = np.random.default_rng(0)
     mean, deviation = generator.normal(0, 0.1, 40), generator.uniform(0.5, 2, 40)
-    scale, gradients, traces = NoiseScale(), [], []
+    scale, gradients, traces = GradientNoiseScale(), [], []
     for _ in range(3000):
         tokens = mean + deviation * generator.normal(size=(64, 40))
         small, large = tokens[:16].mean(0), tokens.mean(0)
-        scale.add(float(small @ small), 16, float(large @ large), 64)
-        single = NoiseScale()
-        single.add(float(small @ small), 16, float(large @ large), 64)
+        scale.update(float(small @ small), 16, float(large @ large), 64)
+        single = GradientNoiseScale()
+        single.update(float(small @ small), 16, float(large @ large), 64)
         gradients.append(single.gradient_squared / single.weight)
         traces.append(single.covariance_trace / single.weight)
     # Both estimates are unbiased, which their quotient in a single step is not.
     assert np.mean(gradients) == pytest.approx(mean @ mean, rel=0.1)
     assert np.mean(traces) == pytest.approx((deviation**2).sum(), rel=0.05)
     assert np.mean(traces) / np.mean(gradients) == pytest.approx((deviation**2).sum() / (mean @ mean), rel=0.15)
-    found = scale.fields()
+    found = scale.to_dict()
     assert found["noise_scale_tokens"] == pytest.approx((deviation**2).sum() / (mean @ mean), rel=0.7)
 
 
 def test_a_negative_average_is_no_noise_scale() -> None:
-    scale = NoiseScale()
-    scale.add(10.0, 16, 1.0, 64)  # so much noise that nothing of the gradient can be seen
-    assert scale.fields()["noise_scale_tokens"] is None
-    assert NoiseScale().fields() == {}
+    scale = GradientNoiseScale()
+    scale.update(10.0, 16, 1.0, 64)  # so much noise that nothing of the gradient can be seen
+    assert scale.to_dict()["noise_scale_tokens"] is None
+    assert GradientNoiseScale().to_dict() == {}
 
 
 def engine(ranks: int = 1) -> TorchEngine:
-    meshes = make_meshes(Layout().fit(ranks, tiny_config()), CPU)
+    meshes = build_device_meshes(ParallelLayout().resolve(ranks, tiny_config()), CPU)
     with torch.device("meta"):
         model = Transformer(tiny_config())
     return TorchEngine(
-        model, meshes=meshes, optimizer=AdamW(), loss=training_loss(RunConfig().loss), compute_dtype=torch.float32,
+        model, meshes=meshes, optimizer=AdamWConfig(), loss=build_training_loss(RunConfig().loss), compute_dtype=torch.float32,
         seed=1, device=CPU,
     )  # fmt: skip
 
 
 def measured(rank: int, ranks: int) -> tuple[float, float, float, float]:
     """(small norm and tokens of the meter, norm of that micro-batch alone, targets)."""
-    meter = NoiseMeter(every_steps=1, sequence_ranks=1, seed=3)
+    meter = NoiseScaleMeter(every_steps=1, sequence_ranks=1, seed=3)
     share = 4 // ranks
     batches = [sequences(0, 4 * micro + rank * share, share, ignored=0 if rank else 3) for micro in range(3)]
     meter.engine = watched = engine(ranks)
-    ordered = meter.begin(0, batches)
+    ordered = meter.begin_step(0, batches)
     assert sorted(map(id, ordered)) == sorted(map(id, batches))
     result = watched.train_step(ordered, 0.0)
     assert meter._small is not None
-    meter.end(result)
+    meter.end_step(result)
     alone = engine(ranks).train_step(ordered[:1], 0.0)
     norm, targets = meter._small
     return norm * result.targets / targets, targets, alone.gradient_norm, result.targets
@@ -93,17 +93,17 @@ class Engine:
 
 
 def test_only_every_so_manieth_step_is_measured_and_a_refused_one_is_not_taken() -> None:
-    meter = NoiseMeter(every_steps=3, sequence_ranks=1, seed=0)
+    meter = NoiseScaleMeter(every_steps=3, sequence_ranks=1, seed=0)
     meter.engine = watched = Engine()
     batches = [sequences(0, micro, 1) for micro in range(2)]
     for step, due in enumerate([False, False, True, False]):
-        ordered = meter.begin(step, batches)
+        ordered = meter.begin_step(step, batches)
         assert (meter._targets == LENGTH) == due == (watched.after_micro_batch is not None)
         assert due or ordered == batches
-    meter.begin(2, batches)
+    meter.begin_step(2, batches)
     meter._small = 1.0, 8.0
-    meter.end(StepResult(1.0, 1.0, 32, applied=False))
-    assert meter.scale.fields() == {}
+    meter.end_step(StepResult(1.0, 1.0, 32, is_applied=False))
+    assert meter.scale.to_dict() == {}
 
 
 @pytest.mark.parametrize(

@@ -98,12 +98,12 @@ def test_auto_is_resolved_logged_and_recorded(
     with caplog.at_level(logging.INFO):
         resolved = resolve_precision(config_in(tmp_path))
     assert [one.getMessage() for one in caplog.records] == [f"train.precision=auto takes {expected}: {support.reason}"]
-    assert resolved.train.precision == resolved.trajectory["train"]["precision"] == expected
+    assert resolved.train.precision == resolved.trajectory_settings["train"]["precision"] == expected
 
 
 def test_one_rank_without_bf16_gives_all_ranks_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "find_bf16_support", lambda _: NATIVE)
-    monkeypatch.setattr(precision, "gathered", lambda own: [own, (False, 1, "it has no units")])
+    monkeypatch.setattr(precision, "all_gather_object", lambda own: [own, (False, 1, "it has no units")])
     assert resolve_precision(config_in(tmp_path)).train.precision == "fp32"
 
 
@@ -167,4 +167,4 @@ def test_what_needs_bf16_says_so_when_auto_is_fp32(tmp_path: Path, monkeypatch: 
 
 def test_an_unresolved_type_never_reaches_what_a_run_compares(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.precision=auto is known only on a device"):
-        _ = config_in(tmp_path).trajectory
+        _ = config_in(tmp_path).trajectory_settings

@@ -41,7 +41,7 @@ def test_convert_prepare_evaluate_train_and_generate(
     tokens.require_tokenizer(tokenizer.fingerprint)
     copied = load_tokenizer(tmp_path / "data" / "tokenizer")
     assert (copied.eos_id, copied.fingerprint) == (tokenizer.eos_id, tokenizer.fingerprint)
-    first = tokens.tokens(0).tolist()
+    first = tokens.get_tokens(0).tolist()
     assert first[-1] == tokenizer.eos_id not in first[:-1]
     assert tokenizer.encode(tokenizer.decode(first)) == first[:-1]
 
@@ -67,8 +67,8 @@ def test_another_end_encodes_the_documents_again(theirs: Path, tmp_path: Path) -
         (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
         assert main(["prepare", str(tmp_path / "run.yaml")]) == 0
         tokens = open_tokens(tmp_path / "data", "train")
-        assert tokens.tokens(0)[-1] == load_tokenizer(theirs).piece_id(end)
-        assert load_tokenizer(tmp_path / "data" / "tokenizer").eos_id == tokens.tokens(0)[-1]
+        assert tokens.get_tokens(0)[-1] == load_tokenizer(theirs).find_piece_id(end)
+        assert load_tokenizer(tmp_path / "data" / "tokenizer").eos_id == tokens.get_tokens(0)[-1]
     (theirs / "tokenizer_config.json").unlink()
     (theirs / "config.json").unlink()
     (theirs / "generation_config.json").unlink(missing_ok=True)

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from llmsys.config.checkpoint import CheckpointConfig
-from llmsys.config.load import load_run
+from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError
 from llmsys.train.checkpoint_record import read_record
-from llmsys.train.checkpoint_write import publish, sweep
-from llmsys.train.retention import kept, retire
+from llmsys.train.checkpoint_write import publish_checkpoint, remove_partial_checkpoints
+from llmsys.train.retention import select_kept_steps, remove_old_checkpoints
 
 STEPS = range(100, 1100, 100)
 SCORES = {step: abs(step - 450) / 100 for step in STEPS}  # 400 and 500 are best, and equal
@@ -27,7 +27,7 @@ SCORES = {step: abs(step - 450) / 100 for step in STEPS}  # 400 and 500 are best
     ],
 )
 def test_what_any_rule_keeps_is_kept(rule: dict[str, object], expected: set[int]) -> None:
-    assert kept(STEPS, SCORES, CheckpointConfig.model_validate(rule)) == expected
+    assert select_kept_steps(STEPS, SCORES, CheckpointConfig.model_validate(rule)) == expected
 
 
 def published(folder: Path, step: int, score: float | None = None) -> Path:
@@ -35,7 +35,7 @@ def published(folder: Path, step: int, score: float | None = None) -> Path:
     partial.mkdir(parents=True)
     evaluation = None if score is None else {"loss": score}
     target = folder / f"step-{step:08d}"
-    publish(partial, target, {"steps": step, "run": {}, "files": {}, "evaluation": evaluation})
+    publish_checkpoint(partial, target, {"steps": step, "run": {}, "files": {}, "evaluation": evaluation})
     return target
 
 
@@ -43,15 +43,15 @@ def test_removing_as_one_saves_keeps_what_removing_at_the_end_would(tmp_path: Pa
     rule = CheckpointConfig(keep_last=2, keep_best=2, keep_every_steps=500)
     for step in STEPS:
         published(tmp_path, step, SCORES[step])
-        retire(tmp_path, rule)
+        remove_old_checkpoints(tmp_path, rule)
     left = {int(path.name.removeprefix("step-")) for path in tmp_path.iterdir()}
-    assert left == kept(STEPS, SCORES, rule) == {400, 500, 900, 1000}
+    assert left == select_kept_steps(STEPS, SCORES, rule) == {400, 500, 900, 1000}
 
 
 def test_a_checkpoint_without_an_evaluation_is_never_the_best(tmp_path: Path) -> None:
     for step, score in ((100, 2.0), (200, None), (300, None)):
         published(tmp_path, step, score)
-    retire(tmp_path, CheckpointConfig(keep_last=1, keep_best=1))
+    remove_old_checkpoints(tmp_path, CheckpointConfig(keep_last=1, keep_best=1))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000100", "step-00000300"]
 
 
@@ -60,7 +60,7 @@ def test_a_save_killed_between_its_two_renames_gives_the_old_one_back(tmp_path: 
     old.rename(tmp_path / ".step-00000100.replaced")
     (tmp_path / ".step-00000100.partial").mkdir()
     (tmp_path / ".step-00000050.removed").mkdir()
-    sweep(tmp_path)
+    remove_partial_checkpoints(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000100"]
     assert read_record(old)["evaluation"] == {"loss": 1.0}
 
@@ -76,4 +76,4 @@ def test_a_save_killed_between_its_two_renames_gives_the_old_one_back(tmp_path: 
 )
 def test_rules_that_cannot_hold_are_refused_by_name(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        load_run("train/demo", words)
+        load_run_config("train/demo", words)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from launch.train import HUNG, LOST_PEER, STOPPED
-from llmsys.events import latest_events, read_events
+from llmsys.events import read_latest_events, read_events
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.device_profile import write_abacus
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
@@ -68,7 +68,7 @@ def llmsys(*words: object, check: bool = True) -> subprocess.CompletedProcess[st
 
 
 def final_loss(config: Path) -> float:
-    events = latest_events(config.parent / "run" / "events.jsonl")
+    events = read_latest_events(config.parent / "run" / "events.jsonl")
     return [event["loss"] for event in events if event["event"] == "evaluation"][-1]
 
 
@@ -77,7 +77,7 @@ def final_loss(config: Path) -> float:
 def test_a_killed_run_ends_with_the_loss_of_an_undisturbed_one(config: Path, tmp_path: Path, engine: str) -> None:
     choices = (f"engine.kind={engine}", f"checkpoint.mode={'async' if engine == 'torch' else 'sync'}")
     llmsys("train", config, *choices, f"run.folder={tmp_path / 'calm'}")
-    calm = [event for event in latest_events(tmp_path / "calm" / "events.jsonl") if event["event"] == "evaluation"]
+    calm = [event for event in read_latest_events(tmp_path / "calm" / "events.jsonl") if event["event"] == "evaluation"]
     for step, victim in ((4, "rank" if engine == "torch" else "launcher"), (6, "stopped")):
         middle = standstill(tmp_path / victim, step)
         process = subprocess.Popen(
@@ -135,7 +135,7 @@ def test_a_finished_run_is_left_alone_and_can_be_used(config: Path) -> None:
     evaluated = json.loads(llmsys("evaluate", config, "--json").stdout)
     assert evaluated["loss"] == pytest.approx(final_loss(config), abs=2e-3)
     assert evaluated["gzip_bits_per_byte"] > 0
-    events = latest_events(config.parent / "run" / "events.jsonl")
+    events = read_latest_events(config.parent / "run" / "events.jsonl")
     last = [event for event in events if event["event"] == "evaluation"][-1]
     assert evaluated["sets"] == last["sets"]
     assert evaluated["sets"]["pairs"]["accuracy"] == 1.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmsys.train.signals import HANGUP, HANGUP_ENDS, HANGUP_SAVES, RESERVE_SECONDS, SLURM_END, StopWish
+from llmsys.train.signals import HANGUP, HANGUP_ENDS, HANGUP_SAVES, RESERVE_SECONDS, SLURM_END, StopRequest
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
 
@@ -23,31 +23,31 @@ class Clock:
 
 def test_the_own_limit_raises_the_wish_and_says_which() -> None:
     clock = Clock()
-    wish = StopWish(2.0, {}, clock)
+    wish = StopRequest(2.0, {}, clock)
     clock.now += 119
-    assert wish.raised() == 0.0
+    assert wish.to_flag() == 0.0
     clock.now += 1
-    assert wish.raised() == 1.0
+    assert wish.to_flag() == 1.0
     assert wish.reason == "train.time_limit_minutes=2 are over"
 
 
 def test_slurms_end_is_met_with_room_for_three_saves() -> None:
     clock = Clock()
-    wish = StopWish(0.0, {SLURM_END: str(int(clock.now) + 3600)}, clock)
+    wish = StopRequest(0.0, {SLURM_END: str(int(clock.now) + 3600)}, clock)
     wish.longest_save_seconds = 60.0
     clock.now += 3600 - RESERVE_SECONDS - 3 * 60 - 1
-    assert wish.raised() == 0.0
+    assert wish.to_flag() == 0.0
     clock.now += 1
-    assert wish.raised() == 1.0
+    assert wish.to_flag() == 1.0
     assert wish.reason == f"Slurm ends the job in {RESERVE_SECONDS + 180:.0f} s"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_raises_the_wish_and_the_old_handler_comes_back(number: signal.Signals) -> None:
-    wish, before = StopWish(environment={}), signal.getsignal(number)
-    with wish.listening():
+    wish, before = StopRequest(environment={}), signal.getsignal(number)
+    with wish.handle_signals():
         os.kill(os.getpid(), number)
-        assert wish.raised() == 1.0
+        assert wish.to_flag() == 1.0
     assert wish.reason == f"{number.name} came"
     assert signal.getsignal(number) is before
 
@@ -62,15 +62,15 @@ def ignored_hangup() -> Iterator[None]:
 @pytest.mark.usefixtures("ignored_hangup")
 def test_a_hangup_that_was_ignored_stays_so_unless_a_launcher_ignored_it_on_the_way() -> None:
     for environment, raised in (({}, 0.0), ({HANGUP: HANGUP_ENDS}, 0.0), ({HANGUP: HANGUP_SAVES}, 1.0)):
-        wish = StopWish(environment=environment)
-        with wish.listening():
+        wish = StopRequest(environment=environment)
+        with wish.handle_signals():
             os.kill(os.getpid(), signal.SIGHUP)
-            assert wish.raised() == raised
+            assert wish.to_flag() == raised
 
 
 def test_a_hangup_ends_ranks_whose_connection_is_lost() -> None:
-    before, wish = signal.getsignal(signal.SIGHUP), StopWish(environment={HANGUP: HANGUP_ENDS})
-    with wish.listening():
+    before, wish = signal.getsignal(signal.SIGHUP), StopRequest(environment={HANGUP: HANGUP_ENDS})
+    with wish.handle_signals():
         assert signal.getsignal(signal.SIGHUP) is before
 
 

@@ -8,7 +8,7 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.events import EventWriter, read_events
 from llmsys.train import tracking
-from llmsys.train.record import Record
+from llmsys.train.record import MetricLogger
 from llmsys.train.tracking import Trackers
 
 
@@ -22,9 +22,9 @@ def test_tensorboard_gets_the_numbers_of_the_events(tmp_path: Path) -> None:
 
     trackers = Trackers(config_with(tmp_path, tensorboard=True))
     with EventWriter(tmp_path / "events.jsonl") as events:
-        record = Record(events, trackers)
+        record = MetricLogger(events, trackers)
         for step in (1, 2):
-            record.write("step", step, loss=3.0 / step, note="text stays in the events")
+            record.log_event("step", step, loss=3.0 / step, note="text stays in the events")
     trackers.finish()
     board = EventAccumulator(str(tmp_path / "tensorboard" / "toy")).Reload()
     assert [(point.step, point.value) for point in board.Scalars("step/loss")] == [(1, 3.0), (2, 1.5)]
@@ -32,7 +32,7 @@ def test_tensorboard_gets_the_numbers_of_the_events(tmp_path: Path) -> None:
 
 
 def test_nothing_is_tracked_unless_asked(tmp_path: Path) -> None:
-    Trackers(config_with(tmp_path)).log(1, {"step/loss": 1.0})
+    Trackers(config_with(tmp_path)).log_step(1, {"step/loss": 1.0})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -51,14 +51,14 @@ def test_a_service_that_does_not_start_is_named_with_its_reason(
         def start(self) -> None:
             raise RuntimeError("No API key configured")
 
-    monkeypatch.setattr(tracking, "_tracker", lambda *_: lambda *_, **__: Service())
+    monkeypatch.setattr(tracking, "_load_tracker_class", lambda *_: lambda *_, **__: Service())
     with pytest.raises(ConfigError, match=r"tracking\.wandb=true, but .* No API key .* set tracking\.wandb=false"):
         Trackers(config_with(tmp_path, wandb=True))
 
 
 def test_settings_become_flat_texts_and_numbers() -> None:
     settings = {"model": {"hidden_size": 8, "moe": {"num_experts": 4}}, "prompts": ["a", "b"], "none": None}
-    assert tracking._flat(settings) == {
+    assert tracking._flatten_settings(settings) == {
         "model.hidden_size": 8,
         "model.moe.num_experts": 4,
         "prompts": "['a', 'b']",

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llmsys.train.heartbeat import Heartbeat, culprits, is_any_at_work
+from llmsys.train.heartbeat import Heartbeat, describe_hanging_ranks, is_any_at_work
 from llmsys.train.watchdog import HUNG, Watchdog, is_hang_named
 from llmsys.train.work_meter import WORK_BYTES, WorkMeter
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
@@ -31,18 +31,18 @@ def beat(rank: int, beats: int, age: float = 0.0, step: int = 5) -> Heartbeat:
 
 
 def test_silent_ranks_are_named_before_those_that_are_behind() -> None:
-    [named] = culprits([beat(0, 9), beat(1, 7, age=40.0), beat(2, 8)], 3, silent_after_seconds=20.0)
+    [named] = describe_hanging_ranks([beat(0, 9), beat(1, 7, age=40.0), beat(2, 8)], 3, silent_after_seconds=20.0)
     assert named == (
         "rank 1 on far-away (process 1001) has been silent for 40 s, since saving of step 5; "
         "its process is unknown, on another host"
     )
-    assert culprits([beat(0, 9)], 2, 20.0) == ["rank 1 was never heard of"]
+    assert describe_hanging_ranks([beat(0, 9)], 2, 20.0) == ["rank 1 was never heard of"]
 
 
 def test_the_rank_that_is_behind_is_named_and_equals_are_not() -> None:
-    [named] = culprits([beat(0, 9), beat(1, 9), beat(2, 8, step=4)], 3, 20.0)
+    [named] = describe_hanging_ranks([beat(0, 9), beat(1, 9), beat(2, 8, step=4)], 3, 20.0)
     assert named == "rank 2 on far-away (process 1002) is still in saving of step 4, and others are further"
-    assert culprits([beat(0, 9), beat(1, 9)], 2, 20.0) == []
+    assert describe_hanging_ranks([beat(0, 9), beat(1, 9)], 2, 20.0) == []
 
 
 def _rank(rank: int, folder: str, keeps_lock: bool = False) -> None:
@@ -58,7 +58,7 @@ def _rank(rank: int, folder: str, keeps_lock: bool = False) -> None:
     configure_logging(stream=open(f"{folder}/log-{rank}", "w"))  # noqa: SIM115
     watchdog = Watchdog(Path(folder), TIMEOUT_SECONDS)
     for step in range(1, 100_000):
-        watchdog.beat(step, "all-reduce")
+        watchdog.report_phase(step, "all-reduce")
         dist.all_reduce(torch.ones(1))
         if keeps_lock and (rank, step) == (0, 3):
             ctypes.PyDLL(None).sleep(1000)
@@ -139,7 +139,7 @@ def _slow_start(rank: int, folder: str, hangs: bool) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
     configure_logging(stream=open(f"{folder}/log-{rank}", "w"))  # noqa: SIM115
     watchdog = Watchdog(Path(folder), TIMEOUT_SECONDS)
-    watchdog.beat(0, "building the model")
+    watchdog.report_phase(0, "building the model")
     if rank == 0:
         until = time.monotonic() + 3 * TIMEOUT_SECONDS
         while time.monotonic() < until:
@@ -148,7 +148,7 @@ def _slow_start(rank: int, folder: str, hangs: bool) -> None:
         if hangs:
             time.sleep(1000)
     dist.all_reduce(torch.ones(1))
-    watchdog.beat(1, "forward and backward")
+    watchdog.report_phase(1, "forward and backward")
     watchdog.close()
 
 
@@ -202,9 +202,9 @@ def test_a_start_lasts_no_longer_when_a_rank_is_stopped_or_gone() -> None:
 def test_the_beats_of_a_phase_after_the_first_have_no_more_than_the_timeout(tmp_path: Path) -> None:
     watchdog = Watchdog(tmp_path, 1000)
     try:
-        watchdog.beat(1, "forward and backward")
+        watchdog.report_phase(1, "forward and backward")
         assert watchdog._may_take_longer()
-        watchdog.beat(2, "forward and backward")
+        watchdog.report_phase(2, "forward and backward")
         assert not watchdog._may_take_longer()
     finally:
         watchdog.close()

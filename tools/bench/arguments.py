@@ -3,7 +3,7 @@
 import argparse
 
 
-def beside_datatrove(description: str | None, limit: int) -> argparse.ArgumentParser:
+def build_datatrove_parser(description: str | None, limit: int) -> argparse.ArgumentParser:
     """A parser that knows these; `limit` is the default number of documents."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("crawl", nargs="+", help="WARC files or patterns")

@@ -23,12 +23,12 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from llmsys.config.load import load_run
+from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
 from llmsys.engine.engine import Engine
-from llmsys.parallel.mesh import make_meshes
-from llmsys.train.balance import settle_experts
+from llmsys.parallel.mesh import build_device_meshes
+from llmsys.train.balance import update_expert_balance
 from llmsys.train.build_engine import build_engine
 from llmsys.train.precision import find_bf16_support
 
@@ -51,20 +51,20 @@ def main(words: Sequence[str]) -> None:
     print("|---|---|---|---|---|---|---|")
     for processes in asked.processes:
         for expert in sorted({1, processes}):
-            rows = run_ranks(processes, (asked.config, asked.steps, expert))
+            rows = measure_ranks(processes, (asked.config, asked.steps, expert))
             for mode, (speed, cpu, sent) in rows.items():
                 share = cpu / rows["fast"][1]
                 print(f"| {processes} | {expert} | {mode} | {speed:,.0f} | {cpu:.2f} | {share:.2f} | {sent:.0f} |")
                 sys.stdout.flush()
 
 
-def run_ranks(processes: int, arguments: tuple[Any, ...]) -> dict[str, list[float]]:
+def measure_ranks(processes: int, arguments: tuple[Any, ...]) -> dict[str, list[float]]:
     """Measure on fresh processes; what rank 0 found."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         answers = context.SimpleQueue()
         ranks = [
-            context.Process(target=rank_main, args=(answers, folder, rank, processes, *arguments), daemon=True)
+            context.Process(target=run_rank, args=(answers, folder, rank, processes, *arguments), daemon=True)
             for rank in range(processes)
         ]
         for one in ranks:
@@ -77,18 +77,18 @@ def run_ranks(processes: int, arguments: tuple[Any, ...]) -> dict[str, list[floa
         return found
 
 
-def rank_main(answers: Any, folder: str, rank: int, processes: int, name: str, steps: int, expert: int) -> None:
+def run_rank(answers: Any, folder: str, rank: int, processes: int, name: str, steps: int, expert: int) -> None:
     """One process: all modes in turns; rank 0 answers with (tokens per second, CPU seconds, megabytes) of each."""
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), processes)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
-    configs = {mode: load_run(name, (*COMMON, f"layout.expert={expert}", *more)) for mode, more in MODES.items()}
-    engines = {mode: engine_of(config) for mode, config in configs.items()}
+    configs = {mode: load_run_config(name, (*COMMON, f"layout.expert={expert}", *more)) for mode, more in MODES.items()}
+    engines = {mode: build_mode_engine(config) for mode, config in configs.items()}
     told: dict[str, list[tuple[float, ...]]] = {mode: [] for mode in MODES}
     for step in range(steps + 2):  # the first two warm up
         for mode, engine in engines.items():
-            told[mode].append(one_step(engine, batches_of(configs[mode], step, rank, processes)))
+            told[mode].append(measure_step(engine, build_batches(configs[mode], step, rank, processes)))
     if rank == 0:
         tokens = configs["fast"].batch.tokens_per_step
         medians = {mode: [statistics.median(column) for column in zip(*told[mode][2:], strict=True)] for mode in MODES}
@@ -97,30 +97,30 @@ def rank_main(answers: Any, folder: str, rank: int, processes: int, name: str, s
     dist.destroy_process_group()
 
 
-def engine_of(config: RunConfig) -> Engine:
+def build_mode_engine(config: RunConfig) -> Engine:
     """The engine of one mode, as a run would build it."""
     device = torch.device("cpu")
     config = config.with_precision("bf16" if find_bf16_support(device).is_native else "fp32")
-    layout = config.layout.fit(dist.get_world_size(), config.model)
-    return build_engine(config, make_meshes(layout, device), device)
+    layout = config.layout.resolve(dist.get_world_size(), config.model)
+    return build_engine(config, build_device_meshes(layout, device), device)
 
 
-def batches_of(config: RunConfig, step: int, rank: int, processes: int) -> list[Batch]:
+def build_batches(config: RunConfig, step: int, rank: int, processes: int) -> list[Batch]:
     """Random tokens: a step's sequences dealt to ranks, in micro-batches of the config's size."""
     length, total = config.batch.sequence_length, config.batch.sequences_per_step
     generator = torch.Generator().manual_seed(step)
     tokens = torch.randint(0, config.model.vocab_size, (total, length + 1), generator=generator)[rank::processes]
-    size = config.batch.micro_of(total // processes)
+    size = config.batch.resolve_micro_sequences(total // processes)
     return [Batch(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()) for rows in tokens.split(size)]
 
 
-def one_step(engine: Engine, batches: list[Batch]) -> tuple[float, ...]:
+def measure_step(engine: Engine, batches: list[Batch]) -> tuple[float, ...]:
     """(seconds until the last rank was through, CPU seconds of this rank, megabytes that it wrote)."""
     process = psutil.Process()
     dist.barrier()
     written, busy, began = process.io_counters().write_chars, time.process_time(), time.perf_counter()
     engine.train_step(batches, 1e-4)
-    settle_experts(engine.module)
+    update_expert_balance(engine.module)
     busy, written = time.process_time() - busy, process.io_counters().write_chars - written
     dist.barrier()
     return time.perf_counter() - began, busy, written / 1e6

@@ -41,7 +41,7 @@ _CONTROLS = set(map(chr, range(0x7F, 0xA0)))  # what the sentences have of wrong
 WAYS = ("right header", "none", "wrong header")
 
 
-def pages(path: str, count: int, sentences: int) -> Iterator[tuple[str, str, str]]:
+def iter_pages(path: str, count: int, sentences: int) -> Iterator[tuple[str, str, str]]:
     """Yield language, charset and the text of a page that this charset can write."""
     texts: defaultdict[str, list[str]] = defaultdict(list)
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
@@ -64,7 +64,7 @@ def _can_write(text: str, charset: str) -> bool:
         return False
 
 
-def read(payload: bytes, header: str, *, believe: bool) -> str:
+def decode_page(payload: bytes, header: str, *, believe: bool) -> str:
     """The page as we decode it, or as someone does who believes its header."""
     if not believe:
         return payload.decode(detect_charset(payload, header), "replace")
@@ -85,14 +85,14 @@ def main() -> None:
     parser.add_argument("--charset", default="", help="only charsets whose name begins like this")
     arguments = parser.parse_args()
     tallies: defaultdict[tuple[str, str, bool], list[bool]] = defaultdict(list)
-    for language, charset, text in pages(arguments.sentences_file, arguments.pages, arguments.sentences):
+    for language, charset, text in iter_pages(arguments.sentences_file, arguments.pages, arguments.sentences):
         if not charset.startswith(arguments.charset):
             continue
         payload = text.encode(charset)
         for way, headers in zip(WAYS, ((charset,), ("",), WRONG), strict=True):
             for header in headers:
                 for believe in (False, True):
-                    is_right = read(payload, header, believe=believe) == text
+                    is_right = decode_page(payload, header, believe=believe) == text
                     for name in (f"{charset} {language}", "all"):
                         tallies[name, way, believe].append(is_right)
     print(

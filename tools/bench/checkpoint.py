@@ -24,8 +24,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from llmsys.config.checkpoint import CheckpointConfig
-from llmsys.engine.engine import LogicalState
-from llmsys.train.saver import Saver
+from llmsys.engine.engine import EngineState
+from llmsys.train.saver import CheckpointSaver
 
 ROWS = 4096
 STEP_SECONDS = 0.1
@@ -40,26 +40,26 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where to save; default: the system's temporary folder")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        multiprocessing.spawn(_rank, (arguments, folder), nprocs=arguments.processes)
+        multiprocessing.spawn(_run_rank, (arguments, folder), nprocs=arguments.processes)
 
 
-def _rank(rank: int, arguments: argparse.Namespace, folder: str) -> None:
+def _run_rank(rank: int, arguments: argparse.Namespace, folder: str) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // arguments.processes))
     store = dist.FileStore(f"{folder}/store", arguments.processes)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=arguments.processes)
-    state = _state(arguments.megabytes, device)
-    step = _step(device)
-    alone = statistics.median(_timed(step) for _ in range(10))
-    found = {mode: _saves(mode, state, step, alone, arguments.saves, Path(folder)) for mode in ("sync", "async")}
+    state = _build_state(arguments.megabytes, device)
+    step = _build_step(device)
+    alone = statistics.median(_measure_seconds(step) for _ in range(10))
+    found = {mode: _measure_saves(mode, state, step, alone, arguments.saves, Path(folder)) for mode in ("sync", "async")}
     if rank == 0:
-        _print(arguments, device, alone, found)
+        _print_table(arguments, device, alone, found)
     dist.destroy_process_group()
 
 
-def _state(megabytes: int, device: torch.device) -> dict[str, Tensor]:
+def _build_state(megabytes: int, device: torch.device) -> dict[str, Tensor]:
     """Tensors of 16 MB, split over the ranks."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     columns = 16 * 2**20 // 4 // ROWS
@@ -70,39 +70,39 @@ def _state(megabytes: int, device: torch.device) -> dict[str, Tensor]:
     }
 
 
-def _step(device: torch.device) -> Any:
+def _build_step(device: torch.device) -> Any:
     """Products of matrices that take about STEP_SECONDS."""
     a = torch.randn(512 if device.type == "cpu" else 8192, 512 if device.type == "cpu" else 8192, device=device)
-    once = min(_timed(lambda: a @ a) for _ in range(5))
+    once = min(_measure_seconds(lambda: a @ a) for _ in range(5))
     count = max(1, round(STEP_SECONDS / max(once, 1e-5)))
 
-    def step() -> None:
+    def run_products() -> None:
         for _ in range(count):
             a @ a
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    return step
+    return run_products
 
 
-def _timed(action: Any) -> float:
+def _measure_seconds(action: Any) -> float:
     began = time.perf_counter()
     action()
     return time.perf_counter() - began
 
 
-def _saves(mode: str, state: dict[str, Tensor], step: Any, alone: float, count: int, folder: Path) -> dict[str, float]:
+def _measure_saves(mode: str, state: dict[str, Tensor], step: Any, alone: float, count: int, folder: Path) -> dict[str, float]:
     """Seconds: making buffers, stall of a save, all of a save, and what the steps beside it cost."""
-    saver = Saver(folder / mode, CheckpointConfig.model_validate({"mode": mode, "keep_last": 1}))
-    prepared = _timed(lambda: saver.prepare(LogicalState(state, 0)))
+    saver = CheckpointSaver(folder / mode, CheckpointConfig.model_validate({"mode": mode, "keep_last": 1}))
+    prepared = _measure_seconds(lambda: saver.allocate_buffers(EngineState(state, 0)))
     stalls, totals, beside = [], [], []
     for number in range(1, count + 1):
-        stalls.append(_timed(lambda n=number: saver.save(LogicalState(state, n), n, {})))
+        stalls.append(_measure_seconds(lambda n=number: saver.save_state(EngineState(state, n), n, {})))
         saves: list[Any] = []
         extra = 0.0
-        while not (saves := saver.news()):
-            extra += _timed(step) - alone
-        saver.finish()
+        while not (saves := saver.pop_finished_saves()):
+            extra += _measure_seconds(step) - alone
+        saver.finish_saves()
         totals.append(saves[-1].seconds)
         beside.append(extra)
         dist.barrier()
@@ -111,7 +111,7 @@ def _saves(mode: str, state: dict[str, Tensor], step: Any, alone: float, count: 
     return {"prepared": prepared, **{name: statistics.median(values) for name, values in medians.items()}}
 
 
-def _print(arguments: argparse.Namespace, device: torch.device, alone: float, found: dict[str, Any]) -> None:
+def _print_table(arguments: argparse.Namespace, device: torch.device, alone: float, found: dict[str, Any]) -> None:
     sync, background = found["sync"], found["async"]
     print(f"{arguments.megabytes} MB over {arguments.processes} processes, {device.type}, steps of {alone:.3f} s\n")
     print("| mode | stall | of a save at once | whole save | steps beside it took longer by |")

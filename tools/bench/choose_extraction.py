@@ -14,7 +14,7 @@ from itertools import compress
 from pathlib import Path
 
 from data_pipeline.extract.article import extract_article
-from tools.bench.extract import PARTS, read_benchmark, score
+from tools.bench.extract import PARTS, read_benchmark, compute_scores
 
 CONSTANTS = {
     "weigh": ("_SENTENCE", "_BODY_WEIGHT", "_GROWTH", "_SHORT_POST"),
@@ -25,7 +25,7 @@ FACTORS = (0.5, 0.75, 1.25, 1.5)
 
 def score_pages(pages: Sequence[bytes], gold: list[str]) -> float:
     """Return the F1 of `article` with the constants as they are now."""
-    f1, _, _ = score(gold, [extract_article(page) for page in pages])
+    f1, _, _ = compute_scores(gold, [extract_article(page) for page in pages])
     return f1
 
 

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 
 from data_pipeline.inputs import find_inputs
 from llmsys.config.data import CrawlConfig
-from llmsys.config.extract import ResiliparseExtract
+from llmsys.config.extract import ResiliparseExtractorConfig
 from tools.bench import data_parts as ours
 from tools.bench import data_reference as theirs
 from tools.bench import tokens
-from tools.bench.arguments import beside_datatrove
-from tools.bench.measure import median_seconds
+from tools.bench.arguments import build_datatrove_parser
+from tools.bench.measure import measure_median_seconds
 from tools.bench.rules import RULES
 
 HEAD = "| part | this | beside | that | ratio | agreement |\n|---|---|---|---|---|---|"
@@ -45,7 +45,7 @@ print(json.dumps({"seconds": seconds, "peak": max(peaks) * 1024, "cpu": sum(os.t
 """
 
 
-class Row(NamedTuple):
+class PartRow(NamedTuple):
     """One line of the table."""
 
     part: str
@@ -55,87 +55,87 @@ class Row(NamedTuple):
     ratio: str
     agreement: str
 
-    def markdown(self) -> str:
+    def to_markdown(self) -> str:
         """Return the line."""
         return f"| {' | '.join(self)} |"
 
 
-def row(part: str, unit: str, amount: float, seconds: float, beside: str, other: float | None, agreement: str) -> Row:
+def build_row(part: str, unit: str, amount: float, seconds: float, beside: str, other: float | None, agreement: str) -> PartRow:
     """One part: `amount` of a unit in our seconds, and what the other needed per amount (seconds) when it ran."""
     this = f"{amount / seconds:,.4g} {unit}/s"
     if other is None:
-        return Row(part, this, beside, "not run", "", "")
-    return Row(part, this, beside, f"{amount / other:,.4g} {unit}/s", f"{other / seconds:.2f}", agreement)
+        return PartRow(part, this, beside, "not run", "", "")
+    return PartRow(part, this, beside, f"{amount / other:,.4g} {unit}/s", f"{other / seconds:.2f}", agreement)
 
 
-def reading(files: list[str], repeats: int) -> Row:
+def measure_reading(files: list[str], repeats: int) -> PartRow:
     """WARC records beside FastWARC."""
     size = sum(Path(path).stat().st_size for path in files) / 1e6
-    mine, found = median_seconds(lambda: ours.iterate_ours(files), repeats)
-    fast, other = median_seconds(lambda: ours.iterate_fastwarc(files), repeats)
+    mine, found = measure_median_seconds(lambda: ours.read_llmsys_records(files), repeats)
+    fast, other = measure_median_seconds(lambda: ours.read_fastwarc_records(files), repeats)
     agreement = f"{found[0]:,} records, {'the same' if found == other else 'DIFFERENT'} bytes"
-    return row("WARC records", "MB of gzip", size, mine, "FastWARC", fast, agreement)
+    return build_row("WARC records", "MB of gzip", size, mine, "FastWARC", fast, agreement)
 
 
-def documents(files: list[str], config: CrawlConfig, addresses: list[str], arguments: argparse.Namespace) -> list[Row]:
+def measure_documents(files: list[str], config: CrawlConfig, addresses: list[str], arguments: argparse.Namespace) -> list[PartRow]:
     """From WARC to filtered documents, by the recipe's extractor from cold and warm, and by resiliparse.
 
     datatrove does so many records of each file only, since it takes minutes.
     """
     found: dict[str, int] = {}
     if arguments.datatrove:
-        took, found = theirs.pipeline(arguments.datatrove, files, addresses, arguments.pages, arguments.repeats)
-    plain = config.model_copy(update={"extract": ResiliparseExtract()})
+        took, found = theirs.measure_datatrove_pipeline(arguments.datatrove, files, addresses, arguments.pages, arguments.repeats)
+    plain = config.model_copy(update={"extract": ResiliparseExtractorConfig()})
     rows = []
     for chosen, state, repeats in ((config, "first", 1), (config, "again", arguments.repeats), (plain, "again", 1)):
-        seconds, made = median_seconds(partial(ours.to_documents, files, chosen), repeats)
+        seconds, made = measure_median_seconds(partial(ours.prepare_documents, files, chosen), repeats)
         other = took * made["html"] / found["html"] if found else None
         agreement = f"kept {made['kept'] / made['pages']:.1%} of {made['pages']:,} pages, they {found.get('kept', 0):,}"
         agreement += f" of {found.get('pages', 0):,}: other texts"
         name = f"WARC to filtered documents, {chosen.extract.kind}, {state}"
-        rows.append(row(name, "MB of HTML", made["html"] / 1e6, seconds, "datatrove, trafilatura", other, agreement))
+        rows.append(build_row(name, "MB of HTML", made["html"] / 1e6, seconds, "datatrove, trafilatura", other, agreement))
     return rows
 
 
-def rules(texts: list[str], arguments: argparse.Namespace) -> list[Row]:
+def measure_rules(texts: list[str], arguments: argparse.Namespace) -> list[PartRow]:
     """The FineWeb chain on the same texts."""
-    cold, warm, results = ours.chain(texts, arguments.repeats)
+    cold, warm, results = ours.measure_rule_chain(texts, arguments.repeats)
     other, agreement = None, ""
     if arguments.datatrove:
-        other, found = theirs.chain(arguments.datatrove, texts, arguments.repeats)
+        other, found = theirs.measure_datatrove_rules(arguments.datatrove, texts, arguments.repeats)
         equal = sum(one == two for one, two in zip(results, found, strict=True))
         agreement = f"{equal:,} of {len(texts):,} verdicts and texts"
     rows = [("FineWeb rules, cold", cold), ("FineWeb rules, words known", warm)]
-    return [row(name, "documents", len(texts), took, "datatrove", other, agreement) for name, took in rows]
+    return [build_row(name, "documents", len(texts), took, "datatrove", other, agreement) for name, took in rows]
 
 
-def signatures(texts: list[str], arguments: argparse.Namespace) -> list[Row]:
+def measure_signatures(texts: list[str], arguments: argparse.Namespace) -> list[PartRow]:
     """MinHash 14 x 8 over 5-grams."""
     other, found = None, None
     if arguments.datatrove:
-        other, found = theirs.minhash(arguments.datatrove, texts, arguments.repeats)
+        other, found = theirs.measure_datatrove_minhash(arguments.datatrove, texts, arguments.repeats)
     rows = []
     for kind in ("sha1", "combined"):
-        seconds, mine = ours.minhash(texts, kind, arguments.repeats)
+        seconds, mine = ours.measure_minhash(texts, kind, arguments.repeats)
         agreement = "another hash, the same estimate"
         if kind == "sha1" and found is not None:
-            agreement = f"{ours.equal_signatures(mine, found):.2%} of signatures, bit by bit"
-        rows.append(row(f"MinHash, {kind}", "documents", len(texts), seconds, "datatrove", other, agreement))
+            agreement = f"{ours.compute_equal_share(mine, found):.2%} of signatures, bit by bit"
+        rows.append(build_row(f"MinHash, {kind}", "documents", len(texts), seconds, "datatrove", other, agreement))
     return rows
 
 
-def encoding(texts: list[str]) -> list[Row]:
+def measure_encoding(texts: list[str]) -> list[PartRow]:
     """Token ids of a BPE of 32,000 pieces beside SentencePiece asked for each document."""
     with tempfile.TemporaryDirectory() as folder:
-        _, tokenizer = next(tokens.trained(Path(folder), texts, 32_000))
-        found = tokens.measure(texts, tokenizer)
+        _, tokenizer = next(tokens.train_tokenizers(Path(folder), texts, 32_000))
+        found = tokens.measure_tokenizer(texts, tokenizer)
     size = sum(len(text.encode()) for text in texts) / 1e6
     agreement = f"{found['equal']:.2%} of texts with equal ids"
     names = [("token ids, cold", "cold"), ("token ids, words known", "warm")]
-    return [row(name, "MB", size, found[key], "SentencePiece", found["library"], agreement) for name, key in names]
+    return [build_row(name, "MB", size, found[key], "SentencePiece", found["library"], agreement) for name, key in names]
 
 
-def processes(files: list[str], config: CrawlConfig, repeats: int) -> list[Row]:
+def measure_processes(files: list[str], config: CrawlConfig, repeats: int) -> list[PartRow]:
     """A whole preparation of documents by one process and by two: the clock, and the largest process."""
     best: dict[int, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -153,18 +153,18 @@ def processes(files: list[str], config: CrawlConfig, repeats: int) -> list[Row]:
                     best[workers] = found
     one, two = best[1]["seconds"], best[2]["seconds"]
     peak = max(found["peak"] for found in best.values()) / 2**20
-    seconds = Row("prepare --until documents", f"{two:.1f} s", "one process", f"{one:.1f} s", f"{one / two:.2f}", "")
+    seconds = PartRow("prepare --until documents", f"{two:.1f} s", "one process", f"{one:.1f} s", f"{one / two:.2f}", "")
     spent = f"best of the repeats, by the clock; CPU seconds {best[2]['cpu']:.1f} and {best[1]['cpu']:.1f}"
-    return [seconds._replace(agreement=spent), _peak(peak)]
+    return [seconds._replace(agreement=spent), _build_peak_row(peak)]
 
 
-def _peak(mebibytes: float) -> Row:
-    return Row("largest process", f"{mebibytes:,.0f} MiB", "", "", "", "")
+def _build_peak_row(mebibytes: float) -> PartRow:
+    return PartRow("largest process", f"{mebibytes:,.0f} MiB", "", "", "", "")
 
 
 def main() -> int:
     """Measure and print."""
-    parser = beside_datatrove(__doc__, 500)
+    parser = build_datatrove_parser(__doc__, 500)
     parser.add_argument("--pages", type=int, default=60, help="records a file for datatrove (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="of most measurements (default: %(default)s)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="where the table goes too")
@@ -174,23 +174,23 @@ def main() -> int:
     began = time.monotonic()
     lines = [HEAD]
 
-    def show(*rows: Row) -> None:
+    def print_rows(*rows: PartRow) -> None:
         for one in rows:
-            lines.append(one.markdown())
-            print(one.markdown(), flush=True)
+            lines.append(one.to_markdown())
+            print(one.to_markdown(), flush=True)
 
     print(HEAD)
-    show(reading(files, arguments.repeats))
-    show(*processes(files, config, arguments.repeats))  # early: a process counts the memory of what started it
-    texts, addresses = ours.english(files, config)
+    print_rows(measure_reading(files, arguments.repeats))
+    print_rows(*measure_processes(files, config, arguments.repeats))  # early: a process counts the memory of what started it
+    texts, addresses = ours.extract_english_texts(files, config)
     if not texts:
         print(f"no English page in {' '.join(arguments.crawl)}", file=sys.stderr)
         return 2
-    show(*documents(files, config, addresses, arguments))
+    print_rows(*measure_documents(files, config, addresses, arguments))
     some = texts[: arguments.limit] if arguments.limit else texts
-    show(*rules(some, arguments))
-    show(*signatures(some, arguments))
-    show(*encoding(some))
+    print_rows(*measure_rules(some, arguments))
+    print_rows(*measure_signatures(some, arguments))
+    print_rows(*measure_encoding(some))
     print(f"\n{len(files)} files, {len(texts):,} English pages, {time.monotonic() - began:,.0f} s", file=sys.stderr)
     if arguments.output:
         arguments.output.write_text("\n".join(lines) + "\n")

@@ -80,7 +80,7 @@ answer([seconds for seconds, _ in runs], runs[-1][1])
 """
 
 
-def _run(python: str, program: str, given: dict[str, Any]) -> dict[str, Any]:
+def _run_datatrove(python: str, program: str, given: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         question, made = Path(folder, "given.json"), Path(folder, "made.json")
         question.write_text(json.dumps(given))
@@ -89,22 +89,22 @@ def _run(python: str, program: str, given: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def chain(python: str, texts: Sequence[str], repeats: int) -> tuple[float, list[str | None]]:
+def measure_datatrove_rules(python: str, texts: Sequence[str], repeats: int) -> tuple[float, list[str | None]]:
     """CPU seconds of FineWeb's filters, and the rewritten text of each document that stays."""
-    found = _run(python, _CHAIN, {"texts": list(texts), "repeats": repeats})
+    found = _run_datatrove(python, _CHAIN, {"texts": list(texts), "repeats": repeats})
     return found["seconds"], found["results"]
 
 
-def pipeline(
+def measure_datatrove_pipeline(
     python: str, files: Sequence[str], english: Sequence[str], limit: int, repeats: int
 ) -> tuple[float, dict[str, int]]:
     """CPU seconds from WARC to filtered documents, and bytes of HTML, pages and documents kept."""
     given = {"files": list(files), "english": list(english), "limit": limit, "repeats": repeats}
-    found = _run(python, _PIPELINE, given)
+    found = _run_datatrove(python, _PIPELINE, given)
     return found["seconds"], found["results"]
 
 
-def minhash(python: str, texts: Sequence[str], repeats: int) -> tuple[float, list[list[list[int]]]]:
+def measure_datatrove_minhash(python: str, texts: Sequence[str], repeats: int) -> tuple[float, list[list[list[int]]]]:
     """CPU seconds of FineWeb's signatures (14 x 8, SHA-1, 5-grams), and the signature of each text."""
-    found = _run(python, _MINHASH, {"texts": list(texts), "repeats": repeats})
+    found = _run_datatrove(python, _MINHASH, {"texts": list(texts), "repeats": repeats})
     return found["seconds"], found["results"]

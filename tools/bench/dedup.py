@@ -21,17 +21,17 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.dedup.bloom import RepeatFilter
-from data_pipeline.dedup.cluster import clusters
-from data_pipeline.dedup.minhash import Signer
-from data_pipeline.dedup.strings import anchors
-from data_pipeline.dedup.units import sentence_splitter, units_of, without_runs
-from llmsys.config.deduplicate import MinhashDuplicates, SentenceDuplicates
-from tools.bench.arguments import beside_datatrove
-from tools.bench.measure import cpu_seconds, crawl_texts
+from data_pipeline.dedup.bloom import CountingBloomFilter
+from data_pipeline.dedup.cluster import list_clusters
+from data_pipeline.dedup.minhash import MinHasher
+from data_pipeline.dedup.strings import compute_winnowing_anchors
+from data_pipeline.dedup.units import get_sentence_splitter, split_segments, remove_segment_runs
+from llmsys.config.deduplicate import MinHashDedupConfig, SentenceDedupConfig
+from tools.bench.arguments import build_datatrove_parser
+from tools.bench.measure import measure_cpu_seconds, iter_crawl_texts
 
 BATCH = 128
-SPANS = SentenceDuplicates()
+SPANS = SentenceDedupConfig()
 
 # Runs under the other interpreter: signatures and what is left of repeated sentences, each with CPU seconds.
 REFERENCE = """
@@ -65,36 +65,36 @@ json.dump({"minhash": minhash, "signatures": signatures, "spans": spans,
 """
 
 
-def in_batches(work: Callable[[Sequence[str]], Any], texts: Sequence[str]) -> list[Any]:
+def map_batches(work: Callable[[Sequence[str]], Any], texts: Sequence[str]) -> list[Any]:
     """What `work` gives for batches of texts, joined."""
     return [one for start in range(0, len(texts), BATCH) for one in work(texts[start : start + BATCH])]
 
 
-def cold_and_warm(make: Callable[[], Callable[[], Any]], runs: int) -> tuple[float, float, Any]:
-    """Median CPU seconds of a first and of a second call of what `make` gives, and the result."""
+def measure_cold_and_warm(make: Callable[[], Callable[[], Any]], runs: int) -> tuple[float, float, Any]:
+    """Median CPU seconds of a first and of a second call of what `build_signer` gives, and the result."""
     cold, warm = [], []
     for _ in range(runs):
         call = make()
-        cold.append(cpu_seconds(call)[0])
-        seconds, result = cpu_seconds(call)
+        cold.append(measure_cpu_seconds(call)[0])
+        seconds, result = measure_cpu_seconds(call)
         warm.append(seconds)
     return statistics.median(cold), statistics.median(warm), result
 
 
-def signing(texts: Sequence[str], kind: Any) -> Callable[[], Callable[[], Any]]:
+def build_signer_factory(texts: Sequence[str], kind: Any) -> Callable[[], Callable[[], Any]]:
     """A signer that has not asked spaCy about any of the words, and its work."""
 
-    def make() -> Callable[[], Any]:
-        signer = Signer(MinhashDuplicates(hash=kind))
-        signer.signatures(["Load the word splitter before the clock starts: naïve 5km."])
-        return lambda: in_batches(lambda batch: list(zip(*signer.signatures(batch), strict=True)), texts)
+    def build_signer() -> Callable[[], Any]:
+        signer = MinHasher(MinHashDedupConfig(hash=kind))
+        signer.compute_signatures(["Load the word splitter before the clock starts: naïve 5km."])
+        return lambda: map_batches(lambda batch: list(zip(*signer.compute_signatures(batch), strict=True)), texts)
 
-    return make
+    return build_signer
 
 
-def spans_left(texts: Sequence[str]) -> list[str | None]:
+def remove_repeated_spans(texts: Sequence[str]) -> list[str | None]:
     """What is left of each text when runs of three sentences that stood before are taken out; None when too little."""
-    units = in_batches(lambda batch: units_of(batch, SPANS), texts)
+    units = map_batches(lambda batch: split_segments(batch, SPANS), texts)
     before: set[str] = set()
     left: list[str | None] = []
     for text, found in zip(texts, units, strict=True):
@@ -104,18 +104,18 @@ def spans_left(texts: Sequence[str]) -> list[str | None]:
                 places.append(place)
             if key is not None:
                 before.add(key)
-        shorter = without_runs(text, found, places, SPANS.sentences) if places else text
+        shorter = remove_segment_runs(text, found, places, SPANS.sentences) if places else text
         left.append(shorter if shorter == text or _is_enough(shorter) else None)
     return left
 
 
 def _is_enough(text: str) -> bool:
     """Whether a text that was cut has the words and sentences that it must keep."""
-    ends, words = sentence_splitter().split([text])[0]
+    ends, words = get_sentence_splitter().find_boundaries([text])[0]
     return bool(text) and words >= SPANS.min_words and len(ends) >= SPANS.min_sentences
 
 
-def bucket_clusters(signatures: Sequence[Any]) -> list[list[int]]:
+def cluster_by_bucket(signatures: Sequence[Any]) -> list[list[int]]:
     """Clusters of documents that agree in a whole bucket of 8 of their 112 hashes."""
     first: dict[tuple[int, ...], int] = {}
     pairs = []
@@ -123,10 +123,10 @@ def bucket_clusters(signatures: Sequence[Any]) -> list[list[int]]:
         for bucket in range(14) if signature is not None else ():
             key = (bucket, *signature[8 * bucket : 8 * bucket + 8])
             pairs.append((first.setdefault(key, document), document))
-    return clusters(np.array([pair for pair in pairs if pair[0] != pair[1]], np.int64).reshape(-1, 2))
+    return list_clusters(np.array([pair for pair in pairs if pair[0] != pair[1]], np.int64).reshape(-1, 2))
 
 
-def reference(python: str, texts: Sequence[str]) -> dict[str, Any]:
+def run_datatrove(python: str, texts: Sequence[str]) -> dict[str, Any]:
     """CPU seconds and results of datatrove under another interpreter."""
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder, "texts.jsonl"), Path(folder, "results.json")
@@ -138,23 +138,23 @@ def reference(python: str, texts: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def line(name: str, seconds: float, texts: Sequence[str], theirs: float | None) -> None:
+def print_measurement(name: str, seconds: float, texts: Sequence[str], theirs: float | None) -> None:
     """Print one measurement."""
     ratio = f"{theirs / seconds:8.1f} times" if theirs else ""
     size = sum(len(text.encode()) for text in texts) / 1e6
     print(f"  {name:<34}{seconds:9.2f} s {len(texts) / seconds:9.0f} documents/s {size / seconds:8.2f} MB/s{ratio}")
 
 
-def report_filter() -> None:
+def print_filter_errors() -> None:
     """Print the error rate of the filter, asked for and found."""
     generator = np.random.default_rng(0)
     keys = generator.integers(0, 1 << 64, size=1_000_000, dtype=np.uint64)
     for asked in (0.1, 0.01, 0.001):
-        found = RepeatFilter(len(keys) + 100_000, asked)
+        found = CountingBloomFilter(len(keys) + 100_000, asked)
         for part in np.split(keys, 10):
-            found.count(part)
-        found.count(keys[:100_000])
-        mask = found.may_repeat(keys)
+            found.add_keys(part)
+        found.add_keys(keys[:100_000])
+        mask = found.query_repeated(keys)
         size = 2 * found.counters / 8 / (len(keys) + 100_000)
         print(
             f"  filter: asked {asked:g}, let through {mask[100_000:].mean():.5f} of 900,000 unique keys, "
@@ -164,35 +164,35 @@ def report_filter() -> None:
 
 def main() -> int:
     """Measure and print."""
-    parser = beside_datatrove(__doc__, 500)
+    parser = build_datatrove_parser(__doc__, 500)
     parser.add_argument("--runs", type=int, default=3, help="of signatures; the median counts (default: %(default)s)")
     arguments = parser.parse_args()
-    pages = (text for _, texts in crawl_texts(arguments.crawl) for text in texts.to_pylist())
+    pages = (text for _, texts in iter_crawl_texts(arguments.crawl) for text in texts.to_pylist())
     texts = list(islice(pages, arguments.limit or None))
     if not texts:
         print(f"no page in {' '.join(arguments.crawl)}", file=sys.stderr)
         return 2
     print(f"{len(texts)} documents, {sum(len(text.encode()) for text in texts) / 1e6:.1f} MB of text; CPU seconds")
-    theirs = reference(arguments.datatrove, texts) if arguments.datatrove else {}
+    theirs = run_datatrove(arguments.datatrove, texts) if arguments.datatrove else {}
     if theirs:
-        line("datatrove signatures, sha1", theirs["minhash"], texts, None)
+        print_measurement("datatrove signatures, sha1", theirs["minhash"], texts, None)
     signatures: list[Any] = []
     for kind in ("combined", "sha1"):
-        cold, warm, signatures = cold_and_warm(signing(texts, kind), arguments.runs)
-        line(f"signatures, {kind}, cold", cold, texts, theirs.get("minhash"))
-        line(f"signatures, {kind}, warm", warm, texts, theirs.get("minhash"))
-    seconds, left = cpu_seconds(lambda: spans_left(texts))
+        cold, warm, signatures = measure_cold_and_warm(build_signer_factory(texts, kind), arguments.runs)
+        print_measurement(f"signatures, {kind}, cold", cold, texts, theirs.get("minhash"))
+        print_measurement(f"signatures, {kind}, warm", warm, texts, theirs.get("minhash"))
+    seconds, left = measure_cpu_seconds(lambda: remove_repeated_spans(texts))
     if theirs:
-        line("datatrove 3-sentence spans", theirs["spans"], texts, None)
-    line("3-sentence spans", seconds, texts, theirs.get("spans"))
-    seconds, _ = cpu_seconds(lambda: [anchors(text, 250) for text in texts])
-    line("anchors of strings of 250", seconds, texts, None)
-    report_filter()
+        print_measurement("datatrove 3-sentence spans", theirs["spans"], texts, None)
+    print_measurement("3-sentence spans", seconds, texts, theirs.get("spans"))
+    seconds, _ = measure_cpu_seconds(lambda: [compute_winnowing_anchors(text, 250) for text in texts])
+    print_measurement("anchors of strings of 250", seconds, texts, None)
+    print_filter_errors()
     if theirs:
         found = [row.tolist() if present else None for row, present in signatures]
         equal = sum(ours == other for ours, other in zip(found, theirs["signatures"], strict=True))
         print(f"  equal signatures, all 112 values: {equal} of {len(texts)}")
-        both = bucket_clusters(found), bucket_clusters(theirs["signatures"])
+        both = cluster_by_bucket(found), cluster_by_bucket(theirs["signatures"])
         same = len([cluster for cluster in both[0] if cluster in both[1]])
         print(f"  equal clusters: {same} of {len(both[1])}, with {sum(map(len, both[1]))} documents")
         equal = sum(ours == other for ours, other in zip(left, theirs["left"], strict=True))

@@ -14,13 +14,13 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from llmsys.config.yaml_text import dump
-from llmsys.estimate.residual import FILE, Residual, residuals
-from tools.bench.estimates_count import count_lines
-from tools.bench.estimates_energy import energy_rows, fit_energy
-from tools.bench.estimates_memory import memory_lines
-from tools.bench.estimates_time import TimeRow, fit, interval, shipped, time_rows, utilisation
-from tools.bench.published import RUNS, Skipped, read_all
+from llmsys.config.yaml_text import dump_yaml
+from llmsys.estimate.residual import FILE, ResidualModel, load_residuals
+from tools.bench.estimates_count import list_count_lines
+from tools.bench.estimates_energy import build_energy_rows, fit_energy
+from tools.bench.estimates_memory import iter_memory_lines
+from tools.bench.estimates_time import TimeRow, fit_residuals, predict_interval, get_shipped_residuals, build_time_rows, compute_utilisation
+from tools.bench.published import RUNS, SkippedRow, read_setups
 from tools.bench.published_setup import Setup
 
 README = Path(__file__).resolve().parents[2] / "llmsys" / "estimate" / "README.md"
@@ -33,19 +33,19 @@ def main() -> int:
     parser.add_argument("--truth", type=Path, default=RUNS, help="rows of published runs (default: the tests' copy)")
     parser.add_argument("--write", action="store_true", help="calibrate on every second row, and write both files")
     arguments = parser.parse_args()
-    everything = list(read_all(arguments.truth))
-    rows = time_rows(one for one in everything if isinstance(one, Setup))
-    constants = time_rows(one for one in read_all(RUNS) if isinstance(one, Setup))
+    everything = list(read_setups(arguments.truth))
+    rows = build_time_rows(one for one in everything if isinstance(one, Setup))
+    constants = build_time_rows(one for one in read_setups(RUNS) if isinstance(one, Setup))
     if arguments.write:
-        save(fit([row for row in constants if row.calibrates]))
-        residuals.cache_clear()
+        write_residuals(fit_residuals([row for row in constants if row.calibrates]))
+        load_residuals.cache_clear()
     foreign = arguments.truth.resolve() != RUNS.resolve()
-    skipped = [one for one in everything if isinstance(one, Skipped)]
+    skipped = [one for one in everything if isinstance(one, SkippedRow)]
     lines = [
-        *count_lines(),
-        *memory_lines(arguments.truth),
-        *tables(rows, constants, skipped, foreign),
-        *energy_lines(arguments.truth, foreign),
+        *list_count_lines(),
+        *iter_memory_lines(arguments.truth),
+        *iter_time_lines(rows, constants, skipped, foreign),
+        *iter_energy_lines(arguments.truth, foreign),
     ]
     if arguments.write:
         write_readme(lines)
@@ -53,22 +53,22 @@ def main() -> int:
     return 0
 
 
-def save(fitted: dict[str, Residual]) -> None:
+def write_residuals(fitted: dict[str, ResidualModel]) -> None:
     """The calibrated constants, with the names of their rows."""
-    energies = energy_rows(json.loads(RUNS.read_text(encoding="utf-8"))["energy_measured"], fitted["run"])
+    energies = build_energy_rows(json.loads(RUNS.read_text(encoding="utf-8"))["energy_measured"], fitted["run"])
     values = {kind: one.model_dump(mode="json") for kind, one in fitted.items()}
     values["energy"] = fit_energy(energies, fitted["run"]).model_dump(mode="json")
     head = "# Written by tools/bench/estimates.py --write: measured over modelled, of every second row of each table.\n"
-    FILE.write_text(head + dump(values), encoding="utf-8")
+    FILE.write_text(head + dump_yaml(values), encoding="utf-8")
 
 
-def tables(
-    rows: Sequence[TimeRow], constants: Sequence[TimeRow], skipped: Sequence[Skipped], foreign: bool
+def iter_time_lines(
+    rows: Sequence[TimeRow], constants: Sequence[TimeRow], skipped: Sequence[SkippedRow], foreign: bool
 ) -> Iterator[str]:
     """Time: a summary by table, and every row with its signed error, the calibration rows marked."""
     calibration = [row for row in constants if row.calibrates]
-    fitted = shipped()
-    constant = {run: utilisation(calibration, run=run) for run in (False, True)}
+    fitted = get_shipped_residuals()
+    constant = {run: compute_utilisation(calibration, run=run) for run in (False, True)}
     held = list(rows) if foreign else [row for row in rows if not row.calibrates]
     yield "### Time"
     yield ""
@@ -78,56 +78,56 @@ def tables(
         f"{constant[True]:.1%} over runs, the medians of the same calibration rows."
     )
     yield ""
-    yield from _summary(held, fitted, constant)
+    yield from _iter_summary_lines(held, fitted, constant)
     yield ""
     yield "| row | measured | P10 | P50 | P90 | error | covered | constant utilisation |"
     yield "|---|---|---|---|---|---|---|---|"
     for row in rows:
-        yield _row(row, fitted, constant, foreign)
+        yield _format_time_row(row, fitted, constant, foreign)
     for one in skipped:
         yield f"| {one.table} {one.row} | not priced: {one.reason} | | | | | | |"
     yield ""
 
 
-def _summary(held: Sequence[TimeRow], fitted: dict[str, Residual], constant: dict[bool, float]) -> Iterator[str]:
+def _iter_summary_lines(held: Sequence[TimeRow], fitted: dict[str, ResidualModel], constant: dict[bool, float]) -> Iterator[str]:
     yield "| rows not used for calibration | rows | P10–P90 covers | median error of P50 | of a constant utilisation |"
     yield "|---|---|---|---|---|"
     groups = {"all": held} | {kind: [row for row in held if row.kind == kind] for kind in fitted}
     for name, group in groups.items():
         if not group:
             continue
-        inside = sum(interval(row, fitted).covers(row.setup.measured) for row in group)
-        ours = median(abs(_error(row, interval(row, fitted).p50)) for row in group)
-        base = median(abs(_error(row, row.ideal / constant[row.kind == "run"])) for row in group)
+        inside = sum(predict_interval(row, fitted).contains(row.setup.measured) for row in group)
+        ours = median(abs(_compute_error(row, predict_interval(row, fitted).p50)) for row in group)
+        base = median(abs(_compute_error(row, row.ideal_time / constant[row.kind == "run"])) for row in group)
         yield f"| {name} | {len(group)} | {inside / len(group):.0%} | {ours:.1%} | {base:.1%} |"
 
 
-def _row(row: TimeRow, fitted: dict[str, Residual], constant: dict[bool, float], foreign: bool) -> str:
-    one, measured = interval(row, fitted), row.setup.measured
-    base = _error(row, row.ideal / constant[row.kind == "run"])
+def _format_time_row(row: TimeRow, fitted: dict[str, ResidualModel], constant: dict[bool, float], foreign: bool) -> str:
+    one, measured = predict_interval(row, fitted), row.setup.measured
+    base = _compute_error(row, row.ideal_time / constant[row.kind == "run"])
     mark = "" if foreign or not row.calibrates else " (calibration)"
     unit = "h" if row.kind == "run" else "s"
-    error, covered = _error(row, one.p50), "yes" if one.covers(measured) else "no"
+    error, covered = _compute_error(row, one.p50), "yes" if one.contains(measured) else "no"
     numbers = " | ".join(f"{value:,.4g}" for value in (measured, one.p10, one.p50, one.p90))
     return f"| {row.setup.name}, {unit}{mark} | {numbers} | {error:+.1%} | {covered} | {base:+.1%} |"
 
 
-def _error(row: TimeRow, predicted: float) -> float:
+def _compute_error(row: TimeRow, predicted: float) -> float:
     return predicted / row.setup.measured - 1
 
 
-def energy_lines(path: Path, foreign: bool) -> Iterator[str]:
+def iter_energy_lines(path: Path, foreign: bool) -> Iterator[str]:
     """Measured energies."""
     yield "### Energy"
     yield ""
     yield "| run | measured, MWh | P10 | P50 | P90 | error | covered | |"
     yield "|---|---|---|---|---|---|---|---|"
-    known = residuals()
-    for row in energy_rows(json.loads(path.read_text(encoding="utf-8")).get("energy_measured", []), known.run):
-        one = row.predicted(known.energy)
+    known = load_residuals()
+    for row in build_energy_rows(json.loads(path.read_text(encoding="utf-8")).get("energy_measured", []), known.run):
+        one = row.predict_interval(known.energy)
         numbers = " | ".join(f"{value:,.4g}" for value in (row.measured, one.p10, one.p50, one.p90))
         mark = " (calibration)" if row.calibrates and not foreign else ""
-        covered = "yes" if one.covers(row.measured) else "no"
+        covered = "yes" if one.contains(row.measured) else "no"
         yield f"| {row.name}{mark} | {numbers} | {one.p50 / row.measured - 1:+.1%} | {covered} | {row.note} |"
     yield ""
 

@@ -8,15 +8,15 @@ from statistics import mean
 from typing import Any
 
 from llmsys.errors import LlmsysError
-from llmsys.estimate.cluster import Cluster
-from llmsys.estimate.cost import mean_watts
-from llmsys.estimate.device import read_device
-from llmsys.estimate.interval import Interval, log_normal
+from llmsys.estimate.cluster import ClusterCosts
+from llmsys.estimate.cost import compute_mean_watts
+from llmsys.estimate.device import load_device_profile
+from llmsys.estimate.interval import PercentileInterval, build_log_normal_interval
 from llmsys.estimate.parameters import count_parameters
-from llmsys.estimate.residual import Residual
+from llmsys.estimate.residual import ResidualModel
 from tools.bench.estimates_time import TimeRow
-from tools.bench.published_runs import full_runs
-from tools.bench.published_setup import published_model
+from tools.bench.published_runs import iter_full_run_setups
+from tools.bench.published_setup import load_published_model
 
 CHIPS = re.compile(r"\b(A100|H100|H200|V100|TPUv3|TPUv4)\b")
 TOKENS = {"gpt3-175b": 300e9}  # Brown 2020, table 2.1; the other rows say theirs
@@ -35,31 +35,31 @@ class EnergyRow:
     calibrates: bool
     note: str
 
-    def predicted(self, fitted: Residual) -> Interval:
+    def predict_interval(self, fitted: ResidualModel) -> PercentileInterval:
         """The interval."""
-        return log_normal(self.modelled * fitted.factor, fitted.spread)
+        return build_log_normal_interval(self.modelled * fitted.factor, fitted.spread)
 
 
-def energy_rows(rows: list[dict[str, Any]], run: Residual) -> list[EnergyRow]:
+def build_energy_rows(rows: list[dict[str, Any]], run: ResidualModel) -> list[EnergyRow]:
     """Every row whose model and device have a description; of the others there is nothing to say."""
     found: list[EnergyRow] = []
     for row in rows:
         with suppress(LlmsysError, KeyError):
-            found.append(_energy(row, run, calibrates=len(found) % 2 == 0))
+            found.append(_build_energy_row(row, run, calibrates=len(found) % 2 == 0))
     return found
 
 
-def fit_energy(rows: list[EnergyRow], run: Residual) -> Residual:
+def fit_energy(rows: list[EnergyRow], run: ResidualModel) -> ResidualModel:
     """Factor of the calibration rows; they are too few for a spread, so it is that of runs and of power."""
     kept = [row for row in rows if row.calibrates]
     middle = mean(log(row.measured / row.modelled) for row in kept)
     names = tuple(row.name for row in kept)
-    return Residual(factor=round(exp(middle), 3), spread=round(hypot(run.spread, POWER_SPREAD), 3), rows=names)
+    return ResidualModel(factor=round(exp(middle), 3), spread=round(hypot(run.spread, POWER_SPREAD), 3), rows=names)
 
 
-def _energy(row: dict[str, Any], run: Residual, *, calibrates: bool) -> EnergyRow:
+def _build_energy_row(row: dict[str, Any], run: ResidualModel, *, calibrates: bool) -> EnergyRow:
     found = CHIPS.search(f"{row['model']} {row.get('hw', '')}")
-    total = count_parameters(published_model(row["model"], {})).total
+    total = count_parameters(load_published_model(row["model"], {})).total
     whole = {
         "id": row["model"],
         "hardware": found[1] if found else "H100",
@@ -68,10 +68,10 @@ def _energy(row: dict[str, Any], run: Residual, *, calibrates: bool) -> EnergyRo
         "params_total": total,
         "params_active": total,
     }
-    setup = next(full_runs("energy", whole))
-    hours = run.factor * TimeRow(setup, False).modelled
+    setup = next(iter_full_run_setups("energy", whole))
+    hours = run.factor * TimeRow(setup, False).modelled_time
     boards_only = "gpu_energy_mwh" in row
-    boards = mean_watts(read_device(setup.device), Cluster(host_watts=0)) or 0.0
+    boards = compute_mean_watts(load_device_profile(setup.device), ClusterCosts(host_watts=0)) or 0.0
     watts = boards if boards_only else row.get("w", boards) * row["pue"]
     note = "accelerators only" if boards_only else f"with PUE {row['pue']} and its {row.get('w')} W"
     measured = float(row["gpu_energy_mwh"] if boards_only else row["mwh"])

@@ -28,14 +28,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from data_pipeline.extract.html import extract_pages
-from llmsys.config.extract import ArticleExtract, ExtractConfig, ResiliparseExtract, TrafilaturaExtract
+from llmsys.config.extract import ArticleExtractorConfig, ExtractConfig, ResiliparseExtractorConfig, TrafilaturaExtractorConfig
 
 EXTRACTORS: dict[str, ExtractConfig] = {
-    "article": ArticleExtract(),
-    "resiliparse, main content": ResiliparseExtract(),
-    "resiliparse, all text": ResiliparseExtract(main_content=False),
-    "trafilatura, precision": TrafilaturaExtract(),
-    "trafilatura, balance": TrafilaturaExtract(favor="balance"),
+    "article": ArticleExtractorConfig(),
+    "resiliparse, main content": ResiliparseExtractorConfig(),
+    "resiliparse, all text": ResiliparseExtractorConfig(main_content=False),
+    "trafilatura, precision": TrafilaturaExtractorConfig(),
+    "trafilatura, balance": TrafilaturaExtractorConfig(favor="balance"),
 }
 NGRAM = 4
 LEAST_SECONDS = 1.0
@@ -64,7 +64,7 @@ def find_part(page_id: str) -> str:
     return PARTS[hashlib.sha256(page_id.encode()).digest()[0] % 2]
 
 
-def shingles(text: str) -> Shingles:
+def compute_shingles(text: str) -> Shingles:
     """The 4-grams of a text's tokens; a text with fewer tokens is one shingle."""
     tokens = TOKEN.findall(text)
     if len(tokens) < NGRAM:
@@ -72,10 +72,10 @@ def shingles(text: str) -> Shingles:
     return Counter(zip(*(tokens[start:] for start in range(NGRAM)), strict=False))
 
 
-def score(gold: list[str], found: list[str]) -> tuple[float, float, float]:
+def compute_scores(gold: list[str], found: list[str]) -> tuple[float, float, float]:
     """F1, precision and recall; a page counts for a measure when that measure is defined on it."""
     precisions, recalls = [], []
-    for true, made in zip(map(shingles, gold), map(shingles, found), strict=True):
+    for true, made in zip(map(compute_shingles, gold), map(compute_shingles, found), strict=True):
         both = (true & made).total()
         if made:
             precisions.append(both / made.total())
@@ -85,7 +85,7 @@ def score(gold: list[str], found: list[str]) -> tuple[float, float, float]:
     return 2 * precision * recall / (precision + recall), precision, recall
 
 
-def extract(pages: pa.RecordBatch, config: ExtractConfig) -> tuple[list[str], float]:
+def measure_extraction(pages: pa.RecordBatch, config: ExtractConfig) -> tuple[list[str], float]:
     """The texts, and the CPU seconds that they took, as the mean of so many times as fill `LEAST_SECONDS`."""
     start = time.process_time()
     times, seconds = 0, 0.0
@@ -102,7 +102,7 @@ def print_part(title: str, gold: list[str], found: dict[str, list[str]], is_in: 
         return
     print(f"{title + f', {len(true)} pages':26}      F1  precision  recall")
     for name, texts in found.items():
-        f1, precision, recall = score(true, list(compress(texts, is_in)))
+        f1, precision, recall = compute_scores(true, list(compress(texts, is_in)))
         print(f"{name:26}  {f1:.4f}     {precision:.4f}  {recall:.4f}")
 
 
@@ -117,11 +117,11 @@ def main() -> int:
     extractors = {
         name: config for name, config in EXTRACTORS.items() if config.kind != "trafilatura" or find_spec("trafilatura")
     }
-    found = {name: extract(pages.slice(0, 2), config)[0] for name, config in extractors.items()}  # loads libraries
+    found = {name: measure_extraction(pages.slice(0, 2), config)[0] for name, config in extractors.items()}  # loads libraries
     seconds: dict[str, list[float]] = {name: [] for name in extractors}
     for _ in range(arguments.rounds):
         for name, config in extractors.items():
-            found[name], took = extract(pages, config)
+            found[name], took = measure_extraction(pages, config)
             seconds[name].append(took)
     size = sum(map(len, payloads)) / 1e6
     print(f"{len(gold)} pages, {size:.1f} MB of HTML; 4-gram token F1, CPU seconds, median of {arguments.rounds}")

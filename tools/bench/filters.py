@@ -19,22 +19,22 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_pipeline.decontaminate.index import GramIndex, build_index
-from data_pipeline.decontaminate.words import SimpleWords
+from data_pipeline.decontaminate.index import NgramIndex, write_ngram_index
+from data_pipeline.decontaminate.words import WordHasher
 from data_pipeline.pii.replace import replace_pii
-from data_pipeline.rules.bad_words import BadWords
-from data_pipeline.rules.batch import Splitters, TextBatch
-from data_pipeline.rules.url import UrlRules
-from data_pipeline.rules.whitespace_words import WhitespaceChunks
+from data_pipeline.rules.bad_words import BadWordsRule
+from data_pipeline.rules.batch import WordSplitters, DocumentBatch
+from data_pipeline.rules.url import UrlFilter
+from data_pipeline.rules.whitespace_words import WhitespaceTokenizer
 from data_pipeline.rules.words import WordSplitter
 from data_pipeline.unicode.repair import repair_texts
-from llmsys.config.custom_rules import BadWordsConfig, WordList
-from llmsys.config.decontaminate import EvaluationSet, NgramDecontamination
-from llmsys.config.entries import EntryList
-from llmsys.config.pii import ReplacePii
-from llmsys.config.unicode import FtfyUnicode
-from llmsys.config.url import UrlLists
-from tools.bench.measure import cpu_seconds, crawl_texts
+from llmsys.config.custom_rules import BadWordsConfig, WordListConfig
+from llmsys.config.decontaminate import EvaluationSetConfig, NgramDecontaminationConfig
+from llmsys.config.entries import EntryListConfig
+from llmsys.config.pii import PiiReplacementConfig
+from llmsys.config.unicode import FtfyRepairConfig
+from llmsys.config.url import UrlFilterConfig
+from tools.bench.measure import measure_cpu_seconds, iter_crawl_texts
 
 # Runs under the other interpreter, over the same pages and lists.
 REFERENCE = """
@@ -75,21 +75,21 @@ Page = tuple[str, str]
 
 def main() -> int:
     """Measure and print."""
-    options = _parser().parse_args()
-    pages = _pages(options.crawl, options.limit)
-    words = _lists(pages)
-    ours = _ours(pages, words)
-    theirs = _theirs(options.datatrove, pages, words) if options.datatrove else {}
+    options = _build_parser().parse_args()
+    pages = _read_pages(options.crawl, options.limit)
+    words = _build_lists(pages)
+    ours = _measure_ours(pages, words)
+    theirs = _measure_datatrove(options.datatrove, pages, words) if options.datatrove else {}
     size = sum(len(text.encode()) for _, text in pages) / 1e6
     print(f"{len(pages):,} pages, {size:.1f} MB of text, CPU seconds of one process")
     for name, (seconds, outcome) in ours.items():
-        print(f"{name:10} {seconds:8.2f} s {size / seconds:8.1f} MB/s{_beside(theirs.get(name), seconds, outcome)}")
+        print(f"{name:10} {seconds:8.2f} s {size / seconds:8.1f} MB/s{_format_comparison(theirs.get(name), seconds, outcome)}")
     if options.eval:
-        _decontamination([text for _, text in pages], options.eval, size)
+        _measure_decontamination([text for _, text in pages], options.eval, size)
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("crawl", help="pattern of crawl files")
     parser.add_argument("--datatrove", help="interpreter that has datatrove")
@@ -98,12 +98,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _pages(pattern: str, limit: int) -> list[Page]:
-    columns = (zip(urls.to_pylist(), texts.to_pylist(), strict=True) for urls, texts in crawl_texts([pattern]))
+def _read_pages(pattern: str, limit: int) -> list[Page]:
+    columns = (zip(urls.to_pylist(), texts.to_pylist(), strict=True) for urls, texts in iter_crawl_texts([pattern]))
     return list(islice((page for pages in columns for page in pages if page[1]), limit or None))
 
 
-def _lists(pages: Sequence[Page]) -> dict[str, list[str]]:
+def _build_lists(pages: Sequence[Page]) -> dict[str, list[str]]:
     """Lists that refuse some of the pages."""
     seen = sorted({word for _, text in pages for word in text.lower().split() if word.isascii() and word.isalpha()})
     hosts = sorted({url.split("/")[2] for url, _ in pages})
@@ -113,23 +113,23 @@ def _lists(pages: Sequence[Page]) -> dict[str, list[str]]:
     }  # fmt: skip
 
 
-def _ours(pages: Sequence[Page], words: dict[str, list[str]]) -> dict[str, tuple[float, list[Any]]]:
-    listed = {name: EntryList(entries=tuple(entries)) for name, entries in words.items()}
-    rules = UrlRules(
-        UrlLists(
+def _measure_ours(pages: Sequence[Page], words: dict[str, list[str]]) -> dict[str, tuple[float, list[Any]]]:
+    listed = {name: EntryListConfig(entries=tuple(entries)) for name, entries in words.items()}
+    rules = UrlFilter(
+        UrlFilterConfig(
             hosts=listed["hosts"], hard_words=listed["hard"], soft_words=listed["soft"], substrings=listed["parts"]
         )
     )
-    bad = BadWords(BadWordsConfig(words=(WordList(entries=tuple(words["bad"])),)))
+    bad = BadWordsRule(BadWordsConfig(words=(WordListConfig(entries=tuple(words["bad"])),)))
     texts = pa.array([text for _, text in pages], pa.large_string())
-    batch = TextBatch(texts.to_pylist(), Splitters(WordSplitter(WhitespaceChunks())))
-    rules.judge([pages[0][0]])
-    repair_texts(texts[:1], FtfyUnicode())
-    urls, refusals = cpu_seconds(lambda: rules.judge([url for url, _ in pages]))
-    unicode, repaired = cpu_seconds(lambda: repair_texts(texts, FtfyUnicode()).texts.to_pylist())
-    tokens = ReplacePii(replace_with="token")
-    pii, replaced = cpu_seconds(lambda: replace_pii(texts, [""] * len(texts), tokens)[0].to_pylist())
-    bad_words, verdicts = cpu_seconds(lambda: bad.judge(batch))
+    batch = DocumentBatch(texts.to_pylist(), WordSplitters(WordSplitter(WhitespaceTokenizer())))
+    rules.apply([pages[0][0]])
+    repair_texts(texts[:1], FtfyRepairConfig())
+    urls, refusals = measure_cpu_seconds(lambda: rules.apply([url for url, _ in pages]))
+    unicode, repaired = measure_cpu_seconds(lambda: repair_texts(texts, FtfyRepairConfig()).texts.to_pylist())
+    tokens = PiiReplacementConfig(replace_with="token")
+    pii, replaced = measure_cpu_seconds(lambda: replace_pii(texts, [""] * len(texts), tokens)[0].to_pylist())
+    bad_words, verdicts = measure_cpu_seconds(lambda: bad.apply(batch))
     return {
         "url": (urls, [URL_TESTS[one.test] if one else None for one in refusals]),
         "unicode": (unicode, repaired),
@@ -138,7 +138,7 @@ def _ours(pages: Sequence[Page], words: dict[str, list[str]]) -> dict[str, tuple
     }
 
 
-def _theirs(python: str, pages: Sequence[Page], words: dict[str, list[str]]) -> dict[str, Any]:
+def _measure_datatrove(python: str, pages: Sequence[Page], words: dict[str, list[str]]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder, "given.json"), Path(folder, "made.json")
         given.write_text(json.dumps([pages, words]))
@@ -147,24 +147,24 @@ def _theirs(python: str, pages: Sequence[Page], words: dict[str, list[str]]) -> 
     return found
 
 
-def _beside(theirs: Any, seconds: float, outcome: list[Any]) -> str:
+def _format_comparison(theirs: Any, seconds: float, outcome: list[Any]) -> str:
     if theirs is None:
         return ""
     equal = sum(one == other for one, other in zip(theirs[1], outcome, strict=True))
     return f"   datatrove {theirs[0]:8.2f} s, {theirs[0] / seconds:5.1f} times; equal for {equal:,} of {len(outcome):,}"
 
 
-def _decontamination(texts: Sequence[str], sets: Sequence[Sequence[str]], size: float) -> None:
+def _measure_decontamination(texts: Sequence[str], sets: Sequence[Sequence[str]], size: float) -> None:
     """Index the sets and look for them in all texts, twice."""
-    config = NgramDecontamination(
-        sets=tuple(EvaluationSet(name=path, files=(Path(path),), query=(field,)) for path, field in sets)
+    config = NgramDecontaminationConfig(
+        sets=tuple(EvaluationSetConfig(name=path, files=(Path(path),), query=(field,)) for path, field in sets)
     )
     with tempfile.TemporaryDirectory() as folder:
         grams, items = Path(folder, "grams.arrow"), Path(folder, "items.arrow")
-        indexing, _ = cpu_seconds(lambda: build_index(lambda *_: None, grams=grams, items=items, config=config))
-        index, words = GramIndex(grams), SimpleWords()
-    cold, found = cpu_seconds(lambda: [index.find(words.split(texts[n : n + 64])) for n in range(0, len(texts), 64)])
-    warm, _ = cpu_seconds(lambda: [index.find(words.split(texts[n : n + 64])) for n in range(0, len(texts), 64)])
+        indexing, _ = measure_cpu_seconds(lambda: write_ngram_index(lambda *_: None, grams=grams, items=items, config=config))
+        index, words = NgramIndex(grams), WordHasher()
+    cold, found = measure_cpu_seconds(lambda: [index.find_matches(words.hash_words(texts[n : n + 64])) for n in range(0, len(texts), 64)])
+    warm, _ = measure_cpu_seconds(lambda: [index.find_matches(words.hash_words(texts[n : n + 64])) for n in range(0, len(texts), 64)])
     matches = sum(len(positions) for positions, _ in found)
     print(f"decontamination: {len(index.words):,} n-grams indexed in {indexing:.2f} s, {matches:,} matches")
     print(f"  from cold {cold:.2f} s ({size / cold:.1f} MB/s), warm {warm:.2f} s ({size / warm:.1f} MB/s)")

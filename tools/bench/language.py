@@ -18,8 +18,8 @@ from typing import Literal, get_args
 
 import pyarrow as pa
 
-from data_pipeline.language.code import standard
-from data_pipeline.language.identify import identify
+from data_pipeline.language.code import normalize_language_code
+from data_pipeline.language.identify import identify_languages
 from llmsys.config.language import LanguageConfig
 
 Kind = Literal["combined", "cld2", "py3langid"]
@@ -35,12 +35,12 @@ def main() -> None:
     lines = gzip.decompress(arguments.sentences.read_bytes()).decode().split("\n")
     samples = [json.loads(line) for line in lines if line][:: arguments.every]
     sentences = [(one["lang"], one["text"]) for one in samples]
-    report(f"{len(sentences)} single sentences", sentences)
-    report(f"texts of {arguments.join} sentences", joined(sentences, arguments.join))
-    library([text for _, text in sentences][::10])
+    report_accuracy(f"{len(sentences)} single sentences", sentences)
+    report_accuracy(f"texts of {arguments.join} sentences", join_sentences(sentences, arguments.join))
+    compare_with_library([text for _, text in sentences][::10])
 
 
-def report(title: str, samples: Sequence[tuple[str, str]]) -> None:
+def report_accuracy(title: str, samples: Sequence[tuple[str, str]]) -> None:
     """Accuracy by language, what is confused, and speed, for each identifier."""
     print(f"\n{title}")
     texts = pa.array([text for _, text in samples], pa.large_string())
@@ -48,9 +48,9 @@ def report(title: str, samples: Sequence[tuple[str, str]]) -> None:
     right: dict[str, Counter[str]] = {}
     for kind in get_args(Kind):
         config = LanguageConfig(kind=kind)
-        identify(texts[:1], config)  # loads the model
+        identify_languages(texts[:1], config)  # loads the model
         start = time.process_time()
-        codes, scores = identify(texts, config)
+        codes, scores = identify_languages(texts, config)
         seconds = time.process_time() - start
         pairs = list(zip(truth, codes.to_pylist(), strict=True))
         right[kind] = Counter(code for code, found in pairs if code == found)
@@ -73,7 +73,7 @@ def print_languages(truth: Counter[str], right: dict[str, Counter[str]]) -> None
             print(f"  {code:6}" + "".join(f"{share:11.3f}" for share in shares))
 
 
-def joined(sentences: Sequence[tuple[str, str]], number: int) -> list[tuple[str, str]]:
+def join_sentences(sentences: Sequence[tuple[str, str]], number: int) -> list[tuple[str, str]]:
     """Texts of several sentences in one language."""
     by_code: defaultdict[str, list[str]] = defaultdict(list)
     for code, text in sentences:
@@ -85,7 +85,7 @@ def joined(sentences: Sequence[tuple[str, str]], number: int) -> list[tuple[str,
     ]
 
 
-def library(texts: Sequence[str]) -> None:
+def compare_with_library(texts: Sequence[str]) -> None:
     """Compare with py3langid itself, text by text."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
@@ -93,8 +93,8 @@ def library(texts: Sequence[str]) -> None:
     start = time.process_time()
     theirs = [own.classify(text) for text in texts]
     seconds = time.process_time() - start
-    codes, scores = identify(pa.array(texts), LanguageConfig(kind="py3langid"))
-    differ = sum(standard(a) != b for (a, _), b in zip(theirs, codes.to_pylist(), strict=True))
+    codes, scores = identify_languages(pa.array(texts), LanguageConfig(kind="py3langid"))
+    differ = sum(normalize_language_code(a) != b for (a, _), b in zip(theirs, codes.to_pylist(), strict=True))
     widest = max(abs(a - b) for (_, a), b in zip(theirs, scores.to_pylist(), strict=True))
     print(
         f"\npy3langid itself: {len(texts) / seconds:,.0f} a second; {differ} of {len(texts)} codes differ, "

@@ -32,7 +32,7 @@ from llmsys.config.batch import BatchConfig
 from llmsys.data.loader import StepLoader
 from llmsys.data.packing import PackedDocuments
 from llmsys.data.plan import RunPlan
-from llmsys.data.steps import WindowSteps
+from llmsys.data.steps import WindowStepBatches
 from llmsys.shards import TokenShards, open_tokens
 
 ROUNDS = 5
@@ -41,40 +41,40 @@ SHAPES = ((512, 8, 8, 8), (2048, 2, 4, 4), (2048, 8, 4, 4), (2048, 8, 4, 1), (81
 Next = Callable[[], Any]
 
 
-def ours(shards: TokenShards, length: int, sequences: int, *, deal: str = "in_order", masked: bool = True) -> Next:
+def build_packed_source(shards: TokenShards, length: int, sequences: int, *, deal: str = "in_order", masked: bool = True) -> Next:
     """Our steps: shuffled epochs of packed documents, with document numbers where they are `masked`."""
     micro = max(1, sequences // 4) if deal == "balanced" else 0
     settings = {"sequence_length": length, "sequences": sequences, "deal": deal, "micro_sequences": micro}
     batch = BatchConfig.model_validate(settings)
     packed = PackedDocuments(shards, length=length, seed=0)
-    steps = WindowSteps(packed, RunPlan(batch, 1, 0), separate_documents=masked, deal=batch.deal)
+    steps = WindowStepBatches(packed, RunPlan(batch, 1, 0), separate_documents=masked, deal=batch.deal)
     numbers = iter(range(1 << 40))
-    return lambda: steps.step(next(numbers))
+    return lambda: steps.get_micro_batches(next(numbers))
 
 
-def read_ahead(shards: TokenShards, length: int, sequences: int) -> Next:
+def build_read_ahead_source(shards: TokenShards, length: int, sequences: int) -> Next:
     """The same through the reading thread, as the trainer gets it."""
     batch = BatchConfig(sequence_length=length, sequences=sequences)
-    steps = WindowSteps(PackedDocuments(shards, length=length, seed=0), RunPlan(batch, 1, 0), separate_documents=True)
-    batches = StepLoader(steps).steps(0, 1 << 40)
+    steps = WindowStepBatches(PackedDocuments(shards, length=length, seed=0), RunPlan(batch, 1, 0), separate_documents=True)
+    batches = StepLoader(steps).iter_steps(0, 1 << 40)
     return lambda: next(batches)
 
 
-def random_crops(file: Path, length: int, sequences: int) -> Next:
+def build_random_crop_source(file: Path, length: int, sequences: int) -> Next:
     """nanoGPT's way: a memory map of all tokens, and windows from random places."""
     data = np.memmap(file, dtype=np.uint16, mode="r")
     generator = torch.Generator().manual_seed(0)
 
-    def batch() -> Any:
+    def draw_batch() -> Any:
         starts = torch.randint(len(data) - length, (sequences,), generator=generator)
         inputs = torch.stack([torch.from_numpy(data[i : i + length].astype(np.int64)) for i in starts])
         targets = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + length].astype(np.int64)) for i in starts])
         return inputs, targets
 
-    return batch
+    return draw_batch
 
 
-def streaming(folder: Path, shards: TokenShards, length: int, sequences: int) -> Next | None:
+def build_streaming_source(folder: Path, shards: TokenShards, length: int, sequences: int) -> Next | None:
     """MosaicML streaming over windows of the same tokens; None where it is not installed."""
     try:
         from streaming import MDSWriter, StreamingDataset  # type: ignore[import-not-found]
@@ -83,23 +83,23 @@ def streaming(folder: Path, shards: TokenShards, length: int, sequences: int) ->
     packed = PackedDocuments(shards, length=length, seed=0)
     with MDSWriter(out=str(folder), columns={"tokens": "ndarray:uint16"}) as writer:
         for window in range(packed.windows_per_epoch):
-            writer.write({"tokens": packed.window(window).tokens.astype(np.uint16)})
+            writer.write({"tokens": packed.get_window(window).tokens.astype(np.uint16)})
     data = StreamingDataset(local=str(folder), shuffle=True, batch_size=sequences, num_canonical_nodes=1)
-    rows = iter(_forever(torch.utils.data.DataLoader(data, batch_size=sequences, collate_fn=_collate)))
+    rows = iter(_repeat_loader(torch.utils.data.DataLoader(data, batch_size=sequences, collate_fn=_collate_samples)))
     return lambda: next(rows)
 
 
-def _collate(samples: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
+def _collate_samples(samples: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
     tokens = torch.from_numpy(np.stack([sample["tokens"] for sample in samples]).astype(np.int64))
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def _forever(loader: Any) -> Any:
+def _repeat_loader(loader: Any) -> Any:
     while True:
         yield from loader
 
 
-def rates(contenders: dict[str, Next], tokens: int, seconds: float) -> dict[str, float]:
+def measure_rates(contenders: dict[str, Next], tokens: int, seconds: float) -> dict[str, float]:
     """Tokens per second of each, in turns."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
     for following in contenders.values():
@@ -114,45 +114,45 @@ def rates(contenders: dict[str, Next], tokens: int, seconds: float) -> dict[str,
     return {name: statistics.median(values) for name, values in found.items()}
 
 
-def unevenness(shards: TokenShards) -> list[dict[str, Any]]:
+def compute_imbalance(shards: TokenShards) -> list[dict[str, Any]]:
     """How long ranks' attention takes over the even share, in order and balanced, means over the first steps."""
     found = []
     for length, ranks, per_rank, micro in SHAPES:
         settings = {"sequence_length": length, "sequences": ranks * per_rank, "micro_sequences": micro}
         batch = BatchConfig.model_validate(settings | {"deal": "balanced"})
         packed = PackedDocuments(shards, length=length, seed=0)
-        steps = WindowSteps(packed, RunPlan(batch, ranks, 0), separate_documents=True, deal=batch.deal)
-        said = [steps.describe(step) for step in range(20)]
+        steps = WindowStepBatches(packed, RunPlan(batch, ranks, 0), separate_documents=True, deal=batch.deal)
+        said = [steps.get_step_metrics(step) for step in range(20)]
         means = [statistics.fmean(one[f"attention_imbalance{end}"] for one in said) for end in ("_in_order", "")]
         shape = {"length": length, "ranks": ranks, "windows": per_rank, "micro": micro}
         found.append(shape | {"in_order": means[0], "balanced": means[1]})
     return found
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+def measure_loader(arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything that is printed."""
     shards = open_tokens(arguments.dataset, "train")
     length, sequences = arguments.length, arguments.sequences
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         file = Path(folder) / "tokens.bin"
-        np.concatenate([shards.tokens(number) for number in range(shards.documents)]).astype(np.uint16).tofile(file)
+        np.concatenate([shards.get_tokens(number) for number in range(shards.num_documents)]).astype(np.uint16).tofile(file)
         contenders: dict[str, Next | None] = {
-            "llmsys": ours(shards, length, sequences),
-            "llmsys, read ahead by its thread": read_ahead(shards, length, sequences),
-            "llmsys, deal=balanced": ours(shards, length, sequences, deal="balanced"),
-            "llmsys, attend=window": ours(shards, length, sequences, masked=False),
-            "memory map, random crops": random_crops(file, length, sequences),
-            "MosaicML streaming": streaming(Path(folder) / "mds", shards, length, sequences),
+            "llmsys": build_packed_source(shards, length, sequences),
+            "llmsys, read ahead by its thread": build_read_ahead_source(shards, length, sequences),
+            "llmsys, deal=balanced": build_packed_source(shards, length, sequences, deal="balanced"),
+            "llmsys, attend=window": build_packed_source(shards, length, sequences, masked=False),
+            "memory map, random crops": build_random_crop_source(file, length, sequences),
+            "MosaicML streaming": build_streaming_source(Path(folder) / "mds", shards, length, sequences),
         }
         there = {name: one for name, one in contenders.items() if one is not None}
-        found, uneven = rates(there, length * sequences, arguments.seconds), unevenness(shards)
+        found, uneven = measure_rates(there, length * sequences, arguments.seconds), compute_imbalance(shards)
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else []
     return {
         "machine": next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor()),
         "cores": os.cpu_count(),
         "torch": torch.__version__,
-        "dataset": {"documents": shards.documents, "tokens": shards.total_tokens},
+        "dataset": {"documents": shards.num_documents, "tokens": shards.num_tokens},
         "batch": {"length": length, "sequences": sequences},
         "tokens_per_second": found,
         "missing": [name for name in contenders if name not in there],
@@ -161,7 +161,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def table(found: dict[str, Any]) -> str:
+def format_table(found: dict[str, Any]) -> str:
     """The measurement for people."""
     lines = [f"{found['cores']} cores of {found['machine']}, torch {found['torch']}"]
     lines += [f"{part}: {', '.join(f'{k} {v:,}' for k, v in found[part].items())}" for part in ("dataset", "batch")]
@@ -186,8 +186,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of the table")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found = measure(arguments)
-    print(json.dumps(found) if arguments.json else table(found))
+    found = measure_loader(arguments)
+    print(json.dumps(found) if arguments.json else format_table(found))
     return 0 if found["times_consumption"] >= 20 else 1
 
 

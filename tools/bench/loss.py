@@ -12,15 +12,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from llmsys.train.loss import sequence_losses
+from llmsys.train.loss import compute_sequence_losses
 
 
-def plain(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+def compute_plain_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """What one would write first."""
     return torch.nn.functional.cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten(), reduction="sum")
 
 
-def seconds(loss: Callable[[Tensor, Tensor], Tensor], logits_BTV: Tensor, targets_BT: Tensor) -> float:
+def measure_seconds(loss: Callable[[Tensor, Tensor], Tensor], logits_BTV: Tensor, targets_BT: Tensor) -> float:
     """One forward and backward."""
     logits_BTV.grad = None
     start = time.perf_counter()
@@ -40,7 +40,7 @@ def main() -> int:
     logits_BTV = torch.randn(shape, dtype=torch.bfloat16, requires_grad=True)
     targets_BT = torch.randint(0, arguments.vocabulary, shape[:2])
     pairs = [
-        (seconds(plain, logits_BTV, targets_BT), seconds(sequence_losses, logits_BTV, targets_BT))
+        (measure_seconds(compute_plain_loss, logits_BTV, targets_BT), measure_seconds(compute_sequence_losses, logits_BTV, targets_BT))
         for _ in range(arguments.runs + 1)
     ][1:]
     ours = statistics.median(pair[1] for pair in pairs)

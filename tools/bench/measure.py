@@ -10,27 +10,27 @@ import pyarrow as pa
 from data_pipeline.extract.html import extract_text
 from data_pipeline.inputs import find_inputs
 from data_pipeline.readers.read import read_pages
-from llmsys.config.extract import ResiliparseExtract
+from llmsys.config.extract import ResiliparseExtractorConfig
 
 Result = TypeVar("Result")
 
 
-def cpu_seconds(work: Callable[[], Result]) -> tuple[float, Result]:
+def measure_cpu_seconds(work: Callable[[], Result]) -> tuple[float, Result]:
     """The CPU seconds of this process in one run, and the result."""
     start = time.process_time()
     result = work()
     return time.process_time() - start, result
 
 
-def median_seconds(work: Callable[[], Result], runs: int) -> tuple[float, Result]:
+def measure_median_seconds(work: Callable[[], Result], runs: int) -> tuple[float, Result]:
     """The median of the CPU seconds of so many runs, and the last result."""
-    measured = [cpu_seconds(work) for _ in range(runs)]
+    measured = [measure_cpu_seconds(work) for _ in range(runs)]
     return statistics.median(seconds for seconds, _ in measured), measured[-1][1]
 
 
-def crawl_texts(patterns: Sequence[str]) -> Iterator[tuple[pa.Array, pa.Array]]:
+def iter_crawl_texts(patterns: Sequence[str]) -> Iterator[tuple[pa.Array, pa.Array]]:
     """URLs and texts of the pages of a crawl that give a text, by resiliparse: batch by batch, in the crawl's order."""
-    extract = ResiliparseExtract()
+    extract = ResiliparseExtractorConfig()
     for path in find_inputs(patterns):
         for batch in read_pages(path, max_page_bytes=extract.max_page_bytes):
             texts = extract_text(batch.pages, extract)

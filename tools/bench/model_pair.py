@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import LossConfig
 from llmsys.data.batch import IGNORED
-from llmsys.model.init import initialize
+from llmsys.model.init import initialize_parameters
 from llmsys.model.transformer import Transformer
-from llmsys.train.head_loss import training_loss
+from llmsys.train.head_loss import build_training_loss
 
 # B rows, T positions
 WIDTH, LAYERS, HEADS, EXPERTS, CHOSEN, EXPERT_WIDTH = 512, 4, 8, 8, 2, 704
@@ -41,7 +41,7 @@ class Contender:
     model: nn.Module
     loss: Callable[[], Tensor]
 
-    def step(self, clock: Callable[[], float] = time.perf_counter) -> tuple[float, float]:
+    def measure_step(self, clock: Callable[[], float] = time.perf_counter) -> tuple[float, float]:
         """Seconds and loss of one forward and backward."""
         start = clock()
         self.model.zero_grad(set_to_none=True)
@@ -50,7 +50,7 @@ class Contender:
         return clock() - start, float(loss.detach())
 
 
-def config_of(kind: str, length: int, vocabulary: int) -> ModelConfig:
+def build_model_config(kind: str, length: int, vocabulary: int) -> ModelConfig:
     """The shapes of both sides, in our words."""
     moe = {"num_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": EXPERT_WIDTH}
     fields = {
@@ -66,7 +66,7 @@ def config_of(kind: str, length: int, vocabulary: int) -> ModelConfig:
     return ModelConfig.model_validate(fields)
 
 
-def their_model(config: ModelConfig, ours: Transformer) -> Any:
+def build_their_model(config: ModelConfig, ours: Transformer) -> Any:
     """LlamaForCausalLM or MixtralForCausalLM in training mode, with our weights."""
     shared = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     fields: dict[str, Any] = {name: getattr(config, name) for name in shared}
@@ -80,11 +80,11 @@ def their_model(config: ModelConfig, ours: Transformer) -> Any:
         fields |= {"num_local_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "intermediate_size": EXPERT_WIDTH}
         mixtral = transformers.MixtralConfig(**fields)
         theirs = transformers.MixtralForCausalLM(mixtral)
-    theirs.load_state_dict(their_weights(ours.state_dict()))
+    theirs.load_state_dict(convert_weights(ours.state_dict()))
     return theirs.train()
 
 
-def their_weights(ours: dict[str, Tensor]) -> dict[str, Tensor]:
+def convert_weights(ours: dict[str, Tensor]) -> dict[str, Tensor]:
     """Our names and layout in theirs: experts are stacked (expert, out, in) there, gate and up in one."""
     theirs = {}
     for name, weight in ours.items():
@@ -101,32 +101,32 @@ def their_weights(ours: dict[str, Tensor]) -> dict[str, Tensor]:
     return theirs
 
 
-def contenders(
+def build_contenders(
     kind: str, tokens_BT: Tensor, vocabulary: int, experts: list[str], dtype: torch.dtype = torch.bfloat16
 ) -> list[Contender]:
     """Ours first, then theirs; all weights in `dtype`."""
-    config = config_of(kind, tokens_BT.shape[1], vocabulary)
+    config = build_model_config(kind, tokens_BT.shape[1], vocabulary)
     ours = Transformer(config)
-    initialize(ours, seed=0)
-    theirs = their_model(config, ours).to(dtype)
+    initialize_parameters(ours, seed=0)
+    theirs = build_their_model(config, ours).to(dtype)
     ours = ours.to(dtype).train()
     targets_BT = tokens_BT.roll(-1, dims=1)
     targets_BT[:, -1] = IGNORED
     num_targets = int((targets_BT != IGNORED).sum())
-    in_training = training_loss(LossConfig())
+    in_training = build_training_loss(LossConfig())
 
-    def our_loss() -> Tensor:
+    def compute_our_loss() -> Tensor:
         """As an engine takes it: where the head is."""
         loss: Tensor = ours(tokens_BT, finish=lambda head, x_BTD, _: in_training(head, x_BTD, targets_BT))
         return loss / num_targets
 
-    def their_loss(implementation: str | None) -> Tensor:
+    def compute_their_loss(implementation: str | None) -> Tensor:
         if implementation is not None:
             theirs.set_experts_implementation(implementation)
         loss: Tensor = theirs(input_ids=tokens_BT, labels=tokens_BT, use_cache=False).loss
         return loss
 
-    found = [Contender(f"llmsys {kind}", ours, our_loss)]
+    found = [Contender(f"llmsys {kind}", ours, compute_our_loss)]
     if kind == "dense":
-        return [*found, Contender("LlamaForCausalLM", theirs, partial(their_loss, None))]
-    return found + [Contender(f"MixtralForCausalLM {e}", theirs, partial(their_loss, e)) for e in experts]
+        return [*found, Contender("LlamaForCausalLM", theirs, partial(compute_their_loss, None))]
+    return found + [Contender(f"MixtralForCausalLM {e}", theirs, partial(compute_their_loss, e)) for e in experts]

@@ -27,7 +27,7 @@ import torch
 import transformers
 
 from llmsys.estimate.flops import count_flops
-from tools.bench.model_pair import Contender, config_of, contenders
+from tools.bench.model_pair import Contender, build_model_config, build_contenders
 
 # Rounding of bfloat16, and Mixtral's bfloat16 router, which sends a few tokens elsewhere than one in float32.
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 3e-3, 3e-2
@@ -35,7 +35,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
-class Row:
+class StepRow:
     """One line of the table; `times` is the speed beside ours of the same kind: above 1, ours is faster."""
 
     kind: str
@@ -46,28 +46,28 @@ class Row:
     gradient_norm: float
 
 
-def gradient_norm(contender: Contender) -> float:
+def compute_gradient_norm(contender: Contender) -> float:
     """The norm over all parameters, from a step of its own."""
-    contender.step()
+    contender.measure_step()
     gradients = [p.grad.float() for p in contender.model.parameters() if p.grad is not None]
     return float(torch.nn.utils.get_total_norm(gradients))
 
 
-def measure(kinds: dict[str, list[Contender]], num_tokens: int, runs: int, clock: Callable[[], float]) -> list[Row]:
+def measure_contenders(kinds: dict[str, list[Contender]], num_tokens: int, runs: int, clock: Callable[[], float]) -> list[StepRow]:
     """Steps in turn, `runs` rounds after one that warms up and takes the norms."""
     everyone = [contender for kind in kinds.values() for contender in kind]
-    norms = {contender.name: gradient_norm(contender) for contender in everyone}
-    rounds = [{contender.name: contender.step(clock) for contender in everyone} for _ in range(runs)]
+    norms = {contender.name: compute_gradient_norm(contender) for contender in everyone}
+    rounds = [{contender.name: contender.measure_step(clock) for contender in everyone} for _ in range(runs)]
     rows = []
     for kind, members in kinds.items():
         for name in (member.name for member in members):
             speed = num_tokens / statistics.median(one[name][0] for one in rounds)
             times = statistics.median(one[name][0] / one[members[0].name][0] for one in rounds)
-            rows.append(Row(kind, name, speed, times, rounds[-1][name][1], norms[name]))
+            rows.append(StepRow(kind, name, speed, times, rounds[-1][name][1], norms[name]))
     return rows
 
 
-def summary(rows: list[Row], arguments: argparse.Namespace, precision: str) -> dict[str, Any]:
+def build_summary(rows: list[StepRow], arguments: argparse.Namespace, precision: str) -> dict[str, Any]:
     """Everything that is printed, as plain values."""
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else []
@@ -75,7 +75,7 @@ def summary(rows: list[Row], arguments: argparse.Namespace, precision: str) -> d
     ours = {row.kind: row for row in rows if row.name.startswith("llmsys")}
     clock = "CPU" if arguments.cpu_seconds else "wall"
     length, vocabulary = arguments.length, arguments.vocabulary
-    flops = {kind: count_flops(config_of(kind, length, vocabulary), length, 1).per_token for kind in ours}
+    flops = {kind: count_flops(build_model_config(kind, length, vocabulary), length, 1).flops_per_token for kind in ours}
     return {
         "machine": {"cpu": model, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "clock": clock},
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
@@ -90,7 +90,7 @@ def summary(rows: list[Row], arguments: argparse.Namespace, precision: str) -> d
     }
 
 
-def table(found: dict[str, Any]) -> str:
+def format_table(found: dict[str, Any]) -> str:
     """The summary for people."""
     lines = [f"{part}: {', '.join(f'{k} {v}' for k, v in found[part].items())}" for part in list(found)[:3]]
     title = f"{found['precision']}, forward and backward"
@@ -123,11 +123,11 @@ def main() -> int:
     every = []
     for precision in arguments.precision:
         kinds = {
-            kind: contenders(kind, tokens_BT, arguments.vocabulary, arguments.experts, DTYPES[precision])
+            kind: build_contenders(kind, tokens_BT, arguments.vocabulary, arguments.experts, DTYPES[precision])
             for kind in ("dense", "moe")
         }
-        every.append(summary(measure(kinds, tokens_BT.numel(), arguments.runs, clock), arguments, precision))
-    print(json.dumps(every, indent=1) if arguments.json else "\n\n".join(map(table, every)))
+        every.append(build_summary(measure_contenders(kinds, tokens_BT.numel(), arguments.runs, clock), arguments, precision))
+    print(json.dumps(every, indent=1) if arguments.json else "\n\n".join(map(format_table, every)))
     apart = any(
         found["loss_apart"] > LOSS_TOLERANCE or found["gradient_norm_apart"] > GRADIENT_TOLERANCE for found in every
     )

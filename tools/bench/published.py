@@ -18,24 +18,24 @@ from tools.bench.published_setup import DATA, Setup
 
 RUNS = DATA / "published_runs.json"
 READERS: dict[str, Callable[[str, Any], Iterator[Setup]]] = {
-    "full_runs": published_runs.full_runs,
-    "megatron_sep2020": published_megatron.september_2020,
-    "megatron_jan2021": published_megatron.january_2021,
-    "megatron_sc21": published_megatron.april_2021,
-    "mtnlg530b": published_megatron.mtnlg,
-    "korthikanti2022": published_megatron.korthikanti,
-    "deepspeed_azure": published_torch.azure,
-    "megatron_h100": published_megatron.h100,
-    "llama3_table4": published_bridge.llama3,
-    "torchtitan": published_torch.titan,
-    "torchtitan_graph_trainer": published_torch.graph_trainer,
-    "estimator_bar_runtime": published_torch.runtime,
-    "megatron_bridge": published_bridge.bridge,
+    "full_runs": published_runs.iter_full_run_setups,
+    "megatron_sep2020": published_megatron.iter_september_2020_setups,
+    "megatron_jan2021": published_megatron.iter_january_2021_setups,
+    "megatron_sc21": published_megatron.iter_april_2021_setups,
+    "mtnlg530b": published_megatron.iter_mtnlg_setups,
+    "korthikanti2022": published_megatron.iter_korthikanti_setups,
+    "deepspeed_azure": published_torch.iter_azure_setups,
+    "megatron_h100": published_megatron.iter_h100_setups,
+    "llama3_table4": published_bridge.iter_llama3_setups,
+    "torchtitan": published_torch.iter_titan_setups,
+    "torchtitan_graph_trainer": published_torch.iter_graph_trainer_setups,
+    "estimator_bar_runtime": published_torch.iter_roofline_setups,
+    "megatron_bridge": published_bridge.iter_bridge_setups,
 }
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedRow:
     """A row that cannot be priced, and why: a model or a device that nobody described."""
 
     table: str
@@ -43,19 +43,19 @@ class Skipped:
     reason: str
 
 
-def read_all(path: Path = RUNS) -> Iterator[Setup | Skipped]:
+def read_setups(path: Path = RUNS) -> Iterator[Setup | SkippedRow]:
     """Every row with a measured time: as a setup, or with the reason why it is none."""
     truth = json.loads(path.read_text(encoding="utf-8"))
     for table, reader in READERS.items():
-        for row in rows_of(truth.get(table, [])):
+        for row in list_rows(truth.get(table, [])):
             try:
                 yield from list(reader(table, row))
             except (LlmsysError, KeyError, ValidationError) as error:
                 name = str(row.get("id") or row.get("model") or row)
-                yield Skipped(table, name, f"{type(error).__name__}: {str(error).splitlines()[0][:120]}")
+                yield SkippedRow(table, name, f"{type(error).__name__}: {str(error).splitlines()[0][:120]}")
 
 
-def rows_of(truth: Any) -> list[dict[str, Any]]:
+def list_rows(truth: Any) -> list[dict[str, Any]]:
     """The rows of a table."""
     if isinstance(truth, list):
         return truth

@@ -1,6 +1,6 @@
 """Megatron-LM's published tables, from September 2020 to the H100, and those of papers that used it.
 
-What a table does not say: the micro-batch (see `micro_of`), and two parts for each stage from April 2021 on.
+What a table does not say: the micro-batch (see `choose_micro_batch`), and two parts for each stage from April 2021 on.
 """
 
 import re
@@ -14,13 +14,13 @@ from tools.bench.published_setup import (
     MEGATRON_2022,
     Row,
     Setup,
-    axes,
-    config_of,
-    gpt,
+    build_layout,
+    build_run_config,
+    build_gpt_model,
 )
 
 
-def megatron_flops(row: Row, length: int, vocabulary: int, batch: int, *, passes: int) -> float:
+def compute_megatron_flops(row: Row, length: int, vocabulary: int, batch: int, *, passes: int) -> float:
     """Operations of one step as Megatron reported them; passes is 4 with full recomputation, else 3.
 
     Narayanan 2021, section 5.1: 24·B·s·l·h²·(1 + s/(6h) + V/(16·l·h)) for each of four passes.
@@ -30,67 +30,67 @@ def megatron_flops(row: Row, length: int, vocabulary: int, batch: int, *, passes
     return passes * inside + 6 * batch * length * hidden * vocabulary
 
 
-def april_2021(table: str, row: Row) -> Iterator[Setup]:
+def iter_april_2021_setups(table: str, row: Row) -> Iterator[Setup]:
     """Narayanan 2021, table 1: TFLOP/s that count recomputation."""
     seconds = row.get("derived_iter_s") or (
-        megatron_flops(row, row["seq"], row["vocab"], row["global_batch_seqs"], passes=4)
+        compute_megatron_flops(row, row["seq"], row["vocab"], row["global_batch_seqs"], passes=4)
         / (row["gpus"] * row["tflops_per_gpu_reported"] * 1e12)
     )
-    model = gpt(row["hidden"], row["layers"], row["heads"], row["vocab"], row["seq"])
+    model = build_gpt_model(row["hidden"], row["layers"], row["heads"], row["vocab"], row["seq"])
     share = row["global_batch_seqs"] // row["dp"]
-    config = config_of(
-        model, row["seq"], row["global_batch_seqs"], micro_of(row["pp"], share), recompute="block", precision="fp16"
+    config = build_run_config(
+        model, row["seq"], row["global_batch_seqs"], choose_micro_batch(row["pp"], share), recompute="block", precision="fp16"
     )
     parts = 2 if row["pp"] > 1 else 1
     yield Setup(
-        f"{table} {row['params']}", table, config, axes(row["dp"], row["tp"]), "a100-80gb", MEGATRON_2021,
+        f"{table} {row['params']}", table, config, build_layout(row["dp"], row["tp"]), "a100-80gb", MEGATRON_2021,
         seconds, pipeline=row["pp"], interleave=parts,
     )  # fmt: skip
 
 
-def micro_of(pipeline: int, share: int) -> int:
+def choose_micro_batch(pipeline: int, share: int) -> int:
     """Sequences of one pass where a table does not say: few under a pipeline, up to four without one."""
     return 1 if pipeline > 1 else min(4, share)
 
 
-def january_2021(table: str, row: Row) -> Iterator[Setup]:
+def iter_january_2021_setups(table: str, row: Row) -> Iterator[Setup]:
     """The same models three months earlier, before interleaved stages."""
     tensor = min(8, row["mp"])
     pipeline = row["mp"] // tensor
     shard = row["gpus"] // row["mp"]
-    model = gpt(row["hidden"], row["layers"], row["heads"], 51_200, 2048)
-    flops = megatron_flops(row, 2048, 51_200, row["batch"], passes=4)
-    micro = micro_of(pipeline, row["batch"] // shard)
-    config = config_of(model, 2048, row["batch"], micro, recompute="block", precision="fp16")
+    model = build_gpt_model(row["hidden"], row["layers"], row["heads"], 51_200, 2048)
+    flops = compute_megatron_flops(row, 2048, 51_200, row["batch"], passes=4)
+    micro = choose_micro_batch(pipeline, row["batch"] // shard)
+    config = build_run_config(model, 2048, row["batch"], micro, recompute="block", precision="fp16")
     seconds = flops / (row["gpus"] * row["tflops_gpu"] * 1e12)
     software = MEGATRON_2020
     name = f"{table} {row['case']}"
-    yield Setup(name, table, config, axes(shard, tensor), "a100-80gb", software, seconds, pipeline=pipeline)
+    yield Setup(name, table, config, build_layout(shard, tensor), "a100-80gb", software, seconds, pipeline=pipeline)
 
 
-def september_2020(table: str, row: Row) -> Iterator[Setup]:
+def iter_september_2020_setups(table: str, row: Row) -> Iterator[Setup]:
     """One to eight V100s or A100s, times of one forward and backward."""
-    model = gpt(row["hidden"], row["layers"], row["heads"], 51_200, 1024)
+    model = build_gpt_model(row["hidden"], row["layers"], row["heads"], 51_200, 1024)
     for key, value in row.items():
         if (found := re.fullmatch(r"(v100|a100)_iter_ms_b(\d+)", key)) and value:
             device = {"v100": "v100", "a100": "a100-40gb"}[found[1]]
             sequences = int(found[2])
-            config = config_of(model, 1024, sequences, sequences, recompute="block", precision="fp16")
+            config = build_run_config(model, 1024, sequences, sequences, recompute="block", precision="fp16")
             name = f"{table} {row['case']} {found[1]}"
-            yield Setup(name, table, config, axes(1, row["mp"]), device, MEGATRON_2020, value / 1e3)
+            yield Setup(name, table, config, build_layout(1, row["mp"]), device, MEGATRON_2020, value / 1e3)
 
 
-def h100(table: str, row: Row) -> Iterator[Setup]:
+def iter_h100_setups(table: str, row: Row) -> Iterator[Setup]:
     """Model TFLOP/s over all of s², without recomputation."""
-    model = gpt(row["hidden"], row["layers"], row["heads"], 131_072, 4096)
+    model = build_gpt_model(row["hidden"], row["layers"], row["heads"], 131_072, 4096)
     flops = count_flops(model, 4096, row["batch"], "full").forward_backward
-    micro = micro_of(row["pp"], row["batch"] // row["dp"])
-    config = config_of(model, 4096, row["batch"], micro)
+    micro = choose_micro_batch(row["pp"], row["batch"] // row["dp"])
+    config = build_run_config(model, 4096, row["batch"], micro)
     seconds = flops / (row["gpus"] * row["tflops_gpu"] * 1e12)
     interleave = 2 if row["pp"] > 1 else 1
     name = f"{table} {row['model']}"
     yield Setup(
-        name, table, config, axes(row["dp"], row["tp"]), "h100-sxm", MEGATRON, seconds,
+        name, table, config, build_layout(row["dp"], row["tp"]), "h100-sxm", MEGATRON, seconds,
         pipeline=row["pp"], interleave=interleave,
     )  # fmt: skip
 
@@ -98,30 +98,30 @@ def h100(table: str, row: Row) -> Iterator[Setup]:
 KORTHIKANTI = {"22B": (6144, 48, 64), "175B": (12288, 96, 96), "530B": (20480, 105, 128), "1T": (25600, 128, 160)}
 
 
-def korthikanti(table: str, row: Row) -> Iterator[Setup]:
+def iter_korthikanti_setups(table: str, row: Row) -> Iterator[Setup]:
     """Korthikanti 2022, table 5: full against selective recomputation with sequence parallelism."""
     hidden, layers, heads = KORTHIKANTI[row["model"]]
-    model = gpt(hidden, layers, heads, 51_200, 2048)
+    model = build_gpt_model(hidden, layers, heads, 51_200, 2048)
     shard = row["gpus"] // (row["tp"] * row["pp"])
     for key, recompute in (("iter_s_full_recompute", "block"), ("iter_s_selective_sp", "selective")):
         if row.get(key):
-            config = config_of(model, 2048, row["batch"], row["mbs"], recompute=recompute, precision="fp16")
+            config = build_run_config(model, 2048, row["batch"], row["mbs"], recompute=recompute, precision="fp16")
             name = f"{table} {row['model']} {recompute}"
             yield Setup(
-                name, table, config, axes(shard, row["tp"]), "a100-80gb", MEGATRON_2022, row[key],
+                name, table, config, build_layout(shard, row["tp"]), "a100-80gb", MEGATRON_2022, row[key],
                 pipeline=row["pp"], interleave=row["interleave"],
             )  # fmt: skip
 
 
-def mtnlg(table: str, row: Row) -> Iterator[Setup]:
+def iter_mtnlg_setups(table: str, row: Row) -> Iterator[Setup]:
     """Smith 2022, section 2.4."""
     hidden, layers, heads = KORTHIKANTI["530B"]
     shard = row["gpus"] // (row["tp"] * row["pp"])
-    config = config_of(
-        gpt(hidden, layers, heads, 51_200, row["seq"]), row["seq"], row["batch"], 1,
+    config = build_run_config(
+        build_gpt_model(hidden, layers, heads, 51_200, row["seq"]), row["seq"], row["batch"], 1,
         recompute="block", precision="bf16",
     )  # fmt: skip
     name = f"{table} {row['gpus']}"
     yield Setup(
-        name, table, config, axes(shard, row["tp"]), "a100-80gb", MEGATRON_2021, row["step_s"], pipeline=row["pp"]
+        name, table, config, build_layout(shard, row["tp"]), "a100-80gb", MEGATRON_2021, row["step_s"], pipeline=row["pp"]
     )

@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from llmsys.config.model import ModelConfig
-from llmsys.estimate.device import read_device
-from llmsys.estimate.software import Software
-from llmsys.estimate.time import step_time
+from llmsys.estimate.device import load_device_profile
+from llmsys.estimate.software import SoftwareProfile
+from llmsys.estimate.time import estimate_step_time
 from tools.bench.published_setup import (
     MEGATRON,
     MEGATRON_2021,
     PYTORCH_2022,
     Row,
     Setup,
-    axes,
-    config_of,
-    published_device,
-    published_model,
+    build_layout,
+    build_run_config,
+    resolve_device_name,
+    load_published_model,
 )
 
 OLD = ("A100", "V100", "TPUv3", "TPUv4", "P100fp32")  # of the years before fused attention and large batches
@@ -30,7 +30,7 @@ MEMORY_USED = 0.85  # of a device, by state and activations
 
 
 @dataclass(frozen=True)
-class Choice:
+class LayoutChoice:
     """One way to lay a run out."""
 
     tensor: int
@@ -40,42 +40,42 @@ class Choice:
     recompute: str
 
 
-def full_runs(table: str, row: Row) -> Iterator[Setup]:
+def iter_full_run_setups(table: str, row: Row) -> Iterator[Setup]:
     """The hours of a run, and the seconds of a step where the row has them."""
     if row.get("tokens") and row.get("accel_hours"):
-        run = _full_run(table, row)
+        run = _build_full_run(table, row)
         yield run
         if row.get("step_time_s"):
             yield replace(run, name=f"{run.name} step", kind="step", measured=float(row["step_time_s"]))
 
 
-def _full_run(table: str, row: Row) -> Setup:
-    model = published_model(row.get("truth_model") or row["id"], row)
-    device = "a100-40gb" if "40GB" in row.get("gpu", "") else published_device(row["hardware"])
-    setups = [_setup(table, row, model, device, choice) for choice in _choices(row)]
-    fitting = [one for one in setups if _bytes(row, one) <= MEMORY_USED * read_device(device).memory_bytes]
-    return min(fitting or setups[-1:], key=_seconds)
+def _build_full_run(table: str, row: Row) -> Setup:
+    model = load_published_model(row.get("truth_model") or row["id"], row)
+    device = "a100-40gb" if "40GB" in row.get("gpu", "") else resolve_device_name(row["hardware"])
+    setups = [_build_setup(table, row, model, device, choice) for choice in _list_choices(row)]
+    fitting = [one for one in setups if _estimate_bytes(row, one) <= MEMORY_USED * load_device_profile(device).memory_bytes]
+    return min(fitting or setups[-1:], key=_estimate_seconds)
 
 
-def _setup(table: str, row: Row, model: ModelConfig, device: str, choice: Choice) -> Setup:
+def _build_setup(table: str, row: Row, model: ModelConfig, device: str, choice: LayoutChoice) -> Setup:
     """The run in one layout: 256, 1,024 or 2,048 devices and 2 to 32 million tokens a step where it does not say."""
     total, length = row["params_total"], row.get("seq") or (2048 if row["hardware"] in OLD else 4096)
     ranks = row.get("n_accelerators") or (256 if total < 10e9 else 1024 if total < 50e9 else 2048)
     shard = max(1, ranks // (choice.tensor * choice.pipeline))
-    sequences = max(1, round(_batch_tokens(row) / length / shard)) * shard
+    sequences = max(1, round(_choose_batch_tokens(row) / length / shard)) * shard
     split = choice.tensor * choice.pipeline > 1
-    config = config_of(
+    config = build_run_config(
         model, length, sequences, min(choice.micro, sequences // shard), recompute=choice.recompute,
         precision="fp16" if row["hardware"] == "V100" else "bf16", engine="zero1" if split else "fsdp",
         tokens=row["tokens"],
     )  # fmt: skip
     return Setup(
-        f"{table} {row['id']}", table, config, axes(shard, choice.tensor, 1, choice.expert), device,
-        run_software(row), float(row["accel_hours"]), "run", choice.pipeline, 2 if choice.pipeline > 1 else 1,
+        f"{table} {row['id']}", table, config, build_layout(shard, choice.tensor, 1, choice.expert), device,
+        choose_software(row), float(row["accel_hours"]), "run", choice.pipeline, 2 if choice.pipeline > 1 else 1,
     )  # fmt: skip
 
 
-def _batch_tokens(row: Row) -> float:
+def _choose_batch_tokens(row: Row) -> float:
     if row.get("global_batch_tokens"):
         return float(row["global_batch_tokens"])
     if row["params_total"] < 10e9:
@@ -85,7 +85,7 @@ def _batch_tokens(row: Row) -> float:
     return float(2**24 if row["params_active"] == row["params_total"] else 2**25)
 
 
-def run_software(row: Row) -> Software:
+def choose_software(row: Row) -> SoftwareProfile:
     """Pipelines on A100s and all runs on TPUs and V100s are of before fused attention.
 
     Mixtures of experts hide most of their exchange behind compute (DeepSeek-V3, section 3.2.1).
@@ -99,22 +99,22 @@ def run_software(row: Row) -> Software:
 
 
 # XLA splits collectives and hides them behind the products that need them (Wang 2023).
-XLA = Software(name="XLA 2021", attention="unfused", loss_bytes=20, data_overlap=0.8, tensor_overlap=0.5)
+XLA = SoftwareProfile(name="XLA 2021", attention="unfused", loss_bytes=20, data_overlap=0.8, tensor_overlap=0.5)
 HIDDEN_EXPERTS = MEGATRON.model_copy(update={"name": "Megatron with hidden exchanges", "expert_overlap": 0.8})
 
 
-def _choices(row: Row) -> list[Choice]:
+def _list_choices(row: Row) -> list[LayoutChoice]:
     """The row's own layout, or everything that its size lets one think of; the last one needs least memory."""
-    tensors, pipelines = _axes_by_size(row)
+    tensors, pipelines = _list_axis_sizes(row)
     expert = 8 if row["params_active"] < row["params_total"] else 1
     if layout := row.get("layout"):
         found = {key: int(size) for key, size in re.findall(r"(TP|PP|EP)(\d+)", layout)}
         tensors, pipelines, expert = [found.get("TP", 1)], [found.get("PP", 1)], found.get("EP", 1)
-    kept = ["block"] if _recomputes_all(row) else ["selective", "block"]
-    return [Choice(one, two, expert, micro, how) for one, two, micro, how in product(tensors, pipelines, (2, 1), kept)]
+    kept = ["block"] if _must_recompute_all(row) else ["selective", "block"]
+    return [LayoutChoice(one, two, expert, micro, how) for one, two, micro, how in product(tensors, pipelines, (2, 1), kept)]
 
 
-def _axes_by_size(row: Row) -> tuple[list[int], list[int]]:
+def _list_axis_sizes(row: Row) -> tuple[list[int], list[int]]:
     """Sizes of the tensor and the pipeline axis that are worth a thought."""
     if row["hardware"].startswith("TPU"):
         return [1, 2, 4, 8, 16], [1]
@@ -123,25 +123,25 @@ def _axes_by_size(row: Row) -> tuple[list[int], list[int]]:
     return [1, 2, 4, 8], [1, 2, 4, 8, 16]
 
 
-def _recomputes_all(row: Row) -> bool:
+def _must_recompute_all(row: Row) -> bool:
     """Before fused attention there was nothing else, and on 40 GB there is no room for anything but small models."""
     small = row["params_total"] < 5e9
-    return run_software(row).attention == "unfused" or ("40GB" in row.get("gpu", "") and not small)
+    return choose_software(row).attention == "unfused" or ("40GB" in row.get("gpu", "") and not small)
 
 
-def _bytes(row: Row, setup: Setup) -> float:
+def _estimate_bytes(row: Row, setup: Setup) -> float:
     """State and activations, roughly: Rajbhandari 2019, section 3.1; Korthikanti 2022, table 2 (34·s·b·h)."""
     parameters, model, split = float(row["params_total"]), setup.config.model, setup.layout.tensor * setup.pipeline
     whole = max(setup.layout.tensor, setup.layout.expert) * setup.pipeline
-    state = 12 * parameters / setup.ranks + (4 * parameters / setup.ranks if split == 1 else 6 * parameters / whole)
-    sequences = float(setup.config.batch.micro_of(10**9))
+    state = 12 * parameters / setup.num_ranks + (4 * parameters / setup.num_ranks if split == 1 else 6 * parameters / whole)
+    sequences = float(setup.config.batch.resolve_micro_sequences(10**9))
     one = 34 if setup.config.train.recompute == "selective" else 4
     tokens = sequences * setup.config.batch.sequence_length
     return state + one * tokens * model.hidden_size * model.num_hidden_layers / setup.layout.tensor
 
 
-def _seconds(setup: Setup) -> float:
-    return step_time(
-        setup.config, setup.layout, read_device(setup.device),
+def _estimate_seconds(setup: Setup) -> float:
+    return estimate_step_time(
+        setup.config, setup.layout, load_device_profile(setup.device),
         pipeline=setup.pipeline, interleave=setup.interleave, software=setup.software,
     ).seconds.p50  # fmt: skip

@@ -9,27 +9,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from llmsys.config.layout import Layout
-from llmsys.config.load import load_model
+from llmsys.config.layout import ParallelLayout
+from llmsys.config.load import load_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.errors import LlmsysError
-from llmsys.estimate.device import read_device
-from llmsys.estimate.software import COMPILED, EAGER, Software
+from llmsys.estimate.device import load_device_profile
+from llmsys.estimate.software import COMPILED, EAGER, SoftwareProfile
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "estimate" / "data"
 SHAPES = DATA / "published_models.json"
 Row = dict[str, Any]
 
-MEGATRON_2020 = Software(name="Megatron 2020", attention="unfused", traffic=1.4, loss_bytes=28, data_overlap=0.0)
+MEGATRON_2020 = SoftwareProfile(name="Megatron 2020", attention="unfused", traffic=1.4, loss_bytes=28, data_overlap=0.0)
 MEGATRON_2021 = MEGATRON_2020.model_copy(update={"name": "Megatron 2021", "traffic": 1.15})
 MEGATRON_2022 = MEGATRON_2021.model_copy(update={"name": "Megatron 2022", "traffic": 1.0, "data_overlap": 0.5})
 PYTORCH_2022 = EAGER.model_copy(update={"name": "PyTorch 2022", "data_overlap": 0.6})
-MEGATRON = Software(
+MEGATRON = SoftwareProfile(
     name="Megatron since 2023", attention="native", data_overlap=0.8, tensor_overlap=0.4, expert_overlap=0.2
 )
-TITAN_EAGER = EAGER.model_copy(update={"name": "torchtitan eager", "repeated_products": 0.5, "context": "ring"})
-TITAN = COMPILED.model_copy(update={"name": "torchtitan compiled", "repeated_products": 0.5, "context": "ring"})
+TITAN_EAGER = EAGER.model_copy(update={"name": "torchtitan eager", "recomputed_matmuls": 0.5, "context": "ring"})
+TITAN = COMPILED.model_copy(update={"name": "torchtitan compiled", "recomputed_matmuls": 0.5, "context": "ring"})
 # A traced graph whose norms, rotations and activations are run piece by piece.
 TITAN_GRAPH = TITAN_EAGER.model_copy(update={"name": "torchtitan graph trainer", "traffic": 4.0, "loss_bytes": 40})
 ZERO_3_2022 = MEGATRON_2022.model_copy(update={"name": "DeepSpeed ZeRO-3 2022", "data_overlap": 0.3, "traffic": 1.4})
@@ -42,32 +42,32 @@ class Setup:
     name: str
     table: str
     config: RunConfig
-    layout: Layout
+    layout: ParallelLayout
     device: str
-    software: Software
+    software: SoftwareProfile
     measured: float
     kind: Literal["step", "run"] = "step"
     pipeline: int = 1
     interleave: int = 1
 
     @property
-    def ranks(self) -> int:
+    def num_ranks(self) -> int:
         """Devices."""
         return self.layout.world_size * self.pipeline
 
 
-def published_model(name: str, row: Row) -> ModelConfig:
+def load_published_model(name: str, row: Row) -> ModelConfig:
     """The model of that name: one of ours, one of the shapes kept for this table, or a dense one of that many."""
     shapes: dict[str, Row] = json.loads(SHAPES.read_text(encoding="utf-8"))
     plain = re.sub(r"\(.*\)| .*", "", name).lower()
     if plain in shapes:
         return ModelConfig.model_validate({key: value for key, value in shapes[plain].items() if key != "source"})
     try:
-        return load_model(f"model/{plain}")
+        return load_model_config(f"model/{plain}")
     except LlmsysError:
         if "params_active" not in row:
             raise
-        return dense_of(float(row["params_active"]))
+        return build_dense_model(float(row["params_active"]))
 
 
 DEVICES = {
@@ -79,20 +79,20 @@ DEVICES = {
 }
 
 
-def published_device(name: str) -> str:
+def resolve_device_name(name: str) -> str:
     """Our name of a device; ConfigError when there is no profile of it."""
     ours = DEVICES.get(name, name.lower())
-    read_device(ours)
+    load_device_profile(ours)
     return ours
 
 
-def dense_of(parameters: float) -> ModelConfig:
+def build_dense_model(parameters: float) -> ModelConfig:
     """A plain decoder of about that many parameters, 128 channels of width for each layer (Kaplan 2020, figure 5)."""
     layers = max(2, round((parameters / (12 * 128**2)) ** (1 / 3)))
-    return gpt(128 * layers, layers, layers, 50_304, 2048)
+    return build_gpt_model(128 * layers, layers, layers, 50_304, 2048)
 
 
-def gpt(hidden: int, layers: int, heads: int, vocabulary: int, length: int) -> ModelConfig:
+def build_gpt_model(hidden: int, layers: int, heads: int, vocabulary: int, length: int) -> ModelConfig:
     """GPT-2's architecture in that size, as Megatron's tables have it."""
     return ModelConfig.model_validate(
         {
@@ -112,7 +112,7 @@ def gpt(hidden: int, layers: int, heads: int, vocabulary: int, length: int) -> M
     )
 
 
-def config_of(
+def build_run_config(
     model: ModelConfig,
     length: int,
     sequences: int,
@@ -138,6 +138,6 @@ def config_of(
     )
 
 
-def axes(shard: int, tensor: int = 1, context: int = 1, expert: int = 1) -> Layout:
+def build_layout(shard: int, tensor: int = 1, context: int = 1, expert: int = 1) -> ParallelLayout:
     """A resolved layout."""
-    return Layout(shard=max(1, shard), tensor=tensor, context=context, expert=expert)
+    return ParallelLayout(shard=max(1, shard), tensor=tensor, context=context, expert=expert)

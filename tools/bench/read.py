@@ -16,28 +16,28 @@ from functools import partial
 
 from fastwarc.warc import ArchiveIterator
 
-from data_pipeline.readers.page import Other
+from data_pipeline.readers.page import NonPageRecord
 from data_pipeline.readers.read import read_pages
-from data_pipeline.readers.record import walk
-from data_pipeline.readers.source import open_source
+from data_pipeline.readers.record import iter_records
+from data_pipeline.readers.source import open_input_stream
 from llmsys.config.read import ReadConfig
 
 _RESPONSE = 4
 _KEEP_BYTES = 5 << 20
 
 
-def fastwarc_records(path: str) -> int:
+def count_fastwarc_records(path: str) -> int:
     """Count the records of a file with FastWARC."""
     return sum(1 for _ in ArchiveIterator(path, parse_http=False, fsspec_args=False))
 
 
-def our_records(path: str) -> int:
+def count_our_records(path: str) -> int:
     """Count them over damage, with the end of the file verified."""
-    with open_source(path) as source:
-        return sum(1 for _ in walk(source, lambda record: Other(record.offset), 0))
+    with open_input_stream(path) as source:
+        return sum(1 for _ in iter_records(source, lambda record: NonPageRecord(record.offset), 0))
 
 
-def fastwarc_bodies(path: str) -> int:
+def count_fastwarc_bodies(path: str) -> int:
     """Read the body of every response with FastWARC."""
     count = 0
     for record in ArchiveIterator(path, parse_http=False, fsspec_args=False):
@@ -47,7 +47,7 @@ def fastwarc_bodies(path: str) -> int:
     return count
 
 
-def our_pages(path: str, config: ReadConfig) -> int:
+def count_our_pages(path: str, config: ReadConfig) -> int:
     """Make batches of pages."""
     return sum(batch.pages.num_rows for batch in read_pages(path, max_page_bytes=_KEEP_BYTES, config=config))
 
@@ -61,11 +61,11 @@ def main() -> None:
     files = sorted(glob.glob(arguments.pattern))
     size = sum(map(os.path.getsize, files)) / 1e6
     ways: dict[str, Callable[[str], int]] = {
-        "FastWARC, records": fastwarc_records,
-        "ours, records": our_records,
-        "FastWARC, bodies": fastwarc_bodies,
-        "ours, pages": partial(our_pages, config=ReadConfig(digests="ignore")),
-        "ours, pages, digests": partial(our_pages, config=ReadConfig()),
+        "FastWARC, records": count_fastwarc_records,
+        "ours, records": count_our_records,
+        "FastWARC, bodies": count_fastwarc_bodies,
+        "ours, pages": partial(count_our_pages, config=ReadConfig(digests="ignore")),
+        "ours, pages, digests": partial(count_our_pages, config=ReadConfig()),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     counts = dict.fromkeys(ways, 0)

@@ -17,13 +17,13 @@ from typing import Any, get_args
 
 import torch
 
-from llmsys.config.load import load_model, load_run
+from llmsys.config.load import load_model_config, load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
 from llmsys.engine.engine import Engine
-from llmsys.estimate.ledger import estimate
-from llmsys.parallel.group import joined
-from llmsys.parallel.mesh import make_meshes
+from llmsys.estimate.ledger import estimate_run
+from llmsys.parallel.group import init_process_group
+from llmsys.parallel.mesh import build_device_meshes
 from llmsys.parallel.recompute import Recompute
 from llmsys.train.build_engine import build_engine
 
@@ -41,46 +41,46 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    with joined():
-        found, losses = measure({policy: config_of(arguments, policy) for policy in POLICIES}, arguments.steps)
-    print(json.dumps(found, indent=1) if arguments.json else table(found))
+    with init_process_group():
+        found, losses = measure_policies({policy: build_policy_config(arguments, policy) for policy in POLICIES}, arguments.steps)
+    print(json.dumps(found, indent=1) if arguments.json else format_table(found))
     if len(set(losses.values())) > 1:
         print(f"losses differ: {losses}", file=sys.stderr)
         return 1
     return 0
 
 
-def config_of(arguments: argparse.Namespace, policy: Recompute) -> RunConfig:
+def build_policy_config(arguments: argparse.Namespace, policy: Recompute) -> RunConfig:
     """The demo's config with this model, batch and policy, on one process."""
     train = (f"train.recompute={policy}", f"train.precision={arguments.precision}")
-    demo = load_run("train/demo", ["layout.expert=1", "launch.processes=1", *train])
+    demo = load_run_config("train/demo", ["layout.expert=1", "launch.processes=1", *train])
     batch = {"sequence_length": arguments.length, "sequences": arguments.sequences}
     given = {name: getattr(demo, name) for name in demo.model_fields_set}
-    model = load_model(f"model/{arguments.model}")
+    model = load_model_config(f"model/{arguments.model}")
     room = max(arguments.length, model.max_position_embeddings)
     return RunConfig.model_validate(
         given | {"model": model.model_copy(update={"max_position_embeddings": room}), "batch": batch}
     )
 
 
-def measure(configs: dict[Recompute, RunConfig], steps: int) -> tuple[dict[str, Any], dict[Recompute, float]]:
+def measure_policies(configs: dict[Recompute, RunConfig], steps: int) -> tuple[dict[str, Any], dict[Recompute, float]]:
     """One row per policy, and the last losses. Steps are taken in turn, the first of each is not timed."""
     device = torch.device("cpu")
     engines = {
-        policy: build_engine(config, make_meshes(config.fitted_layout(1), device), device)
+        policy: build_engine(config, build_device_meshes(config.resolve_layout(1), device), device)
         for policy, config in configs.items()
     }
     seconds: dict[Recompute, list[float]] = {policy: [] for policy in configs}
     losses: dict[Recompute, float] = {}
     for step in range(steps + 1):
         for policy, engine in engines.items():
-            taken, losses[policy] = timed(engine, step, configs[policy])
+            taken, losses[policy] = measure_step(engine, step, configs[policy])
             seconds[policy] += [taken] if step else []
-    rows = {policy: row(configs[policy], statistics.median(times)) for policy, times in seconds.items()}
+    rows = {policy: build_row(configs[policy], statistics.median(times)) for policy, times in seconds.items()}
     return {"cores": os.cpu_count(), "torch": torch.__version__, "policies": rows}, losses
 
 
-def timed(engine: Engine, step: int, config: RunConfig) -> tuple[float, float]:
+def measure_step(engine: Engine, step: int, config: RunConfig) -> tuple[float, float]:
     """CPU seconds and loss of one step on random tokens, the same for every policy."""
     shape = config.batch.sequences_per_step, config.batch.sequence_length + 1
     ids = torch.randint(0, config.model.vocab_size, shape, generator=torch.Generator().manual_seed(step))
@@ -90,15 +90,15 @@ def timed(engine: Engine, step: int, config: RunConfig) -> tuple[float, float]:
     return time.process_time() - began, loss
 
 
-def row(config: RunConfig, seconds: float) -> dict[str, float]:
+def build_row(config: RunConfig, seconds: float) -> dict[str, float]:
     """What is printed of one policy."""
-    told = estimate(config)
+    told = estimate_run(config)
     operations = told["flops"]["conventions"]["hardware"]["forward_backward"]
     kept = told["memory"]["activation_bytes_estimated"]["total"]
     return {"cpu_seconds": seconds, "kept_mib": kept / 2**20, "hardware_gflops": operations / 1e9}
 
 
-def table(found: dict[str, Any]) -> str:
+def format_table(found: dict[str, Any]) -> str:
     """For people; times and operations beside those of `none`."""
     rows, base = found["policies"], found["policies"]["none"]
     lines = [f"torch {found['torch']}, {found['cores']} cores, one thread"]

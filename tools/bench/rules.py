@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from data_pipeline.language.identify import identify, keep_mask
+from data_pipeline.language.identify import identify_languages, compute_keep_mask
 from data_pipeline.rules.chain import RuleChain
 from llmsys.config.language import LanguageConfig
 from llmsys.config.line_rules import C4DatatroveConfig
@@ -23,24 +23,24 @@ from llmsys.config.text import (
     GopherRepetitionConfig,
 )
 from tools.bench import data_reference as reference
-from tools.bench.arguments import beside_datatrove
-from tools.bench.measure import cpu_seconds, crawl_texts
+from tools.bench.arguments import build_datatrove_parser
+from tools.bench.measure import measure_cpu_seconds, iter_crawl_texts
 
 RULES = (GopherRepetitionConfig(), GopherQualityConfig(), C4DatatroveConfig(end_marks=()), FinewebQualityConfig())
 BATCH = 128
 WARM_RUNS = 3  # the median counts
 
 
-def english_texts(patterns: Sequence[str], limit: int) -> list[str]:
+def read_english_texts(patterns: Sequence[str], limit: int) -> list[str]:
     """Extracted texts of the English pages, in the order of the crawl."""
     language = LanguageConfig()
     texts: list[str] = []
-    for _, found in crawl_texts(patterns):
-        texts += found.filter(keep_mask(*identify(found, language), language)).to_pylist()
+    for _, found in iter_crawl_texts(patterns):
+        texts += found.filter(compute_keep_mask(*identify_languages(found, language), language)).to_pylist()
     return texts[:limit] if limit else texts
 
 
-def judge(chain: RuleChain, texts: Sequence[str]) -> list[str | None]:
+def apply_rules(chain: RuleChain, texts: Sequence[str]) -> list[str | None]:
     """The rewritten text of each document that stays, None for one that goes."""
     results: list[str | None] = []
     for start in range(0, len(texts), BATCH):
@@ -57,24 +57,24 @@ def judge(chain: RuleChain, texts: Sequence[str]) -> list[str | None]:
 
 def main() -> int:
     """Measure and print."""
-    arguments = beside_datatrove(__doc__, 500).parse_args()
-    texts = english_texts(arguments.crawl, arguments.limit)
+    arguments = build_datatrove_parser(__doc__, 500).parse_args()
+    texts = read_english_texts(arguments.crawl, arguments.limit)
     if not texts:
         print(f"no English page in {' '.join(arguments.crawl)}", file=sys.stderr)
         return 2
     print(f"{len(texts)} documents, {sum(len(text.encode()) for text in texts) / 1e6:.1f} MB of text; CPU seconds")
-    judge(RuleChain(RULES), ["Load the word splitter before the clock starts."])
+    apply_rules(RuleChain(RULES), ["Load the word splitter before the clock starts."])
     chain = RuleChain(RULES)
     runs: list[float] = []
     results: list[str | None] = []
     for _ in range(1 + WARM_RUNS):
-        seconds, results = cpu_seconds(lambda: judge(chain, texts))
+        seconds, results = measure_cpu_seconds(lambda: apply_rules(chain, texts))
         runs.append(seconds)
     times = {"cold": runs[0], "warm": statistics.median(runs[1:])}
     for run, took in times.items():
         print(f"  ours, {run:<10} {took:8.2f} s {len(texts) / took:8.0f} documents/s")
     if arguments.datatrove:
-        took, theirs = reference.chain(arguments.datatrove, texts, repeats=1)
+        took, theirs = reference.measure_datatrove_rules(arguments.datatrove, texts, repeats=1)
         equal = sum(ours == other for ours, other in zip(results, theirs, strict=True))
         print(f"  datatrove        {took:8.2f} s {len(texts) / took:8.0f} documents/s")
         print(f"  ratio: {took / times['cold']:.1f} from cold, {took / times['warm']:.1f} warm")

@@ -22,12 +22,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_pipeline.rules.batch import Splitters
+from data_pipeline.rules.batch import WordSplitters
 from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.segment import chunk_splitter
+from data_pipeline.rules.segment import build_word_tokenizer
 from data_pipeline.rules.words import WordSplitter
 from llmsys.config.language_profile import LanguageProfile
-from llmsys.config.profiles import profile_codes, read_profile
+from llmsys.config.profiles import list_profile_codes, read_profile
 from llmsys.config.text import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig
 from llmsys.shards import read_batches
 
@@ -100,18 +100,18 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="CODES", help="languages, joined by commas (default: all)")
     parser.add_argument("--dictionary", action="store_true", help="words of a dictionary for zh, ja and th")
     arguments = parser.parse_args()
-    texts = texts_of(arguments.texts, arguments.join)
-    wanted = arguments.only.split(",") if arguments.only else sorted(set(texts) & set(profile_codes()) & set(ISO_639_3))
+    texts = read_texts(arguments.texts, arguments.join)
+    wanted = arguments.only.split(",") if arguments.only else sorted(set(texts) & set(list_profile_codes()) & set(ISO_639_3))
     total: Counter[str] = Counter()
     for code in wanted:
         folder = "dictionary/" if arguments.dictionary and code in ("zh", "ja", "th") else ""
         own = texts[code][: arguments.limit]
         profile = read_profile(f"data/languages/{folder}{code}")
         start = time.process_time()
-        ours = judged(own, profile, code)
+        ours = apply_rules(own, profile, code)
         took = time.process_time() - start
         try:
-            theirs, seconds = reference(arguments.datatrove, own, profile, code)
+            theirs, seconds = run_datatrove(arguments.datatrove, own, profile, code)
         except LookupError as error:
             print(f"{code}: datatrove did not answer: {error}")
             continue
@@ -129,7 +129,7 @@ def main() -> int:
     return 0
 
 
-def texts_of(path: Path, join: int) -> dict[str, list[str]]:
+def read_texts(path: Path, join: int) -> dict[str, list[str]]:
     """The texts by language."""
     found: dict[str, list[str]] = defaultdict(list)
     if path.is_dir():
@@ -147,35 +147,35 @@ def texts_of(path: Path, join: int) -> dict[str, list[str]]:
     }
 
 
-def rules_of(profile: LanguageProfile) -> tuple[Any, ...]:
+def build_rules(profile: LanguageProfile) -> tuple[Any, ...]:
     """The three rules for documents in the language of a profile."""
-    return tuple(profile.rule(one) for one in (GopherRepetitionConfig(), GopherQualityConfig(), FinewebQualityConfig()))
+    return tuple(profile.localize_rule(one) for one in (GopherRepetitionConfig(), GopherQualityConfig(), FinewebQualityConfig()))
 
 
-def judged(texts: Sequence[str], profile: LanguageProfile, code: str) -> Said:
+def apply_rules(texts: Sequence[str], profile: LanguageProfile, code: str) -> Said:
     """What each of our rules alone says, in datatrove's words."""
-    splitters = Splitters(WordSplitter(chunk_splitter(profile.words)))
+    splitters = WordSplitters(WordSplitter(build_word_tokenizer(profile.words)))
     said: Said = {}
-    for rule in rules_of(profile):
+    for rule in build_rules(profile):
         (outcome,) = RuleChain([rule], splitters, code).apply(pa.array(texts, pa.large_string()))
         columns = (column.to_pylist() for column in (outcome.test, outcome.value, outcome.threshold))
-        said[rule.kind] = [_reason(rule.kind, *row) for row in zip(*columns, strict=True)]
+        said[rule.kind] = [_format_reason(rule.kind, *row) for row in zip(*columns, strict=True)]
     return said
 
 
-def _reason(rule: str, test: str | None, value: float | None, threshold: float | None) -> str:
+def _format_reason(rule: str, test: str | None, value: float | None, threshold: float | None) -> str:
     if test is None:
         return ""
     sides = f"{test} {'<' if (value or 0) < (threshold or 0) else '>'}"
     return next((REASONS[name] for name in (test, f"{rule}: {test}", sides) if name in REASONS), test)
 
 
-def reference(python: str, texts: Sequence[str], profile: LanguageProfile, code: str) -> tuple[Said, float]:
+def run_datatrove(python: str, texts: Sequence[str], profile: LanguageProfile, code: str) -> tuple[Said, float]:
     """What datatrove's filters say with the same thresholds, and its CPU seconds.
 
     LookupError when it cannot, as for words of a library that is not installed.
     """
-    repetition, quality, fineweb = rules_of(profile)
+    repetition, quality, fineweb = build_rules(profile)
     options = {
         "gopher_repetition": {
             "dup_line_frac": repetition.max_duplicate_line_share,

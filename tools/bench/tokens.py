@@ -27,25 +27,25 @@ import pyarrow as pa
 from tokenizers import Tokenizer as Library
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-from data_pipeline.rules.ragged import offsets_of
-from data_pipeline.tokenize.columns import Encoder, column_encoder
-from data_pipeline.tokenize.memo import Ragged
+from data_pipeline.rules.ragged import compute_offsets
+from data_pipeline.tokenize.columns import ColumnEncoder, build_column_encoder
+from data_pipeline.tokenize.memo import RaggedTokens
 from data_pipeline.tokenize.train import fit_sentencepiece
 from llmsys.config.tokenizer import SentencePieceConfig
 from llmsys.shards import read_batches
 from llmsys.tokenizer import Tokenizer, load_tokenizer
-from tools.bench.measure import cpu_seconds, crawl_texts
+from tools.bench.measure import measure_cpu_seconds, iter_crawl_texts
 
 BATCH_BYTES = 8_000_000  # as document files have
 RUNS = 3
 
 
-def texts_of(pattern: str, limit_bytes: int) -> list[str]:
+def read_texts(pattern: str, limit_bytes: int) -> list[str]:
     """The texts of all files of a pattern, up to so many bytes."""
     texts: list[str] = []
     left = limit_bytes
     for path in sorted(glob.glob(pattern)):
-        for text in _file_texts(Path(path)):
+        for text in _iter_file_texts(Path(path)):
             if left <= 0:
                 return texts
             texts.append(text)
@@ -53,23 +53,23 @@ def texts_of(pattern: str, limit_bytes: int) -> list[str]:
     return texts
 
 
-def _file_texts(path: Path) -> Iterator[str]:
+def _iter_file_texts(path: Path) -> Iterator[str]:
     if path.suffix == ".arrow":
-        yield from _arrow_texts(path)
+        yield from _iter_arrow_texts(path)
     elif ".jsonl" in path.name:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         yield from (json.loads(line)["text"] for line in data.split(b"\n") if line)
     else:
-        for _, texts in crawl_texts([str(path)]):
+        for _, texts in iter_crawl_texts([str(path)]):
             yield from texts.to_pylist()
 
 
-def _arrow_texts(path: Path) -> Iterator[str]:
+def _iter_arrow_texts(path: Path) -> Iterator[str]:
     for batch in read_batches(path):
         yield from batch.column("text").drop_null().to_pylist()
 
 
-def in_batches(texts: list[str]) -> list[pa.Array]:
+def split_into_batches(texts: list[str]) -> list[pa.Array]:
     """The texts as columns of about as many bytes as document files have in a record batch."""
     batches: list[pa.Array] = []
     waiting: list[str] = []
@@ -83,7 +83,7 @@ def in_batches(texts: list[str]) -> list[pa.Array]:
     return [*batches, pa.array(waiting, pa.large_string())] if waiting else batches
 
 
-def trained(folder: Path, texts: list[str], pieces: int) -> Iterator[tuple[str, Tokenizer]]:
+def train_tokenizers(folder: Path, texts: list[str], pieces: int) -> Iterator[tuple[str, Tokenizer]]:
     """A tokenizer of each kind, of these texts."""
     lines = [line for text in texts for line in text.split("\n") if line]
     for kind in ("bpe", "unigram"):
@@ -108,38 +108,38 @@ def trained(folder: Path, texts: list[str], pieces: int) -> Iterator[tuple[str, 
         yield name, load_tokenizer(file, "<end>")
 
 
-def encoded(encoder: Encoder, batches: list[pa.Array]) -> list[Ragged]:
+def encode_batches(encoder: ColumnEncoder, batches: list[pa.Array]) -> list[RaggedTokens]:
     """The tokens of every batch."""
     return [encoder.encode(batch) for batch in batches]
 
 
-def measure(texts: list[str], tokenizer: Tokenizer) -> dict[str, Any]:
+def measure_tokenizer(texts: list[str], tokenizer: Tokenizer) -> dict[str, Any]:
     """Medians of the seconds of each way, the smallest share of texts with equal ids, and why the library encodes."""
-    batches = in_batches(texts)
+    batches = split_into_batches(texts)
     seconds: dict[str, list[float]] = {"library": [], "batch": [], "cold": [], "warm": []}
     equal = len(texts)
     for _ in range(RUNS):
-        took, theirs = cpu_seconds(lambda: [tokenizer.encode(text) for text in texts])
+        took, theirs = measure_cpu_seconds(lambda: [tokenizer.encode(text) for text in texts])
         seconds["library"].append(took)
-        took, _ = cpu_seconds(lambda: [tokenizer.encode_batch(batch.to_pylist()) for batch in batches])
+        took, _ = measure_cpu_seconds(lambda: [tokenizer.encode_batch(batch.to_pylist()) for batch in batches])
         seconds["batch"].append(took)
-        encoder = column_encoder(tokenizer)
+        encoder = build_column_encoder(tokenizer)
         for name in ("cold", "warm"):
-            took, ours = cpu_seconds(partial(encoded, encoder, batches))
+            took, ours = measure_cpu_seconds(partial(encode_batches, encoder, batches))
             seconds[name].append(took)
-            equal = min(equal, sum(ids == other for ids, other in zip(_rows(ours), theirs, strict=True)))
+            equal = min(equal, sum(ids == other for ids, other in zip(_iter_rows(ours), theirs, strict=True)))
     found: dict[str, Any] = {name: statistics.median(values) for name, values in seconds.items()}
     return found | {"equal": equal / len(texts), "reason": encoder.reason}
 
 
-def _rows(parts: list[Ragged]) -> Iterator[list[int]]:
+def _iter_rows(parts: list[RaggedTokens]) -> Iterator[list[int]]:
     for part in parts:
-        ends = offsets_of(part.lengths).tolist()
+        ends = compute_offsets(part.lengths).tolist()
         values = part.values.tolist()
         yield from (values[begin:end] for begin, end in itertools.pairwise(ends))
 
 
-def row(name: str, pattern: str, texts: list[str], found: dict[str, Any]) -> str:
+def format_row(name: str, pattern: str, texts: list[str], found: dict[str, Any]) -> str:
     """A line of the table."""
     size = sum(len(text.encode()) for text in texts) / 1e6
     speeds = [f"{size / found[way]:.1f}" for way in ("library", "batch")]
@@ -163,7 +163,7 @@ def main() -> int:
     parser.add_argument("--pieces", type=int, default=32_000, help="of the tokenizer trained (default: %(default)s)")
     parser.add_argument("--limit", type=float, default=40, metavar="MB", help="of each input (default: %(default)s)")
     arguments = parser.parse_args()
-    sets = {pattern: texts_of(pattern, int(arguments.limit * 1e6)) for pattern in arguments.inputs}
+    sets = {pattern: read_texts(pattern, int(arguments.limit * 1e6)) for pattern in arguments.inputs}
     if empty := [pattern for pattern, texts in sets.items() if not texts]:
         print(f"no text in {empty[0]}", file=sys.stderr)
         return 2
@@ -172,9 +172,9 @@ def main() -> int:
     print("| tokenizer | texts | library | its batch call | cold | warm | equal ids |\n|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         given = [(file.name, load_tokenizer(file, arguments.eos_token))] if file else None
-        for name, tokenizer in given or trained(Path(folder), everything, arguments.pieces):
+        for name, tokenizer in given or train_tokenizers(Path(folder), everything, arguments.pieces):
             for pattern, texts in sets.items():
-                print(row(name, pattern, texts, measure(texts, tokenizer)), flush=True)
+                print(format_row(name, pattern, texts, measure_tokenizer(texts, tokenizer)), flush=True)
     return 0
 
 

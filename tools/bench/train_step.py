@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmsys.doctor.ranks import Failed, run_tasks
+from llmsys.doctor.ranks import TaskFailure, run_tasks
 
 LENGTH, WARM = 512, 2
 ALONE = ("bare loop", "Trainer")
@@ -68,32 +68,32 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.alone:
         work = Work(arguments.model, arguments.precision[0], arguments.sequences[0], arguments.steps)
-        print(_alone(arguments.alone, work))
+        print(_measure_alone(arguments.alone, work))
         return 0
     found = {
-        precision: {size: _measured(arguments, precision, size) for size in arguments.sequences}
+        precision: {size: _measure_contenders(arguments, precision, size) for size in arguments.sequences}
         for precision in arguments.precision
     }
     if arguments.json:
-        print(json.dumps({"machine": _machine(), "model": arguments.model, "tokens_per_second": found}))
+        print(json.dumps({"machine": _describe_machine(), "model": arguments.model, "tokens_per_second": found}))
     else:
-        print("\n\n".join(table(by_size, arguments.model, precision) for precision, by_size in found.items()))
+        print("\n\n".join(format_table(by_size, arguments.model, precision) for precision, by_size in found.items()))
     return 0
 
 
-def _measured(arguments: argparse.Namespace, precision: str, sequences: int) -> dict[str, float]:
+def _measure_contenders(arguments: argparse.Namespace, precision: str, sequences: int) -> dict[str, float]:
     """Tokens per second of each contender, the median of its turns; no two of a contender follow each other."""
     speeds: dict[str, list[float]] = {name: [] for name in arguments.only}
     work = Work(arguments.model, precision, sequences, arguments.steps)
     for _ in range(arguments.rounds):
         for name in arguments.only:
-            speeds[name].append(_turn(name, work))
+            speeds[name].append(_run_turn(name, work))
     return {name: statistics.median(turns) for name, turns in speeds.items()}
 
 
-def table(found: dict[int, dict[str, float]], model: str, precision: str) -> str:
+def format_table(found: dict[int, dict[str, float]], model: str, precision: str) -> str:
     """Tokens per second, and beside ours on one process, for each size of a step."""
-    lines = [f"{_machine()}; {model}, {precision}, one thread and core for each process", f"{'tokens a step':<24}"]
+    lines = [f"{_describe_machine()}; {model}, {precision}, one thread and core for each process", f"{'tokens a step':<24}"]
     lines[-1] += "".join(f"{size * LENGTH:>18,}" for size in found)
     for name in next(iter(found.values())):
         cells = [
@@ -103,7 +103,7 @@ def table(found: dict[int, dict[str, float]], model: str, precision: str) -> str
     return "\n".join(lines)
 
 
-def _turn(name: str, work: Work) -> float:
+def _run_turn(name: str, work: Work) -> float:
     if name in ALONE:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "tools.bench.train_step", "--alone", name, "--model", work.model]
@@ -112,36 +112,36 @@ def _turn(name: str, work: Work) -> float:
         if done.returncode:
             raise SystemExit(f"{name}: {done.stderr[-2000:]}")
         return float(done.stdout.split()[-1])
-    job = partial(_together, name, work)
+    job = partial(_measure_rank, name, work)
     [(_, result)] = run_tasks(job, [0], RANKS[name], timeout_seconds=900)
-    if isinstance(result, Failed):
+    if isinstance(result, TaskFailure):
         raise SystemExit(f"{name}: {result}")
     return float(result)
 
 
-def _together(name: str, work: Work, _: int) -> float:
+def _measure_rank(name: str, work: Work, _: int) -> float:
     """Tokens per second of all ranks; runs in a process of each."""
-    _pin(int(os.environ["RANK"]))
-    return _timed(_ours(name, work), work)
+    _pin_core(int(os.environ["RANK"]))
+    return _measure_speed(_build_our_step(name, work), work)
 
 
-def _alone(name: str, work: Work) -> float:
+def _measure_alone(name: str, work: Work) -> float:
     """Tokens per second of a contender that knows no ranks."""
     import torch
 
-    _pin(0)
+    _pin_core(0)
     torch.set_num_threads(1)
     if name == "bare loop":
-        return _timed(_bare(work), work)
-    return _trainer(work)
+        return _measure_speed(_build_bare_step(work), work)
+    return _measure_trainer(work)
 
 
-def _pin(number: int) -> None:
+def _pin_core(number: int) -> None:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
-def _timed(step: Callable[[int], None], work: Work) -> float:
+def _measure_speed(step: Callable[[int], None], work: Work) -> float:
     for number in range(WARM):
         step(number)
     began = time.perf_counter()
@@ -150,27 +150,27 @@ def _timed(step: Callable[[int], None], work: Work) -> float:
     return work.steps * work.sequences * LENGTH / (time.perf_counter() - began)
 
 
-def _tokens(vocabulary: int, sequences: int, number: int) -> Any:
+def _draw_tokens(vocabulary: int, sequences: int, number: int) -> Any:
     import torch
 
     generator = torch.Generator().manual_seed(number)
     return torch.randint(0, vocabulary, (sequences, LENGTH + 1), generator=generator)
 
 
-def _bare(work: Work) -> Callable[[int], None]:
+def _build_bare_step(work: Work) -> Callable[[int], None]:
     import torch
 
-    from llmsys.model.init import initialize
+    from llmsys.model.init import initialize_parameters
     from llmsys.model.transformer import Transformer
-    from llmsys.train.balance import settle_experts
+    from llmsys.train.balance import update_expert_balance
 
-    config = _config(work.model)
+    config = _load_model_config(work.model)
     module = Transformer(config)
-    initialize(module, seed=0)
+    initialize_parameters(module, seed=0)
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
 
-    def step(number: int) -> None:
-        tokens = _tokens(config.vocab_size, work.sequences, number)
+    def run_step(number: int) -> None:
+        tokens = _draw_tokens(config.vocab_size, work.sequences, number)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=work.precision == "bf16"):
             logits = module(tokens[:, :-1].contiguous())
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
@@ -178,24 +178,24 @@ def _bare(work: Work) -> Callable[[int], None]:
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        settle_experts(module)
+        update_expert_balance(module)
 
-    return step
+    return run_step
 
 
-def _trainer(work: Work) -> float:
+def _measure_trainer(work: Work) -> float:
     """transformers' Trainer as users run it; the clock starts after the steps that warm up."""
     import tempfile
 
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    config, times, steps = _config(work.model), [], work.steps
+    config, times, steps = _load_model_config(work.model), [], work.steps
 
     class Clock(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             times.append(time.perf_counter())
 
-    rows = [row for number in range(WARM + steps) for row in _tokens(config.vocab_size, work.sequences, number)[:, :-1]]
+    rows = [row for number in range(WARM + steps) for row in _draw_tokens(config.vocab_size, work.sequences, number)[:, :-1]]
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder, use_cpu=True, bf16=work.precision == "bf16", report_to=[], learning_rate=3e-4,
@@ -203,11 +203,11 @@ def _trainer(work: Work) -> float:
             per_device_train_batch_size=work.sequences, max_steps=WARM + steps, disable_tqdm=True, save_strategy="no",
         )  # fmt: skip
         data = [{"input_ids": row, "labels": row} for row in rows]
-        Trainer(model=_theirs(config), args=arguments, train_dataset=data, callbacks=[Clock()]).train()
+        Trainer(model=_build_their_model(config), args=arguments, train_dataset=data, callbacks=[Clock()]).train()
     return steps * work.sequences * LENGTH / (times[-1] - times[WARM - 1])
 
 
-def _theirs(config: Any) -> Any:
+def _build_their_model(config: Any) -> Any:
     """transformers' own model of the same shapes: with experts Qwen2Moe, which has a shared expert too."""
     import transformers
 
@@ -221,49 +221,49 @@ def _theirs(config: Any) -> Any:
         )
     moe = config.moe
     fields |= {"num_experts": moe.num_experts, "num_experts_per_tok": moe.num_experts_per_tok}
-    fields |= {"moe_intermediate_size": moe.moe_intermediate_size, "shared_expert_intermediate_size": moe.shared_width}
+    fields |= {"moe_intermediate_size": moe.moe_intermediate_size, "shared_expert_intermediate_size": moe.shared_expert_size}
     return transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**fields))
 
 
-def _ours(name: str, work: Work) -> Callable[[int], None]:
+def _build_our_step(name: str, work: Work) -> Callable[[int], None]:
     from llmsys.config.run import RunConfig
     from llmsys.data.batch import Batch
-    from llmsys.parallel.group import device_of_this_rank, rank
-    from llmsys.parallel.mesh import make_meshes
-    from llmsys.train.balance import settle_experts
+    from llmsys.parallel.group import get_local_device, get_rank
+    from llmsys.parallel.mesh import build_device_meshes
+    from llmsys.train.balance import update_expert_balance
     from llmsys.train.build_engine import build_engine
 
     config = RunConfig.model_validate(
         {
-            "model": _config(work.model),
+            "model": _load_model_config(work.model),
             "train": {"precision": work.precision},
             "batch": {"sequence_length": LENGTH, "sequences": work.sequences},
             "layout": {"expert": 2 if "dealt" in name else 1},
             "engine": {"kind": "torch", "data_parallel": "ddp" if "DDP" in name else "fsdp"},
         }
     )
-    layout = config.layout.fit(RANKS[name], config.model)
-    device = device_of_this_rank()
-    engine = build_engine(config, make_meshes(layout, device), device)
-    share = work.sequences // layout.data_ranks
-    rows = slice(rank() * share, (rank() + 1) * share)
+    layout = config.layout.resolve(RANKS[name], config.model)
+    device = get_local_device()
+    engine = build_engine(config, build_device_meshes(layout, device), device)
+    share = work.sequences // layout.data_parallel_size
+    rows = slice(get_rank() * share, (get_rank() + 1) * share)
 
-    def step(number: int) -> None:
-        tokens = _tokens(config.model.vocab_size, work.sequences, number)[rows]
+    def run_step(number: int) -> None:
+        tokens = _draw_tokens(config.model.vocab_size, work.sequences, number)[rows]
         batch = Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
         engine.train_step([batch], 3e-4)
-        settle_experts(engine.module)
+        update_expert_balance(engine.module)
 
-    return step
-
-
-def _config(model: str) -> Any:
-    from llmsys.config.load import load_model
-
-    return load_model(f"model/{model}")
+    return run_step
 
 
-def _machine() -> str:
+def _load_model_config(model: str) -> Any:
+    from llmsys.config.load import load_model_config
+
+    return load_model_config(f"model/{model}")
+
+
+def _describe_machine() -> str:
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else []
     model = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor())

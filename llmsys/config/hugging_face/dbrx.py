@@ -1,14 +1,14 @@
 """DBRX, whose config.json nests attention and experts in sections of their own."""
 
 from llmsys.config.hugging_face.experts import NOISE
-from llmsys.config.hugging_face.fields import Fields
+from llmsys.config.hugging_face.fields import ConfigJsonReader
 from llmsys.config.hugging_face.parts import (
     ACTIVATIONS,
     GATED,
     Values,
-    activation_name,
-    read_class,
-    read_common,
+    get_activation_name,
+    read_architecture,
+    check_common_keys,
 )
 from llmsys.config.hugging_face.rope import read_rope, write_rope
 
@@ -17,56 +17,56 @@ _EXPERTS = {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1, "moe_
 _NORMED = "chosen weights are divided by their sum or left as they are"
 
 
-def read_dbrx(fields: Fields) -> Values:
+def read_dbrx(fields: ConfigJsonReader) -> Values:
     """LayerNorm without biases, clipped queries, keys and values, fine-grained experts in every layer."""
-    read_common(fields)
-    read_class(fields, {"DbrxForCausalLM": "lm"}, "lm")
-    fields.skip("router_aux_loss_coef")  # a copy of ffn_config.moe_loss_weight
-    fields.only("tie_word_embeddings", False, why="DBRX has a head of its own")
+    check_common_keys(fields)
+    read_architecture(fields, {"DbrxForCausalLM": "lm"}, "lm")
+    fields.ignore_keys("router_aux_loss_coef")  # a copy of ffn_config.moe_loss_weight
+    fields.require_value("tie_word_embeddings", False, why="DBRX has a head of its own")
     sizes = {"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
-    values: Values = {ours: fields.whole(theirs, ours) for ours, theirs in sizes.items()}
-    values["max_position_embeddings"] = fields.whole("max_seq_len", "max_position_embeddings")
-    attention = fields.section("attn_config", _ATTENTION)
-    experts = fields.section("ffn_config", _EXPERTS)
-    pairs = attention.whole("kv_n_heads")
-    fields.only("num_key_value_heads", pairs, why="attn_config.kv_n_heads says another number")
-    experts.skip("hidden_size")  # always the width of the model
+    values: Values = {ours: fields.read_int(theirs, ours) for ours, theirs in sizes.items()}
+    values["max_position_embeddings"] = fields.read_int("max_seq_len", "max_position_embeddings")
+    attention = fields.read_section("attn_config", _ATTENTION)
+    experts = fields.read_section("ffn_config", _EXPERTS)
+    pairs = attention.read_int("kv_n_heads")
+    fields.require_value("num_key_value_heads", pairs, why="attn_config.kv_n_heads says another number")
+    experts.ignore_keys("hidden_size")  # always the width of the model
     for section in (attention, experts):  # transformers writes them as configs of their own
-        section.only("is_encoder_decoder", False, why="it contradicts the model type")
-    base = attention.number_or_none("rope_theta")  # where the published file keeps it
+        section.require_value("is_encoder_decoder", False, why="it contradicts the model type")
+    base = attention.read_optional_float("rope_theta")  # where the published file keeps it
     values |= {
-        "vocab_size": fields.whole("vocab_size"),
+        "vocab_size": fields.read_int("vocab_size"),
         "num_key_value_heads": pairs,
-        "initializer_range": fields.number("initializer_range"),
+        "initializer_range": fields.read_float("initializer_range"),
         "norm": {"kind": "layernorm", "bias": False},
         "position": read_rope(fields, theta=base or 10000.0),
-        "attention": {"kind": "multi_head", "clip": attention.number_or_none("clip_qkv")},
-        "moe": _experts(experts),
+        "attention": {"kind": "multi_head", "clip": attention.read_optional_float("clip_qkv")},
+        "moe": _read_moe_section(experts),
         "dropout": {
-            "embedding": fields.number("emb_pdrop"),
-            "residual": fields.number("resid_pdrop"),
-            "attention": attention.number("attn_pdrop"),
+            "embedding": fields.read_float("emb_pdrop"),
+            "residual": fields.read_float("resid_pdrop"),
+            "attention": attention.read_float("attn_pdrop"),
         },
     }
-    fields.join(attention)
-    fields.join(experts)
+    fields.merge_section(attention)
+    fields.merge_section(experts)
     return values
 
 
-def _experts(experts: Fields) -> Values:
-    experts.note("moe_jitter_eps", NOISE)
-    experts.only("moe_normalize_expert_weights", 1, None, why=_NORMED)
+def _read_moe_section(experts: ConfigJsonReader) -> Values:
+    experts.add_note("moe_jitter_eps", NOISE)
+    experts.require_value("moe_normalize_expert_weights", 1, None, why=_NORMED)
     normed = experts.values.get("moe_normalize_expert_weights", 1) is not None
-    activation = experts.section("ffn_act_fn", {"name": "silu"})
-    name = activation.choice("name", [key for key, ours in ACTIVATIONS.items() if ours in GATED])
-    experts.join(activation)
+    activation = experts.read_section("ffn_act_fn", {"name": "silu"})
+    name = activation.read_choice("name", [key for key, ours in ACTIVATIONS.items() if ours in GATED])
+    experts.merge_section(activation)
     return {
-        "num_experts": experts.whole("moe_num_experts"),
-        "num_experts_per_tok": experts.whole("moe_top_k"),
-        "moe_intermediate_size": experts.whole("ffn_hidden_size"),
+        "num_experts": experts.read_int("moe_num_experts"),
+        "num_experts_per_tok": experts.read_int("moe_top_k"),
+        "moe_intermediate_size": experts.read_int("ffn_hidden_size"),
         "expert": {"kind": GATED[ACTIVATIONS[name]]},
         "norm_topk_prob": normed,
-        "balance": {"kind": "auxiliary_loss", "weight": experts.number("moe_loss_weight")},
+        "balance": {"kind": "auxiliary_loss", "weight": experts.read_float("moe_loss_weight")},
     }
 
 
@@ -80,7 +80,7 @@ def write_dbrx(model: Values) -> Values:
         "rope_theta": rope["rope_theta"],
     }
     experts = {
-        "ffn_act_fn": {"name": activation_name(moe["expert"]["kind"])},
+        "ffn_act_fn": {"name": get_activation_name(moe["expert"]["kind"])},
         "ffn_hidden_size": moe["moe_intermediate_size"],
         "moe_num_experts": moe["num_experts"],
         "moe_top_k": moe["num_experts_per_tok"],

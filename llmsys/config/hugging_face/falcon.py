@@ -1,84 +1,84 @@
 """Decoders of the large open models of 2022 and 2023: bloom and falcon."""
 
-from llmsys.config.hugging_face.fields import Fields
-from llmsys.config.hugging_face.gpt import SIZES, layer_norm, shape, with_bias
-from llmsys.config.hugging_face.parts import Values, activation_name, only_full, read_activation
+from llmsys.config.hugging_face.fields import ConfigJsonReader
+from llmsys.config.hugging_face.gpt import SIZES, read_layer_norm, read_sizes, build_attention_section
+from llmsys.config.hugging_face.parts import Values, get_activation_name, require_full_attention, read_activation
 from llmsys.config.hugging_face.rope import read_rope, write_rope
 
 
-def read_bloom(fields: Fields) -> Values:
+def read_bloom(fields: ConfigJsonReader) -> Values:
     """BLOOM: ALiBi, a norm after the embedding, biases everywhere. Its length is only a description."""
-    fields.skip("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi")
-    fields.skip("skip_bias_add", "pretraining_tp")
-    fields.only("slow_but_exact", False, why="it adds partial products in another order")
-    fields.only("skip_bias_add_qkv", False, None, why="queries, keys and values have biases")
-    fields.only("n_inner", None, why="the feed-forward is four times as wide as the model")
-    fields.only("apply_residual_connection_post_layernorm", False, why="the residual stream is not normalised")
+    fields.ignore_keys("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi")
+    fields.ignore_keys("skip_bias_add", "pretraining_tp")
+    fields.require_value("slow_but_exact", False, why="it adds partial products in another order")
+    fields.require_value("skip_bias_add_qkv", False, None, why="queries, keys and values have biases")
+    fields.require_value("n_inner", None, why="the feed-forward is four times as wide as the model")
+    fields.require_value("apply_residual_connection_post_layernorm", False, why="the residual stream is not normalised")
     fields.defaults = fields.defaults | {"seq_length": 2048}
-    values = shape(
+    values = read_sizes(
         fields, "Bloom",
         hidden_size=("hidden_size", "n_embed"), num_hidden_layers=("n_layer", "num_hidden_layers"),
         num_attention_heads=("n_head", "num_attention_heads"), max_position_embeddings=("seq_length",),
     )  # fmt: skip
-    dropout = {"residual": fields.number("hidden_dropout"), "attention": fields.number("attention_dropout")}
+    dropout = {"residual": fields.read_float("hidden_dropout"), "attention": fields.read_float("attention_dropout")}
     return values | {
         "intermediate_size": 4 * values["hidden_size"],
-        "initializer_range": fields.number("initializer_range"),
-        "norm": layer_norm(fields, "layer_norm_epsilon"),
+        "initializer_range": fields.read_float("initializer_range"),
+        "norm": read_layer_norm(fields, "layer_norm_epsilon"),
         "position": {"kind": "alibi"},
-        "attention": with_bias(True),
+        "attention": build_attention_section(True),
         "feed_forward": {"kind": "gelu_tanh", "bias": True},
         "embedding": {"norm": True},
         "dropout": dropout,
     }
 
 
-def read_falcon(fields: Fields) -> Values:
+def read_falcon(fields: ConfigJsonReader) -> Values:
     """Falcon 7B (one key-value head, one norm), 40B and 180B (groups, two norms), and RW (ALiBi, one after another)."""
-    only_full(fields)
-    fields.skip("ff_factor")
-    fields.only("apply_residual_connection_post_layernorm", False, why="the residual stream is not normalised")
-    values = shape(
+    require_full_attention(fields)
+    fields.ignore_keys("ff_factor")
+    fields.require_value("apply_residual_connection_post_layernorm", False, why="the residual stream is not normalised")
+    values = read_sizes(
         fields, "Falcon",
         hidden_size=("hidden_size", "n_embed"), num_hidden_layers=("num_hidden_layers", "n_layer"),
         num_attention_heads=("num_attention_heads", "n_head"), max_position_embeddings=("max_position_embeddings",),
     )  # fmt: skip
     position = read_rope(fields)
-    if fields.flag("alibi"):  # the bias is divided as the scores are
+    if fields.read_bool("alibi"):  # the bias is divided as the scores are
         width = values["hidden_size"] // (values["num_attention_heads"] or 1)
         position = {"kind": "alibi", "factor": max(1, width) ** -0.5}
-    bias = fields.flag("bias")
+    bias = fields.read_bool("bias")
     return values | {
-        "num_key_value_heads": _falcon_pairs(fields, values["num_attention_heads"]),
-        "intermediate_size": fields.whole_or_none("ffn_hidden_size") or 4 * values["hidden_size"],
-        "initializer_range": fields.number("initializer_range"),
-        "norm": layer_norm(fields, "layer_norm_epsilon"),
-        "residual": _falcon_residual(fields),
+        "num_key_value_heads": _read_key_value_heads(fields, values["num_attention_heads"]),
+        "intermediate_size": fields.read_optional_int("ffn_hidden_size") or 4 * values["hidden_size"],
+        "initializer_range": fields.read_float("initializer_range"),
+        "norm": read_layer_norm(fields, "layer_norm_epsilon"),
+        "residual": _read_residual(fields),
         "position": position,
-        "attention": with_bias(bias),
+        "attention": build_attention_section(bias),
         "feed_forward": {"kind": read_activation(fields, "activation"), "bias": bias},
-        "dropout": {"residual": fields.number("hidden_dropout"), "attention": fields.number("attention_dropout")},
+        "dropout": {"residual": fields.read_float("hidden_dropout"), "attention": fields.read_float("attention_dropout")},
     }
 
 
-def _falcon_pairs(fields: Fields, heads: int) -> int:
-    pairs = fields.whole_or_none("num_kv_heads", "n_head_kv")
-    one = fields.flag("multi_query")
-    if fields.flag("new_decoder_architecture"):
+def _read_key_value_heads(fields: ConfigJsonReader, heads: int) -> int:
+    pairs = fields.read_optional_int("num_kv_heads", "n_head_kv")
+    one = fields.read_bool("multi_query")
+    if fields.read_bool("new_decoder_architecture"):
         return pairs or heads
     if not one and pairs not in (None, heads):
-        fields.refuse("num_kv_heads", f"{pairs} groups need new_decoder_architecture. Use {heads}, or set it to true.")
+        fields.add_violation("num_kv_heads", f"{pairs} groups need new_decoder_architecture. Use {heads}, or set it to true.")
     return 1 if one else heads
 
 
-def _falcon_residual(fields: Fields) -> Values:
-    new, norms = fields.flag("new_decoder_architecture"), fields.whole_or_none("num_ln_in_parallel_attn")
-    if not fields.flag("parallel_attn"):
+def _read_residual(fields: ConfigJsonReader) -> Values:
+    new, norms = fields.read_bool("new_decoder_architecture"), fields.read_optional_int("num_ln_in_parallel_attn")
+    if not fields.read_bool("parallel_attn"):
         if new:
-            fields.refuse("parallel_attn", "false contradicts new_decoder_architecture. Set it to true.")
+            fields.add_violation("parallel_attn", "false contradicts new_decoder_architecture. Set it to true.")
         return {"kind": "pre"}
     if norms not in (None, 1, 2) or (norms == 2 and not new):
-        fields.refuse("num_ln_in_parallel_attn", f"{norms} cannot be built here. Use 1.")
+        fields.add_violation("num_ln_in_parallel_attn", f"{norms} cannot be built here. Use 1.")
     return {"kind": "parallel", "norms": 2 if new and norms in (None, 2) else 1}
 
 
@@ -114,6 +114,6 @@ def write_falcon(model: Values) -> Values:
         "parallel_attn": residual["kind"] == "parallel",
         "bias": model["attention"]["qkv_bias"],
         "ffn_hidden_size": model["intermediate_size"],
-        "activation": activation_name(model["feed_forward"]["kind"]),
+        "activation": get_activation_name(model["feed_forward"]["kind"]),
     }
     return values | ({} if values["alibi"] else {"rope_parameters": write_rope(model["position"])})

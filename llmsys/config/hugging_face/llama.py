@@ -1,118 +1,118 @@
 """Llama and its dense relatives: llama, mistral, qwen2, qwen3, smollm3, olmo2."""
 
-from llmsys.config.hugging_face.fields import Fields
+from llmsys.config.hugging_face.fields import ConfigJsonReader
 from llmsys.config.hugging_face.parts import (
     Values,
-    activation_name,
-    attention_bias,
-    attention_dropout,
-    only_full,
-    read_common,
-    read_decoder_class,
-    read_gated,
+    get_activation_name,
+    read_attention_bias,
+    read_attention_dropout,
+    require_full_attention,
+    check_common_keys,
+    check_decoder_class,
+    read_gated_kind,
     read_layer_types,
     read_shape,
-    rms,
-    shortest_period,
-    windows,
+    read_rms_norm,
+    find_shortest_period,
+    build_window_values,
     write_layer_types,
     write_shape,
 )
 from llmsys.config.hugging_face.rope import read_rope, write_rope
 
 
-def decoder(fields: Fields, stem: str, *classes: str, theta: float = 10000.0, fraction: float | None = None) -> Values:
+def read_llama_decoder(fields: ConfigJsonReader, stem: str, *classes: str, theta: float = 10000.0, fraction: float | None = None) -> Values:
     """What all relatives of Llama share: sizes, RMSNorm before each branch, rotary positions.
 
     `classes` are more names of the class with the head.
     """
-    read_common(fields)
+    check_common_keys(fields)
     values = read_shape(fields)
-    read_decoder_class(fields, stem, values["tie_word_embeddings"], *classes)
+    check_decoder_class(fields, stem, values["tie_word_embeddings"], *classes)
     return values | {
-        "norm": rms(fields),
+        "norm": read_rms_norm(fields),
         "residual": {"kind": "pre"},
         "position": read_rope(fields, theta=theta, fraction=fraction),
-        "dropout": attention_dropout(fields),
+        "dropout": read_attention_dropout(fields),
     }
 
 
-def gated(fields: Fields, bias: bool = False) -> Values:
+def read_gated_feed_forward(fields: ConfigJsonReader, bias: bool = False) -> Values:
     """A dense gated feed-forward and its width."""
-    kind = read_gated(fields, "hidden_act")
-    return {"intermediate_size": fields.whole("intermediate_size"), "feed_forward": {"kind": kind, "bias": bias}}
+    kind = read_gated_kind(fields, "hidden_act")
+    return {"intermediate_size": fields.read_int("intermediate_size"), "feed_forward": {"kind": kind, "bias": bias}}
 
 
-def read_llama(fields: Fields) -> Values:
+def read_llama(fields: ConfigJsonReader) -> Values:
     """Llama 1 to 3, and the many that share its class (DeepSeek 67B, Yi, …)."""
-    only_full(fields)
-    fields.skip("max_sequence_length", "is_llama_config")  # records; max_position_embeddings is what counts
-    fields.only("rope_interleaved", False, None, why="the channels that turn together are half a head apart")
-    fields.only("pretraining_tp", 1, None, why="it slices the matrices as they were once trained")
-    values = decoder(fields, "Llama", "LLaMAForCausalLM") | gated(fields, fields.flag("mlp_bias"))
-    return values | {"attention": attention_bias(fields)}
+    require_full_attention(fields)
+    fields.ignore_keys("max_sequence_length", "is_llama_config")  # records; max_position_embeddings is what counts
+    fields.require_value("rope_interleaved", False, None, why="the channels that turn together are half a head apart")
+    fields.require_value("pretraining_tp", 1, None, why="it slices the matrices as they were once trained")
+    values = read_llama_decoder(fields, "Llama", "LLaMAForCausalLM") | read_gated_feed_forward(fields, fields.read_bool("mlp_bias"))
+    return values | {"attention": read_attention_bias(fields)}
 
 
-def read_mistral(fields: Fields) -> Values:
+def read_mistral(fields: ConfigJsonReader) -> Values:
     """Llama with a window in every layer."""
-    values = decoder(fields, "Mistral") | gated(fields) | {"attention": {"kind": "multi_head"}}
-    return values | windows(fields.whole_or_none("sliding_window"), ("sliding_attention",))
+    values = read_llama_decoder(fields, "Mistral") | read_gated_feed_forward(fields) | {"attention": {"kind": "multi_head"}}
+    return values | build_window_values(fields.read_optional_int("sliding_window"), ("sliding_attention",))
 
 
-def read_qwen2(fields: Fields) -> Values:
+def read_qwen2(fields: ConfigJsonReader) -> Values:
     """Biases on queries, keys and values; windows, if they are on, from layer max_window_layers on."""
-    fields.only("use_mrope", False, None, why="positions have one axis")
-    values = decoder(fields, "Qwen2") | gated(fields)
-    return values | late_windows(fields) | {"attention": {"kind": "multi_head", "qkv_bias": True}}
+    fields.require_value("use_mrope", False, None, why="positions have one axis")
+    values = read_llama_decoder(fields, "Qwen2") | read_gated_feed_forward(fields)
+    return values | read_late_windows(fields) | {"attention": {"kind": "multi_head", "qkv_bias": True}}
 
 
-def read_qwen3(fields: Fields) -> Values:
+def read_qwen3(fields: ConfigJsonReader) -> Values:
     """Norms on the queries and keys of each head in place of Qwen2's biases."""
-    values = decoder(fields, "Qwen3") | gated(fields)
-    return values | late_windows(fields) | {"attention": attention_bias(fields) | {"qk_norm": "head"}}
+    values = read_llama_decoder(fields, "Qwen3") | read_gated_feed_forward(fields)
+    return values | read_late_windows(fields) | {"attention": read_attention_bias(fields) | {"qk_norm": "head"}}
 
 
-def late_windows(fields: Fields) -> Values:
+def read_late_windows(fields: ConfigJsonReader) -> Values:
     """Windows in the layers from max_window_layers on; the width counts only while use_sliding_window is true."""
-    layers, first = fields.whole("num_hidden_layers"), fields.whole("max_window_layers")
-    width = fields.whole_or_none("sliding_window") if fields.flag("use_sliding_window") else None
-    if not fields.flag("use_sliding_window"):
-        fields.skip("sliding_window")
+    layers, first = fields.read_int("num_hidden_layers"), fields.read_int("max_window_layers")
+    width = fields.read_optional_int("sliding_window") if fields.read_bool("use_sliding_window") else None
+    if not fields.read_bool("use_sliding_window"):
+        fields.ignore_keys("sliding_window")
     full = min(first, layers) if width is not None else layers
     kinds = read_layer_types(fields, layers, ["full_attention"] * full + ["sliding_attention"] * (layers - full))
     if "sliding_attention" in kinds and width is None:
-        fields.refuse("use_sliding_window", "layer_types has sliding_attention. Set use_sliding_window to true.")
-    return windows(width, kinds)
+        fields.add_violation("use_sliding_window", "layer_types has sliding_attention. Set use_sliding_window to true.")
+    return build_window_values(width, kinds)
 
 
-def read_smollm3(fields: Fields) -> Values:
+def read_smollm3(fields: ConfigJsonReader) -> Values:
     """Llama without rotation in every fourth layer; no_rope_layers says 1 where a layer does rotate."""
-    fields.skip("pretraining_tp", "max_window_layers")
-    layers, interval = fields.whole("num_hidden_layers"), int(fields.positive("no_rope_layer_interval"))
-    rotates = fields.wholes("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(layers)]
+    fields.ignore_keys("pretraining_tp", "max_window_layers")
+    layers, interval = fields.read_int("num_hidden_layers"), int(fields.read_positive_float("no_rope_layer_interval"))
+    rotates = fields.read_int_list("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(layers)]
     if len(rotates) != layers:
-        fields.refuse("no_rope_layers", f"has {len(rotates)} entries for {layers} layers. Give one for each.")
-    width = fields.whole_or_none("sliding_window") if fields.flag("use_sliding_window") else None
-    fields.skip("sliding_window")
+        fields.add_violation("no_rope_layers", f"has {len(rotates)} entries for {layers} layers. Give one for each.")
+    width = fields.read_optional_int("sliding_window") if fields.read_bool("use_sliding_window") else None
+    fields.ignore_keys("sliding_window")
     slides = [width is not None and not rotated for rotated in rotates]
     kinds = read_layer_types(fields, layers, ["sliding_attention" if one else "full_attention" for one in slides])
-    values = decoder(fields, "SmolLM3", theta=2e6) | gated(fields, fields.flag("mlp_bias")) | windows(width, kinds)
-    values["position"]["layers"] = shortest_period([bool(one) for one in rotates]) or (True,)
-    return values | {"attention": attention_bias(fields)}
+    values = read_llama_decoder(fields, "SmolLM3", theta=2e6) | read_gated_feed_forward(fields, fields.read_bool("mlp_bias")) | build_window_values(width, kinds)
+    values["position"]["layers"] = find_shortest_period([bool(one) for one in rotates]) or (True,)
+    return values | {"attention": read_attention_bias(fields)}
 
 
-def read_olmo2(fields: Fields) -> Values:
+def read_olmo2(fields: ConfigJsonReader) -> Values:
     """Norms after each branch, and over all queries and all keys at once."""
-    only_full(fields)
-    values = decoder(fields, "Olmo2") | gated(fields) | {"residual": {"kind": "output"}}
-    return values | {"attention": attention_bias(fields) | {"qk_norm": "full"}}
+    require_full_attention(fields)
+    values = read_llama_decoder(fields, "Olmo2") | read_gated_feed_forward(fields) | {"residual": {"kind": "output"}}
+    return values | {"attention": read_attention_bias(fields) | {"qk_norm": "full"}}
 
 
-def write_decoder(model: Values) -> Values:
-    """The inverse of `decoder` and `gated`."""
+def write_llama_decoder(model: Values) -> Values:
+    """The inverse of `read_llama_decoder` and `read_gated_feed_forward`."""
     return write_shape(model) | {
         "intermediate_size": model["intermediate_size"],
-        "hidden_act": activation_name(model["feed_forward"]["kind"]),
+        "hidden_act": get_activation_name(model["feed_forward"]["kind"]),
         "rope_parameters": write_rope(model["position"]),
     }
 
@@ -120,12 +120,12 @@ def write_decoder(model: Values) -> Values:
 def write_llama(model: Values) -> Values:
     """As `read_llama` reads it."""
     biases = {"attention_bias": model["attention"]["qkv_bias"], "mlp_bias": model["feed_forward"]["bias"]}
-    return write_decoder(model) | biases
+    return write_llama_decoder(model) | biases
 
 
 def write_mistral(model: Values) -> Values:
     """As `read_mistral` reads it."""
-    return write_decoder(model) | {"sliding_window": model["sliding_window"]}
+    return write_llama_decoder(model) | {"sliding_window": model["sliding_window"]}
 
 
 def write_windows(model: Values) -> Values:
@@ -139,12 +139,12 @@ def write_windows(model: Values) -> Values:
 
 def write_qwen2(model: Values) -> Values:
     """As `read_qwen2` reads it."""
-    return write_decoder(model) | write_windows(model)
+    return write_llama_decoder(model) | write_windows(model)
 
 
 def write_qwen3(model: Values) -> Values:
     """As `read_qwen3` reads it."""
-    return write_decoder(model) | write_windows(model) | {"attention_bias": model["attention"]["qkv_bias"]}
+    return write_llama_decoder(model) | write_windows(model) | {"attention_bias": model["attention"]["qkv_bias"]}
 
 
 def write_smollm3(model: Values) -> Values:
@@ -157,4 +157,4 @@ def write_smollm3(model: Values) -> Values:
 
 def write_olmo2(model: Values) -> Values:
     """As `read_olmo2` reads it."""
-    return write_decoder(model) | {"attention_bias": model["attention"]["qkv_bias"]}
+    return write_llama_decoder(model) | {"attention_bias": model["attention"]["qkv_bias"]}

@@ -5,7 +5,7 @@ Reading turns the fields of a config.json into the values of a ModelConfig; writ
 
 from typing import Any
 
-from llmsys.config.hugging_face.fields import Fields
+from llmsys.config.hugging_face.fields import ConfigJsonReader
 
 Values = dict[str, Any]
 
@@ -26,56 +26,56 @@ _PLAIN_NAMES = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu":
 _GATED_NAMES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_pytorch_tanh"}
 
 
-def read_activation(fields: Fields, name: str) -> str:
+def read_activation(fields: ConfigJsonReader, name: str) -> str:
     """Our name of a plain activation."""
-    return ACTIVATIONS[fields.choice(name, ACTIVATIONS)]
+    return ACTIVATIONS[fields.read_choice(name, ACTIVATIONS)]
 
 
-def read_gated(fields: Fields, name: str) -> str:
+def read_gated_kind(fields: ConfigJsonReader, name: str) -> str:
     """The kind of a gated feed-forward."""
-    return GATED[ACTIVATIONS[fields.choice(name, [key for key, ours in ACTIVATIONS.items() if ours in GATED])]]
+    return GATED[ACTIVATIONS[fields.read_choice(name, [key for key, ours in ACTIVATIONS.items() if ours in GATED])]]
 
 
-def activation_name(kind: str) -> str:
+def get_activation_name(kind: str) -> str:
     """Hugging Face's name of a feed-forward kind's activation; the kind itself where there is none."""
     return _PLAIN_NAMES.get(kind) or _GATED_NAMES.get(kind, kind)
 
 
-def read_class(fields: Fields, legal: dict[str, str], default: str) -> str:
+def read_architecture(fields: ConfigJsonReader, legal: dict[str, str], default: str) -> str:
     """What the class in `architectures` is for, by `legal`; without one, `default`."""
-    names = fields.words("architectures")
+    names = fields.read_str_list("architectures")
     if not names:
         return default
     if len(names) == 1 and names[0] in legal:
         return legal[names[0]]
-    fields.refuse("architectures", f"{', '.join(names)} cannot be built. Known: {', '.join(legal)}.")
+    fields.add_violation("architectures", f"{', '.join(names)} cannot be built. Known: {', '.join(legal)}.")
     return default
 
 
-def read_decoder_class(fields: Fields, stem: str, tied: bool, *more: str) -> None:
+def check_decoder_class(fields: ConfigJsonReader, stem: str, tied: bool, *more: str) -> None:
     """A decoder needs its language-modelling class; the bare model is as good where the embedding is the head."""
     bare = f"{stem}Model"
-    found = read_class(fields, dict.fromkeys((f"{stem}ForCausalLM", *more), "lm") | {bare: "bare"}, "lm")
+    found = read_architecture(fields, dict.fromkeys((f"{stem}ForCausalLM", *more), "lm") | {bare: "bare"}, "lm")
     if found == "bare" and not tied:
-        fields.refuse(
+        fields.add_violation(
             "architectures",
             f"{bare} has no head, and tie_word_embeddings is false. Use {stem}ForCausalLM, whose head is counted too.",
         )
 
 
-def read_common(fields: Fields, *, encoder_decoder: bool = False) -> None:
+def check_common_keys(fields: ConfigJsonReader, *, encoder_decoder: bool = False) -> None:
     """Keys that every model type may carry, and that can be built at one value only."""
-    fields.only("is_encoder_decoder", encoder_decoder, why="it contradicts the model type")
-    fields.only("add_cross_attention", False, None, why="a decoder with cross attention has no encoder here")
-    fields.only("cross_attention_hidden_size", None, why="cross attention has the decoder's width")
-    fields.only("tie_encoder_decoder", False, None, why="the two stacks have weights of their own")
-    fields.only("pruned_heads", {}, None, why="every layer has all its heads")
+    fields.require_value("is_encoder_decoder", encoder_decoder, why="it contradicts the model type")
+    fields.require_value("add_cross_attention", False, None, why="a decoder with cross attention has no encoder here")
+    fields.require_value("cross_attention_hidden_size", None, why="cross attention has the decoder's width")
+    fields.require_value("tie_encoder_decoder", False, None, why="the two stacks have weights of their own")
+    fields.require_value("pruned_heads", {}, None, why="every layer has all its heads")
     storage = "the format of stored weights is left out; shapes, counts and operations are those of the full weights"
-    fields.note("quantization_config", storage)
-    fields.note("compression_config", storage)
+    fields.add_note("quantization_config", storage)
+    fields.add_note("compression_config", storage)
 
 
-def shortest_period(entries: list[Any]) -> tuple[Any, ...]:
+def find_shortest_period(entries: list[Any]) -> tuple[Any, ...]:
     """The shortest beginning that gives the whole list when it is repeated."""
     for length in range(1, len(entries) + 1):
         if all(one == entries[i % length] for i, one in enumerate(entries)):
@@ -83,59 +83,59 @@ def shortest_period(entries: list[Any]) -> tuple[Any, ...]:
     return ()
 
 
-def read_layer_types(fields: Fields, layers: int, otherwise: list[str]) -> tuple[str, ...]:
+def read_layer_types(fields: ConfigJsonReader, layers: int, otherwise: list[str]) -> tuple[str, ...]:
     """`layer_types` as the shortest repeating list; `otherwise` is what a file without them means."""
-    kinds = fields.words("layer_types") or otherwise
+    kinds = fields.read_str_list("layer_types") or otherwise
     for kind in sorted(set(kinds) - {"full_attention", "sliding_attention"}):
-        fields.refuse("layer_types", f"{kind!r} is not understood. Known: full_attention and sliding_attention.")
+        fields.add_violation("layer_types", f"{kind!r} is not understood. Known: full_attention and sliding_attention.")
     if len(kinds) != layers:
-        fields.refuse("layer_types", f"has {len(kinds)} entries for {layers} layers. Give one for each.")
-    return shortest_period(kinds)
+        fields.add_violation("layer_types", f"has {len(kinds)} entries for {layers} layers. Give one for each.")
+    return find_shortest_period(kinds)
 
 
-def windows(window: int | None, kinds: tuple[str, ...]) -> Values:
+def build_window_values(window: int | None, kinds: tuple[str, ...]) -> Values:
     """`sliding_window` and `layer_types`, as short as they can be said."""
     if window is None or "sliding_attention" not in kinds:
         return {}
     return {"sliding_window": window} | ({"layer_types": kinds} if "full_attention" in kinds else {})
 
 
-def only_full(fields: Fields) -> None:
+def require_full_attention(fields: ConfigJsonReader) -> None:
     """Model types without windows still meet the keys of those that have them."""
-    fields.only("sliding_window", None, why="this model type has no windows")
-    fields.only("use_sliding_window", False, None, why="this model type has no windows")
-    if set(fields.words("layer_types")) - {"full_attention"}:
-        fields.refuse("layer_types", "this model type has full attention only. Remove it.")
+    fields.require_value("sliding_window", None, why="this model type has no windows")
+    fields.require_value("use_sliding_window", False, None, why="this model type has no windows")
+    if set(fields.read_str_list("layer_types")) - {"full_attention"}:
+        fields.add_violation("layer_types", "this model type has full attention only. Remove it.")
 
 
-def read_shape(fields: Fields) -> Values:
+def read_shape(fields: ConfigJsonReader) -> Values:
     """Sizes under the names that Llama and its relatives share with us."""
     values: Values = {
-        name: fields.whole(name) for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+        name: fields.read_int(name) for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
     }
-    values["max_position_embeddings"] = fields.whole("max_position_embeddings")
-    values["initializer_range"] = fields.number("initializer_range")
-    values["tie_word_embeddings"] = fields.flag("tie_word_embeddings")
-    pairs, width = fields.whole_or_none("num_key_value_heads"), fields.whole_or_none("head_dim")
+    values["max_position_embeddings"] = fields.read_int("max_position_embeddings")
+    values["initializer_range"] = fields.read_float("initializer_range")
+    values["tie_word_embeddings"] = fields.read_bool("tie_word_embeddings")
+    pairs, width = fields.read_optional_int("num_key_value_heads"), fields.read_optional_int("head_dim")
     values |= {"num_key_value_heads": pairs} if pairs is not None else {}
     values |= {"head_dim": width} if width is not None else {}
     return values
 
 
-def rms(fields: Fields, **more: Any) -> Values:
+def read_rms_norm(fields: ConfigJsonReader, **more: Any) -> Values:
     """The norm of Llama and its relatives."""
-    return {"kind": "rmsnorm", "eps": fields.positive("rms_norm_eps"), **more}
+    return {"kind": "rmsnorm", "eps": fields.read_positive_float("rms_norm_eps"), **more}
 
 
-def attention_bias(fields: Fields) -> Values:
+def read_attention_bias(fields: ConfigJsonReader) -> Values:
     """One switch for the biases of queries, keys, values and output."""
-    bias = fields.flag("attention_bias")
+    bias = fields.read_bool("attention_bias")
     return {"kind": "multi_head", "qkv_bias": bias, "output_bias": bias}
 
 
-def attention_dropout(fields: Fields) -> Values:
+def read_attention_dropout(fields: ConfigJsonReader) -> Values:
     """The only dropout of Llama and its relatives."""
-    return {"attention": fields.number("attention_dropout")}
+    return {"attention": fields.read_float("attention_dropout")}
 
 
 def write_shape(model: Values) -> Values:

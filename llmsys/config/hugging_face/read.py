@@ -11,35 +11,35 @@ from typing import Any
 
 from llmsys.config.hugging_face.defaults import DEFAULTS
 from llmsys.config.hugging_face.families import FAMILIES
-from llmsys.config.hugging_face.fields import Fields
+from llmsys.config.hugging_face.fields import ConfigJsonReader
 from llmsys.config.hugging_face.parts import Values
 from llmsys.errors import ConfigError
 
 
-def model_values(values: dict[str, Any], source: str = "config.json") -> Values:
+def read_model_values(values: dict[str, Any], source: str = "config.json") -> Values:
     """The values of a `model:` section that mean the same as this config.json.
 
     `num_nextn_predict_layers` is read over: Hugging Face's classes do not build that module, so neither does the config
     by itself; `multi_token_prediction: {depth: 1}` does.
     """
-    name = _model_type(values, source)
-    fields = Fields(values, DEFAULTS[name])
+    name = _require_model_type(values, source)
+    fields = ConfigJsonReader(values, DEFAULTS[name])
     read = FAMILIES[name].read(fields)
-    fields.finish(source)
+    fields.raise_violations(source)
     return read
 
 
 def parse_json(text: str, source: str) -> dict[str, Any]:
     """The mapping that a JSON text holds."""
 
-    def pairs(entries: list[tuple[str, Any]]) -> dict[str, Any]:
+    def build_mapping(entries: list[tuple[str, Any]]) -> dict[str, Any]:
         for i, (key, _) in enumerate(entries):
             if any(key == other for other, _ in entries[:i]):
                 raise ConfigError(f"{source}: {key} is given twice. Keep one of them.")
         return dict(entries)
 
     try:
-        values = json.loads(text, object_pairs_hook=pairs)
+        values = json.loads(text, object_pairs_hook=build_mapping)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{source}:{error.lineno}: not JSON: {error.msg}. Mend column {error.colno}.") from None
     except RecursionError:
@@ -54,7 +54,7 @@ def is_hugging_face(path: Path) -> bool:
     return path.suffix == ".json"
 
 
-def _model_type(values: dict[str, Any], source: str) -> str:
+def _require_model_type(values: dict[str, Any], source: str) -> str:
     name = values.get("model_type")
     known = ", ".join(sorted(FAMILIES))
     if isinstance(name, str) and name in FAMILIES:

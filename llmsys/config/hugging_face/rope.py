@@ -6,7 +6,7 @@ Gives the values of a `position:` section, and back the mapping that both spelli
 import math
 from typing import Any
 
-from llmsys.config.hugging_face.fields import Fields
+from llmsys.config.hugging_face.fields import ConfigJsonReader
 
 Values = dict[str, Any]
 
@@ -15,7 +15,7 @@ KINDS |= {"longrope": "longrope"}
 
 
 def read_rope(
-    fields: Fields,
+    fields: ConfigJsonReader,
     *,
     theta: float = 10000.0,
     fraction: float | None = None,
@@ -26,89 +26,89 @@ def read_rope(
 
     The names are those outside `rope_parameters`; inside, they are the same for all.
     """
-    inner = _parameters(fields)
-    outer = fields.number_or_none(*theta_names)
-    values: Values = {"kind": "rope", "theta": _first(inner.number_or_none("rope_theta"), outer, theta)}
+    inner = _read_rope_parameters(fields)
+    outer = fields.read_optional_float(*theta_names)
+    values: Values = {"kind": "rope", "theta": _select_first(inner.read_optional_float("rope_theta"), outer, theta)}
     if fraction is None:
-        inner.only("partial_rotary_factor", 1, None, why="this model type rotates all channels")
+        inner.require_value("partial_rotary_factor", 1, None, why="this model type rotates all channels")
         for name in fraction_names:
-            fields.only(name, 1, None, why="this model type rotates all channels")
+            fields.require_value(name, 1, None, why="this model type rotates all channels")
     else:
-        outer_share = fields.number_or_none(*fraction_names)
-        values["fraction"] = _first(inner.number_or_none("partial_rotary_factor"), outer_share, fraction)
+        outer_share = fields.read_optional_float(*fraction_names)
+        values["fraction"] = _select_first(inner.read_optional_float("partial_rotary_factor"), outer_share, fraction)
     values["scaling"] = read_scaling(inner, fields)
-    fields.join(inner)
+    fields.merge_section(inner)
     return values
 
 
-def _first(*values: float | None) -> float:
+def _select_first(*values: float | None) -> float:
     """The first that is given; 0 is given, and is for the model's own rules to refuse."""
     return next(value for value in values if value is not None)
 
 
-def _parameters(fields: Fields) -> Fields:
-    if fields.given("rope_scaling") and fields.given("rope_parameters"):
-        fields.refuse("rope_scaling", "is given beside rope_parameters. Keep rope_parameters.")
-    old = fields.section("rope_scaling", {})
-    new = fields.section("rope_parameters", {})
+def _read_rope_parameters(fields: ConfigJsonReader) -> ConfigJsonReader:
+    if fields.has_value("rope_scaling") and fields.has_value("rope_parameters"):
+        fields.add_violation("rope_scaling", "is given beside rope_parameters. Keep rope_parameters.")
+    old = fields.read_section("rope_scaling", {})
+    new = fields.read_section("rope_parameters", {})
     return new if new.values else old
 
 
-def read_scaling(inner: Fields, fields: Fields) -> Values:
+def read_scaling(inner: ConfigJsonReader, fields: ConfigJsonReader) -> Values:
     """The `scaling:` section from a mapping of rotary parameters; `fields` is the file around it."""
     inner.defaults = {"rope_type": "default"}
-    name = inner.word("rope_type", "type")
+    name = inner.read_str("rope_type", "type")
     if name not in KINDS:
-        inner.refuse("rope_type", f"{name!r} is not understood. Known: {', '.join(KINDS)}.")
+        inner.add_violation("rope_type", f"{name!r} is not understood. Known: {', '.join(KINDS)}.")
         return {"kind": "none"}
     kind = KINDS[name]
     if kind == "none":
         return {"kind": kind}
     if kind == "linear":
-        return {"kind": kind, "factor": inner.positive("factor")}
-    longest = fields.whole("max_position_embeddings")
+        return {"kind": kind, "factor": inner.read_positive_float("factor")}
+    longest = fields.read_int("max_position_embeddings")
     if kind == "ntk":  # max_position_embeddings is the length before, and this base follows the sequence beyond it
-        return {"kind": kind, "factor": inner.positive("factor"), "original_max_position_embeddings": longest}
+        return {"kind": kind, "factor": inner.read_positive_float("factor"), "original_max_position_embeddings": longest}
     # Phi keeps the old length outside the mapping, and there it comes first.
-    old_length = fields.whole_or_none("original_max_position_embeddings")
-    inside = inner.whole_or_none("original_max_position_embeddings")
+    old_length = fields.read_optional_int("original_max_position_embeddings")
+    inside = inner.read_optional_int("original_max_position_embeddings")
     length = old_length or inside or longest
     values: Values = {"kind": kind, "original_max_position_embeddings": length}
     if kind == "longrope":
-        return values | _longrope(inner, length)
-    values["factor"] = inner.positive("factor")
+        return values | _read_longrope(inner, length)
+    values["factor"] = inner.read_positive_float("factor")
     if kind == "llama3":
-        return values | {name: inner.positive(name) for name in ("low_freq_factor", "high_freq_factor")}
-    return values | _yarn(inner)
+        return values | {name: inner.read_positive_float(name) for name in ("low_freq_factor", "high_freq_factor")}
+    return values | _read_yarn(inner)
 
 
-def _yarn(inner: Fields) -> Values:
+def _read_yarn(inner: ConfigJsonReader) -> Values:
     inner.defaults = inner.defaults | {"truncate": True}
-    inner.skip("finetuned")  # says how the weights came about
+    inner.ignore_keys("finetuned")  # says how the weights came about
     values: Values = {
-        "beta_fast": inner.number_or_none("beta_fast") or 32.0,
-        "beta_slow": inner.number_or_none("beta_slow") or 1.0,
-        "attention_factor": inner.number_or_none("attention_factor"),
-        "truncate": inner.flag("truncate"),
+        "beta_fast": inner.read_optional_float("beta_fast") or 32.0,
+        "beta_slow": inner.read_optional_float("beta_slow") or 1.0,
+        "attention_factor": inner.read_optional_float("attention_factor"),
+        "truncate": inner.read_bool("truncate"),
     }
-    mscale, mscale_all_dim = inner.number_or_none("mscale"), inner.number_or_none("mscale_all_dim")
+    mscale, mscale_all_dim = inner.read_optional_float("mscale"), inner.read_optional_float("mscale_all_dim")
     if mscale and mscale_all_dim:  # one alone says nothing about cosines and sines
         values |= {"mscale": mscale, "mscale_all_dim": mscale_all_dim}
     return values
 
 
-def _longrope(inner: Fields, old_length: int) -> Values:
-    values: Values = {name: inner.numbers(name) for name in ("short_factor", "long_factor")}
-    factor, whole = inner.number_or_none("factor"), inner.number_or_none("attention_factor")
+def _read_longrope(inner: ConfigJsonReader, old_length: int) -> Values:
+    values: Values = {name: inner.read_float_list(name) for name in ("short_factor", "long_factor")}
+    factor, whole = inner.read_optional_float("factor"), inner.read_optional_float("attention_factor")
     if whole is None and factor is not None:
         whole = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(max(2, old_length)))
     for name in ("short_mscale", "long_mscale"):
-        own = inner.number_or_none(name)
+        own = inner.read_optional_float(name)
         values[name] = whole if own is None else own
     return values
 
 
-def latent_scale(position: Values, rotary: Any, channels: int) -> float | None:
+def compute_yarn_score_scale(position: Values, rotary: Any, channels: int) -> float | None:
     """DeepSeek's factor on the scores: 1 / sqrt(channels) · m², m as YaRN's with `mscale_all_dim`; None: no m.
 
     `rotary` are the file's own parameters, where mscale_all_dim may stand without mscale.

@@ -1,95 +1,95 @@
 """Encoder-decoders with LayerNorm and biases: bart, marian."""
 
-from llmsys.config.hugging_face.fields import Fields
-from llmsys.config.hugging_face.gpt import with_bias
+from llmsys.config.hugging_face.fields import ConfigJsonReader
+from llmsys.config.hugging_face.gpt import build_attention_section
 from llmsys.config.hugging_face.parts import (
     Values,
-    activation_name,
+    get_activation_name,
     read_activation,
-    read_class,
-    read_common,
+    read_architecture,
+    check_common_keys,
 )
 
 
-def read_stacks(fields: Fields) -> None:
+def check_encoder_decoder_keys(fields: ConfigJsonReader) -> None:
     """What every encoder-decoder may say, and can be built at one value only."""
-    read_common(fields, encoder_decoder=True)
-    fields.only("is_decoder", False, None, why="both stacks are built")
+    check_common_keys(fields, encoder_decoder=True)
+    fields.require_value("is_decoder", False, None, why="both stacks are built")
     for name in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
-        fields.only(name, 0, None, why="no layer is skipped in training")
+        fields.require_value(name, 0, None, why="no layer is skipped in training")
 
 
-def read_bart(fields: Fields) -> Values:
+def read_bart(fields: ConfigJsonReader) -> Values:
     """BART: learned positions that begin at row 2, a norm after the embedding."""
-    read_class(fields, {"BartForConditionalGeneration": "lm", "BartModel": "lm"}, "lm")
-    fields.skip(
+    read_architecture(fields, {"BartForConditionalGeneration": "lm", "BartModel": "lm"}, "lm")
+    fields.ignore_keys(
         "save_step", "replacing_rate", "student_encoder_layers", "student_decoder_layers"
     )  # how it was distilled
-    fields.only("tie_word_embeddings", True, why="embedding and head are one matrix")
-    fields.only("static_position_embeddings", False, why="BART's positions are trained")
-    fields.only("normalize_embedding", True, why="BART has a norm after the embedding")
-    fields.only("extra_pos_embeddings", 2, why="BART's positions begin at row 2")
-    values = _stacks(fields) | {"vocab_size": fields.whole("vocab_size"), "tie_word_embeddings": True}
+    fields.require_value("tie_word_embeddings", True, why="embedding and head are one matrix")
+    fields.require_value("static_position_embeddings", False, why="BART's positions are trained")
+    fields.require_value("normalize_embedding", True, why="BART has a norm after the embedding")
+    fields.require_value("extra_pos_embeddings", 2, why="BART's positions begin at row 2")
+    values = _read_stacks(fields) | {"vocab_size": fields.read_int("vocab_size"), "tie_word_embeddings": True}
     values["embedding"]["norm"] = True
     return values | {"position": {"kind": "learned", "offset": 2}}
 
 
-def read_marian(fields: Fields) -> Values:
+def read_marian(fields: ConfigJsonReader) -> Values:
     """Marian's translators, and the original Transformer: sinusoids, one vocabulary for both sides or one each."""
-    read_class(fields, {"MarianMTModel": "lm"}, "lm")
-    fields.only("static_position_embeddings", True, why="Marian's positions are sinusoids")
-    fields.only("normalize_embedding", False, why="Marian has no norm after the embedding")
-    fields.skip("extra_pos_embeddings")  # pad_token_id + 1 in old files; sinusoids begin at position 0 all the same
-    vocabulary, tied = fields.whole("vocab_size"), fields.flag("tie_word_embeddings")
-    target = fields.whole_or_none("decoder_vocab_size") or vocabulary
-    values = _stacks(fields) | {"vocab_size": target, "tie_word_embeddings": tied}
-    if not fields.flag("share_encoder_decoder_embeddings"):
+    read_architecture(fields, {"MarianMTModel": "lm"}, "lm")
+    fields.require_value("static_position_embeddings", True, why="Marian's positions are sinusoids")
+    fields.require_value("normalize_embedding", False, why="Marian has no norm after the embedding")
+    fields.ignore_keys("extra_pos_embeddings")  # pad_token_id + 1 in old files; sinusoids begin at position 0 all the same
+    vocabulary, tied = fields.read_int("vocab_size"), fields.read_bool("tie_word_embeddings")
+    target = fields.read_optional_int("decoder_vocab_size") or vocabulary
+    values = _read_stacks(fields) | {"vocab_size": target, "tie_word_embeddings": tied}
+    if not fields.read_bool("share_encoder_decoder_embeddings"):
         values["embedding"]["source_vocab_size"] = vocabulary
     elif not tied:
-        fields.refuse("tie_word_embeddings", "false contradicts share_encoder_decoder_embeddings. Set it to true.")
+        fields.add_violation("tie_word_embeddings", "false contradicts share_encoder_decoder_embeddings. Set it to true.")
     elif target != vocabulary:
-        fields.refuse("decoder_vocab_size", f"{target} is not vocab_size={vocabulary}, and they share one matrix.")
+        fields.add_violation("decoder_vocab_size", f"{target} is not vocab_size={vocabulary}, and they share one matrix.")
     return values | {"position": {"kind": "sinusoidal", "arrangement": "halves"}}
 
 
-def _stacks(fields: Fields) -> Values:
+def _read_stacks(fields: ConfigJsonReader) -> Values:
     """What BART and Marian share: norms after each branch, biases everywhere, a fixed bias on the logits."""
-    read_stacks(fields)
-    fields.only("normalize_before", False, why="norms stand after each branch")
-    fields.only("add_final_layer_norm", False, why="no norm stands after the last layer")
-    fields.only("add_bias_logits", False, why="the bias on the logits is fixed")
-    sides = {side: {part: fields.whole(f"{side}_{part}") for part in ("layers", "ffn_dim")} for side in _SIDES}
-    heads = {side: fields.whole(f"{side}_attention_heads") for side in _SIDES}
-    _aliases(fields)
-    rate = fields.number("dropout")
+    check_encoder_decoder_keys(fields)
+    fields.require_value("normalize_before", False, why="norms stand after each branch")
+    fields.require_value("add_final_layer_norm", False, why="no norm stands after the last layer")
+    fields.require_value("add_bias_logits", False, why="the bias on the logits is fixed")
+    sides = {side: {part: fields.read_int(f"{side}_{part}") for part in ("layers", "ffn_dim")} for side in _SIDES}
+    heads = {side: fields.read_int(f"{side}_attention_heads") for side in _SIDES}
+    _check_aliases(fields)
+    rate = fields.read_float("dropout")
     encoder = {
         "num_hidden_layers": sides["encoder"]["layers"],
         "intermediate_size": sides["encoder"]["ffn_dim"],
         "num_attention_heads": heads["encoder"],
-        "decoder_start_token_id": fields.whole("decoder_start_token_id"),
+        "decoder_start_token_id": fields.read_int("decoder_start_token_id"),
     }
     for name, same in (("intermediate_size", sides["decoder"]["ffn_dim"]), ("num_attention_heads", heads["decoder"])):
         if encoder[name] == same:
             del encoder[name]
     return {
         "family": "encoder_decoder",
-        "hidden_size": fields.whole("d_model", "hidden_size"),
+        "hidden_size": fields.read_int("d_model", "hidden_size"),
         "intermediate_size": sides["decoder"]["ffn_dim"],
         "num_hidden_layers": sides["decoder"]["layers"],
         "num_attention_heads": heads["decoder"],
-        "max_position_embeddings": fields.whole("max_position_embeddings"),
-        "initializer_range": fields.number("init_std"),
+        "max_position_embeddings": fields.read_int("max_position_embeddings"),
+        "initializer_range": fields.read_float("init_std"),
         "norm": {"kind": "layernorm"},
         "residual": {"kind": "post"},
-        "attention": with_bias(True),
+        "attention": build_attention_section(True),
         "feed_forward": {"kind": read_activation(fields, "activation_function"), "bias": True},
-        "embedding": {"scale": "sqrt_hidden_size"} if fields.flag("scale_embedding") else {"scale": 1.0},
+        "embedding": {"scale": "sqrt_hidden_size"} if fields.read_bool("scale_embedding") else {"scale": 1.0},
         "head": {"kind": "lm", "bias": "fixed"},
         "dropout": {
             "embedding": rate,
             "residual": rate,
-            "attention": fields.number("attention_dropout"),
-            "activation": fields.number("activation_dropout"),
+            "attention": fields.read_float("attention_dropout"),
+            "activation": fields.read_float("activation_dropout"),
         },
         "encoder": encoder,
     }
@@ -98,10 +98,10 @@ def _stacks(fields: Fields) -> Values:
 _SIDES = ("encoder", "decoder")
 
 
-def _aliases(fields: Fields) -> None:
+def _check_aliases(fields: ConfigJsonReader) -> None:
     """Names that transformers keeps for the encoder's sizes."""
-    fields.whole("encoder_layers", "num_hidden_layers")
-    fields.whole("encoder_attention_heads", "num_attention_heads")
+    fields.read_int("encoder_layers", "num_hidden_layers")
+    fields.read_int("encoder_attention_heads", "num_attention_heads")
 
 
 def _write_stacks(model: Values) -> Values:
@@ -115,7 +115,7 @@ def _write_stacks(model: Values) -> Values:
         "decoder_ffn_dim": model["intermediate_size"],
         "decoder_attention_heads": model["num_attention_heads"],
         "max_position_embeddings": model["max_position_embeddings"],
-        "activation_function": activation_name(model["feed_forward"]["kind"]),
+        "activation_function": get_activation_name(model["feed_forward"]["kind"]),
         "dropout": model["dropout"]["residual"],
         "attention_dropout": model["dropout"]["attention"],
         "activation_dropout": model["dropout"]["activation"],

@@ -1,60 +1,60 @@
 """The encoder-decoders of the T5 family: T5, T5 1.1, Flan-T5."""
 
-from llmsys.config.hugging_face.fields import Fields
-from llmsys.config.hugging_face.parts import ACTIVATIONS, GATED, Values, activation_name, read_class
-from llmsys.config.hugging_face.seq2seq import read_stacks
+from llmsys.config.hugging_face.fields import ConfigJsonReader
+from llmsys.config.hugging_face.parts import ACTIVATIONS, GATED, Values, get_activation_name, read_architecture
+from llmsys.config.hugging_face.seq2seq import check_encoder_decoder_keys
 
 
-def read_t5(fields: Fields) -> Values:
+def read_t5(fields: ConfigJsonReader) -> Values:
     """T5 and T5 1.1: relative positions, no biases, scores that are not scaled.
 
     `tie_word_embeddings: false` (T5 1.1, Flan-T5) gives the head a matrix of its own, as their weights have it, and
     logits that are not scaled; `scale_decoder_outputs` says the latter alone.
     """
-    read_stacks(fields)
-    read_class(fields, {"T5ForConditionalGeneration": "lm", "T5WithLMHeadModel": "lm"}, "lm")
-    tied = fields.flag("tie_word_embeddings") if "tie_word_embeddings" in fields.values else True
-    scaled = fields.flag("scale_decoder_outputs") if "scale_decoder_outputs" in fields.values else tied
-    fields.skip("tie_word_embeddings", "scale_decoder_outputs")
+    check_encoder_decoder_keys(fields)
+    read_architecture(fields, {"T5ForConditionalGeneration": "lm", "T5WithLMHeadModel": "lm"}, "lm")
+    tied = fields.read_bool("tie_word_embeddings") if "tie_word_embeddings" in fields.values else True
+    scaled = fields.read_bool("scale_decoder_outputs") if "scale_decoder_outputs" in fields.values else tied
+    fields.ignore_keys("tie_word_embeddings", "scale_decoder_outputs")
     fields.defaults = fields.defaults | {"n_positions": 512}
-    layers = fields.whole("num_layers", "num_hidden_layers")
-    rate, size = fields.number("dropout_rate"), fields.positive("initializer_factor")
-    buckets, furthest = fields.whole("relative_attention_num_buckets"), fields.whole("relative_attention_max_distance")
-    start = fields.whole_or_none("decoder_start_token_id")
+    layers = fields.read_int("num_layers", "num_hidden_layers")
+    rate, size = fields.read_float("dropout_rate"), fields.read_positive_float("initializer_factor")
+    buckets, furthest = fields.read_int("relative_attention_num_buckets"), fields.read_int("relative_attention_max_distance")
+    start = fields.read_optional_int("decoder_start_token_id")
     places = ("embedding", "residual", "attention", "activation", "final")
     return {
         "family": "encoder_decoder",
-        "vocab_size": fields.whole("vocab_size"),
-        "hidden_size": fields.whole("d_model", "hidden_size"),
-        "intermediate_size": fields.whole("d_ff"),
-        "num_hidden_layers": fields.whole_or_none("num_decoder_layers") or layers,
-        "num_attention_heads": fields.whole("num_heads", "num_attention_heads"),
-        "head_dim": fields.whole("d_kv", "head_dim"),
-        "max_position_embeddings": fields.whole("n_positions"),
+        "vocab_size": fields.read_int("vocab_size"),
+        "hidden_size": fields.read_int("d_model", "hidden_size"),
+        "intermediate_size": fields.read_int("d_ff"),
+        "num_hidden_layers": fields.read_optional_int("num_decoder_layers") or layers,
+        "num_attention_heads": fields.read_int("num_heads", "num_attention_heads"),
+        "head_dim": fields.read_int("d_kv", "head_dim"),
+        "max_position_embeddings": fields.read_int("n_positions"),
         "tie_word_embeddings": tied,
-        "norm": {"kind": "rmsnorm", "eps": fields.positive("layer_norm_epsilon")},
+        "norm": {"kind": "rmsnorm", "eps": fields.read_positive_float("layer_norm_epsilon")},
         "position": {"kind": "relative_bias", "buckets": buckets, "max_distance": furthest},
         "attention": {"kind": "multi_head", "scale": 1.0},
-        "feed_forward": {"kind": _t5_feed_forward(fields)},
+        "feed_forward": {"kind": _read_feed_forward_kind(fields)},
         "embedding": {"initializer_range": size},
         "head": {"kind": "lm", "scale": "inverse_sqrt_hidden_size" if scaled else 1.0},
         "dropout": dict.fromkeys(places, rate),
         "encoder": {
             "num_hidden_layers": layers,
-            "decoder_start_token_id": start if start is not None else fields.whole_or_none("pad_token_id") or 0,
+            "decoder_start_token_id": start if start is not None else fields.read_optional_int("pad_token_id") or 0,
         },
     }
 
 
-def _t5_feed_forward(fields: Fields) -> str:
+def _read_feed_forward_kind(fields: ConfigJsonReader) -> str:
     plain = list(ACTIVATIONS)
     gated = [f"gated-{name}" for name, ours in ACTIVATIONS.items() if ours in GATED]
-    word = fields.choice("feed_forward_proj", [*plain, *gated])
+    word = fields.read_choice("feed_forward_proj", [*plain, *gated])
     is_gated, name = word.startswith("gated-"), word.removeprefix("gated-")
     if word == "gated-gelu":  # T5 1.1's, which has always meant the tanh form
         name = "gelu_new"
-    fields.only("is_gated_act", is_gated, None, why="feed_forward_proj says the opposite")
-    fields.only("dense_act_fn", name, None, why="feed_forward_proj says another one")
+    fields.require_value("is_gated_act", is_gated, None, why="feed_forward_proj says the opposite")
+    fields.require_value("dense_act_fn", name, None, why="feed_forward_proj says another one")
     return GATED[ACTIVATIONS[name]] if is_gated else ACTIVATIONS[name]
 
 
@@ -76,7 +76,7 @@ def write_t5(model: Values) -> Values:
         "dropout_rate": model["dropout"]["residual"],
         "layer_norm_epsilon": model["norm"]["eps"],
         "initializer_factor": model["embedding"]["initializer_range"],
-        "feed_forward_proj": words.get(kind) or activation_name(kind),
+        "feed_forward_proj": words.get(kind) or get_activation_name(kind),
         "is_encoder_decoder": True,
         "pad_token_id": 0,
         "decoder_start_token_id": model["encoder"]["decoder_start_token_id"],

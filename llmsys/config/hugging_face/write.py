@@ -11,12 +11,12 @@ from pydantic import ValidationError
 
 from llmsys.config.hugging_face.defaults import DEFAULTS
 from llmsys.config.hugging_face.families import FAMILIES
-from llmsys.config.hugging_face.fields import Fields
+from llmsys.config.hugging_face.fields import ConfigJsonReader
 from llmsys.config.hugging_face.parts import Values
 from llmsys.config.model import ModelConfig
-from llmsys.config.rule import listed
+from llmsys.config.rule import format_choices
 from llmsys.errors import ConfigError
-from llmsys.log import logger
+from llmsys.log import get_logger
 
 # What only training reads. A model type that cannot say it is still the same model.
 TRAINING_ONLY = (
@@ -25,10 +25,10 @@ TRAINING_ONLY = (
 )  # fmt: skip
 
 _ABSENT: Any = object()
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
-def hugging_face_values(model: ModelConfig, model_type: str | None = None) -> dict[str, Any]:
+def build_config_json(model: ModelConfig, model_type: str | None = None) -> dict[str, Any]:
     """The values of a config.json whose reading gives this model, of the plainest model type that has it.
 
     `model_type` asks for one type. What only training reads (dropout, starting weights, the weights of balancing
@@ -39,31 +39,31 @@ def hugging_face_values(model: ModelConfig, model_type: str | None = None) -> di
         raise ConfigError(f"model_type: {model_type!r} is not understood. Known: {', '.join(FAMILIES)}.")
     found: list[tuple[list[str], dict[str, Any]]] = []
     for name in [model_type] if model_type else FAMILIES:
-        values = _written(name, model)
-        differences = None if values is None else _differences(model, name, values)
+        values = _try_build_values(name, model)
+        differences = None if values is None else _find_differences(model, name, values)
         if values is None or differences is None:
             continue
         if not differences:
             return values
         found.append((differences, values))
-    harmless = [one for one in found if not _serious(one[0])]
+    harmless = [one for one in found if not _select_model_keys(one[0])]
     if not harmless:
-        raise ConfigError(_refusal(model, found, model_type))
+        raise ConfigError(_format_refusal(model, found, model_type))
     differences, values = min(harmless, key=lambda one: len(one[0]))
-    left_out = ", ".join(f"{key}={_value(model, key)}" for key in differences)
+    left_out = ", ".join(f"{key}={_get_value(model, key)}" for key in differences)
     _log.info("config.json of %s cannot say %s; only training reads it", values["model_type"], left_out)
     return values
 
 
-def _serious(differences: list[str]) -> list[str]:
+def _select_model_keys(differences: list[str]) -> list[str]:
     return [key for key in differences if not key.startswith(TRAINING_ONLY)]
 
 
-def _written(name: str, model: ModelConfig) -> dict[str, Any] | None:
+def _try_build_values(name: str, model: ModelConfig) -> dict[str, Any] | None:
     """What this type's writer says; None where the model lacks something that the writer needs."""
     family = FAMILIES[name]
     try:
-        values = family.write(model.model_dump() | {"encoder": _encoder(model)})
+        values = family.write(model.model_dump() | {"encoder": _build_encoder_section(model)})
     except (KeyError, TypeError, AttributeError, ZeroDivisionError):
         return None
     if model.family == "decoder":  # the classes' own defaults are ids of other vocabularies
@@ -71,7 +71,7 @@ def _written(name: str, model: ModelConfig) -> dict[str, Any] | None:
     return {"model_type": name, "architectures": [family.architecture], **values}
 
 
-def _encoder(model: ModelConfig) -> Values | None:
+def _build_encoder_section(model: ModelConfig) -> Values | None:
     """The encoder's section, written out where it is the decoder's twin."""
     if model.family != "encoder_decoder" or model.encoder is not None:
         return None if model.encoder is None else model.encoder.model_dump()
@@ -79,58 +79,58 @@ def _encoder(model: ModelConfig) -> Values | None:
     return twin | {"intermediate_size": None, "num_attention_heads": None}
 
 
-def _differences(model: ModelConfig, name: str, values: dict[str, Any]) -> list[str] | None:
+def _find_differences(model: ModelConfig, name: str, values: dict[str, Any]) -> list[str] | None:
     """Dotted keys at which the reading of `values` is not this model; None where it is no model at all."""
-    fields = Fields(values, DEFAULTS[name])
+    fields = ConfigJsonReader(values, DEFAULTS[name])
     read = FAMILIES[name].read(fields)
-    if fields.problems or fields.unknown():
+    if fields.problems or fields.find_unknown_keys():
         return None
     try:
         back = ModelConfig.model_validate(read)
     except ValidationError:
         return None
-    return list(_unequal(_plain(model), _plain(back), ()))
+    return list(_iter_unequal_keys(_to_normalized_values(model), _to_normalized_values(back), ()))
 
 
-def _plain(model: ModelConfig) -> Values:
+def _to_normalized_values(model: ModelConfig) -> Values:
     """The model as values, with everything in one spelling that can be spelled in two."""
     values = model.model_dump()
-    kinds = [model.layer_type(layer) for layer in range(model.num_hidden_layers)]
+    kinds = [model.get_layer_type(layer) for layer in range(model.num_hidden_layers)]
     values["layer_types"] = kinds
     values["sliding_window"] = model.sliding_window if "sliding_attention" in kinds else None
     if model.position.kind == "rope":
-        values["position"]["layers"] = [model.rotates(layer) for layer in range(model.num_hidden_layers)]
+        values["position"]["layers"] = [model.uses_rope(layer) for layer in range(model.num_hidden_layers)]
         if "sliding_attention" not in kinds:
             values["position"]["sliding_theta"] = None
     if model.attention.kind == "latent":
         values["head_dim"] = None
     if model.moe is not None:
         values["moe"] |= {"layers": model.moe_layers, "first_dense_layers": 0, "every": 1, "dense_layers": ()}
-        values["moe"] |= {"shared_width": model.moe.shared_width, "num_shared_experts": 0}
+        values["moe"] |= {"shared_width": model.moe.shared_expert_size, "num_shared_experts": 0}
         values["moe"]["shared_intermediate_size"] = None
     if not model.num_dense_layers:
         values |= {"intermediate_size": 0, "feed_forward": None}
     if model.family == "encoder_decoder":
-        shape = model.encoder_shape
+        shape = model.encoder_model
         sizes = ("num_hidden_layers", "intermediate_size", "num_attention_heads")
         start = 0 if model.encoder is None else model.encoder.decoder_start_token_id
         values["encoder"] = {name: getattr(shape, name) for name in sizes} | {"decoder_start_token_id": start}
     return values
 
 
-def _unequal(ours: Values, theirs: Values, keys: tuple[str, ...]) -> Iterator[str]:
+def _iter_unequal_keys(ours: Values, theirs: Values, keys: tuple[str, ...]) -> Iterator[str]:
     for key in dict.fromkeys((*ours, *theirs)):
         one, other = ours.get(key, _ABSENT), theirs.get(key, _ABSENT)
         if isinstance(one, dict) and isinstance(other, dict) and one.get("kind") == other.get("kind"):
-            yield from _unequal(one, other, (*keys, key))
+            yield from _iter_unequal_keys(one, other, (*keys, key))
         elif isinstance(one, dict) and isinstance(other, dict):
             yield ".".join((*keys, key, "kind"))
         elif one != other:
             yield ".".join((*keys, key))
 
 
-def _value(model: ModelConfig, key: str) -> Any:
-    found: Any = _plain(model)
+def _get_value(model: ModelConfig, key: str) -> Any:
+    found: Any = _to_normalized_values(model)
     for part in key.split("."):
         found = found.get(part, _ABSENT) if isinstance(found, dict) else _ABSENT
     if isinstance(found, dict):
@@ -138,11 +138,11 @@ def _value(model: ModelConfig, key: str) -> Any:
     return "given" if found is _ABSENT else found
 
 
-def _refusal(model: ModelConfig, found: list[tuple[list[str], dict[str, Any]]], asked: str | None) -> str:
+def _format_refusal(model: ModelConfig, found: list[tuple[list[str], dict[str, Any]]], asked: str | None) -> str:
     head = "No Hugging Face model type has this model" if asked is None else f"{asked} cannot say this model"
     if not found:
         return f"{head}. Choose another type, or keep the model in this format."
-    differences, values = min(found, key=lambda one: len(_serious(one[0])))
-    said = listed([f"{key}={_value(model, key)}" for key in _serious(differences)[:5]])
+    differences, values = min(found, key=lambda one: len(_select_model_keys(one[0])))
+    said = format_choices([f"{key}={_get_value(model, key)}" for key in _select_model_keys(differences)[:5]])
     nearest = f"The nearest is {values['model_type']}, which" if asked is None else "It"
     return f"{head}. {nearest} cannot say {said}. Change these fields, or keep the model in this format."

@@ -9,37 +9,37 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from llmsys.config.engine import Accelerate, Deepspeed, EngineConfig, Torch
-from llmsys.config.layout import Layout
-from llmsys.config.rule import divisors
+from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, EngineConfig, TorchEngineConfig
+from llmsys.config.layout import ParallelLayout
+from llmsys.config.rule import list_divisors
 from llmsys.config.run import RunConfig
 from llmsys.errors import LayoutError
-from llmsys.estimate.cluster import Cluster
-from llmsys.estimate.device import Device
-from llmsys.estimate.instants import GIB, MemoryLedger
-from llmsys.estimate.memory import offloaded_bytes
-from llmsys.estimate.memory_peak import peak_memory
-from llmsys.estimate.time import StepTime, step_time
+from llmsys.estimate.cluster import ClusterCosts
+from llmsys.estimate.device import DeviceProfile
+from llmsys.estimate.instants import GIB, MemoryTimeline
+from llmsys.estimate.memory import compute_offloaded_bytes
+from llmsys.estimate.memory_peak import estimate_peak_memory
+from llmsys.estimate.time import StepTime, estimate_step_time
 
 Recompute = Literal["none", "selective", "block"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "block")
 ENGINES: tuple[EngineConfig, ...] = (
-    Torch(),
-    Torch(data_parallel="ddp"),
-    Deepspeed(zero_stage=1),
-    Deepspeed(zero_stage=2),
-    Deepspeed(zero_stage=3),
+    TorchEngineConfig(),
+    TorchEngineConfig(data_parallel="ddp"),
+    DeepSpeedEngineConfig(zero_stage=1),
+    DeepSpeedEngineConfig(zero_stage=2),
+    DeepSpeedEngineConfig(zero_stage=3),
 )
 OFFLOADED: tuple[EngineConfig, ...] = (
-    Torch(offload="state"),
-    Deepspeed(zero_stage=2, offload="optimizer"),
-    Deepspeed(zero_stage=3, offload="optimizer"),
+    TorchEngineConfig(offload="state"),
+    DeepSpeedEngineConfig(zero_stage=2, offload="optimizer"),
+    DeepSpeedEngineConfig(zero_stage=3, offload="optimizer"),
 )
 """Tried where nothing else fits: state in host memory costs time in every step."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class LayoutCandidate:
     """What a plan may choose. Axes as in Layout; `micro_sequences` are windows in one forward pass of one rank."""
 
     engine: EngineConfig
@@ -52,68 +52,68 @@ class Choice:
     micro_sequences: int
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ParallelLayout:
         """The axes as a section."""
-        return Layout(
+        return ParallelLayout(
             replicate=self.replicate, shard=self.shard, context=self.context, tensor=self.tensor, expert=self.expert
         )
 
-    def text(self) -> str:
+    def format_layout(self) -> str:
         """For tables: the engine, and every axis that is more than 1."""
         axes = ("replicate", "shard", "context", "tensor", "expert")
         sizes = [f"{axis}={getattr(self, axis)}" for axis in axes if getattr(self, axis) > 1]
-        return " ".join([engine_name(self.engine), *sizes, f"micro={self.micro_sequences}", f"{self.recompute}"])
+        return " ".join([format_engine_name(self.engine), *sizes, f"micro={self.micro_sequences}", f"{self.recompute}"])
 
 
 @dataclass(frozen=True)
-class Priced:
+class EstimatedCandidate:
     """A legal choice with what it takes."""
 
-    choice: Choice
+    choice: LayoutCandidate
     config: RunConfig
-    memory: MemoryLedger
+    memory: MemoryTimeline
     step: StepTime
 
     @property
-    def seconds(self) -> float:
+    def step_seconds(self) -> float:
         """P50 of a step."""
         return self.step.seconds.p50
 
 
 @dataclass(frozen=True)
-class Place:
+class PlanTarget:
     """Where a run is to happen."""
 
-    cluster: Cluster
-    device: Device
+    cluster: ClusterCosts
+    device: DeviceProfile
 
-    def refusal(self, one: Priced) -> str | None:
+    def explain_rejection(self, one: EstimatedCandidate) -> str | None:
         """Why a choice does not fit, in memory of the device or of its machine; None where it fits."""
-        return self.refused(one.memory, one.config, one.choice.layout)
+        return self.explain_memory_rejection(one.memory, one.config, one.choice.layout)
 
-    def refused(self, memory: MemoryLedger, config: RunConfig, layout: Layout) -> str | None:
+    def explain_memory_rejection(self, memory: MemoryTimeline, config: RunConfig, layout: ParallelLayout) -> str | None:
         """The same before its time is known."""
-        over = memory.peak_bytes + memory.outside_bytes - int(self.device.memory_bytes)
+        over = memory.peak_bytes + memory.driver_bytes - int(self.device.memory_bytes)
         if over > 0:
             return f"memory: {over / GIB:.1f} GiB too many {memory.peak_instant}"
         ranks = min(self.device.node_devices, layout.world_size)
-        host = offloaded_bytes(config, layout) * ranks - self.cluster.host_memory_bytes
+        host = compute_offloaded_bytes(config, layout) * ranks - self.cluster.host_memory_bytes
         return f"host memory: {host / GIB:.0f} GiB too many for one machine" if host > 0 else None
 
 
-class IllegalError(Exception):
+class IllegalLayoutError(Exception):
     """Why a choice is refused, in the words of the config."""
 
 
-def engine_name(engine: EngineConfig) -> str:
+def format_engine_name(engine: EngineConfig) -> str:
     """fsdp, ddp, zero-2, accelerate; with what is offloaded."""
-    if isinstance(engine, Accelerate):
+    if isinstance(engine, AccelerateEngineConfig):
         return "accelerate"
-    name = engine.data_parallel if isinstance(engine, Torch) else f"zero-{engine.zero_stage}"
+    name = engine.data_parallel if isinstance(engine, TorchEngineConfig) else f"zero-{engine.zero_stage}"
     return name if engine.offload == "none" else f"{name}+offload"
 
 
-def configured(config: RunConfig, choice: Choice) -> RunConfig:
+def apply_candidate(config: RunConfig, choice: LayoutCandidate) -> RunConfig:
     """The config with the choice in it. Raises IllegalError with the config's own words."""
     given = {name: getattr(config, name) for name in config.model_fields_set}
     changes: dict[str, Any] = {
@@ -124,47 +124,47 @@ def configured(config: RunConfig, choice: Choice) -> RunConfig:
     }
     try:
         made = RunConfig.model_validate(given | changes)
-        made.fitted_layout(choice.layout.world_size)
+        made.resolve_layout(choice.layout.world_size)
     except LayoutError as error:
-        raise IllegalError(str(error)) from None
+        raise IllegalLayoutError(str(error)) from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise IllegalError(first["msg"]) from None
-    sequences, ranks = config.batch.sequences_per_step, choice.layout.data_ranks
+        raise IllegalLayoutError(first["msg"]) from None
+    sequences, ranks = config.batch.sequences_per_step, choice.layout.data_parallel_size
     if sequences % ranks:
-        raise IllegalError(f"{sequences} sequences of a step cannot be dealt evenly to {ranks} data ranks")
+        raise IllegalLayoutError(f"{sequences} sequences of a step cannot be dealt evenly to {ranks} data ranks")
     if (sequences // ranks) % choice.micro_sequences:
         share = sequences // ranks
-        raise IllegalError(f"micro={choice.micro_sequences} does not divide the {share} sequences of a rank")
+        raise IllegalLayoutError(f"micro={choice.micro_sequences} does not divide the {share} sequences of a rank")
     return made
 
 
-def priced(config: RunConfig, choice: Choice, place: Place) -> Priced:
+def estimate_candidate(config: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> EstimatedCandidate:
     """Memory and time of a choice. Raises IllegalError."""
-    made = configured(config, choice)
-    return Priced(choice, made, peak_memory(made, choice.layout), step_time(made, choice.layout, place.device))
+    made = apply_candidate(config, choice)
+    return EstimatedCandidate(choice, made, estimate_peak_memory(made, choice.layout), estimate_step_time(made, choice.layout, place.device))
 
 
-def choices(config: RunConfig, place: Place, engines: tuple[EngineConfig, ...]) -> Iterator[Choice]:
+def iter_candidates(config: RunConfig, place: PlanTarget, engines: tuple[EngineConfig, ...]) -> Iterator[LayoutCandidate]:
     """Every combination of axes whose product is the number of devices, with the largest micro-batch of each.
 
     `tensor` stays inside a machine, where its traffic belongs.
     """
     world, model = place.cluster.devices, config.model
-    experts = [1] if model.moe is None else divisors(model.moe.num_experts)
+    experts = [1] if model.moe is None else list_divisors(model.moe.num_experts)
     for engine in engines:
-        for tensor in divisors(world):
+        for tensor in list_divisors(world):
             if tensor > min(place.device.node_devices, model.num_attention_heads):
                 break
-            for context in divisors(world // tensor):
+            for context in list_divisors(world // tensor):
                 if context * tensor > model.num_attention_heads:
                     break
                 rest = world // tensor // context
-                for replicate in divisors(rest):
+                for replicate in list_divisors(rest):
                     shard = rest // replicate
-                    if isinstance(engine, Torch) and (engine.data_parallel == "ddp") != (replicate == rest > 1):
+                    if isinstance(engine, TorchEngineConfig) and (engine.data_parallel == "ddp") != (replicate == rest > 1):
                         continue
                     for expert in experts:
                         if (shard * context * tensor) % expert == 0:
                             share = max(1, config.batch.sequences_per_step // (replicate * shard))
-                            yield Choice(engine, replicate, shard, context, tensor, expert, "none", share)
+                            yield LayoutCandidate(engine, replicate, shard, context, tensor, expert, "none", share)

@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llmsys.config.axes import split_problems
-from llmsys.config.layout import Layout, expert_problems
+from llmsys.config.axes import find_model_sharding_violations
+from llmsys.config.layout import ParallelLayout, find_expert_violations
 from llmsys.config.model import ModelConfig
-from llmsys.config.rule import divisors, listed
+from llmsys.config.rule import list_divisors, format_choices
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 
@@ -34,7 +34,7 @@ KNOWN = "tp, cp, pp, dp, ep, replicate, shard (or tensor, context, pipeline, dat
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedLayout:
     """A layout as somebody wrote it; `data` ranks are replicate · shard."""
 
     tensor: int = 1
@@ -45,19 +45,19 @@ class Named:
     shard: int = 1
 
     @property
-    def devices(self) -> int:
+    def num_devices(self) -> int:
         """The product of its axes; experts are dealt inside of them."""
         return self.tensor * self.context * self.pipeline * self.replicate * self.shard
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ParallelLayout:
         """The axes of one stage."""
-        return Layout(
+        return ParallelLayout(
             replicate=self.replicate, shard=self.shard, context=self.context, tensor=self.tensor, expert=self.expert
         )
 
 
-def read_layout(text: str) -> Named:
+def parse_layout(text: str) -> NamedLayout:
     """`tp=8,pp=16,dp=64` and the like. Raises ConfigError for a name or a number that means nothing here."""
     axes: dict[str, int] = {}
     for word in re.split(r"\s*[,×*]\s*|\s+x\s+|\s+", text.strip()):
@@ -74,16 +74,16 @@ def read_layout(text: str) -> Named:
                 f"{text!r} says dp beside replicate or shard, which multiply to it. Say one or the other."
             )
         axes["shard"] = axes.pop("data")
-    return Named(**axes)
+    return NamedLayout(**axes)
 
 
-def layout_problems(config: RunConfig, named: Named, devices: int | None, *, with_batch: bool) -> Iterator[str]:
+def find_layout_violations(config: RunConfig, named: NamedLayout, devices: int | None, *, with_batch: bool) -> Iterator[str]:
     """Everything wrong with a layout on so many devices (None: as many as it multiplies to)."""
-    if devices is not None and named.devices != devices:
-        yield _product(named, devices)
-    yield from _pipeline_problems(config.model, named)
-    yield from (broken.message for broken in split_problems(named.tensor, named.context, config.model))
-    yield from expert_problems(named.expert, config.model)
+    if devices is not None and named.num_devices != devices:
+        yield _format_device_mismatch(named, devices)
+    yield from _find_pipeline_violations(config.model, named)
+    yield from (broken.message for broken in find_model_sharding_violations(named.tensor, named.context, config.model))
+    yield from find_expert_violations(named.expert, config.model)
     copy = named.shard * named.context * named.tensor
     if config.model.moe is not None and (copy * named.replicate) % named.expert:
         yield f"expert={named.expert} does not divide the {copy * named.replicate} ranks of a stage."
@@ -99,29 +99,29 @@ def layout_problems(config: RunConfig, named: Named, devices: int | None, *, wit
         yield f"{sequences} sequences of a step cannot be dealt evenly to {ranks} data ranks. Use {near}."
 
 
-def _product(named: Named, devices: int) -> str:
+def _format_device_mismatch(named: NamedLayout, devices: int) -> str:
     axes = {"tensor": named.tensor, "context": named.context, "pipeline": named.pipeline}
     axes |= {"replicate": named.replicate, "data": named.shard} if named.replicate > 1 else {"data": named.shard}
     product = " × ".join(f"{name}={size}" for name, size in axes.items() if size > 1 or name == "data")
-    others = named.devices // named.shard
+    others = named.num_devices // named.shard
     remedy = (
         f"With the other axes as they are, data={devices // others} uses all of them."
         if devices % others == 0
         else f"The other axes multiply to {others}, which does not divide {devices}."
     )
-    return f"{product} is {named.devices} devices, and there are {devices}. {remedy}"
+    return f"{product} is {named.num_devices} devices, and there are {devices}. {remedy}"
 
 
-def _pipeline_problems(model: ModelConfig, named: Named) -> Iterator[str]:
+def _find_pipeline_violations(model: ModelConfig, named: NamedLayout) -> Iterator[str]:
     if named.pipeline > model.num_hidden_layers:
-        legal = [n for n in divisors(model.num_hidden_layers) if n <= named.pipeline]
+        legal = [n for n in list_divisors(model.num_hidden_layers) if n <= named.pipeline]
         yield (
             f"{model.num_hidden_layers} blocks cannot fill pipeline={named.pipeline} stages. "
-            f"Use pipeline={listed(legal[-4:])}."
+            f"Use pipeline={format_choices(legal[-4:])}."
         )
 
 
-def remarks(config: RunConfig, named: Named) -> Iterator[str]:
+def iter_remarks(config: RunConfig, named: NamedLayout) -> Iterator[str]:
     """What is legal and worth knowing."""
     if named.pipeline > 1:
         yield f"pipeline={named.pipeline} is priced here; llmsys train has no pipeline and cannot launch it"

@@ -3,55 +3,55 @@
 from collections.abc import Iterator
 from typing import Any
 
-from llmsys.estimate.device import Device
-from llmsys.estimate.plan.candidate import Priced
-from llmsys.estimate.plan.search import Plan
+from llmsys.estimate.device import DeviceProfile
+from llmsys.estimate.plan.candidate import EstimatedCandidate
+from llmsys.estimate.plan.search import LayoutPlan
 
 GIB = 2**30
 
 
-def plan_data(found: Plan, device: Device, count: int) -> dict[str, Any]:
+def plan_to_dict(found: LayoutPlan, device: DeviceProfile, count: int) -> dict[str, Any]:
     """Keys: device, considered, fitting, best (a list), pareto, rejected."""
     return {
         "device": device.name,
         "considered": found.considered,
         "fitting": len(found.ranked),
-        "best": [row(one) for one in found.ranked[:count]],
-        "pareto": [row(one) for one in found.pareto],
+        "best": [candidate_to_dict(one) for one in found.ranked[:count]],
+        "pareto": [candidate_to_dict(one) for one in found.pareto],
         "rejected": [{"change": one.change, "reason": one.reason} for one in found.rejected],
     }
 
 
-def row(one: Priced) -> dict[str, Any]:
+def candidate_to_dict(one: EstimatedCandidate) -> dict[str, Any]:
     """One choice with its price."""
     return {
-        "choice": one.choice.text(),
+        "choice": one.choice.format_layout(),
         "engine": one.choice.engine.model_dump(mode="json"),
         "layout": one.choice.layout.model_dump(mode="json"),
         "recompute": one.choice.recompute,
         "micro_sequences": one.choice.micro_sequences,
-        "step_seconds": one.step.seconds.as_data(),
+        "step_seconds": one.step.seconds.to_dict(),
         "tokens_per_second_per_device": one.step.tokens_per_second_per_device,
-        "utilisation": one.step.model_utilisation,
-        "peak_bytes": one.memory.peak_bytes + one.memory.outside_bytes,
+        "utilisation": one.step.mfu,
+        "peak_bytes": one.memory.peak_bytes + one.memory.driver_bytes,
         "peak_instant": one.memory.peak_instant,
-        "largest": {item.name: item.bytes for item in one.memory.largest(3)},
+        "largest": {item.name: item.bytes for item in one.memory.list_largest_items(3)},
     }
 
 
-def plan_text(data: dict[str, Any]) -> str:
+def format_plan(data: dict[str, Any]) -> str:
     """Tables of the best, of the Pareto set, and of what binds the neighbours."""
-    return "\n".join(_lines(data))
+    return "\n".join(_iter_plan_lines(data))
 
 
-def _lines(data: dict[str, Any]) -> Iterator[str]:
+def _iter_plan_lines(data: dict[str, Any]) -> Iterator[str]:
     yield f"{data['device']}: {data['considered']} layouts looked at, {data['fitting']} that fit"
     yield ""
-    yield from _table("fastest", data["best"])
+    yield from _iter_candidate_lines("fastest", data["best"])
     shown = {one["choice"] for one in data["best"]}
     if smaller := [one for one in data["pareto"] if one["choice"] not in shown]:
         yield ""
-        yield from _table("slower, with less memory", smaller[:5])
+        yield from _iter_candidate_lines("slower, with less memory", smaller[:5])
     if data["rejected"]:
         yield ""
         yield f"neighbours of {data['best'][0]['choice']}, and what binds them"
@@ -59,7 +59,7 @@ def _lines(data: dict[str, Any]) -> Iterator[str]:
         yield from (f"  {one['change']:<{width}}  {one['reason']}" for one in data["rejected"])
 
 
-def _table(title: str, rows: list[dict[str, Any]]) -> Iterator[str]:
+def _iter_candidate_lines(title: str, rows: list[dict[str, Any]]) -> Iterator[str]:
     width = max(len(title), *(len(one["choice"]) for one in rows)) + 2
     yield f"{title:<{width}}{'step P10–P50–P90, s':>24}{'tokens/s/device':>17}{'MFU':>7}{'peak':>10}  fullest"
     for one in rows:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from llmsys.config.scale import ScaleConfig
+from llmsys.config.scale import ScalingLawConfig
 
 
 @dataclass(frozen=True)
@@ -15,26 +15,26 @@ class Accelerator:
 
 
 @dataclass(frozen=True)
-class Bought:
+class ComputeBudget:
     """Operations, and the sentences that say how they follow from the budget."""
 
     flops: float
     assumptions: tuple[str, ...]
 
 
-def operations(config: ScaleConfig, device: Accelerator | None) -> Bought:
+def convert_budget_to_flops(config: ScalingLawConfig, device: Accelerator | None) -> ComputeBudget:
     """FLOPs of the budget. `device` may be None for a budget in FLOPs."""
     amount, unit = config.parsed_budget
     if unit == "FLOPs":
-        return Bought(amount, ())
+        return ComputeBudget(amount, ())
     assert device is not None, "a budget in other units names its device"
-    hours, how = _hours(config, device, amount, unit)
+    hours, how = _convert_to_hours(config, device, amount, unit)
     flops = hours * 3600 * device.flops_per_second * config.utilisation
     peak = f"{device.name}: {device.flops_per_second / 1e12:,.0f} TFLOP/s at utilisation={config.utilisation:g}"
-    return Bought(flops, (*how, f"{hours:,.0f} accelerator-hours", peak))
+    return ComputeBudget(flops, (*how, f"{hours:,.0f} accelerator-hours", peak))
 
 
-def _hours(config: ScaleConfig, device: Accelerator, amount: float, unit: str) -> tuple[float, tuple[str, ...]]:
+def _convert_to_hours(config: ScalingLawConfig, device: Accelerator, amount: float, unit: str) -> tuple[float, tuple[str, ...]]:
     if unit == "H":
         return amount, ()
     if unit == "KWH":

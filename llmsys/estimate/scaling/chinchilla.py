@@ -8,42 +8,42 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llmsys.estimate.scaling.law import FLOPS_PER_PARAMETER_AND_TOKEN, Optimum, Origin, Request
-from llmsys.estimate.scaling.search import lowest
+from llmsys.estimate.scaling.law import FLOPS_PER_PARAMETER_AND_TOKEN, Optimum, LawSource, BudgetRequest
+from llmsys.estimate.scaling.search import minimize_golden_section
 
 FLOPS_PER_SERVED_TOKEN = 2
 
 
 @dataclass(frozen=True)
-class Parametric:
+class ParametricLaw:
     """E, A, B, alpha and beta of one fit. N and D are parameters and tokens."""
 
     name: str
-    origin: Origin
+    origin: LawSource
     irreducible: float
     parameter_factor: float
     token_factor: float
     alpha: float
     beta: float
 
-    def loss(self, parameters: float, tokens: float) -> float:
+    def predict_loss(self, parameters: float, tokens: float) -> float:
         """Nats per token of the text behind the fit."""
         of_size = self.parameter_factor / parameters**self.alpha
         of_tokens = self.token_factor / tokens**self.beta
         return float(self.irreducible + of_size + of_tokens)
 
-    def optimum(self, request: Request) -> Optimum:
+    def find_optimum(self, request: BudgetRequest) -> Optimum:
         """See Law."""
         ignores = ("repetition",) if request.unique_tokens is not None else ()
         if request.served_tokens:
-            tokens = _best_tokens(request, self.loss)
-            parameters = affordable_parameters(request, tokens)
+            tokens = _find_best_tokens(request, self.predict_loss)
+            parameters = compute_affordable_parameters(request, tokens)
         else:
-            parameters = self.best_parameters(request.flops)
+            parameters = self.compute_best_parameters(request.flops)
             tokens = request.flops / FLOPS_PER_PARAMETER_AND_TOKEN / parameters
-        return Optimum(parameters, tokens, self.loss(parameters, tokens), ignores)
+        return Optimum(parameters, tokens, self.predict_loss(parameters, tokens), ignores)
 
-    def best_parameters(self, flops: float) -> float:
+    def compute_best_parameters(self, flops: float) -> float:
         """N of the closed form, for training alone."""
         total = self.alpha + self.beta
         balance = self.alpha * self.parameter_factor / (self.beta * self.token_factor)
@@ -51,7 +51,7 @@ class Parametric:
 
 
 @dataclass(frozen=True)
-class DataConstrained:
+class DataConstrainedLaw:
     """Muennighoff 2023: repeated tokens and excess parameters count for less and less.
 
     D' = U + U R* (1 - exp(-R / R*)) with U unique tokens and R = D / U - 1 repetitions; N' likewise, with the
@@ -59,51 +59,51 @@ class DataConstrained:
     """
 
     name: str
-    base: Parametric
+    base: ParametricLaw
     token_decay: float
     parameter_decay: float
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> LawSource:
         """See Law."""
         return self.base.origin
 
-    def loss(self, parameters: float, tokens: float, unique_tokens: float) -> float:
+    def predict_loss(self, parameters: float, tokens: float, unique_tokens: float) -> float:
         """Nats per token after `tokens`, of which `unique_tokens` differ."""
         unique = min(unique_tokens, tokens)
-        enough = min(self.parameters_for(unique), parameters)
-        return self.base.loss(worth(parameters, enough, self.parameter_decay), worth(tokens, unique, self.token_decay))
+        enough = min(self.compute_parameters_for(unique), parameters)
+        return self.base.predict_loss(compute_effective_amount(parameters, enough, self.parameter_decay), compute_effective_amount(tokens, unique, self.token_decay))
 
-    def parameters_for(self, tokens: float) -> float:
+    def compute_parameters_for(self, tokens: float) -> float:
         """The N whose best D is `tokens` (alpha and beta are equal, so it is proportional)."""
         base = self.base
         total = base.alpha + base.beta
         balance = base.alpha * base.parameter_factor / (base.beta * base.token_factor)
         return float((balance ** (1 / total) * tokens ** (base.beta / total)) ** (total / base.alpha))
 
-    def optimum(self, request: Request) -> Optimum:
+    def find_optimum(self, request: BudgetRequest) -> Optimum:
         """See Law. Without a limit of unique tokens it is the base's own optimum."""
         unique = request.unique_tokens
         if unique is None:
-            return self.base.optimum(request)
-        tokens = _best_tokens(request, lambda n, d: self.loss(n, d, unique))
-        parameters = affordable_parameters(request, tokens)
-        return Optimum(parameters, tokens, self.loss(parameters, tokens, unique))
+            return self.base.find_optimum(request)
+        tokens = _find_best_tokens(request, lambda n, d: self.predict_loss(n, d, unique))
+        parameters = compute_affordable_parameters(request, tokens)
+        return Optimum(parameters, tokens, self.predict_loss(parameters, tokens, unique))
 
 
-def worth(amount: float, unique: float, decay: float) -> float:
+def compute_effective_amount(amount: float, unique: float, decay: float) -> float:
     """What `amount` is worth when only `unique` of it differs (Muennighoff 2023, equations 5 and 6)."""
     repetitions = amount / unique - 1
     return unique * (1 + decay * -math.expm1(-repetitions / decay))
 
 
-def affordable_parameters(request: Request, tokens: float) -> float:
+def compute_affordable_parameters(request: BudgetRequest, tokens: float) -> float:
     """N so that training on `tokens` and serving what is to be served spends the budget exactly."""
     per_parameter = FLOPS_PER_PARAMETER_AND_TOKEN * tokens + FLOPS_PER_SERVED_TOKEN * request.served_tokens
     return request.flops / per_parameter
 
 
-def _best_tokens(request: Request, loss: Callable[[float, float], float]) -> float:
+def _find_best_tokens(request: BudgetRequest, loss: Callable[[float, float], float]) -> float:
     """The D with the lowest loss on the line of equal cost, from a thousand tokens up to a model of one parameter."""
     most = request.flops / FLOPS_PER_PARAMETER_AND_TOKEN
-    return lowest(lambda tokens: loss(affordable_parameters(request, tokens), tokens), 1e3, most)
+    return minimize_golden_section(lambda tokens: loss(compute_affordable_parameters(request, tokens), tokens), 1e3, most)

@@ -7,38 +7,38 @@ tokens per parameter at the same compute.
 from statistics import median
 from typing import Any
 
-from llmsys.config.scale import ScaleConfig
+from llmsys.config.scale import ScalingLawConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.scaling import rates
-from llmsys.estimate.scaling.budget import Bought
-from llmsys.estimate.scaling.law import Law, Optimum, Request, beyond
+from llmsys.estimate.scaling.budget import ComputeBudget
+from llmsys.estimate.scaling.law import ScalingLaw, Optimum, BudgetRequest, find_extrapolation
 from llmsys.estimate.scaling.laws import CLARK, DENSE, KRAJEWSKI
 
 FAMILIAR_EPOCHS = 4
 """Repeating tokens up to four times is about as good as new ones (Muennighoff 2023, 5)."""
 
 
-def recommend(config: ScaleConfig, bought: Bought) -> dict[str, Any]:
+def compare_laws(config: ScalingLawConfig, bought: ComputeBudget) -> dict[str, Any]:
     """Plain values: budget, laws (a row each), spread, rates, experts. Raises ConfigError for an unknown `mark`."""
-    request = Request(bought.flops, config.unique_tokens, config.served_tokens, config.experts, config.granularity)
-    laws: tuple[Law, ...] = (*DENSE, KRAJEWSKI) if config.experts > 1 else DENSE
+    request = BudgetRequest(bought.flops, config.unique_tokens, config.served_tokens, config.experts, config.granularity)
+    laws: tuple[ScalingLaw, ...] = (*DENSE, KRAJEWSKI) if config.experts > 1 else DENSE
     if config.mark is not None and config.mark not in (names := [law.name for law in laws]):
         raise ConfigError(f"mark={config.mark} is not a law in this table. Use one of {', '.join(names)}.")
-    found = [(law, law.optimum(request)) for law in laws]
-    rows = [_row(law, best, request, marked=law.name == config.mark) for law, best in found]
+    found = [(law, law.find_optimum(request)) for law in laws]
+    rows = [_law_to_dict(law, best, request, marked=law.name == config.mark) for law, best in found]
     return {
         "budget": {"flops": bought.flops, "assumptions": list(bought.assumptions)},
         "unique_tokens": config.unique_tokens,
         "served_tokens": config.served_tokens,
         "laws": rows,
-        "spread": _spread([best for _, best in found]),
-        "rates": _rates(bought.flops, [best for _, best in found]),
-        "experts": _experts(config, [best for _, best in found]),
+        "spread": _compute_spread([best for _, best in found]),
+        "rates": _list_rates(bought.flops, [best for _, best in found]),
+        "experts": _list_dense_equivalents(config, [best for _, best in found]),
     }
 
 
-def _row(law: Law, best: Optimum, request: Request, *, marked: bool) -> dict[str, Any]:
-    outside = beyond(law, request.flops, best)
+def _law_to_dict(law: ScalingLaw, best: Optimum, request: BudgetRequest, *, marked: bool) -> dict[str, Any]:
+    outside = find_extrapolation(law, request.flops, best)
     epochs = None if request.unique_tokens is None else max(1.0, best.tokens / request.unique_tokens)
     return {
         "law": law.name,
@@ -52,11 +52,11 @@ def _row(law: Law, best: Optimum, request: Request, *, marked: bool) -> dict[str
         "loss": best.loss,
         "epochs": epochs,
         "outside": None if outside is None else {"times": outside[0], "axis": outside[1]},
-        "remarks": list(_remarks(best, epochs)),
+        "remarks": list(_list_remarks(best, epochs)),
     }
 
 
-def _remarks(best: Optimum, epochs: float | None) -> list[str]:
+def _list_remarks(best: Optimum, epochs: float | None) -> list[str]:
     said = []
     if "repetition" in best.ignores and epochs is not None and epochs > FAMILIAR_EPOCHS:
         said.append(f"counts {epochs:.0f} readings of a token as new ones")
@@ -65,7 +65,7 @@ def _remarks(best: Optimum, epochs: float | None) -> list[str]:
     return said
 
 
-def _spread(optima: list[Optimum]) -> dict[str, dict[str, float]]:
+def _compute_spread(optima: list[Optimum]) -> dict[str, dict[str, float]]:
     columns = {
         "parameters": [best.parameters for best in optima],
         "tokens": [best.tokens for best in optima],
@@ -74,15 +74,15 @@ def _spread(optima: list[Optimum]) -> dict[str, dict[str, float]]:
     return {name: {"low": min(one), "median": median(one), "high": max(one)} for name, one in columns.items()}
 
 
-def _rates(flops: float, optima: list[Optimum]) -> list[dict[str, Any]]:
+def _list_rates(flops: float, optima: list[Optimum]) -> list[dict[str, Any]]:
     """Step Law at the smallest, the median and the largest model of the table, since it depends on size and tokens."""
     by_size = sorted(optima, key=lambda best: best.parameters)
     chosen = [by_size[0], by_size[len(by_size) // 2], by_size[-1]]
     middle = chosen[1].parameters
     rows = [
-        (rates.kaplan(flops, middle), middle),
-        (rates.deepseek(flops), None),
-        *((rates.steplaw(best.parameters, best.tokens), best.parameters) for best in chosen),
+        (rates.predict_kaplan_rates(flops, middle), middle),
+        (rates.predict_deepseek_rates(flops), None),
+        *((rates.predict_steplaw_rates(best.parameters, best.tokens), best.parameters) for best in chosen),
     ]
     return [
         {
@@ -96,7 +96,7 @@ def _rates(flops: float, optima: list[Optimum]) -> list[dict[str, Any]]:
     ]
 
 
-def _experts(config: ScaleConfig, optima: list[Optimum]) -> list[dict[str, Any]]:
+def _list_dense_equivalents(config: ScalingLawConfig, optima: list[Optimum]) -> list[dict[str, Any]]:
     """What experts add to the median model, for each kind of routing that Clark measured."""
     if config.experts == 1:
         return []
@@ -106,8 +106,8 @@ def _experts(config: ScaleConfig, optima: list[Optimum]) -> list[dict[str, Any]]
             "law": law.name,
             "parameters": size,
             "experts": config.experts,
-            "dense_parameters": law.dense_parameters(size, config.experts),
-            "outside": law.origin.spans[0].beyond(size),
+            "dense_parameters": law.compute_dense_equivalent(size, config.experts),
+            "outside": law.origin.spans[0].compute_extrapolation(size),
         }
         for law in CLARK
     ]

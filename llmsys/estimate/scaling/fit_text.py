@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from llmsys.estimate.scaling.fit import UNKNOWNS, Fit
-from llmsys.estimate.text import short
+from llmsys.estimate.scaling.fit import UNKNOWNS, LawFit
+from llmsys.estimate.text import format_count
 
 TIMES_AHEAD = 10.0
 """Without a budget, the law is asked for one so many times the largest run."""
 
 
-def as_dict(fit: Fit, budgets: Sequence[float]) -> dict[str, Any]:
+def fit_to_dict(fit: LawFit, budgets: Sequence[float]) -> dict[str, Any]:
     """Keys: law (constants), intervals, runs, largest_flops, optima (one per budget)."""
     law = fit.law
     values = (law.irreducible, law.parameter_factor, law.token_factor, law.alpha, law.beta)
@@ -22,18 +22,18 @@ def as_dict(fit: Fit, budgets: Sequence[float]) -> dict[str, Any]:
         "largest_residual": max(map(abs, fit.residuals)),
         "largest_flops": largest,
         "optima": [
-            fit.optimum(flops) | {"times_beyond": max(1.0, flops / largest)}
+            fit.find_optimum(flops) | {"times_beyond": max(1.0, flops / largest)}
             for flops in budgets or (largest, TIMES_AHEAD * largest)
         ],
     }
 
 
-def as_text(result: dict[str, Any]) -> str:
+def format_fit(result: dict[str, Any]) -> str:
     """The law, its intervals, and what it recommends."""
-    return "\n".join(_lines(result))
+    return "\n".join(_iter_fit_lines(result))
 
 
-def _lines(result: dict[str, Any]) -> Iterator[str]:
+def _iter_fit_lines(result: dict[str, Any]) -> Iterator[str]:
     yield f"L = E + A / N^alpha + B / D^beta through {result['runs']} runs; intervals of 5 to 95 %"
     for name, value in result["law"].items():
         low, high = result["intervals"][name]
@@ -46,7 +46,7 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
         yield f"{best['flops']:.3g} FLOPs{note}"
         for name in ("parameters", "tokens"):
             one = best[name]
-            yield f"  {name:<12}{short(one['best']):>8}   {short(one['low'])} to {short(one['high'])}"
+            yield f"  {name:<12}{format_count(one['best']):>8}   {format_count(one['low'])} to {format_count(one['high'])}"
         loss = best["loss"]
         yield f"  {'loss':<12}{loss['best']:>8.3f}   {loss['low']:.3f} to {loss['high']:.3f}"
     yield ""

@@ -13,14 +13,14 @@ FLOPS_PER_PARAMETER_AND_TOKEN = 6
 
 
 @dataclass(frozen=True)
-class Span:
+class FittedRange:
     """The largest and smallest runs behind a fit, on one axis."""
 
     axis: Axis
     low: float
     high: float
 
-    def beyond(self, value: float) -> float:
+    def compute_extrapolation(self, value: float) -> float:
         """How many times beyond the nearer end a value lies; 1 inside."""
         if value > self.high:
             return value / self.high
@@ -28,17 +28,17 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Origin:
+class LawSource:
     """Where a law comes from: its paper, what it calls parameters, its spans, and how sure its constants are."""
 
     source: str
     counts: str
-    spans: tuple[Span, ...]
+    spans: tuple[FittedRange, ...]
     evidence: str = ""
 
 
 @dataclass(frozen=True)
-class Request:
+class BudgetRequest:
     """What there is to spend: operations, unique tokens to train on, tokens to be served later out of the same budget.
 
     `experts` and `granularity` (d_ff over the width of one expert) describe a mixture of experts, for its laws.
@@ -66,7 +66,7 @@ class Optimum:
         return self.tokens / self.parameters
 
 
-class Law(Protocol):
+class ScalingLaw(Protocol):
     """One published law."""
 
     @property
@@ -75,17 +75,17 @@ class Law(Protocol):
         ...
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> LawSource:
         """Its paper, and the runs it was fitted on."""
         ...
 
-    def optimum(self, request: Request) -> Optimum:
+    def find_optimum(self, request: BudgetRequest) -> Optimum:
         """The best parameters and tokens for a budget."""
         ...
 
 
-def beyond(law: Law, flops: float, best: Optimum) -> tuple[float, Axis] | None:
+def find_extrapolation(law: ScalingLaw, flops: float, best: Optimum) -> tuple[float, Axis] | None:
     """How far, and on which axis, a recommendation lies outside the runs behind the law; None inside."""
     values: dict[Axis, float] = {"FLOPs": flops, "parameters": best.parameters, "tokens": best.tokens}
-    worst = max(((span.beyond(values[span.axis]), span.axis) for span in law.origin.spans), default=(1.0, "FLOPs"))
+    worst = max(((span.compute_extrapolation(values[span.axis]), span.axis) for span in law.origin.spans), default=(1.0, "FLOPs"))
     return worst if worst[0] > 1 else None

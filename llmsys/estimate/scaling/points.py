@@ -9,13 +9,13 @@ from typing import Any
 
 from llmsys.errors import DataError
 from llmsys.estimate.scaling.law import FLOPS_PER_PARAMETER_AND_TOKEN
-from llmsys.events import latest_events
+from llmsys.events import read_latest_events
 
 COLUMNS = ("parameters", "tokens", "loss")
 
 
 @dataclass(frozen=True)
-class Point:
+class TrainingRun:
     """One finished run: all parameters that a token meets, training tokens, held-back loss in nats per token."""
 
     name: str
@@ -29,38 +29,38 @@ class Point:
         return FLOPS_PER_PARAMETER_AND_TOKEN * self.parameters * self.tokens
 
 
-def read_points(sources: Iterable[Path]) -> list[Point]:
+def load_training_runs(sources: Iterable[Path]) -> list[TrainingRun]:
     """Points from run folders and from CSV files with the columns parameters, tokens and loss.
 
     Raises DataError that names the source and what it lacks.
     """
-    points: list[Point] = []
+    points: list[TrainingRun] = []
     for source in sources:
-        points += [_run_point(source)] if source.is_dir() else _table_points(source)
+        points += [_load_run_folder(source)] if source.is_dir() else _iter_csv_runs(source)
     return points
 
 
-def _run_point(folder: Path) -> Point:
+def _load_run_folder(folder: Path) -> TrainingRun:
     path = folder / "events.jsonl"
     if not path.exists():
         raise DataError(f"{folder} has no events.jsonl: it is not a run folder. Name folders that llmsys train wrote.")
-    events = latest_events(path)
-    start = _last(events, "start", folder)
-    evaluation = _last(events, "evaluation", folder)
+    events = read_latest_events(path)
+    start = _get_last_event(events, "start", folder)
+    evaluation = _get_last_event(events, "evaluation", folder)
     if not any(event["event"] == "finish" for event in events):
         raise DataError(f"{folder} has not finished: cut short, its schedule is another one. Finish it, or omit it.")
     parameters = start.get("parameters_active", start.get("parameters"))
-    return _point(folder.name, {"parameters": parameters, **evaluation}, folder)
+    return _parse_run(folder.name, {"parameters": parameters, **evaluation}, folder)
 
 
-def _last(events: list[dict[str, Any]], kind: str, folder: Path) -> dict[str, Any]:
+def _get_last_event(events: list[dict[str, Any]], kind: str, folder: Path) -> dict[str, Any]:
     found = [event for event in events if event["event"] == kind]
     if not found:
         raise DataError(f"{folder} has no {kind} event: nothing was measured. Train it to its end, or omit it.")
     return found[-1]
 
 
-def _table_points(path: Path) -> Iterator[Point]:
+def _iter_csv_runs(path: Path) -> Iterator[TrainingRun]:
     try:
         with path.open(newline="") as opened:
             rows = list(csv.DictReader(opened))
@@ -69,10 +69,10 @@ def _table_points(path: Path) -> Iterator[Point]:
     if not rows or not set(COLUMNS) <= rows[0].keys():
         raise DataError(f"{path} needs the columns {', '.join(COLUMNS)}, and at least one row.")
     for number, row in enumerate(rows, 2):
-        yield _point(row.get("name") or f"{path.name}:{number}", row, f"{path}:{number}")
+        yield _parse_run(row.get("name") or f"{path.name}:{number}", row, f"{path}:{number}")
 
 
-def _point(name: str, values: dict[str, Any], where: object) -> Point:
+def _parse_run(name: str, values: dict[str, Any], where: object) -> TrainingRun:
     try:
         numbers = {column: float(values[column]) for column in COLUMNS}
     except (KeyError, TypeError, ValueError):
@@ -80,4 +80,4 @@ def _point(name: str, values: dict[str, Any], where: object) -> Point:
         raise DataError(f"{where}: {shown} does not give {', '.join(COLUMNS)} as numbers.") from None
     if min(numbers.values()) <= 0:
         raise DataError(f"{where}: {numbers} must all be positive.")
-    return Point(name, **numbers)
+    return TrainingRun(name, **numbers)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-def lowest(curve: Callable[[float], float], low: float, high: float, steps: int = 120) -> float:
+def minimize_golden_section(curve: Callable[[float], float], low: float, high: float, steps: int = 120) -> float:
     """Golden-section search (Kiefer 1953): the x in [low, high] where `curve` is lowest; x is positive.
 
     A step shrinks the interval by 0.618; 120 of them reach the last digit of a double from any start.

@@ -33,8 +33,7 @@ demo: install  ## Crawl shards in, a trained mixture-of-experts model out: make 
 	@exec env LLMSYS_PARENT=$$PPID $(BIN)/python tools/demo.py --engine $(ENGINE)
 
 test: install  ## Run every test, or TEST=tests/model
-	@$(BIN)/python tools/browser.py
-	@$(BIN)/python tools/hosts.py
+	@$(BIN)/python tools/system_packages.py
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(TEST)
 
 check: install  ## Format, lint, types and the directions of import; CI calls the same

@@ -20,7 +20,7 @@ MENDABLE, INTERRUPTED, OUTPUT_CLOSED = 2, 130, 141
 
 
 class CommandSpec(NamedTuple):
-    """What `--help` says about a verb. Its module is launch.verbs.NAME; the config may be left out where optional.
+    """What `--help` says about a verb. Its module is launch.commands.NAME; the config may be left out where optional.
 
     A verb about folders takes no config at all: its module names its own arguments.
     """
@@ -181,7 +181,7 @@ def build_parser(name: str) -> argparse.ArgumentParser:
         parser.add_argument("config", metavar="CONFIG", help=CONFIG_HELP, nargs="?" if verb.config_optional else None)
         parser.add_argument("overrides", metavar="section.key=value", nargs="*", default=[], help=OVERRIDE_HELP)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    importlib.import_module(f"launch.verbs.{name}").add_arguments(parser)
+    importlib.import_module(f"launch.commands.{name}").add_arguments(parser)
     return parser
 
 
@@ -189,13 +189,13 @@ def _run_command(name: str, words: Sequence[str]) -> int:
     parser = build_parser(name)
     arguments = parser.parse_intermixed_args(words)
     if os.environ.get("LLMSYS_PARENT"):
-        from launch.orphan import die_with_parent
+        from launch.process.parent_watch import die_with_parent
 
         die_with_parent()
     from llmsys.log import configure_logging
 
     configure_logging()
-    status: int = importlib.import_module(f"launch.verbs.{name}").run(arguments)
+    status: int = importlib.import_module(f"launch.commands.{name}").run(arguments)
     sys.stdout.flush()
     return status
 

@@ -16,14 +16,14 @@ from pathlib import Path
 if __package__ in (None, ""):  # started as a file, as launchers do: the checkout, not launch/, is where imports begin
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from launch.environment import adopt_launcher, choose_interface, strip_local_rank
-from launch.orphan import die_with_parent
-from launch.requirements import require_layout
+from launch.process.parent_watch import die_with_parent
+from launch.process.rank_environment import adopt_launcher, choose_interface, strip_local_rank
+from launch.process.run_requirements import require_layout
 from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import LlmsysError, StopRequested, to_data_error
 from llmsys.log import configure_logging, get_logger
-from llmsys.train.signals import HANGUP, HANGUP_SAVES
+from llmsys.train.stop_request import HANGUP, HANGUP_SAVES
 
 CRASHED, MENDABLE, LOST_PEER, HUNG, UNMET, STOPPED = 1, 2, 3, 4, 5, 75
 LOST_PEER_WORDS = (
@@ -56,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choose_interface()
         config = load_run_config(words[0], words[1:])
         _check_layout(config)
-        from llmsys.generate.prompts import complete_prompts
-        from llmsys.train.build import train_run
+        from llmsys.generate.prompt_completion import complete_prompts
+        from llmsys.train.build_trainer import train_run
 
         train_run(config, complete_prompts)
     except StopRequested as stopped:

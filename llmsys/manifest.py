@@ -13,10 +13,10 @@ from typing import Any, Literal
 import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import DataError
-from llmsys.publish import write_bytes_atomically
 from llmsys.spared_item import SparedItem
-from llmsys.threshold import ThresholdReport
+from llmsys.threshold_report import ThresholdReport
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"

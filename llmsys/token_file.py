@@ -8,9 +8,7 @@ from pathlib import Path
 
 import xxhash
 
-from llmsys.errors import DataError
-from llmsys.manifest import TokenFile
-from llmsys.shard_file import (
+from llmsys.arrow_file import (
     DAMAGED,
     NEXT_STEP,
     REMAKE,
@@ -18,12 +16,14 @@ from llmsys.shard_file import (
     Integers,
     Tokens,
     compute_frame_checksum,
-    read_batch,
     compute_lengths_checksum,
     compute_lineage_checksum,
     memory_map_file,
     open_arrow,
+    read_batch,
 )
+from llmsys.errors import DataError
+from llmsys.manifest import TokenFile
 
 
 class MappedTokenFile:
@@ -36,7 +36,9 @@ class MappedTokenFile:
             raise DataError(f"{path} has {size:,} bytes, its manifest says {entry.size:,}. {NEXT_STEP}")
         self.path, self.entry = path, entry
         data = memory_map_file(path)
-        if (found := compute_frame_checksum(data, entry.batches)) != entry.frame_checksum:  # Arrow may crash on a bad header
+        if (
+            found := compute_frame_checksum(data, entry.batches)
+        ) != entry.frame_checksum:  # Arrow may crash on a bad header
             raise DataError(
                 f"{path}, headers: their checksum is {found}, the manifest says {entry.frame_checksum}: "
                 f"{DAMAGED} {NEXT_STEP}"

@@ -128,7 +128,7 @@ def load_tokenizer(path: Path | str, eos_token: str | None = None) -> Tokenizer:
     file = find_model_file(path)
     try:
         if file.suffix == ".json":
-            from llmsys.tokenizer_json import HuggingFaceTokenizer
+            from llmsys.hugging_face_tokenizer import HuggingFaceTokenizer
 
             return HuggingFaceTokenizer(file, eos_token)
         model = file.read_bytes()
@@ -159,7 +159,7 @@ def find_model_file(path: Path | str) -> Path:
     if not path.is_dir():
         return path
     if (path / JSON_NAME).is_file():
-        from llmsys.tokenizer_json import is_tokenizer_json
+        from llmsys.hugging_face_tokenizer import is_tokenizer_json
 
         if not (path / MODEL_NAME).is_file() or is_tokenizer_json(path / JSON_NAME):
             return path / JSON_NAME

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launch.forward import relaying_to
-from launch.orphan import build_child_environment, die_with_parent
+from launch.process.parent_watch import build_child_environment, die_with_parent
+from launch.process.signal_forwarding import relaying_to
 from launch.train import STOPPED
 from llmsys.compressor_comparison import describe_heldout_bytes
 

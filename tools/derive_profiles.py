@@ -17,8 +17,8 @@ from typing import get_args
 
 import regex  # type: ignore[import-untyped]
 
-from data_pipeline.rules.chunk import SpacyTokenizer
-from llmsys.config.native_text import Script
+from data_pipeline.text.spacy_tokenizer import SpacyTokenizer
+from llmsys.config.quality_rules import Script
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs" / "data" / "languages"
 MARK = "# Derived by tools/derive_profiles.py from"

@@ -15,10 +15,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data_pipeline.classify.features import FeatureConfig
-from data_pipeline.classify.linear import LinearModel, LinearScorer
-from data_pipeline.classify.train import train_linear_model
-from data_pipeline.pairs.line import iter_text_pairs
+from data_pipeline.classify.hashed_features import FeatureConfig
+from data_pipeline.classify.linear_model import LinearModel, LinearScorer, train_linear_model
+from data_pipeline.pairs.read import iter_text_pairs
 from llmsys.errors import DataError, LlmsysError
 from llmsys.local_path import parse_local_path
 
@@ -39,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def train_classifier(files: Sequence[Path], features: FeatureConfig, held_back: float, penalty: float) -> tuple[LinearModel, str]:
+def train_classifier(
+    files: Sequence[Path], features: FeatureConfig, held_back: float, penalty: float
+) -> tuple[LinearModel, str]:
     """Train on files of labelled texts; return the model and one line about it."""
     lines = [line for path in files for line in iter_text_pairs((path,))]
     rows = [(line.source, line.target) for line in lines if line.problem is None]

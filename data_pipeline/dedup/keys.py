@@ -1,19 +1,40 @@
-"""Files of keys: what a document, a span or a string is compared by, in runs that are sorted by key.
+"""Documents with the same text: a 128-bit hash per document.
+
+Reads texts, gives hashes (two 64-bit halves). Promises: 128 bits make a wrong match less likely than a broken disk
+(10^12 documents collide with probability 10^-15).
+
+Files of keys: what a document, a span or a string is compared by, in runs that are sorted by key.
 
 Writes and reads Arrow files without compression, so that a task that compares one range of all keys maps its part of
 every run and reads nothing else. Promises: memory holds one run while writing; the number of ranges never changes what
 is found, only how many tasks find it.
+
+Items with equal keys: who is the first of each group, and who are the others.
+
+Reads key columns, gives, for every item that is not the first of its group, the item that is, and the size of the
+group. Promises: the first is the one with the smallest (age, rank, tie, source, row, place), whatever order the items
+come in.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
-from data_pipeline.waiting import BlockWriter
-from llmsys.shards import ArrowFileWriter, read_batches
+from data_pipeline.core.block_writer import BlockWriter
+from llmsys.token_shards import ArrowFileWriter, read_batches
+
+Hashes = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+def hash_texts(texts: Iterable[str]) -> Hashes:
+    """Return the xxh3_128 of each text as two halves, (N, 2) uint64."""
+    digests = b"".join(xxhash.xxh3_128_digest(text.encode()) for text in texts)
+    return np.frombuffer(digests, ">u8").astype(np.uint64).reshape(-1, 2)
+
 
 Columns = dict[str, np.ndarray[Any, Any]]
 
@@ -91,3 +112,34 @@ def concat_columns(parts: list[Columns], schema: pa.Schema) -> Columns:
 def take_rows(columns: Columns, which: Any) -> Columns:
     """Return some rows of all columns: a mask, indices or a slice."""
     return {name: column[which] for name, column in columns.items()}
+
+
+# From the most to the least important; `age` 0 is an earlier dataset, 1 is this one.
+ORDER = ("age", "rank", "tie", "source", "row", "place")
+
+
+def mask_repeated_keys(high: np.ndarray[Any, np.dtype[np.uint64]]) -> Any:
+    """Return a mask of the keys that occur more than once."""
+    order = np.argsort(high, kind="stable")
+    equal = high[order][1:] == high[order][:-1]
+    mask = np.zeros(len(high), np.bool_)
+    mask[order[1:][equal]] = True
+    mask[order[:-1][equal]] = True
+    return mask
+
+
+def find_later_items(items: Columns) -> tuple[Columns, Columns, np.ndarray[Any, np.dtype[np.int64]]]:
+    """Return the items that come after the first of their group, the first of each of theirs, and the group's size.
+
+    Items of earlier datasets (age 0) are never among the later ones, and count as one of their group.
+    """
+    items = take_rows(items, mask_repeated_keys(items["high"]))
+    items = take_rows(items, np.lexsort([items[name] for name in (*reversed(ORDER), "low", "high")]))
+    fresh = np.ones(len(items["high"]), np.bool_)
+    fresh[1:] = (items["high"][1:] != items["high"][:-1]) | (items["low"][1:] != items["low"][:-1])
+    starts = np.flatnonzero(fresh)
+    group = np.cumsum(fresh) - 1
+    sizes = np.bincount(group, items["age"] == 1, len(starts)).astype(np.int64)
+    sizes += (items["age"][starts] == 0).astype(np.int64)
+    later = ~fresh & (items["age"] == 1)
+    return take_rows(items, later), take_rows(items, starts[group[later]]), sizes[group[later]]

@@ -7,7 +7,7 @@ import errno
 import traceback
 from collections.abc import Iterator, Sequence
 
-from data_pipeline.executors.event import TaskProgress, TaskDone, Event, TaskFailed, Job, Report
+from data_pipeline.executors.base import Event, Job, Report, TaskDone, TaskFailed, TaskProgress
 from llmsys.errors import LlmsysError, to_data_error
 from llmsys.redact import redact_secrets
 
@@ -25,7 +25,9 @@ class InlineExecutor:
         for index, job in enumerate(jobs):
             progress: list[TaskProgress] = []
 
-            def report_progress(amount: float, dropped: int, index: int = index, progress: list[TaskProgress] = progress) -> None:
+            def report_progress(
+                amount: float, dropped: int, index: int = index, progress: list[TaskProgress] = progress
+            ) -> None:
                 progress.append(TaskProgress(index, amount, dropped))
 
             outcome = try_job(index, job, report_progress)

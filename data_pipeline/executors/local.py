@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 
-from data_pipeline.executors.event import TaskProgress, EagerJobs, EagerTaskEvent, Event, TaskFailed, Job, Queue
-from data_pipeline.executors.worker import WorkerProcess
+from data_pipeline.executors.base import EagerJobs, EagerTaskEvent, Event, Job, Queue, TaskFailed, TaskProgress
+from data_pipeline.executors.worker_process import WorkerProcess
 
 BEHIND = 3
 """How many early jobs may wait for each worker that does such: beginning with them costs another about as much time."""
@@ -50,7 +50,9 @@ class LocalExecutor:
                 yield _wrap_event(worker, event if event is not None else self._remove_lost_worker(worker))
             for worker in self._list_busy_workers():
                 if seconds and time.monotonic() - worker.since > seconds:
-                    yield _wrap_event(worker, TaskFailed(self._remove_worker(worker), format_timeout(seconds), "", "slow"))
+                    yield _wrap_event(
+                        worker, TaskFailed(self._remove_worker(worker), format_timeout(seconds), "", "slow")
+                    )
 
     def close(self) -> None:
         """End all workers."""

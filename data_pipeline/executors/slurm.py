@@ -17,12 +17,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from data_pipeline.executors.event import TaskProgress, TaskDone, Event, TaskFailed, Job
-from data_pipeline.executors.local import format_worker_loss, format_timeout
+from data_pipeline.executors.base import Event, Job, TaskDone, TaskFailed, TaskProgress
+from data_pipeline.executors.local import format_timeout, format_worker_loss
+from llmsys.atomic_write import PRIVATE, write_bytes_atomically
 from llmsys.config.executor import SlurmExecutorConfig
 from llmsys.errors import DataError
 from llmsys.log import get_logger
-from llmsys.publish import PRIVATE, write_bytes_atomically
 
 _log = get_logger(__name__)
 _GRACE_POLLS = 3  # a result may take a moment to show on another node's file system
@@ -65,7 +65,9 @@ class SlurmExecutor:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(mode=0o700, parents=True)  # who writes a job there runs code as this user
         for number, job in enumerate(jobs):
-            write_bytes_atomically(self.folder / f"{number}.job", pickle.dumps(job), PRIVATE)  # a URL may hold a password
+            write_bytes_atomically(
+                self.folder / f"{number}.job", pickle.dumps(job), PRIVATE
+            )  # a URL may hold a password
         each = str(self.config.jobs_per_task)
         command = shlex.join([sys.executable, "-m", "data_pipeline.executors.slurm_task", str(self.folder), each])
         root = Path(__file__).resolve().parents[2]
@@ -129,7 +131,9 @@ class SlurmExecutor:
             return TaskFailed(number, format_timeout(seconds), "", "slow")
         log = self.folder / f"{task}.log"
         tail = log.read_text(errors="replace")[-2_000:] if log.exists() else ""
-        return TaskFailed(number, format_worker_loss(f"ended without a result (Slurm says: {state or 'nothing'})"), tail, "lost")
+        return TaskFailed(
+            number, format_worker_loss(f"ended without a result (Slurm says: {state or 'nothing'})"), tail, "lost"
+        )
 
     def _cancel_leftover_jobs(self) -> None:
         """Cancel what an earlier run of this folder left and wait until it is gone: two must not write one folder."""

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.executors.event import TaskDone
+from data_pipeline.executors.base import TaskDone
 from data_pipeline.executors.inline import try_job
-from llmsys.publish import write_bytes_atomically
+from llmsys.atomic_write import write_bytes_atomically
 
 
 def main(folder: Path, jobs: int, task: int) -> int:

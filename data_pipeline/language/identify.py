@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data_pipeline.language.bayes import load_naive_bayes_model
-from data_pipeline.language.code import BAYES_CODES, normalize_language_code
-from data_pipeline.language.compact import UNKNOWN, detect_languages
-from data_pipeline.language.neighbours import GROUPS, count_marker_words
-from data_pipeline.language.yat import find_serbian_share
+from data_pipeline.language.cld2 import UNKNOWN, detect_languages
+from data_pipeline.language.codes import BAYES_CODES, normalize_language_code
+from data_pipeline.language.naive_bayes import load_naive_bayes_model
+from data_pipeline.language.serbian_latin import find_serbian_share
+from data_pipeline.language.similar_languages import GROUPS, count_marker_words
 from llmsys.config.language import LanguageConfig
 
 # No language that CLD2 alone knows is taken for one of these with more than this probability.

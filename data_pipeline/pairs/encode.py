@@ -13,13 +13,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.document import DROPPED_SCHEMA
-from data_pipeline.executors.event import Report
-from data_pipeline.funnel import FunnelCounts
-from data_pipeline.pairs.line import TextPair, LineProblem
-from data_pipeline.pairs.read import build_dropped_pair_row
-from data_pipeline.tokenize.encode import build_list_array
-from llmsys.shards import ArrowFileWriter, describe_token_file, read_batches, choose_token_dtype, build_token_schema
+from data_pipeline.core.document_schema import DROPPED_SCHEMA
+from data_pipeline.core.funnel import FunnelCounts
+from data_pipeline.executors.base import Report
+from data_pipeline.pairs.read import LineProblem, TextPair, build_dropped_pair_row
+from data_pipeline.tokenize.encode_documents import build_list_array
+from llmsys.token_shards import (
+    ArrowFileWriter,
+    build_token_schema,
+    choose_token_dtype,
+    describe_token_file,
+    read_batches,
+)
 from llmsys.tokenizer import Tokenizer, load_tokenizer
 
 STAGE = "tokens"
@@ -59,7 +64,11 @@ def encode_pairs(
             good, bad = encoded.split_by_length(limits)
             tally.add_drops(bad)
             tally.add_amounts(STAGE, documents_in=batch.num_rows, documents_out=len(good))
-            tally.add_amounts(STAGE, bytes_in=encoded.count_text_bytes(range(batch.num_rows)), bytes_out=encoded.count_text_bytes(good))
+            tally.add_amounts(
+                STAGE,
+                bytes_in=encoded.count_text_bytes(range(batch.num_rows)),
+                bytes_out=encoded.count_text_bytes(good),
+            )
             if good:
                 targets.write(encoded.build_token_rows("target", good, schema))
                 sources.write(encoded.build_token_rows("source", good, schema))

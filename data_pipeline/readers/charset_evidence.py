@@ -7,7 +7,7 @@ Reads the words of a page that have bytes beyond ASCII (`likelihood.words_beyond
 """
 
 from data_pipeline.readers.alphabet import count_letters, is_latin, is_one_alphabet
-from data_pipeline.readers.likelihood import WIDE, compute_mean_likelihood
+from data_pipeline.readers.charset_likelihood import WIDE, compute_mean_likelihood
 
 _MIN_CHARACTERS = 4  # beyond ASCII: fewer prove nothing
 _MIN_LETTERS = 3  # different ones

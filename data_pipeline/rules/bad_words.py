@@ -13,10 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.rules.batch import DocumentBatch
-from data_pipeline.rules.entry_list import read_entries
-from data_pipeline.rules.verdict import ThresholdTest, RuleVerdicts
-from data_pipeline.rules.word_pattern import build_alternation
+from data_pipeline.rules.document_batch import DocumentBatch
+from data_pipeline.rules.entry_lists import build_alternation, read_entries
+from data_pipeline.rules.verdict import RuleVerdicts, ThresholdTest
 from llmsys.config.custom_rules import ANY_LANGUAGE, BadWordsConfig
 
 _WITHOUT_SPACES = ("ja", "th", "zh")
@@ -79,7 +78,9 @@ class BadWordsRule:
 
     def _drop_lines(self, batch: DocumentBatch) -> RuleVerdicts:
         kept = [self._remove_listed_lines(text) for text in batch.texts]
-        taken = batch.to_counts(text.count("\n") + 1 - len(lines) for text, lines in zip(batch.texts, kept, strict=True))
+        taken = batch.to_counts(
+            text.count("\n") + 1 - len(lines) for text, lines in zip(batch.texts, kept, strict=True)
+        )
         texts = ["\n".join(lines) for lines in kept]
         empty: npt.NDArray[np.bool_] = (taken > 0) & (batch.to_counts(bool(text.strip()) for text in texts) == 0)
         return RuleVerdicts(
@@ -90,7 +91,10 @@ class BadWordsRule:
             {"lines": taken.astype(np.float64)},
             texts,
             {"line taken out: listed word": taken},
-            {row: _format_found_words(self._pattern.findall(batch.texts[row].lower())) for row in np.flatnonzero(empty).tolist()},
+            {
+                row: _format_found_words(self._pattern.findall(batch.texts[row].lower()))
+                for row in np.flatnonzero(empty).tolist()
+            },
         )
 
     def _remove_listed_lines(self, text: str) -> Sequence[str]:

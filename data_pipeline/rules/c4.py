@@ -14,10 +14,10 @@ from itertools import chain
 
 import numpy as np
 
-from data_pipeline.rules.batch import DocumentBatch
-from data_pipeline.rules.verdict import ThresholdTest, RuleVerdicts, apply_thresholds
-from data_pipeline.rules.word_columns import Integers, LineColumns
-from data_pipeline.rules.words import WordSplitter
+from data_pipeline.rules.document_batch import DocumentBatch
+from data_pipeline.rules.verdict import RuleVerdicts, ThresholdTest, apply_thresholds
+from data_pipeline.text.word_columns import Integers, LineColumns
+from data_pipeline.text.word_splitter import WordSplitter
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig
 
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
@@ -109,7 +109,9 @@ class C4Rule:
         return "too few words" if num_words < config.min_words_per_line else ""
 
 
-def _count_words_and_sentences(pages: Sequence[_Page], measured: LineColumns, splitter: WordSplitter) -> tuple[Integers, Integers]:
+def _count_words_and_sentences(
+    pages: Sequence[_Page], measured: LineColumns, splitter: WordSplitter
+) -> tuple[Integers, Integers]:
     """Words and sentences in the lines that stay, per page."""
     shortened = [line for page in pages for line in page.shortened]
     shorter = splitter.compute_line_columns(shortened, [[line] for line in shortened])

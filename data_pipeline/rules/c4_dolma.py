@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from data_pipeline.rules.batch import DocumentBatch
-from data_pipeline.rules.verdict import ThresholdTest, RuleVerdicts, prepend_test, apply_thresholds
+from data_pipeline.rules.document_batch import DocumentBatch
+from data_pipeline.rules.verdict import RuleVerdicts, ThresholdTest, apply_thresholds, prepend_test
 from llmsys.config.line_rules import C4DolmaConfig
 
 _PAGE_TESTS = {"curly bracket": "{", "lorem ipsum": "lorem ipsum", "javascript": "javascript"}

@@ -12,18 +12,17 @@ import numpy as np
 import pyarrow as pa
 
 from data_pipeline.rules.bad_words import BadWordsRule
-from data_pipeline.rules.batch import WordSplitters, DocumentBatch
 from data_pipeline.rules.c4 import C4Rule
 from data_pipeline.rules.c4_dolma import C4DolmaRule
 from data_pipeline.rules.classifier import ClassifierRule, list_classifier_thresholds
+from data_pipeline.rules.document_batch import DocumentBatch, WordSplitters
 from data_pipeline.rules.fineweb_quality import FinewebQualityRule
 from data_pipeline.rules.gopher_quality import GopherQualityRule
 from data_pipeline.rules.gopher_repetition import GopherRepetitionRule
 from data_pipeline.rules.line_corrections import LineCorrectionsRule
 from data_pipeline.rules.native_text import NativeTextRule
-from data_pipeline.rules.outcome import RuleOutcome
 from data_pipeline.rules.perplexity import PerplexityRule, list_perplexity_thresholds
-from data_pipeline.rules.verdict import ThresholdTest, Rule, RuleVerdicts
+from data_pipeline.rules.verdict import Rule, RuleOutcome, RuleVerdicts, ThresholdTest
 from llmsys.config.custom_rules import (
     ANY_LANGUAGE,
     BadWordsConfig,
@@ -32,11 +31,11 @@ from llmsys.config.custom_rules import (
     PerplexityConfig,
 )
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, LineCorrectionsConfig
-from llmsys.config.native_text import NativeTextConfig
-from llmsys.config.text import (
+from llmsys.config.quality_rules import (
     FinewebQualityConfig,
     GopherQualityConfig,
     GopherRepetitionConfig,
+    NativeTextConfig,
     RuleConfig,
 )
 

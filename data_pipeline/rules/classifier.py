@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.classify.linear import LinearScorer, load_linear_model
-from data_pipeline.rules.batch import DocumentBatch
-from data_pipeline.rules.verdict import ThresholdTest, RuleVerdicts, apply_thresholds
+from data_pipeline.classify.linear_model import LinearScorer, load_linear_model
+from data_pipeline.rules.document_batch import DocumentBatch
+from data_pipeline.rules.verdict import RuleVerdicts, ThresholdTest, apply_thresholds
 from llmsys.config.custom_rules import FastTextClassifierConfig, LinearClassifierConfig
 from llmsys.errors import DataError
 

@@ -4,10 +4,10 @@ Reads texts and their words; lines are split at newlines, blank ones do not coun
 which differ from the paper's in one place (see the configuration).
 """
 
-from data_pipeline.rules.batch import DocumentBatch, compute_share
-from data_pipeline.rules.characters import TERMINAL_MARKS
-from data_pipeline.rules.verdict import Floats, ThresholdTest, RuleVerdicts, prepend_test, apply_thresholds
-from llmsys.config.text import FinewebQualityConfig
+from data_pipeline.rules.document_batch import DocumentBatch, compute_share
+from data_pipeline.rules.verdict import Floats, RuleVerdicts, ThresholdTest, apply_thresholds, prepend_test
+from data_pipeline.text.character_sets import TERMINAL_MARKS
+from llmsys.config.quality_rules import FinewebQualityConfig
 
 
 class FinewebQualityRule:
@@ -18,7 +18,9 @@ class FinewebQualityRule:
     def __init__(self, config: FinewebQualityConfig) -> None:
         self._short = config.short_line_characters
         self.limits = [
-            ThresholdTest("share of lines with an end mark", "end_mark_line_share", "below", config.min_end_mark_line_share),
+            ThresholdTest(
+                "share of lines with an end mark", "end_mark_line_share", "below", config.min_end_mark_line_share
+            ),
             ThresholdTest("share of short lines", "short_line_share", "above", config.max_short_line_share),
             ThresholdTest(
                 "share of characters in duplicate lines",

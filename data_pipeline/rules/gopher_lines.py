@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from data_pipeline.rules.batch import DocumentBatch, compute_share
+from data_pipeline.rules.document_batch import DocumentBatch, compute_share
 from data_pipeline.rules.verdict import Floats
 
 

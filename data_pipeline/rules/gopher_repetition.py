@@ -20,11 +20,15 @@ The paper leaves most of this open; its column is our plainest reading of it.
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.rules.batch import DocumentBatch
-from data_pipeline.rules.datatrove_repeats import measure_repeated_lines, measure_repeated_ngrams, measure_top_ngrams
-from data_pipeline.rules.gopher_repeats import measure_dclm_repetition, measure_dolma_repetition, measure_paper_repetition
-from data_pipeline.rules.verdict import Floats, ThresholdTest, RuleVerdicts, prepend_test, apply_thresholds
-from llmsys.config.text import GopherRepetitionConfig
+from data_pipeline.rules.datatrove_repetition import measure_repeated_lines, measure_repeated_ngrams, measure_top_ngrams
+from data_pipeline.rules.document_batch import DocumentBatch
+from data_pipeline.rules.gopher_repetition_measures import (
+    measure_dclm_repetition,
+    measure_dolma_repetition,
+    measure_paper_repetition,
+)
+from data_pipeline.rules.verdict import Floats, RuleVerdicts, ThresholdTest, apply_thresholds, prepend_test
+from llmsys.config.quality_rules import GopherRepetitionConfig
 
 _PARTS = {
     "duplicate_paragraph_share": "share of duplicate paragraphs",
@@ -79,7 +83,10 @@ class GopherRepetitionRule:
         """What datatrove measures; of a document that failed a test, nothing of the stages behind it (NaN there)."""
         _ = batch.words  # of all documents at once: the rules that follow ask for them too
         statistics = measure_repeated_lines(batch)
-        for first, last, measure in ((0, _TOP_NGRAMS, measure_top_ngrams), (_TOP_NGRAMS, _ALL_NGRAMS, measure_repeated_ngrams)):
+        for first, last, measure in (
+            (0, _TOP_NGRAMS, measure_top_ngrams),
+            (_TOP_NGRAMS, _ALL_NGRAMS, measure_repeated_ngrams),
+        ):
             passing = apply_thresholds(self.limits[first:last], statistics, len(batch)).failed_D < 0
             passing &= ~np.isnan(statistics[self.limits[first].statistic])
             for name, column in measure(batch.select_documents(passing)).items():

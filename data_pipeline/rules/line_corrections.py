@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from data_pipeline.rules.batch import DocumentBatch, compute_share
-from data_pipeline.rules.verdict import ThresholdTest, RuleVerdicts, prepend_test, apply_thresholds
+from data_pipeline.rules.document_batch import DocumentBatch, compute_share
+from data_pipeline.rules.verdict import RuleVerdicts, ThresholdTest, apply_thresholds, prepend_test
 from llmsys.config.line_rules import LineCorrectionsConfig
 
 _UPPER, _DIGITS, _COUNTER, _SHORT, _NAVIGATION = (
@@ -40,7 +40,9 @@ class LineCorrectionsRule:
             _build_phrase_pattern(config.navigation_end, r"\s?{}$"),
             _build_phrase_pattern(config.navigation_start, r"^{}\s?"),
         ]
-        self.limits = [ThresholdTest("share of words taken out", "removed_word_share", "above", config.max_removed_word_share)]
+        self.limits = [
+            ThresholdTest("share of words taken out", "removed_word_share", "above", config.max_removed_word_share)
+        ]
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
         """Verdicts and the rewritten texts."""
@@ -55,7 +57,9 @@ class LineCorrectionsRule:
         after = batch.to_counts(len(cut(text)) for text in texts)
         statistics = {
             "removed_word_share": compute_share(before - after, before),
-            "lines_taken_out": batch.to_counts(counts.total() - counts[_CUT] for _, counts in corrected).astype(np.float64),
+            "lines_taken_out": batch.to_counts(counts.total() - counts[_CUT] for _, counts in corrected).astype(
+                np.float64
+            ),
             "lines_cut": changes[_CUT].astype(np.float64),
         }
         verdicts = apply_thresholds(self.limits, statistics, len(batch))

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import regex  # type: ignore[import-untyped]
 
-from data_pipeline.rules.batch import DocumentBatch, compute_share
-from data_pipeline.rules.ragged import compute_offsets
-from data_pipeline.rules.verdict import Floats, ThresholdTest, RuleVerdicts, apply_thresholds
-from data_pipeline.rules.vocabulary import NOT_SYMBOL
-from data_pipeline.rules.word_columns import Integers, WordColumns
-from llmsys.config.native_text import NativeTextConfig
+from data_pipeline.rules.document_batch import DocumentBatch, compute_share
+from data_pipeline.rules.verdict import Floats, RuleVerdicts, ThresholdTest, apply_thresholds
+from data_pipeline.text.ragged_arrays import compute_offsets
+from data_pipeline.text.vocabulary import NOT_SYMBOL
+from data_pipeline.text.word_columns import Integers, WordColumns
+from llmsys.config.quality_rules import NativeTextConfig
 
 _LETTER, _OWN, _GARBAGE, _SIMPLIFIED, _TRADITIONAL = 1, 2, 4, 8, 16
 _ALL_CHARACTERS = 0x110000
@@ -35,7 +35,9 @@ class NativeTextRule:
         self._stop_words = frozenset(config.stop_words)
         self._scripts = config.scripts
         self.limits = [
-            ThresholdTest("share of characters from wrong decoding", "garbage_share", "above", config.max_garbage_share),
+            ThresholdTest(
+                "share of characters from wrong decoding", "garbage_share", "above", config.max_garbage_share
+            ),
             ThresholdTest(
                 f"share of letters that are {' or '.join(config.scripts)}",
                 "script_share",
@@ -58,7 +60,9 @@ class NativeTextRule:
         letters, own, garbage, simplified, traditional = (
             _count_per_document(flags & bit != 0, ends) for bit in (_LETTER, _OWN, _GARBAGE, _SIMPLIFIED, _TRADITIONAL)
         )
-        garbage = garbage + batch.to_counts(sum(text.count(one) * len(one) for one in _BROKEN_HAN) for text in batch.texts)
+        garbage = garbage + batch.to_counts(
+            sum(text.count(one) * len(one) for one in _BROKEN_HAN) for text in batch.texts
+        )
         statistics = {
             "garbage_share": compute_share(garbage, batch.character_counts),
             "script_share": compute_share(own, letters),

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from data_pipeline.rules.entry_list import EntrySet, read_entries
-from data_pipeline.rules.word_pattern import build_alternation
-from llmsys.config.entries import EntryListConfig
+from data_pipeline.rules.entry_lists import EntrySet, build_alternation, read_entries
+from llmsys.config.entry_list import EntryListConfig
 from llmsys.config.url import UrlFilterConfig
 
 TESTS = ("domain", "subdomain", "url", "hard word", "soft words", "substring")
@@ -56,7 +55,11 @@ class UrlFilter:
         listed = list(
             zip(self._hosts.contains(domains), self._hosts.contains(hosts), self._urls.contains(urls), strict=True)
         )  # fmt: skip
-        allowed = [self._allowed_hosts.contains(domains), self._allowed_hosts.contains(hosts), self._allowed_urls.contains(urls)]
+        allowed = [
+            self._allowed_hosts.contains(domains),
+            self._allowed_hosts.contains(hosts),
+            self._allowed_urls.contains(urls),
+        ]
         return [
             None if any(free) else self._find_rejection(url, matches, name)
             for url, matches, name, free in zip(urls, listed, names, zip(*allowed, strict=True), strict=True)

@@ -13,18 +13,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.decontaminate.index import load_ngram_index
-from data_pipeline.decontaminate.report import STAGE as DECONTAMINATE
-from data_pipeline.decontaminate.report import ContaminationJudge, summarize_rows, write_contamination_report
-from data_pipeline.document import DROPPED_SCHEMA, count_text_bytes
-from data_pipeline.executors.event import Report
-from data_pipeline.funnel import FunnelCounts, build_dropped_rows
-from data_pipeline.pii.replace import replace_pii, sum_counts
+from data_pipeline.core.document_schema import DROPPED_SCHEMA, count_text_bytes
+from data_pipeline.core.funnel import FunnelCounts, build_dropped_rows
+from data_pipeline.decontaminate.contamination_report import STAGE as DECONTAMINATE
+from data_pipeline.decontaminate.contamination_report import (
+    ContaminationJudge,
+    summarize_rows,
+    write_contamination_report,
+)
+from data_pipeline.decontaminate.ngram_index import load_ngram_index
+from data_pipeline.executors.base import Report
+from data_pipeline.pii.replacement import replace_pii, sum_counts
 from data_pipeline.stages.collect import LENGTH_EDGES
 from llmsys.config.data import CrawlConfig
-from llmsys.config.decontaminate import NgramDecontaminationConfig
+from llmsys.config.decontamination import NgramDecontaminationConfig
 from llmsys.config.pii import PiiReplacementConfig
-from llmsys.shards import ArrowFileWriter, read_batches, read_schema
+from llmsys.token_shards import ArrowFileWriter, read_batches, read_schema
 
 PII = "pii"
 

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.document import DROPPED_SCHEMA, concat_batches, count_text_bytes
-from data_pipeline.executors.event import Report
-from data_pipeline.funnel import FunnelCounts, sort_in_file_order
-from data_pipeline.stages.leave_out import DuplicateFilter
-from llmsys.shards import ArrowFileWriter, read_batches, read_schema
+from data_pipeline.core.document_schema import DROPPED_SCHEMA, concat_batches, count_text_bytes
+from data_pipeline.core.funnel import FunnelCounts, sort_in_file_order
+from data_pipeline.executors.base import Report
+from data_pipeline.stages.duplicate_filter import DuplicateFilter
+from llmsys.token_shards import ArrowFileWriter, read_batches, read_schema
 
 # Edges of the histogram of characters per document: powers of two, from a line to a book.
 LENGTH_EDGES = (0, *(1 << power for power in range(6, 25)), 1 << 40)
@@ -55,7 +55,9 @@ def collect_shard(
         for batch in _iter_dropped_batches(sources, shard):
             gone_out.write(batch)
         for number, source in enumerate(sources):
-            for batch in collector.iter_kept_batches(source, shard, DuplicateFilter(decisions, number, rules, collector.tally)):
+            for batch in collector.iter_kept_batches(
+                source, shard, DuplicateFilter(decisions, number, rules, collector.tally)
+            ):
                 kept_out.write(batch)
             gone_out.write(pa.RecordBatch.from_pylist(collector.pop_drops(), DROPPED_SCHEMA))
         kept_out.flush()
@@ -81,7 +83,9 @@ class _Collector:
         self.text_bytes = 0
         self._drops: list[dict[str, Any]] = []
 
-    def iter_kept_batches(self, source: ShardSource, shard: int, duplicates: DuplicateFilter) -> Iterator[pa.RecordBatch]:
+    def iter_kept_batches(
+        self, source: ShardSource, shard: int, duplicates: DuplicateFilter
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the batches of one source that belong to this shard, without duplicates."""
         start = 0
         for index, (owner, count) in enumerate(source.kept_batches):

@@ -1,6 +1,6 @@
 """Rules that need something of the user's: lists of words, a classifier, a language model.
 
-Reads `llmsys.config.entries`, gives the sections that `llmsys.config.text` joins to its `RuleConfig`.
+Reads `llmsys.config.entry_list`, gives the sections that `llmsys.config.quality_rules` joins to its `RuleConfig`.
 """
 
 from pathlib import Path
@@ -8,10 +8,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.entries import EntryListConfig
+from llmsys.config.entry_list import EntryListConfig
 from llmsys.config.local_path import LocalPath
 from llmsys.config.named_rule import NamedRuleConfig
-from llmsys.config.rule import Violation, raise_violations
+from llmsys.config.violation import Violation, raise_violations
 
 ANY_LANGUAGE = "any"
 
@@ -34,7 +34,9 @@ class BadWordsConfig(NamedRuleConfig):
     """
 
     kind: Literal["bad_words"] = "bad_words"
-    words: tuple[WordListConfig, ...] = Field(min_length=1, description="Lists, each asked of documents in its language.")
+    words: tuple[WordListConfig, ...] = Field(
+        min_length=1, description="Lists, each asked of documents in its language."
+    )
     action: Literal["drop_page", "drop_line"] = Field("drop_page", description="What goes; C4 drops the page.")
     max_share: Fraction = Field(
         0.0, description="drop_page: listed words / words split at white space. C4 drops at the first."
@@ -47,7 +49,9 @@ class BadWordsConfig(NamedRuleConfig):
     @model_validator(mode="after")
     def _check_word_lists(self) -> Self:
         if all(one.is_empty for one in self.words):
-            raise_violations([Violation("words", "no word is listed. Name a file, such as words: [{files: [words.txt]}].")])
+            raise_violations(
+                [Violation("words", "no word is listed. Name a file, such as words: [{files: [words.txt]}].")]
+            )
         return self
 
     @property

@@ -9,22 +9,22 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.base import Section
-from llmsys.config.decontaminate import DecontaminateConfig, NoDecontamination
-from llmsys.config.deduplicate import DeduplicationConfig
+from llmsys.config.decontamination import DecontaminateConfig, NoDecontamination
+from llmsys.config.deduplication import DeduplicationConfig
 from llmsys.config.executor import ExecutorConfig, LocalExecutorConfig
-from llmsys.config.extract import ArticleExtractorConfig, ExtractConfig
+from llmsys.config.extraction import ArticleExtractorConfig, ExtractConfig
 from llmsys.config.language import LanguageConfig
 from llmsys.config.local_path import LocalPath
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.named_rule import find_name_violations
 from llmsys.config.pairs import LabelledTextConfig, PairsConfig
 from llmsys.config.pii import NoPiiReplacement, PiiConfig
+from llmsys.config.quality_rules import RULE_KINDS, RuleConfig
 from llmsys.config.read import ReadConfig
-from llmsys.config.rule import raise_violations
-from llmsys.config.text import RULE_KINDS, RuleConfig
+from llmsys.config.section import Section
 from llmsys.config.unicode import NoUnicodeRepair, UnicodeConfig
 from llmsys.config.url import NoUrlFilter, UrlConfig
+from llmsys.config.violation import raise_violations
 
 # What the funnel counts beside the rules: no rule may be called so.
 STAGES = (

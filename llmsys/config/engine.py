@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llmsys.config.base import Section
+from llmsys.config.section import Section
 
 
 class TorchEngineConfig(Section):
@@ -42,4 +42,6 @@ class AccelerateEngineConfig(Section):
     kind: Literal["accelerate"] = "accelerate"
 
 
-EngineConfig = Annotated[TorchEngineConfig | DeepSpeedEngineConfig | AccelerateEngineConfig, Field(discriminator="kind")]
+EngineConfig = Annotated[
+    TorchEngineConfig | DeepSpeedEngineConfig | AccelerateEngineConfig, Field(discriminator="kind")
+]

@@ -7,9 +7,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.base import Section
 from llmsys.config.local_path import LocalPath
-from llmsys.config.rule import Violation, raise_violations
+from llmsys.config.section import Section
+from llmsys.config.violation import Violation, raise_violations
 
 MAX_DEFAULT_SEQUENCES = 8
 """Sequences of one forward pass of an evaluation, where neither it nor a training micro-batch says fewer."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llmsys.config.base import Section
+from llmsys.config.section import Section
 
 
 class _BaseExecutorConfig(Section):
@@ -68,4 +68,6 @@ class SlurmExecutorConfig(_ProcessExecutorConfig):
     poll_seconds: float = Field(5.0, gt=0, description="How often results and the queue are looked at.")
 
 
-ExecutorConfig = Annotated[LocalExecutorConfig | InlineExecutorConfig | RayExecutorConfig | SlurmExecutorConfig, Field(discriminator="kind")]
+ExecutorConfig = Annotated[
+    LocalExecutorConfig | InlineExecutorConfig | RayExecutorConfig | SlurmExecutorConfig, Field(discriminator="kind")
+]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llmsys.config.base import Section
+from llmsys.config.section import Section
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 BIAS = Field(False, description="Whether every linear map has a bias.")
@@ -72,7 +72,15 @@ class ClampedSwigluConfig(Section):
 
 
 FeedForwardConfig = Annotated[
-    ReluConfig | GeluConfig | GeluTanhConfig | SiluConfig | SwigluConfig | GegluConfig | GegluTanhConfig | ClampedSwigluConfig, Field(discriminator="kind")
+    ReluConfig
+    | GeluConfig
+    | GeluTanhConfig
+    | SiluConfig
+    | SwigluConfig
+    | GegluConfig
+    | GegluTanhConfig
+    | ClampedSwigluConfig,
+    Field(discriminator="kind"),
 ]
 
 GATED = frozenset({"swiglu", "geglu", "geglu_tanh", "clamped_swiglu"})

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llmsys.config.base import Section
+from llmsys.config.section import Section
 
 
 class EmbeddingConfig(Section):
@@ -66,7 +66,8 @@ class PermutationHeadConfig(Section):
 
 
 HeadConfig = Annotated[
-    LmHeadConfig | MlmHeadConfig | ClassificationHeadConfig | FeaturesHeadConfig | PermutationHeadConfig, Field(discriminator="kind")
+    LmHeadConfig | MlmHeadConfig | ClassificationHeadConfig | FeaturesHeadConfig | PermutationHeadConfig,
+    Field(discriminator="kind"),
 ]
 
 

@@ -2,6 +2,8 @@
 
 Reads YAML files, the config.json of Hugging Face models, and overrides; gives the config with the origin of every
 value. Promises that everything wrong with it is reported at once, with file, line and key.
+
+A config.json as a checked ModelConfig, for those who have the file and no run config around it.
 """
 
 from collections.abc import Sequence
@@ -12,14 +14,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.fields import get_default_kind_at, fill_default_kinds
-from llmsys.config.lookup import format_path, find_config
-from llmsys.config.merge import ConfigLayer, resolve_bases, merge_layers, read_layer
+from llmsys.config.hugging_face.read_config_json import parse_json, read_model_values
+from llmsys.config.merge import ConfigLayer, merge_layers, read_layer, read_overrides, resolve_bases
 from llmsys.config.model import ModelConfig
-from llmsys.config.override import read_overrides
-from llmsys.config.problems import build_config_error
+from llmsys.config.paths import find_config, format_path
 from llmsys.config.run import RunConfig
-from llmsys.config.yaml_text import Keys
+from llmsys.config.section import fill_default_kinds, get_default_kind_at
+from llmsys.config.validation_errors import build_config_error
+from llmsys.config.yaml_parser import Keys
 from llmsys.errors import ConfigError
 
 
@@ -117,3 +119,26 @@ def _cap_sequence_length(values: dict[str, Any]) -> dict[str, Any]:
     ):
         values = {**values, "batch": {**batch, "sequence_length": longest}}
     return values
+
+
+def build_model_config(values: dict[str, Any], source: str = "config.json") -> ModelConfig:
+    """The model that these values of a config.json describe.
+
+    Raises ConfigError that names every key that is unknown, malformed or cannot be built; `source` is what it calls
+    the file.
+    """
+    read = read_model_values(values, source)
+    try:
+        return ModelConfig.model_validate(read)
+    except ValidationError as error:
+        raise build_config_error(error, ModelConfig, ConfigLayer(read, {(): source}), source) from None
+
+
+def load_hugging_face_config(path: Path) -> ModelConfig:
+    """The model of a config.json, or of the folder that holds one."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}. Give a config.json, or the folder of one.") from error
+    return build_model_config(parse_json(text, str(file)), str(file))

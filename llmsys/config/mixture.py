@@ -12,9 +12,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.base import Section
 from llmsys.config.local_path import LocalPath
-from llmsys.config.rule import Violation, raise_violations
+from llmsys.config.section import Section
+from llmsys.config.violation import Violation, raise_violations
 
 LONGEST_PERIOD = 1 << 16
 """Sequences after which the order of the sources repeats, at most: a table of so many rows is kept."""
@@ -52,7 +52,9 @@ class MixtureConfig(Section):
     kind: Literal["mixture"] = "mixture"
     name: str = Field("mixture", min_length=1, description="Name of the mixture, for people.")
     sources: tuple[MixtureSourceConfig, ...] = Field(min_length=1, description="Dataset folders and their weights.")
-    stages: tuple[MixtureStageConfig, ...] = Field((), description="Other weights later in the run, such as at its end.")
+    stages: tuple[MixtureStageConfig, ...] = Field(
+        (), description="Other weights later in the run, such as at its end."
+    )
 
     @property
     def folder(self) -> Path:
@@ -63,7 +65,10 @@ class MixtureConfig(Section):
     def stage_weights(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """(token from which they hold, whole parts of each source) of every stage, the first from 0."""
         first = tuple(source.weight for source in self.sources)
-        return ((0, reduce_to_integers(first)), *((stage.from_tokens, reduce_to_integers(stage.weights)) for stage in self.stages))
+        return (
+            (0, reduce_to_integers(first)),
+            *((stage.from_tokens, reduce_to_integers(stage.weights)) for stage in self.stages),
+        )
 
     @model_validator(mode="after")
     def _check_mixture(self) -> Self:
@@ -76,7 +81,9 @@ class MixtureConfig(Section):
             if source.folder in folders[:number]:
                 yield Violation(f"sources.{number}.folder", f"{source.folder} is given twice. Add up its weights.")
             elif source.title in titles[:number]:
-                yield Violation(f"sources.{number}.name", f"two sources are called {source.title}. Give one another name.")
+                yield Violation(
+                    f"sources.{number}.name", f"two sources are called {source.title}. Give one another name."
+                )
         yield from _find_weight_violations("sources", [source.weight for source in self.sources])
         for number, stage in enumerate(self.stages):
             if len(stage.weights) != len(self.sources):

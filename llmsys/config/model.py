@@ -3,21 +3,41 @@
 Names follow Hugging Face's config.json, which is accepted too (see llmsys/config/hugging_face). Read by estimate
 (counts), model (modules) and convert; promises that every value accepted here can be built, and that one which cannot
 is refused with the nearest value that can.
+
+What a ModelConfig refuses: values that are legal one by one but cannot be built together.
+
+Each rule names the field, the rule and the nearest value that would do.
 """
 
-from typing import Any, Literal, Self
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from llmsys.config.attention import AttentionConfig, MultiHeadAttentionConfig
-from llmsys.config.base import Section
 from llmsys.config.feed_forward import FeedForwardConfig, SwigluConfig
-from llmsys.config.head import DropoutConfig, EmbeddingConfig, EncoderConfig, HeadConfig, LmHeadConfig, MultiTokenPredictionConfig
-from llmsys.config.model_rules import find_model_violations
+from llmsys.config.head import (
+    DropoutConfig,
+    EmbeddingConfig,
+    EncoderConfig,
+    HeadConfig,
+    LmHeadConfig,
+    MultiTokenPredictionConfig,
+)
 from llmsys.config.moe import MoeConfig
 from llmsys.config.norm import NormConfig, PreNormConfig, ResidualConfig, RmsNormConfig
 from llmsys.config.position import PositionConfig, RopeConfig
-from llmsys.config.rule import raise_violations
+from llmsys.config.section import Section
+from llmsys.config.violation import (
+    Violation,
+    find_nearest,
+    find_nearest_multiples,
+    format_choices,
+    list_divisors,
+    raise_violations,
+)
 
 Family = Literal["decoder", "encoder", "encoder_decoder"]
 LayerType = Literal["full_attention", "sliding_attention"]
@@ -67,7 +87,9 @@ class ModelConfig(Section):
     initializer: Literal["normal", "xavier"] = Field("normal", description="Distribution of the starting matrices.")
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of normal starting weights.")
     norm: NormConfig = Field(RmsNormConfig(), description="The kind of normalisation.")
-    residual: ResidualConfig = Field(PreNormConfig(), description="Where norms stand around attention and feed-forward.")
+    residual: ResidualConfig = Field(
+        PreNormConfig(), description="Where norms stand around attention and feed-forward."
+    )
     position: PositionConfig = Field(RopeConfig(), description="How positions reach attention.")
     attention: AttentionConfig = Field(MultiHeadAttentionConfig(), description="How tokens look at each other.")
     feed_forward: FeedForwardConfig = Field(SwigluConfig(), description="Dense feed-forward layers.")
@@ -76,7 +98,9 @@ class ModelConfig(Section):
     head: HeadConfig = Field(LmHeadConfig(), description="From the last hidden states to the output.")
     dropout: DropoutConfig = Field(DropoutConfig(), description="What training drops at random.")
     encoder: EncoderConfig | None = Field(None, description="Of an encoder-decoder; null: as the decoder.")
-    multi_token_prediction: MultiTokenPredictionConfig | None = Field(None, description="Modules that predict further tokens.")
+    multi_token_prediction: MultiTokenPredictionConfig | None = Field(
+        None, description="Modules that predict further tokens."
+    )
 
     @model_validator(mode="after")
     def _check_architecture(self) -> Self:
@@ -118,7 +142,7 @@ class ModelConfig(Section):
         return self.num_hidden_layers - self.num_moe_layers
 
     @property
-    def encoder_model(self) -> "ModelConfig":
+    def encoder_model(self) -> ModelConfig:
         """The encoder of an encoder-decoder as a model of its own: what its blocks are built from.
 
         Dense and without windows; the encoder-decoders of the literature have neither experts nor windows there.
@@ -132,3 +156,152 @@ class ModelConfig(Section):
                 changes["num_attention_heads"] = changes["num_key_value_heads"] = own.num_attention_heads
                 changes["head_dim"] = self.hidden_size // own.num_attention_heads
         return self.model_copy(update=changes)
+
+
+if TYPE_CHECKING:
+    pass
+
+HEADS_OF = {
+    "decoder": ("lm",),
+    "encoder": ("mlm", "classification", "features", "permutation"),
+    "encoder_decoder": ("lm",),
+}
+
+
+def find_model_violations(model: ModelConfig) -> Iterator[Violation]:
+    """Every broken rule of this model."""
+    yield from _find_shape_violations(model)
+    yield from _find_position_violations(model)
+    yield from _find_family_violations(model)
+    yield from _find_window_violations(model)
+    yield from _find_expert_violations(model)
+
+
+def _find_shape_violations(model: ModelConfig) -> Iterator[Violation]:
+    heads, pairs = model.num_attention_heads, model.num_key_value_heads
+    latent = model.attention.kind == "latent"
+    if "head_dim" not in model.model_fields_set and model.hidden_size % heads and not latent:
+        width, legal = model.hidden_size, list_divisors(model.hidden_size)
+        near = [max(n for n in legal if n < heads), *[n for n in legal if n > heads][:1]]
+        yield Violation(
+            "num_attention_heads",
+            f"{heads} does not divide hidden_size={width}. Use {format_choices(near)}, "
+            f"or hidden_size={format_choices(find_nearest_multiples(width, heads))}, or set head_dim.",
+        )
+    if heads % pairs:
+        yield Violation(
+            "num_key_value_heads",
+            f"{pairs} does not divide num_attention_heads={heads}. Use {find_nearest(pairs, list_divisors(heads))}.",
+        )
+    elif latent and pairs != heads:
+        yield Violation(
+            "num_key_value_heads", f"latent attention has a key for each of the {heads} heads. Leave it out."
+        )
+    dense = model.num_dense_layers + (model.family == "encoder_decoder")
+    if dense and not model.intermediate_size:
+        yield Violation(
+            "intermediate_size",
+            f"{model.num_dense_layers} dense layers need a width above 0. "
+            f"Set it, for example to {4 * model.hidden_size}.",
+        )
+
+
+def count_rotary_channels(model: ModelConfig) -> int:
+    """Channels of a head that are rotated; 0 without rope."""
+    if model.position.kind != "rope":
+        return 0
+    if model.attention.kind == "latent":
+        return model.attention.qk_rope_head_dim
+    return int(model.head_dim * model.position.fraction)
+
+
+def _find_position_violations(model: ModelConfig) -> Iterator[Violation]:
+    position = model.position
+    if position.kind == "rope" and (rotated := count_rotary_channels(model)) % 2:
+        if model.attention.kind == "latent":
+            yield Violation(
+                "attention.qk_rope_head_dim", f"{rotated} is odd, and rope rotates pairs. Use {rotated + 1}."
+            )
+        elif position.fraction == 1:
+            yield Violation(
+                "head_dim",
+                f"{rotated} is odd, and rope rotates pairs of channels. Use {rotated + 1}, or position.kind=none.",
+            )
+        else:
+            yield Violation(
+                "position.fraction",
+                f"{position.fraction} of {model.head_dim} channels are {rotated}, and rope rotates pairs. "
+                f"Use {(rotated + 1) / model.head_dim}.",
+            )
+    if model.attention.kind == "latent" and position.kind not in ("rope", "none"):
+        yield Violation(
+            "position.kind", f"latent attention keeps channels for rope, not for {position.kind}. Use rope."
+        )
+    if position.kind == "rope" and position.scaling.kind == "longrope":
+        waves = count_rotary_channels(model) // 2
+        for name in ("short_factor", "long_factor"):
+            if (given := len(getattr(position.scaling, name))) != waves:
+                yield Violation(f"position.scaling.{name}", f"{given} divisors for {waves} waves. Give {waves}.")
+    if position.kind == "sinusoidal" and model.hidden_size % 2:
+        yield Violation(
+            "hidden_size", f"{model.hidden_size} is odd, and sines come with cosines. Use {model.hidden_size + 1}."
+        )
+
+
+def _find_family_violations(model: ModelConfig) -> Iterator[Violation]:
+    legal = HEADS_OF[model.family]
+    if model.head.kind not in legal:
+        yield Violation(
+            "head.kind", f"{model.head.kind} does not belong to family={model.family}. Use {format_choices(legal)}."
+        )
+    if model.head.kind == "mlm" and model.head.next_sentence and not model.head.pooler:
+        yield Violation("head.next_sentence", "it reads the pooler, which is missing. Set head.pooler=true.")
+    if model.encoder is not None and model.family != "encoder_decoder":
+        yield Violation("encoder", f"family={model.family} has no second stack. Leave it out, or use encoder_decoder.")
+    if model.embedding.source_vocab_size is not None and model.family != "encoder_decoder":
+        yield Violation("embedding.source_vocab_size", f"family={model.family} has no source. Leave it out.")
+    if model.encoder is not None and (own := model.encoder.num_attention_heads) and model.hidden_size % own:
+        near = find_nearest(own, list_divisors(model.hidden_size))
+        yield Violation(
+            "encoder.num_attention_heads", f"{own} does not divide hidden_size={model.hidden_size}. Use {near}."
+        )
+    if model.multi_token_prediction is not None and model.family != "decoder":
+        yield Violation("multi_token_prediction", f"family={model.family} predicts no next token. Use null.")
+    if model.multi_token_prediction is not None and model.residual.kind not in ("pre", "sandwich", "output"):
+        yield Violation("multi_token_prediction", f"it needs residual.kind=pre, not {model.residual.kind}. Use null.")
+
+
+def _find_window_violations(model: ModelConfig) -> Iterator[Violation]:
+    if "sliding_attention" in model.layer_types and model.sliding_window is None:
+        yield Violation(
+            "sliding_window", "layer_types has sliding_attention, and its width is missing. Set it, e.g. to 4096."
+        )
+    if len(model.layer_types) > model.num_hidden_layers:
+        yield Violation(
+            "layer_types",
+            f"{len(model.layer_types)} kinds for num_hidden_layers={model.num_hidden_layers}. "
+            f"Give {model.num_hidden_layers}, or a shorter list that repeats.",
+        )
+
+
+def _find_expert_violations(model: ModelConfig) -> Iterator[Violation]:
+    if model.moe is None:
+        return
+    last = model.num_hidden_layers - 1
+    if not model.num_moe_layers and model.moe.first_dense_layers > last:
+        yield Violation(
+            "moe.first_dense_layers",
+            f"{model.moe.first_dense_layers} leaves none of the {last + 1} layers to the experts. "
+            f"Use at most {last}, or set moe to null.",
+        )
+    elif not model.num_moe_layers:
+        if model.moe.every > last + 1:
+            layers = f"{model.moe.every} is more than num_hidden_layers={last + 1}"
+            yield Violation(
+                "moe.every", f"{layers}, and no layer has experts. Use at most {last + 1}, or set moe to null."
+            )
+        else:
+            yield Violation("moe.dense_layers", "no layer is left to the experts. Use fewer, or set moe to null.")
+    for layer in model.moe.dense_layers:
+        if not 0 <= layer <= last:
+            yield Violation("moe.dense_layers", f"there is no layer {layer}. Use numbers from 0 to {last}.")

@@ -8,9 +8,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.base import Section
 from llmsys.config.feed_forward import FeedForwardConfig, SwigluConfig
-from llmsys.config.rule import Violation, list_divisors, find_nearest, raise_violations
+from llmsys.config.section import Section
+from llmsys.config.violation import Violation, find_nearest, list_divisors, raise_violations
 
 
 class BiasBalancingConfig(Section):
@@ -114,7 +114,9 @@ class MoeConfig(Section):
     routed_scaling_factor: float = Field(1.0, gt=0, description="Factor on the weights of the routed experts.")
     router_bias: bool = Field(False, description="Whether the router's linear map has a bias (gpt-oss).")
     jitter: float = Field(0.01, ge=0, description="sparsemixer: experts further than twice this from the best wait.")
-    groups: GroupLimitedRoutingConfig | None = Field(None, description="Restricts the choice to the best groups; null: free.")
+    groups: GroupLimitedRoutingConfig | None = Field(
+        None, description="Restricts the choice to the best groups; null: free."
+    )
     routing: RoutingConfig = Field(TokenChoiceConfig(), description="Who chooses whom, and what happens to a crowd.")
     balance: BalanceConfig = Field(BiasBalancingConfig(), description="What keeps the experts evenly loaded.")
     z_loss_weight: float = Field(
@@ -135,9 +137,13 @@ class MoeConfig(Section):
         if self.score == "sparsemixer" and visits != 2:
             yield Violation("num_experts_per_tok", f"sparsemixer chooses 2 experts, not {visits}. Use 2.")
         if self.shared_gate and not self.shared_expert_size:
-            yield Violation("shared_gate", "there is no shared expert to weigh. Set num_shared_experts or leave it out.")
+            yield Violation(
+                "shared_gate", "there is no shared expert to weigh. Set num_shared_experts or leave it out."
+            )
         if self.routing.kind == "expert_choice" and self.groups is not None:
-            yield Violation("groups", "they limit what tokens choose, and with expert_choice experts do. Set it to null.")
+            yield Violation(
+                "groups", "they limit what tokens choose, and with expert_choice experts do. Set it to null."
+            )
         if self.routing.kind == "expert_choice" and self.score == "sparsemixer":
             yield Violation(
                 "score", "sparsemixer is a token's choice, and with expert_choice experts choose. Use softmax."
@@ -150,7 +156,8 @@ class MoeConfig(Section):
         if experts % count:
             yield Violation(
                 "groups.num_groups",
-                f"{count} groups cannot share {experts} experts evenly. Use {find_nearest(count, list_divisors(experts))}.",
+                f"{count} groups cannot share {experts} experts evenly. Use "
+                f"{find_nearest(count, list_divisors(experts))}.",
             )
             return
         size = experts // count

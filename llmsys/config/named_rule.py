@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 from pydantic import Field
 
-from llmsys.config.base import Section
-from llmsys.config.rule import Violation
+from llmsys.config.section import Section
+from llmsys.config.violation import Violation
 
 
 class NamedRuleConfig(Section):

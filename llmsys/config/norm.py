@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llmsys.config.base import Section
+from llmsys.config.section import Section
 
 
 class RmsNormConfig(Section):
@@ -65,4 +65,7 @@ class ParallelBlockConfig(Section):
     norms: Literal[1, 2] = Field(1, description="One norm for both branches, or one each (GPT-NeoX, Falcon 40B).")
 
 
-ResidualConfig = Annotated[PreNormConfig | PostNormConfig | DeepNormConfig | SandwichNormConfig | OutputNormConfig | ParallelBlockConfig, Field(discriminator="kind")]
+ResidualConfig = Annotated[
+    PreNormConfig | PostNormConfig | DeepNormConfig | SandwichNormConfig | OutputNormConfig | ParallelBlockConfig,
+    Field(discriminator="kind"),
+]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from llmsys.config.base import Section
+from llmsys.config.section import Section
 
 # What each objective needs: the model's family, its head, and the kind of the data.
 NEEDS = {
@@ -47,10 +47,14 @@ class ClassificationConfig(Section):
     kind: Literal["classification"] = "classification"
 
 
-ObjectiveConfig = Annotated[NextTokenConfig | TranslationConfig | MaskedLmConfig | ClassificationConfig, Field(discriminator="kind")]
+ObjectiveConfig = Annotated[
+    NextTokenConfig | TranslationConfig | MaskedLmConfig | ClassificationConfig, Field(discriminator="kind")
+]
 
 
-def infer_objective(values: dict[str, Any]) -> NextTokenConfig | TranslationConfig | MaskedLmConfig | ClassificationConfig:
+def infer_objective(
+    values: dict[str, Any],
+) -> NextTokenConfig | TranslationConfig | MaskedLmConfig | ClassificationConfig:
     """The objective that a model is made for."""
     model = values.get("model")
     family, head = (model.family, model.head.kind) if model is not None else ("decoder", "lm")

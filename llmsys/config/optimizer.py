@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llmsys.config.base import Section
+from llmsys.config.section import Section
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 

@@ -9,10 +9,10 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.base import Section
 from llmsys.config.executor import ExecutorConfig, LocalExecutorConfig
 from llmsys.config.local_path import LocalPath
-from llmsys.config.rule import Violation, raise_violations
+from llmsys.config.section import Section
+from llmsys.config.violation import Violation, raise_violations
 
 
 class PairsConfig(Section):

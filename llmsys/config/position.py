@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llmsys.config.base import Section
+from llmsys.config.section import Section
 
 
 class NoRopeScaling(Section):
@@ -73,7 +73,13 @@ class LongRopeScalingConfig(Section):
 
 
 ScalingConfig = Annotated[
-    NoRopeScaling | LinearRopeScalingConfig | NtkRopeScalingConfig | YarnRopeScalingConfig | Llama3RopeScalingConfig | LongRopeScalingConfig, Field(discriminator="kind")
+    NoRopeScaling
+    | LinearRopeScalingConfig
+    | NtkRopeScalingConfig
+    | YarnRopeScalingConfig
+    | Llama3RopeScalingConfig
+    | LongRopeScalingConfig,
+    Field(discriminator="kind"),
 ]
 
 
@@ -141,5 +147,12 @@ class NoPositionConfig(Section):
 
 
 PositionConfig = Annotated[
-    RopeConfig | LearnedPositionConfig | SinusoidalPositionConfig | AlibiConfig | RelativeBiasConfig | TransformerXlPositionConfig | NoPositionConfig, Field(discriminator="kind")
+    RopeConfig
+    | LearnedPositionConfig
+    | SinusoidalPositionConfig
+    | AlibiConfig
+    | RelativeBiasConfig
+    | TransformerXlPositionConfig
+    | NoPositionConfig,
+    Field(discriminator="kind"),
 ]

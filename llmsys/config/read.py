@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from llmsys.config.base import Section
+from llmsys.config.section import Section
 
 
 class ReadConfig(Section):

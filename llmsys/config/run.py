@@ -8,35 +8,37 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.axes import find_run_sharding_violations, find_model_sharding_violations
-from llmsys.config.base import Section
 from llmsys.config.batch import BatchConfig
-from llmsys.config.bitwise import find_bitwise_violations
+from llmsys.config.bitwise_constraints import find_bitwise_violations
 from llmsys.config.checkpoint import CheckpointConfig, find_retention_violations
 from llmsys.config.data import CrawlConfig, DataConfig
-from llmsys.config.deepspeed_rules import find_deepspeed_violations
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
+from llmsys.config.engine_constraints import find_deepspeed_violations, find_torch_violations, resolve_layout
 from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig, find_task_violations
-from llmsys.config.factors import MultiplierScheduleConfig
-from llmsys.config.generation_rules import generation_problems
-from llmsys.config.layout import ParallelLayout, find_expert_violations
+from llmsys.config.generation_constraints import generation_problems
 from llmsys.config.model import ModelConfig
-from llmsys.config.noise import find_noise_scale_violations
+from llmsys.config.noise_scale_constraints import find_noise_scale_violations
 from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, infer_objective
 from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
-from llmsys.config.rule import Violation, format_choices, raise_violations
-from llmsys.config.schedule import CosineScheduleConfig, ScheduleConfig
+from llmsys.config.parallel_layout import (
+    ParallelLayout,
+    find_expert_violations,
+    find_model_sharding_violations,
+    find_run_sharding_violations,
+)
+from llmsys.config.schedule import CosineScheduleConfig, MultiplierScheduleConfig, ScheduleConfig
+from llmsys.config.section import Section
 from llmsys.config.tokenizer import SentencePieceConfig, TokenizerConfig, find_weight_violations
-from llmsys.config.torch_rules import resolve_layout, find_torch_violations
 from llmsys.config.train import (
     FlopsConfig,
     GenerationConfig,
     LaunchConfig,
-    RunNameConfig,
     Precision,
+    RunNameConfig,
     TrackingConfig,
     TrainConfig,
 )
+from llmsys.config.violation import Violation, format_choices, raise_violations
 from llmsys.errors import ConfigError
 
 # What a config without a `model:` section builds: small enough for a laptop core.
@@ -64,7 +66,9 @@ class RunConfig(Section):
     batch: BatchConfig = Field(BatchConfig(), description="Tokens of one optimizer step.")
     optimizer: OptimizerConfig = Field(AdamWConfig(), description="How gradients become updates.")
     schedule: ScheduleConfig = Field(CosineScheduleConfig(), description="The learning rate over the run.")
-    factors: MultiplierScheduleConfig = Field(MultiplierScheduleConfig(), description="Weight decay and balance over the run.")
+    factors: MultiplierScheduleConfig = Field(
+        MultiplierScheduleConfig(), description="Weight decay and balance over the run."
+    )
     engine: EngineConfig = Field(TorchEngineConfig(), description="The library that owns the step.")
     layout: ParallelLayout = Field(ParallelLayout(), description="How ranks share the model.")
     launch: LaunchConfig = Field(LaunchConfig(), description="Processes on this machine.")
@@ -147,7 +151,9 @@ class RunConfig(Section):
         layout, compiled = self.layout, self.train.compile == "block"
         for key, message in (
             *find_model_sharding_violations(layout.tensor, layout.context, self.model),
-            *find_run_sharding_violations(layout.tensor, layout.context, self.engine, self.batch.sequence_length, compiled),
+            *find_run_sharding_violations(
+                layout.tensor, layout.context, self.engine, self.batch.sequence_length, compiled
+            ),
         ):
             yield Violation(f"layout.{key}", message)
 
@@ -235,7 +241,10 @@ class RunConfig(Section):
         if self.train.precision != "auto":
             return self
         made = self.model_copy(update={"train": self.train.model_copy(update={"precision": precision})})
-        problems = [*made._precision_problems(), *find_torch_violations(made.engine, made.layout, made.train, made.model)]
+        problems = [
+            *made._precision_problems(),
+            *find_torch_violations(made.engine, made.layout, made.train, made.model),
+        ]
         if problems:
             reason = f" ({why})" if why else ""
             listed_problems = "; ".join(f"{one.key}: {one.message}" for one in problems)

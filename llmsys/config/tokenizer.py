@@ -8,9 +8,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.base import Section
 from llmsys.config.local_path import LocalPath
-from llmsys.config.rule import Violation, raise_violations
+from llmsys.config.section import Section
+from llmsys.config.violation import Violation, raise_violations
 
 
 class SentencePieceConfig(Section):
@@ -64,7 +64,9 @@ class SentencePieceConfig(Section):
             if symbol in ("<unk>", "<s>", "</s>"):
                 yield Violation(field, f"{symbol} is a piece of every model already. Leave it out.")
             elif not symbol or "\u2581" in symbol:
-                yield Violation(field, f"{symbol!r} cannot be a piece: U+2581 is how spaces are written. Write a space.")
+                yield Violation(
+                    field, f"{symbol!r} cannot be a piece: U+2581 is how spaces are written. Write a space."
+                )
             elif symbol in [one for one, _ in symbols[:number]]:
                 yield Violation(field, f"{symbol!r} is given twice, and a piece is one or the other. Give it once.")
 

@@ -1,14 +1,42 @@
-"""Sections about the run itself: its name, processes, budget, faults, samples, tracking and how operations count."""
+"""Which steps count as bad, beside those that are not finite.
+
+Sections about the run itself: its name, processes, budget, faults, samples, tracking and how operations count.
+"""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from llmsys.config.base import Section
-from llmsys.config.faults import SpikeDetectionConfig
 from llmsys.config.local_path import LocalPath
+from llmsys.config.section import Section
+from llmsys.config.violation import Violation, raise_violations
 from llmsys.errors import ConfigError
+
+
+class SpikeDetectionConfig(Section):
+    """A step is a spike when its number is more than so many times the median of the steps before it.
+
+    The median is over the last `window` steps that were taken; before there are as many, nothing is a spike.
+    """
+
+    gradient_norm: float = Field(
+        0.0, ge=0, description="Times the median gradient norm (before clipping), such as 10; 0: norms are not judged."
+    )
+    loss: float = Field(0.0, ge=0, description="Times the median loss, such as 1.5; 0: losses are not judged.")
+    window: int = Field(100, ge=2, description="Steps whose median is taken.")
+
+    @model_validator(mode="after")
+    def _check_ratios(self) -> Self:
+        raise_violations(
+            Violation(
+                name, f"{value:g} times the median would refuse ordinary steps. Use more than 1, or 0 for no rule."
+            )
+            for name, value in (("gradient_norm", self.gradient_norm), ("loss", self.loss))
+            if 0 < value <= 1
+        )
+        return self
+
 
 Precision = Literal["bf16", "fp16", "fp32"]
 """Number types that weights and activations can have in products."""
@@ -73,7 +101,9 @@ class TrainConfig(Section):
         "goes on with the next; rewind goes back to the last checkpoint and leaves the step's data out; stop ends.",
     )
     bad_steps_in_a_row: int = Field(10, ge=1, description="Bad steps without a good one between them that end the run.")
-    spike: SpikeDetectionConfig = Field(SpikeDetectionConfig(), description="Which finite steps are bad too; none by default.")
+    spike: SpikeDetectionConfig = Field(
+        SpikeDetectionConfig(), description="Which finite steps are bad too; none by default."
+    )
     hang_timeout_seconds: float = Field(
         600.0, ge=0, description="A rank that gets no further for so long is named, and the run ends; 0: never."
     )

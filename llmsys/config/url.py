@@ -1,6 +1,6 @@
 """What a YAML file can say about URLs: which pages are refused by their address, before anything is spent on them.
 
-Reads `llmsys.config.entries`, gives the tagged union `UrlConfig`.
+Reads `llmsys.config.entry_list`, gives the tagged union `UrlConfig`.
 """
 
 from pathlib import Path
@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llmsys.config.base import Section
-from llmsys.config.entries import EntryListConfig
+from llmsys.config.entry_list import EntryListConfig
+from llmsys.config.section import Section
 
 _NOTHING = EntryListConfig()
 
@@ -28,13 +28,17 @@ class UrlFilterConfig(Section):
         _NOTHING, description="Registered domains, with all their hosts, or single hosts; letter case does not matter."
     )
     urls: EntryListConfig = Field(_NOTHING, description="Whole URLs, compared character by character.")
-    hard_words: EntryListConfig = Field(_NOTHING, description="Words of which one between symbols of the URL is enough.")
+    hard_words: EntryListConfig = Field(
+        _NOTHING, description="Words of which one between symbols of the URL is enough."
+    )
     soft_words: EntryListConfig = Field(_NOTHING, description="Words of which more than `max_soft_words` are too many.")
     max_soft_words: int = Field(1, ge=0, description="Distinct soft words that a URL may hold.")
     substrings: EntryListConfig = Field(
         _NOTHING, description="Letters and digits that the URL may not hold once its symbols are removed."
     )
-    allow: EntryListConfig = Field(_NOTHING, description="Registered domains, hosts and whole URLs that no list refuses.")
+    allow: EntryListConfig = Field(
+        _NOTHING, description="Registered domains, hosts and whole URLs that no list refuses."
+    )
 
     @property
     def files(self) -> tuple[Path, ...]:

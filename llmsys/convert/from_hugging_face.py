@@ -14,19 +14,25 @@ import torch
 from torch import Tensor
 
 from llmsys.config.head import MultiTokenPredictionConfig
-from llmsys.config.hugging_face.model import build_model_config
-from llmsys.config.hugging_face.read import parse_json
+from llmsys.config.hugging_face.read_config_json import parse_json
+from llmsys.config.load import build_model_config
 from llmsys.config.model import ModelConfig
-from llmsys.config.rule import format_choices
 from llmsys.config.run import RunConfig
-from llmsys.config.yaml_text import dump_yaml
-from llmsys.convert.families import get_family_mapping
-from llmsys.convert.match import TensorMatch, match_tensors
-from llmsys.convert.plan import TensorGroup, TensorPart, ConversionPlan, build_conversion_plan
-from llmsys.convert.safetensor_folder import INDEX, SafetensorsFolder, SafetensorsShardWriter
-from llmsys.convert.source import CHECKPOINTS, KEPT, RECORD, RUN_CONFIG, UNUSED, publish_folder
-from llmsys.convert.streamed import FILE_BYTES, TensorToWrite, write_tensors
-from llmsys.convert.their_tokenizer import ImportedTokenizer, import_tokenizer
+from llmsys.config.violation import format_choices
+from llmsys.config.yaml_parser import dump_yaml
+from llmsys.convert.checkpoint_stream import FILE_BYTES, TensorToWrite, write_tensors
+from llmsys.convert.conversion_plan import (
+    ConversionPlan,
+    TensorGroup,
+    TensorMatch,
+    TensorPart,
+    build_conversion_plan,
+    match_tensors,
+)
+from llmsys.convert.family_mappings import get_family_mapping
+from llmsys.convert.folders import CHECKPOINTS, KEPT, RECORD, RUN_CONFIG, UNUSED, publish_folder
+from llmsys.convert.safetensors_folder import INDEX, SafetensorsFolder, SafetensorsShardWriter
+from llmsys.convert.tokenizer_files import ImportedTokenizer, import_tokenizer
 from llmsys.errors import CheckpointError
 from llmsys.log import get_logger
 from llmsys.progress import Progress
@@ -56,7 +62,9 @@ class HuggingFaceImport:
         found = {name: stored.shape for name, stored in self.files.tensors.items()}
         read = build_model_config(values, str(source / "config.json"))
         self.model = _add_found_heads(read, found)
-        self.plan: ConversionPlan = build_conversion_plan(self.model, get_family_mapping(str(values["model_type"]), self.model))
+        self.plan: ConversionPlan = build_conversion_plan(
+            self.model, get_family_mapping(str(values["model_type"]), self.model)
+        )
         self.match: TensorMatch = match_tensors(self.plan, found, source)
         self._require_wide_dtypes()
         self._group_of = {part: group for group in self.plan.groups for part in group.ours}
@@ -67,7 +75,9 @@ class HuggingFaceImport:
 
         Raises CheckpointError when the experts of one stacked tensor differ in dtype.
         """
-        pieces = [TensorToWrite(part, self._get_group_dtype(group)) for group in self.plan.groups for part in group.ours]
+        pieces = [
+            TensorToWrite(part, self._get_group_dtype(group)) for group in self.plan.groups for part in group.ours
+        ]
         dtypes: dict[str, torch.dtype] = {}
         for part, dtype in pieces:
             if dtypes.setdefault(part.name, dtype) != dtype:
@@ -155,7 +165,9 @@ def _add_found_heads(model: ModelConfig, found: dict[str, Any]) -> ModelConfig:
     return model
 
 
-def _write_checkpoint(folder: Path, reading: HuggingFaceImport, pieces: list[TensorToWrite], run_state: dict[str, Any]) -> None:
+def _write_checkpoint(
+    folder: Path, reading: HuggingFaceImport, pieces: list[TensorToWrite], run_state: dict[str, Any]
+) -> None:
     sizes = {piece.part: piece.nbytes for piece in pieces}
     with Progress("convert", total=sum(sizes.values()), unit="B") as progress:
 
@@ -187,7 +199,9 @@ def _keep_originals(kept: Path, source: Path, reading: HuggingFaceImport) -> Non
     }
     (kept / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
     if unused := reading.match.unused:
-        with SafetensorsShardWriter(kept / UNUSED, {name: (stored[name].dtype, stored[name].shape) for name in unused}) as writer:
+        with SafetensorsShardWriter(
+            kept / UNUSED, {name: (stored[name].dtype, stored[name].shape) for name in unused}
+        ) as writer:
             for name in unused:
                 writer.write(name, reading.files.read(name))
 

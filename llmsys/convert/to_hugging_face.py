@@ -15,23 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmsys.config.hugging_face.read import parse_json
-from llmsys.config.hugging_face.write import build_config_json
+from llmsys.config.hugging_face.read_config_json import parse_json
+from llmsys.config.hugging_face.write_config_json import build_config_json
 from llmsys.config.load import load_run_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
-from llmsys.convert.families import get_family_mapping
-from llmsys.convert.kept_record import NEXT, kept_record, list_small_files
-from llmsys.convert.plan import TensorGroup, ConversionPlan, Shape, build_conversion_plan
-from llmsys.convert.safetensor_folder import INDEX, SINGLE, SafetensorsFolder, SafetensorsShardWriter
-from llmsys.convert.source import KEPT, RECORD, RUN_CONFIG, UNUSED, find_checkpoint, publish_folder
-from llmsys.convert.streamed import AverageReader, CheckpointReader
+from llmsys.convert.checkpoint_stream import AverageReader, CheckpointReader
+from llmsys.convert.conversion_plan import ConversionPlan, Shape, TensorGroup, build_conversion_plan
+from llmsys.convert.conversion_record import NEXT, kept_record, list_small_files
+from llmsys.convert.family_mappings import get_family_mapping
+from llmsys.convert.folders import KEPT, RECORD, RUN_CONFIG, UNUSED, find_checkpoint, publish_folder
+from llmsys.convert.safetensors_folder import INDEX, SINGLE, SafetensorsFolder, SafetensorsShardWriter
 from llmsys.convert.tokenizer_files import read_special_token_ids, write_tokenizer
 from llmsys.errors import CheckpointError
 from llmsys.log import get_logger
 from llmsys.progress import Progress
-from llmsys.train.average import list_averaged
-from llmsys.train.dataset import get_tokenizer_path
+from llmsys.train.checkpoint_average import list_averaged
+from llmsys.train.run_data import get_tokenizer_path
 
 SHARD_BYTES = 5_000_000_000
 """Largest file, as transformers has it; a single larger tensor gets a file of its own."""
@@ -61,7 +61,9 @@ class HuggingFaceExport:
         same = record is not None and record["model"] == self.run.model.model_dump(mode="json")
         self.record: dict[str, Any] | None = record if same else None
         self.values = self._load_config_values()
-        self.plan: ConversionPlan = build_conversion_plan(self.run.model, get_family_mapping(str(self.values["model_type"]), self.run.model))
+        self.plan: ConversionPlan = build_conversion_plan(
+            self.run.model, get_family_mapping(str(self.values["model_type"]), self.run.model)
+        )
         _check_checkpoint(checkpoint, self.plan, self.reader)
         self.copies: dict[str, str] = self.record["copies"] if self.record else {}
         self.unused = self._open_unused()

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llmsys.data.windows import WindowBatch
+from llmsys.data.packed_windows import WindowBatch
 
 # B sequences, T positions, S source positions
 

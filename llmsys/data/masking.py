@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from llmsys.config.objective import MaskedLmConfig
 from llmsys.data.batch import IGNORED, Batch
-from llmsys.data.order import hash_splitmix64, derive_order_key
+from llmsys.data.shuffle import derive_order_key, hash_splitmix64
 
 # T positions
 

@@ -25,23 +25,23 @@ from llmsys.engine.engine import (
     Loss,
     StepResult,
     accept_all,
-    reduce_token_counts,
     iter_persistent_buffers,
     reduce_sums,
+    reduce_token_counts,
 )
-from llmsys.engine.loss_scale import GradScaler
-from llmsys.engine.objective import compute_loss_share
+from llmsys.engine.grad_scaler import GradScaler
+from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.errors import ConfigError, LaunchError
-from llmsys.model.init import compute_initial_value
+from llmsys.model.initialization import compute_initial_value
 from llmsys.model.transformer import Transformer
-from llmsys.optim.build import MOMENTS, build_optimizer
-from llmsys.optim.rate import set_rates
-from llmsys.parallel.apply import materialize_parameters
-from llmsys.parallel.cast import cast_parameters
-from llmsys.parallel.clip import clip_gradients
-from llmsys.parallel.copies import list_unused_parameters
-from llmsys.parallel.group import get_world_size
-from llmsys.parallel.mesh import DeviceMeshes
+from llmsys.optim.build_optimizer import MOMENTS, build_optimizer
+from llmsys.optim.lr_schedule import set_rates
+from llmsys.parallel.ddp import list_unused_parameters
+from llmsys.parallel.device_mesh import DeviceMeshes
+from llmsys.parallel.gradient_clipping import clip_gradients
+from llmsys.parallel.mixed_precision import cast_parameters
+from llmsys.parallel.parallelize import materialize_parameters
+from llmsys.parallel.process_group import get_world_size
 
 PLUGINS = {
     "ACCELERATE_USE_FSDP": ("FSDP", "engine.kind=torch, which shards by layout.shard"),
@@ -72,7 +72,9 @@ class AccelerateEngine:
         self._clip = optimizer.gradient_clip
         self._scale = GradScaler() if compute_dtype == torch.float16 else None
         self._accelerator = build_accelerator(compute_dtype, device)
-        materialize_parameters(model, device, lambda name, shape: compute_initial_value(model.config, name, shape, seed))
+        materialize_parameters(
+            model, device, lambda name, shape: compute_initial_value(model.config, name, shape, seed)
+        )
         named = dict(model.named_parameters())
         cast_parameters(model, compute_dtype)
         self._optimizer = build_optimizer(named, optimizer, compute_dtype=compute_dtype)

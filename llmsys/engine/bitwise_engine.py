@@ -21,18 +21,26 @@ from torch.distributed.fsdp import FSDPModule
 
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.data.batch import Batch
-from llmsys.data.order import derive_order_key
-from llmsys.engine.engine import Accept, EngineState, Loss, StepResult, accept_all, reduce_token_counts, iter_persistent_buffers
-from llmsys.engine.objective import compute_loss_share
-from llmsys.model.init import compute_initial_value
+from llmsys.data.shuffle import derive_order_key
+from llmsys.engine.engine import (
+    Accept,
+    EngineState,
+    Loss,
+    StepResult,
+    accept_all,
+    iter_persistent_buffers,
+    reduce_token_counts,
+)
+from llmsys.engine.micro_batch_loss import compute_loss_share
+from llmsys.model.initialization import compute_initial_value
 from llmsys.model.transformer import Transformer
-from llmsys.optim.exact_adamw import BitwiseAdamW
-from llmsys.parallel.apply import materialize_parameters
-from llmsys.parallel.canonical import StreamingTreeSum, sum_rows_pairwise, compute_gradient_norm
-from llmsys.parallel.canonical_shard import apply_reproducible_fsdp
-from llmsys.parallel.clip import list_local_gradients
-from llmsys.parallel.group import all_gather_tensor, get_rank, get_world_size
-from llmsys.parallel.mesh import DeviceMeshes
+from llmsys.optim.bitwise_adamw import BitwiseAdamW
+from llmsys.parallel.device_mesh import DeviceMeshes
+from llmsys.parallel.gradient_clipping import list_local_gradients
+from llmsys.parallel.parallelize import materialize_parameters
+from llmsys.parallel.process_group import all_gather_tensor, get_rank, get_world_size
+from llmsys.parallel.reproducible_sharding import apply_reproducible_fsdp
+from llmsys.parallel.reproducible_sum import StreamingTreeSum, compute_gradient_norm, sum_rows_pairwise
 
 # J numbers of one micro-batch, M micro-batches of a step
 
@@ -59,7 +67,9 @@ class BitwiseEngine:
         self._first_copy = get_rank() < meshes.layout.ranks_per_replica
         use_deterministic_kernels(device)
         apply_reproducible_fsdp(model, meshes, compute_dtype)
-        materialize_parameters(model, device, lambda name, shape: compute_initial_value(model.config, name, shape, seed))
+        materialize_parameters(
+            model, device, lambda name, shape: compute_initial_value(model.config, name, shape, seed)
+        )
         self._optimizer = BitwiseAdamW(dict(model.named_parameters()), optimizer)
 
     def train_step(

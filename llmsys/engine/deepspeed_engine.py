@@ -2,9 +2,9 @@
 
 What DeepSpeed does differently from the protocol, and how it is undone here: it divides gradients by the world size
 (the loss is multiplied by it), rounds the starting weights to the compute dtype before it makes masters (masters are
-set again from fp32), casts buffers (put back), and owns its shards (`get_state` gathers one parameter at a time and keeps
-a slice). In stage 0 it would add gradients of micro-batches up in bf16; there it gets fp32 parameters that the forward
-reads as bf16. Its files:
+set again from fp32), casts buffers (put back), and owns its shards (`get_state` gathers one parameter at a time and
+keeps a slice). In stage 0 it would add gradients of micro-batches up in bf16; there it gets fp32 parameters that the
+forward reads as bf16. Its files:
 deepspeed_setup says what it is given, deepspeed_place, _state and _partitions where it keeps things, deepspeed_gate how
 a step is refused.
 """
@@ -18,7 +18,13 @@ from torch.distributed.tensor import DTensor, Shard
 
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.data.batch import Batch
-from llmsys.engine.deepspeed_setup import build_adamw, materialize_partitioned_parameters, materialize_full_parameters, build_deepspeed_config, initialize_deepspeed
+from llmsys.engine.deepspeed_setup import (
+    build_adamw,
+    build_deepspeed_config,
+    initialize_deepspeed,
+    materialize_full_parameters,
+    materialize_partitioned_parameters,
+)
 from llmsys.engine.deepspeed_state import build_deepspeed_state
 from llmsys.engine.engine import (
     Accept,
@@ -26,21 +32,21 @@ from llmsys.engine.engine import (
     Loss,
     StepResult,
     accept_all,
-    reduce_token_counts,
     iter_persistent_buffers,
     reduce_sums,
+    reduce_token_counts,
 )
-from llmsys.engine.loss_scale import GradScaler
-from llmsys.engine.objective import compute_loss_share
-from llmsys.model.init import compute_initial_value
+from llmsys.engine.grad_scaler import GradScaler
+from llmsys.engine.micro_batch_loss import compute_loss_share
+from llmsys.model.initialization import compute_initial_value
 from llmsys.model.transformer import Transformer
-from llmsys.optim.build import MOMENTS
-from llmsys.optim.groups import get_parameter_role
-from llmsys.optim.rate import set_rates
-from llmsys.parallel.cast import cast_parameters
-from llmsys.parallel.group import get_world_size
-from llmsys.parallel.mesh import DeviceMeshes
-from llmsys.parallel.slices import to_dtensor_shard
+from llmsys.optim.build_optimizer import MOMENTS
+from llmsys.optim.lr_schedule import set_rates
+from llmsys.optim.parameter_groups import get_parameter_role
+from llmsys.parallel.device_mesh import DeviceMeshes
+from llmsys.parallel.dtensor_slices import to_dtensor_shard
+from llmsys.parallel.mixed_precision import cast_parameters
+from llmsys.parallel.process_group import get_world_size
 
 
 class DeepSpeedEngine:
@@ -67,7 +73,9 @@ class DeepSpeedEngine:
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         clip = optimizer.gradient_clip
         offloads = offload == "optimizer"
-        settings = build_deepspeed_config(model, zero_stage=zero_stage, offload=offloads, clip=clip, compute_dtype=compute_dtype)
+        settings = build_deepspeed_config(
+            model, zero_stage=zero_stage, offload=offloads, clip=clip, compute_dtype=compute_dtype
+        )
         if zero_stage == 3:
             materialize_partitioned_parameters(model, settings, device, compute_dtype, seed)
         else:
@@ -139,7 +147,9 @@ class DeepSpeedEngine:
         for name, parameter in self.module.named_parameters():
             self._place.set_tensor(parameter, self._gather_full_tensor(name, state.tensors[f"parameter/{name}"]), None)
             for ours, theirs in MOMENTS.items():
-                self._place.set_tensor(parameter, self._gather_full_tensor(name, state.tensors[f"{ours}/{name}"]), theirs)
+                self._place.set_tensor(
+                    parameter, self._gather_full_tensor(name, state.tensors[f"{ours}/{name}"]), theirs
+                )
         for name, buffer in iter_persistent_buffers(self.module):
             buffer.copy_(state.tensors[f"buffer/{name}"])
         for name, tensor in {} if self._scale is None else self._scale.state_dict().items():

@@ -15,12 +15,12 @@ from torch import nn
 
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.errors import ConfigError
-from llmsys.model.block import TransformerBlock
-from llmsys.model.init import compute_initial_value
+from llmsys.model.initialization import compute_initial_value
 from llmsys.model.transformer import Transformer
-from llmsys.optim.groups import build_parameter_groups
-from llmsys.parallel.expert import AllToAllTokenDispatcher
-from llmsys.parallel.mesh import DeviceMeshes
+from llmsys.model.transformer_block import TransformerBlock
+from llmsys.optim.parameter_groups import build_parameter_groups
+from llmsys.parallel.device_mesh import DeviceMeshes
+from llmsys.parallel.expert_parallel import AllToAllTokenDispatcher
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from llmsys.data.batch import Batch
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.group import all_reduce_sum
+from llmsys.parallel.process_group import all_reduce_sum
 
 Loss = Callable[[nn.Module | None, Tensor, Tensor], Tensor]
 """(head, hidden_BTD, targets_BT) → the loss summed over all valid targets; without a head, logits for hidden states."""

@@ -17,7 +17,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from llmsys.engine.engine import EngineState
 from llmsys.errors import LlmsysError
-from llmsys.parallel.group import get_world_size
+from llmsys.parallel.process_group import get_world_size
 
 PIECE = 1 << 16
 """Elements that are mixed at a time: 512 KiB of 64-bit words, which stay in cache."""
@@ -55,7 +55,9 @@ def hash_slice(tensor: Tensor) -> tuple[Place, Sums]:
     for start in range(0, len(words), PIECE):
         piece = words[start : start + PIECE].long()
         places = torch.arange(start, start + len(piece), device=piece.device)
-        sums += _mix_words(piece, _compute_global_positions(places, tuple(local.shape), tuple(offset), tuple(tensor.shape)))
+        sums += _mix_words(
+            piece, _compute_global_positions(places, tuple(local.shape), tuple(offset), tuple(tensor.shape))
+        )
     first, second = (number % 2**64 for number in sums.tolist())
     return (tuple(offset), tuple(local.shape)), (first, second)
 

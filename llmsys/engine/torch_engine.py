@@ -17,22 +17,22 @@ from llmsys.engine.engine import (
     Loss,
     StepResult,
     accept_all,
-    reduce_token_counts,
     iter_persistent_buffers,
     reduce_sums,
+    reduce_token_counts,
 )
-from llmsys.engine.loss_scale import GradScaler
-from llmsys.engine.objective import compute_loss_share
-from llmsys.model.init import compute_initial_value
+from llmsys.engine.grad_scaler import GradScaler
+from llmsys.engine.micro_batch_loss import compute_loss_share
+from llmsys.model.initialization import compute_initial_value
 from llmsys.model.transformer import Transformer
-from llmsys.optim.build import MOMENTS, build_optimizer
-from llmsys.optim.rate import set_rates
-from llmsys.parallel.clip import clip_gradients
-from llmsys.parallel.copies import DdpModel
-from llmsys.parallel.mesh import DeviceMeshes
-from llmsys.parallel.shards import DataParallelModel, Gradients, Offload, FsdpModel
-from llmsys.parallel.slices import group_by_mesh
-from llmsys.parallel.whole_matrices import map_full_matrices
+from llmsys.optim.build_optimizer import MOMENTS, build_optimizer
+from llmsys.optim.lr_schedule import set_rates
+from llmsys.parallel.ddp import DdpModel
+from llmsys.parallel.device_mesh import DeviceMeshes
+from llmsys.parallel.distributed_muon import map_full_matrices
+from llmsys.parallel.dtensor_slices import group_by_mesh
+from llmsys.parallel.fsdp import DataParallelModel, FsdpModel, Gradients, Offload
+from llmsys.parallel.gradient_clipping import clip_gradients
 
 
 class TorchEngine:
@@ -68,7 +68,9 @@ class TorchEngine:
 
         self._ranks: DataParallelModel
         if data_parallel == "ddp":
-            self._ranks = DdpModel(model, meshes, compute_dtype=compute_dtype, device=device, initial=build_initial_value)
+            self._ranks = DdpModel(
+                model, meshes, compute_dtype=compute_dtype, device=device, initial=build_initial_value
+            )
         else:
             where: dict[str, Any] = {"device": device, "offload": offload, "gradients": gradients}
             self._ranks = FsdpModel(model, meshes, compute_dtype=compute_dtype, initial=build_initial_value, **where)

@@ -10,7 +10,7 @@ from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionCon
 from llmsys.config.feed_forward import FeedForwardConfig, list_projection_names
 from llmsys.config.model import ModelConfig
 from llmsys.config.moe import MoeConfig
-from llmsys.estimate.rows import Component, Input, ParameterTensor
+from llmsys.estimate.parameter_tensor import Component, Input, ParameterTensor
 
 Rows = Iterator[ParameterTensor]
 
@@ -44,7 +44,9 @@ def _iter_branch_tensors(model: ModelConfig, name: str, rows: Rows) -> Rows:
         yield from iter_norm_tensors(model, f"{name}_output_norm")
 
 
-def _iter_linear_tensors(name: str, outputs: int, inputs: int, bias: bool, component: Component, reads: Input = "token") -> Rows:
+def _iter_linear_tensors(
+    name: str, outputs: int, inputs: int, bias: bool, component: Component, reads: Input = "token"
+) -> Rows:
     yield ParameterTensor(f"{name}.weight", (outputs, inputs), component, input=reads)
     if bias:
         yield ParameterTensor(f"{name}.bias", (outputs,), component)
@@ -67,7 +69,9 @@ def _iter_cross_attention_tensors(model: ModelConfig) -> Rows:
     yield from _iter_projection_tensors(model, attention, "cross_attention", keys_read="source")
 
 
-def _iter_projection_tensors(model: ModelConfig, attention: MultiHeadAttentionConfig, place: str, keys_read: Input) -> Rows:
+def _iter_projection_tensors(
+    model: ModelConfig, attention: MultiHeadAttentionConfig, place: str, keys_read: Input
+) -> Rows:
     hidden, bias = model.hidden_size, attention.qkv_bias
     queries = model.num_attention_heads * model.head_dim
     keys = model.num_key_value_heads * model.head_dim
@@ -128,7 +132,9 @@ def _iter_dense_tensors(
     config: FeedForwardConfig, place: str, hidden: int, width: int, component: Component = "feed_forward"
 ) -> Rows:
     for one in list_projection_names(config):
-        yield from _iter_linear_tensors(f"{place}.{one}_proj", *_get_linear_shape(one, hidden, width), config.bias, component)
+        yield from _iter_linear_tensors(
+            f"{place}.{one}_proj", *_get_linear_shape(one, hidden, width), config.bias, component
+        )
 
 
 def _iter_moe_tensors(moe: MoeConfig, hidden: int) -> Rows:
@@ -139,7 +145,9 @@ def _iter_moe_tensors(moe: MoeConfig, hidden: int) -> Rows:
         shape = (experts, *reversed(_get_linear_shape(one, hidden, width)))
         yield ParameterTensor(f"{place}.experts.{one}_proj", shape, "experts", input="visit")
     for one in maps if moe.expert.bias else ():
-        yield ParameterTensor(f"{place}.experts.{one}_bias", (experts, _get_linear_shape(one, hidden, width)[0]), "experts")
+        yield ParameterTensor(
+            f"{place}.experts.{one}_bias", (experts, _get_linear_shape(one, hidden, width)[0]), "experts"
+        )
     if moe.shared_expert_size:
         yield from _iter_dense_tensors(moe.expert, f"{place}.shared", hidden, moe.shared_expert_size, "shared_experts")
     if moe.shared_gate:

@@ -1,17 +1,18 @@
 """What one forward pass of an evaluation takes beside the state and the weights in use: no backward, whole logits.
 
-A rank carries all positions of its sequences, whatever axes divide them in training (llmsys/parallel/parts.py).
+A rank carries all positions of its sequences, whatever axes divide them in training
+(llmsys/parallel/sequence_sharding.py).
 """
 
 from dataclasses import replace
 
 from llmsys.config.run import RunConfig
-from llmsys.estimate.activation import iter_block_groups
-from llmsys.estimate.instants import MemoryItem
-from llmsys.estimate.kept import ActivationShape
+from llmsys.estimate.activation_memory import iter_block_groups
 from llmsys.estimate.loss_memory import FLOAT_ELEMENTS_ON_CPU, FLOAT_ROWS_ON_GPU
-from llmsys.estimate.memory import FP32
-from llmsys.estimate.tensors import has_logits
+from llmsys.estimate.memory_timeline import MemoryItem
+from llmsys.estimate.model_tensors import has_logits
+from llmsys.estimate.saved_tensors import ActivationShape
+from llmsys.estimate.state_memory import FP32
 
 IN_EVALUATION = "in an evaluation"
 SOFTCAP_COPIES = 3  # the logits, their quotient, and its tanh
@@ -21,7 +22,10 @@ def evaluation_items(config: RunConfig, training: ActivationShape) -> list[Memor
     """Return bytes of `evaluation_sequences` held-out sequences; `training` is the size of a training micro-batch."""
     model, train = config.model, config.train
     extent = replace(
-        training, sequences=config.evaluation_sequences, parts=1, system=replace(training.system, residual_dtype="whole")
+        training,
+        sequences=config.evaluation_sequences,
+        parts=1,
+        system=replace(training.system, residual_dtype="whole"),
     )
     compiled = train.compile == "block"
     branches = [branch for kind in iter_block_groups(config, extent) for branch in kind.branches]

@@ -1,4 +1,11 @@
-"""Exact floating-point operations of matrix products, forward and backward, in three named conventions.
+"""How many pairs of a query and a key attention really looks at: under causal masks, windows and packed documents.
+
+Which products a backward pass computes again, under the policies of `train.recompute`.
+
+The policies themselves, and what they keep, are in llmsys/parallel/activation_checkpoint.py; what they keep in memory
+is in `kept`.
+
+Exact floating-point operations of matrix products, forward and backward, in three named conventions.
 
 A product of an (m, k) with a (k, n) matrix is 2·m·k·n operations; a backward pass does two such products for each of
 the forward. Look-ups, norms, biases, activations and rotations count nothing; router, poolers and heads count.
@@ -12,10 +19,86 @@ from typing import Literal, get_args
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.moe import MoeConfig
-from llmsys.estimate.pairs import iter_document_lengths, count_visible_pairs
-from llmsys.estimate.repeated import Recompute, get_recomputed_attention, iter_recomputed_matrices
-from llmsys.estimate.rows import Input, ParameterTensor
-from llmsys.estimate.tensors import has_logits, is_head_tied, list_model_tensors
+from llmsys.estimate.model_tensors import has_logits, is_head_tied, list_model_tensors
+from llmsys.estimate.parameter_tensor import Input, ParameterTensor
+
+
+def count_visible_pairs(length: int, window: int | None, *, causal: bool) -> int:
+    """Pairs within one document of `length` tokens.
+
+    A token sees itself and what came before, with a window at most `window` positions; without `causal` the same on
+    both sides, |query − key| < window.
+    """
+    reach = length if window is None else min(window, length)
+    one_side = reach * (reach + 1) // 2 + (length - reach) * reach  # the first tokens see fewer than the window
+    return one_side if causal else 2 * one_side - length
+
+
+def iter_document_lengths(length: int, documents: Sequence[int]) -> Iterator[int]:
+    """Lengths of the documents in one window of `length` tokens.
+
+    `documents` repeats until the window is full, and the last one is cut; without any, the window is one document.
+    Raises ValueError for a document without tokens.
+    """
+    if any(one < 1 for one in documents):
+        raise ValueError(f"A document of {min(documents)} tokens is none. Give lengths of 1 token or more.")
+    used = 0
+    while used < length:
+        for one in documents or (length,):
+            cut = min(one, length - used)
+            if cut:
+                yield cut
+            used += cut
+
+
+Recompute = Literal["none", "selective", "block"]
+Attention = Literal["none", "distances", "self", "all"]
+
+
+def iter_recomputed_matrices(
+    model: ModelConfig, rows: Iterable[ParameterTensor], recompute: Recompute
+) -> Iterator[ParameterTensor]:
+    """The matrices whose products are computed again: under `block` those of every block but its last product.
+
+    torch stops computing again as soon as it has all that backward asks for, and behind the last product there is a
+    sum alone, which asks for nothing, unless a norm, dropout or the weights of experts follow.
+    """
+    if recompute != "block":
+        return
+    for row in rows:
+        inside = row.layers and "block" in row.name
+        if inside and row.input is not None and not _is_last_in_block(model, row.name):
+            yield row
+
+
+def get_recomputed_attention(model: ModelConfig, recompute: Recompute) -> Attention:
+    """Which of the products between activations are computed again.
+
+    Under `selective` those that no fused kernel computes: all where scores are capped, of self-attention where there
+    are sinks, of queries and distances in Transformer-XL. Dropout inside attention is taken to be fused, as on GPUs.
+    """
+    if recompute == "block":
+        return "all"
+    attention = model.attention
+    if recompute == "none" or attention.kind == "latent":
+        return "none"
+    if attention.logit_softcap is not None:
+        return "all"
+    if attention.sinks:
+        return "self"
+    return "distances" if model.position.kind == "transformer_xl" else "none"
+
+
+def _is_last_in_block(model: ModelConfig, name: str) -> bool:
+    """Whether a matrix makes the last product of its block, which is added to the residual stream as it is."""
+    if model.residual.kind not in ("pre", "parallel") or model.dropout.residual:
+        return False
+    crossed = model.family == "encoder_decoder" and not name.startswith("encoder.")
+    if crossed and model.residual.kind == "parallel":
+        return name.endswith(".cross_attention.o_proj.weight")
+    shared = model.moe is not None and not model.moe.shared_gate and name.endswith(".shared.down_proj.weight")
+    return shared or name.endswith(".feed_forward.down_proj.weight")
+
 
 Convention = Literal["causal", "full", "hardware"]
 CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
@@ -66,7 +149,11 @@ class _PackedSequence:
 
     def count_distance_pairs(self, window: int | None, *, causal: bool) -> int:
         """Pairs of query and distance; the module multiplies each query with all distances and then chooses."""
-        return self.count_query_key_pairs(window, causal=causal) if self.exact else self.length * self.count_distances(causal=causal)
+        return (
+            self.count_query_key_pairs(window, causal=causal)
+            if self.exact
+            else self.length * self.count_distances(causal=causal)
+        )
 
 
 def count_flops(
@@ -111,7 +198,9 @@ def _count_weight_multiplications(rows: Iterable[ParameterTensor], vectors: dict
     return sum(row.elements_per_vector * vectors[row.input] for row in rows if row.input is not None)
 
 
-def _count_input_vectors(model: ModelConfig, source: _PackedSequence, target: _PackedSequence, sequences: int) -> dict[Input, int]:
+def _count_input_vectors(
+    model: ModelConfig, source: _PackedSequence, target: _PackedSequence, sequences: int
+) -> dict[Input, int]:
     """How many vectors meet a matrix, by what it reads."""
     tokens = sequences * target.length
     return {
@@ -152,7 +241,9 @@ def _iter_attention_flops(model: ModelConfig, source: _PackedSequence, target: _
         yield model.num_hidden_layers * 4 * width * target.length * source.length
 
 
-def _count_recomputed_attention_flops(model: ModelConfig, source: _PackedSequence, target: _PackedSequence, recompute: Recompute) -> int:
+def _count_recomputed_attention_flops(
+    model: ModelConfig, source: _PackedSequence, target: _PackedSequence, recompute: Recompute
+) -> int:
     """Operations of scores and weighted sums for one sequence that the backward pass repeats."""
     which = get_recomputed_attention(model, recompute)
     if which in ("none", "all"):

@@ -1,12 +1,13 @@
 """What the head and its loss take, from the last hidden states to the gradient of the head."""
 
 from llmsys.config.run import RunConfig
-from llmsys.estimate.instants import MemoryItem
-from llmsys.estimate.kept import ActivationShape
-from llmsys.estimate.memory import FP32
-from llmsys.estimate.tensors import has_logits
+from llmsys.estimate.memory_timeline import MemoryItem
+from llmsys.estimate.model_tensors import has_logits
+from llmsys.estimate.saved_tensors import ActivationShape
+from llmsys.estimate.state_memory import FP32
 
-# llmsys/train/head_loss.py and loss.py: bytes of one block of logits, and how much of it is in float32 at a time.
+# llmsys/train/linear_cross_entropy.py and loss.py: bytes of one block of logits, and how much of it is in float32 at a
+# time.
 BLOCK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 29}
 FLOAT_ELEMENTS_ON_CPU, FLOAT_ROWS_ON_GPU = 1 << 19, 8192
 LOGITS = {"logits", "gradient of logits", "logits in float32", "one block of logits", "a piece of it in float32"}
@@ -22,8 +23,13 @@ def list_loss_items(config: RunConfig, extent: ActivationShape, head_elements: i
     if system.loss == "chunked":
         return _list_chunked_loss_items(config, extent, head_elements, 1 + depth)
     read = extent.compute_gathered_bytes(model.hidden_size) if system.head == "columns" else hidden
-    logits = extent.compute_residual_bytes(model.vocab_size)  # by positions or by columns, a tensor rank has the same share
-    items = [MemoryItem("last hidden states", (1 + depth) * (hidden + read)), MemoryItem("logits", (1 + depth) * logits)]
+    logits = extent.compute_residual_bytes(
+        model.vocab_size
+    )  # by positions or by columns, a tensor rank has the same share
+    items = [
+        MemoryItem("last hidden states", (1 + depth) * (hidden + read)),
+        MemoryItem("logits", (1 + depth) * logits),
+    ]
     if system.loss == "fused":
         return [*items, MemoryItem("gradient of logits", extent.compute_residual_bytes(model.vocab_size, FP32))]
     # Log-softmax is kept, and its backward makes gradients of it and of the logits. Over columns (loss parallel) it
@@ -41,7 +47,9 @@ def list_loss_remainders(config: RunConfig, extent: ActivationShape, head_elemen
     return [stream, MemoryItem("gradient of the head", size * head_elements)]
 
 
-def _list_chunked_loss_items(config: RunConfig, extent: ActivationShape, head_elements: int, passes: int) -> list[MemoryItem]:
+def _list_chunked_loss_items(
+    config: RunConfig, extent: ActivationShape, head_elements: int, passes: int
+) -> list[MemoryItem]:
     """head_loss: a block of logits at a time, and gradients of hidden states and weight made in the forward."""
     model, device = config.model, extent.system.device
     tokens, vocabulary, size = extent.compute_residual_bytes(1, 1), model.vocab_size, extent.value
@@ -51,7 +59,9 @@ def _list_chunked_loss_items(config: RunConfig, extent: ActivationShape, head_el
     summed = FP32 if blocks > 1 else size
     return [
         # What enters the final norm, what it gives, and of each pass the targets' rows and their gradients.
-        MemoryItem("last hidden states and their gradient", (2 * passes + 2) * extent.compute_residual_bytes(model.hidden_size)),
+        MemoryItem(
+            "last hidden states and their gradient", (2 * passes + 2) * extent.compute_residual_bytes(model.hidden_size)
+        ),
         MemoryItem("one block of logits", rows * vocabulary * size),
         MemoryItem("a piece of it in float32", in_float * vocabulary * FP32),
         MemoryItem("gradient of the head", head_elements * (passes * summed + (size if blocks > 1 else 0))),

@@ -5,7 +5,7 @@ On a device at hand, llmsys/train/precision.py asks torch.
 
 from llmsys.config.run import RunConfig
 from llmsys.config.train import Precision
-from llmsys.estimate.device import DeviceProfile, load_device_profile
+from llmsys.estimate.device_profile import DeviceProfile, load_device_profile
 
 
 def select_precision(device: DeviceProfile | None) -> tuple[Precision, str]:

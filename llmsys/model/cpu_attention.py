@@ -38,7 +38,9 @@ def compute_chunked_attention(
     """
     heads, groups = q_BTHK.shape[2], k_BSGK.shape[2]
     q, k, v = _stack_heads(q_BTHK, groups), _stack_heads(k_BSGK, groups), _stack_heads(v_BSGK, groups)
-    return _unstack_heads(_compute_stacked_attention(q * (1.0 / math.sqrt(q.shape[-1])), k, v, mask_B1TS, causal)[0], heads)
+    return _unstack_heads(
+        _compute_stacked_attention(q * (1.0 / math.sqrt(q.shape[-1])), k, v, mask_B1TS, causal)[0], heads
+    )
 
 
 # One operation for torch, so that selective recomputation can keep what it gives, as it does with fused kernels. All

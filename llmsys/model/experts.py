@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmsys.config.feed_forward import GATED, FeedForwardConfig, SwigluConfig, list_projection_names
-from llmsys.model import cpu_experts
+from llmsys.model import cpu_kernels
 from llmsys.model.feed_forward import apply_gated_activation
 
 # M rows grouped by expert, E experts (of this process), D width, F width inside an expert
@@ -70,8 +70,8 @@ class _GroupedLinear:
 
     def __call__(self, name: str, x_MD: Tensor) -> Tensor:
         weight_EDF, bias_EF = self.experts.get_weight(name), self.experts.get_bias(name)
-        if cpu_experts.is_cpu_grouped_mm_supported(x_MD):
-            y_MF: Tensor = cpu_experts.compute_grouped_mm(x_MD, weight_EDF, self.offsets_E)
+        if cpu_kernels.is_cpu_grouped_mm_supported(x_MD):
+            y_MF: Tensor = cpu_kernels.compute_grouped_mm(x_MD, weight_EDF, self.offsets_E)
         else:
             y_MF = F.grouped_mm(x_MD, weight_EDF, offs=self.offsets_E)
         if y_MF.requires_grad:

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from llmsys.config.attention import LatentAttentionConfig
 from llmsys.config.model import ModelConfig
-from llmsys.model.attend import compute_attention
-from llmsys.model.context import ForwardContext
-from llmsys.model.norm import RMSNorm
-from llmsys.model.spread import get_local_tensor
-from llmsys.model.wave import compute_yarn_mscale
+from llmsys.model.forward_context import ForwardContext
+from llmsys.model.local_tensor import get_local_tensor
+from llmsys.model.normalization import RMSNorm
+from llmsys.model.rope_frequencies import compute_yarn_mscale
+from llmsys.model.scaled_dot_product import compute_attention
 
 # B rows, T query positions, S key positions, D width, H heads, C width of the latent, R rotated channels,
 # N channels that are not, V width of a value
@@ -51,7 +51,11 @@ class MultiHeadLatentAttention(nn.Module):
             self.layer_type, self.layer, self.rotates, q_BTHR, k_BTR.unsqueeze(2), self.kv_a_norm(latent_BTC)
         )
         # Behind a cache there are few queries and many keys: those stay latent, and the queries go to them.
-        mix = self._compute_expanded_attention if latent_BSC.shape[1] == q_BTHR.shape[1] else self._compute_absorbed_attention
+        mix = (
+            self._compute_expanded_attention
+            if latent_BSC.shape[1] == q_BTHR.shape[1]
+            else self._compute_absorbed_attention
+        )
         mixed: Tensor = self.o_proj(mix(q_BTHN, q_BTHR, latent_BSC, k_BS1R, context).flatten(2))
         return mixed
 

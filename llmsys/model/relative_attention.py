@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from llmsys.config.attention import MultiHeadAttentionConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.position import TransformerXlPositionConfig
-from llmsys.model.attention import MultiHeadAttention
-from llmsys.model.context import ForwardContext
+from llmsys.model.forward_context import ForwardContext
+from llmsys.model.multi_head_attention import MultiHeadAttention
 
 # B rows, T query positions, S key positions, D width, H query heads, G key-value heads, K width of a head,
 # R = S + T - 1 distances, from S - 1 down to 1 - T
@@ -20,7 +20,13 @@ from llmsys.model.context import ForwardContext
 class RelativeAttention(MultiHeadAttention):
     """Self-attention whose scores know the distance."""
 
-    def __init__(self, config: ModelConfig, attention: MultiHeadAttentionConfig, position: TransformerXlPositionConfig, layer: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        attention: MultiHeadAttentionConfig,
+        position: TransformerXlPositionConfig,
+        layer: int,
+    ) -> None:
         super().__init__(config, attention, layer)
         heads, segments = (self.heads, self.head_dim), position.segments
         self.position_proj = nn.Linear(config.hidden_size, self.heads * self.head_dim, bias=False)
@@ -33,7 +39,9 @@ class RelativeAttention(MultiHeadAttention):
         """Mix positions; same shape and dtype as the input."""
         q_BTHK, (k_BTGK, v_BTGK) = self._project_queries(x_BTD), self._project_keys_values(x_BTD)
         _, k_BSGK, v_BSGK = context.rotate_and_cache(self.layer_type, self.layer, False, q_BTHK, k_BTGK, v_BTGK)
-        bias_BHTS = self._compute_distance_scores(q_BTHK, context) + self._compute_segment_scores(q_BTHK, k_BSGK.shape[1], context)
+        bias_BHTS = self._compute_distance_scores(q_BTHK, context) + self._compute_segment_scores(
+            q_BTHK, k_BSGK.shape[1], context
+        )
         mask = context.masks[self.layer_type].add_bias(self.scale * bias_BHTS)
         return self._compute_attention_output(_add_bias(q_BTHK, self.content_bias), k_BSGK, v_BSGK, mask, self.sinks)
 

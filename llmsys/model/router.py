@@ -2,6 +2,16 @@
 
 Everything here is float32, also under bfloat16 weights: top-k turns a rounding error into another expert. What happens
 to a crowd, and experts that choose tokens, is in capacity.py and expert_choice.py; evenness is balance.py's business.
+
+Group-limited routing: a token visits experts of its best few groups only, so that it travels to few devices.
+
+DeepSeek-V2 (arXiv:2405.04434, 2.2.2) ranks a group by its best expert, DeepSeek-V3 (arXiv:2412.19437, 2.1.2, released
+code) by the sum of its best two, balance bias included.
+
+SparseMixer's two choices (Liu 2024, arXiv:2409.12136; Phi-3.5-MoE), in the deterministic form of evaluation.
+
+Each choice takes the best expert that is left, weighted by a softmax over the experts that come close to it. The
+random choice and the estimated gradient of the paper's training are not built; gradients flow through the weights.
 """
 
 from dataclasses import dataclass
@@ -10,9 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llmsys.config.moe import MoeConfig
-from llmsys.model.router_group import mask_outside_top_groups
-from llmsys.model.sparsemixer import select_sparsemixer_top2
+from llmsys.config.moe import GroupLimitedRoutingConfig, MoeConfig
 
 # N tokens, D width, E experts, K experts per token
 
@@ -110,3 +118,44 @@ def count_bins(bins_A: Tensor, num_bins: int) -> Tensor:
     """
     counts = torch.zeros(num_bins, dtype=torch.int64, device=bins_A.device)
     return counts.scatter_add_(0, bins_A, torch.ones_like(bins_A))
+
+
+# N tokens, E experts, G groups
+
+
+def mask_outside_top_groups(merit_NE: Tensor, groups: GroupLimitedRoutingConfig) -> Tensor:
+    """True where an expert belongs to none of the token's best groups, bool (N, E).
+
+    DeepSeek's released inference code gives such experts −∞; libraries that give them 0 may choose one of them where
+    bias makes every allowed merit negative.
+    """
+    merit_NGM = merit_NE.unflatten(-1, (groups.num_groups, -1))
+    merit_NG = merit_NGM.amax(-1) if groups.score == "max" else merit_NGM.topk(2, dim=-1).values.sum(-1)
+    best = merit_NG.topk(groups.groups_per_token, dim=-1).indices
+    outside_NG = torch.ones_like(merit_NG, dtype=torch.bool).scatter_(-1, best, False)
+    return outside_NG.repeat_interleave(merit_NGM.shape[-1], dim=-1, output_size=merit_NE.shape[-1])
+
+
+# N tokens, E experts
+
+
+def select_sparsemixer_top2(logits_NE: Tensor, preference_NE: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
+    """Experts (N, 2) and their weights (N, 2), which do not sum to 1.
+
+    `preference_NE` orders the experts (the logits, or scores with a balance bias); −∞ closes an expert.
+    """
+    first_N1 = preference_NE.argmax(dim=-1, keepdim=True)
+    open_NE = logits_NE.masked_fill(preference_NE == -torch.inf, -torch.inf)
+    weight_N1 = _compute_choice_weight(logits_NE, open_NE, first_N1, jitter)
+    second_N1 = preference_NE.scatter(-1, first_N1, -torch.inf).argmax(dim=-1, keepdim=True)
+    left_NE = open_NE.scatter(-1, first_N1, -torch.inf)
+    weights_N2 = torch.cat([weight_N1, _compute_choice_weight(logits_NE, left_NE, second_N1, jitter)], dim=-1)
+    return torch.cat([first_N1, second_N1], dim=-1), weights_N2
+
+
+def _compute_choice_weight(logits_NE: Tensor, open_NE: Tensor, chosen_N1: Tensor, jitter: float) -> Tensor:
+    """The chosen expert's share among those whose logit is less than 2 · jitter, relatively, below its own."""
+    with torch.no_grad():
+        best_N1 = logits_NE.gather(-1, chosen_N1)
+        far_NE = (best_N1 - logits_NE) / logits_NE.abs().maximum(best_N1) > 2 * jitter
+    return open_NE.masked_fill(far_NE, -torch.inf).softmax(dim=-1).gather(-1, chosen_N1)

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
-from llmsys.model.cache import KeyValueCache
-from llmsys.model.context import ForwardContext
 from llmsys.model.deepnorm import compute_deepnorm_constants
 from llmsys.model.dropout import apply_dropout
-from llmsys.model.embedding import TokenEmbedding, get_embedding_scale
-from llmsys.model.head import build_extras, build_head
-from llmsys.model.memory import EncoderOutput
-from llmsys.model.moe import MoELayer
-from llmsys.model.prediction import MultiTokenPredictionModule, shift_tokens
-from llmsys.model.stack import LayerStack
+from llmsys.model.encoder_output import EncoderOutput
+from llmsys.model.forward_context import ForwardContext
+from llmsys.model.kv_cache import KeyValueCache
+from llmsys.model.layer_stack import LayerStack
+from llmsys.model.moe_layer import MoELayer
+from llmsys.model.multi_token_prediction import MultiTokenPredictionModule, shift_tokens
+from llmsys.model.output_head import build_extras, build_head
+from llmsys.model.token_embedding import TokenEmbedding, get_embedding_scale
 
 # B rows, T positions, S source positions, D width, V vocabulary
 
@@ -180,7 +180,9 @@ class Transformer(LayerStack):
     def _scale_embedding(self, x_BTD: Tensor) -> Tensor:
         return x_BTD if self.embedding_scale == 1.0 else x_BTD * self.embedding_scale
 
-    def _resolve_encoder_output(self, memory: EncoderOutput | None, cache: KeyValueCache | None) -> EncoderOutput | None:
+    def _resolve_encoder_output(
+        self, memory: EncoderOutput | None, cache: KeyValueCache | None
+    ) -> EncoderOutput | None:
         """The memory to look at; a cache keeps the one that it gets."""
         if cache is not None and memory is not None:
             if cache.memory is not None:
@@ -200,7 +202,9 @@ class Transformer(LayerStack):
             return tokens_BT
         cache.require_capacity(tokens_BT.shape[1])
         cache.append_layer("tokens", tokens_BT)
-        return cache.reset_and_get_tokens(tokens_BT) if rotations.must_recompute(cache, tokens_BT.shape[1]) else tokens_BT
+        return (
+            cache.reset_and_get_tokens(tokens_BT) if rotations.must_recompute(cache, tokens_BT.shape[1]) else tokens_BT
+        )
 
     def _run_prediction_modules(
         self, head: nn.Module, tokens_BT: Tensor, x_BTD: Tensor, context: ForwardContext, finish: Finish | None

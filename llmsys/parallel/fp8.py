@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from llmsys.errors import LaunchError
-from llmsys.model.block import TransformerBlock
 from llmsys.model.transformer import Transformer
+from llmsys.model.transformer_block import TransformerBlock
 
 MULTIPLE = 16
 """What both widths of a product must be multiples of: the kernels read 16 bytes at a time."""

@@ -7,9 +7,9 @@ show is None.
 import math
 from typing import Any
 
-from llmsys.estimate.reconcile_text import format_memory_size
-from llmsys.report.markup import Html, build_section, build_table, build_tag
-from llmsys.report.run import RunRecord
+from llmsys.estimate.prediction_error import format_memory_size
+from llmsys.report.html_markup import Html, build_section, build_table, build_tag
+from llmsys.report.run_record import RunRecord
 
 Numbers = list[tuple[str, str, str]]
 
@@ -52,14 +52,23 @@ def build_prediction_section(record: RunRecord) -> Html | None:
         return None
     memory, seconds = said["memory"], said["step_seconds"]
     rows = [
-        [f"memory, {memory['instant']}", format_memory_size(memory["peak_bytes"]), *_format_measured(took, "peak_bytes", memory["peak_bytes"])]
+        [
+            f"memory, {memory['instant']}",
+            format_memory_size(memory["peak_bytes"]),
+            *_format_measured(took, "peak_bytes", memory["peak_bytes"]),
+        ]
     ]
     if seconds is not None:
         interval = f"{seconds['p50']:.3g} s ({seconds['p10']:.3g} to {seconds['p90']:.3g})"
         rows.append([f"step on {said['device']}", interval, *_format_measured(took, "step_seconds", seconds["p50"])])
-    note = None if seconds is not None else build_tag("p", f"No time of a step: {said.get('why_no_time')}", class_="muted")
+    note = (
+        None if seconds is not None else build_tag("p", f"No time of a step: {said.get('why_no_time')}", class_="muted")
+    )
     return build_section(
-        "prediction", "Prediction", build_table(("", "predicted", "measured", "residual"), rows, numeric=[1, 2, 3]), note
+        "prediction",
+        "Prediction",
+        build_table(("", "predicted", "measured", "residual"), rows, numeric=[1, 2, 3]),
+        note,
     )
 
 

@@ -8,27 +8,27 @@ from collections.abc import Sequence
 
 from llmsys.manifest import DropCount, DropExample, FunnelStage, Manifest, SkippedInput
 from llmsys.report import plots
-from llmsys.report.contamination import build_contamination_section
-from llmsys.report.input_units import describe_funnel_bytes, describe_input, format_offset
-from llmsys.report.markup import (
+from llmsys.report.contamination_section import build_contamination_section
+from llmsys.report.html_markup import (
     Html,
-    format_amount,
-    format_bytes,
     build_definition_list,
     build_details,
-    join_html,
-    format_number,
-    format_percent,
     build_section,
     build_table,
     build_tag,
+    format_amount,
+    format_bytes,
+    format_number,
+    format_percent,
     format_user_text,
+    join_html,
 )
+from llmsys.report.input_units import describe_funnel_bytes, describe_input, format_offset
 from llmsys.report.plots import Figure
 from llmsys.report.run_sections import Numbers, ReportSection, build_report_section
-from llmsys.report.threshold_sections import build_threshold_block, build_early_exit_note, build_silent_tests_table
-from llmsys.report.tokenizer_usage import build_tokenizer_section
-from llmsys.threshold import ThresholdReport
+from llmsys.report.threshold_sections import build_early_exit_note, build_silent_tests_table, build_threshold_block
+from llmsys.report.tokenizer_section import build_tokenizer_section
+from llmsys.threshold_report import ThresholdReport
 
 MAX_BARS = 20
 MAX_SKIP_ROWS = 100
@@ -63,7 +63,11 @@ def list_missing_notes(manifest: Manifest) -> list[str]:
 
 def build_dataset_sections(manifest: Manifest) -> list[ReportSection]:
     """All parts of a dataset that have something to show."""
-    about_text = [_build_funnel_section(manifest), build_contamination_section(manifest), _build_distributions_section(manifest)]
+    about_text = [
+        _build_funnel_section(manifest),
+        build_contamination_section(manifest),
+        _build_distributions_section(manifest),
+    ]
     parts = [*about_text, build_tokenizer_section(manifest), _build_reading_section(manifest)]
     return [one for one in parts if one is not None]
 
@@ -93,10 +97,20 @@ def _build_funnel_section(manifest: Manifest) -> ReportSection | None:
     head = ("stage", "documents in", "documents out", "dropped", "bytes in", "bytes out")
     note = build_tag("p", describe_funnel_bytes(manifest), class_="muted")
     numbers = build_table(head, rows, numeric=range(1, 6))
-    return build_report_section("funnel", "Funnel", figures, numbers, note, *_build_changes_table(stages), *_build_drop_reasons(drops, manifest.borders))
+    return build_report_section(
+        "funnel",
+        "Funnel",
+        figures,
+        numbers,
+        note,
+        *_build_changes_table(stages),
+        *_build_drop_reasons(drops, manifest.borders),
+    )
 
 
-def _build_drop_reasons(drops: Sequence[tuple[FunnelStage, DropCount]], borders: Sequence[ThresholdReport]) -> list[Html | None]:
+def _build_drop_reasons(
+    drops: Sequence[tuple[FunnelStage, DropCount]], borders: Sequence[ThresholdReport]
+) -> list[Html | None]:
     """Every test that dropped documents, with examples; then those that dropped none."""
     if not drops:
         return [build_silent_tests_table(borders)]
@@ -117,7 +131,10 @@ def _build_changes_table(stages: tuple[FunnelStage, ...]) -> list[Html]:
     ]
     if not rows:
         return []
-    return [build_tag("h3", "What was changed in documents that stay"), build_table(("stage", "what", "times"), rows, numeric=[2])]
+    return [
+        build_tag("h3", "What was changed in documents that stay"),
+        build_table(("stage", "what", "times"), rows, numeric=[2]),
+    ]
 
 
 def _build_funnel_figure(stages: tuple[FunnelStage, ...]) -> Figure:
@@ -133,7 +150,9 @@ def _build_funnel_figure(stages: tuple[FunnelStage, ...]) -> Figure:
 
 
 def _build_drops_figure(drops: list[DropCount]) -> Figure:
-    counted = plots.select_largest(((f"{format_title(d.rule)}: {format_title(d.test)}", d.documents) for d in drops), MAX_BARS)
+    counted = plots.select_largest(
+        ((f"{format_title(d.rule)}: {format_title(d.test)}", d.documents) for d in drops), MAX_BARS
+    )
     traces, layout = plots.build_bars(
         [name for name, _ in counted],
         [value for _, value in counted],
@@ -168,7 +187,8 @@ def _build_drop_details(stage: FunnelStage, drop: DropCount, borders: Sequence[T
         build_tag("b", f"{format_title(drop.rule)}: {format_title(drop.test)}"),
         build_tag(
             "span",
-            f" {format_number(drop.documents)} document{'' if drop.documents == 1 else 's'}, {format_bytes(drop.bytes)}, "
+            f" {format_number(drop.documents)} document{'' if drop.documents == 1 else 's'}, "
+            f"{format_bytes(drop.bytes)}, "
             f"{format_percent(drop.documents, stage.documents_in)} of what came in",
             class_="muted",
         ),
@@ -179,9 +199,17 @@ def _build_drop_details(stage: FunnelStage, drop: DropCount, borders: Sequence[T
 
 
 def _build_example(example: DropExample) -> Html:
-    values = [*_build_value_entry("value", example.value), *_build_value_entry("threshold", example.threshold), ("page", join_html(example.url))]
+    values = [
+        *_build_value_entry("value", example.value),
+        *_build_value_entry("threshold", example.threshold),
+        ("page", join_html(example.url)),
+    ]
     return build_tag(
-        "div", build_tag("p", build_tag("b", example.reason)), build_definition_list(values), format_user_text(example.excerpt), class_="example"
+        "div",
+        build_tag("p", build_tag("b", example.reason)),
+        build_definition_list(values),
+        format_user_text(example.excerpt),
+        class_="example",
     )
 
 
@@ -207,12 +235,16 @@ def _build_distributions_section(manifest: Manifest) -> ReportSection | None:
         height = min(plots.compute_bars_height(len(counts)), 480)
         figures.append(Figure("plot-languages", "Languages", traces, layout, caption, height))
     if sum(manifest.lengths.counts):
-        traces, layout = plots.build_histogram(manifest.lengths.edges, manifest.lengths.counts, "characters", "documents")
+        traces, layout = plots.build_histogram(
+            manifest.lengths.edges, manifest.lengths.counts, "characters", "documents"
+        )
         caption = f"{format_number(sum(manifest.lengths.counts))} kept documents."
         figures.append(Figure("plot-lengths", "Length of kept documents", traces, layout, caption, 320))
     if not figures:
         return None
-    html = build_section("distributions", "Languages and lengths", build_tag("div", [one.to_html() for one in figures], class_="grid"))
+    html = build_section(
+        "distributions", "Languages and lengths", build_tag("div", [one.to_html() for one in figures], class_="grid")
+    )
     return ReportSection("distributions", "Languages", html, figures)
 
 
@@ -226,12 +258,16 @@ def _build_reading_section(manifest: Manifest) -> ReportSection | None:
         f"{format_number(read.files)} files, {format_number(read.records)} records, {describe_input(manifest)}; "
         f"{format_number(skipped)} records could not be used."
     )
-    return build_report_section("reading", "Reading", [], build_tag("p", facts), _build_skips_table(read.skipped) if read.skipped else None)
+    return build_report_section(
+        "reading", "Reading", [], build_tag("p", facts), _build_skips_table(read.skipped) if read.skipped else None
+    )
 
 
 def _build_skips_table(skips: tuple[SkippedInput, ...]) -> Html:
     ordered = sorted(skips, key=lambda skip: (-skip.count, skip.file, skip.offset))
-    rows = [(skip.reason, format_number(skip.count), skip.file, format_offset(skip)) for skip in ordered[:MAX_SKIP_ROWS]]
+    rows = [
+        (skip.reason, format_number(skip.count), skip.file, format_offset(skip)) for skip in ordered[:MAX_SKIP_ROWS]
+    ]
     left = len(ordered) - len(rows)
     more = build_tag("p", f"{format_number(left)} more rows are in manifest.json.", class_="muted") if left else None
     head = ("why it was skipped", "records", "file", "first at")
@@ -252,11 +288,23 @@ def build_dataset_origin(manifest: Manifest) -> list[Html]:
         ]
     )
     splits = [
-        (name, format_number(split.documents), format_number(split.tokens), format_bytes(split.bytes), format_number(len(split.files)))
+        (
+            name,
+            format_number(split.documents),
+            format_number(split.tokens),
+            format_bytes(split.bytes),
+            format_number(len(split.files)),
+        )
         for name, split in manifest.splits.items()
     ]
     files = [
-        (file.name, format_number(file.rows), format_number(file.tokens), format_bytes(file.size), build_tag("code", file.digest))
+        (
+            file.name,
+            format_number(file.rows),
+            format_number(file.tokens),
+            format_bytes(file.size),
+            build_tag("code", file.digest),
+        )
         for split in manifest.splits.values()
         for file in split.files
     ]

@@ -1,8 +1,8 @@
 """What was read, in the units of the input: HTML only where there was HTML, rows where a file is counted in rows."""
 
 from llmsys.manifest import Manifest, SkippedInput
-from llmsys.record_place import is_counted_in_rows
-from llmsys.report.markup import format_bytes, format_number
+from llmsys.record_location import is_counted_in_rows
+from llmsys.report.html_markup import format_bytes, format_number
 
 
 def describe_input(manifest: Manifest) -> str:

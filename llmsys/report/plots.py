@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
-from llmsys.report.markup import Html, format_amount, escape_plot_text, build_tag
+from llmsys.report.html_markup import Html, build_tag, escape_plot_text, format_amount
 
 MAX_POINTS = 2_000
 THINNING_RULE = (
@@ -47,7 +47,9 @@ class Figure:
         """The element the page's script draws into, with its title, buttons, slider and caption."""
         heading = f"{self.anchor}-title"
         buttons = [
-            build_tag("button", view["label"], type="button", data_view=str(i), aria_pressed="true" if i == 0 else "false")
+            build_tag(
+                "button", view["label"], type="button", data_view=str(i), aria_pressed="true" if i == 0 else "false"
+            )
             for i, view in enumerate(self.views)
         ]
         last = str(len(self.slider_steps) - 1)
@@ -56,7 +58,9 @@ class Figure:
                 "label",
                 "at ",
                 build_tag("output", self.slider_steps[-1]["label"]),
-                build_tag("input", type="range", min="0", max=last, value=last, step="1", aria_label="moment of the run"),
+                build_tag(
+                    "input", type="range", min="0", max=last, value=last, step="1", aria_label="moment of the run"
+                ),
                 class_="moments",
             )
             if len(self.slider_steps) > 1
@@ -90,7 +94,9 @@ class Figure:
 # --- Curves over the run ---
 
 
-def downsample_points(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS) -> tuple[list[float], list[float]]:
+def downsample_points(
+    x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS
+) -> tuple[list[float], list[float]]:
     """At most `limit` of the points, x rising: the lowest and the highest of each stretch.
 
     Peaks survive, which every n-th point would lose. Points with nan are left out.
@@ -109,7 +115,9 @@ def downsample_points(x: Sequence[float], y: Sequence[float], limit: int = MAX_P
     return [_round_value(a) for a, _ in points], [_round_value(b) for _, b in points]
 
 
-def compute_running_mean(x: Sequence[float], y: Sequence[float], share: float = 0.02) -> tuple[list[float], list[float]]:
+def compute_running_mean(
+    x: Sequence[float], y: Sequence[float], share: float = 0.02
+) -> tuple[list[float], list[float]]:
     """The running mean of y over `share` of all points, centred; nan left out. At most `MAX_POINTS` / 4 points."""
     points = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
     sums = [0.0, *accumulate(b for _, b in points)]
@@ -151,7 +159,9 @@ def build_line(name: str, x: Sequence[float], y: Sequence[float], colour: str, *
     }
 
 
-def build_tokens_layout(y_title: str, *, from_zero: bool = False, exponents: str = "", legend: bool = False) -> dict[str, Any]:
+def build_tokens_layout(
+    y_title: str, *, from_zero: bool = False, exponents: str = "", legend: bool = False
+) -> dict[str, Any]:
     """The layout of a curve against tokens trained."""
     y: dict[str, Any] = {"title": {"text": y_title}}
     if from_zero:
@@ -220,7 +230,10 @@ def build_histogram(
     logarithmic = len(edges) > 1 and edges[-1] > 100 * max(edges[1], 1)
     lowest = min((edge for edge in edges if edge > 0), default=1.0)
     left = [max(edge, lowest / 2) if logarithmic else edge for edge in edges]
-    hovers = [f"{format_amount(a)} to {format_amount(b)}: {format_amount(n)}" for a, b, n in zip(edges, edges[1:], counts, strict=False)]
+    hovers = [
+        f"{format_amount(a)} to {format_amount(b)}: {format_amount(n)}"
+        for a, b, n in zip(edges, edges[1:], counts, strict=False)
+    ]
     trace: Trace = {
         "type": "scatter",
         "mode": "lines",

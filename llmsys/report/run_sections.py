@@ -1,7 +1,7 @@
 """What the page says about a run: yardstick, curves, expert load, samples, and where it all came from.
 
-Reads a `RunRecord`; gives `ReportSection`s (sections with their figures) and the key numbers. Promises: a part with nothing to
-show is left out, since the record's notes say why.
+Reads a `RunRecord`; gives `ReportSection`s (sections with their figures) and the key numbers. Promises: a part with
+nothing to show is left out, since the record's notes say why.
 """
 
 import json
@@ -15,9 +15,20 @@ from llmsys.compressor_comparison import describe_heldout_bytes, is_heldout_too_
 from llmsys.progress import format_duration
 from llmsys.report import plots
 from llmsys.report.cost_sections import build_answers_section, build_cost_numbers, build_prediction_section
-from llmsys.report.markup import Html, format_amount, build_definition_list, build_details, format_number, format_percent, build_section, build_table, build_tag, format_user_text
+from llmsys.report.html_markup import (
+    Html,
+    build_definition_list,
+    build_details,
+    build_section,
+    build_table,
+    build_tag,
+    format_amount,
+    format_number,
+    format_percent,
+    format_user_text,
+)
 from llmsys.report.plots import Figure
-from llmsys.report.run import RunRecord
+from llmsys.report.run_record import RunRecord
 
 Numbers = list[tuple[str, str, str]]
 """Key numbers: what, how much, and a remark."""
@@ -35,7 +46,9 @@ class ReportSection:
 
 def build_report_section(anchor: str, title: str, figures: Sequence[Figure], *more: Html | None) -> ReportSection:
     """A section that shows its figures, then the rest."""
-    return ReportSection(anchor, title, build_section(anchor, title, [one.to_html() for one in figures], *more), list(figures))
+    return ReportSection(
+        anchor, title, build_section(anchor, title, [one.to_html() for one in figures], *more), list(figures)
+    )
 
 
 def build_run_sections(record: RunRecord, tokens_per_byte: float | None) -> list[ReportSection]:
@@ -45,10 +58,20 @@ def build_run_sections(record: RunRecord, tokens_per_byte: float | None) -> list
         record: what the run's folder held.
         tokens_per_byte: of the training text, to show the training loss in bits per byte; None when unknown.
     """
-    tables = (("answers", "Answers", build_answers_section(record)), ("prediction", "Prediction", build_prediction_section(record)))
+    tables = (
+        ("answers", "Answers", build_answers_section(record)),
+        ("prediction", "Prediction", build_prediction_section(record)),
+    )
     asked, predicted = (None if html is None else ReportSection(anchor, title, html) for anchor, title, html in tables)
     training = _build_training_section(record, tokens_per_byte)
-    parts = [_build_compressor_section(record), asked, training, predicted, _build_experts_section(record), _build_samples_section(record)]
+    parts = [
+        _build_compressor_section(record),
+        asked,
+        training,
+        predicted,
+        _build_experts_section(record),
+        _build_samples_section(record),
+    ]
     return [one for one in parts if one is not None]
 
 
@@ -89,7 +112,9 @@ def describe_run_state(record: RunRecord) -> tuple[str, str]:
         return ("started", "no step logged yet") if record.starts else ("not started", "")
     steps = record.get_start_value("steps")
     done = record.curves.step[-1]
-    how_far = f"{format_percent(done, steps)} of {format_number(steps)} steps" if _is_number(steps) else f"step {done:,.0f}"
+    how_far = (
+        f"{format_percent(done, steps)} of {format_number(steps)} steps" if _is_number(steps) else f"step {done:,.0f}"
+    )
     return "unfinished", how_far
 
 
@@ -126,11 +151,12 @@ def _build_compressor_section(record: RunRecord) -> ReportSection | None:
     sizes = {"bytes": evaluation.get("evaluated_bytes"), "tokens": evaluation.get("evaluated_tokens")}
     measured = [f"{format_amount(size)} {word}" for word, size in sizes.items() if _is_number(size)]
     size = sizes["bytes"] if _is_number(sizes["bytes"]) else None
-    caption = (
-        f"{verdict} Lower is better. Compared {describe_heldout_bytes(size)}, at step {format_number(evaluation['step'])}"
-    )
+    step = format_number(evaluation["step"])
+    caption = f"{verdict} Lower is better. Compared {describe_heldout_bytes(size)}, at step {step}"
     caption += f" ({' = '.join(measured)} of documents the model never saw)." if measured else "."
-    figure = Figure("plot-yardstick", "Against compressors", traces, layout, caption, plots.compute_bars_height(len(shown)))
+    figure = Figure(
+        "plot-yardstick", "Against compressors", traces, layout, caption, plots.compute_bars_height(len(shown))
+    )
     return build_report_section("yardstick", "Yardstick", [figure])
 
 
@@ -162,7 +188,9 @@ def _build_training_section(record: RunRecord, tokens_per_byte: float | None) ->
         figures.append(Figure("plot-data-wait", "Waiting for data", traces, layout, height=240))
     large, rest = figures[0], figures[1:]
     notes = build_tag("p", plots.THINNING_RULE, class_="muted") if len(curves.step) > plots.MAX_POINTS else None
-    html = build_section("training", "Training", large.to_html(), build_tag("div", [one.to_html() for one in rest], class_="grid"), notes)
+    html = build_section(
+        "training", "Training", large.to_html(), build_tag("div", [one.to_html() for one in rest], class_="grid"), notes
+    )
     return ReportSection("training", "Training", html, figures)
 
 
@@ -187,7 +215,9 @@ def _build_loss_figure(record: RunRecord, tokens_per_byte: float | None) -> Figu
             {"label": unit, "title": unit, "y": y} for unit, y in (("nats per token", nats), ("bits per byte", bits))
         ]
         caption = f"A byte of training text is {tokens_per_byte:.4f} tokens: bits per byte = nats × {bits_per_nat:.4f}."
-    return Figure("plot-loss", "Loss", traces, plots.build_tokens_layout("nats per token", legend=True), caption, 380, views)
+    return Figure(
+        "plot-loss", "Loss", traces, plots.build_tokens_layout("nats per token", legend=True), caption, 380, views
+    )
 
 
 def _build_experts_section(record: RunRecord) -> ReportSection | None:
@@ -228,8 +258,13 @@ def _build_samples_section(record: RunRecord) -> ReportSection | None:
         return None
     steps = sorted(record.samples, reverse=True)
     shown = _format_samples(record.samples[steps[0]])
-    earlier = [build_details(f"Samples of step {format_number(step)}", _format_samples(record.samples[step])) for step in steps[1:6]]
-    lead = build_tag("p", f"What the model writes after step {format_number(steps[0])}; the prompt is set bold.", class_="muted")
+    earlier = [
+        build_details(f"Samples of step {format_number(step)}", _format_samples(record.samples[step]))
+        for step in steps[1:6]
+    ]
+    lead = build_tag(
+        "p", f"What the model writes after step {format_number(steps[0])}; the prompt is set bold.", class_="muted"
+    )
     return ReportSection("samples", "Samples", build_section("samples", "Samples", lead, shown, earlier))
 
 
@@ -265,7 +300,9 @@ def build_run_origin(record: RunRecord) -> list[Html]:
         last = record.checkpoints[max(record.checkpoints)]
         blocks.append(build_tag("p", f"{len(record.checkpoints)} checkpoints; the last: {last.get('folder', '?')} "))
     if record.environment:
-        blocks.append(build_details("Environment of the run", build_definition_list(_flatten_mapping(record.environment))))
+        blocks.append(
+            build_details("Environment of the run", build_definition_list(_flatten_mapping(record.environment)))
+        )
     if record.config_text:
         blocks.append(build_details("Resolved configuration", format_user_text(record.config_text, 200_000)))
     return blocks

@@ -1,14 +1,23 @@
 """What the page says about one threshold: how many documents lie near it, and the nearest ones on both sides.
 
-Reads `ThresholdReport`s; gives pieces of the funnel's section. Promises: a page shows as many documents per test, and as many
-characters of each, for a small dataset and for a large one.
+Reads `ThresholdReport`s; gives pieces of the funnel's section. Promises: a page shows as many documents per test, and
+as many characters of each, for a small dataset and for a large one.
 """
 
 from collections.abc import Sequence
 from itertools import groupby
 
-from llmsys.report.markup import Html, format_bytes, build_definition_list, build_details, join_html, format_number, build_tag, format_user_text
-from llmsys.threshold import CLOSE, ThresholdReport, NearThresholdDocument, ThresholdSide
+from llmsys.report.html_markup import (
+    Html,
+    build_definition_list,
+    build_details,
+    build_tag,
+    format_bytes,
+    format_number,
+    format_user_text,
+    join_html,
+)
+from llmsys.threshold_report import CLOSE, NearThresholdDocument, ThresholdReport, ThresholdSide
 
 URL_CHARACTERS = 2_000  # of an endless address; a longer one says how much is missing
 EARLY_EXIT = (
@@ -32,7 +41,10 @@ def build_threshold_block(border: ThresholdReport) -> Html:
         _build_side(f"Kept, {stays} the threshold", border.kept),
     ]
     return build_tag(
-        "div", build_tag("p", build_tag("b", format_rule(border))), build_tag("p", _format_near_counts(border)), build_tag("div", sides, class_="grid near")
+        "div",
+        build_tag("p", build_tag("b", format_rule(border))),
+        build_tag("p", _format_near_counts(border)),
+        build_tag("div", sides, class_="grid near"),
     )
 
 
@@ -51,8 +63,10 @@ def _format_thresholds(border: ThresholdReport) -> str:
 def _format_near_counts(border: ThresholdReport) -> str:
     dropped, kept = border.dropped, border.kept
     return (
-        f"{format_number(dropped.documents)} dropped ({format_bytes(dropped.bytes)}), {format_number(dropped.close)} of them within "
-        f"{CLOSE:.0%} of the threshold; {format_number(kept.documents)} kept in the end, {format_number(kept.close)} of them "
+        f"{format_number(dropped.documents)} dropped ({format_bytes(dropped.bytes)}), "
+        f"{format_number(dropped.close)} of them within "
+        f"{CLOSE:.0%} of the threshold; {format_number(kept.documents)} kept in the end, "
+        f"{format_number(kept.close)} of them "
         f"as near."
     )
 
@@ -69,7 +83,11 @@ def _build_url(url: str) -> Html:
 
 
 def _build_document(near: NearThresholdDocument) -> Html:
-    facts = [("value", format_number(near.value)), ("threshold", format_number(near.threshold)), ("page", _build_url(near.url))]
+    facts = [
+        ("value", format_number(near.value)),
+        ("threshold", format_number(near.threshold)),
+        ("page", _build_url(near.url)),
+    ]
     if near.reason:
         facts.append(("reason", join_html(near.reason)))
     return build_tag("div", build_definition_list(facts), format_user_text(near.excerpt), class_="example")
@@ -84,7 +102,9 @@ def build_silent_tests_table(borders: Sequence[ThresholdReport]) -> Html | None:
         build_tag("div", build_tag("h4", rule.replace("_", " ")), [_build_silent_test(border) for border in group])
         for rule, group in groupby(silent, key=lambda border: border.rule)
     ]
-    return build_details([build_tag("b", "Tests that dropped nothing"), build_tag("span", f" {len(silent)}", class_="muted")], rules)
+    return build_details(
+        [build_tag("b", "Tests that dropped nothing"), build_tag("span", f" {len(silent)}", class_="muted")], rules
+    )
 
 
 def _build_silent_test(border: ThresholdReport) -> Html:

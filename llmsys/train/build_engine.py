@@ -5,17 +5,17 @@ from typing import Any
 import torch
 
 from llmsys.config.run import RunConfig
-from llmsys.engine.averaged_engine import EmaEngine
+from llmsys.engine.ema_engine import EmaEngine
 from llmsys.engine.engine import Engine
 from llmsys.errors import ConfigError
-from llmsys.estimate.parameters import count_parameters
+from llmsys.estimate.parameter_count import count_parameters
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.apply import compile_blocks
+from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
+from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.fp8 import convert_to_fp8
-from llmsys.parallel.mesh import DeviceMeshes
-from llmsys.parallel.recompute import apply_activation_checkpoint
-from llmsys.train.head_loss import build_training_loss
-from llmsys.train.noise import NoiseScaleMeter
+from llmsys.parallel.parallelize import compile_blocks
+from llmsys.train.gradient_noise_scale import NoiseScaleMeter
+from llmsys.train.linear_cross_entropy import build_training_loss
 from llmsys.train.precision import DTYPES
 
 
@@ -30,14 +30,18 @@ def build_model(config: RunConfig) -> Transformer:
     return model
 
 
-def build_engine(config: RunConfig, meshes: DeviceMeshes, device: torch.device, noise: NoiseScaleMeter | None = None) -> Engine:
+def build_engine(
+    config: RunConfig, meshes: DeviceMeshes, device: torch.device, noise: NoiseScaleMeter | None = None
+) -> Engine:
     """The engine that the config names, with starting values; `noise` looks at its gradients."""
     engine: Engine = _build_base_engine(config, meshes, device, noise)
     half_life = config.train.average_half_life_tokens
     return EmaEngine(engine, half_life) if half_life else engine
 
 
-def _build_base_engine(config: RunConfig, meshes: DeviceMeshes, device: torch.device, noise: NoiseScaleMeter | None) -> Engine:
+def _build_base_engine(
+    config: RunConfig, meshes: DeviceMeshes, device: torch.device, noise: NoiseScaleMeter | None
+) -> Engine:
     common: dict[str, Any] = {
         "meshes": meshes,
         "optimizer": config.optimizer,

@@ -17,9 +17,9 @@ from typing import Any
 
 import xxhash
 
+from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import CheckpointError, UnreadableCheckpointError
 from llmsys.file_name import is_plain_file_name
-from llmsys.publish import write_bytes_atomically
 
 FORMAT = 2
 """2: the places of the tensors are in `metadata.json`, which was a pickle in 1."""
@@ -88,7 +88,9 @@ def list_rank_files(folder: Path, rank: int) -> list[Path]:
 def write_record(folder: Path, record: dict[str, Any]) -> None:
     """Write the record durably, with its own digest as the last key."""
     record = {"format": FORMAT, **record}
-    write_bytes_atomically(folder / RECORD, json.dumps(record | {"digest": _compute_record_digest(record)}, indent=2).encode())
+    write_bytes_atomically(
+        folder / RECORD, json.dumps(record | {"digest": _compute_record_digest(record)}, indent=2).encode()
+    )
 
 
 def read_record(checkpoint: Path, expected: int = FORMAT) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import CheckpointError
-from llmsys.publish import write_bytes_atomically
 from llmsys.train.checkpoint_metadata import METADATA, format_metadata, parse_metadata
 from llmsys.train.checkpoint_record import DAMAGE_ERRORS, PICKLED, build_unreadable_error, describe_pickle
 

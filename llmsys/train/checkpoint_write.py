@@ -15,11 +15,17 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 
+from llmsys.atomic_write import sync_folder
 from llmsys.errors import CheckpointError, LlmsysError, to_data_error
-from llmsys.parallel.crew import ControlGroup
-from llmsys.parallel.group import get_rank
-from llmsys.publish import sync_folder
-from llmsys.train.checkpoint_record import compute_digests, list_rank_files, is_present, find_checkpoint_error, write_record
+from llmsys.parallel.control_group import ControlGroup
+from llmsys.parallel.process_group import get_rank
+from llmsys.train.checkpoint_record import (
+    compute_digests,
+    find_checkpoint_error,
+    is_present,
+    list_rank_files,
+    write_record,
+)
 from llmsys.train.checkpoint_storage import CheckpointWriter
 
 PARTIAL = ".step-*.partial"
@@ -32,7 +38,9 @@ def get_checkpoint_path(folder: Path, steps: int) -> Path:
     return folder / f"step-{steps:08d}"
 
 
-def write_sharded_checkpoint(tensors: dict[str, Tensor], target: Path, record: dict[str, Any], crew: ControlGroup) -> None:
+def write_sharded_checkpoint(
+    tensors: dict[str, Tensor], target: Path, record: dict[str, Any], crew: ControlGroup
+) -> None:
     """Write and publish `target`. Collective. CheckpointError on every rank where the disk is to blame."""
     partial = target.with_name(f".{target.name}.partial")
     try:

@@ -15,17 +15,17 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata
 
+from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import CheckpointError, ConfigError
-from llmsys.publish import write_bytes_atomically
 from llmsys.train.checkpoint_metadata import DTYPES, METADATA, format_metadata, parse_metadata
 from llmsys.train.checkpoint_record import (
     PICKLED,
     PICKLED_FORMAT,
     RECORD,
-    describe_pickle,
     compute_digest,
-    find_damaged_file,
+    describe_pickle,
     find_checkpoint_error,
+    find_damaged_file,
     read_record,
     write_record,
 )

@@ -20,7 +20,7 @@ from llmsys.config.run import RunConfig
 from llmsys.config.train import Precision
 from llmsys.errors import CheckpointError
 from llmsys.log import get_logger
-from llmsys.parallel.group import get_local_device, all_gather_object, run_on_rank_zero, get_rank
+from llmsys.parallel.process_group import all_gather_object, get_local_device, get_rank, run_on_rank_zero
 from llmsys.train.checkpoint_record import read_record
 
 log = get_logger(__name__)

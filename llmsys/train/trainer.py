@@ -13,26 +13,26 @@ from torch import Tensor
 
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
-from llmsys.data.digest import format_digest, compute_batch_digest
-from llmsys.data.loader import StepLoader
-from llmsys.data.order import derive_order_key
+from llmsys.data.batch_digest import compute_batch_digest, format_digest
+from llmsys.data.dataloader import StepLoader
+from llmsys.data.shuffle import derive_order_key
 from llmsys.engine.engine import Engine, StepResult
 from llmsys.errors import CheckpointError, StopRequested
 from llmsys.log import get_logger
-from llmsys.optim.schedule import compute_balance_factor, compute_learning_rate
-from llmsys.parallel.group import all_gather_object, get_rank, all_reduce_sum, get_world_size
+from llmsys.optim.lr_schedule import compute_balance_factor, compute_learning_rate
+from llmsys.parallel.process_group import all_gather_object, all_reduce_sum, get_rank, get_world_size
 from llmsys.progress import Progress
-from llmsys.train import checkpoint
-from llmsys.train.balance import ExpertLoadReport, set_balance_factor, update_expert_balance
-from llmsys.train.bitwise import hash_state_if_bitwise
+from llmsys.train import checkpoint_load
+from llmsys.train.bitwise_checks import hash_state_if_bitwise
 from llmsys.train.checkpoint_record import read_record
-from llmsys.train.faults import StepGuard
-from llmsys.train.measure import Evaluator, EvaluationResult
-from llmsys.train.metrics import StepMeter
-from llmsys.train.noise import NoiseScaleMeter
-from llmsys.train.record import MetricLogger
-from llmsys.train.saver import CheckpointSaver
-from llmsys.train.signals import StopRequest
+from llmsys.train.checkpoint_saver import CheckpointSaver
+from llmsys.train.evaluator import EvaluationResult, Evaluator
+from llmsys.train.expert_load import ExpertLoadReport, set_balance_factor, update_expert_balance
+from llmsys.train.gradient_noise_scale import NoiseScaleMeter
+from llmsys.train.metric_logger import MetricLogger
+from llmsys.train.step_guard import StepGuard
+from llmsys.train.step_metrics import StepMeter
+from llmsys.train.stop_request import StopRequest
 from llmsys.train.watchdog import Watchdog
 
 log = get_logger(__name__)
@@ -80,7 +80,9 @@ class Trainer:
         self.watchdog.close()  # what follows is not done in step
         samples = self.sample_prompts()
         self.metric_logger.log_event("samples", self.steps_done, samples=samples)
-        self.metric_logger.log_event("finish", self.steps_done, tokens=self.tokens_done, seconds=time.perf_counter() - began)
+        self.metric_logger.log_event(
+            "finish", self.steps_done, tokens=self.tokens_done, seconds=time.perf_counter() - began
+        )
         return final
 
     @property
@@ -123,7 +125,11 @@ class Trainer:
         self.steps_done = number
         seconds = time.perf_counter() - began
         self.meter.record_step(number, seconds)
-        noise = {} if self.noise_scale_meter is None else self.noise_scale_meter.format_noise_scale(config.batch.get_tokens_at(step))
+        noise = (
+            {}
+            if self.noise_scale_meter is None
+            else self.noise_scale_meter.format_noise_scale(config.batch.get_tokens_at(step))
+        )
         progress.advance(
             config.batch.get_tokens_at(step), step=number, loss=f"{result.loss:.3f}", **self.meter.details, **noise
         )
@@ -164,7 +170,9 @@ class Trainer:
             learning_rate=rate,
             gradient_norm=result.gradient_norm,
             batch_tokens=batch_tokens,
-            **self.meter.compute_step_metrics(batch_tokens, seconds + self.loader.wait_seconds, self.loader.wait_seconds),
+            **self.meter.compute_step_metrics(
+                batch_tokens, seconds + self.loader.wait_seconds, self.loader.wait_seconds
+            ),
             batch_digest=digest,
             **self.loader.get_step_metrics(self.steps_done - 1),
             **({} if self.noise_scale_meter is None else self.noise_scale_meter.scale.to_dict()),
@@ -234,10 +242,10 @@ class Trainer:
     def _rewind_to_checkpoint(self, number: int, progress: Progress) -> None:
         """Take over the newest whole checkpoint, but remember the steps that were bad since."""
         self.saver.wait_for_save()
-        newest = checkpoint.find_newest_checkpoint(self.config.run.folder / "checkpoints")
+        newest = checkpoint_load.find_newest_checkpoint(self.config.run.folder / "checkpoints")
         if newest is None:
             raise CheckpointError(f"step {number} was bad, and no whole checkpoint is left to go back to.")
-        checkpoint.load_checkpoint(self.engine, newest)
+        checkpoint_load.load_checkpoint(self.engine, newest)
         record = read_record(newest)
         self.step_guard.load_state_dict(record.get("judge", {}), known=self.step_guard.left_out)
         before, self.steps_done = self.tokens_done, record["steps"]

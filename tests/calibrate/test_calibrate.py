@@ -7,16 +7,14 @@ import torch
 import torch.distributed as dist
 
 from launch.main import main
-from llmsys.calibrate.kernels import KernelMeasurements, BenchmarkSizes
-from llmsys.calibrate.links import fit_interconnect
-from llmsys.calibrate.machine import measure_machine
-from llmsys.calibrate.measure import build_device_profile
-from llmsys.config.layout import ParallelLayout
+from llmsys.calibrate.benchmarks import BenchmarkSizes, KernelMeasurements, fit_interconnect
+from llmsys.calibrate.calibration import build_device_profile, measure_machine
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.config.yaml_text import dump_yaml
+from llmsys.config.yaml_parser import dump_yaml
 from llmsys.errors import ConfigError
-from llmsys.estimate.device import DeviceProfile, Number, load_device_profile
-from llmsys.estimate.time import estimate_step_time
+from llmsys.estimate.device_profile import DeviceProfile, Number, load_device_profile
+from llmsys.estimate.step_time import estimate_step_time
 from tests.helpers.ranks import run_ranks
 
 TINY = BenchmarkSizes(

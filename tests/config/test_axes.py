@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from llmsys.config.layout import ParallelLayout
 from llmsys.config.model import ModelConfig
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.errors import LayoutError
 
@@ -77,4 +77,6 @@ def test_heads_may_be_fewer_than_ranks_where_ranks_share_them_evenly(tensor: int
     model = ModelConfig.model_validate(MODEL | {"num_key_value_heads": 1})
     fitted = ParallelLayout(tensor=tensor, context=context).resolve(2 * tensor * context, model)
     assert (fitted.shard, fitted.data_parallel_size, fitted.sequence_parallel_size) == (2, 2, tensor * context)
-    assert [fitted.get_data_rank(rank) for rank in range(fitted.world_size)] == sorted([0, 1] * fitted.sequence_parallel_size)
+    assert [fitted.get_data_rank(rank) for rank in range(fitted.world_size)] == sorted(
+        [0, 1] * fitted.sequence_parallel_size
+    )

@@ -64,7 +64,11 @@ def test_the_budget_of_a_run_counts_the_small_steps_at_its_start() -> None:
     settings = {"batch": {"sequence_length": 8, "sequences": 16, "ramp": {"start_tokens": 16, "over_tokens": 4000}}}
     config = RunConfig.model_validate(settings | {"train": {"tokens": 10_000}})
     assert config.num_steps > -(-10_000 // config.batch.tokens_per_step)
-    assert config.batch.count_tokens_before(config.num_steps - 1) < 10_000 <= config.batch.count_tokens_before(config.num_steps)
+    assert (
+        config.batch.count_tokens_before(config.num_steps - 1)
+        < 10_000
+        <= config.batch.count_tokens_before(config.num_steps)
+    )
 
 
 def test_the_ramp_belongs_to_the_trajectory_and_no_ramp_leaves_it_as_it_was() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.bitwise import list_micro_batch_counts, require_ranks
+from llmsys.config.bitwise_constraints import list_micro_batch_counts, require_ranks
 from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError
 

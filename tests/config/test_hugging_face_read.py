@@ -9,11 +9,11 @@ import pytest
 import transformers
 
 from llmsys.config.hugging_face.defaults import DEFAULTS
-from llmsys.config.hugging_face.families import FAMILIES
-from llmsys.config.hugging_face.model import load_hugging_face_config, build_model_config
+from llmsys.config.hugging_face.model_types import FAMILIES
+from llmsys.config.load import build_model_config, load_hugging_face_config
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
-from llmsys.estimate.parameters import count_parameters
+from llmsys.estimate.parameter_count import count_parameters
 
 DATA = Path(__file__).parent / "data"
 # As they stand on the Hub: sparse, old spellings, keys of remote code, quantised storage.

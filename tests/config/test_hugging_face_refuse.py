@@ -9,10 +9,9 @@ import pytest
 
 from launch.main import main
 from llmsys.config.hugging_face.defaults import DEFAULTS
-from llmsys.config.hugging_face.families import FAMILIES
-from llmsys.config.hugging_face.model import build_model_config
+from llmsys.config.hugging_face.model_types import FAMILIES
 from llmsys.config.hugging_face.rope import KINDS
-from llmsys.config.load import load_any_config, load_model_config, load_run_config, read_config
+from llmsys.config.load import build_model_config, load_any_config, load_model_config, load_run_config, read_config
 from llmsys.errors import ConfigError
 
 TINY = {
@@ -220,7 +219,10 @@ def test_a_config_json_is_a_config(folder: Path) -> None:
 def test_a_config_json_is_a_base(folder: Path) -> None:
     (folder / "run.yaml").write_text("model: {base: tiny/config.json, num_hidden_layers: 3}\n")
     (folder / "bare.yaml").write_text("base: tiny\nnorm: {eps: 1e-3}\n")
-    assert (load_run_config("run.yaml").model.num_hidden_layers, load_run_config("run.yaml").model.hidden_size) == (3, 32)
+    assert (load_run_config("run.yaml").model.num_hidden_layers, load_run_config("run.yaml").model.hidden_size) == (
+        3,
+        32,
+    )
     assert load_model_config("bare.yaml").norm.eps == 1e-3
     assert load_run_config("run.yaml", ["model.position.theta=7"]).model.position.model_dump()["theta"] == 7
 

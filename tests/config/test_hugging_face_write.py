@@ -8,13 +8,12 @@ import pytest
 import torch
 import transformers
 
-from llmsys.config.hugging_face.families import FAMILIES
-from llmsys.config.hugging_face.model import build_model_config
-from llmsys.config.hugging_face.write import build_config_json
-from llmsys.config.load import load_model_config
+from llmsys.config.hugging_face.model_types import FAMILIES
+from llmsys.config.hugging_face.write_config_json import build_config_json
+from llmsys.config.load import build_model_config, load_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
-from llmsys.estimate.parameters import count_parameters
+from llmsys.estimate.parameter_count import count_parameters
 
 PUBLISHED = json.loads((Path(__file__).parent / "data" / "published_configs.json").read_text())
 SMALL = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}

@@ -194,7 +194,10 @@ def test_a_bare_model_is_a_model_and_not_a_run(write: Write) -> None:
 
 def test_an_override_can_name_a_base() -> None:
     assert (
-        load_run_config("train/demo", ["model.base=model/demo-moe", "model.num_hidden_layers=1"]).model.num_hidden_layers == 1
+        load_run_config(
+            "train/demo", ["model.base=model/demo-moe", "model.num_hidden_layers=1"]
+        ).model.num_hidden_layers
+        == 1
     )
 
 

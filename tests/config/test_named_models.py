@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmsys.config.hugging_face.model import build_model_config
-from llmsys.config.load import load_model_config
+from llmsys.config.load import build_model_config, load_model_config
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "model"
 # The sizes that the papers' tables print, in the words of a config.json.

@@ -10,11 +10,11 @@ import jsonschema
 import pytest
 
 from launch.main import main
+from llmsys.config.format_yaml import find_differences, format_annotated_yaml, format_yaml
+from llmsys.config.json_schema import build_json_schema
 from llmsys.config.load import load_run_config, read_config
 from llmsys.config.run import RunConfig
-from llmsys.config.schema import build_json_schema
-from llmsys.config.show import format_annotated_yaml, format_yaml, find_differences
-from llmsys.config.yaml_text import parse_yaml
+from llmsys.config.yaml_parser import parse_yaml
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RUNS = sorted(path for path in CONFIGS.rglob("*.yaml") if "languages" not in path.parts)  # those are no runs

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from llmsys.config.run import RunConfig
 from llmsys.errors import LayoutError
-from llmsys.estimate.memory import resolve_planned_layout
+from llmsys.estimate.state_memory import resolve_planned_layout
 
 DDP: dict[str, Any] = {"kind": "torch", "data_parallel": "ddp"}
 MOE: dict[str, Any] = {

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from llmsys.config.override import read_overrides
-from llmsys.config.yaml_text import dump_yaml, format_inline, parse_yaml
+from llmsys.config.merge import read_overrides
+from llmsys.config.yaml_parser import dump_yaml, format_inline, parse_yaml
 from llmsys.errors import ConfigError
 
 

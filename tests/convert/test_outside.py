@@ -10,11 +10,11 @@ import torch
 
 from launch.main import main
 from llmsys.convert.from_hugging_face import convert_from_hugging_face
-from llmsys.convert.safetensor_folder import INDEX
+from llmsys.convert.safetensors_folder import INDEX
 from llmsys.convert.to_hugging_face import convert_to_hugging_face
 from llmsys.errors import CheckpointError, ConfigError
-from llmsys.train.average import average_checkpoints
-from llmsys.train.checkpoint import load_tensors, read_tensor_metadata
+from llmsys.train.checkpoint_average import average_checkpoints
+from llmsys.train.checkpoint_load import load_tensors, read_tensor_metadata
 from llmsys.train.checkpoint_write import publish_weights, save_tensors
 from tests.helpers.oracle_models import build
 

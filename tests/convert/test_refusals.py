@@ -12,7 +12,7 @@ from torch import Tensor
 
 from llmsys.convert import from_hugging_face
 from llmsys.convert.from_hugging_face import convert_from_hugging_face
-from llmsys.convert.safetensor_folder import INDEX
+from llmsys.convert.safetensors_folder import INDEX
 from llmsys.convert.to_hugging_face import convert_to_hugging_face
 from llmsys.errors import CheckpointError, ConfigError, LlmsysError
 from tests.helpers.oracle_models import build
@@ -160,7 +160,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_tensor(source: Path, 
 
 
 def test_weights_alone_are_no_place_to_resume(source: Path, tmp_path: Path) -> None:
-    from llmsys.train.checkpoint import load_checkpoint
+    from llmsys.train.checkpoint_load import load_checkpoint
 
     ours = convert_from_hugging_face(source, tmp_path / "ours")
     with pytest.raises(CheckpointError, match=r"weights alone.*train\.start_from="):

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from llmsys.config.load import load_run_config
+from llmsys.convert.folders import KEPT
 from llmsys.convert.from_hugging_face import convert_from_hugging_face
-from llmsys.convert.safetensor_folder import INDEX, SafetensorsFolder
-from llmsys.convert.source import KEPT
+from llmsys.convert.safetensors_folder import INDEX, SafetensorsFolder
 from llmsys.convert.to_hugging_face import convert_to_hugging_face
-from llmsys.train.trained import load_trained_model
+from llmsys.train.trained_model import load_trained_model
 from tests.helpers.oracle_models import CASES, build
 
 transformers = pytest.importorskip("transformers")

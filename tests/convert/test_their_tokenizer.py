@@ -9,7 +9,7 @@ import torch
 
 from launch.main import main
 from llmsys.config.load import load_run_config
-from llmsys.convert.their_tokenizer import import_tokenizer
+from llmsys.convert.tokenizer_files import import_tokenizer
 from llmsys.tokenizer import load_tokenizer
 from tests.helpers.json_tokenizers import write
 from tests.helpers.oracle_models import build

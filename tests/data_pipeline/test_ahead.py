@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.executors.event import TaskProgress, TaskDone, EagerTaskEvent, Event, TaskFailed, Job, Report
+from data_pipeline.core.journal import TaskRecord
+from data_pipeline.core.task import Task
+from data_pipeline.executors.base import EagerTaskEvent, Event, Job, Report, TaskDone, TaskFailed, TaskProgress
 from data_pipeline.executors.local import BEHIND, LocalExecutor
-from data_pipeline.executors.tries import TaskRetry
-from data_pipeline.following import NextStage
-from data_pipeline.graph import StageRunner
-from data_pipeline.journal import TaskRecord
-from data_pipeline.meter import StageProgress
-from data_pipeline.pipeline import prepare_dataset
-from data_pipeline.quarantine import read_quarantine
-from data_pipeline.task import Task
+from data_pipeline.executors.retry import TaskRetry
+from data_pipeline.graph.eager_tasks import NextStage
+from data_pipeline.graph.quarantine import read_quarantine
+from data_pipeline.graph.stage_runner import StageProgress, StageRunner
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.executor import ExecutorConfig, InlineExecutorConfig, LocalExecutorConfig
-from llmsys.lock import lock_folder
+from llmsys.folder_lock import lock_folder
 from llmsys.progress import Progress
 from tests.helpers.dying import count, die_until, fail, pass_gate, sleep_for_ever
 from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
@@ -159,7 +158,12 @@ def test_progress_counts_what_was_dropped_ahead_and_takes_back_what_failed(monke
         shown: list[tuple[float, Any]] = []
         monkeypatch.setattr(progress, "advance", lambda amount, **details: shown.append((amount, details)))
         failed = TaskFailed(0, "lost", "", "lost")
-        for event in (EagerTaskEvent(TaskProgress(0, 5, 3)), EagerTaskEvent(failed), EagerTaskEvent(TaskProgress(0, 5, 2)), EagerTaskEvent(TaskDone(0, {}))):
+        for event in (
+            EagerTaskEvent(TaskProgress(0, 5, 3)),
+            EagerTaskEvent(failed),
+            EagerTaskEvent(TaskProgress(0, 5, 2)),
+            EagerTaskEvent(TaskDone(0, {})),
+        ):
             meter.show_event(event)
         meter.show_event(TaskRetry(0, failed))
         meter.show_event(TaskDone(0, {}))

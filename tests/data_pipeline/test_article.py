@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from data_pipeline.extract.article import extract_article
-from data_pipeline.extract.tree import parse_tree
+from data_pipeline.extract.html_tree import parse_tree
+from data_pipeline.extract.main_content import extract_article
 
 WORDS = [
     "river",

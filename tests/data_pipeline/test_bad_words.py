@@ -8,11 +8,11 @@ import pytest
 from pydantic import ValidationError
 
 from data_pipeline.rules.bad_words import BadWordsRule
-from data_pipeline.rules.batch import WordSplitters, DocumentBatch
 from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.outcome import RuleOutcome, format_reason
-from data_pipeline.rules.whitespace_words import WhitespaceTokenizer
-from data_pipeline.rules.words import WordSplitter
+from data_pipeline.rules.document_batch import DocumentBatch, WordSplitters
+from data_pipeline.rules.verdict import RuleOutcome, format_reason
+from data_pipeline.text.word_splitter import WordSplitter
+from data_pipeline.text.word_tokenizers import WhitespaceTokenizer
 from llmsys.config.custom_rules import BadWordsConfig, WordListConfig
 from tests.reference.filters_plain import plain_bad_words
 
@@ -74,7 +74,9 @@ def test_lines_with_listed_words_go_and_are_counted() -> None:
 def test_lists_are_asked_of_documents_in_their_language(tmp_path: Path) -> None:
     path = tmp_path / "ja.txt"
     path.write_text("# words\nばか\n\n", encoding="utf-8")
-    rule = BadWordsConfig(words=(WordListConfig(files=(path,), language="ja"), WordListConfig(entries=("damn",), language="en")))
+    rule = BadWordsConfig(
+        words=(WordListConfig(files=(path,), language="ja"), WordListConfig(entries=("damn",), language="en"))
+    )
     texts = ["あなたはばかです", "damn it"]
     found = {code: apply(rule, texts, code).keep.to_pylist() for code in ("ja", "en", "de")}
     assert found == {"ja": [False, True], "en": [True, False], "de": [True, True]}

@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.inspect.sweep import sweep_threshold, format_sweep
-from data_pipeline.pipeline import prepare_dataset
+from data_pipeline.inspection.threshold_sweep import format_sweep, sweep_threshold
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from data_pipeline.rules.chain import build_rule, list_thresholds
 from launch.main import main
 from llmsys.config.custom_rules import FastTextClassifierConfig, PerplexityConfig
 from llmsys.config.line_rules import C4Config
-from llmsys.config.native_text import NativeTextConfig
-from llmsys.config.text import GopherQualityConfig
+from llmsys.config.quality_rules import GopherQualityConfig, NativeTextConfig
 from llmsys.manifest import load_manifest
-from llmsys.shards import read_batches
-from llmsys.threshold import ThresholdReport
+from llmsys.threshold_report import ThresholdReport
+from llmsys.token_shards import read_batches
 from tests.helpers.tiny_crawl import GERMAN, make_crawl, page, record, tiny_config
 
 LONG_WORDS = GERMAN.replace("Hund", "Donaudampfschifffahrtsgesellschaftskapitän")

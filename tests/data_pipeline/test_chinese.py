@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from data_pipeline.dedup.minhash import MinHasher
-from data_pipeline.language.identify import identify_languages, compute_keep_mask
-from data_pipeline.language.profile import serialize_rules_by_language
-from data_pipeline.rules.by_language import get_language_chains
-from data_pipeline.rules.character_words import insert_spaces
-from data_pipeline.rules.outcome import format_reason
-from llmsys.config.deduplicate import MinHashDedupConfig
+from data_pipeline.language.identify import compute_keep_mask, identify_languages
+from data_pipeline.language.rules_by_language import serialize_rules_by_language
+from data_pipeline.rules.language_chains import get_language_chains
+from data_pipeline.rules.verdict import format_reason
+from data_pipeline.text.word_tokenizers import insert_spaces
+from llmsys.config.deduplication import MinHashDedupConfig
 from llmsys.config.load import load_run_config
 
 DATA = load_run_config("data/chinese").data
@@ -77,7 +77,9 @@ def judged(texts: list[str]) -> list[str]:
     """Why each text is dropped, empty where it stays."""
     reasons, left = [""] * len(texts), list(range(len(texts)))
     codes = pa.array(["zh"] * len(texts))
-    for outcome in get_language_chains(serialize_rules_by_language(DATA)).apply(pa.array(texts, pa.large_string()), codes):
+    for outcome in get_language_chains(serialize_rules_by_language(DATA)).apply(
+        pa.array(texts, pa.large_string()), codes
+    ):
         kept = []
         for number, keep, *verdict in zip(left, outcome.keep, outcome.test, outcome.value, outcome.threshold):  # noqa: B905
             if keep.as_py():

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.pipeline import prepare_dataset
-from launch.verbs.prepare import list_spared_items
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from launch.commands.prepare import list_spared_items
 from llmsys.errors import DataError
 from llmsys.manifest import load_manifest
-from llmsys.report.contamination import build_contamination_section
-from llmsys.shards import read_batches
+from llmsys.report.contamination_section import build_contamination_section
+from llmsys.token_shards import read_batches
 from tests.helpers.tiny_crawl import fingerprints, page, record, sentences, tiny_config
 
 QUESTION = "Which of the seven grey geese flew over the frozen lake before the sun rose behind a hill on Monday?"

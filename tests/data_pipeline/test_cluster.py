@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.executors.event import TaskProgress, TaskDone, Event, Executor, TaskFailed
+from data_pipeline.executors.base import Event, Executor, TaskDone, TaskFailed, TaskProgress
 from data_pipeline.executors.slurm import SlurmExecutor
-from data_pipeline.pipeline import prepare_dataset
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.executor import SlurmExecutorConfig
 from llmsys.errors import DataError
 from tests.helpers import fake_slurm
@@ -38,7 +38,11 @@ def require_the_laws_of_an_executor(executor: Executor, folder: Path) -> None:
     jobs = [partial(count, 3), partial(die_until, folder / "dying", 9), fail, partial(count, 4), partial(count, 5)]
     events = list(executor.run_jobs(jobs))
     ends = ended(events)
-    assert {index: end.result["counted"] for index, end in ends.items() if isinstance(end, TaskDone)} == {0: 3, 3: 4, 4: 5}
+    assert {index: end.result["counted"] for index, end in ends.items() if isinstance(end, TaskDone)} == {
+        0: 3,
+        3: 4,
+        4: 5,
+    }
     failed = {index: end for index, end in ends.items() if isinstance(end, TaskFailed)}
     assert {index: end.cause for index, end in failed.items()} == {1: "lost", 2: "error"}
     assert "in fail" in failed[2].traceback
@@ -81,7 +85,7 @@ def start_ray(tries: int = 3) -> Any:
 def test_two_nodes_of_ray_give_the_same_bytes_and_share_the_work(
     crawl: Path, tmp_path: Path, ray_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from data_pipeline.executors.ray_cluster import RayExecutor
+    from data_pipeline.executors.ray import RayExecutor
 
     cluster = RayExecutor(ray_address, workers=0)
     try:
@@ -107,7 +111,7 @@ def test_a_missing_ray_is_named_with_the_command_that_installs_it() -> None:
     program = (
         "import sys; sys.modules['ray'] = None\n"
         "from llmsys.errors import ConfigError\n"
-        "try:\n    import data_pipeline.executors.ray_cluster\n"
+        "try:\n    import data_pipeline.executors.ray\n"
         "except ConfigError as error:\n    print(error)\n"
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -9,14 +9,14 @@ from typing import Any
 import psutil
 import pytest
 
-from data_pipeline.executors.event import TaskProgress, TaskDone, TaskFailed, Report
+from data_pipeline.core.task import Task
+from data_pipeline.executors.base import Report, TaskDone, TaskFailed, TaskProgress
 from data_pipeline.executors.local import LocalExecutor
-from data_pipeline.graph import StageRunner
-from data_pipeline.pipeline import prepare_dataset
-from data_pipeline.task import Task
+from data_pipeline.graph.stage_runner import StageRunner
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.executor import InlineExecutorConfig
 from llmsys.errors import DataError
-from llmsys.lock import lock_folder
+from llmsys.folder_lock import lock_folder
 from tests.helpers.dying import count, die_until, fail, meet, sleep_for_ever
 from tests.helpers.kills import kill_again_and_again, start
 from tests.helpers.process import has_ended, wait_for_pid, wait_until
@@ -74,7 +74,9 @@ def test_a_worker_that_dies_or_hangs_fails_its_own_job_only(tmp_path: Path) -> N
     pool = LocalExecutor(workers=2)
     try:
         list(pool.run_jobs([partial(meet, tmp_path / "meeting", name, 2) for name in "ab"]))
-        events = {event.index: event for event in pool.run_jobs(jobs, seconds=1.0) if not isinstance(event, TaskProgress)}
+        events = {
+            event.index: event for event in pool.run_jobs(jobs, seconds=1.0) if not isinstance(event, TaskProgress)
+        }
     finally:
         pool.close()
     assert events.pop(2) == TaskDone(2, {"counted": 3})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from data_pipeline.readers.read import read_pages
+from data_pipeline.readers.page_reader import read_pages
 from llmsys.config.read import ReadConfig
 from tests.helpers.crawl import members, record, response
 

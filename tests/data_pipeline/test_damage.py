@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_pipeline.readers import record as record_module
-from data_pipeline.readers.page import SkippedRecord
-from data_pipeline.readers.read import read_pages
+from data_pipeline.readers import warc_records as record_module
+from data_pipeline.readers.page_batch import SkippedRecord
+from data_pipeline.readers.page_reader import read_pages
 from llmsys.config.read import ReadConfig
 from tests.helpers.crawl import PAGE, members, page, record, response
 from tests.helpers.formats import packed, records

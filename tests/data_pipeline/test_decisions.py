@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.inspect.dataset import verify_dataset
-from data_pipeline.inspect.dropped import format_dropped_documents, find_dropped_documents, parse_wanted
-from data_pipeline.inspect.explain import explain_url, format_explanation
-from data_pipeline.inspect.sweep import sweep_threshold, format_sweep
-from data_pipeline.pipeline import prepare_dataset
+from data_pipeline.inspection.dropped_documents import find_dropped_documents, format_dropped_documents, parse_wanted
+from data_pipeline.inspection.explain_page import explain_url, format_explanation
+from data_pipeline.inspection.threshold_sweep import format_sweep, sweep_threshold
+from data_pipeline.inspection.verify_dataset import verify_dataset
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from launch.main import main
 from llmsys.config.data import CrawlConfig
 from llmsys.errors import DataError
@@ -50,7 +50,10 @@ def test_a_sweep_counts_what_another_threshold_keeps(dataset: CrawlConfig, crawl
     assert stricter.stay == kept(tmp_path / "190", crawl, 190) < now.stay
     assert now.stay < kept(tmp_path / "150", crawl, 150) <= looser.stay + looser.might_return
     assert "at most" in format_sweep(found)
-    assert [one.stay for one in sweep_threshold(dataset.folder, "language.minimum_score=0.5,1.0").values] == [found.documents, 0]
+    assert [one.stay for one in sweep_threshold(dataset.folder, "language.minimum_score=0.5,1.0").values] == [
+        found.documents,
+        0,
+    ]
 
 
 @pytest.mark.parametrize(

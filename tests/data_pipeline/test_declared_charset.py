@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.readers.charset import decide_charset, detect_charset
-from data_pipeline.readers.read import read_pages
-from llmsys.shards import read_batches
+from data_pipeline.readers.page_reader import read_pages
+from llmsys.token_shards import read_batches
 from tests.helpers.crawl import members, response
 
 # Articles of the Universal Declaration of Human Rights, in languages that the table of pairs was not counted on.
@@ -90,7 +90,7 @@ def test_utf8_that_declares_another_charset_is_noted() -> None:
 
 
 def test_a_document_keeps_its_note_to_the_end(tmp_path: Path) -> None:
-    from data_pipeline.pipeline import prepare_dataset
+    from data_pipeline.pipelines.prepare_dataset import prepare_dataset
     from llmsys.manifest import load_manifest
     from tests.helpers.tiny_crawl import make_crawl, tiny_config
 

@@ -12,14 +12,14 @@ import pytest
 import zstandard
 from pydantic import ValidationError
 
-from data_pipeline.decontaminate.cut import cut_spans, merge_spans
-from data_pipeline.decontaminate.index import NAMED_ITEMS, NgramIndex, write_ngram_index, read_item_names
-from data_pipeline.decontaminate.items import EvaluationItem, extract_item_ngrams, read_items
-from data_pipeline.decontaminate.words import WordHasher
-from data_pipeline.stages.decontaminate import filter_matches, write_matches
-from llmsys.config.decontaminate import EvaluationSetConfig, NgramDecontaminationConfig
+from data_pipeline.decontaminate.cut_spans import cut_spans, merge_spans
+from data_pipeline.decontaminate.evaluation_items import EvaluationItem, extract_item_ngrams, read_items
+from data_pipeline.decontaminate.ngram_index import NAMED_ITEMS, NgramIndex, read_item_names, write_ngram_index
+from data_pipeline.stages.find_contamination import filter_matches, write_matches
+from data_pipeline.text.word_hashes import WordHasher
+from llmsys.config.decontamination import EvaluationSetConfig, NgramDecontaminationConfig
 from llmsys.errors import DataError
-from llmsys.shards import ArrowFileWriter, read_batches
+from llmsys.token_shards import ArrowFileWriter, read_batches
 from tests.reference.filters_plain import plain_matches
 
 TEXT = "the river stone 3.14 Café state-of-the-art don't walks 中文 under bridges every 12,5 morning (quiet) while"
@@ -70,7 +70,7 @@ def matches(
 
 
 def test_matches_equal_their_plain_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_pipeline.stages.decontaminate._SLICE_CHARACTERS", 500)
+    monkeypatch.setattr("data_pipeline.stages.find_contamination._SLICE_CHARACTERS", 500)
     choose = random.Random(0)
     items = [sentences(choose, 2, 12) for _ in range(60)]
     texts = [sentences(choose, 0, 30) for _ in range(20)]

@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_pipeline.dedup import parts, words
-from data_pipeline.dedup.cluster import list_clusters
-from data_pipeline.dedup.fold import fold_texts
-from data_pipeline.dedup.minhash import MinHasher
-from data_pipeline.dedup.permute import PRIME, HashPermutations, reduce_mod_mersenne61
-from data_pipeline.dedup.simplify import CHANGING, fold_text, simplify_text, simplify_texts, from_code_points
-from data_pipeline.dedup.words import SimplifiedWordSplitter
-from data_pipeline.rules.chunk import SpacyTokenizer
-from data_pipeline.stages.sign import split_document_ids
-from llmsys.config.deduplicate import MinHashDedupConfig
+from data_pipeline.dedup import simplified_words
+from data_pipeline.dedup.connected_components import list_clusters
+from data_pipeline.dedup.minhash import PRIME, HashPermutations, MinHasher, reduce_mod_mersenne61
+from data_pipeline.dedup.simplified_words import SimplifiedWordSplitter
+from data_pipeline.stages.compute_signatures import split_document_ids
+from data_pipeline.text.fold_batch import fold_texts
+from data_pipeline.text.simplify_text import CHANGING, fold_text, from_code_points, simplify_text, simplify_texts
+from data_pipeline.text.spacy_tokenizer import SpacyTokenizer
+from llmsys.config.deduplication import MinHashDedupConfig
 from tests.helpers.deduplicated import deduplicated, document
 from tests.reference import minhash as plain
 
@@ -80,13 +79,15 @@ ODD = [
 
 def test_words_by_column_equal_the_words_of_the_simplified_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """In blocks of a few characters and of all texts; what was asked of spaCy before, and what was forgotten."""
-    monkeypatch.setattr(parts, "_MOST_ASKED", 20)
+    monkeypatch.setattr(simplified_words, "_MOST_ASKED", 20)
     splitter = SimplifiedWordSplitter(spelling=True)
     for block in (8, 1 << 16):
-        monkeypatch.setattr(words, "_BLOCK", block)
+        monkeypatch.setattr(simplified_words, "_BLOCK", block)
         for texts in (ODD, ODD, [FOX], [], [ODD[0], CAFE]):
             found = splitter.split_words(texts)
-            expected = [[w for c in simplify_text(t).split() for w in SpacyTokenizer().split_words([c])[0]] for t in texts]
+            expected = [
+                [w for c in simplify_text(t).split() for w in SpacyTokenizer().split_words([c])[0]] for t in texts
+            ]
             assert np.diff(found.offsets).tolist() == list(map(len, expected))
             all_words = [word for text in expected for word in text]
             assert found.hashes_W.tolist() == list(map(plain.word_hash, all_words))
@@ -95,8 +96,8 @@ def test_words_by_column_equal_the_words_of_the_simplified_text(monkeypatch: pyt
 
 
 def test_a_run_without_white_space_is_cut_only_where_it_is_very_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "_BLOCK", 10)
-    monkeypatch.setattr(words, "_LONGEST", 100)
+    monkeypatch.setattr(simplified_words, "_BLOCK", 10)
+    monkeypatch.setattr(simplified_words, "_LONGEST", 100)
     splitter = SimplifiedWordSplitter(spelling=True)
     found = splitter.split_words(["a " + "b" * 90 + " c", "d" * 150])
     assert found.spellings.decode().split(" ") == ["a", "b" * 90, "c", "d" * 110, "d" * 40, ""]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_pipeline.dedup.bloom import CountingBloomFilter, compute_filter_size
-from data_pipeline.pipeline import prepare_dataset
+from data_pipeline.dedup.bloom_filter import CountingBloomFilter, compute_filter_size
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.errors import DataError
 from tests.helpers.deduplicated import deduplicated, document
 from tests.helpers.kills import kept_bytes

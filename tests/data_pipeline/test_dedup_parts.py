@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import spacy
 
-from data_pipeline.dedup.sentences import SentenceSplitter
-from data_pipeline.dedup.units import split_segments, remove_segment_runs
-from llmsys.config.deduplicate import LineDedupConfig, ParagraphDedupConfig, SentenceDedupConfig
+from data_pipeline.dedup.text_segments import SentenceSplitter, remove_segment_runs, split_segments
+from llmsys.config.deduplication import LineDedupConfig, ParagraphDedupConfig, SentenceDedupConfig
 from tests.helpers.deduplicated import deduplicated, document
 from tests.reference import repeats as plain
 

@@ -10,17 +10,17 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from data_pipeline.compare import compare_dialects
-from data_pipeline.document import TEXT_SCHEMA
+from data_pipeline.core.document_schema import TEXT_SCHEMA
+from data_pipeline.inspection.dialect_differences import compare_dialects
 from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.dialect import translate_rules
-from data_pipeline.rules.outcome import RuleOutcome
+from data_pipeline.rules.dialects import translate_rules
+from data_pipeline.rules.verdict import RuleOutcome
 from launch.main import main
 from llmsys.config.data import CrawlConfig
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig
-from llmsys.config.text import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig, RuleConfig
+from llmsys.config.quality_rules import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig, RuleConfig
 from llmsys.errors import ConfigError
-from llmsys.shards import ArrowFileWriter
+from llmsys.token_shards import ArrowFileWriter
 from tests.data_pipeline.test_rules_equal_datatrove import REASONS
 from tests.helpers.hard_texts import hard_text
 from tests.reference.gopher_paper import paper_quality, paper_repetition

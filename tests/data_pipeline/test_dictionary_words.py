@@ -6,14 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_pipeline.language.profile import get_character_dedup_flags
-from data_pipeline.rules.dictionary_words import LONGEST_PIECE, DictionaryTokenizer, _load_segmenter
-from data_pipeline.rules.segment import build_word_tokenizer
-from data_pipeline.rules.words import WordSplitter
-from data_pipeline.side_files import require_resource_files, list_rule_libraries
+from data_pipeline.graph.resource_files import list_rule_libraries, require_resource_files
+from data_pipeline.language.rules_by_language import get_character_dedup_flags
+from data_pipeline.text.word_splitter import WordSplitter
+from data_pipeline.text.word_tokenizers import LONGEST_PIECE, DictionaryTokenizer, _load_segmenter, build_word_tokenizer
 from llmsys.config.data import CrawlConfig
-from llmsys.config.language_profile import DictionaryWordsConfig
-from llmsys.config.profiles import read_profile
+from llmsys.config.language import DictionaryWordsConfig, read_profile
 from llmsys.errors import ConfigError
 
 CODES = {"zh": "jieba", "ja": "sudachipy", "th": "pythainlp"}
@@ -79,6 +77,6 @@ def test_the_shipped_profiles_ask_for_the_dictionary_and_near_duplicates_for_cha
 )
 def test_the_libraries_find_the_words_of_the_language(dictionary: str, text: str, words: list[str]) -> None:
     pytest.importorskip(dictionary)
-    assert DictionaryTokenizer(DictionaryWordsConfig.model_validate({"dictionary": dictionary}).dictionary).split_words([text]) == [
-        words
-    ]
+    assert DictionaryTokenizer(DictionaryWordsConfig.model_validate({"dictionary": dictionary}).dictionary).split_words(
+        [text]
+    ) == [words]

@@ -13,14 +13,14 @@ import pytest
 import sentencepiece
 from tokenizers.pre_tokenizers import ByteLevel
 
-from data_pipeline.rules.ragged import compute_offsets
-from data_pipeline.tokenize import columns, cuts, short_words
-from data_pipeline.tokenize.check import check_sample
-from data_pipeline.tokenize.columns import ColumnEncoder, build_column_encoder
-from data_pipeline.tokenize.memo import RaggedTokens
+from data_pipeline.text.ragged_arrays import compute_offsets
+from data_pipeline.tokenize import column_encoder, cut_points, short_word_table
+from data_pipeline.tokenize.column_encoder import ColumnEncoder, build_column_encoder
+from data_pipeline.tokenize.encode_documents import check_sample
+from data_pipeline.tokenize.token_cache import RaggedTokens
 from llmsys.errors import DataError
+from llmsys.hugging_face_tokenizer import HuggingFaceTokenizer
 from llmsys.tokenizer import SentencePieceTokenizer, Tokenizer, load_tokenizer
-from llmsys.tokenizer_json import HuggingFaceTokenizer
 from tests.helpers import json_tokenizers
 
 VECTORS = Path(__file__).parents[1] / "data" / "tokenizer"
@@ -188,7 +188,7 @@ def test_a_word_of_a_unigram_model_depends_on_the_text_before_it_and_so_goes_to_
 
 def test_a_memory_that_is_full_begins_anew_and_changes_no_id(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, texts = train(), trap_texts(100)
-    monkeypatch.setattr(columns, "MEMO_BYTES", 5_000)
+    monkeypatch.setattr(column_encoder, "MEMO_BYTES", 5_000)
     encoder = build_column_encoder(tokenizer)
     assert ids_of(encoder, texts, 7) == tokenizer.encode_batch(texts)
     assert len(encoder._words._memo) < 400  # type: ignore[attr-defined]
@@ -198,11 +198,11 @@ def test_a_memory_that_is_full_begins_anew_and_changes_no_id(monkeypatch: pytest
 def test_short_words_have_numbers_of_their_own_however_they_collide(
     slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(short_words, "FIRST_SLOTS", slots)
-    monkeypatch.setattr(short_words, "_LOW_FACTOR", np.uint64(1 << 62))  # nearly all words want one of four slots
+    monkeypatch.setattr(short_word_table, "FIRST_SLOTS", slots)
+    monkeypatch.setattr(short_word_table, "_LOW_FACTOR", np.uint64(1 << 62))  # nearly all words want one of four slots
     choose = random.Random(2)
     words = sorted({bytes(choose.choices(b"\0\0ab", k=choose.randint(1, 15))) for _ in range(600)})
-    table = short_words.ShortWordTable()
+    table = short_word_table.ShortWordTable()
     for start in range(0, len(words), 150):
         part = words[start : start + 150]
         table.insert(keys(part), np.arange(start, start + len(part)))
@@ -211,14 +211,14 @@ def test_short_words_have_numbers_of_their_own_however_they_collide(
     assert set(table.look_up(keys(strangers)).tolist()) == {-1}
 
 
-def keys(words: list[bytes]) -> short_words.WordKeys:
-    data, places = short_words.get_column_buffers(pa.array(words, pa.large_binary()))
-    return short_words.compute_word_keys(data, places[:-1], np.diff(places))
+def keys(words: list[bytes]) -> short_word_table.WordKeys:
+    data, places = short_word_table.get_column_buffers(pa.array(words, pa.large_binary()))
+    return short_word_table.compute_word_keys(data, places[:-1], np.diff(places))
 
 
 def test_long_parts_are_cut_in_blocks_as_they_are_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, texts = train(), trap_texts(60)
-    monkeypatch.setattr(cuts, "BLOCK", 7)
+    monkeypatch.setattr(cut_points, "BLOCK", 7)
     assert ids_of(build_column_encoder(tokenizer), texts, 20) == tokenizer.encode_batch(texts)
 
 

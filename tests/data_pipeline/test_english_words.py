@@ -7,10 +7,10 @@ import pytest
 from spacy.lang.char_classes import UNITS
 from spacy.symbols import IDS
 
-from data_pipeline.rules.chunk import LONGEST_CHUNK, LONGEST_PLAIN_CHUNK, SpacyTokenizer
-from data_pipeline.rules.chunk_table import ChunkHashTable
-from data_pipeline.rules.spans import compute_chunk_spans, join_without_whitespace
-from data_pipeline.rules.words import WordSplitter
+from data_pipeline.text.byte_spans import compute_chunk_spans, join_without_whitespace
+from data_pipeline.text.spacy_tokenizer import LONGEST_CHUNK, LONGEST_PLAIN_CHUNK, SpacyTokenizer
+from data_pipeline.text.word_cache import ChunkHashTable
+from data_pipeline.text.word_splitter import WordSplitter
 from tests.reference.rules_plain import english, sentences_of, words_of
 
 CHUNKS = [
@@ -118,7 +118,10 @@ def test_chunks_and_lines_in_bytes_are_those_of_str_split_and_splitlines() -> No
         found, each = splitter.compute_line_columns(texts, lines), [line for one in lines for line in one]
         assert found.chunks_L.tolist() == [len(line.split()) for line in each]
         assert found.words_L.tolist() == splitter.split_words(each).counts.tolist()
-        assert found.sentences_L.tolist() == splitter.compute_line_columns(each, [[line] for line in each]).sentences_L.tolist()
+        assert (
+            found.sentences_L.tolist()
+            == splitter.compute_line_columns(each, [[line] for line in each]).sentences_L.tolist()
+        )
 
 
 def test_the_table_gives_every_chunk_one_number_of_its_own() -> None:

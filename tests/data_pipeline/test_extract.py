@@ -5,9 +5,9 @@ import unicodedata
 import pyarrow as pa
 import pytest
 
-from data_pipeline.extract.html import clean_text, extract_text
-from data_pipeline.extract.plain import estimate_nesting_depth
-from llmsys.config.extract import ArticleExtractorConfig, ExtractConfig, ResiliparseExtractorConfig
+from data_pipeline.extract.extractor import clean_text, extract_text
+from data_pipeline.extract.resiliparse import estimate_nesting_depth
+from llmsys.config.extraction import ArticleExtractorConfig, ExtractConfig, ResiliparseExtractorConfig
 
 ARTICLE = "".join(
     f"<p>Paragraph {number} tells a story about the old mill by the river, at length.</p>" for number in range(6)
@@ -36,7 +36,9 @@ def extract(html: str | bytes, config: ExtractConfig, charset: str = "utf-8") ->
     return texts[0].as_py()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("config", [ArticleExtractorConfig(), ResiliparseExtractorConfig()], ids=["article", "resiliparse"])
+@pytest.mark.parametrize(
+    "config", [ArticleExtractorConfig(), ResiliparseExtractorConfig()], ids=["article", "resiliparse"]
+)
 def test_main_content_keeps_paragraphs_apart_and_leaves_navigation(config: ExtractConfig) -> None:
     text = extract(PAGE, config)
     assert text is not None

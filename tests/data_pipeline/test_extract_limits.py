@@ -3,11 +3,20 @@
 import pyarrow as pa
 import pytest
 
-from data_pipeline.extract.attribute import count_attributes
-from data_pipeline.extract.html import extract_pages
-from data_pipeline.extract.limit import LimitViolation, find_limit_violation, count_open_elements
-from data_pipeline.extract.reference import build_trafilatura_extractor
-from llmsys.config.extract import ArticleExtractorConfig, ExtractConfig, ResiliparseExtractorConfig, TrafilaturaExtractorConfig
+from data_pipeline.extract.extractor import extract_pages
+from data_pipeline.extract.page_limits import (
+    LimitViolation,
+    count_attributes,
+    count_open_elements,
+    find_limit_violation,
+)
+from data_pipeline.extract.trafilatura import build_trafilatura_extractor
+from llmsys.config.extraction import (
+    ArticleExtractorConfig,
+    ExtractConfig,
+    ResiliparseExtractorConfig,
+    TrafilaturaExtractorConfig,
+)
 from llmsys.errors import ConfigError
 
 MANY = 4_000
@@ -44,7 +53,9 @@ def test_a_page_that_would_grow_is_refused_by_name(html: str, test: str) -> None
     assert found.value > found.threshold
 
 
-@pytest.mark.parametrize("config", [ArticleExtractorConfig(max_page_bytes=100), ResiliparseExtractorConfig(max_page_bytes=100)])
+@pytest.mark.parametrize(
+    "config", [ArticleExtractorConfig(max_page_bytes=100), ResiliparseExtractorConfig(max_page_bytes=100)]
+)
 def test_long_pages_say_their_length(config: ExtractConfig) -> None:
     assert beyond("<p>" + "a" * 98, config) == LimitViolation("bytes", 101, 100)
     assert beyond("<p>" + "a" * 97, config) is None

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.inputs import find_inputs, get_input_name
-from data_pipeline.match_files import match_files
-from data_pipeline.pipeline import prepare_dataset
-from data_pipeline.readers.read import read_pages
-from llmsys.config.override import read_overrides
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from data_pipeline.readers.input_files import find_inputs, get_input_name
+from data_pipeline.readers.match_files import match_files
+from data_pipeline.readers.page_reader import read_pages
+from llmsys.config.merge import read_overrides
 from llmsys.errors import ConfigError, DataError
 from llmsys.manifest import load_manifest
-from llmsys.shards import read_batches, verify_checksums
+from llmsys.token_shards import read_batches, verify_checksums
 from tests.helpers.tiny_crawl import make_crawl, tiny_config
 
 ODD = os.fsdecode(b"caf\xe9 \xff.warc.gz")

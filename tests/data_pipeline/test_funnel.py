@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from data_pipeline.funnel import EXAMPLE_CHARACTERS, FunnelCounts, build_dropped_rows
+from data_pipeline.core.funnel import EXAMPLE_CHARACTERS, FunnelCounts, build_dropped_rows
 
 
 def row(number: int) -> dict[str, Any]:

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_pipeline.readers import member as member_module
-from data_pipeline.readers import read as read_module
-from data_pipeline.readers.page import SkippedRecord
-from data_pipeline.readers.source import InputStream
+from data_pipeline.readers import compressed_members as member_module
+from data_pipeline.readers import page_reader as read_module
+from data_pipeline.readers.input_stream import InputStream
+from data_pipeline.readers.page_batch import SkippedRecord
 from llmsys.config.read import ReadConfig
 from tests.helpers.crawl import PAGE, members, page, record
 from tests.helpers.formats import packed

@@ -8,12 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_pipeline.readers import arrow as arrow_module
-from data_pipeline.readers import columns as columns_module
 from data_pipeline.readers import parquet as parquet_module
-from data_pipeline.readers.arrow_message import read_file_messages, read_stream_messages
-from data_pipeline.readers.page_size import compute_largest_page
-from data_pipeline.readers.read import read_pages
-from data_pipeline.readers.source import open_input_stream
+from data_pipeline.readers import row_reader as columns_module
+from data_pipeline.readers.arrow import read_file_messages, read_stream_messages
+from data_pipeline.readers.input_stream import open_input_stream
+from data_pipeline.readers.page_reader import read_pages
+from data_pipeline.readers.parquet import compute_largest_page
 
 SMALL = pa.table({"text": [f"Text {number}." for number in range(40)], "n": list(range(40))})
 GIANT = pa.table({"text": ["long " * 20_000] * 30, "n": list(range(30))})  # 3 MB
@@ -38,7 +38,9 @@ def test_a_page_beyond_the_limit_costs_its_row_group(
             writer.write_table(table)
     assert read(path) == (list(range(110)), [])
     monkeypatch.setattr(parquet_module, "MOST_BYTES", 1_000_000)
-    (page, _) = compute_largest_page(open_input_stream(str(path)), pq.ParquetFile(path).metadata.row_group(1).column(0), 128)
+    (page, _) = compute_largest_page(
+        open_input_stream(str(path)), pq.ParquetFile(path).metadata.row_group(1).column(0), 128
+    )
     assert 3_000_000 <= page < 3_010_000
     reason = f"a page of {page} bytes, more than 1000000: write smaller ones"
     assert read(path) == ([*range(40), *range(70, 110)], [(40, reason, 30)])
@@ -64,7 +66,9 @@ def test_a_record_batch_beyond_the_limit_is_not_decoded(
                 writer.write_table(table)
         assert read(path) == (list(range(110)), [])
     sizes = [message.size for message in read_file_messages(open_input_stream(str(file)))]
-    assert sizes == [message.size for message in read_stream_messages(open_input_stream(str(stream))) if message.is_batch]
+    assert sizes == [
+        message.size for message in read_stream_messages(open_input_stream(str(stream))) if message.is_batch
+    ]
     assert 3_000_000 <= sizes[1] < 3_060_000
     monkeypatch.setattr(arrow_module, "_MOST_BATCH", 1_000_000)
     reason = f"a record batch of {sizes[1]} bytes, more than 1000000: write smaller ones"

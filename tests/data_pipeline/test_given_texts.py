@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_pipeline.inspect.dropped import format_dropped_documents, find_dropped_documents
-from data_pipeline.inspect.place import format_token_lineage, locate_token
-from data_pipeline.pipeline import prepare_dataset
+from data_pipeline.inspection.dropped_documents import find_dropped_documents, format_dropped_documents
+from data_pipeline.inspection.token_lineage import format_token_lineage, locate_token
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from launch.main import main
 from llmsys.errors import DataError
 from llmsys.report.dataset_sections import build_dataset_numbers

@@ -11,12 +11,12 @@ import pytest
 import data_pipeline.readers.source as source_module
 from data_pipeline.executors.inline import try_job
 from data_pipeline.executors.slurm import SlurmExecutor
-from data_pipeline.inputs import find_inputs
-from data_pipeline.pipeline import prepare_dataset
-from data_pipeline.quarantine import read_quarantine
+from data_pipeline.graph.quarantine import read_quarantine
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from data_pipeline.readers.input_files import find_inputs
 from llmsys.config.executor import SlurmExecutorConfig
 from llmsys.errors import DataError
-from llmsys.shards import read_batches
+from llmsys.token_shards import read_batches
 from tests.helpers import fake_slurm
 from tests.helpers.dying import count
 from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config

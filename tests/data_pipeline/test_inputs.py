@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.registry import _registry
 
-from data_pipeline.inputs import find_inputs, compute_input_identity, get_input_name, get_input_size
-from data_pipeline.journal import Journal
-from data_pipeline.pipeline import prepare_dataset
-from data_pipeline.readers import source as source_module
-from data_pipeline.readers.read import read_pages
-from data_pipeline.readers.source import open_input_stream
+from data_pipeline.core.journal import Journal
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from data_pipeline.readers import input_stream as source_module
+from data_pipeline.readers.input_files import compute_input_identity, find_inputs, get_input_name, get_input_size
+from data_pipeline.readers.input_stream import open_input_stream
+from data_pipeline.readers.page_reader import read_pages
 from llmsys.errors import DataError
-from llmsys.shards import read_batches, verify_checksums
+from llmsys.token_shards import read_batches, verify_checksums
 from tests.helpers.crawl import members, page
 from tests.helpers.tiny_crawl import make_crawl, tiny_config
 

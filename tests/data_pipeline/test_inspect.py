@@ -13,16 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_pipeline.inspect.dataset import InspectionResult, verify_dataset
-from data_pipeline.inspect.finding import DatasetFinding, format_findings
-from data_pipeline.inspect.samples import verify_samples
-from data_pipeline.inspect.text import format_inspection
-from data_pipeline.inspect.token_files import verify_token_file
-from data_pipeline.pipeline import prepare_dataset
+from data_pipeline.inspection.finding import DatasetFinding, format_findings
+from data_pipeline.inspection.format_result import format_inspection
+from data_pipeline.inspection.token_samples import verify_samples
+from data_pipeline.inspection.verify_dataset import InspectionResult, verify_dataset
+from data_pipeline.inspection.verify_files import verify_token_file
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from launch.main import main
 from llmsys.errors import DataError
 from llmsys.manifest import Manifest, compute_dataset_fingerprint, load_manifest, write_manifest
-from llmsys.shards import ArrowFileWriter, open_tokens, read_batches
+from llmsys.token_shards import ArrowFileWriter, open_tokens, read_batches
 from llmsys.tokenizer import load_tokenizer
 from tests.helpers.tiny_crawl import make_crawl, tiny_config
 
@@ -87,8 +87,9 @@ def test_a_text_that_the_tokenizer_changes_is_no_damage(dataset: Path) -> None:
     assert findings == []
     assert 0 < sum(not sample.same_text for sample in samples) == len(texts)
     found = InspectionResult(dataset, manifest, samples=samples)
-    assert f"give their text back, {len(texts)} another (the tokenizer normalises text, or takes U+2581" in format_inspection(
-        found
+    assert (
+        f"give their text back, {len(texts)} another (the tokenizer normalises text, or takes U+2581"
+        in format_inspection(found)
     )
 
 

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pytest
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-from data_pipeline.language import bayes
-from data_pipeline.language.code import BAYES_CODES, COMPACT_CODES, normalize_language_code
-from data_pipeline.language.compact import list_cld2_codes, detect_languages
-from data_pipeline.language.identify import identify_languages, compute_keep_mask
-from data_pipeline.language.neighbours import _MARKERS, GROUPS, build_marker_pattern, count_marker_words
-from data_pipeline.language.yat import _EKAVIAN, _IJEKAVIAN
+from data_pipeline.language import naive_bayes
+from data_pipeline.language.cld2 import detect_languages, list_cld2_codes
+from data_pipeline.language.codes import BAYES_CODES, COMPACT_CODES, normalize_language_code
+from data_pipeline.language.identify import compute_keep_mask, identify_languages
+from data_pipeline.language.serbian_latin import _EKAVIAN, _IJEKAVIAN
+from data_pipeline.language.similar_languages import _MARKERS, GROUPS, build_marker_pattern, count_marker_words
 from llmsys.config.language import LanguageConfig
 
 SENTENCES = {
@@ -66,14 +66,14 @@ def test_the_batch_gives_what_the_library_gives_text_by_text(monkeypatch: pytest
     texts = [*SENTENCES.values(), *ODD, *mixed, *(text[:40] * 9 for text in mixed)]
     theirs = [library.classify(text) for text in texts]
     for slice_bytes in (1 << 21, 500):  # whole, and a few texts at a time
-        monkeypatch.setattr(bayes, "_SLICE_BYTES", slice_bytes)
-        codes, scores = bayes.load_naive_bayes_model().predict_languages(texts)
+        monkeypatch.setattr(naive_bayes, "_SLICE_BYTES", slice_bytes)
+        codes, scores = naive_bayes.load_naive_bayes_model().predict_languages(texts)
         assert codes == [code for code, _ in theirs]
         assert scores.tolist() == pytest.approx([score for _, score in theirs], abs=1e-4)
 
 
 def test_the_codes_that_configs_may_name_are_those_of_the_models() -> None:
-    assert frozenset(map(normalize_language_code, bayes.load_naive_bayes_model().labels)) == BAYES_CODES
+    assert frozenset(map(normalize_language_code, naive_bayes.load_naive_bayes_model().labels)) == BAYES_CODES
     assert frozenset(map(normalize_language_code, list_cld2_codes())) == COMPACT_CODES
 
 
@@ -119,7 +119,9 @@ def test_words_tell_close_neighbours_apart_whatever_was_guessed(code: str, monke
     group = next(group for group in GROUPS if code in group)
     (other,) = group - {code}
     sure = np.array([0.9])
-    monkeypatch.setattr("data_pipeline.language.identify._identify_with_py3langid", lambda texts: ([other] * len(texts), sure.copy()))
+    monkeypatch.setattr(
+        "data_pipeline.language.identify._identify_with_py3langid", lambda texts: ([other] * len(texts), sure.copy())
+    )
     codes, scores = identify_languages(pa.array([NEIGHBOURS[code]]), LanguageConfig())
     assert codes.to_pylist() == [code]
     assert scores[0].as_py() > 0.65

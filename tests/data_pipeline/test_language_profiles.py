@@ -6,19 +6,23 @@ import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter
 
-from data_pipeline.language.code import list_known_codes
-from data_pipeline.language.profile import get_character_dedup_flags, serialize_rules_by_language
-from data_pipeline.rules.by_language import LanguageRuleChains
+from data_pipeline.language.codes import list_known_codes
+from data_pipeline.language.rules_by_language import get_character_dedup_flags, serialize_rules_by_language
 from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.character_words import CharacterTokenizer, insert_spaces
-from data_pipeline.rules.outcome import RuleOutcome
-from data_pipeline.rules.words import WordSplitter
+from data_pipeline.rules.language_chains import LanguageRuleChains
+from data_pipeline.rules.verdict import RuleOutcome
+from data_pipeline.text.word_splitter import WordSplitter
+from data_pipeline.text.word_tokenizers import CharacterTokenizer, insert_spaces
 from llmsys.config.data import CrawlConfig
-from llmsys.config.language import LanguageConfig
-from llmsys.config.language_profile import parse_language_rules
+from llmsys.config.language import (
+    LanguageConfig,
+    list_profile_codes,
+    load_language_profiles,
+    parse_language_rules,
+    read_profile,
+)
 from llmsys.config.line_rules import C4DatatroveConfig
-from llmsys.config.profiles import load_language_profiles, list_profile_codes, read_profile
-from llmsys.config.text import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig, RuleConfig
+from llmsys.config.quality_rules import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig, RuleConfig
 from llmsys.errors import ConfigError
 
 RULES = (
@@ -81,7 +85,9 @@ def test_each_document_is_judged_as_if_its_language_were_alone() -> None:
     rules = parse_language_rules(serialize_rules_by_language(data("en", "de", "zh")))
     codes, texts = zip(*TEXTS, strict=True)
     together = LanguageRuleChains(rules).apply(pa.array(texts, pa.large_string()), pa.array(codes))
-    alone = [LanguageRuleChains(rules).apply(pa.array([text], pa.large_string()), pa.array([code])) for code, text in TEXTS]
+    alone = [
+        LanguageRuleChains(rules).apply(pa.array([text], pa.large_string()), pa.array([code])) for code, text in TEXTS
+    ]
     reached = list(range(len(TEXTS)))
     for number, outcome in enumerate(together):
         parts = [alone[document][number] for document in reached]

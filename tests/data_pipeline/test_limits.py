@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from data_pipeline.pipeline import prepare_dataset
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.run import RunConfig
 from llmsys.errors import DataError
-from llmsys.shards import ArrowFileWriter
+from llmsys.token_shards import ArrowFileWriter
 from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
 
 ROOT = Path(__file__).parents[2]
@@ -135,7 +135,7 @@ def test_words_are_split_without_torch() -> None:
     program = (
         "import sys\n"
         "from data_pipeline.rules.chain import RuleChain\n"
-        "from llmsys.config.text import GopherQualityConfig\n"
+        "from llmsys.config.quality_rules import GopherQualityConfig\n"
         "import pyarrow as pa\n"
         "RuleChain([GopherQualityConfig()]).apply(pa.array(['The house (and mine) is here.']))\n"
         "assert 'spacy' in sys.modules\n"

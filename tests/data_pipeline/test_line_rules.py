@@ -3,9 +3,9 @@
 import pyarrow as pa
 
 from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.outcome import RuleOutcome
+from data_pipeline.rules.verdict import RuleOutcome
 from llmsys.config.line_rules import C4Config, C4DolmaConfig, LineCorrectionsConfig
-from llmsys.config.text import RuleConfig
+from llmsys.config.quality_rules import RuleConfig
 
 PROSE = "This is a line of prose about a mill and its wheel, long enough to carry the page alone. " * 6
 

@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from data_pipeline.classify.features import FeatureConfig
-from data_pipeline.classify.linear import LinearModel, LinearScorer, load_linear_model
-from data_pipeline.classify.train import train_linear_model
-from data_pipeline.rules.arpa import ArpaModel
-from data_pipeline.rules.batch import WordSplitters, DocumentBatch
+from data_pipeline.classify.hashed_features import FeatureConfig
+from data_pipeline.classify.linear_model import LinearModel, LinearScorer, load_linear_model, train_linear_model
+from data_pipeline.graph.resource_files import list_rule_libraries, require_languages, require_resource_files
 from data_pipeline.rules.classifier import ClassifierRule
-from data_pipeline.rules.perplexity import PerplexityRule, normalize_line
-from data_pipeline.rules.whitespace_words import WhitespaceTokenizer
-from data_pipeline.rules.words import WordSplitter
-from data_pipeline.side_files import require_languages, require_resource_files, list_rule_libraries
+from data_pipeline.rules.document_batch import DocumentBatch, WordSplitters
+from data_pipeline.rules.perplexity import ArpaModel, PerplexityRule, normalize_line
+from data_pipeline.text.word_splitter import WordSplitter
+from data_pipeline.text.word_tokenizers import WhitespaceTokenizer
 from llmsys.config.custom_rules import FastTextClassifierConfig, LinearClassifierConfig, PerplexityConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.errors import ConfigError, DataError
@@ -72,7 +70,9 @@ def test_scores_are_the_softmax_of_the_mean_weight(tmp_path: Path) -> None:
     word = int(LinearScorer(model)._features.extract_features(["river"]).numbers[0])
     weights[word] = (3.0, 0.0)
     model.save(tmp_path / "model.npz")
-    scores = LinearScorer(load_linear_model(tmp_path / "model.npz")).predict_probabilities(["river stone", "", "River!"])
+    scores = LinearScorer(load_linear_model(tmp_path / "model.npz")).predict_probabilities(
+        ["river stone", "", "River!"]
+    )
     for score, mean in zip(scores[:, 0], (1.5, 0.0, 3.0), strict=True):
         assert score == pytest.approx(1 / (1 + math.exp(0.5 - mean)))
 
@@ -202,7 +202,7 @@ def test_a_damaged_arpa_file_is_named(tmp_path: Path, arpa: Path) -> None:
 def test_what_a_rule_needs_is_asked_for_before_anything_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_pipeline.side_files.metadata.version", _absent)
+    monkeypatch.setattr("data_pipeline.graph.resource_files.metadata.version", _absent)
     for rule, extra in (
         (FastTextClassifierConfig(model=tmp_path / "m", label="x"), "fasttext"),
         (PerplexityConfig(model=tmp_path / "m"), "kenlm"),

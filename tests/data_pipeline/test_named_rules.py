@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from data_pipeline.inspect.dropped import find_dropped_documents
-from data_pipeline.inspect.explain import explain_url
-from data_pipeline.inspect.sweep import sweep_threshold
-from data_pipeline.pipeline import prepare_dataset
+from data_pipeline.inspection.dropped_documents import find_dropped_documents
+from data_pipeline.inspection.explain_page import explain_url
+from data_pipeline.inspection.threshold_sweep import sweep_threshold
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.data import CrawlConfig
 from llmsys.manifest import load_manifest
-from llmsys.shards import read_schema
+from llmsys.token_shards import read_schema
 from tests.helpers.tiny_crawl import make_crawl, tiny_config
 
 RULES: list[dict[str, Any]] = [

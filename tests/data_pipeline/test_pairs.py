@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.pipeline import prepare_dataset
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.run import RunConfig
 from llmsys.errors import DataError
 from llmsys.manifest import Manifest
-from llmsys.shards import open_tokens, verify_checksums
+from llmsys.token_shards import open_tokens, verify_checksums
 from llmsys.tokenizer import load_tokenizer
 from tests.helpers.tiny_pairs import pairs_config, sentence_pairs, write_pairs
 

@@ -7,8 +7,7 @@ import time
 import pyarrow as pa
 import pytest
 
-from data_pipeline.pii.find import find_emails, find_ips, find_phones, is_public
-from data_pipeline.pii.replace import replace_pii
+from data_pipeline.pii.replacement import find_emails, find_ips, find_phones, is_public, replace_pii
 from llmsys.config.pii import PiiReplacementConfig
 from tests.reference.filters_plain import plain_emails
 

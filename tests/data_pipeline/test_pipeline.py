@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.inspect.dataset import verify_dataset
-from data_pipeline.pipeline import prepare_dataset, train_tokenizer
+from data_pipeline.inspection.verify_dataset import verify_dataset
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset, train_tokenizer
 from llmsys.config.run import RunConfig
 from llmsys.errors import DataError
-from llmsys.lock import lock_folder
-from llmsys.shards import load_manifest, read_batches, verify_checksums
+from llmsys.folder_lock import lock_folder
+from llmsys.token_shards import load_manifest, read_batches, verify_checksums
 from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
 
 

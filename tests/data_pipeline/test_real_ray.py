@@ -9,7 +9,7 @@ import psutil
 import pytest
 import yaml
 
-from data_pipeline.pipeline import prepare_dataset
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from tests.helpers.hosts import Hosts, real_hosts, why_not
 from tests.helpers.process import wait_until
 from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.pipeline import prepare_dataset
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.load import load_run_config
 
 SHARD = Path(__file__).parents[1] / "data" / "sample_crawl" / "shard-00000.warc.gz"

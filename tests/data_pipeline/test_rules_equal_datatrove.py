@@ -9,16 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from data_pipeline.extract.html import extract_text
-from data_pipeline.readers.read import read_pages
+from data_pipeline.extract.extractor import extract_text
+from data_pipeline.readers.page_reader import read_pages
 from data_pipeline.rules.chain import RuleChain
-from llmsys.config.extract import ResiliparseExtractorConfig
+from llmsys.config.extraction import ResiliparseExtractorConfig
 from llmsys.config.line_rules import C4DatatroveConfig
-from llmsys.config.text import (
-    FinewebQualityConfig,
-    GopherQualityConfig,
-    GopherRepetitionConfig,
-)
+from llmsys.config.quality_rules import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig
 
 TESTS = Path(__file__).parents[1]
 FINEWEB = (GopherRepetitionConfig(), GopherQualityConfig(), C4DatatroveConfig(end_marks=()), FinewebQualityConfig())
@@ -70,7 +66,9 @@ def documents(shard: str) -> Iterator[tuple[int, str]]:
         str(TESTS / "data" / "sample_crawl" / f"shard-0000{shard}.warc.gz"), max_page_bytes=5 << 20
     ):
         yield from zip(
-            batch.pages["offset"].to_pylist(), extract_text(batch.pages, ResiliparseExtractorConfig()).to_pylist(), strict=True
+            batch.pages["offset"].to_pylist(),
+            extract_text(batch.pages, ResiliparseExtractorConfig()).to_pylist(),
+            strict=True,
         )
 
 

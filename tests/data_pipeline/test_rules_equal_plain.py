@@ -7,18 +7,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from data_pipeline.extract.html import extract_text
-from data_pipeline.readers.read import read_pages
+from data_pipeline.extract.extractor import extract_text
+from data_pipeline.readers.page_reader import read_pages
 from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.outcome import RuleOutcome
-from llmsys.config.extract import ResiliparseExtractorConfig
+from data_pipeline.rules.verdict import RuleOutcome
+from llmsys.config.extraction import ResiliparseExtractorConfig
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig
-from llmsys.config.text import (
-    FinewebQualityConfig,
-    GopherQualityConfig,
-    GopherRepetitionConfig,
-    RuleConfig,
-)
+from llmsys.config.quality_rules import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig, RuleConfig
 from tests.reference.rules_plain import judge
 
 SHARD = Path(__file__).parents[1] / "data" / "sample_crawl" / "shard-00000.warc.gz"

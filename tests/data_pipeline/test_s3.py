@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.inputs import find_inputs
-from data_pipeline.readers import source as source_module
-from data_pipeline.readers.page import SkippedRecord
-from data_pipeline.readers.read import read_pages
+from data_pipeline.readers import input_stream as source_module
+from data_pipeline.readers.input_files import find_inputs
+from data_pipeline.readers.page_batch import SkippedRecord
+from data_pipeline.readers.page_reader import read_pages
 from llmsys.errors import DataError
 from tests.helpers import fake_s3
 from tests.helpers.crawl import members, page

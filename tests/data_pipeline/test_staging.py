@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.inspect.dataset import verify_dataset
-from data_pipeline.pipeline import prepare_dataset
-from data_pipeline.staging import STAGING
+from data_pipeline.core.staging import STAGING
+from data_pipeline.inspection.verify_dataset import verify_dataset
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.run import RunConfig
 from llmsys.errors import DataError
 from llmsys.manifest import MANIFEST_NAME, load_manifest
-from llmsys.shards import open_tokens
+from llmsys.token_shards import open_tokens
 from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
 
 
@@ -47,7 +47,12 @@ def stop(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "where", ["data_pipeline.tokenize.train.train_sentencepiece", "data_pipeline.outcome._compute_usage", "encode_file"]
+    "where",
+    [
+        "data_pipeline.tokenize.train_sentencepiece.train_sentencepiece",
+        "data_pipeline.pipelines.build_manifest._compute_usage",
+        "encode_file",
+    ],
 )
 def test_an_interrupted_change_leaves_the_published_dataset_whole(
     published: Path, changed: Path, crawl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
@@ -55,8 +60,10 @@ def test_an_interrupted_change_leaves_the_published_dataset_whole(
     folder = Path(shutil.copytree(published, tmp_path / "data"))
     before = fingerprints(folder)
     names = {
-        "data_pipeline.tokenize.train.train_sentencepiece": "data_pipeline.token_stages.train_sentencepiece",
-        "encode_file": "data_pipeline.token_stages.encode_file",
+        "data_pipeline.tokenize.train_sentencepiece.train_sentencepiece": (
+            "data_pipeline.pipelines.token_stages.train_sentencepiece"
+        ),
+        "encode_file": "data_pipeline.pipelines.token_stages.encode_file",
     }
     with monkeypatch.context() as patch:
         patch.setattr(names.get(where, where), stop)

@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_pipeline.document import build_document_schema, is_heldout, hash_positions
-from data_pipeline.tokenize.encode import encode_file
-from data_pipeline.tokenize.layout import SPLITS, TokenFilePlan, plan_files, write_token_file
-from data_pipeline.tokenize.train import train_sentencepiece
+from data_pipeline.core.document_schema import build_document_schema, hash_positions, is_heldout
+from data_pipeline.tokenize.encode_documents import encode_file
+from data_pipeline.tokenize.shuffle_documents import SPLITS, TokenFilePlan, plan_files, write_token_file
+from data_pipeline.tokenize.train_sentencepiece import train_sentencepiece
 from llmsys.config.data import CrawlConfig, HeldoutSplitConfig
 from llmsys.config.tokenizer import SentencePieceConfig
 from llmsys.errors import DataError
-from llmsys.shards import ArrowFileWriter, read_batches
+from llmsys.token_shards import ArrowFileWriter, read_batches
 from llmsys.tokenizer import Tokenizer, load_tokenizer
 from tests.helpers.tiny_crawl import sentences
 

@@ -9,13 +9,12 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from data_pipeline.document import build_document_schema, is_heldout, hash_positions
-from data_pipeline.tokenize.sample import draw_sample
-from data_pipeline.tokenize.train import fit_sentencepiece, train_sentencepiece
+from data_pipeline.core.document_schema import build_document_schema, hash_positions, is_heldout
+from data_pipeline.tokenize.train_sentencepiece import draw_sample, fit_sentencepiece, train_sentencepiece
 from llmsys.config.data import HeldoutSplitConfig
 from llmsys.config.tokenizer import SentencePieceConfig, find_weight_violations
 from llmsys.errors import DataError
-from llmsys.shards import ArrowFileWriter, read_batches
+from llmsys.token_shards import ArrowFileWriter, read_batches
 from llmsys.tokenizer import Tokenizer, load_tokenizer
 
 SPLIT = HeldoutSplitConfig(heldout_fraction=0.2)

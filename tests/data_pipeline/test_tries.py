@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.executors.event import TaskProgress, TaskDone, TaskFailed, Report
+from data_pipeline.core.journal import TaskRecord
+from data_pipeline.core.task import Task
+from data_pipeline.executors.base import Report, TaskDone, TaskFailed, TaskProgress
 from data_pipeline.executors.inline import InlineExecutor
-from data_pipeline.executors.tries import TaskRetry, run_with_retries
-from data_pipeline.graph import StageRunner
-from data_pipeline.journal import TaskRecord
-from data_pipeline.pipeline import prepare_dataset
-from data_pipeline.quarantine import read_quarantine
-from data_pipeline.stages.extract import extract_file
-from data_pipeline.task import Task
+from data_pipeline.executors.retry import TaskRetry, run_with_retries
+from data_pipeline.graph.quarantine import read_quarantine
+from data_pipeline.graph.stage_runner import StageRunner
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from data_pipeline.stages.extract_text import extract_file
 from launch.main import main
 from llmsys.config.executor import InlineExecutorConfig
 from llmsys.errors import DataError
-from llmsys.lock import lock_folder
-from llmsys.shards import load_manifest
+from llmsys.folder_lock import lock_folder
+from llmsys.token_shards import load_manifest
 from tests.helpers.tiny_crawl import make_crawl, tiny_config
 
 
@@ -110,7 +110,7 @@ def test_a_poisoned_file_costs_itself_and_is_named_to_the_end(
     )
     command = ["prepare", str(config), "--until", "documents"]
     with monkeypatch.context() as patch:
-        patch.setattr("data_pipeline.preparation.extract_file", poisoned)
+        patch.setattr("data_pipeline.pipelines.document_pipeline.extract_file", poisoned)
         assert main(command) == 3
     reason = "quarantined after 3 tries: ValueError: this page crashes the parser"
     assert f"skipped 1: {reason} (first: {crawl}/crawl-1.warc.gz at byte 0)" in capsys.readouterr().out
@@ -136,7 +136,7 @@ def poisoned(report: Report, *, source: str, **parts: Any) -> dict[str, Any]:
 def test_nothing_is_published_when_every_input_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     crawl = make_crawl(tmp_path / "crawl", files=1, pages=3)
     executor = {"kind": "inline", "backoff_seconds": 0, "tries": 1}
-    monkeypatch.setattr("data_pipeline.preparation.extract_file", lambda report, **parts: 1 / 0)
+    monkeypatch.setattr("data_pipeline.pipelines.document_pipeline.extract_file", lambda report, **parts: 1 / 0)
     with pytest.raises(DataError, match=r"every input was quarantined, .* Read what quarantine/ of the dataset folder"):
         prepare_dataset(tiny_config(tmp_path / "data", crawl, executor=executor))
     assert not (tmp_path / "data" / "manifest.json").exists()

@@ -5,10 +5,10 @@ goes for a stated reason. test_chinese.py has those of Chinese.
 import pyarrow as pa
 import pytest
 
-from data_pipeline.language.profile import serialize_rules_by_language
-from data_pipeline.rules.by_language import LanguageRuleChains
+from data_pipeline.language.rules_by_language import serialize_rules_by_language
+from data_pipeline.rules.language_chains import LanguageRuleChains
 from llmsys.config.data import CrawlConfig
-from llmsys.config.language_profile import parse_language_rules
+from llmsys.config.language import parse_language_rules
 
 KINDS = ("native_text", "gopher_repetition", "fineweb_quality", "gopher_quality")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.rules import entry_list
-from data_pipeline.rules.entry_list import EntrySet, read_entries
+from data_pipeline.rules import entry_lists
+from data_pipeline.rules.entry_lists import EntrySet, read_entries
 from data_pipeline.rules.url import UrlFilter, parse_host_names
-from llmsys.config.entries import EntryListConfig
+from llmsys.config.entry_list import EntryListConfig
 from llmsys.config.url import UrlFilterConfig
 from llmsys.errors import DataError
 from tests.reference.filters_plain import plain_url_test
@@ -95,7 +95,7 @@ def test_registered_domains_follow_the_public_suffix_list_without_a_network(monk
 
 
 def test_long_lists_hold_what_they_hold_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_list, "_PORTION_BYTES", 1_000)
+    monkeypatch.setattr(entry_lists, "_PORTION_BYTES", 1_000)
     path = tmp_path / "hosts.txt.gz"
     path.write_bytes(
         gzip.compress("\n".join(["# a comment", "", *(f" Host{n}.org \r" for n in range(9_000))]).encode())

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.readers.page import PAGE_SCHEMA, PageBatch, SkippedRecord
-from data_pipeline.readers.read import read_pages
+from data_pipeline.readers.page_batch import PAGE_SCHEMA, PageBatch, SkippedRecord
+from data_pipeline.readers.page_reader import read_pages
 from tests.helpers.crawl import PAGE, members, page, record, response
 
 LIMIT = 100_000

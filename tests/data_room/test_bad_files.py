@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from llmsys.config.batch import BatchConfig
-from llmsys.data.loader import StepLoader
-from llmsys.data.packing import PackedDocuments
-from llmsys.data.plan import RunPlan
-from llmsys.data.steps import WindowStepBatches
+from llmsys.data.dataloader import StepLoader
+from llmsys.data.packed_windows import PackedDocuments
+from llmsys.data.step_batches import WindowStepBatches
+from llmsys.data.step_plan import RunPlan
 from llmsys.errors import DataError
-from llmsys.shards import TokenShards, open_tokens
+from llmsys.token_shards import TokenShards, open_tokens
 from tests.helpers.dataset import make_dataset
 
 LENGTH = 32

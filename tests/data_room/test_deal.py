@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 from llmsys.config.batch import BatchConfig
-from llmsys.data.deal import assign_balanced, compute_imbalance, assign_sequentially
-from llmsys.data.packing import PackedDocuments
-from llmsys.data.plan import RunPlan
-from llmsys.data.steps import WindowStepBatches
+from llmsys.data.packed_windows import PackedDocuments
+from llmsys.data.step_batches import WindowStepBatches, assign_balanced, assign_sequentially, compute_imbalance
+from llmsys.data.step_plan import RunPlan
 from llmsys.errors import ConfigError
-from llmsys.shards import TokenShards, open_tokens
+from llmsys.token_shards import TokenShards, open_tokens
 from tests.helpers.dataset import make_dataset
 
 LENGTH = 32
@@ -64,7 +63,10 @@ def test_the_work_of_a_window_is_the_sum_of_its_squared_document_lengths(shards:
 def test_the_log_says_how_uneven_attention_is_before_and_after(shards: TokenShards) -> None:
     found = steps(shards, 2, 0, sequences=16, deal="balanced").get_step_metrics(3)
     assert 1 <= found["attention_imbalance"] <= found["attention_imbalance_in_order"]
-    assert steps(shards, 2, 0, sequences=16).get_step_metrics(3)["attention_imbalance"] == found["attention_imbalance_in_order"]
+    assert (
+        steps(shards, 2, 0, sequences=16).get_step_metrics(3)["attention_imbalance"]
+        == found["attention_imbalance_in_order"]
+    )
 
 
 RAMP = {"sequences": 12, "ramp": {"start_tokens": 4 * LENGTH, "over_tokens": 60 * LENGTH}}

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from data_pipeline.pipeline import prepare_dataset
-from llmsys.data.grouping import LengthBuckets, compute_padding_stats
-from llmsys.data.heldout_pairs import HeldoutPairs
-from llmsys.data.loader import StepLoader
-from llmsys.data.pairs import ClassificationCollator, SequencePairs, TranslationCollator, open_pairs
-from llmsys.data.steps import BucketedStepBatches
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.data.dataloader import StepLoader
+from llmsys.data.heldout_batches import HeldoutPairs
+from llmsys.data.length_buckets import LengthBuckets, compute_padding_stats
+from llmsys.data.sequence_pairs import ClassificationCollator, SequencePairs, TranslationCollator, open_pairs
+from llmsys.data.step_batches import BucketedStepBatches
 from llmsys.errors import ConfigError, DataError
 from tests.helpers.dataset import make_dataset
 from tests.helpers.tiny_pairs import pairs_config
@@ -45,7 +45,10 @@ def test_steps_have_about_their_tokens_and_little_padding() -> None:
         found = compute_padding_stats(plan.get_step_buckets(step), *lengths())
         assert abs(found["tokens"][0] - 1000) <= 100
         assert abs(found["tokens"][1] - 1000) <= 400
-    shares = [compute_padding_stats(plan.get_step_buckets(step), *lengths())["padding_share"] for step in range(plan.steps_per_epoch)]
+    shares = [
+        compute_padding_stats(plan.get_step_buckets(step), *lengths())["padding_share"]
+        for step in range(plan.steps_per_epoch)
+    ]
     assert np.mean(shares) < 0.12
 
 

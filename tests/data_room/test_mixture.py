@@ -9,12 +9,12 @@ from pydantic import ValidationError
 
 from llmsys.config.batch import BatchConfig
 from llmsys.config.mixture import MixtureConfig, reduce_to_integers
-from llmsys.data.mixture import MixtureWindows, MixtureOrder, build_period_order
-from llmsys.data.packing import PackedDocuments
-from llmsys.data.plan import RunPlan
-from llmsys.data.steps import WindowStepBatches
+from llmsys.data.dataset_mixture import MixtureOrder, MixtureWindows, build_period_order
+from llmsys.data.packed_windows import PackedDocuments
+from llmsys.data.step_batches import WindowStepBatches
+from llmsys.data.step_plan import RunPlan
 from llmsys.errors import ConfigError
-from llmsys.shards import open_tokens
+from llmsys.token_shards import open_tokens
 from tests.helpers.dataset import make_dataset
 
 LENGTH = 32

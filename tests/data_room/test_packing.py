@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from llmsys.config.batch import BatchConfig
-from llmsys.data.heldout import HeldoutWindows
-from llmsys.data.loader import StepLoader
-from llmsys.data.order import derive_order_key, build_permutation
-from llmsys.data.packing import PackedDocuments
-from llmsys.data.plan import RunPlan, StepPlan
-from llmsys.data.steps import WindowStepBatches
+from llmsys.data.dataloader import StepLoader
+from llmsys.data.heldout_batches import HeldoutWindows
+from llmsys.data.packed_windows import PackedDocuments
+from llmsys.data.shuffle import build_permutation, derive_order_key
+from llmsys.data.step_batches import WindowStepBatches
+from llmsys.data.step_plan import RunPlan, StepPlan
 from llmsys.errors import ConfigError, DataError
-from llmsys.shards import TokenShards, open_tokens
+from llmsys.token_shards import TokenShards, open_tokens
 from tests.helpers.dataset import make_dataset
 from tests.reference.packing import plain_window
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from llmsys.config.evaluation import MultipleChoiceConfig, EvaluationConfig, MinimalPairsConfig
+from llmsys.config.evaluation import EvaluationConfig, MinimalPairsConfig, MultipleChoiceConfig
 from llmsys.data.batch import IGNORED, PADDING
-from llmsys.data.questions import ChoiceRows, MultipleChoiceQuestion, read_questions
+from llmsys.data.multiple_choice import ChoiceRows, MultipleChoiceQuestion, read_questions
 from llmsys.errors import DataError
 
 
@@ -76,7 +76,9 @@ def test_files_that_are_not_there_empty_or_broken_are_named(tmp_path: Path) -> N
     with pytest.raises(DataError, match=r"broken.jsonl.gz cannot be read"):
         read_questions(MinimalPairsConfig(path=tmp_path / "broken.jsonl.gz"))
     with pytest.raises(ValueError, match="two sets are called a"):
-        EvaluationConfig(sets=(MinimalPairsConfig(path=Path("x/a.jsonl")), MultipleChoiceConfig(path=Path("y/a.jsonl.gz"))))
+        EvaluationConfig(
+            sets=(MinimalPairsConfig(path=Path("x/a.jsonl")), MultipleChoiceConfig(path=Path("y/a.jsonl.gz")))
+        )
 
 
 def test_the_targets_of_a_row_are_its_choice_and_nothing_else() -> None:

@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 
 from llmsys.config.batch import BatchConfig
-from llmsys.data.grouping import LengthBuckets
-from llmsys.data.packing import PackedDocuments
-from llmsys.data.plan import RunPlan
-from llmsys.data.steps import BucketedStepBatches, StepBatches, WindowStepBatches
-from llmsys.data.turns import StridedStepBatches
-from llmsys.shards import TokenShards, open_tokens
+from llmsys.data.length_buckets import LengthBuckets
+from llmsys.data.packed_windows import PackedDocuments
+from llmsys.data.step_batches import BucketedStepBatches, StepBatches, StridedStepBatches, WindowStepBatches
+from llmsys.data.step_plan import RunPlan
+from llmsys.token_shards import TokenShards, open_tokens
 from tests.helpers.dataset import make_dataset
 
 

@@ -10,14 +10,14 @@ from launch.main import main
 from llmsys.config.attention import MultiHeadAttentionConfig
 from llmsys.config.load import load_model_config
 from llmsys.config.moe import AuxiliaryLossConfig
-from llmsys.doctor import crash, model_subject
-from llmsys.doctor.accident import Fault
-from llmsys.doctor.cells import ENGINES, ParityCase, iter_parity_cases
-from llmsys.doctor.crash import DRILLS, CrashDrill, run_drills, replace_kill_count
-from llmsys.doctor.model_subject import build_subject, require_memory
-from llmsys.doctor.parity_table import run_parity, format_parity_table
-from llmsys.doctor.ranks import TaskFailure, run_tasks
-from llmsys.doctor.subjects import CROWDED, DENSE, IDLE, SUBJECTS
+from llmsys.doctor import crash_drills, user_model
+from llmsys.doctor.crash_drills import DRILLS, CrashDrill, replace_kill_count, run_drills
+from llmsys.doctor.fault_injection import Fault
+from llmsys.doctor.parity_check import format_parity_table, run_parity
+from llmsys.doctor.parity_matrix import ENGINES, ParityCase, iter_parity_cases
+from llmsys.doctor.parity_models import CROWDED, DENSE, IDLE, SUBJECTS
+from llmsys.doctor.rank_pool import TaskFailure, run_tasks
+from llmsys.doctor.user_model import build_subject, require_memory
 from llmsys.errors import ConfigError
 
 
@@ -35,7 +35,9 @@ def test_the_matrix_has_every_engine_axis_precision_policy_and_subject() -> None
 @pytest.mark.distributed
 def test_cells_with_adversarial_routing_agree_and_a_cell_that_dies_fails_alone() -> None:
     """Two ranks: all tokens on one expert, an idle one, a layout that cannot be built, and one after it."""
-    broken = ParityCase(2, "fsdp", (("tensor", 2),), "fp32", "none", DENSE, 3)  # three rows at a time do not divide eight
+    broken = ParityCase(
+        2, "fsdp", (("tensor", 2),), "fp32", "none", DENSE, 3
+    )  # three rows at a time do not divide eight
     cells = [
         ParityCase(2, "fsdp", (("expert", 2),), "fp32", "block", CROWDED, 2),
         broken,
@@ -91,10 +93,10 @@ def test_a_drill_fails_when_the_trajectory_is_another_one() -> None:
 
     def cheat(config: Any) -> str:
         other = config.model_copy(update={"run": config.run.model_copy(update={"seed": 1})})
-        crash.run_until_finished(other, 1)
+        crash_drills.run_until_finished(other, 1)
         return "done"
 
-    never = crash.build_fault_drill(Fault("removing an older one", 999), 1, 1)
+    never = crash_drills.build_fault_drill(Fault("removing an older one", 999), 1, 1)
     cheated, calm = run_drills([CrashDrill("cheat", "", cheat), CrashDrill("never", "", never)], lambda outcome: None)
     assert not cheated.passed
     assert "a calm run in" in cheated.text
@@ -163,7 +165,7 @@ def test_a_model_keeps_all_but_its_dropout(tmp_path: Path) -> None:
 
 
 def test_what_the_machine_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_subject, "get_free_memory", lambda: 1_000_000)
+    monkeypatch.setattr(user_model, "get_free_memory", lambda: 1_000_000)
     with pytest.raises(
         ConfigError, match=r"on 4 processes takes about 0\.0 GB, and 0\.0 GB are free\. Use fewer --proc"
     ):

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from llmsys.config.model import ModelConfig
-from llmsys.data import pairs
+from llmsys.data import sequence_pairs
 from llmsys.data.batch import Batch
-from llmsys.doctor.cells import ParityCase
-from llmsys.doctor.oracle import Trajectory, compute_reference_trajectory
-from llmsys.doctor.parity import TrajectoryDistance, compare_to_reference
-from llmsys.doctor.rows import build_micro_batches, list_rows
-from llmsys.doctor.subjects import LABELS, MASKED, TRANSLATION, ParityModel
+from llmsys.doctor.parity_check import TrajectoryDistance, compare_to_reference
+from llmsys.doctor.parity_matrix import ParityCase
+from llmsys.doctor.parity_models import LABELS, MASKED, TRANSLATION, ParityModel
+from llmsys.doctor.parity_reference import Trajectory, compute_reference_trajectory
+from llmsys.doctor.parity_rows import build_micro_batches, list_rows
 from llmsys.model.transformer import Transformer
 from tests.helpers.ranks import run_ranks
 
@@ -36,7 +36,9 @@ KINDS = {f"{name}, {kind}": (subject, PLAIN | changes)
 
 def _change_experts(subject: ParityModel, name: str, changes: dict[str, Any]) -> ParityModel:
     values = subject.model.model_dump()
-    return ParityModel(name, ModelConfig.model_validate(values | {"num_hidden_layers": 1, "moe": values["moe"] | changes}))
+    return ParityModel(
+        name, ModelConfig.model_validate(values | {"num_hidden_layers": 1, "moe": values["moe"] | changes})
+    )
 
 
 SUBJECTS = {name: _change_experts(subject, name, changes) for name, (subject, changes) in KINDS.items()}
@@ -53,7 +55,9 @@ OTHER_ENGINES = {
 @pytest.fixture(scope="module")
 def expected() -> bytes:
     """One process, a row at a time; by value, since ranks get at most 256 tensors by reference."""
-    return pickle.dumps({subject.name: compute_reference_trajectory(subject) for subject in (*SUBJECTS.values(), TRANSLATION)})
+    return pickle.dumps(
+        {subject.name: compute_reference_trajectory(subject) for subject in (*SUBJECTS.values(), TRANSLATION)}
+    )
 
 
 def measure_cells(rank: int, cells: dict[str, ParityCase], expected: bytes) -> dict[str, TrajectoryDistance]:
@@ -91,24 +95,24 @@ def test_rows_are_dealt_once_and_some_rank_has_none(ranks: int) -> None:
 
 def ignore_padding_of_targets() -> Any:
     """Padded target positions count as tokens."""
-    make = pairs.TranslationCollator.__call__
+    make = sequence_pairs.TranslationCollator.__call__
 
     def without(self: Any, given: Any, numbers: Any) -> Batch:
         batch = make(self, given, numbers)
         return Batch(batch.tokens_BT, batch.targets_BT, None, batch.source_BS, batch.source_documents_BS)
 
-    return patch.object(pairs.TranslationCollator, "__call__", without)
+    return patch.object(sequence_pairs.TranslationCollator, "__call__", without)
 
 
 def add_phantom_tokens() -> Any:
     """A rank without rows has a token."""
-    padded = pairs.pad_sequences
+    padded = sequence_pairs.pad_sequences
 
     def with_token(sequences: Any, filler: int = 0) -> Any:
         tokens_BT, documents_BT = padded(sequences, filler)
         return tokens_BT, documents_BT if sequences else torch.zeros_like(documents_BT)
 
-    return patch.object(pairs, "pad_sequences", with_token)
+    return patch.object(sequence_pairs, "pad_sequences", with_token)
 
 
 BUGS = {"padding": (ignore_padding_of_targets, TRANSLATION), "phantoms": (add_phantom_tokens, LABELS)}
@@ -134,7 +138,9 @@ def measure_bugs(rank: int, pickled: bytes) -> dict[str, TrajectoryDistance]:
     found = {}
     for name, (bug, subject) in BUGS.items():
         with bug():
-            found[name] = compare_to_reference(ParityCase(2, "fsdp", (), "fp32", "none", subject, 2), expected[subject.name])
+            found[name] = compare_to_reference(
+                ParityCase(2, "fsdp", (), "fp32", "none", subject, 2), expected[subject.name]
+            )
     cell = ParityCase(2, "fsdp", (), "fp32", "none", TRANSLATION, 2)
     with put_experts_into_encoders():
         found["healthy"] = compare_to_reference(cell, of_both)
@@ -161,4 +167,8 @@ def test_the_oracle_has_every_auxiliary_loss() -> None:
         subject = SUBJECTS[f"translation, {name}"]
         without = _change_experts(subject, "without", PLAIN)
         moment = "1/blocks.0.feed_forward.router.weight"
-        assert not torch.allclose(compute_reference_trajectory(subject).moments[moment], compute_reference_trajectory(without).moments[moment], rtol=1e-2)
+        assert not torch.allclose(
+            compute_reference_trajectory(subject).moments[moment],
+            compute_reference_trajectory(without).moments[moment],
+            rtol=1e-2,
+        )

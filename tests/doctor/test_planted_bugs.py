@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmsys.doctor.cells import ParityCase
-from llmsys.doctor.oracle import Trajectory, compute_reference_trajectory
-from llmsys.doctor.parity import TrajectoryDistance, compare_to_reference
-from llmsys.doctor.subjects import DENSE, EXPERTS
+from llmsys.doctor.parity_check import TrajectoryDistance, compare_to_reference
+from llmsys.doctor.parity_matrix import ParityCase
+from llmsys.doctor.parity_models import DENSE, EXPERTS
+from llmsys.doctor.parity_reference import Trajectory, compute_reference_trajectory
 from llmsys.engine import deepspeed_engine, torch_engine
-from llmsys.optim import build
-from llmsys.parallel import apply, clip, tensor
+from llmsys.optim import build_optimizer
+from llmsys.parallel import gradient_clipping, parallelize, tensor_parallel
 from tests.helpers.ranks import run_ranks
 
 SHARDED = ParityCase(2, "fsdp", (), "fp32", "none", DENSE, 2)
@@ -33,18 +33,18 @@ def scaled_by_expert_degree() -> Iterator[None]:
         for parameter in listed:
             if parameter.ndim == 3 and parameter.grad is not None:
                 parameter.grad *= 2
-        return clip.clip_gradients(listed, *rest)
+        return gradient_clipping.clip_gradients(listed, *rest)
 
     with patch.object(torch_engine, "clip_gradients", clip_scaled):
         yield
 
 
 def dropped_reduction_of_the_norm() -> Any:
-    return patch.object(clip, "all_reduce_sum", lambda value: value)
+    return patch.object(gradient_clipping, "all_reduce_sum", lambda value: value)
 
 
 def dropped_reduction_of_partial_gradients() -> Any:
-    return patch.object(tensor.PartialGradientReducer, "all_reduce", lambda self: None)
+    return patch.object(tensor_parallel.PartialGradientReducer, "all_reduce", lambda self: None)
 
 
 def stale_bias() -> Any:
@@ -60,21 +60,21 @@ def swapped_shards() -> Any:
         found = local_slice(whole, like)
         return found.flip(0) if found.ndim > 1 else found
 
-    local_slice = apply.get_local_slice
-    return patch.object(apply, "get_local_slice", of_the_other)
+    local_slice = parallelize.get_local_slice
+    return patch.object(parallelize, "get_local_slice", of_the_other)
 
 
 @contextmanager
 def doubled_adam_step() -> Iterator[None]:
     """The counter of steps advances twice, as where two groups share one tensor for it."""
-    step = build.OptimizersContainer.step
+    step = build_optimizer.OptimizersContainer.step
 
-    def twice(self: build.OptimizersContainer) -> None:
+    def twice(self: build_optimizer.OptimizersContainer) -> None:
         step(self)
         for state in self.state.values():
             state["step"] += 1
 
-    with patch.object(build.OptimizersContainer, "step", twice):
+    with patch.object(build_optimizer.OptimizersContainer, "step", twice):
         yield
 
 

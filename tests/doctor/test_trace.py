@@ -12,12 +12,12 @@ import yaml
 from launch.main import main
 from llmsys.config.load import load_run_config
 from llmsys.data.batch import Batch
-from llmsys.data.digest import compute_batch_digest
-from llmsys.data.mixture import MixtureOrder
-from llmsys.doctor.trace import DocumentLocation, DocumentTracer, read_progress
+from llmsys.data.batch_digest import compute_batch_digest
+from llmsys.data.dataset_mixture import MixtureOrder
+from llmsys.doctor.document_trace import DocumentLocation, DocumentTracer, read_progress
 from llmsys.errors import DataError
-from llmsys.shards import ArrowFileWriter
-from tests.helpers.dataset import VOCABULARY, make_dataset, build_toy_url
+from llmsys.token_shards import ArrowFileWriter
+from tests.helpers.dataset import VOCABULARY, build_toy_url, make_dataset
 from tests.train.test_run import llmsys
 
 STEPS = 6

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from llmsys.config.layout import ParallelLayout
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.convert.plan import TensorPart
-from llmsys.convert.streamed import CheckpointReader
-from llmsys.engine.averaged_engine import EmaEngine
-from llmsys.train import checkpoint
-from llmsys.train.balance import update_expert_balance
-from llmsys.train.trained import _load_model
+from llmsys.convert.checkpoint_stream import CheckpointReader
+from llmsys.convert.conversion_plan import TensorPart
+from llmsys.engine.ema_engine import EmaEngine
+from llmsys.train import checkpoint_load
+from llmsys.train.expert_load import update_expert_balance
+from llmsys.train.trained_model import _load_model
 from tests.engine.test_parity import LEARNING_RATE, STEPS, build, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import LENGTH, SEQUENCES, tiny_config
@@ -48,9 +48,9 @@ def trained(rank: int, folder: str) -> dict[str, Any]:
         "a refused step moves nothing"
     )
     logits = engine.compute_logits(probe).detach().numpy()
-    found = checkpoint.save_checkpoint(engine, Path(folder), {}, 1)
+    found = checkpoint_load.save_checkpoint(engine, Path(folder), {}, 1)
     again = averaged(ParallelLayout())
-    checkpoint.load_checkpoint(again, found)
+    checkpoint_load.load_checkpoint(again, found)
     loaded = snapshot(again)
     assert all(np.array_equal(loaded[name], value) for name, value in after.items() if name.startswith("average/"))
     np.testing.assert_allclose(again.compute_logits(probe).detach().numpy(), logits, atol=1e-5)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.layout import ParallelLayout
+from llmsys.config.parallel_layout import ParallelLayout
 from tests.helpers.divided import all_gradients, plain_gradients
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_model import relative_error

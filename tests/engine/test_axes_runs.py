@@ -8,20 +8,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmsys.config.layout import ParallelLayout
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.data.batch import Batch
 from llmsys.engine.engine import iter_persistent_buffers
-from llmsys.model.cache import KeyValueCache
+from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.transformer import Transformer
-from llmsys.train import checkpoint
-from llmsys.train.balance import update_expert_balance
-from llmsys.train.measure import sum_over_rows
+from llmsys.train import checkpoint_load
+from llmsys.train.evaluator import sum_over_rows
+from llmsys.train.expert_load import update_expert_balance
 from tests.engine.test_parity import LEARNING_RATE, build, plain_run, share_of
 from tests.helpers.divided import whole_tensor
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import LENGTH, sequences, tiny_config
 
-LAYOUTS = [ParallelLayout(context=2, tensor=2, expert=2), ParallelLayout(tensor=2), ParallelLayout(), ParallelLayout(tensor=4, expert=4)]
+LAYOUTS = [
+    ParallelLayout(context=2, tensor=2, expert=2),
+    ParallelLayout(tensor=2),
+    ParallelLayout(),
+    ParallelLayout(tensor=4, expert=4),
+]
 CLIP, HELD = 0.5, 11
 CHANGES: dict[str, Any] = {"tie_word_embeddings": True}
 
@@ -64,16 +69,16 @@ def journey(rank: int, folder: Path) -> list[dict[str, Any]]:
         engine = build("torch", layout, CLIP, 1, **CHANGES)
         fitted = layout.resolve(4, engine.module.config)
         if leg:
-            newest = checkpoint.find_newest_checkpoint(folder)
+            newest = checkpoint_load.find_newest_checkpoint(folder)
             assert newest is not None
-            checkpoint.load_checkpoint(engine, newest)
+            checkpoint_load.load_checkpoint(engine, newest)
         losses = []
         for step in (2 * leg, 2 * leg + 1):
             batches = share_of(step, fitted.get_data_rank(rank), fitted.data_parallel_size, 1)
             losses.append(engine.train_step(batches, LEARNING_RATE).loss)
             update_expert_balance(engine.module)
         found.append(asked(engine, fitted) | {"losses": losses})
-        checkpoint.save_checkpoint(engine, folder, {"leg": leg}, keep_last=len(LAYOUTS))
+        checkpoint_load.save_checkpoint(engine, folder, {"leg": leg}, keep_last=len(LAYOUTS))
     state = {name: whole_tensor(tensor).numpy() for name, tensor in engine.get_state().tensors.items()}
     return [*found, state]
 
@@ -82,7 +87,9 @@ def loaded(path: Path) -> Transformer:
     """A plain model with the weights and buffers of a checkpoint."""
     model = Transformer(tiny_config(**CHANGES)).eval()
     held = {f"parameter/{name}": parameter.data for name, parameter in model.named_parameters()}
-    checkpoint.load_tensors(held | {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(model)}, path)
+    checkpoint_load.load_tensors(
+        held | {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(model)}, path
+    )
     return model
 
 

@@ -20,12 +20,12 @@ from llmsys.engine.bitwise_engine import BitwiseEngine
 from llmsys.engine.state_hash import hash_state
 from llmsys.engine.torch_engine import TorchEngine
 from llmsys.model.experts import GroupedExperts
-from llmsys.optim.exact_adamw import BitwiseAdamW
-from llmsys.parallel import canonical_expert
-from llmsys.parallel.expert import AllToAllTokenDispatcher
-from llmsys.parallel.group import init_process_group, get_rank, all_reduce_sum, get_world_size
-from llmsys.train import checkpoint
-from llmsys.train.saver import CheckpointSaver
+from llmsys.optim.bitwise_adamw import BitwiseAdamW
+from llmsys.parallel import reproducible_sharding
+from llmsys.parallel.expert_parallel import AllToAllTokenDispatcher
+from llmsys.parallel.process_group import all_reduce_sum, get_rank, get_world_size, init_process_group
+from llmsys.train import checkpoint_load
+from llmsys.train.checkpoint_saver import CheckpointSaver
 from tests.helpers.bitwise import CASES, build, take_steps
 from tests.helpers.ranks import run_ranks
 
@@ -85,9 +85,14 @@ BUGS: dict[str, tuple[str, Any, str, Any]] = {
     "dropout by rank": (DENSE, BitwiseEngine, "_seed_dropout", dropout_of_rank),
     "a fused optimizer": (ODD, BitwiseAdamW, "step", fused_step),
     "rows of all ranks in one product": (
-        ODD, canonical_expert.ReproducibleTokenDispatcher, "_answers", AllToAllTokenDispatcher._compute_expert_outputs
+        ODD,
+        reproducible_sharding.ReproducibleTokenDispatcher,
+        "_compute_expert_outputs",
+        AllToAllTokenDispatcher._compute_expert_outputs,
     ),
-    "an expert beside others in an activation": (ODD, canonical_expert.SequentialExperts, "__call__", all_experts_at_once),
+    "an expert beside others in an activation": (
+        ODD, reproducible_sharding.SequentialExperts, "__call__", all_experts_at_once,
+    ),
 }  # fmt: skip
 
 
@@ -117,7 +122,7 @@ def all_runs(_: int, folder: Path) -> dict[str, Any]:
     found = {name: take_steps(build(CASES[name]), 1, STEPS) for name in FROM_START[get_world_size()]}
     for name in RESUMED[get_world_size()]:
         engine = build(CASES[name])
-        checkpoint.load_checkpoint(engine, folder / name / f"step-{SAVED:08d}")
+        checkpoint_load.load_checkpoint(engine, folder / name / f"step-{SAVED:08d}")
         found[f"{name}, resumed"] = take_steps(engine, SAVED + 1, STEPS)
     return found
 
@@ -132,7 +137,7 @@ def run_and_die(number: int, folder: Path) -> None:
         told = take_steps(engine, 1, SAVED)[-2]
         CheckpointSaver(folder / name, CheckpointConfig()).save_state(engine.get_state(), SAVED, {})
         fast = build(CASES[name], TorchEngine)
-        checkpoint.load_checkpoint(fast, folder / name / f"step-{SAVED:08d}")
+        checkpoint_load.load_checkpoint(fast, folder / name / f"step-{SAVED:08d}")
         assert hash_state(fast.get_state()) == told["state"], name
     found = all_runs(number, folder) | planted(number)
     if number == 0:

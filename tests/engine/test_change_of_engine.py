@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.layout import ParallelLayout
-from llmsys.train import checkpoint
-from llmsys.train.balance import update_expert_balance
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.train import checkpoint_load
+from llmsys.train.expert_load import update_expert_balance
 from tests.engine.test_parity import LEARNING_RATE, build, plain_run, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 
@@ -37,16 +37,16 @@ def legs_of(rank: int, legs: list[Leg], folder: Path) -> list[Any]:
     results = []
     for kind, layout, run, first, stop in legs:
         engine = build(kind, layout, 0.5, 1)
-        newest = checkpoint.find_newest_checkpoint(folder / run)
+        newest = checkpoint_load.find_newest_checkpoint(folder / run)
         assert (newest is None) == (first == 0)
         if newest is not None:
-            checkpoint.load_checkpoint(engine, newest)
+            checkpoint_load.load_checkpoint(engine, newest)
         losses = []
         for step in range(first, stop):
             batches = share_of(step, rank, torch.distributed.get_world_size(), 1)
             losses.append(engine.train_step(batches, LEARNING_RATE).loss)
             update_expert_balance(engine.module)
-        checkpoint.save_checkpoint(engine, folder / run, {}, keep_last=1)
+        checkpoint_load.save_checkpoint(engine, folder / run, {}, keep_last=1)
         results.append((run, losses, whole_state(engine), engine.get_state().steps))
     return results
 

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.layout import ParallelLayout
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import LossConfig
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.data.batch import Batch
 from llmsys.engine.torch_engine import TorchEngine
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.apply import compile_blocks
-from llmsys.parallel.copies import list_unused_parameters
-from llmsys.parallel.mesh import build_device_meshes
-from llmsys.train import checkpoint
-from llmsys.train.head_loss import build_training_loss
+from llmsys.parallel.ddp import list_unused_parameters
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.parallel.parallelize import compile_blocks
+from llmsys.train import checkpoint_load
+from llmsys.train.linear_cross_entropy import build_training_loss
 from tests.engine.test_parity import LEARNING_RATE, OPTIMIZER, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import tiny_config
@@ -71,10 +71,10 @@ def both_ways(rank: int, folder: Path) -> dict[str, tuple[State, State]]:
     first = engine_of(DENSE, "ddp")
     train(first, rank, range(2))
     later = engine_of(DENSE, "fsdp")
-    checkpoint.load_checkpoint(later, checkpoint.save_checkpoint(first, folder / "copies", {}, 1))
+    checkpoint_load.load_checkpoint(later, checkpoint_load.save_checkpoint(first, folder / "copies", {}, 1))
     pairs["copies to shards"] = train(later, rank, range(2, 3)), pairs["dense"][0]
     back = engine_of(DENSE, "ddp")
-    checkpoint.load_checkpoint(back, checkpoint.save_checkpoint(later, folder / "shards", {}, 1))
+    checkpoint_load.load_checkpoint(back, checkpoint_load.save_checkpoint(later, folder / "shards", {}, 1))
     pairs["shards to copies"] = train(back, rank, range(0)), pairs["dense"][0]
     return pairs
 
@@ -92,4 +92,6 @@ def test_a_pooler_that_no_loss_sees_is_not_waited_for() -> None:
     with torch.device("meta"):
         model = Transformer(BERT)
     parts = ("pooler", "next_sentence")
-    assert sorted(list_unused_parameters(model)) == sorted(f"{part}.{name}" for part in parts for name in ("bias", "weight"))
+    assert sorted(list_unused_parameters(model)) == sorted(
+        f"{part}.{name}" for part in parts for name in ("bias", "weight")
+    )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmsys.config.layout import ParallelLayout
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.engine.accelerate_engine import find_config_violations
 from llmsys.errors import ConfigError

@@ -10,7 +10,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.errors import LaunchError
 from llmsys.model.transformer import Transformer
 from llmsys.parallel import fp8
-from llmsys.parallel.fp8 import list_fp8_layers, convert_to_fp8, require_fp8
+from llmsys.parallel.fp8 import convert_to_fp8, list_fp8_layers, require_fp8
 
 MODEL: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.layout import ParallelLayout
-from llmsys.model.init import compute_initial_value
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.model.initialization import compute_initial_value
 from tests.engine.test_parity import LEARNING_RATE, build, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import tiny_config

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.layout import ParallelLayout
-from llmsys.engine import loss_scale
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.engine import grad_scaler
 from llmsys.engine.engine import Engine
-from llmsys.engine.loss_scale import LOSS_SCALE, GradScaler
-from llmsys.train import checkpoint
-from llmsys.train.balance import update_expert_balance
+from llmsys.engine.grad_scaler import LOSS_SCALE, GradScaler
+from llmsys.train import checkpoint_load
+from llmsys.train.expert_load import update_expert_balance
 from tests.engine.test_parity import LEARNING_RATE, build, plain_run, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 
 
 def test_the_scale_halves_on_overflow_and_doubles_after_enough_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_scale, "GROWTH_STEPS", 3)
+    monkeypatch.setattr(grad_scaler, "GROWTH_STEPS", 3)
     scale = GradScaler()
     start = scale.scale
     assert not scale.update_scale(2.0, math.inf)
@@ -35,10 +35,10 @@ def test_the_scale_halves_on_overflow_and_doubles_after_enough_steps(monkeypatch
 def test_what_no_scale_can_mend_is_left_to_others() -> None:
     scale = GradScaler()
     assert scale.update_scale(math.nan, math.nan)
-    assert scale.scale == loss_scale.START
-    scale.tensor[0] = loss_scale.LEAST
+    assert scale.scale == grad_scaler.START
+    scale.tensor[0] = grad_scaler.LEAST
     assert scale.update_scale(2.0, math.inf)
-    assert scale.scale == loss_scale.LEAST
+    assert scale.scale == grad_scaler.LEAST
 
 
 def train(engine: Engine, rank: int, steps: range) -> list[Any]:
@@ -68,22 +68,26 @@ def _scaled(rank: int, kind: str, layout: ParallelLayout, folder: Path) -> Any:
     while not results[-1].is_applied:  # the same step until it fits
         results += train(engine, rank, range(1))
     engine.get_state().tensors[LOSS_SCALE][0] /= 16  # later steps may have larger gradients
-    saved = checkpoint.save_checkpoint(engine, folder, {}, 1)
+    saved = checkpoint_load.save_checkpoint(engine, folder, {}, 1)
     results += train(engine, rank, range(1, 3))
     other = build(kind, layout, 0.5, 2)
-    checkpoint.load_checkpoint(other, saved)
+    checkpoint_load.load_checkpoint(other, saved)
     at_resume = other.get_state().tensors[LOSS_SCALE].tolist()
     train(other, rank, range(1, 3))
     wide = build(kind.removesuffix(" fp16"), layout, 0.5, 2)  # has no scale, and needs none
-    checkpoint.load_checkpoint(wide, saved)
+    checkpoint_load.load_checkpoint(wide, saved)
     kept = other.get_state().tensors[LOSS_SCALE].tolist()
     ends = copied_state(engine), copied_state(other)
-    checkpoint.load_checkpoint(other, checkpoint.save_checkpoint(wide, folder / "wide", {}, 1))
+    checkpoint_load.load_checkpoint(other, checkpoint_load.save_checkpoint(wide, folder / "wide", {}, 1))
     assert other.get_state().tensors[LOSS_SCALE].tolist() == kept, "a checkpoint without a scale leaves the scale alone"
     return unchanged, results, ends, engine.get_state().steps, at_resume
 
 
-CASES = [("torch fp16", ParallelLayout(expert=2)), ("torch ddp fp16", ParallelLayout(replicate=2)), ("torch offload fp16", ParallelLayout())]
+CASES = [
+    ("torch fp16", ParallelLayout(expert=2)),
+    ("torch ddp fp16", ParallelLayout(replicate=2)),
+    ("torch offload fp16", ParallelLayout()),
+]
 
 
 @pytest.mark.distributed

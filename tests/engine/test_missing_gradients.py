@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from llmsys.config.layout import ParallelLayout
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import LossConfig
 from llmsys.config.optimizer import AdamWConfig, MuonConfig, OptimizerConfig
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.data.batch import IGNORED
 from llmsys.engine.engine import Engine
-from llmsys.model.init import initialize_parameters
+from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
-from llmsys.optim.groups import build_parameter_groups
-from llmsys.parallel.mesh import build_device_meshes
-from llmsys.train.head_loss import build_training_loss
+from llmsys.optim.parameter_groups import build_parameter_groups
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.train.linear_cross_entropy import build_training_loss
 from tests.engine.test_objectives import SHAPE, batch_of
 from tests.engine.test_parity import whole_state
 from tests.helpers.ranks import run_ranks

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.layout import ParallelLayout
-from llmsys.model.init import initialize_parameters
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
-from llmsys.optim.groups import build_parameter_groups
-from llmsys.train.balance import update_expert_balance
+from llmsys.optim.parameter_groups import build_parameter_groups
+from llmsys.train.expert_load import update_expert_balance
 from tests.engine.test_parity import LEARNING_RATE, OPTIMIZER, STEPS, build, mean_loss, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import LENGTH, SEQUENCES, sequences, tiny_config

@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.layout import ParallelLayout
 from llmsys.config.objective import LossConfig
 from llmsys.config.optimizer import MuonConfig
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.engine.accelerate_engine import AccelerateEngine
 from llmsys.engine.torch_engine import TorchEngine
-from llmsys.model.init import initialize_parameters
+from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
-from llmsys.optim.build import MOMENTS, build_optimizer
-from llmsys.parallel.mesh import build_device_meshes
-from llmsys.train.balance import update_expert_balance
-from llmsys.train.head_loss import build_training_loss
+from llmsys.optim.build_optimizer import MOMENTS, build_optimizer
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.train.expert_load import update_expert_balance
+from llmsys.train.linear_cross_entropy import build_training_loss
 from tests.engine.test_parity import STEPS, mean_loss, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import LENGTH, SEQUENCES, sequences, tiny_config
@@ -58,7 +58,10 @@ def split(rank: int) -> dict[str, dict[str, Any]]:
         with torch.device("meta"):
             model = Transformer(tiny_config())
         engine = (AccelerateEngine if label == "accelerate" else TorchEngine)(
-            model, meshes=build_device_meshes(fitted, torch.device("cpu")), optimizer=MUON, loss=build_training_loss(LossConfig()),
+            model,
+            meshes=build_device_meshes(fitted, torch.device("cpu")),
+            optimizer=MUON,
+            loss=build_training_loss(LossConfig()),
             compute_dtype=torch.float32, seed=7, device=torch.device("cpu"),
         )  # fmt: skip
         for step in range(STEPS):

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from llmsys.config.layout import ParallelLayout
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import LossConfig
 from llmsys.config.optimizer import AdamWConfig
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.data.batch import IGNORED, PADDING, Batch
-from llmsys.data.pairs import pad_sequences
+from llmsys.data.sequence_pairs import pad_sequences
 from llmsys.engine.engine import Engine, reduce_token_counts
-from llmsys.engine.objective import compute_loss_share
-from llmsys.model.init import initialize_parameters
+from llmsys.engine.micro_batch_loss import compute_loss_share
+from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.mesh import build_device_meshes
-from llmsys.train.head_loss import build_training_loss
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.train.linear_cross_entropy import build_training_loss
 from tests.helpers.ranks import run_ranks
 
 SHAPE: dict[str, Any] = {

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.layout import ParallelLayout
 from llmsys.config.objective import LossConfig
 from llmsys.config.optimizer import AdamWConfig
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.data.batch import Batch
 from llmsys.engine.engine import Engine
-from llmsys.model.init import initialize_parameters
+from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
-from llmsys.optim.groups import build_parameter_groups
-from llmsys.parallel.mesh import build_device_meshes
-from llmsys.parallel.recompute import apply_activation_checkpoint
-from llmsys.train.balance import update_expert_balance
-from llmsys.train.head_loss import build_training_loss
+from llmsys.optim.parameter_groups import build_parameter_groups
+from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.train.expert_load import update_expert_balance
+from llmsys.train.linear_cross_entropy import build_training_loss
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import LENGTH, SEQUENCES, sequences, tiny_config
 

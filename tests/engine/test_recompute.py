@@ -9,9 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmsys.config.model import ModelConfig
 from llmsys.model.transformer import Transformer
-from llmsys.parallel import recompute
-from llmsys.parallel.apply import compile_blocks
-from llmsys.parallel.recompute import apply_activation_checkpoint
+from llmsys.parallel import activation_checkpoint
+from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
+from llmsys.parallel.parallelize import compile_blocks
 from tests.helpers.live_memory import kept_after
 from tests.helpers.model_sections import EVERY_HEAD, LATENT, MOE, SHAPE, VARIANTS
 from tests.helpers.tiny_model import tiny_model, tiny_tokens
@@ -121,16 +121,16 @@ def calls(config: ModelConfig, what: What, operations: set[Any]) -> tuple[int, i
 @pytest.mark.parametrize("changes", [{}, {"moe": MOE | {"num_shared_experts": 1}}], ids=["dense", "moe"])
 def test_selective_repeats_neither_products_nor_attention(changes: dict[str, Any]) -> None:
     config = ModelConfig.model_validate(SHAPE | changes)
-    forward, backward = calls(config, "none", recompute.KEPT)
-    assert calls(config, "selective", recompute.KEPT) == (forward, backward)
-    assert calls(config, "block", recompute.KEPT)[1] > backward
+    forward, backward = calls(config, "none", activation_checkpoint.KEPT)
+    assert calls(config, "selective", activation_checkpoint.KEPT) == (forward, backward)
+    assert calls(config, "block", activation_checkpoint.KEPT)[1] > backward
 
 
 def test_nothing_is_wrapped_around_a_forward_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*inputs: Any, **named: Any) -> None:
         raise AssertionError("checkpointed")
 
-    monkeypatch.setattr(recompute, "checkpoint", refuse)
+    monkeypatch.setattr(activation_checkpoint, "checkpoint", refuse)
     model = prepared(ModelConfig.model_validate(SHAPE), "selective", torch.float32)
     with torch.no_grad():
         model(tiny_tokens())

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.layout import ParallelLayout
-from llmsys.train.balance import update_expert_balance
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.train.expert_load import update_expert_balance
 from tests.engine.test_parity import LEARNING_RATE, build, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 

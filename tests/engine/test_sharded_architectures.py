@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmsys.config.layout import ParallelLayout
-from llmsys.model.init import compute_initial_value, initialize_parameters
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.model.initialization import compute_initial_value, initialize_parameters
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.apply import materialize_parameters, apply_fsdp
-from llmsys.parallel.mesh import build_device_meshes
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.parallel.parallelize import apply_fsdp, materialize_parameters
 from tests.helpers.choices import LATENT, config_of, source_for
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_model import relative_error, tiny_config, tiny_moe_config, tiny_tokens
@@ -42,7 +42,9 @@ def sharded(rank: int, names: list[str]) -> dict[str, Any]:
         with torch.device("meta"):
             model = Transformer(config)
         apply_fsdp(model, build_device_meshes(ParallelLayout().resolve(2, config), device), torch.float32)
-        materialize_parameters(model, device, lambda key, shape, config=config: compute_initial_value(config, key, shape, 3))
+        materialize_parameters(
+            model, device, lambda key, shape, config=config: compute_initial_value(config, key, shape, 3)
+        )
         loss, found = gradients(model)
         tied = model.head is not None and model.head.weight is model.embed.weight
         results[name] = loss.numpy(), {key: value.full_tensor().numpy() for key, value in found.items()}, tied

@@ -9,8 +9,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from llmsys.engine.engine import EngineState
 from llmsys.engine.state_hash import hash_state
 from llmsys.errors import LlmsysError
-from llmsys.parallel.group import init_process_group
-from llmsys.parallel.slices import to_dtensor_shard
+from llmsys.parallel.dtensor_slices import to_dtensor_shard
+from llmsys.parallel.process_group import init_process_group
 from tests.helpers.ranks import run_ranks
 
 

@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmsys.config.layout import ParallelLayout
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import LossConfig
 from llmsys.config.optimizer import AdamWConfig
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.data.batch import Batch
 from llmsys.engine.engine import reduce_token_counts
-from llmsys.engine.objective import compute_loss_share
-from llmsys.model.cache import KeyValueCache
-from llmsys.model.init import initialize_parameters
+from llmsys.engine.micro_batch_loss import compute_loss_share
+from llmsys.model.initialization import initialize_parameters
+from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.apply import compile_blocks
-from llmsys.parallel.mesh import build_device_meshes
-from llmsys.parallel.recompute import apply_activation_checkpoint
-from llmsys.train.head_loss import build_training_loss
+from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.parallel.parallelize import compile_blocks
+from llmsys.train.linear_cross_entropy import build_training_loss
 from tests.helpers.choices import LATENT, config_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_model import tiny_config, tiny_moe_config, tiny_tokens

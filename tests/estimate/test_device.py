@@ -7,7 +7,7 @@ import pytest
 
 from launch.main import main
 from llmsys.errors import ConfigError
-from llmsys.estimate.device import list_device_names, load_device_profile
+from llmsys.estimate.device_profile import list_device_names, load_device_profile
 
 CONFIG = "model/gpt2-small"
 

@@ -8,10 +8,10 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from llmsys.config.hugging_face.model import build_model_config
+from llmsys.config.load import build_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.estimate.flops import count_flops
-from llmsys.estimate.parameters import count_parameters
+from llmsys.estimate.parameter_count import count_parameters
 from tests.helpers.hugging_face_families import FAMILIES
 
 SEQUENCES, LENGTH, TARGET = 2, 7, 5

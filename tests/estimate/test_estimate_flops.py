@@ -9,16 +9,15 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from llmsys.config.hugging_face.model import build_model_config
+from llmsys.config.load import build_model_config
 from llmsys.config.model import ModelConfig
-from llmsys.estimate.flops import count_flops
-from llmsys.estimate.pairs import iter_document_lengths, count_visible_pairs
-from llmsys.estimate.parameters import count_parameters
-from llmsys.model import attention, latent_attention
-from llmsys.model.attend import compute_eager_attention
+from llmsys.estimate.flops import count_flops, count_visible_pairs, iter_document_lengths
+from llmsys.estimate.parameter_count import count_parameters
+from llmsys.model import latent_attention, multi_head_attention
 from llmsys.model.experts import GroupedExperts
+from llmsys.model.scaled_dot_product import compute_eager_attention
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.recompute import apply_activation_checkpoint
+from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from tests.helpers.model_sections import DECODERS, ENCODERS, MIXTURES, MOE, PAIRS, SHAPE, VARIANTS
 from tests.reference import flops as reference
 
@@ -51,7 +50,7 @@ def plain(
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModelConfig], int]:
     """What PyTorch counts in a forward pass of our own module, with the plain paths of attention and experts."""
-    for module in (attention, latent_attention):
+    for module in (multi_head_attention, latent_attention):
         monkeypatch.setattr(module, "attend", plain)
 
     def count(config: ModelConfig) -> int:

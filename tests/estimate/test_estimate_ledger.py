@@ -10,8 +10,8 @@ from llmsys.config.batch import BatchConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.estimate.flops import count_flops
-from llmsys.estimate.ledger import estimate_run, list_tensor_counts
-from llmsys.estimate.text import format_estimate
+from llmsys.estimate.run_estimate import estimate_run, list_tensor_counts
+from llmsys.estimate.summary_table import format_estimate
 from tests.helpers.model_sections import PAIRS, SHAPE, VARIANTS
 
 BATCH = {"sequence_length": 24, "target_length": 16, "sequences": 3}

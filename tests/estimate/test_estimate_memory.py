@@ -11,19 +11,19 @@ from torch import distributed
 from torch.distributed.tensor import DTensor
 
 from launch.main import main
-from llmsys.config.layout import ParallelLayout
 from llmsys.config.load import load_run_config
 from llmsys.config.model import ModelConfig
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.errors import LayoutError
-from llmsys.estimate.ledger import estimate_run
-from llmsys.estimate.memory import resolve_planned_layout, compute_state_bytes
-from llmsys.estimate.memory_peak import estimate_activation_bytes
-from llmsys.estimate.parameters import count_parameters
-from llmsys.estimate.text import format_estimate, format_count
+from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.peak_memory import estimate_activation_bytes
+from llmsys.estimate.run_estimate import estimate_run
+from llmsys.estimate.state_memory import compute_state_bytes, resolve_planned_layout
+from llmsys.estimate.summary_table import format_count, format_estimate
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.apply import apply_fsdp, apply_expert_parallel
-from llmsys.parallel.mesh import build_device_meshes
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.parallel.parallelize import apply_expert_parallel, apply_fsdp
 from tests.helpers.model_sections import SHAPE, VARIANTS
 
 MODEL = {
@@ -98,7 +98,10 @@ def test_dealt_experts_are_held_by_their_rank_alone() -> None:
         for expert in (1, 2)
     )
     experts = count_parameters(together.model).by_component["experts"]
-    less = compute_state_bytes(together, resolve_planned_layout(together)).weights - compute_state_bytes(dealt, resolve_planned_layout(dealt)).weights
+    less = (
+        compute_state_bytes(together, resolve_planned_layout(together)).weights
+        - compute_state_bytes(dealt, resolve_planned_layout(dealt)).weights
+    )
     assert less == 2 * experts // 2
 
 

@@ -5,9 +5,9 @@ import pytest
 from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
-from llmsys.estimate.memory_peak import estimate_peak_memory
-from llmsys.estimate.micro import USABLE_SHARE, find_largest_micro_batch
-from llmsys.estimate.system import MemoryProfile
+from llmsys.estimate.micro_batch_size import USABLE_SHARE, find_largest_micro_batch
+from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.software_profile import MemoryProfile
 
 CPU = MemoryProfile(device="cpu")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from llmsys.config.model import ModelConfig
-from llmsys.estimate.tensors import list_model_tensors
+from llmsys.estimate.model_tensors import list_model_tensors
 from llmsys.model.transformer import Transformer
 from tests.helpers.model_sections import SHAPE, VARIANTS
 

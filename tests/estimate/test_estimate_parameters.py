@@ -8,10 +8,10 @@ from llmsys.config.batch import BatchConfig
 from llmsys.config.feed_forward import SwigluConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
-from llmsys.estimate.ledger import list_tensor_counts
-from llmsys.estimate.parameters import count_parameters
-from llmsys.estimate.rows import ParameterTensor
-from llmsys.estimate.tensors import list_model_tensors
+from llmsys.estimate.model_tensors import list_model_tensors
+from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.parameter_tensor import ParameterTensor
+from llmsys.estimate.run_estimate import list_tensor_counts
 from tests.helpers.model_sections import MOE, SHAPE, VARIANTS
 
 
@@ -36,7 +36,9 @@ def test_parts_sum_to_the_total(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_every_name_stands_once(changes: dict[str, Any]) -> None:
-    names = [name for row in list_model_tensors(ModelConfig.model_validate(SHAPE | changes)) for name in row.iter_names()]
+    names = [
+        name for row in list_model_tensors(ModelConfig.model_validate(SHAPE | changes)) for name in row.iter_names()
+    ]
     assert len(names) == len(set(names))
 
 

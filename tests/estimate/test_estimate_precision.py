@@ -2,16 +2,16 @@
 
 import pytest
 
-from launch.room import resolve_for_hosts
+from launch.preflight.cluster_checks import resolve_for_hosts
 from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
-from llmsys.estimate.device import load_device_profile
-from llmsys.estimate.ledger import estimate_run
-from llmsys.estimate.memory_peak import estimate_peak_memory
+from llmsys.estimate.device_profile import load_device_profile
+from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.precision import resolve_for_profile, select_precision
-from llmsys.estimate.text import format_estimate
-from llmsys.estimate.time import estimate_step_time
+from llmsys.estimate.run_estimate import estimate_run
+from llmsys.estimate.step_time import estimate_step_time
+from llmsys.estimate.summary_table import format_estimate
 from tests.helpers.device_profile import abacus
 
 
@@ -47,7 +47,9 @@ def test_time_and_plan_resolve_for_their_device() -> None:
     layout = config.resolve_layout(1)
     for precision, profile in (("fp32", "v100"), ("bf16", "h100-sxm")):
         device = load_device_profile(profile)
-        assert estimate_step_time(config, layout, device) == estimate_step_time(config.with_precision(precision), layout, device)  # type: ignore[arg-type]
+        assert estimate_step_time(config, layout, device) == estimate_step_time(
+            config.with_precision(precision), layout, device
+        )  # type: ignore[arg-type]
 
 
 def test_memory_of_an_unresolved_type_is_refused() -> None:

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from llmsys.config.hugging_face.model import build_model_config
-from llmsys.config.load import load_model_config
+from llmsys.config.load import build_model_config, load_model_config
 from llmsys.config.model import ModelConfig
-from llmsys.estimate.parameters import ParameterCounts, count_parameters
+from llmsys.estimate.parameter_count import ParameterCounts, count_parameters
 
 DATA = Path(__file__).parent / "data"
 COUNTED: dict[str, dict[str, Any]] = {

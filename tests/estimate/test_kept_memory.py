@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.layout import ParallelLayout
 from llmsys.config.model import ModelConfig
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.estimate.activation import iter_block_groups, build_activation_shape
-from llmsys.estimate.kept import compute_saved_bytes
-from llmsys.estimate.system import MemoryProfile
+from llmsys.estimate.activation_memory import build_activation_shape, iter_block_groups
+from llmsys.estimate.saved_tensors import compute_saved_bytes
+from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.recompute import Recompute, apply_activation_checkpoint
+from llmsys.parallel.activation_checkpoint import Recompute, apply_activation_checkpoint
 from tests.helpers.live_memory import kept_after
 from tests.helpers.model_sections import SHAPE, VARIANTS
 

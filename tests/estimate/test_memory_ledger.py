@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from llmsys.config.layout import ParallelLayout
 from llmsys.config.load import load_model_config
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.estimate.instants import GIB, MemoryTimeline
-from llmsys.estimate.ledger import estimate_run
-from llmsys.estimate.memory_peak import estimate_peak_memory
-from llmsys.estimate.system import MemoryProfile
-from llmsys.estimate.text import format_estimate
+from llmsys.estimate.memory_timeline import GIB, MemoryTimeline
+from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.run_estimate import estimate_run
+from llmsys.estimate.software_profile import MemoryProfile
+from llmsys.estimate.summary_table import format_estimate
 from tools.bench.estimates_memory import read_memory_rows
 from tools.bench.memory_korthikanti import iter_analytical_rows
 
@@ -101,7 +101,9 @@ def test_offload_leaves_no_moments_on_the_device(engine: dict[str, str]) -> None
 def test_copies_are_whole_on_every_rank(engine: dict[str, str]) -> None:
     config = run_of(engine=engine, layout={"replicate": 8, "shard": 1})
     parameters = estimate_run(config)["parameters"]["total"]
-    optimizer = next(one for one in estimate_peak_memory(config, config.layout).instants if one.name == "in the optimizer step")
+    optimizer = next(
+        one for one in estimate_peak_memory(config, config.layout).instants if one.name == "in the optimizer step"
+    )
     sizes = {item.name: item.bytes / parameters for item in optimizer.items}
     assert (sizes["masters"], sizes["moments"], sizes["gradients"], sizes["buckets of gradients"]) == (4, 8, 4, 4)
 

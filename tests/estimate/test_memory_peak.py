@@ -12,13 +12,13 @@ from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 
 from llmsys.config.objective import LossConfig
 from llmsys.config.run import RunConfig
-from llmsys.estimate.memory_peak import estimate_peak_memory
-from llmsys.estimate.system import MemoryProfile
+from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.apply import materialize_parameters, apply_fsdp, apply_expert_parallel
-from llmsys.parallel.mesh import build_device_meshes
-from llmsys.parallel.recompute import apply_activation_checkpoint
-from llmsys.train import head_loss
+from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.parallel.parallelize import apply_expert_parallel, apply_fsdp, materialize_parameters
+from llmsys.train import linear_cross_entropy
 from tests.estimate.test_estimate_memory import pretended_ranks
 from tests.helpers.live_memory import Followed
 
@@ -60,12 +60,14 @@ class Rank:
         apply_activation_checkpoint(self.model, config.train.recompute)
         apply_expert_parallel(self.model, meshes)
         apply_fsdp(self.model, meshes, dtype)
-        materialize_parameters(self.model, torch.device("cpu"), lambda name, shape: torch.zeros(shape).normal_(std=0.02))
+        materialize_parameters(
+            self.model, torch.device("cpu"), lambda name, shape: torch.zeros(shape).normal_(std=0.02)
+        )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), foreach=False)
         shape = config.batch.sequences_per_step // config.layout.data_parallel_size, config.batch.sequence_length
         self.tokens_BT = torch.randint(0, config.model.vocab_size, shape)
-        self._loss = head_loss.build_training_loss(LossConfig())
-        head_loss._rooms.clear()  # the block of logits that larger tests left behind
+        self._loss = linear_cross_entropy.build_training_loss(LossConfig())
+        linear_cross_entropy._rooms.clear()  # the block of logits that larger tests left behind
 
     def backward(self) -> None:
         loss: Tensor = self.model(self.tokens_BT, finish=lambda head, x, places: self._loss(head, x, self.tokens_BT))

@@ -8,15 +8,22 @@ import pytest
 
 from launch.main import main
 from llmsys.config.load import load_run_config, read_config
-from llmsys.config.rule import list_divisors
 from llmsys.config.run import RunConfig
+from llmsys.config.violation import list_divisors
 from llmsys.errors import ConfigError, LayoutError
-from llmsys.estimate.cluster import ClusterCosts
-from llmsys.estimate.device import load_device_profile
-from llmsys.estimate.memory_peak import estimate_peak_memory
-from llmsys.estimate.plan.candidate import ENGINES, RECOMPUTE, IllegalLayoutError, PlanTarget, iter_candidates, estimate_candidate
-from llmsys.estimate.plan.check import find_layout_violations, parse_layout
-from llmsys.estimate.plan.search import search_layouts
+from llmsys.estimate.cluster_costs import ClusterCosts
+from llmsys.estimate.device_profile import load_device_profile
+from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.plan.layout_candidate import (
+    ENGINES,
+    RECOMPUTE,
+    IllegalLayoutError,
+    PlanTarget,
+    estimate_candidate,
+    iter_candidates,
+)
+from llmsys.estimate.plan.layout_check import find_layout_violations, parse_layout
+from llmsys.estimate.plan.layout_search import search_layouts
 from llmsys.estimate.precision import resolve_for_profile
 from tests.estimate.published_layouts import PUBLISHED
 
@@ -117,7 +124,9 @@ def test_offload_is_the_last_resort_and_host_memory_is_counted() -> None:
 
 def test_an_engine_that_the_config_names_is_kept() -> None:
     run = config("llama3.2-1b", "batch.sequences=16", "engine.kind=deepspeed")
-    assert {one.choice.engine.kind for one in search_layouts(run, PlanTarget(ClusterCosts(devices=4), H100)).ranked} == {"deepspeed"}
+    assert {
+        one.choice.engine.kind for one in search_layouts(run, PlanTarget(ClusterCosts(devices=4), H100)).ranked
+    } == {"deepspeed"}
 
 
 def test_the_written_config_is_what_was_priced(tmp_path: Path, capsys) -> None:

@@ -8,7 +8,15 @@ from statistics import mean, median
 
 import pytest
 
-from tools.bench.estimates_time import TimeRow, fit_residuals, predict_interval, get_shipped_residuals, compute_student_quantile, build_time_rows, compute_utilisation
+from tools.bench.estimates_time import (
+    TimeRow,
+    build_time_rows,
+    compute_student_quantile,
+    compute_utilisation,
+    fit_residuals,
+    get_shipped_residuals,
+    predict_interval,
+)
 from tools.bench.published import RUNS, SkippedRow, read_setups
 from tools.bench.published_setup import Setup
 

@@ -10,10 +10,15 @@ import yaml
 from launch.main import main
 from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError, DataError
-from llmsys.estimate.device import load_device_profile
-from llmsys.estimate.reconcile import load_profile_to_update, load_run_comparisons, load_run_comparison, update_profile
-from llmsys.estimate.residual import load_residuals
-from llmsys.estimate.time import StepTime, estimate_step_time
+from llmsys.estimate.device_profile import load_device_profile
+from llmsys.estimate.prediction_error import (
+    load_profile_to_update,
+    load_run_comparison,
+    load_run_comparisons,
+    update_profile,
+)
+from llmsys.estimate.residual_model import load_residuals
+from llmsys.estimate.step_time import StepTime, estimate_step_time
 from llmsys.events import EventWriter
 from tests.helpers.device_profile import NAME, abacus, write_abacus
 
@@ -65,7 +70,9 @@ def test_the_profile_that_learnt_from_a_run_predicts_it(tmp_path: Path, words: t
     before = timed(run, abacus()).seconds  # one run keeps the published spread
     assert after.seconds.p90 / after.seconds.p50 == pytest.approx(before.p90 / before.p50)
     other = write_run(tmp_path / "other", 1.0, MOE if words is DENSE else DENSE)
-    assert timed(other, load_device_profile(str(file))).factor == timed(other, abacus()).factor  # another class has not learnt
+    assert (
+        timed(other, load_device_profile(str(file))).factor == timed(other, abacus()).factor
+    )  # another class has not learnt
 
 
 def test_runs_add_up_and_the_same_run_counts_once(tmp_path: Path) -> None:

@@ -6,23 +6,31 @@ from typing import Any
 
 import pytest
 
-from llmsys.config.layout import ParallelLayout
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
-from llmsys.estimate.cluster import ClusterCosts
-from llmsys.estimate.cost import RunCost, estimate_run_cost
-from llmsys.estimate.device import DeviceProfile, load_device_profile
-from llmsys.estimate.goodput import compute_daly_interval, compute_expected_seconds, estimate_goodput, compute_young_interval
-from llmsys.estimate.interval import build_log_normal_interval
-from llmsys.estimate.residual import load_residuals
-from llmsys.estimate.time import estimate_step_time
+from llmsys.estimate.cluster_costs import ClusterCosts
+from llmsys.estimate.device_profile import DeviceProfile, load_device_profile
+from llmsys.estimate.percentile_interval import build_log_normal_interval
+from llmsys.estimate.residual_model import load_residuals
+from llmsys.estimate.run_cost import (
+    RunCost,
+    compute_daly_interval,
+    compute_expected_seconds,
+    compute_young_interval,
+    estimate_goodput,
+    estimate_run_cost,
+)
+from llmsys.estimate.step_time import estimate_step_time
 
 H100 = load_device_profile("h100-sxm")
 
 
 def cost(device: DeviceProfile = H100, **changes: Any) -> RunCost:
     config = RunConfig()
-    return estimate_run_cost(config, estimate_step_time(config, ParallelLayout(shard=8), device), device, ClusterCosts(**changes))
+    return estimate_run_cost(
+        config, estimate_step_time(config, ParallelLayout(shard=8), device), device, ClusterCosts(**changes)
+    )
 
 
 @pytest.mark.parametrize(("save", "restart", "failure"), [(30, 600, 11_000), (120, 300, 3_600), (5, 60, 1e6)])
@@ -31,9 +39,9 @@ def test_dalys_interval_minimises_the_expected_time(save: float, restart: float,
     at_best = compute_expected_seconds(best, save, restart, failure) / best
     searched = min(compute_expected_seconds(tau, save, restart, failure) / tau for tau in range(10, 40_000, 10))
     assert at_best == pytest.approx(searched, rel=1e-3)
-    assert at_best <= compute_expected_seconds(compute_young_interval(save, failure), save, restart, failure) / compute_young_interval(
-        save, failure
-    ) * (1 + 1e-9)
+    assert at_best <= compute_expected_seconds(
+        compute_young_interval(save, failure), save, restart, failure
+    ) / compute_young_interval(save, failure) * (1 + 1e-9)
 
 
 def test_the_expected_time_is_what_a_simulation_takes() -> None:

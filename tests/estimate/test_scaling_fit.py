@@ -8,10 +8,10 @@ import pytest
 
 from launch.main import main
 from llmsys.errors import DataError
-from llmsys.estimate.scaling.fit import _predict_log_losses, fit_law
 from llmsys.estimate.scaling.law import BudgetRequest
-from llmsys.estimate.scaling.laws import BESIROGLU
-from llmsys.estimate.scaling.points import TrainingRun, load_training_runs
+from llmsys.estimate.scaling.law_fit import _predict_log_losses, fit_law
+from llmsys.estimate.scaling.published_laws import BESIROGLU
+from llmsys.estimate.scaling.training_runs import TrainingRun, load_training_runs
 
 SIZES, RATIOS = (5e7, 1e8, 2e8, 4e8, 8e8), (5, 10, 20, 40, 80)
 
@@ -19,7 +19,9 @@ SIZES, RATIOS = (5e7, 1e8, 2e8, 4e8, 8e8), (5, 10, 20, 40, 80)
 def ladder(noise: float = 0.0) -> list[TrainingRun]:
     generator = np.random.default_rng(1)
     return [
-        TrainingRun(f"{n:.0e}", n, n * ratio, BESIROGLU.predict_loss(n, n * ratio) * float(np.exp(generator.normal(0, noise))))
+        TrainingRun(
+            f"{n:.0e}", n, n * ratio, BESIROGLU.predict_loss(n, n * ratio) * float(np.exp(generator.normal(0, noise)))
+        )
         for n in SIZES
         for ratio in RATIOS
     ]
@@ -49,7 +51,9 @@ def test_the_slopes_are_those_of_the_loss() -> None:
     _, slopes = _predict_log_losses(at, sizes, tokens)
     for i in range(5):
         step = np.eye(5)[i] * 1e-6
-        difference = (_predict_log_losses(at + step, sizes, tokens)[0] - _predict_log_losses(at - step, sizes, tokens)[0]) / 2e-6
+        difference = (
+            _predict_log_losses(at + step, sizes, tokens)[0] - _predict_log_losses(at - step, sizes, tokens)[0]
+        ) / 2e-6
         assert slopes[:, i] == pytest.approx(difference, rel=1e-5)
 
 

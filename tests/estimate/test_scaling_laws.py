@@ -5,9 +5,9 @@ import json
 import pytest
 
 from launch.main import main
-from llmsys.estimate.scaling import rates
+from llmsys.estimate.scaling import law_comparison
 from llmsys.estimate.scaling.law import BudgetRequest, find_extrapolation
-from llmsys.estimate.scaling.laws import (
+from llmsys.estimate.scaling.published_laws import (
     BESIROGLU,
     CLARK,
     DEEPSEEK,
@@ -58,11 +58,13 @@ def test_laws_of_compute_give_what_their_papers_say() -> None:
 
 
 def test_batch_and_rate_are_those_of_the_67b_model_that_deepseek_trained() -> None:
-    found = rates.predict_deepseek_rates(9.95e23)
+    found = law_comparison.predict_deepseek_rates(9.95e23)
     assert found.learning_rate == pytest.approx(3.12e-4, rel=0.01)
     assert found.batch_tokens == pytest.approx(20.7e6, rel=0.01)
-    assert rates.predict_steplaw_rates(1e9, 1e11).learning_rate == pytest.approx(1.79 * 1e9**-0.713 * 1e11**0.307)
-    assert rates.predict_kaplan_rates(1e21, 1.3e10).learning_rate is None, "its line crosses zero there"
+    assert law_comparison.predict_steplaw_rates(1e9, 1e11).learning_rate == pytest.approx(
+        1.79 * 1e9**-0.713 * 1e11**0.307
+    )
+    assert law_comparison.predict_kaplan_rates(1e21, 1.3e10).learning_rate is None, "its line crosses zero there"
 
 
 def test_repeated_tokens_are_worth_less_and_less() -> None:
@@ -95,7 +97,9 @@ def test_experts_are_worth_their_dense_loss() -> None:
         assert law.predict_loss(dense, 1) == pytest.approx(law.predict_loss(1e9, 64))
     # The dense model of the same paper, log10 L = 0.078 (log10 3.568e13 - log10 N), is near one expert.
     assert CLARK[0].predict_loss(1e9, 1) == pytest.approx((3.568e13 / 1e9) ** 0.078, rel=0.02)
-    assert KRAJEWSKI.predict_loss(1e9, 1e11, 8) < KRAJEWSKI.predict_loss(1e9, 1e11, 1), "finer experts are better in this law"
+    assert KRAJEWSKI.predict_loss(1e9, 1e11, 8) < KRAJEWSKI.predict_loss(1e9, 1e11, 1), (
+        "finer experts are better in this law"
+    )
 
 
 def test_a_recommendation_beyond_the_runs_of_a_law_says_so() -> None:
@@ -120,11 +124,13 @@ def test_the_answer_holds_every_law_even_when_one_is_marked(capsys) -> None:
 
 
 def test_money_and_energy_buy_hours_at_stated_assumptions() -> None:
-    from llmsys.config.scale import ScalingLawConfig
-    from llmsys.estimate.scaling.budget import Accelerator, convert_budget_to_flops
+    from llmsys.config.scaling import ScalingLawConfig
+    from llmsys.estimate.scaling.compute_budget import Accelerator, convert_budget_to_flops
 
     device = Accelerator("box", 1e15, 500)
-    money = convert_budget_to_flops(ScalingLawConfig(budget="100USD", device="box", price_per_hour=2, utilisation=0.5), device)
+    money = convert_budget_to_flops(
+        ScalingLawConfig(budget="100USD", device="box", price_per_hour=2, utilisation=0.5), device
+    )
     assert money.flops == pytest.approx(50 * 3600 * 5e14)
     assert money.assumptions[0] == "2 USD per accelerator-hour"
     energy = convert_budget_to_flops(ScalingLawConfig(budget="30kWh", device="box", energy_overhead=1.2), device)

@@ -4,14 +4,19 @@ from typing import Any
 
 import pytest
 
-from llmsys.config.layout import ParallelLayout
 from llmsys.config.load import load_model_config
 from llmsys.config.model import ModelConfig
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.estimate.collective import RankGroup, estimate_all_to_all_seconds, estimate_all_gather_seconds, estimate_all_reduce_seconds
-from llmsys.estimate.device import DeviceProfile, load_device_profile
-from llmsys.estimate.software import COMPILED, EAGER
-from llmsys.estimate.time import StepTime, estimate_step_time
+from llmsys.estimate.communication_time import (
+    RankGroup,
+    estimate_all_gather_seconds,
+    estimate_all_reduce_seconds,
+    estimate_all_to_all_seconds,
+)
+from llmsys.estimate.device_profile import DeviceProfile, load_device_profile
+from llmsys.estimate.software_profile import COMPILED, EAGER
+from llmsys.estimate.step_time import StepTime, estimate_step_time
 
 H100 = load_device_profile("h100-sxm")
 DENSE, MOE = load_model_config("model/llama3.1-8b"), load_model_config("model/qwen3-30b-a3b")
@@ -65,14 +70,20 @@ def test_every_resource_is_felt_by_the_layout_that_needs_it() -> None:
 
 
 def test_a_tensor_split_shares_compute_and_pays_in_traffic() -> None:
-    one, split = seconds(run(sequences=1), ParallelLayout(shard=1)), seconds(run(sequences=1), ParallelLayout(shard=1, tensor=8))
+    one, split = (
+        seconds(run(sequences=1), ParallelLayout(shard=1)),
+        seconds(run(sequences=1), ParallelLayout(shard=1, tensor=8)),
+    )
     assert one.parts["products"] / 8 < split.parts["products"] < one.parts["products"] / 5
     assert split.parts["attention"] == pytest.approx(one.parts["attention"] / 8)
     assert one.parts["tensor"] == 0 < split.parts["tensor"]
 
 
 def test_a_context_split_shares_a_sequence_and_experts_exchange_over_their_axis() -> None:
-    one, split = seconds(run(sequences=1), ParallelLayout(shard=1)), seconds(run(sequences=1), ParallelLayout(shard=1, context=4))
+    one, split = (
+        seconds(run(sequences=1), ParallelLayout(shard=1)),
+        seconds(run(sequences=1), ParallelLayout(shard=1, context=4)),
+    )
     assert split.parts["attention"] == pytest.approx(one.parts["attention"] / 4)
     assert one.parts["context"] == 0 < split.parts["context"]
     dealt = seconds(run(MOE), ParallelLayout(shard=8, expert=8))
@@ -134,6 +145,12 @@ def test_collectives_follow_their_volumes_and_links() -> None:
     assert estimate_all_gather_seconds(inside, 8e9, H100) == pytest.approx(7e9 / wire, rel=1e-2)
     assert estimate_all_reduce_seconds(inside, 8e9, H100) == 2 * estimate_all_gather_seconds(inside, 8e9, H100)
     assert estimate_all_gather_seconds(across, 8e9, H100) > 8 * estimate_all_gather_seconds(inside, 8e9, H100)
-    assert estimate_all_gather_seconds(RankGroup(64), 8e9, H100) < estimate_all_gather_seconds(RankGroup(8, stride=8), 8e9, H100)
-    assert estimate_all_gather_seconds(RankGroup(1), 8e9, H100) == estimate_all_to_all_seconds(RankGroup(1), 8e9, H100) == 0
+    assert estimate_all_gather_seconds(RankGroup(64), 8e9, H100) < estimate_all_gather_seconds(
+        RankGroup(8, stride=8), 8e9, H100
+    )
+    assert (
+        estimate_all_gather_seconds(RankGroup(1), 8e9, H100)
+        == estimate_all_to_all_seconds(RankGroup(1), 8e9, H100)
+        == 0
+    )
     assert estimate_all_to_all_seconds(RankGroup(64), 8e9, H100) > estimate_all_to_all_seconds(inside, 8e9, H100)

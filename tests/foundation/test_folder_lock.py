@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from llmsys.atomic_write import PRIVATE, write_bytes_atomically
 from llmsys.errors import DataError
-from llmsys.lock import find_mount, lock_folder
-from llmsys.publish import PRIVATE, write_bytes_atomically
+from llmsys.folder_lock import find_mount, lock_folder
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])

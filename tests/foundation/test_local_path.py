@@ -9,10 +9,9 @@ import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from launch.main import main
-from llmsys.config.base import Section
-from llmsys.config.fields import list_section_types
 from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
+from llmsys.config.section import Section, list_section_types
 from llmsys.errors import ConfigError
 from llmsys.local_path import find_url_violation
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from llmsys.errors import DataError
-from llmsys.events import EventWriter, iter_events, read_latest_events, read_events
+from llmsys.events import EventWriter, iter_events, read_events, read_latest_events
 from llmsys.log import configure_logging, get_logger
 from llmsys.progress import Progress, format_duration
 

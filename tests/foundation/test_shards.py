@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from llmsys import shards
+from llmsys import token_shards
 from llmsys.errors import DataError
 from llmsys.manifest import Histogram, Manifest, ReadSummary
 from llmsys.token_file import MappedTokenFile
@@ -19,8 +19,8 @@ TOKENIZER = "ab" * 16
 
 
 def write_tokens(path: Path, documents: list[list[int]], rows_per_batch: int = 2) -> None:
-    schema = shards.build_token_schema("uint16")
-    with shards.ArrowFileWriter(path, schema) as writer:
+    schema = token_shards.build_token_schema("uint16")
+    with token_shards.ArrowFileWriter(path, schema) as writer:
         for start in range(0, len(documents), rows_per_batch):
             rows = documents[start : start + rows_per_batch]
             names = [f"{start + row:032x}" for row in range(len(rows))]
@@ -39,31 +39,31 @@ def write_tokens(path: Path, documents: list[list[int]], rows_per_batch: int = 2
 def dataset(tmp_path: Path) -> Path:
     write_tokens(tmp_path / "tokens" / "train-00000.arrow", DOCUMENTS[:3])
     write_tokens(tmp_path / "tokens" / "train-00001.arrow", DOCUMENTS[3:])
-    files = tuple(shards.describe_token_file(tmp_path / "tokens" / f"train-0000{i}.arrow") for i in range(2))
-    split = shards.Split(
+    files = tuple(token_shards.describe_token_file(tmp_path / "tokens" / f"train-0000{i}.arrow") for i in range(2))
+    split = token_shards.Split(
         documents=sum(file.rows for file in files),
         tokens=sum(file.tokens for file in files),
         bytes=sum(file.text_bytes for file in files),
         files=files,
     )
-    empty = shards.Split(documents=0, tokens=0, bytes=0, files=())
+    empty = token_shards.Split(documents=0, tokens=0, bytes=0, files=())
     manifest = Manifest(
         name="test",
-        fingerprint=shards.compute_dataset_fingerprint(TOKENIZER, [file.digest for file in files]),
+        fingerprint=token_shards.compute_dataset_fingerprint(TOKENIZER, [file.digest for file in files]),
         config={},
         config_digest="",
         vocab_size=65536,
         token_dtype="uint16",
         tokenizer_fingerprint=TOKENIZER,
         splits={"train": split, "heldout": empty},
-        documents=shards.DocumentFiles(),
-        dropped=shards.DocumentFiles(),
+        documents=token_shards.DocumentFiles(),
+        dropped=token_shards.DocumentFiles(),
         funnel=(),
         languages={},
         lengths=Histogram(edges=(0, 1), counts=(0,)),
         read=ReadSummary(files=0, records=0, html_bytes=0),
     )
-    shards.write_manifest(tmp_path, manifest)
+    token_shards.write_manifest(tmp_path, manifest)
     return tmp_path
 
 
@@ -75,17 +75,17 @@ def flip(path: Path, needle: bytes, bit: int = 1) -> None:
 
 
 def test_what_was_written_is_read(dataset: Path) -> None:
-    tokens = shards.open_tokens(dataset, "train")
+    tokens = token_shards.open_tokens(dataset, "train")
     assert [tokens.get_tokens(i).tolist() for i in range(tokens.num_documents)] == DOCUMENTS
     assert tokens.lengths.tolist() == [len(document) for document in DOCUMENTS]
     assert tokens.text_bytes.tolist() == [3 * len(document) for document in DOCUMENTS]
     assert (tokens.num_tokens, tokens.num_text_bytes) == (17, 51)
     assert tokens.get_lineage(2) == {"id": f"{2:032x}", "file": "crawl/a.warc.gz", "offset": 200, "url_hash": 2}
-    assert shards.verify_checksums(dataset).fingerprint == tokens.fingerprint
+    assert token_shards.verify_checksums(dataset).fingerprint == tokens.fingerprint
 
 
 def test_tokens_are_read_only_views_of_the_mapped_file(dataset: Path) -> None:
-    tokens = shards.open_tokens(dataset, "train")
+    tokens = token_shards.open_tokens(dataset, "train")
     first, again = tokens.get_tokens(2), tokens.get_tokens(2)
     assert first.dtype == np.uint16
     assert not first.flags.owndata
@@ -102,23 +102,23 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
 def test_a_flipped_token_is_named_with_file_and_batch_on_first_touch(dataset: Path) -> None:
     path = dataset / "tokens" / "train-00000.arrow"
     flip(path, np.array(DOCUMENTS[2], np.uint16).tobytes())
-    tokens = shards.open_tokens(dataset, "train")
+    tokens = token_shards.open_tokens(dataset, "train")
     assert tokens.get_tokens(0).tolist() == DOCUMENTS[0]
     with pytest.raises(DataError, match=r"train-00000\.arrow, record batch 1: the checksum of its tokens .* damaged"):
         tokens.get_tokens(2)
     with pytest.raises(DataError, match=r"train-00000\.arrow: its digest is \w+, the manifest says \w+: the file was"):
-        shards.verify_checksums(dataset)
+        token_shards.verify_checksums(dataset)
 
 
 def test_flipped_lengths_are_noticed_before_packing_can_trust_them(dataset: Path) -> None:
     flip(dataset / "tokens" / "train-00000.arrow", np.array([0, 3, 4], np.int32).tobytes()[4:])
     with pytest.raises(DataError, match=r"train-00000\.arrow, record batch 0: the checksum of its document lengths"):
-        shards.open_tokens(dataset, "train")
+        token_shards.open_tokens(dataset, "train")
 
 
 def test_flipped_lineage_is_noticed_when_asked(dataset: Path) -> None:
     flip(dataset / "tokens" / "train-00001.arrow", b"crawl/a.warc.gz")
-    tokens = shards.open_tokens(dataset, "train")
+    tokens = token_shards.open_tokens(dataset, "train")
     assert tokens.get_tokens(3).tolist() == DOCUMENTS[3]
     with pytest.raises(DataError, match=r"train-00001\.arrow, record batch 0: the checksum of its lineage"):
         tokens.get_lineage(3)
@@ -130,9 +130,9 @@ def test_every_flipped_bit_of_the_file_is_noticed_by_verify_and_no_wrong_token_i
     for position in range(len(whole)):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ (1 << position % 8)]) + whole[position + 1 :])
         with pytest.raises(DataError, match=r"train-00001\.arrow"):
-            shards.verify_checksums(dataset)
+            token_shards.verify_checksums(dataset)
         with contextlib.suppress(DataError):
-            tokens = shards.open_tokens(dataset, "train")
+            tokens = token_shards.open_tokens(dataset, "train")
             # Not refused: then the flip lies in padding or in lineage, and the tokens are right.
             assert [tokens.get_tokens(i).tolist() for i in range(tokens.num_documents)] == DOCUMENTS
 
@@ -142,12 +142,12 @@ def test_a_truncated_file_is_refused_at_open(dataset: Path, lost: int) -> None:
     path = dataset / "tokens" / "train-00001.arrow"
     os.truncate(path, max(0, path.stat().st_size - lost))
     with pytest.raises(DataError, match=r"train-00001\.arrow has [\d,]+ bytes, its manifest says [\d,]+\. Delete the"):
-        shards.open_tokens(dataset, "train")
+        token_shards.open_tokens(dataset, "train")
 
 
 def test_a_file_cut_at_any_length_is_refused(dataset: Path) -> None:
     path = dataset / "tokens" / "train-00001.arrow"
-    entry, whole = shards.describe_token_file(path), path.read_bytes()
+    entry, whole = token_shards.describe_token_file(path), path.read_bytes()
     for length in range(len(whole) - 1, -1, -1):
         os.truncate(path, length)
         with pytest.raises(DataError, match=rf"train-00001\.arrow has {length:,} bytes, its manifest says"):
@@ -157,7 +157,7 @@ def test_a_file_cut_at_any_length_is_refused(dataset: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
 def test_lineage_is_not_read_from_the_disk_while_training_reads_tokens(tmp_path: Path) -> None:
     """The pages of the mapped file that this process has touched are those of tokens, not of 16 MB of lineage."""
-    path, schema = tmp_path / "train-00000.arrow", shards.build_token_schema("uint16")
+    path, schema = tmp_path / "train-00000.arrow", token_shards.build_token_schema("uint16")
     rows = 4_000
     columns = {
         "tokens": [[number % 500, 2] for number in range(rows)],
@@ -167,9 +167,9 @@ def test_lineage_is_not_read_from_the_disk_while_training_reads_tokens(tmp_path:
         "url_hash": list(range(rows)),
         "text_bytes": [3] * rows,
     }
-    with shards.ArrowFileWriter(path, schema) as writer:
+    with token_shards.ArrowFileWriter(path, schema) as writer:
         writer.write(pa.record_batch(columns, schema=schema))
-    entry = shards.describe_token_file(path)
+    entry = token_shards.describe_token_file(path)
     tokens = MappedTokenFile(path, entry)
     assert int(tokens.get_batch_tokens(0).sum()) == sum(number % 500 + 2 for number in range(rows))
     assert resident_bytes(path) < 1_000_000 < entry.size
@@ -187,28 +187,28 @@ def resident_bytes(path: Path) -> int:
 def test_a_missing_file_says_what_to_run(dataset: Path) -> None:
     (dataset / "tokens" / "train-00001.arrow").unlink()
     with pytest.raises(DataError, match=r"train-00001\.arrow is missing, but the manifest .* Run llmsys prepare"):
-        shards.open_tokens(dataset, "train")
+        token_shards.open_tokens(dataset, "train")
 
 
 def test_a_missing_or_damaged_manifest_says_what_to_run(dataset: Path) -> None:
     path = dataset / "manifest.json"
     path.write_text(path.read_text()[:100])
     with pytest.raises(DataError, match=r"manifest\.json cannot be used: .* run llmsys prepare CONFIG again"):
-        shards.open_tokens(dataset, "train")
+        token_shards.open_tokens(dataset, "train")
     path.unlink()
     with pytest.raises(DataError, match=r"manifest\.json does not exist, .* Prepare the dataset with: llmsys prepare"):
-        shards.open_tokens(dataset, "train")
+        token_shards.open_tokens(dataset, "train")
 
 
 def test_another_schema_version_is_refused(dataset: Path) -> None:
     path = dataset / "manifest.json"
     path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
     with pytest.raises(DataError, match=r"schema_version: .* \(schema version 1 is expected\)"):
-        shards.load_manifest(dataset)
+        token_shards.load_manifest(dataset)
 
 
 def test_another_tokenizer_is_refused(dataset: Path) -> None:
-    tokens = shards.open_tokens(dataset, "train")
+    tokens = token_shards.open_tokens(dataset, "train")
     tokens.require_tokenizer(TOKENIZER)
     with pytest.raises(DataError, match=rf"were made by tokenizer {TOKENIZER}, not by cdcd: .* Use .*tokenizer"):
         tokens.require_tokenizer("cdcd")
@@ -216,16 +216,16 @@ def test_another_tokenizer_is_refused(dataset: Path) -> None:
 
 def test_an_empty_or_unknown_split_is_refused(dataset: Path) -> None:
     with pytest.raises(DataError, match=r"split 'heldout' of .* has no documents\. Set data\.split\.heldout_fraction"):
-        shards.open_tokens(dataset, "heldout")
+        token_shards.open_tokens(dataset, "heldout")
     with pytest.raises(DataError, match=r"has no split 'test', it has train, heldout"):
-        shards.open_tokens(dataset, "test")
+        token_shards.open_tokens(dataset, "test")
 
 
 def test_a_block_left_by_an_error_publishes_nothing(tmp_path: Path) -> None:
-    schema = shards.build_token_schema("uint32")
+    schema = token_shards.build_token_schema("uint32")
 
     def fail() -> None:
-        with shards.ArrowFileWriter(tmp_path / "x.arrow", schema):
+        with token_shards.ArrowFileWriter(tmp_path / "x.arrow", schema):
             assert len(list(tmp_path.iterdir())) == 1
             raise ValueError("half-way")
 
@@ -242,7 +242,7 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path: Path, monkeypat
     with pytest.raises(DataError, match=r"x\.arrow could not be written: No space left on device\. Nothing half-"):
         write_tokens(tmp_path / "x.arrow", DOCUMENTS)
     with pytest.raises(DataError, match=r"manifest\.json could not be written: No space left on device"):
-        shards.write_bytes_atomically(tmp_path / "manifest.json", b"{}")
+        token_shards.write_bytes_atomically(tmp_path / "manifest.json", b"{}")
     assert list(tmp_path.iterdir()) == []
 
 

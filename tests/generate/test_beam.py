@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmsys.generate.beam import search_beams, compute_length_penalty
+from llmsys.generate.beam_search import compute_length_penalty, search_beams
 
 VOCABULARY, END = 4, 0
 

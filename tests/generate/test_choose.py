@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from llmsys.errors import ConfigError
-from llmsys.generate.choose import SamplingParams, sample_tokens, filter_min_p, filter_top_k, filter_top_p, apply_repetition_penalty
+from llmsys.generate.token_sampling import (
+    SamplingParams,
+    apply_repetition_penalty,
+    filter_min_p,
+    filter_top_k,
+    filter_top_p,
+    sample_tokens,
+)
 
 LOGITS = torch.log(torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.7, 0.1, 0.15, 0.05]]))
 
@@ -69,7 +76,9 @@ def test_the_penalty_makes_seen_tokens_less_likely_whatever_their_sign() -> None
     logits = torch.tensor([[2.0, -2.0, 1.0, 0.5]])
     assert apply_repetition_penalty(logits, [[0, 1, 1]], 2.0).tolist() == [[1.0, -4.0, 1.0, 0.5]]
     assert logits[0, 0] == 2.0
-    assert sample_tokens(logits, generators(1), SamplingParams(temperature=0, repetition_penalty=4.0), [[0]]).tolist() == [2]
+    assert sample_tokens(
+        logits, generators(1), SamplingParams(temperature=0, repetition_penalty=4.0), [[0]]
+    ).tolist() == [2]
 
 
 @pytest.mark.parametrize(

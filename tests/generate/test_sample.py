@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from llmsys.errors import ConfigError, DataError
-from llmsys.generate.choose import SamplingParams
-from llmsys.generate.prompts import TextStreamer
-from llmsys.generate.sample import BeamSearchParams, generate_texts
+from llmsys.generate.prompt_completion import TextStreamer
+from llmsys.generate.text_generation import BeamSearchParams, generate_texts
+from llmsys.generate.token_sampling import SamplingParams
 from llmsys.model.transformer import Transformer
 from tests.helpers.tiny_model import tiny_model, tiny_moe_config
 
@@ -61,7 +61,9 @@ def test_greedy_equals_one_whole_forward_pass_per_token(model: Transformer) -> N
     assert sample(model, PROMPTS, temperature=0) == [slow_greedy(model, prompt, 12) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("how", [SamplingParams(temperature=3.0), SamplingParams(temperature=0), BeamSearchParams(3)], ids=str)
+@pytest.mark.parametrize(
+    "how", [SamplingParams(temperature=3.0), SamplingParams(temperature=0), BeamSearchParams(3)], ids=str
+)
 def test_rows_beyond_the_tokenizer_are_never_chosen(how: SamplingParams | BeamSearchParams) -> None:
     padded = tiny_model(tiny_moe_config(vocab_size=1000))
     texts = generate_texts(padded, Letters(), PROMPTS, max_new_tokens=12, how=how, stop_at_eos=False)

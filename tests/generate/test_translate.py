@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from llmsys.config.model import ModelConfig
-from llmsys.generate.sample import BeamSearchParams
-from llmsys.generate.translate import translate_sequences
-from llmsys.model.init import initialize_parameters
+from llmsys.generate.text_generation import BeamSearchParams
+from llmsys.generate.translation import translate_sequences
+from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
 
 START, END = 0, 1
@@ -49,7 +49,9 @@ def slow_greedy(model: Transformer, source: list[int], limit: int) -> list[int]:
 
 
 def found(model: Transformer, sources: list[list[int]], beams: int, **settings: int) -> list[list[int]]:
-    return translate_sequences(model, sources, how=BeamSearchParams(beams, 0.6), start_token=START, end_token=END, **settings)
+    return translate_sequences(
+        model, sources, how=BeamSearchParams(beams, 0.6), start_token=START, end_token=END, **settings
+    )
 
 
 def test_one_beam_is_greedy_and_the_context_is_the_limit(model: Transformer) -> None:

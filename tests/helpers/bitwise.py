@@ -5,20 +5,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from llmsys.config.layout import ParallelLayout
 from llmsys.config.objective import LossConfig
 from llmsys.config.optimizer import AdamWConfig
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.data.batch import Batch
 from llmsys.engine.bitwise_engine import BitwiseEngine
 from llmsys.engine.engine import Engine
 from llmsys.engine.state_hash import hash_state
 from llmsys.engine.torch_engine import TorchEngine
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.group import all_gather_object, get_rank, get_world_size
-from llmsys.parallel.mesh import build_device_meshes
-from llmsys.parallel.recompute import apply_activation_checkpoint
-from llmsys.train.balance import update_expert_balance
-from llmsys.train.head_loss import build_training_loss
+from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.parallel.process_group import all_gather_object, get_rank, get_world_size
+from llmsys.train.expert_load import update_expert_balance
+from llmsys.train.linear_cross_entropy import build_training_loss
 from tests.helpers.tiny import LENGTH, sequences, tiny_config
 
 MICRO_BATCHES = 8
@@ -45,7 +45,12 @@ CASES = {
     "dense, tied, dropout, fp32": Case(
         torch.float32,
         {"moe": None, "tie_word_embeddings": True, "vocab_size": 67, "dropout": DROPOUT},
-        {1: (ParallelLayout(), "none"), 2: (ParallelLayout(), "block"), 4: (ParallelLayout(replicate=2), "none"), 8: (ParallelLayout(), "none")},
+        {
+            1: (ParallelLayout(), "none"),
+            2: (ParallelLayout(), "block"),
+            4: (ParallelLayout(replicate=2), "none"),
+            8: (ParallelLayout(), "none"),
+        },
     ),
     "experts, dropout, bf16": Case(
         torch.bfloat16,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.browser import find_browser
+from tools.system_packages import find_browser
 
 CHROMIUM = find_browser()
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (Debian: apt-get install chromium)")

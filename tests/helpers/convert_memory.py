@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from llmsys.config.hugging_face.model import build_model_config
-from llmsys.convert.families import get_family_mapping
+from llmsys.config.load import build_model_config
+from llmsys.convert.conversion_plan import build_conversion_plan
+from llmsys.convert.family_mappings import get_family_mapping
 from llmsys.convert.from_hugging_face import convert_from_hugging_face
-from llmsys.convert.plan import build_conversion_plan
-from llmsys.convert.safetensor_folder import INDEX, SafetensorsShardWriter
+from llmsys.convert.safetensors_folder import INDEX, SafetensorsShardWriter
 from llmsys.convert.to_hugging_face import convert_to_hugging_face
 
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from llmsys.doctor.toy_data import VOCABULARY, write_toy_dataset, build_toy_url
+from llmsys.doctor.toy_dataset import VOCABULARY, build_toy_url, write_toy_dataset
 
-__all__ = ["VOCABULARY", "make_dataset", "build_toy_url"]
+__all__ = ["VOCABULARY", "build_toy_url", "make_dataset"]
 
 
 def make_dataset(folder: Path, documents: int = 120, heldout: int = 12, symbols: tuple[str, ...] = ()) -> Path:

@@ -6,16 +6,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_pipeline.deduplication import DeduplicationStages, DatasetState
-from data_pipeline.document import DROPPED_SCHEMA, build_document_schema
-from data_pipeline.graph import StageRunner
-from data_pipeline.journal import TaskRecord
+from data_pipeline.core.document_schema import DROPPED_SCHEMA, build_document_schema
+from data_pipeline.core.journal import TaskRecord
+from data_pipeline.core.task import Task
+from data_pipeline.graph.stage_runner import StageRunner
+from data_pipeline.pipelines.deduplication_stages import DatasetState, DeduplicationStages
 from data_pipeline.stages.collect import collect_shard
-from data_pipeline.task import Task
 from llmsys.config.data import CrawlConfig
 from llmsys.config.executor import InlineExecutorConfig
-from llmsys.lock import lock_folder
-from llmsys.shards import ArrowFileWriter, read_batches
+from llmsys.folder_lock import lock_folder
+from llmsys.token_shards import ArrowFileWriter, read_batches
 
 Document = dict[str, Any]
 
@@ -56,7 +56,9 @@ def deduplicated(
         def stage(name: str, tasks: list[Task], unit: str) -> list[TaskRecord]:
             return workshop.run_stage(name, tasks, unit=unit, code="")
 
-        left = DeduplicationStages(data, workshop, stage).run_comparisons(records, [str(number) for number in range(files)])
+        left = DeduplicationStages(data, workshop, stage).run_comparisons(
+            records, [str(number) for number in range(files)]
+        )
         workshop.close()
     return _collected(folder, left)
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.yaml_text import dump_yaml
-from llmsys.estimate.device import DeviceProfile
+from llmsys.config.yaml_parser import dump_yaml
+from llmsys.estimate.device_profile import DeviceProfile
 
 NAME = "abacus"
 

@@ -6,19 +6,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmsys.config.layout import ParallelLayout
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import LossConfig
 from llmsys.config.optimizer import AdamWConfig
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.data.batch import IGNORED, PADDING, Batch
 from llmsys.engine.engine import Engine, reduce_token_counts
-from llmsys.engine.objective import compute_loss_share
+from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.mesh import build_device_meshes
-from llmsys.parallel.recompute import Recompute, apply_activation_checkpoint
-from llmsys.parallel.slices import get_local_slice
-from llmsys.train.balance import update_expert_balance
-from llmsys.train.head_loss import build_training_loss
+from llmsys.parallel.activation_checkpoint import Recompute, apply_activation_checkpoint
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.parallel.dtensor_slices import get_local_slice
+from llmsys.train.expert_load import update_expert_balance
+from llmsys.train.linear_cross_entropy import build_training_loss
 from tests.helpers.choices import ARCHITECTURES, LATENT
 from tests.helpers.tiny_model import tiny_config, tiny_model, tiny_moe_config, tiny_tokens
 

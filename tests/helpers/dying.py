@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.executors.event import Report
+from data_pipeline.executors.base import Report
 from data_pipeline.executors.local import LocalExecutor
 
 

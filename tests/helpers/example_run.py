@@ -187,7 +187,9 @@ def _drop(rule: str, test: str, documents: int) -> DropCount:
 
 def _skips() -> tuple[SkippedInput, ...]:
     return (
-        SkippedInput(file="CC-MAIN-sample-00001.warc.gz", offset=88_120_443, reason="the file ends within a record", count=1),
+        SkippedInput(
+            file="CC-MAIN-sample-00001.warc.gz", offset=88_120_443, reason="the file ends within a record", count=1
+        ),
         SkippedInput(file=f"{HOSTILE}.warc.gz", offset=0, reason="not HTML: image/png", count=541),
     )
 

@@ -12,8 +12,8 @@ import torch
 from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.engine.engine import EngineState
 from llmsys.errors import CheckpointError
-from llmsys.train import checkpoint_write, saver
-from llmsys.train.saver import CheckpointSaver
+from llmsys.train import checkpoint_saver, checkpoint_write
+from llmsys.train.checkpoint_saver import CheckpointSaver
 
 PHASES = {
     "copying": "copy",
@@ -44,7 +44,7 @@ def die_in(folder: Path, step: int, phase: str) -> None:
     """Save in the background, and be killed in the given phase."""
     torch.set_num_threads(1)
     place, name, before = {
-        "copy": (saver.HostStateCopy, "take", True),
+        "copy": (checkpoint_saver.HostStateCopy, "take", True),
         "folder": (checkpoint_write, "_empty", False),
         "tensors": (checkpoint_write, "_write_tensors", False),
         "digest": (checkpoint_write, "digests_of", False),

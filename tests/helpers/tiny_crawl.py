@@ -85,7 +85,7 @@ def fingerprints(folder: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":  # python -m tests.helpers.tiny_crawl FOLDER INPUTS DATA: JSON lists and sections
-    from data_pipeline.pipeline import prepare_dataset
+    from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 
     given = [f"{name}/*.warc.gz" if Path(name).is_dir() else name for name in json.loads(sys.argv[2])]
     prepare_dataset(tiny_config(Path(sys.argv[1]), given, **json.loads(sys.argv[3])))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from llmsys.config.model import ModelConfig
-from llmsys.model.init import initialize_parameters
+from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
 
 DENSE: dict[str, Any] = {

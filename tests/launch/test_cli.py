@@ -15,7 +15,7 @@ import pytest
 
 import launch.main
 import launch.train
-from launch.main import VERBS, format_help, main, build_parser
+from launch.main import VERBS, build_parser, format_help, main
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "pydantic", "numpy", "pyarrow", "yaml")
@@ -58,7 +58,7 @@ def test_help_of_a_verb_has_a_working_example(name: str, capsys: pytest.CaptureF
     assert (program, verb) == ("llmsys", name)
     arguments = build_parser(name).parse_intermixed_args(words)
     if VERBS[name].takes_config:
-        own = getattr(importlib.import_module(f"launch.verbs.{name}"), "MINE", ())
+        own = getattr(importlib.import_module(f"launch.commands.{name}"), "MINE", ())
         overrides = [word for word in arguments.overrides if word.partition("=")[0] not in own]
         assert main(["show", arguments.config, *overrides, "--json"]) == 0
 
@@ -174,7 +174,7 @@ def test_the_tool_is_the_same_door(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_prepare_says_what_it_could_not_read_and_where() -> None:
-    from launch.verbs.prepare import format_skipped
+    from launch.commands.prepare import format_skipped
     from llmsys.manifest import Manifest, ReadSummary, SkippedInput
 
     skips = (

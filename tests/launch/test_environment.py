@@ -5,14 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from launch.environment import adopt_launcher, choose_interface, parse_first_host, is_launched, strip_local_rank
-from launch.local import build_local_command
-from launch.route import find_default_interface, find_interface_to
+from launch.hosts.network_interfaces import find_default_interface, find_interface_to
+from launch.launchers.local import build_local_command
+from launch.process.rank_environment import (
+    adopt_launcher,
+    choose_interface,
+    is_launched,
+    parse_first_host,
+    strip_local_rank,
+)
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, LaunchError, LayoutError
-from llmsys.parallel.group import init_process_group
+from llmsys.parallel.process_group import init_process_group
 from llmsys.port import find_free_port
-from llmsys.train.objective import build_run_plan
+from llmsys.train.build_objective import build_run_plan
 
 
 def test_srun_variables_become_the_usual_names() -> None:
@@ -78,7 +84,7 @@ def test_deepspeed_says_how_many_ranks_are_here_by_another_name() -> None:
 
 
 def test_loopback_is_chosen_when_every_rank_is_on_this_host_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launch.environment.find_interface_to", lambda host: f"towards-{host}")
+    monkeypatch.setattr("launch.process.rank_environment.find_interface_to", lambda host: f"towards-{host}")
     here = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     choose_interface(here)
     assert here["GLOO_SOCKET_IFNAME"] == "lo"
@@ -99,11 +105,13 @@ def test_the_interface_is_that_of_the_route_and_never_loopback(tmp_path: Path, m
     assert find_default_interface(routes) == "eth7"
     routes.write_text(f"{head}ib0 0000000A 00000000 1 0 0 0 00FFFFFF 0 0 0\n")
     assert find_default_interface(routes) == "ib0"
-    monkeypatch.setattr("launch.route.list_local_addresses", lambda: {"127.0.0.1": "lo", "10.0.0.2": "br0"})
-    monkeypatch.setattr("launch.route._find_source_address", lambda address: "10.0.0.2")
+    monkeypatch.setattr(
+        "launch.hosts.network_interfaces.list_local_addresses", lambda: {"127.0.0.1": "lo", "10.0.0.2": "br0"}
+    )
+    monkeypatch.setattr("launch.hosts.network_interfaces._find_source_address", lambda address: "10.0.0.2")
     assert find_interface_to("10.0.0.1") == "br0"
-    monkeypatch.setattr("launch.route._find_source_address", lambda address: "127.0.0.1")
-    monkeypatch.setattr("launch.route.find_default_interface", lambda: None)
+    monkeypatch.setattr("launch.hosts.network_interfaces._find_source_address", lambda address: "127.0.0.1")
+    monkeypatch.setattr("launch.hosts.network_interfaces.find_default_interface", lambda: None)
     with pytest.raises(LaunchError, match=r"but loopback leads to 127\.0\.1\.1, where rank 0 is\. Name rank 0's host"):
         find_interface_to("127.0.1.1")
 
@@ -125,7 +133,10 @@ def test_half_a_rendezvous_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("RANK", "1")
     for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(LaunchError, match="RANK=1 is set but WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not"), init_process_group():
+    with (
+        pytest.raises(LaunchError, match="RANK=1 is set but WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not"),
+        init_process_group(),
+    ):
         pass
 
 
@@ -133,19 +144,19 @@ def test_the_command_names_the_script_the_processes_and_the_port() -> None:
     words = ["demo", "train.tokens=1000"]
     torch_words = build_local_command("torch", 2, 1234, words)
     assert torch_words[0] == sys.executable
-    assert torch_words[1:3] == ["-m", "launch.torchrun"]
+    assert torch_words[1:3] == ["-m", "launch.launchers.torchrun"]
     assert {"--nproc-per-node=2", "--master-port=1234"} <= set(torch_words)
     deepspeed_words = build_local_command("deepspeed", 2, 1234, words)
     assert Path(deepspeed_words[1]).name == "deepspeed"
     assert deepspeed_words[deepspeed_words.index("--num_accelerators") + 1] == "2"
     accelerate_words = build_local_command("accelerate", 2, 1234, words)
     assert accelerate_words[1:] == [
-        "-m", "launch.accelerate", "--num_processes", "2", "--main_process_port", "1234", *torch_words[-3:],
+        "-m", "launch.launchers.accelerate", "--num_processes", "2", "--main_process_port", "1234", *torch_words[-3:],
     ]  # fmt: skip
     for command in (torch_words, deepspeed_words, build_local_command("torch", 1, 1234, words)):
         assert command[-3:][0].endswith("train.py")
         assert command[-2:] == words
-    assert "launch.torchrun" not in build_local_command("torch", 1, 1234, words)
+    assert "launch.launchers.torchrun" not in build_local_command("torch", 1, 1234, words)
 
 
 def test_a_free_port_is_free() -> None:

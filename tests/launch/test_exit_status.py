@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from launch.local import find_signal
+from launch.launchers.local import find_signal
+from launch.launchers.multi_host import combine_statuses
+from launch.launchers.torchrun import _report_first_failure
 from launch.main import main
-from launch.several import combine_statuses
-from launch.torchrun import _report_first_failure
 from launch.train import CRASHED, HUNG, LOST_PEER, MENDABLE, STOPPED, UNMET, is_lost_peer
 from llmsys.errors import LostRankError
-from tests.launch.test_launch import HOSTS, config_file, config_of, build_launch_plan
+from tests.launch.test_launch import HOSTS, build_launch_plan, config_file, config_of
 
 KILL = "import os, time; os.kill(os.getpid(), {}); time.sleep(60)"
 
@@ -53,7 +53,7 @@ def test_train_ends_with_the_status_of_its_ranks_and_repeats_no_message(
     status: int,
     said: str,
 ) -> None:
-    monkeypatch.setattr("launch.local.build_local_command", lambda *_: ending_with(ending))
+    monkeypatch.setattr("launch.launchers.local.build_local_command", lambda *_: ending_with(ending))
     words = ["train", config_file(tmp_path), "launch.processes=1"]
     try:
         found = main(words)
@@ -82,8 +82,8 @@ def test_lost_hosts_are_one_message_and_status_3(
     start = build_launch_plan(config_of(tmp_path), HOSTS, "torchrun", 2, 3)
     with pytest.raises(LostRankError, match="a ended with status 3, b could not be reached or kept by ssh"):
         combine_statuses({"a": 3, "b": 255}, start)
-    monkeypatch.setattr("launch.verbs.launch.run_commands", lambda *_: combine_statuses({"a": 3, "b": UNMET}, start))
-    monkeypatch.setattr("launch.verbs.launch.require_hosts", lambda *_: None)
+    monkeypatch.setattr("launch.commands.launch.run_commands", lambda *_: combine_statuses({"a": 3, "b": UNMET}, start))
+    monkeypatch.setattr("launch.commands.launch.require_hosts", lambda *_: None)
     assert main(["launch", config_file(tmp_path), "nodes=10.9.8.1:2,10.9.8.2:2"]) == LOST_PEER
     assert capsys.readouterr().err.count("llmsys: error") == 1
 
@@ -108,7 +108,7 @@ def test_torchrun_names_a_killed_rank_and_repeats_none_that_spoke(
 
 def test_ctrl_c_ends_torchrun_without_a_traceback(repository: Path) -> None:
     code = (
-        "import signal\nfrom launch.torchrun import SignalException, outcome_of\n"
+        "import signal\nfrom launch.launchers.torchrun import SignalException, outcome_of\n"
         "def start(): raise SignalException('x', signal.SIGINT)\nraise SystemExit(outcome_of(start))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True)

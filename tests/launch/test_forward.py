@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.forward import signal_ranks, forward_signals, list_descendant_ranks
-from llmsys.train.signals import HANGUP, HANGUP_ENDS
+from launch.process.signal_forwarding import forward_signals, list_descendant_ranks, signal_ranks
+from llmsys.train.stop_request import HANGUP, HANGUP_ENDS
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
 RANK = """
@@ -50,7 +50,7 @@ def test_a_signal_goes_to_the_ranks_alone(launcher: subprocess.Popen[bytes], tmp
 def test_a_second_sigterm_ends_everything_and_so_does_one_before_there_are_ranks(
     launcher: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.forward.SECOND_SECONDS", 0.0)
+    monkeypatch.setattr("launch.process.signal_forwarding.SECOND_SECONDS", 0.0)
     with forward_signals(launcher.pid):
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(SystemExit, match="143"):
@@ -66,7 +66,7 @@ def test_what_waits_to_start_ranks_is_asked_where_there_are_none_and_where_all_i
     launcher: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     config = str(tmp_path / "heard")
-    words = [sys.executable, "-c", "import time; time.sleep(600)", "launch.restart", "train.py"]
+    words = [sys.executable, "-c", "import time; time.sleep(600)", "launch.launchers.restart_agent", "train.py"]
     keeper, other = subprocess.Popen([*words, config]), subprocess.Popen([*words, "another"])
     assert signal_ranks(config, signal.SIGUSR1) == 1
     wait_until(lambda: (tmp_path / "heard").read_text() == "SIGUSR1", "the rank did not hear")

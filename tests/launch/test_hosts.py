@@ -1,10 +1,10 @@
-"""Laws of launch.hosts: a list and a hostfile mean the same, and what cannot be meant is refused by name."""
+"""Laws of launch.hosts.hostfile: a list and a hostfile mean the same, and what cannot be meant is refused by name."""
 
 from pathlib import Path
 
 import pytest
 
-from launch.hosts import Host, parse_nodes
+from launch.hosts.hostfile import Host, parse_nodes
 from llmsys.errors import LaunchError
 
 

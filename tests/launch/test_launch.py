@@ -12,12 +12,17 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.commands import build_accelerate_commands, build_commands
-from launch.hosts import Host
-from launch.kit import read_code_state, format_deepspeed_environment, list_withheld_secrets, build_rank_environment
+from launch.hosts.hostfile import Host
+from launch.launchers.host_commands import build_accelerate_commands, build_commands
+from launch.launchers.launch_plan import build_launch_plan
+from launch.launchers.multi_host import combine_statuses
+from launch.launchers.run_bundle import (
+    build_rank_environment,
+    format_deepspeed_environment,
+    list_withheld_secrets,
+    read_code_state,
+)
 from launch.main import main
-from launch.several import combine_statuses
-from launch.start import build_launch_plan
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, LaunchError, LayoutError
 
@@ -44,9 +49,16 @@ def test_torchrun_understands_its_commands(tmp_path: Path) -> None:
     from torch.distributed.run import config_from_args, parse_args
 
     for words, host in zip(words_of(tmp_path, "torchrun", least=1), ("10.9.8.1", "10.9.8.2"), strict=True):
-        kept = ["-m", "launch.restart", "--meet=10.9.8.1:29500", "--restarts=3", "--patience=3600", words[0]]
+        kept = [
+            "-m",
+            "launch.launchers.restart_agent",
+            "--meet=10.9.8.1:29500",
+            "--restarts=3",
+            "--patience=3600",
+            words[0],
+        ]
         assert words[1 : len(kept) + 1] == kept
-        assert words[len(kept) + 1 : len(kept) + 3] == ["-m", "launch.torchrun"]
+        assert words[len(kept) + 1 : len(kept) + 3] == ["-m", "launch.launchers.torchrun"]
         config, _, arguments = config_from_args(parse_args(words[len(kept) + 3 :]))
         assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (1, 2, 2, 0)
         assert config.rdzv_configs["join_timeout"] == "3600"
@@ -116,7 +128,7 @@ def test_variables_survive_the_remote_shell_and_files_of_the_user_come_first(
         build_rank_environment({"NCCL_Y": "a\nb"}, tmp_path)
     travels = build_rank_environment({"CUDA_VISIBLE_DEVICES": "1", "HF_TOKEN": "x", "HOME": "/"}, tmp_path)
     assert travels.keys() == {"PYTHONPATH", "DS_ENV_FILE", "PDSH_SSH_ARGS_APPEND"}
-    monkeypatch.setattr("launch.kit._list_user_files", lambda: [tmp_path / "theirs"])
+    monkeypatch.setattr("launch.launchers.run_bundle._list_user_files", lambda: [tmp_path / "theirs"])
     assert list_withheld_secrets({"HF_TOKEN": "x", "NCCL_DEBUG": "INFO"}) == ["HF_TOKEN", "MY_TOKEN"]
 
 

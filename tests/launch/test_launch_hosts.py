@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from launch.train import STOPPED
-from llmsys.doctor.toy_data import LENGTH, SEQUENCES, write_toy_dataset, build_toy_config
+from llmsys.doctor.toy_dataset import LENGTH, SEQUENCES, build_toy_config, write_toy_dataset
 from llmsys.events import read_latest_events
 from llmsys.train.checkpoint_record import read_record
 from tests.helpers.hosts import ROOT, Hosts, real_hosts, why_not
@@ -72,7 +72,9 @@ def saved_or_ended(hosts: Hosts, name: str, start: int, processes: list[subproce
 
 
 def losses(hosts: Hosts, name: str) -> list[float]:
-    return [event["loss"] for event in read_latest_events(hosts.folder / name / "events.jsonl") if event["event"] == "step"]
+    return [
+        event["loss"] for event in read_latest_events(hosts.folder / name / "events.jsonl") if event["event"] == "step"
+    ]
 
 
 def ranks(hosts: Hosts, name: str) -> list[psutil.Process]:
@@ -83,7 +85,11 @@ def ranks(hosts: Hosts, name: str) -> list[psutil.Process]:
 def agents(hosts: Hosts, name: str) -> list[psutil.Process]:
     """Agents of torch on a host, without what keeps them going."""
     commands = hosts.commands(name)
-    return [one for one, words in commands if _is(words, "launch.torchrun") and not _is(words, "launch.restart")]
+    return [
+        one
+        for one, words in commands
+        if _is(words, "launch.launchers.torchrun") and not _is(words, "launch.launchers.restart_agent")
+    ]
 
 
 def _is(words: list[str], wanted: str) -> bool:

@@ -41,8 +41,8 @@ signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(75)))
 pathlib.Path(sys.argv[1]).write_text(os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"])
 time.sleep(200)
 """
-KEPT = ("-m", "launch.restart", "--meet=127.0.0.1:0", "--restarts=2", "--patience=200", sys.executable)
-ONE = ("-m", "launch.torchrun", "--nnodes=1:1", "--nproc-per-node=1", "--rdzv-backend=c10d")
+KEPT = ("-m", "launch.launchers.restart_agent", "--meet=127.0.0.1:0", "--restarts=2", "--patience=200", sys.executable)
+ONE = ("-m", "launch.launchers.torchrun", "--nnodes=1:1", "--nproc-per-node=1", "--rdzv-backend=c10d")
 
 
 @pytest.mark.timeout(900)

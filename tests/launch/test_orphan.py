@@ -1,4 +1,4 @@
-"""Laws of launch.orphan: whoever is named in LLMSYS_PARENT takes everything that watches it along."""
+"""Laws of launch.process.parent_watch: whoever is named in LLMSYS_PARENT takes everything that watches it along."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.orphan import VARIABLE, build_child_environment, die_with_parent
+from launch.process.parent_watch import VARIABLE, build_child_environment, die_with_parent
 from tests.helpers.process import PATIENCE_SECONDS, has_ended, wait_for_pid, wait_until
 
 WATCHER = """

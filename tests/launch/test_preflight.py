@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import yaml
 
-from launch import facts, findings
-from launch.findings import HostFinding
-from launch.hosts import Host
+from launch.commands.preflight import format_host_findings
+from launch.hosts import host_checks
+from launch.hosts.host_checks import HostFinding
+from launch.hosts.hostfile import Host
+from launch.hosts.ssh import SshResult, describe_ssh_remedy, parse_last_json, run_on_all_hosts, run_on_host
 from launch.main import main
-from launch.preflight import PreflightRequest, check_divisibility
-from launch.room import check_memory_fit
-from launch.ssh import SshResult, run_on_host, run_on_all_hosts, parse_last_json, describe_ssh_remedy
-from launch.verbs.preflight import format_host_findings
-from llmsys.doctor.toy_data import write_toy_dataset, build_toy_config
+from launch.preflight import host_probe
+from launch.preflight.cluster_checks import check_memory_fit
+from launch.preflight.run_preflight import PreflightRequest, check_divisibility
+from llmsys.doctor.toy_dataset import build_toy_config, write_toy_dataset
 from llmsys.errors import LlmsysError
 
 GIB = 1 << 30
@@ -37,7 +38,7 @@ def failing(found: Any) -> list[tuple[str, str, str]]:
 
 def test_the_odd_one_out_is_named_and_not_the_many() -> None:
     hosts = {"a": told(torch="2.12.0", code="0dd"), "b": told(), "c": told()}
-    assert failing(findings.check_versions(hosts)) == [
+    assert failing(host_checks.check_versions(hosts)) == [
         ("a", "torch is 2.12.0, elsewhere 2.13.0", "Install torch 2.13.0 there, or share one environment."),
         (
             "a",
@@ -57,24 +58,24 @@ def test_the_odd_one_out_is_named_and_not_the_many() -> None:
 )
 def test_accelerators_are_as_many_as_slots_alike_and_free(odd: list[dict[str, Any]], finding: str) -> None:
     hosts = {"a": told(GPU, GPU), "b": told(*odd)}
-    [(host, said, _)] = failing(findings.check_devices(hosts, [Host("a", 2), Host("b", 2)]))
+    [(host, said, _)] = failing(host_checks.check_devices(hosts, [Host("a", 2), Host("b", 2)]))
     assert (host, said) == ("b", finding)
 
 
 @pytest.mark.parametrize(("ahead", "fails"), [(0.0, False), (4.0, False), (20.0, True), (-20.0, True)])
 def test_a_clock_is_wrong_only_beyond_the_doubt_of_asking(ahead: float, fails: bool) -> None:
     answer = SshResult(0, f"{1000 + ahead + 3}\n", "", asked_at=1000.0, seconds=6.0)
-    found = findings.check_clock("a", answer)
+    found = host_checks.check_clock("a", answer)
     assert bool(found.remedy) == fails
     assert ("ahead of" in found.finding) == (fails and ahead > 0)
 
 
 def test_an_address_that_leads_nowhere_and_a_full_disk_are_refused() -> None:
-    found = findings.check_rendezvous_address("b", {"address": "127.0.1.1"}, "a", several=True)
+    found = host_checks.check_rendezvous_address("b", {"address": "127.0.1.1"}, "a", several=True)
     assert found.finding == "takes a for 127.0.1.1, a loopback address that leads to no other host"
     assert "Give a its real address in /etc/hosts here" in found.remedy
-    assert not findings.check_rendezvous_address("a", {"address": "127.0.0.1"}, "a", several=False).remedy
-    full = findings.check_disk("b", {"folder": {"free_bytes": 23 * GIB}}, "/runs", parameters=GIB, checkpoints=1)
+    assert not host_checks.check_rendezvous_address("a", {"address": "127.0.0.1"}, "a", several=False).remedy
+    full = host_checks.check_disk("b", {"folder": {"free_bytes": 23 * GIB}}, "/runs", parameters=GIB, checkpoints=1)
     assert full.finding == "23.0 GiB are free at /runs, and 2 checkpoints take 24.0"
 
 
@@ -84,13 +85,15 @@ def test_a_port_in_use_is_refused_by_number() -> None:
         holder.listen()
         port = holder.getsockname()[1]
         with pytest.raises(LlmsysError, match=rf"port {port} cannot be had .* Set launch.port to another"):
-            facts.require_port(port)
+            host_probe.require_port(port)
 
 
 def test_a_host_that_takes_too_long_is_left_and_noise_of_its_shell_is_passed_over() -> None:
     slow = run_on_host("localhost", "sleep 60", 1)
     assert (slow.status, slow.seconds < 30) == (124, True)
-    answers = run_on_all_hosts(["localhost", "127.0.0.1"], lambda host: f"""echo welcome; echo '{{"at": "{host}"}}'""", 30)
+    answers = run_on_all_hosts(
+        ["localhost", "127.0.0.1"], lambda host: f"""echo welcome; echo '{{"at": "{host}"}}'""", 30
+    )
     assert [parse_last_json(one) for one in answers.values()] == [{"at": "localhost"}, {"at": "127.0.0.1"}]
 
 
@@ -130,12 +133,14 @@ def test_what_does_not_divide_or_cannot_be_read_is_found_before_a_rank_is_there(
         (3, config, "3 ranks cannot be split into tensor=2 equal parts"),
         (4, config.model_copy(update={"batch": batch}), "batch.sequences=9 cannot be dealt evenly to 2 data ranks"),
     ):
-        [(host, finding, remedy)] = failing(check_divisibility(PreflightRequest("", [], changed, [Host("a", ranks)], 25)))
+        [(host, finding, remedy)] = failing(
+            check_divisibility(PreflightRequest("", [], changed, [Host("a", ranks)], 25))
+        )
         assert (host, finding) == ("all", message)
         assert re.match("Start a multiple of 2 processes|Use batch.sequences=8", remedy)
     request = {"config": "train/demo", "overrides": [f"data.folder={tmp_path}/no"], "ranks": 2, "first_rank": 1}
     with pytest.raises(LlmsysError, match=f"{tmp_path}/no"):
-        facts.read_first_batch(request)
+        host_probe.read_first_batch(request)
 
 
 @pytest.mark.parametrize("micro", [8, "auto"])
@@ -143,7 +148,9 @@ def test_a_model_that_does_not_fit_the_smallest_host_is_refused_there(micro: int
     batch = {"sequence_length": 32, "sequences": 16, "micro_sequences": micro}
     config = build_toy_config(tmp_path, train={"reproducibility": "fast"}, batch=batch)
     small = GPU | {"total_bytes": 1 << 20}
-    [(host, finding, remedy)] = failing(check_memory_fit(config, [Host("a", 1), Host("b", 1)], {"a": told(GPU), "b": told(small)}))
+    [(host, finding, remedy)] = failing(
+        check_memory_fit(config, [Host("a", 1), Host("b", 1)], {"a": told(GPU), "b": told(small)})
+    )
     assert (host, "out" in finding) == ("b", True)
     assert remedy
     assert not failing(check_memory_fit(config, [Host("a", 2)], {"a": told(GPU, GPU)}))

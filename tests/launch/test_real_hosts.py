@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from llmsys.doctor.toy_data import write_toy_dataset, build_toy_config
+from llmsys.doctor.toy_dataset import build_toy_config, write_toy_dataset
 from tests.helpers.hosts import ROOT, Hosts, real_hosts, why_not
 
 pytestmark = [
@@ -19,7 +19,7 @@ pytestmark = [
 
 Found = dict[tuple[str, str], dict[str, Any]]
 # On one host, what tells its facts never ends.
-NEVER = '#!/bin/sh\ncase "$*" in *launch.facts*) exec sleep 600;; esac\nexec /usr/bin/env "$@"\n'
+NEVER = '#!/bin/sh\ncase "$*" in *launch.preflight.host_probe*) exec sleep 600;; esac\nexec /usr/bin/env "$@"\n'
 # A host with another version of llmsys and a folder of its own where the others share one.
 ODD = "mount --bind {folder}/other_init.py {root}/llmsys/__init__.py\nmount -t tmpfs tmpfs {folder}/shared"
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 import yaml
 
-from llmsys.doctor.toy_data import LENGTH, SEQUENCES, write_toy_dataset, build_toy_config
-from llmsys.events import read_latest_events, read_events
+from llmsys.doctor.toy_dataset import LENGTH, SEQUENCES, build_toy_config, write_toy_dataset
+from llmsys.events import read_events, read_latest_events
 from tests.helpers import hosts as hosts_of
 from tests.helpers import process, real_slurm
 from tests.helpers.hosts import ROOT, Hosts, real_hosts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.requirements import require_datasets, require_layout
+from launch.process.run_requirements import require_datasets, require_layout
 from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, DataError, LayoutError
@@ -70,7 +70,7 @@ def test_a_source_of_a_mixture_names_its_own_config(tmp_path: Path) -> None:
 
 
 def test_evaluation_without_a_dataset_names_prepare_and_not_the_tokenizer(tmp_path: Path) -> None:
-    from llmsys.train.dataset import open_run_data
+    from llmsys.train.run_data import open_run_data
 
     with pytest.raises(DataError, match="Prepare the dataset with: llmsys prepare CONFIG"):
         open_run_data(load_run_config("train/demo", [f"data.folder={tmp_path}"]), "heldout")

@@ -1,4 +1,6 @@
-"""Laws of launch.restart: losses are sat out as long as there is patience, and no agent is waited for in vain."""
+"""Laws of launch.launchers.restart_agent: losses are sat out as long as there is patience, and no agent is waited for
+in vain.
+"""
 
 import os
 import sys
@@ -6,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands import HostCommand
-from launch.hosts import Host
-from launch.restart import Rendezvous, run_with_restarts
-from launch.several import run_commands
-from launch.start import build_launch_plan
-from launch.torchrun import main as torchrun
+from launch.hosts.hostfile import Host
+from launch.launchers.host_commands import HostCommand
+from launch.launchers.launch_plan import build_launch_plan
+from launch.launchers.multi_host import run_commands
+from launch.launchers.restart_agent import Rendezvous, run_with_restarts
+from launch.launchers.torchrun import main as torchrun
 from launch.train import LOST_PEER, MENDABLE, STOPPED, UNMET
 from llmsys.config.run import RunConfig
 from llmsys.port import find_free_port
@@ -92,8 +94,8 @@ def test_an_agent_whose_meeting_place_is_out_of_reach_is_started_anew(
     tmp_path: Path, elsewhere: Rendezvous, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first waits in a call without a time-out for a place that has gone; the second finds it."""
-    monkeypatch.setattr("launch.restart.SHUT_SECONDS", 0.0)
-    monkeypatch.setattr("launch.restart.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("launch.launchers.restart_agent.SHUT_SECONDS", 0.0)
+    monkeypatch.setattr("launch.launchers.restart_agent.LOOK_SECONDS", 0.2)
     first, gone = tmp_path / "first", []
 
     def is_open(self: Rendezvous) -> bool:
@@ -111,8 +113,8 @@ def test_an_agent_whose_meeting_place_is_out_of_reach_is_started_anew(
 def test_ranks_that_stopped_stay_stopped_though_their_agent_hangs_for_a_host_that_has_left(
     tmp_path: Path, elsewhere: Rendezvous, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.restart.SHUT_SECONDS", 0.0)
-    monkeypatch.setattr("launch.restart.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("launch.launchers.restart_agent.SHUT_SECONDS", 0.0)
+    monkeypatch.setattr("launch.launchers.restart_agent.LOOK_SECONDS", 0.2)
     monkeypatch.setattr(Rendezvous, "is_open", lambda self: not (tmp_path / "asked").exists())
     (tmp_path / "train.py").write_text(STOPPING)
     rank = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "asked"), str(os.getpid())]
@@ -122,7 +124,10 @@ def test_ranks_that_stopped_stay_stopped_though_their_agent_hangs_for_a_host_tha
 
 def test_torchruns_own_restarts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert torchrun(["--nnodes=1", "--max-restarts=2", "train.py"]) == MENDABLE
-    assert "`python -m launch.restart --meet FIRST:PORT --restarts 2 --patience SECONDS`" in capsys.readouterr().err
+    assert (
+        "`python -m launch.launchers.restart_agent --meet FIRST:PORT --restarts 2 --patience SECONDS`"
+        in capsys.readouterr().err
+    )
 
 
 FAKE_SSH = """#!/bin/sh
@@ -141,7 +146,7 @@ def test_a_host_whose_connection_was_lost_is_taken_up_again_after_what_was_left_
     (tmp_path / "ssh").write_text(FAKE_SSH.format(folder=tmp_path))
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr("launch.several.AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr("launch.launchers.multi_host.AGAIN_SECONDS", 0.1)
     config = RunConfig.model_validate({"run": {"folder": str(tmp_path / "run")}})
     start = build_launch_plan(config, [Host("127.0.0.1", 1)], "torchrun", 0, 3)
     start.folder.mkdir(parents=True)
@@ -152,7 +157,9 @@ def test_a_host_whose_connection_was_lost_is_taken_up_again_after_what_was_left_
     if lasting:
         assert run_commands(start, [here, there]) == 0
         first, second = (tmp_path / "lines").read_text().splitlines()
-        assert second.startswith(f". {start.folder}/environment.sh && {sys.executable} -m launch.forward ")
+        assert second.startswith(
+            f". {start.folder}/environment.sh && {sys.executable} -m launch.process.signal_forwarding "
+        )
         assert second.endswith(f"config.yaml 9 >/dev/null; {first}")
         assert "the connection to 10.255.8.2 is lost; trying for 3600 s (--patience)" in capfd.readouterr().err
     else:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch.kit import format_deepspeed_environment, list_withheld_secrets
+from launch.launchers.run_bundle import format_deepspeed_environment, list_withheld_secrets
 from launch.main import main
 from llmsys.config.run import RunConfig
-from llmsys.train.folder import write_run_record
+from llmsys.train.run_folder import write_run_record
 
 SECRETS = {
     "WANDB_API_KEY": "hush",
@@ -79,7 +79,7 @@ def test_secrets_of_the_users_own_file_are_named_by_name_and_by_value(
 ) -> None:
     theirs = tmp_path / "theirs"
     theirs.write_text("MY_PAT=hush\nMIRROR=https://me:hush@host/=\nPLAIN=a=b\n")
-    monkeypatch.setattr("launch.kit._list_user_files", lambda: [theirs])
+    monkeypatch.setattr("launch.launchers.run_bundle._list_user_files", lambda: [theirs])
     assert format_deepspeed_environment({}, [theirs]) == "PLAIN=a=b\n"
     assert list_withheld_secrets({"HF_HOME": "/x", "HF_PAT": "hush"}) == ["HF_PAT", "MIRROR", "MY_PAT"]
 

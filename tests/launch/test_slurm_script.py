@@ -8,12 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.commands import LaunchPlan
-from launch.hosts import Host
-from launch.slurm import WATCH, format_sbatch_script
+from launch.hosts.hostfile import Host
+from launch.launchers.host_commands import LaunchPlan
+from launch.launchers.slurm import WATCH, format_sbatch_script
 from launch.train import STOPPED
 from llmsys.errors import LaunchError
-from llmsys.lock import lock_folder
+from llmsys.folder_lock import lock_folder
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
 HEARD = 'echo "$0 $*" >> "$SAID"\n'
@@ -115,7 +115,7 @@ def test_paths_with_spaces_reach_every_command_of_a_job_whole(tmp_path: Path, mo
     *words, working = (tmp_path / "said.words").read_text().splitlines()
     assert working == str(home)
     assert words[-1] == str(home / "run" / "launch" / "config.yaml")
-    assert words[:3] == ["-m", "launch.restart", f"--meet=n1:{words[2].rpartition(':')[2]}"]
+    assert words[:3] == ["-m", "launch.launchers.restart_agent", f"--meet=n1:{words[2].rpartition(':')[2]}"]
     assert str(python) in words
 
 

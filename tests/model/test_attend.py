@@ -5,9 +5,14 @@ import math
 import pytest
 import torch
 
-from llmsys.model.attend import compute_attention, compute_eager_attention
+from llmsys.model.attention_mask import (
+    AttentionMask,
+    build_cross_attention_mask,
+    build_self_attention_mask,
+    compute_document_positions,
+)
 from llmsys.model.latent_attention import compute_mla_scale
-from llmsys.model.mask import AttentionMask, build_cross_attention_mask, compute_document_positions, build_self_attention_mask
+from llmsys.model.scaled_dot_product import compute_attention, compute_eager_attention
 from tests.helpers.choices import LATENT
 from tests.helpers.tiny_model import relative_error, tiny_config
 
@@ -46,7 +51,11 @@ def test_dropout_drops_weights_in_every_path() -> None:
 
 
 def test_a_mask_says_no_more_than_it_must() -> None:
-    assert build_self_attention_mask(5, causal=True) == build_self_attention_mask(5, causal=True, window=5) == AttentionMask(causal=True)
+    assert (
+        build_self_attention_mask(5, causal=True)
+        == build_self_attention_mask(5, causal=True, window=5)
+        == AttentionMask(causal=True)
+    )
     assert build_self_attention_mask(5, causal=False) == AttentionMask()
     assert build_self_attention_mask(1, causal=True, start=7) == AttentionMask()
     assert build_cross_attention_mask(None, None, 3, 4) == AttentionMask()

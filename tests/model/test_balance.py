@@ -10,11 +10,11 @@ from torch.utils.checkpoint import checkpoint
 
 from llmsys.config.moe import MoeConfig
 from llmsys.errors import ConfigError
-from llmsys.model.balance import count_tokens_by_row, compute_load_balancing_loss, compute_router_z_loss
-from llmsys.model.moe import MoELayer
+from llmsys.model.load_balancing import compute_load_balancing_loss, compute_router_z_loss, count_tokens_by_row
+from llmsys.model.moe_layer import MoELayer
 from llmsys.model.router import RouterScores
 from llmsys.model.transformer import Transformer
-from llmsys.train.balance import ExpertLoadReport, update_expert_balance
+from llmsys.train.expert_load import ExpertLoadReport, update_expert_balance
 from tests.helpers.tiny_model import EXPERTS, tiny_config, tiny_model, tiny_moe_config, tiny_tokens
 
 LOSSES: dict[str, dict[str, Any]] = {
@@ -47,7 +47,9 @@ def test_padding_is_neither_counted_nor_in_a_loss() -> None:
     kept = [0, 1, 4, 5]
     trimmed = RouterScores(scores.logits_NE[kept], scores.log_scores_NE[kept])
     everything, shares = torch.ones(2, 2, dtype=torch.bool), torch.rand(2, 4)
-    torch.testing.assert_close(compute_load_balancing_loss(scores, shares, real), compute_load_balancing_loss(trimmed, shares, everything))
+    torch.testing.assert_close(
+        compute_load_balancing_loss(scores, shares, real), compute_load_balancing_loss(trimmed, shares, everything)
+    )
     torch.testing.assert_close(compute_router_z_loss(scores, real), compute_router_z_loss(trimmed, everything))
     experts = torch.tensor([[0, 1], [2, -1], [3, 3], [3, 3], [1, 0], [-1, 1]])
     assert count_tokens_by_row(experts, 4, real).tolist() == [[1, 1, 1, 0], [1, 2, 0, 0]]
@@ -80,7 +82,9 @@ def step(model: Transformer, parts: list[Tensor]) -> tuple[ExpertLoadReport, dic
     return update_expert_balance(model), gradients | counts
 
 
-def assert_same(one: tuple[ExpertLoadReport, dict[str, Tensor]], other: tuple[ExpertLoadReport, dict[str, Tensor]]) -> None:
+def assert_same(
+    one: tuple[ExpertLoadReport, dict[str, Tensor]], other: tuple[ExpertLoadReport, dict[str, Tensor]]
+) -> None:
     for name, value in one[0].to_dict().items():
         torch.testing.assert_close(torch.tensor(other[0].to_dict()[name]), torch.tensor(value), msg=name)
     for name, gradient in one[1].items():

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from llmsys.errors import ConfigError
-from llmsys.model.cache import KeyValueCache
-from llmsys.model.mask import build_self_attention_mask
+from llmsys.model.attention_mask import build_self_attention_mask
+from llmsys.model.kv_cache import KeyValueCache
 from tests.helpers.choices import DECODERS, ENCODER_DECODERS, LATENT, config_of, source_for
 from tests.helpers.tiny_model import relative_error, tiny_config, tiny_model, tiny_moe_config, tiny_tokens
 

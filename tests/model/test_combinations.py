@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
-from llmsys.estimate.parameters import count_parameters
-from llmsys.model.init import initialize_parameters
+from llmsys.estimate.parameter_count import count_parameters
+from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
 from tests.helpers.choices import ARCHITECTURES, BUCKETS, LATENT, SLIDING, config_of, source_for
 from tests.helpers.tiny_model import relative_error, tiny_config, tiny_tokens

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from llmsys.config.model import ModelConfig
-from llmsys.model.init import initialize_parameters
+from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.apply import compile_blocks
+from llmsys.parallel.parallelize import compile_blocks
 from tests.helpers.tiny_model import tiny_model, tiny_moe_config, tiny_tokens
 
 

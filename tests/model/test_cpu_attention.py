@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from llmsys.model import cpu_attention
-from llmsys.model.attend import compute_attention
-from llmsys.model.mask import AttentionMask, build_self_attention_mask
+from llmsys.model.attention_mask import AttentionMask, build_self_attention_mask
+from llmsys.model.scaled_dot_product import compute_attention
 from tests.helpers.tiny_model import relative_error
 
 # Lengths around a chunk of 128, and heads that share keys in every way.

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmsys.model import cpu_experts
+from llmsys.model import cpu_kernels
 
 D, F = 24, 40
 
@@ -29,7 +29,7 @@ def test_values_and_gradients_are_those_of_each_expert_alone(counts: list[int]) 
         if dtype == torch.float64:
             y = one_by_one(rows, weights, counts)
         else:
-            y = cpu_experts.compute_grouped_mm(rows, weights, torch.tensor(counts).cumsum(0).to(torch.int32))
+            y = cpu_kernels.compute_grouped_mm(rows, weights, torch.tensor(counts).cumsum(0).to(torch.int32))
         y.backward(upstream.bfloat16().to(dtype))
         found.append((y, rows.grad, weights.grad))
     for exact, fast in zip(*found, strict=True):
@@ -42,4 +42,4 @@ def test_the_operation_is_one_that_torch_can_trace() -> None:
     x, weight = (torch.randn(shape).bfloat16().requires_grad_() for shape in ((40, 16), (3, 16, 8)))
     arguments = (x, weight, torch.tensor([7, 7, 40], dtype=torch.int32))
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(cpu_experts.compute_grouped_mm, arguments, test_utils=tests)
+    torch.library.opcheck(cpu_kernels.compute_grouped_mm, arguments, test_utils=tests)

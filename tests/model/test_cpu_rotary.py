@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from llmsys.model import cpu_rotary
-from llmsys.model.rotary import RotaryCosSin
+from llmsys.model import cpu_kernels
+from llmsys.model.rotary_embedding import RotaryCosSin
 from tests.helpers.tiny_model import relative_error
 
 
@@ -20,14 +20,14 @@ def tables(length: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_pieces_are_as_close_to_exact_as_the_plain_form(
     shape: tuple[int, ...], positions_of_a_piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_rotary, "ELEMENTS", positions_of_a_piece * shape[2] * shape[3])
+    monkeypatch.setattr(cpu_kernels, "ELEMENTS", positions_of_a_piece * shape[2] * shape[3])
     generator = torch.Generator().manual_seed(0)
     x, out_gradient = (torch.randn(shape, generator=generator).bfloat16() for _ in range(2))
     cos, sin = tables(shape[1], shape[3])
     x.requires_grad_()
     exact = RotaryCosSin(cos.double(), sin.double())(x.double())
     usual = (x * cos + x.roll(shape[-1] // 2, dims=-1) * sin).bfloat16()
-    ours = cpu_rotary.rotate_halves(x, cos, sin)
+    ours = cpu_kernels.rotate_halves(x, cos, sin)
     results = [[y, *torch.autograd.grad(y, x, out_gradient.to(y.dtype))] for y in (exact, usual, ours)]
     for true, other, value in zip(*results, strict=True):
         assert value.shape == true.shape
@@ -37,7 +37,7 @@ def test_pieces_are_as_close_to_exact_as_the_plain_form(
 
 def test_pieces_are_used_for_bfloat16_halves_with_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[torch.dtype] = []
-    monkeypatch.setattr(cpu_rotary, "rotate_halves", lambda x, cos, sin: used.append(x.dtype) or x)
+    monkeypatch.setattr(cpu_kernels, "rotate_halves", lambda x, cos, sin: used.append(x.dtype) or x)
     cos, sin = tables(4, 8)
     x = torch.ones(2, 4, 3, 8)
     RotaryCosSin(cos, sin)(x)

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from llmsys.model.init import compute_initial_value, initialize_parameters
+from llmsys.model.initialization import compute_initial_value, initialize_parameters
 from llmsys.model.transformer import Transformer
 from tests.helpers.tiny_model import tiny_config, tiny_moe_config, tiny_tokens
 
@@ -28,7 +28,7 @@ def test_values_depend_on_name_and_seed_and_nothing_else() -> None:
 
 def test_values_are_the_same_in_another_process() -> None:
     code = (
-        "from tests.helpers.tiny_model import tiny_config\nfrom llmsys.model.init import initial_value\n"
+        "from tests.helpers.tiny_model import tiny_config\nfrom llmsys.model.initialization import initial_value\n"
         "print(initial_value(tiny_config(), 'blocks.1.attention.q_proj.weight', (40, 30), 7).double().sum().item())"
     )
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

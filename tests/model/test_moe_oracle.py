@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from llmsys.config.moe import MoeConfig
-from llmsys.model.balance import count_tokens_by_row, compute_load_balancing_loss
-from llmsys.model.moe import MoELayer
+from llmsys.model.load_balancing import compute_load_balancing_loss, count_tokens_by_row
+from llmsys.model.moe_layer import MoELayer
 from tests.helpers.tiny_model import relative_error
 
 transformers = pytest.importorskip("transformers")

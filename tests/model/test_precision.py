@@ -5,8 +5,8 @@ import torch
 
 from llmsys.config.position import RelativeBiasConfig
 from llmsys.errors import ConfigError
-from llmsys.model.embedding import TokenEmbedding
-from llmsys.model.position import RelativePositionBias
+from llmsys.model.position_embedding import RelativePositionBias
+from llmsys.model.token_embedding import TokenEmbedding
 from llmsys.model.transformer import Transformer
 from tests.helpers.tiny_model import relative_error, tiny_config, tiny_model, tiny_moe_config, tiny_tokens
 
@@ -43,7 +43,10 @@ def test_buffers_stay_float32_to_the_bit_when_the_model_is_cast() -> None:
     for name, buffer in model.named_buffers():
         assert buffer.dtype == torch.float32
         assert torch.equal(buffer, before[name]), name
-    assert model.list_moe_layers()[0].expert_tokens_E is dict(model.named_buffers())["blocks.0.feed_forward.expert_tokens_E"]
+    assert (
+        model.list_moe_layers()[0].expert_tokens_E
+        is dict(model.named_buffers())["blocks.0.feed_forward.expert_tokens_E"]
+    )
 
 
 def test_a_frequent_token_keeps_its_embedding_gradient_in_bfloat16() -> None:

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from llmsys.config.moe import MoeConfig
-from llmsys.model.balance import update_balance_bias
-from llmsys.model.dispatch import LocalTokenDispatcher
 from llmsys.model.experts import GroupedExperts
-from llmsys.model.moe import MoELayer
+from llmsys.model.load_balancing import update_balance_bias
+from llmsys.model.moe_layer import MoELayer
 from llmsys.model.router import TopKRouter
+from llmsys.model.token_dispatcher import LocalTokenDispatcher
 from tests.helpers.tiny_model import EXPERTS, relative_error, tiny_model, tiny_moe_config, tiny_tokens
 
 ASSIGNMENTS = {

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from llmsys.config.load import load_run_config
 from llmsys.convert.from_hugging_face import HuggingFaceImport, convert_from_hugging_face
-from llmsys.model.cache import KeyValueCache
+from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.transformer import Transformer
-from llmsys.train.trained import load_trained_model
+from llmsys.train.trained_model import load_trained_model
 from tests.helpers.oracle_models import CASES, build
 
 transformers = pytest.importorskip("transformers")

@@ -5,14 +5,13 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from llmsys.config.factors import MultiplierScheduleConfig, interpolate_multiplier
 from llmsys.config.optimizer import AdamWConfig
 from llmsys.config.run import RunConfig
+from llmsys.config.schedule import MultiplierScheduleConfig, interpolate_multiplier
 from llmsys.model.transformer import Transformer
-from llmsys.optim.exact_adamw import BitwiseAdamW
-from llmsys.optim.rate import LearningRate, set_rates
-from llmsys.optim.schedule import compute_balance_factor, compute_learning_rate
-from llmsys.train.balance import set_balance_factor, update_expert_balance
+from llmsys.optim.bitwise_adamw import BitwiseAdamW
+from llmsys.optim.lr_schedule import LearningRate, compute_balance_factor, compute_learning_rate, set_rates
+from llmsys.train.expert_load import set_balance_factor, update_expert_balance
 from tests.helpers.tiny import sequences, tiny_config
 
 

@@ -7,10 +7,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from llmsys.config.optimizer import AdamWConfig, MuonConfig
-from llmsys.optim.build import build_optimizer
-from llmsys.optim.groups import build_parameter_groups
+from llmsys.optim.build_optimizer import build_optimizer
 from llmsys.optim.muon import orthogonalize_matrices
-from llmsys.parallel.whole_matrices import assign_matrices, map_full_matrices
+from llmsys.optim.parameter_groups import build_parameter_groups
+from llmsys.parallel.distributed_muon import assign_matrices, map_full_matrices
 from tests.helpers.ranks import run_ranks
 
 CONFIG = MuonConfig(learning_rate=0.01, weight_decay=0.1, momentum=0.9)
@@ -59,7 +59,12 @@ def test_projections_are_muons_and_everything_else_is_adamws() -> None:
         "blocks.0.feed_forward.experts.up_bias": (3, 8),
     }
     named = {name: nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
-    muons = {name for group in build_parameter_groups(named.items(), CONFIG) if group.algorithm == "muon" for name in group.names}
+    muons = {
+        name
+        for group in build_parameter_groups(named.items(), CONFIG)
+        if group.algorithm == "muon"
+        for name in group.names
+    }
     assert muons == {"blocks.0.attention.q_proj.weight", "blocks.0.feed_forward.experts.up_proj"}
     assert all(group.algorithm == "adamw" for group in build_parameter_groups(named.items(), AdamWConfig()))
     by_hand = build_optimizer(named, CONFIG, compute_dtype=torch.float32).state

@@ -7,10 +7,18 @@ import pytest
 
 from llmsys.config.optimizer import AdamWConfig
 from llmsys.config.run import RunConfig
-from llmsys.config.schedule import ConstantScheduleConfig, CosineScheduleConfig, InverseSqrtScheduleConfig, LinearScheduleConfig, NoamScheduleConfig, ScheduleConfig, WsdScheduleConfig
+from llmsys.config.schedule import (
+    ConstantScheduleConfig,
+    CosineScheduleConfig,
+    InverseSqrtScheduleConfig,
+    LinearScheduleConfig,
+    NoamScheduleConfig,
+    ScheduleConfig,
+    WsdScheduleConfig,
+)
 from llmsys.model.transformer import Transformer
-from llmsys.optim.groups import build_parameter_groups, get_parameter_role
-from llmsys.optim.schedule import compute_learning_rate, compute_lr_multiplier
+from llmsys.optim.lr_schedule import compute_learning_rate, compute_lr_multiplier
+from llmsys.optim.parameter_groups import build_parameter_groups, get_parameter_role
 from tests.helpers.tiny import tiny_config
 
 BUDGET, WARMUP = 1000.0, 100
@@ -76,8 +84,12 @@ def test_the_original_schedule_has_its_known_points() -> None:
         NoamScheduleConfig(warmup_steps=4000), model=tiny_config(hidden_size=512), train={"tokens": 1_000_000},
         optimizer={"kind": "adamw", "learning_rate": 1.0},
     )  # fmt: skip
-    assert compute_learning_rate(config, 1) == pytest.approx(512**-0.5 * 4000**-1.5) == pytest.approx(1.7469e-7, rel=1e-4)
-    assert compute_learning_rate(config, 4000) == pytest.approx((512 * 4000) ** -0.5) == pytest.approx(6.9877e-4, rel=1e-4)
+    assert (
+        compute_learning_rate(config, 1) == pytest.approx(512**-0.5 * 4000**-1.5) == pytest.approx(1.7469e-7, rel=1e-4)
+    )
+    assert (
+        compute_learning_rate(config, 4000) == pytest.approx((512 * 4000) ** -0.5) == pytest.approx(6.9877e-4, rel=1e-4)
+    )
     assert compute_learning_rate(config, 16_000) == pytest.approx(compute_learning_rate(config, 4000) / 2)
     assert compute_learning_rate(config, 2000) == pytest.approx(compute_learning_rate(config, 4000) / 2)
     peak = max(range(3990, 4011), key=lambda step: compute_learning_rate(config, step))

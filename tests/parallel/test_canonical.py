@@ -9,8 +9,14 @@ from torch import Tensor
 
 from llmsys.config.feed_forward import ClampedSwigluConfig, FeedForwardConfig, GeluConfig, SwigluConfig
 from llmsys.model.experts import GroupedExperts
-from llmsys.parallel.canonical import StreamingTreeSum, sum_rows_pairwise, compute_gradient_norm, compute_row_squared_norms, sum_tree
-from llmsys.parallel.canonical_expert import SequentialExperts
+from llmsys.parallel.reproducible_sharding import SequentialExperts
+from llmsys.parallel.reproducible_sum import (
+    StreamingTreeSum,
+    compute_gradient_norm,
+    compute_row_squared_norms,
+    sum_rows_pairwise,
+    sum_tree,
+)
 
 
 def by_recursion(leaves: list[Tensor]) -> Tensor:
@@ -47,7 +53,9 @@ def test_squares_of_a_row_do_not_depend_on_the_rows_beside_it(shape: tuple[int, 
     gradient = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     whole = compute_row_squared_norms(gradient)
     cut = random.Random(0).randint(0, shape[0])
-    assert torch.equal(torch.cat([compute_row_squared_norms(gradient[:cut]), compute_row_squared_norms(gradient[cut:])]), whole)
+    assert torch.equal(
+        torch.cat([compute_row_squared_norms(gradient[:cut]), compute_row_squared_norms(gradient[cut:])]), whole
+    )
     torch.testing.assert_close(whole, gradient.double().square().view(shape[0], -1).sum(1))
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.cast import cast_parameters
+from llmsys.parallel.mixed_precision import cast_parameters
 from tests.helpers.tiny import tiny_config
 
 

@@ -36,8 +36,8 @@ def listening() -> set[str]:
 @pytest.mark.parametrize(
     "words",
     [
-        ("launch.torchrun", "--nnodes=1", "--master-addr=127.0.0.1", "--master-port={port}"),
-        ("launch.torchrun", "--nnodes=1:1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:{port}"),
+        ("launch.launchers.torchrun", "--nnodes=1", "--master-addr=127.0.0.1", "--master-port={port}"),
+        ("launch.launchers.torchrun", "--nnodes=1:1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:{port}"),
     ],
     ids=["static", "c10d"],
 )

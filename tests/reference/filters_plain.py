@@ -6,7 +6,7 @@ What they mean is written down as directly as it can be; the fast ones must agre
 import re
 from collections.abc import Collection, Sequence
 
-from data_pipeline.dedup.simplify import simplify_text
+from data_pipeline.text.simplify_text import simplify_text
 
 LETTER = r"[^\W\x00-\x7f]"  # beyond ASCII; of scripts that write spaces
 ATOM = rf"(?:[A-Za-z0-9!#$%&'*+/=?^_`{{|}}~-]|{LETTER})+"

@@ -1,7 +1,7 @@
 """The plain twin of packing: one list of tokens for the whole epoch, then a slice."""
 
-from llmsys.data.order import derive_order_key, build_permutation
-from llmsys.shards import TokenShards
+from llmsys.data.shuffle import build_permutation, derive_order_key
+from llmsys.token_shards import TokenShards
 
 
 def plain_window(shards: TokenShards, *, length: int, seed: int, index: int) -> tuple[list[int], list[int]]:
@@ -17,5 +17,7 @@ def plain_window(shards: TokenShards, *, length: int, seed: int, index: int) -> 
         tokens = shards.get_tokens(int(document)).tolist()
         stream += tokens
         owner += [number] * (len(tokens) - 1) + [number + 1]
-    start = int(build_permutation(per_epoch, derive_order_key("windows", shards.fingerprint, seed, epoch))[place]) * length
+    start = (
+        int(build_permutation(per_epoch, derive_order_key("windows", shards.fingerprint, seed, epoch))[place]) * length
+    )
     return stream[start : start + length + 1], owner[start : start + length + 1]

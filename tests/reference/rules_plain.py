@@ -10,14 +10,9 @@ from typing import Any
 
 import spacy
 
-from data_pipeline.rules.characters import PUNCTUATION, TERMINAL_MARKS
+from data_pipeline.text.character_sets import PUNCTUATION, TERMINAL_MARKS
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig
-from llmsys.config.text import (
-    FinewebQualityConfig,
-    GopherQualityConfig,
-    GopherRepetitionConfig,
-    RuleConfig,
-)
+from llmsys.config.quality_rules import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig, RuleConfig
 
 Judgement = tuple[str | None, str]  # the test that failed (None: kept) and the text afterwards
 POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")

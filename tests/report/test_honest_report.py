@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from launch.verbs.train import format_evaluation
+from launch.commands.train import format_evaluation
 from llmsys.compressor_comparison import MIN_HELDOUT_BYTES, describe_heldout_bytes
 from llmsys.manifest import Manifest
-from llmsys.record_place import format_record_place
+from llmsys.record_location import format_record_place
 from llmsys.report import plots
 from llmsys.report.dataset_sections import build_dataset_numbers, build_dataset_sections
-from llmsys.report.run import read_run
+from llmsys.report.run_record import read_run
 from llmsys.report.run_sections import build_run_numbers, build_run_sections
 from tests.helpers.example_run import example_manifest, run_events, write_run
-from tools.demo import describe_evaluation, compare_with_compressors
+from tools.demo import compare_with_compressors, describe_evaluation
 
 FEW = "too few to compare (less than 50,000)"
 
@@ -28,7 +28,10 @@ def test_every_comparison_with_a_compressor_names_its_bytes_and_says_when_they_a
     assert evaluation is not None
     (card,) = [remark for what, _, remark in build_run_numbers(record) if what == "bits per byte"]
     (plot,) = [
-        figure for part in build_run_sections(record, None) for figure in part.figures if figure.title.startswith("Against")
+        figure
+        for part in build_run_sections(record, None)
+        for figure in part.figures
+        if figure.title.startswith("Against")
     ]
     printed = format_evaluation({"perplexity": 1.0, **evaluation})
     for said in (card, plot.caption, printed, describe_evaluation(evaluation)):
@@ -75,7 +78,9 @@ LONG = "a test whose name is longer than a line beside the bars: " + "x" * 90
 
 
 def test_labels_are_whole_and_have_room() -> None:
-    traces, layout = plots.build_bars([LONG, LONG, "<b>short</b>"], [3, 2, 1], ["1,234,567,890,123", "2", "1"], "documents")
+    traces, layout = plots.build_bars(
+        [LONG, LONG, "<b>short</b>"], [3, 2, 1], ["1,234,567,890,123", "2", "1"], "documents"
+    )
     labels = [label.replace("<br>", "") for label in traces[0]["y"]]
     wanted = LONG.replace(" ", "")
     assert labels[0].replace(" ", "") == wanted

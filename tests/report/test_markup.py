@@ -6,7 +6,17 @@ from html.parser import HTMLParser
 
 import pytest
 
-from llmsys.report.markup import Html, format_amount, format_bytes, dump_script_json, format_number, format_percent, build_table, build_tag, format_user_text
+from llmsys.report.html_markup import (
+    Html,
+    build_table,
+    build_tag,
+    dump_script_json,
+    format_amount,
+    format_bytes,
+    format_number,
+    format_percent,
+    format_user_text,
+)
 from tests.helpers.example_run import HOSTILE
 
 

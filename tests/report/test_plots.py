@@ -10,7 +10,7 @@ import pytest
 
 from llmsys.report import plots
 from llmsys.report.dataset_sections import build_dataset_sections
-from llmsys.report.run import read_run
+from llmsys.report.run_record import read_run
 from llmsys.report.run_sections import build_run_sections
 from tests.helpers.example_run import HOSTILE, example_manifest, run_events, write_run
 
@@ -48,7 +48,9 @@ def test_what_is_beyond_the_largest_is_summed_up():
 def test_every_figure_is_valid_plotly_and_holds_no_tags_of_page_text(tmp_path):
     record = read_run(write_run(tmp_path))
     figures = [
-        figure for part in build_run_sections(record, 0.25) + build_dataset_sections(example_manifest()) for figure in part.figures
+        figure
+        for part in build_run_sections(record, 0.25) + build_dataset_sections(example_manifest())
+        for figure in part.figures
     ]
     assert len({figure.anchor for figure in figures}) == len(figures) == 13
     for figure in figures:

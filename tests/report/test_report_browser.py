@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from llmsys.report import page as page_module
-from llmsys.report.page import write_report
+from llmsys.report import html_page as page_module
+from llmsys.report.html_page import write_report
 from tests.helpers.browser import DARK, needs_chromium, open_page
 from tests.helpers.example_run import run_events, write_dataset, write_run
 
@@ -78,7 +78,9 @@ def test_a_run_just_started_makes_a_page_without_errors(tmp_path, keep, plots):
 def _with_script(monkeypatch, change):
     """Let the page be written with another script; its policy is made for that one too."""
     asset = page_module._read_asset
-    monkeypatch.setattr(page_module, "_read_asset", lambda name: change(asset(name)) if name == "page.js" else asset(name))
+    monkeypatch.setattr(
+        page_module, "_read_asset", lambda name: change(asset(name)) if name == "page.js" else asset(name)
+    )
 
 
 def test_buttons_and_slider_change_what_is_drawn(folders, tmp_path, monkeypatch):

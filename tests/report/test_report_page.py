@@ -7,7 +7,7 @@ import re
 import pytest
 
 from llmsys.errors import DataError
-from llmsys.report.page import write_report
+from llmsys.report.html_page import write_report
 from tests.helpers.example_run import HOSTILE, run_events, write_dataset, write_run
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from llmsys.events import read_latest_events
-from llmsys.report import run as run_module
-from llmsys.report.run import ExpertLoadHistory, read_run
+from llmsys.report import run_record as run_module
+from llmsys.report.run_record import ExpertLoadHistory, read_run
 from llmsys.report.run_sections import build_run_numbers
 from tests.helpers.example_run import run_events, write_run
 

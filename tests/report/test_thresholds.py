@@ -3,13 +3,22 @@
 import re
 
 from llmsys.report import plots
-from llmsys.report.page import render_report
-from llmsys.threshold import ThresholdReport, NearThresholdDocument, ThresholdSide
+from llmsys.report.html_page import render_report
+from llmsys.threshold_report import NearThresholdDocument, ThresholdReport, ThresholdSide
 from tests.helpers.example_run import HOSTILE, example_manifest
 
 NEAR = NearThresholdDocument("00", f"https://evil.example/{'x' * 9_000}?{HOSTILE}", 49, 50, HOSTILE)
-WORDS = ThresholdReport("gopher_quality", "words", "below", (50,), ThresholdSide(297, 12_000, 40, (NEAR,)), ThresholdSide(2_962, 0, 7, (NEAR,)))
-SILENT = ThresholdReport("gopher_quality", "symbols", "above", (0.1, 0.2), ThresholdSide(), ThresholdSide(2_962, 0, 1, (NEAR,)))
+WORDS = ThresholdReport(
+    "gopher_quality",
+    "words",
+    "below",
+    (50,),
+    ThresholdSide(297, 12_000, 40, (NEAR,)),
+    ThresholdSide(2_962, 0, 7, (NEAR,)),
+)
+SILENT = ThresholdReport(
+    "gopher_quality", "symbols", "above", (0.1, 0.2), ThresholdSide(), ThresholdSide(2_962, 0, 1, (NEAR,))
+)
 
 
 def page(*borders: ThresholdReport) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.orphan import VARIABLE
+from launch.process.parent_watch import VARIABLE
 from tests.helpers.process import PATIENCE_SECONDS, has_ended, wait_for_pid, wait_until
 from tools.demo import main
 

@@ -8,11 +8,11 @@ ALLOWED = (
     "llmsys/calibrate/",
     "llmsys/parallel/",
     "llmsys/engine/",
-    "llmsys/train/metrics.py",
+    "llmsys/train/step_metrics.py",
     "llmsys/train/checkpoint",
     "llmsys/doctor/",
     "launch/",
-    "llmsys/convert/streamed.py",
+    "llmsys/convert/checkpoint_stream.py",
 )
 
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import yaml
 
-from llmsys.events import read_latest_events, read_events
+from llmsys.events import read_events, read_latest_events
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.process import PATIENCE_SECONDS
 from tests.helpers.standstill import standstill
@@ -69,7 +69,11 @@ def test_several_processes_under_a_config_for_one_are_refused(config: Path, tmp_
     said.write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\nnum_processes: 1\n")
     words = ["--config_file", str(said), "--num_processes", "2", "launch/train.py", str(config)]
     done = subprocess.run(
-        [sys.executable, "-m", "launch.accelerate", *words], capture_output=True, text=True, cwd=ROOT, check=False
+        [sys.executable, "-m", "launch.launchers.accelerate", *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
     )
     assert done.returncode == 2
     assert "distributed_type: NO, which trains in one process, and launch.processes=2" in done.stderr

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from launch.verbs.train import format_evaluation
-from llmsys.config.evaluation import MultipleChoiceConfig, EvaluationConfig, find_task_violations
+from launch.commands.train import format_evaluation
+from llmsys.config.evaluation import EvaluationConfig, MultipleChoiceConfig, find_task_violations
 from llmsys.data.batch import Batch
-from llmsys.data.questions import ChoiceRows, MultipleChoiceQuestion
-from llmsys.train.answers import QuestionScores, MultipleChoiceEvaluator, EvaluatorWithTasks
-from llmsys.train.measure import TargetEvaluation, compute_row_metrics
+from llmsys.data.multiple_choice import ChoiceRows, MultipleChoiceQuestion
+from llmsys.train.evaluator import TargetEvaluation, compute_row_metrics
+from llmsys.train.multiple_choice_evaluator import EvaluatorWithTasks, MultipleChoiceEvaluator, QuestionScores
 from tests.data_room.test_questions import Letters
 from tests.helpers.ranks import run_ranks
 

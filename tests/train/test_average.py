@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from llmsys.errors import CheckpointError
-from llmsys.train.average import average_checkpoints
-from llmsys.train.checkpoint import load_tensors
+from llmsys.train.checkpoint_average import average_checkpoints
+from llmsys.train.checkpoint_load import load_tensors
 from llmsys.train.checkpoint_write import publish_weights, save_tensors
 
 NAMES = ("parameter/embed.weight", "parameter/blocks.0.attention.q_proj.weight", "buffer/counter")

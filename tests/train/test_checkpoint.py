@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.distributed.checkpoint import CheckpointException
 
-from llmsys.config.layout import ParallelLayout
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.errors import CheckpointError
-from llmsys.train import checkpoint
-from llmsys.train.balance import update_expert_balance
+from llmsys.train import checkpoint_load
 from llmsys.train.checkpoint_record import compute_digests, find_checkpoint_error
 from llmsys.train.checkpoint_write import build_save_error, publish_checkpoint
-from llmsys.train.resume import require_same_settings
+from llmsys.train.expert_load import update_expert_balance
+from llmsys.train.initial_state import require_same_settings
 from tests.engine.test_parity import LEARNING_RATE, build, plain_run, share_of, whole_state
 from tests.helpers.ranks import run_ranks
 
@@ -34,7 +34,7 @@ def train(rank: int, engine: Any, first: int, stop: int) -> list[float]:
 def start_and_save(rank: int, kind: str, layout: ParallelLayout, folder: Path) -> list[float]:
     engine = build(kind, layout, 0.5, 1)
     losses = train(rank, engine, 0, BEFORE)
-    checkpoint.save_checkpoint(engine, folder, {"note": "from the test"}, keep_last=2)
+    checkpoint_load.save_checkpoint(engine, folder, {"note": "from the test"}, keep_last=2)
     return losses
 
 
@@ -43,9 +43,9 @@ def resume(rank: int, cases: list[tuple[str, ParallelLayout, Path]]) -> list[Any
     results = []
     for kind, layout, folder in cases:
         engine = build(kind, layout, 0.5, 1)
-        newest = checkpoint.find_newest_checkpoint(folder)
+        newest = checkpoint_load.find_newest_checkpoint(folder)
         assert newest is not None
-        run_state = checkpoint.load_checkpoint(engine, newest)
+        run_state = checkpoint_load.load_checkpoint(engine, newest)
         losses = train(rank, engine, BEFORE, BEFORE + AFTER)
         results.append((losses, whole_state(engine), run_state, engine.get_state().steps))
     return results if rank == 0 else []
@@ -87,10 +87,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
         (partial / "__0_0.distcp").write_bytes(b"weights" * 100)
         files = compute_digests(partial.iterdir())
         publish_checkpoint(partial, tmp_path / f"step-{steps:08d}", {"steps": steps, "run": {}, "files": files})
-    assert checkpoint.find_newest_checkpoint(tmp_path) == tmp_path / "step-00000200"
+    assert checkpoint_load.find_newest_checkpoint(tmp_path) == tmp_path / "step-00000200"
     damaged = tmp_path / "step-00000200" / "__0_0.distcp"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"X")
-    assert checkpoint.find_newest_checkpoint(tmp_path) == tmp_path / "step-00000100"
+    assert checkpoint_load.find_newest_checkpoint(tmp_path) == tmp_path / "step-00000100"
     assert "__0_0.distcp is damaged" in caplog.text
     damaged.unlink()
     assert find_checkpoint_error(damaged.parent) == "__0_0.distcp is missing"
@@ -107,7 +107,7 @@ def test_a_full_disk_is_said_with_what_is_safe() -> None:
 
 def test_a_partial_checkpoint_is_never_seen(tmp_path: Path) -> None:
     (tmp_path / ".step-00000100.partial").mkdir()
-    assert checkpoint.find_newest_checkpoint(tmp_path) is None
+    assert checkpoint_load.find_newest_checkpoint(tmp_path) is None
     (tmp_path / "step-00000100").mkdir()
     assert "state.json cannot be read" in str(find_checkpoint_error(tmp_path / "step-00000100"))
 
@@ -118,11 +118,11 @@ def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:
         value.size = value.shape
     wanted = {"parameter/a": torch.empty(2, 3), "parameter/b": torch.empty(1)}
     with pytest.raises(CheckpointError, match=r"parameter/b is missing\. Use the model section it was trained with"):
-        checkpoint._check_names(Path("runs/x"), wanted, stored)
+        checkpoint_load._check_names(Path("runs/x"), wanted, stored)
 
 
 def test_the_record_names_every_file(saved: dict[str, Path]) -> None:
-    newest = checkpoint.list_complete_checkpoints(saved["torch"])[-1]
+    newest = checkpoint_load.list_complete_checkpoints(saved["torch"])[-1]
     record = json.loads((newest / "state.json").read_text())
     assert sorted(record["files"]) == sorted(file.name for file in newest.iterdir() if file.name != "state.json")
 

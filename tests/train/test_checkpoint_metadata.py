@@ -15,8 +15,8 @@ import torch.distributed.checkpoint as dcp
 from launch.main import main
 from llmsys.errors import CheckpointError
 from llmsys.train import pickled_metadata
-from llmsys.train.average import average_checkpoints
-from llmsys.train.checkpoint import load_tensors, find_newest_checkpoint, read_tensor_metadata
+from llmsys.train.checkpoint_average import average_checkpoints
+from llmsys.train.checkpoint_load import find_newest_checkpoint, load_tensors, read_tensor_metadata
 from llmsys.train.checkpoint_metadata import METADATA
 from llmsys.train.checkpoint_record import PICKLED, RECORD, find_checkpoint_error, read_record, write_record
 from llmsys.train.checkpoint_storage import CheckpointStorageReader, read_tensors

@@ -10,14 +10,13 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmsys.config.load import load_run_config
-from llmsys.estimate.cluster import ClusterCosts
-from llmsys.estimate.parameters import count_parameters
-from llmsys.estimate.plan.check import NamedLayout, find_layout_violations, parse_layout
-from llmsys.estimate.plan.verdict import estimate_layout_fit
-from llmsys.parallel.apply import apply_fsdp, apply_expert_parallel
-from llmsys.parallel.mesh import build_device_meshes
+from llmsys.estimate.cluster_costs import ClusterCosts
+from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.plan.layout_check import NamedLayout, estimate_layout_fit, find_layout_violations, parse_layout
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.parallel.parallelize import apply_expert_parallel, apply_fsdp
 from llmsys.train.build_engine import build_model
-from llmsys.train.objective import build_run_plan
+from llmsys.train.build_objective import build_run_plan
 
 CLUSTERS = {
     "llama-8b-8xh100": (8, "h100-sxm"),

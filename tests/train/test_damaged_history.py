@@ -13,14 +13,14 @@ from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import CheckpointError, UnreadableCheckpointError
 from llmsys.events import EventWriter
-from llmsys.train import checkpoint_record, checkpoint_write, retention
-from llmsys.train.checkpoint import load_tensors, find_newest_checkpoint, read_newest_checkpoint
-from llmsys.train.checkpoint_record import list_checkpoints, find_checkpoint_error
-from llmsys.train.faults import StepGuard
-from llmsys.train.resume import resume_from_checkpoint
-from llmsys.train.retention import select_kept_steps, remove_old_checkpoints
-from llmsys.train.saver import CheckpointSaver
-from llmsys.train.verified import VerifiedCheckpoints
+from llmsys.train import checkpoint_record, checkpoint_retention, checkpoint_write
+from llmsys.train.checkpoint_load import find_newest_checkpoint, load_tensors, read_newest_checkpoint
+from llmsys.train.checkpoint_record import find_checkpoint_error, list_checkpoints
+from llmsys.train.checkpoint_retention import remove_old_checkpoints, select_kept_steps
+from llmsys.train.checkpoint_saver import CheckpointSaver
+from llmsys.train.initial_state import resume_from_checkpoint
+from llmsys.train.step_guard import StepGuard
+from llmsys.train.verified_checkpoints import VerifiedCheckpoints
 from tests.helpers.ranks import run_ranks
 from tests.helpers.saving import save, state_of
 from tests.train.test_retention import published
@@ -321,14 +321,17 @@ def test_what_a_run_removes_under_its_reader_is_no_failure(tmp_path: Path, monke
         return real(file, like)
 
     monkeypatch.setattr(checkpoint_record, "compute_digest", removed)
-    assert read_newest_checkpoint(lambda: find_newest_checkpoint(tmp_path), lambda found: found) == tmp_path / "step-00000010"
+    assert (
+        read_newest_checkpoint(lambda: find_newest_checkpoint(tmp_path), lambda found: found)
+        == tmp_path / "step-00000010"
+    )
 
 
 def test_a_failing_removal_is_told_and_the_save_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbid(checkpoint: Path) -> None:
         raise OSError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(retention, "remove_checkpoint", forbid)
+    monkeypatch.setattr(checkpoint_retention, "remove_checkpoint", forbid)
     for step in (10, 20):
         published(tmp_path, step)
     remove_old_checkpoints(tmp_path, CheckpointConfig(keep_last=1))

@@ -10,11 +10,11 @@ from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
 from llmsys.errors import ConfigError
-from llmsys.estimate.memory_peak import estimate_peak_memory
-from llmsys.estimate.system import MemoryProfile
+from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.model.transformer import Transformer
-from llmsys.train.forecast import build_prediction
-from llmsys.train.measure import TargetEvaluator, compute_batch_row_sums
+from llmsys.train.evaluator import TargetEvaluator, compute_batch_row_sums
+from llmsys.train.run_prediction import build_prediction
 from tests.helpers.live_memory import Followed
 
 ROWS, LENGTH, VOCABULARY = 5, 4, 7
@@ -69,7 +69,9 @@ def run_of(**evaluation: int) -> RunConfig:
 
 
 def instant_of(config: RunConfig, **system: Any) -> int:
-    ledger = estimate_peak_memory(config, config.resolve_layout(1), system=MemoryProfile(device="cpu", measured="allocated", **system))
+    ledger = estimate_peak_memory(
+        config, config.resolve_layout(1), system=MemoryProfile(device="cpu", measured="allocated", **system)
+    )
     return next(one.bytes for one in ledger.instants if one.name == "in an evaluation")
 
 

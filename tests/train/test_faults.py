@@ -15,16 +15,15 @@ from llmsys.data.batch import Batch
 from llmsys.engine.engine import Accept, EngineState, StepResult, accept_all
 from llmsys.errors import LlmsysError, StopRequested
 from llmsys.events import EventWriter, read_latest_events
-from llmsys.train.blame import describe_step_contents
-from llmsys.train.checkpoint import load_checkpoint, find_newest_checkpoint, read_resumable_record
-from llmsys.train.dataset import open_first_source
-from llmsys.train.faults import StepGuard
-from llmsys.train.measure import TargetEvaluation
-from llmsys.train.metrics import build_step_meter
-from llmsys.train.objective import build_step_batches
-from llmsys.train.record import MetricLogger
-from llmsys.train.saver import CheckpointSaver
-from llmsys.train.signals import StopRequest
+from llmsys.train.build_objective import build_step_batches
+from llmsys.train.checkpoint_load import find_newest_checkpoint, load_checkpoint, read_resumable_record
+from llmsys.train.checkpoint_saver import CheckpointSaver
+from llmsys.train.evaluator import TargetEvaluation
+from llmsys.train.metric_logger import MetricLogger
+from llmsys.train.run_data import open_first_source
+from llmsys.train.step_guard import StepGuard, describe_step_contents
+from llmsys.train.step_metrics import build_step_meter
+from llmsys.train.stop_request import StopRequest
 from llmsys.train.trainer import Trainer
 from llmsys.train.watchdog import Watchdog
 from tests.helpers.dataset import VOCABULARY, make_dataset
@@ -224,7 +223,9 @@ def test_a_stopped_run_saves_after_the_step_and_goes_on_as_if_it_had_not(tmp_pat
             wish.reason = "SIGTERM came"
         return step == 3
 
-    with pytest.raises(StopRequested, match=r"SIGTERM came: saved after step 7 of 12 into .* Run the same command again"):
+    with pytest.raises(
+        StopRequested, match=r"SIGTERM came: saved after step 7 of 12 into .* Run the same command again"
+    ):
         trainer(one, stop_in_step_six, wish).train()
     again = trainer(one, lambda step: False)
     assert again.steps_done == 7

@@ -7,10 +7,10 @@ import torch
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import LossConfig
-from llmsys.model.head import MlmHead, LmHead, build_head
-from llmsys.train import head_loss as room
-from llmsys.train.head_loss import compute_linear_cross_entropy, build_training_loss
-from llmsys.train.loss import compute_sequence_losses
+from llmsys.model.output_head import LmHead, MlmHead, build_head
+from llmsys.train import linear_cross_entropy as room
+from llmsys.train.cross_entropy import compute_sequence_losses
+from llmsys.train.linear_cross_entropy import build_training_loss, compute_linear_cross_entropy
 
 HEADS: dict[str, dict[str, Any]] = {
     "plain": {"kind": "lm"},
@@ -72,12 +72,16 @@ def test_bfloat16_gradients_of_the_weight_are_summed_in_float32(monkeypatch: pyt
     head, x_BTD = built(HEADS["plain"]), torch.randn(1, 4096, 16, generator=torch.Generator().manual_seed(2))
     targets_BT = torch.randint(0, 37, (1, 4096), generator=torch.Generator().manual_seed(3))
     exact = torch.autograd.grad(compute_linear_cross_entropy(head, x_BTD, targets_BT), head.weight)[0]
-    rounded = torch.autograd.grad(compute_linear_cross_entropy(head.bfloat16(), x_BTD.bfloat16(), targets_BT), head.weight)[0]
+    rounded = torch.autograd.grad(
+        compute_linear_cross_entropy(head.bfloat16(), x_BTD.bfloat16(), targets_BT), head.weight
+    )[0]
     assert float((rounded - exact).norm() / exact.norm()) < 0.02
 
 
 def test_a_second_backward_is_refused() -> None:
-    loss = compute_linear_cross_entropy(built(HEADS["plain"]), torch.randn(1, 2, 16, requires_grad=True), torch.tensor([[1, 2]]))
+    loss = compute_linear_cross_entropy(
+        built(HEADS["plain"]), torch.randn(1, 2, 16, requires_grad=True), torch.tensor([[1, 2]])
+    )
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="used up by its first backward"):
         loss.backward()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from llmsys.train.loss import compute_sequence_losses
+from llmsys.train.cross_entropy import compute_sequence_losses
 
 
 @pytest.mark.parametrize("length", [1, 7, 64])

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
-from llmsys.estimate.device import find_device_by_driver_name, list_device_names, load_device_profile
+from llmsys.estimate.device_profile import find_device_by_driver_name, list_device_names, load_device_profile
 from llmsys.estimate.flops import count_flops
-from llmsys.train import metrics
-from llmsys.train.forecast import build_prediction
-from llmsys.train.metrics import StepMeter, build_step_meter, find_device_profile, build_flops_convention
+from llmsys.train import step_metrics
+from llmsys.train.run_prediction import build_prediction
+from llmsys.train.step_metrics import StepMeter, build_flops_convention, build_step_meter, find_device_profile
 from tests.helpers.device_profile import NAME, abacus, write_abacus
 from tests.helpers.ranks import run_ranks
 
@@ -64,8 +64,8 @@ def test_a_forecast_is_the_estimate_and_a_gap_in_a_profile_is_said(tmp_path: Pat
 
 def meter(monkeypatch: pytest.MonkeyPatch, peaks: list[int], *words: str) -> StepMeter:
     remaining = iter(peaks)
-    monkeypatch.setattr(metrics, "read_resident_memory", lambda name: 100)
-    monkeypatch.setattr(metrics, "read_peak_memory", lambda device: (next(remaining), 0))
+    monkeypatch.setattr(step_metrics, "read_resident_memory", lambda name: 100)
+    monkeypatch.setattr(step_metrics, "read_peak_memory", lambda device: (next(remaining), 0))
     return build_step_meter(config(*words), CPU, None)
 
 
@@ -82,7 +82,9 @@ def test_peaks_of_evaluation_are_not_a_steps(monkeypatch: pytest.MonkeyPatch) ->
 def test_steps_of_a_growing_batch_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     one = meter(monkeypatch, [100] * 99, "batch.ramp={start_tokens: 1024, over_tokens: 16384}")
     small = [
-        number for number in range(1, 60) if one.config.batch.get_tokens_at(number - 1) < one.config.batch.tokens_per_step
+        number
+        for number in range(1, 60)
+        if one.config.batch.get_tokens_at(number - 1) < one.config.batch.tokens_per_step
     ]
     assert small
     for number in small:
@@ -113,4 +115,6 @@ def test_the_slowest_and_fullest_rank_is_told_in_one_reduction() -> None:
     assert (fields["seconds"], fields["data_wait_seconds"], fields["tokens_per_second"]) == (2.0, 0.5, 50.0)
     assert fields["memory_bytes"] > 2**20
     assert first["measured"]["step_seconds"] == 2.0  # medians 1.5 and 2
-    assert fields["utilisation"] == pytest.approx(build_flops_convention(config(), abacus(), 2).compute_utilisation(50.0))
+    assert fields["utilisation"] == pytest.approx(
+        build_flops_convention(config(), abacus(), 2).compute_utilisation(50.0)
+    )

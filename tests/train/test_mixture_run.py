@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from llmsys.events import read_latest_events, read_events
+from llmsys.events import read_events, read_latest_events
 from tests.helpers.dataset import VOCABULARY, make_dataset
 
 ROOT = Path(__file__).resolve().parents[2]

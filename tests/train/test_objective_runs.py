@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from llmsys.events import read_events
-from llmsys.train.checkpoint import load_tensors, read_tensor_metadata
+from llmsys.train.checkpoint_load import load_tensors, read_tensor_metadata
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.tiny_pairs import WORDS, pairs_config, sentence_pairs
 
@@ -40,7 +40,9 @@ def written(path: Path, settings: dict[str, Any]) -> Path:
 
 
 def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    tensors = {name: torch.empty(like.shape, dtype=like.dtype) for name, like in read_tensor_metadata(checkpoint).items()}
+    tensors = {
+        name: torch.empty(like.shape, dtype=like.dtype) for name, like in read_tensor_metadata(checkpoint).items()
+    }
     load_tensors(tensors, checkpoint)
     return tensors
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from launch.main import main
-from llmsys.shards import open_tokens
+from llmsys.token_shards import open_tokens
 from llmsys.tokenizer import load_tokenizer
 from tests.helpers.json_tokenizers import write
 from tests.helpers.oracle_models import build

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from llmsys.config.load import load_run_config
-from llmsys.optim.schedule import compute_learning_rate
+from llmsys.optim.lr_schedule import compute_learning_rate
 from llmsys.train.build_engine import build_model
 
 RECIPES = ("multi30k", "wmt14-base", "wmt14-big", "bert-small", "bert-small-classify")

@@ -8,8 +8,8 @@ from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError
 from llmsys.train.checkpoint_record import read_record
+from llmsys.train.checkpoint_retention import remove_old_checkpoints, select_kept_steps
 from llmsys.train.checkpoint_write import publish_checkpoint, remove_partial_checkpoints
-from llmsys.train.retention import select_kept_steps, remove_old_checkpoints
 
 STEPS = range(100, 1100, 100)
 SCORES = {step: abs(step - 450) / 100 for step in STEPS}  # 400 and 500 are best, and equal

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from launch.train import HUNG, LOST_PEER, STOPPED
-from llmsys.events import read_latest_events, read_events
+from llmsys.events import read_events, read_latest_events
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.device_profile import write_abacus
 from tests.helpers.process import PATIENCE_SECONDS, wait_until

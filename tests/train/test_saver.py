@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from llmsys.config.checkpoint import CheckpointConfig
-from llmsys.config.layout import ParallelLayout
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.errors import CheckpointError
 from llmsys.train import checkpoint_write
-from llmsys.train.checkpoint import load_tensors, find_newest_checkpoint, read_newest_checkpoint
+from llmsys.train.checkpoint_load import find_newest_checkpoint, load_tensors, read_newest_checkpoint
 from llmsys.train.checkpoint_record import RECORD, find_checkpoint_error, read_record
-from llmsys.train.saver import CheckpointSaver
+from llmsys.train.checkpoint_saver import CheckpointSaver
 from tests.engine.test_parity import LEARNING_RATE, build, share_of
 from tests.helpers.process import PATIENCE_SECONDS
 from tests.helpers.ranks import run_ranks
@@ -167,7 +167,10 @@ WRITE_TENSORS, MAY_WRITE = checkpoint_write._write_tensors, threading.Event()
 def on_two_ranks(rank: int, folder: Path) -> dict[str, Any]:
     """A save in the background beside one at once, a failure on one rank, and a verification in shares."""
     engine = build("torch", ParallelLayout(expert=2), 0.5, 1)
-    savers = {mode: CheckpointSaver(folder / mode, CheckpointConfig.model_validate({"mode": mode})) for mode in ("sync", "async")}
+    savers = {
+        mode: CheckpointSaver(folder / mode, CheckpointConfig.model_validate({"mode": mode}))
+        for mode in ("sync", "async")
+    }
     for step in range(2):
         engine.train_step(share_of(step, rank, 2, 1), LEARNING_RATE)
         for mode, saver in savers.items():
@@ -188,7 +191,13 @@ def on_two_ranks(rank: int, folder: Path) -> dict[str, Any]:
         damaged.write_bytes(damaged.read_bytes()[:-1])
     torch.distributed.barrier()
     shares = find_checkpoint_error(damaged.parent, rank, 2)
-    return {"alone": alone, "failed": failed, "newest": newest, "share": shares, "then": find_newest_checkpoint(folder / "sync")}
+    return {
+        "alone": alone,
+        "failed": failed,
+        "newest": newest,
+        "share": shares,
+        "then": find_newest_checkpoint(folder / "sync"),
+    }
 
 
 def _fails_on_rank_one(rank: int, saver: CheckpointSaver, engine: Any) -> str:

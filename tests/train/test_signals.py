@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmsys.train.signals import HANGUP, HANGUP_ENDS, HANGUP_SAVES, RESERVE_SECONDS, SLURM_END, StopRequest
+from llmsys.train.stop_request import HANGUP, HANGUP_ENDS, HANGUP_SAVES, RESERVE_SECONDS, SLURM_END, StopRequest
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
 

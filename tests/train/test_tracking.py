@@ -7,9 +7,8 @@ import pytest
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.events import EventWriter, read_events
-from llmsys.train import tracking
-from llmsys.train.record import MetricLogger
-from llmsys.train.tracking import Trackers
+from llmsys.train import metric_logger
+from llmsys.train.metric_logger import MetricLogger, Trackers
 
 
 def config_with(folder: Path, **settings: bool) -> RunConfig:
@@ -51,14 +50,14 @@ def test_a_service_that_does_not_start_is_named_with_its_reason(
         def start(self) -> None:
             raise RuntimeError("No API key configured")
 
-    monkeypatch.setattr(tracking, "_load_tracker_class", lambda *_: lambda *_, **__: Service())
+    monkeypatch.setattr(metric_logger, "_load_tracker_class", lambda *_: lambda *_, **__: Service())
     with pytest.raises(ConfigError, match=r"tracking\.wandb=true, but .* No API key .* set tracking\.wandb=false"):
         Trackers(config_with(tmp_path, wandb=True))
 
 
 def test_settings_become_flat_texts_and_numbers() -> None:
     settings = {"model": {"hidden_size": 8, "moe": {"num_experts": 4}}, "prompts": ["a", "b"], "none": None}
-    assert tracking._flatten_settings(settings) == {
+    assert metric_logger._flatten_settings(settings) == {
         "model.hidden_size": 8,
         "model.moe.num_experts": 4,
         "prompts": "['a', 'b']",

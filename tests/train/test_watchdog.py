@@ -18,8 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llmsys.train.heartbeat import Heartbeat, describe_hanging_ranks, is_any_at_work
-from llmsys.train.watchdog import HUNG, Watchdog, is_hang_named
+from llmsys.train.watchdog import HUNG, Heartbeat, Watchdog, describe_hanging_ranks, is_any_at_work, is_hang_named
 from llmsys.train.work_meter import WORK_BYTES, WorkMeter
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 

@@ -27,9 +27,9 @@ from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
 from llmsys.engine.engine import Engine
-from llmsys.parallel.mesh import build_device_meshes
-from llmsys.train.balance import update_expert_balance
+from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.train.build_engine import build_engine
+from llmsys.train.expert_load import update_expert_balance
 from llmsys.train.precision import find_bf16_support
 
 COMMON = ("train.threads_per_process=1", "batch.sequences=4")

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.engine.engine import EngineState
-from llmsys.train.saver import CheckpointSaver
+from llmsys.train.checkpoint_saver import CheckpointSaver
 
 ROWS = 4096
 STEP_SECONDS = 0.1
@@ -53,7 +53,9 @@ def _run_rank(rank: int, arguments: argparse.Namespace, folder: str) -> None:
     state = _build_state(arguments.megabytes, device)
     step = _build_step(device)
     alone = statistics.median(_measure_seconds(step) for _ in range(10))
-    found = {mode: _measure_saves(mode, state, step, alone, arguments.saves, Path(folder)) for mode in ("sync", "async")}
+    found = {
+        mode: _measure_saves(mode, state, step, alone, arguments.saves, Path(folder)) for mode in ("sync", "async")
+    }
     if rank == 0:
         _print_table(arguments, device, alone, found)
     dist.destroy_process_group()
@@ -91,7 +93,9 @@ def _measure_seconds(action: Any) -> float:
     return time.perf_counter() - began
 
 
-def _measure_saves(mode: str, state: dict[str, Tensor], step: Any, alone: float, count: int, folder: Path) -> dict[str, float]:
+def _measure_saves(
+    mode: str, state: dict[str, Tensor], step: Any, alone: float, count: int, folder: Path
+) -> dict[str, float]:
     """Seconds: making buffers, stall of a save, all of a save, and what the steps beside it cost."""
     saver = CheckpointSaver(folder / mode, CheckpointConfig.model_validate({"mode": mode, "keep_last": 1}))
     prepared = _measure_seconds(lambda: saver.allocate_buffers(EngineState(state, 0)))

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from itertools import compress
 from pathlib import Path
 
-from data_pipeline.extract.article import extract_article
-from tools.bench.extract import PARTS, read_benchmark, compute_scores
+from data_pipeline.extract.main_content import extract_article
+from tools.bench.extract import PARTS, compute_scores, read_benchmark
 
 CONSTANTS = {
     "weigh": ("_SENTENCE", "_BODY_WEIGHT", "_GROWTH", "_SHORT_POST"),

@@ -19,14 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_pipeline.inputs import find_inputs
+from data_pipeline.readers.input_files import find_inputs
 from llmsys.config.data import CrawlConfig
-from llmsys.config.extract import ResiliparseExtractorConfig
+from llmsys.config.extraction import ResiliparseExtractorConfig
 from tools.bench import data_parts as ours
-from tools.bench import data_reference as theirs
-from tools.bench import tokens
-from tools.bench.arguments import build_datatrove_parser
-from tools.bench.measure import measure_median_seconds
+from tools.bench import datatrove_reference as theirs
+from tools.bench import token_encoding
+from tools.bench.measurement import build_datatrove_parser, measure_median_seconds
 from tools.bench.rules import RULES
 
 HEAD = "| part | this | beside | that | ratio | agreement |\n|---|---|---|---|---|---|"
@@ -60,7 +59,9 @@ class PartRow(NamedTuple):
         return f"| {' | '.join(self)} |"
 
 
-def build_row(part: str, unit: str, amount: float, seconds: float, beside: str, other: float | None, agreement: str) -> PartRow:
+def build_row(
+    part: str, unit: str, amount: float, seconds: float, beside: str, other: float | None, agreement: str
+) -> PartRow:
     """One part: `amount` of a unit in our seconds, and what the other needed per amount (seconds) when it ran."""
     this = f"{amount / seconds:,.4g} {unit}/s"
     if other is None:
@@ -77,14 +78,18 @@ def measure_reading(files: list[str], repeats: int) -> PartRow:
     return build_row("WARC records", "MB of gzip", size, mine, "FastWARC", fast, agreement)
 
 
-def measure_documents(files: list[str], config: CrawlConfig, addresses: list[str], arguments: argparse.Namespace) -> list[PartRow]:
+def measure_documents(
+    files: list[str], config: CrawlConfig, addresses: list[str], arguments: argparse.Namespace
+) -> list[PartRow]:
     """From WARC to filtered documents, by the recipe's extractor from cold and warm, and by resiliparse.
 
     datatrove does so many records of each file only, since it takes minutes.
     """
     found: dict[str, int] = {}
     if arguments.datatrove:
-        took, found = theirs.measure_datatrove_pipeline(arguments.datatrove, files, addresses, arguments.pages, arguments.repeats)
+        took, found = theirs.measure_datatrove_pipeline(
+            arguments.datatrove, files, addresses, arguments.pages, arguments.repeats
+        )
     plain = config.model_copy(update={"extract": ResiliparseExtractorConfig()})
     rows = []
     for chosen, state, repeats in ((config, "first", 1), (config, "again", arguments.repeats), (plain, "again", 1)):
@@ -93,7 +98,9 @@ def measure_documents(files: list[str], config: CrawlConfig, addresses: list[str
         agreement = f"kept {made['kept'] / made['pages']:.1%} of {made['pages']:,} pages, they {found.get('kept', 0):,}"
         agreement += f" of {found.get('pages', 0):,}: other texts"
         name = f"WARC to filtered documents, {chosen.extract.kind}, {state}"
-        rows.append(build_row(name, "MB of HTML", made["html"] / 1e6, seconds, "datatrove, trafilatura", other, agreement))
+        rows.append(
+            build_row(name, "MB of HTML", made["html"] / 1e6, seconds, "datatrove, trafilatura", other, agreement)
+        )
     return rows
 
 
@@ -127,12 +134,14 @@ def measure_signatures(texts: list[str], arguments: argparse.Namespace) -> list[
 def measure_encoding(texts: list[str]) -> list[PartRow]:
     """Token ids of a BPE of 32,000 pieces beside SentencePiece asked for each document."""
     with tempfile.TemporaryDirectory() as folder:
-        _, tokenizer = next(tokens.train_tokenizers(Path(folder), texts, 32_000))
-        found = tokens.measure_tokenizer(texts, tokenizer)
+        _, tokenizer = next(token_encoding.train_tokenizers(Path(folder), texts, 32_000))
+        found = token_encoding.measure_tokenizer(texts, tokenizer)
     size = sum(len(text.encode()) for text in texts) / 1e6
     agreement = f"{found['equal']:.2%} of texts with equal ids"
     names = [("token ids, cold", "cold"), ("token ids, words known", "warm")]
-    return [build_row(name, "MB", size, found[key], "SentencePiece", found["library"], agreement) for name, key in names]
+    return [
+        build_row(name, "MB", size, found[key], "SentencePiece", found["library"], agreement) for name, key in names
+    ]
 
 
 def measure_processes(files: list[str], config: CrawlConfig, repeats: int) -> list[PartRow]:
@@ -153,7 +162,9 @@ def measure_processes(files: list[str], config: CrawlConfig, repeats: int) -> li
                     best[workers] = found
     one, two = best[1]["seconds"], best[2]["seconds"]
     peak = max(found["peak"] for found in best.values()) / 2**20
-    seconds = PartRow("prepare --until documents", f"{two:.1f} s", "one process", f"{one:.1f} s", f"{one / two:.2f}", "")
+    seconds = PartRow(
+        "prepare --until documents", f"{two:.1f} s", "one process", f"{one:.1f} s", f"{one / two:.2f}", ""
+    )
     spent = f"best of the repeats, by the clock; CPU seconds {best[2]['cpu']:.1f} and {best[1]['cpu']:.1f}"
     return [seconds._replace(agreement=spent), _build_peak_row(peak)]
 
@@ -181,7 +192,9 @@ def main() -> int:
 
     print(HEAD)
     print_rows(measure_reading(files, arguments.repeats))
-    print_rows(*measure_processes(files, config, arguments.repeats))  # early: a process counts the memory of what started it
+    print_rows(
+        *measure_processes(files, config, arguments.repeats)
+    )  # early: a process counts the memory of what started it
     texts, addresses = ours.extract_english_texts(files, config)
     if not texts:
         print(f"no English page in {' '.join(arguments.crawl)}", file=sys.stderr)

@@ -12,19 +12,19 @@ import pyarrow as pa
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 
 from data_pipeline.dedup.minhash import MinHasher
-from data_pipeline.language.identify import identify_languages, compute_keep_mask
-from data_pipeline.pipeline import prepare_dataset
-from data_pipeline.readers.page import NonPageRecord
-from data_pipeline.readers.record import iter_records
-from data_pipeline.readers.source import open_input_stream
+from data_pipeline.language.identify import compute_keep_mask, identify_languages
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from data_pipeline.readers.input_stream import open_input_stream
+from data_pipeline.readers.page_batch import NonPageRecord
+from data_pipeline.readers.warc_records import iter_records
 from data_pipeline.rules.chain import RuleChain
-from data_pipeline.stages.extract import extract_file
+from data_pipeline.stages.extract_text import extract_file
 from llmsys.config.data import CrawlConfig
-from llmsys.config.deduplicate import DeduplicationConfig, MinHashDedupConfig
+from llmsys.config.deduplication import DeduplicationConfig, MinHashDedupConfig
 from llmsys.config.executor import InlineExecutorConfig
 from llmsys.config.run import RunConfig
-from llmsys.shards import read_batches
-from tools.bench.measure import measure_cpu_seconds, measure_median_seconds
+from llmsys.token_shards import read_batches
+from tools.bench.measurement import measure_cpu_seconds, measure_median_seconds
 from tools.bench.rules import RULES, apply_rules
 
 BATCH = 128
@@ -80,7 +80,9 @@ def extract_english_texts(files: Sequence[str], config: CrawlConfig) -> tuple[li
         for number, path in enumerate(files):
             output = Path(folder, str(number))
             unread = output.with_suffix(".unread")
-            extract_file(ignore_progress, source=path, output=output, unread=unread, config=config.extract, read=config.read)
+            extract_file(
+                ignore_progress, source=path, output=output, unread=unread, config=config.extract, read=config.read
+            )
             for batch in read_batches(output):
                 batch = batch.filter(batch.column("text").is_valid())
                 stays = compute_keep_mask(*identify_languages(batch.column("text"), config.language), config.language)

@@ -21,14 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.dedup.bloom import CountingBloomFilter
-from data_pipeline.dedup.cluster import list_clusters
+from data_pipeline.dedup.bloom_filter import CountingBloomFilter
+from data_pipeline.dedup.connected_components import list_clusters
 from data_pipeline.dedup.minhash import MinHasher
-from data_pipeline.dedup.strings import compute_winnowing_anchors
-from data_pipeline.dedup.units import get_sentence_splitter, split_segments, remove_segment_runs
-from llmsys.config.deduplicate import MinHashDedupConfig, SentenceDedupConfig
-from tools.bench.arguments import build_datatrove_parser
-from tools.bench.measure import measure_cpu_seconds, iter_crawl_texts
+from data_pipeline.dedup.repeated_substrings import compute_winnowing_anchors
+from data_pipeline.dedup.text_segments import get_sentence_splitter, remove_segment_runs, split_segments
+from llmsys.config.deduplication import MinHashDedupConfig, SentenceDedupConfig
+from tools.bench.measurement import build_datatrove_parser, iter_crawl_texts, measure_cpu_seconds
 
 BATCH = 128
 SPANS = SentenceDedupConfig()

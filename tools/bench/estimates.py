@@ -14,12 +14,19 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from llmsys.config.yaml_text import dump_yaml
-from llmsys.estimate.residual import FILE, ResidualModel, load_residuals
+from llmsys.config.yaml_parser import dump_yaml
+from llmsys.estimate.residual_model import FILE, ResidualModel, load_residuals
 from tools.bench.estimates_count import list_count_lines
 from tools.bench.estimates_energy import build_energy_rows, fit_energy
 from tools.bench.estimates_memory import iter_memory_lines
-from tools.bench.estimates_time import TimeRow, fit_residuals, predict_interval, get_shipped_residuals, build_time_rows, compute_utilisation
+from tools.bench.estimates_time import (
+    TimeRow,
+    build_time_rows,
+    compute_utilisation,
+    fit_residuals,
+    get_shipped_residuals,
+    predict_interval,
+)
 from tools.bench.published import RUNS, SkippedRow, read_setups
 from tools.bench.published_setup import Setup
 
@@ -89,7 +96,9 @@ def iter_time_lines(
     yield ""
 
 
-def _iter_summary_lines(held: Sequence[TimeRow], fitted: dict[str, ResidualModel], constant: dict[bool, float]) -> Iterator[str]:
+def _iter_summary_lines(
+    held: Sequence[TimeRow], fitted: dict[str, ResidualModel], constant: dict[bool, float]
+) -> Iterator[str]:
     yield "| rows not used for calibration | rows | P10–P90 covers | median error of P50 | of a constant utilisation |"
     yield "|---|---|---|---|---|"
     groups = {"all": held} | {kind: [row for row in held if row.kind == kind] for kind in fitted}

@@ -4,10 +4,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from llmsys.config.hugging_face.model import build_model_config
-from llmsys.config.load import load_model_config
+from llmsys.config.load import build_model_config, load_model_config
 from llmsys.estimate.flops import count_flops
-from llmsys.estimate.parameters import count_parameters
+from llmsys.estimate.parameter_count import count_parameters
 from tools.bench.published_setup import DATA
 
 

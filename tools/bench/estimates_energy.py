@@ -8,12 +8,12 @@ from statistics import mean
 from typing import Any
 
 from llmsys.errors import LlmsysError
-from llmsys.estimate.cluster import ClusterCosts
-from llmsys.estimate.cost import compute_mean_watts
-from llmsys.estimate.device import load_device_profile
-from llmsys.estimate.interval import PercentileInterval, build_log_normal_interval
-from llmsys.estimate.parameters import count_parameters
-from llmsys.estimate.residual import ResidualModel
+from llmsys.estimate.cluster_costs import ClusterCosts
+from llmsys.estimate.device_profile import load_device_profile
+from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.percentile_interval import PercentileInterval, build_log_normal_interval
+from llmsys.estimate.residual_model import ResidualModel
+from llmsys.estimate.run_cost import compute_mean_watts
 from tools.bench.estimates_time import TimeRow
 from tools.bench.published_runs import iter_full_run_setups
 from tools.bench.published_setup import load_published_model

@@ -1,4 +1,5 @@
-"""The memory estimate beside published measurements: `read_memory_rows()` gives one comparison for each measured number.
+"""The memory estimate beside published measurements: `read_memory_rows()` gives one comparison for each measured
+number.
 
 Reads the rows of tests/estimate/data/published_runs.json (public facts; each table names its source). What a row does
 not say is filled in by its table, never by the row. Run as a script it prints the table of the room's README.
@@ -16,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from llmsys.config.run import RunConfig
 from llmsys.errors import LlmsysError
-from llmsys.estimate.instants import GIB, MemoryTimeline
-from llmsys.estimate.memory_peak import estimate_peak_memory
-from llmsys.estimate.system import MemoryProfile
+from llmsys.estimate.memory_timeline import GIB, MemoryTimeline
+from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.software_profile import MemoryProfile
 from tools.bench.memory_korthikanti import iter_analytical_rows
 from tools.bench.published_setup import DATA, Row, build_layout, build_run_config, load_published_model
 
@@ -66,7 +67,10 @@ def read_memory_rows(path: Path = ROWS) -> list[MemoryRow]:
 def read_published_rows(path: Path) -> Iterator[MemoryRow | str]:
     """Rows, or why one is not predicted."""
     tables = json.loads(path.read_text(encoding="utf-8"))
-    readers: dict[str, Callable[[Row], MemoryRow]] = {"torchtitan": build_titan_row, "torchtitan_graph_trainer": build_graph_trainer_row}
+    readers: dict[str, Callable[[Row], MemoryRow]] = {
+        "torchtitan": build_titan_row,
+        "torchtitan_graph_trainer": build_graph_trainer_row,
+    }
     for table, reader in readers.items():
         for row in tables.get(table, {}).get("rows", []):
             if not any(row.get(key) for key in PEAKS):
@@ -91,7 +95,9 @@ def build_titan_row(row: Row) -> MemoryRow:
     system = TITAN_2024 if re.fullmatch(r"T\d", row["table"]) else TITAN
     if pipeline > 1:
         system = replace(system, pipeline=pipeline, pipeline_chunks=parts, weights="whole", gradients="whole")
-    ledger = estimate_peak_memory(set_compile(config, "compile" in options), build_layout(shard, tensor, context), system=system)
+    ledger = estimate_peak_memory(
+        set_compile(config, "compile" in options), build_layout(shard, tensor, context), system=system
+    )
     ranks = " ".join(f"{key} {value}" for key, value in parallel.items())
     name = f"{row['table']} {row['model']} {options}, {row['gpus']} of {ranks}, {local} of {row['seq']}"
     return build_memory_row(name, "torchtitan", row["peak_mem_gib"], ledger)
@@ -107,7 +113,9 @@ def build_graph_trainer_row(row: Row) -> MemoryRow:
     system = GRAPH_SHARDED if gpus > 1 else replace(GRAPH, activations="host" if "offload" in policy else "device")
     measured = row["peak_gib"] if "peak_gib" in row else row["peak_gb"] * GB / GIB
     name = f"graph {row['model']} {policy}, {gpus} GPUs, {local} of {row['seq']}"
-    return build_memory_row(name, "torchtitan graph trainer", measured, estimate_peak_memory(config, build_layout(gpus), system=system))
+    return build_memory_row(
+        name, "torchtitan graph trainer", measured, estimate_peak_memory(config, build_layout(gpus), system=system)
+    )
 
 
 def parse_policy(words: str) -> str:

@@ -10,13 +10,13 @@ from functools import cached_property
 from math import exp, log, sqrt
 from statistics import NormalDist, mean, median, quantiles, stdev
 
-from llmsys.estimate.cluster import ClusterCosts
-from llmsys.estimate.device import Number, load_device_profile
-from llmsys.estimate.goodput import estimate_goodput
-from llmsys.estimate.interval import Z90, PercentileInterval
-from llmsys.estimate.parameters import count_parameters
-from llmsys.estimate.residual import ResidualModel, load_residuals
-from llmsys.estimate.time import estimate_step_time
+from llmsys.estimate.cluster_costs import ClusterCosts
+from llmsys.estimate.device_profile import Number, load_device_profile
+from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.percentile_interval import Z90, PercentileInterval
+from llmsys.estimate.residual_model import ResidualModel, load_residuals
+from llmsys.estimate.run_cost import estimate_goodput
+from llmsys.estimate.step_time import estimate_step_time
 from tools.bench.published_setup import Setup
 
 KINDS = ("dense", "moe", "run")
@@ -48,7 +48,13 @@ class TimeRow:
         plain = sum(step.parts.values()) / step.factor
         if setup.kind == "step":
             return plain
-        return plain * setup.config.num_steps * setup.num_ranks / 3600 / estimate_goodput(ClusterCosts(), setup.num_ranks).fraction
+        return (
+            plain
+            * setup.config.num_steps
+            * setup.num_ranks
+            / 3600
+            / estimate_goodput(ClusterCosts(), setup.num_ranks).fraction
+        )
 
     @cached_property
     def ideal_time(self) -> float:

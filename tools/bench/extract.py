@@ -27,8 +27,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from data_pipeline.extract.html import extract_pages
-from llmsys.config.extract import ArticleExtractorConfig, ExtractConfig, ResiliparseExtractorConfig, TrafilaturaExtractorConfig
+from data_pipeline.extract.extractor import extract_pages
+from llmsys.config.extraction import (
+    ArticleExtractorConfig,
+    ExtractConfig,
+    ResiliparseExtractorConfig,
+    TrafilaturaExtractorConfig,
+)
 
 EXTRACTORS: dict[str, ExtractConfig] = {
     "article": ArticleExtractorConfig(),
@@ -117,7 +122,9 @@ def main() -> int:
     extractors = {
         name: config for name, config in EXTRACTORS.items() if config.kind != "trafilatura" or find_spec("trafilatura")
     }
-    found = {name: measure_extraction(pages.slice(0, 2), config)[0] for name, config in extractors.items()}  # loads libraries
+    found = {
+        name: measure_extraction(pages.slice(0, 2), config)[0] for name, config in extractors.items()
+    }  # loads libraries
     seconds: dict[str, list[float]] = {name: [] for name in extractors}
     for _ in range(arguments.rounds):
         for name, config in extractors.items():

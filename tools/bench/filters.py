@@ -19,22 +19,22 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_pipeline.decontaminate.index import NgramIndex, write_ngram_index
-from data_pipeline.decontaminate.words import WordHasher
-from data_pipeline.pii.replace import replace_pii
+from data_pipeline.decontaminate.ngram_index import NgramIndex, write_ngram_index
+from data_pipeline.pii.replacement import replace_pii
 from data_pipeline.rules.bad_words import BadWordsRule
-from data_pipeline.rules.batch import WordSplitters, DocumentBatch
+from data_pipeline.rules.document_batch import DocumentBatch, WordSplitters
 from data_pipeline.rules.url import UrlFilter
-from data_pipeline.rules.whitespace_words import WhitespaceTokenizer
-from data_pipeline.rules.words import WordSplitter
+from data_pipeline.text.word_hashes import WordHasher
+from data_pipeline.text.word_splitter import WordSplitter
+from data_pipeline.text.word_tokenizers import WhitespaceTokenizer
 from data_pipeline.unicode.repair import repair_texts
 from llmsys.config.custom_rules import BadWordsConfig, WordListConfig
-from llmsys.config.decontaminate import EvaluationSetConfig, NgramDecontaminationConfig
-from llmsys.config.entries import EntryListConfig
+from llmsys.config.decontamination import EvaluationSetConfig, NgramDecontaminationConfig
+from llmsys.config.entry_list import EntryListConfig
 from llmsys.config.pii import PiiReplacementConfig
 from llmsys.config.unicode import FtfyRepairConfig
 from llmsys.config.url import UrlFilterConfig
-from tools.bench.measure import measure_cpu_seconds, iter_crawl_texts
+from tools.bench.measurement import iter_crawl_texts, measure_cpu_seconds
 
 # Runs under the other interpreter, over the same pages and lists.
 REFERENCE = """
@@ -83,7 +83,10 @@ def main() -> int:
     size = sum(len(text.encode()) for _, text in pages) / 1e6
     print(f"{len(pages):,} pages, {size:.1f} MB of text, CPU seconds of one process")
     for name, (seconds, outcome) in ours.items():
-        print(f"{name:10} {seconds:8.2f} s {size / seconds:8.1f} MB/s{_format_comparison(theirs.get(name), seconds, outcome)}")
+        print(
+            f"{name:10} {seconds:8.2f} s {size / seconds:8.1f} "
+            f"MB/s{_format_comparison(theirs.get(name), seconds, outcome)}"
+        )
     if options.eval:
         _measure_decontamination([text for _, text in pages], options.eval, size)
     return 0
@@ -161,10 +164,16 @@ def _measure_decontamination(texts: Sequence[str], sets: Sequence[Sequence[str]]
     )
     with tempfile.TemporaryDirectory() as folder:
         grams, items = Path(folder, "grams.arrow"), Path(folder, "items.arrow")
-        indexing, _ = measure_cpu_seconds(lambda: write_ngram_index(lambda *_: None, grams=grams, items=items, config=config))
+        indexing, _ = measure_cpu_seconds(
+            lambda: write_ngram_index(lambda *_: None, grams=grams, items=items, config=config)
+        )
         index, words = NgramIndex(grams), WordHasher()
-    cold, found = measure_cpu_seconds(lambda: [index.find_matches(words.hash_words(texts[n : n + 64])) for n in range(0, len(texts), 64)])
-    warm, _ = measure_cpu_seconds(lambda: [index.find_matches(words.hash_words(texts[n : n + 64])) for n in range(0, len(texts), 64)])
+    cold, found = measure_cpu_seconds(
+        lambda: [index.find_matches(words.hash_words(texts[n : n + 64])) for n in range(0, len(texts), 64)]
+    )
+    warm, _ = measure_cpu_seconds(
+        lambda: [index.find_matches(words.hash_words(texts[n : n + 64])) for n in range(0, len(texts), 64)]
+    )
     matches = sum(len(positions) for positions, _ in found)
     print(f"decontamination: {len(index.words):,} n-grams indexed in {indexing:.2f} s, {matches:,} matches")
     print(f"  from cold {cold:.2f} s ({size / cold:.1f} MB/s), warm {warm:.2f} s ({size / warm:.1f} MB/s)")

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 
 import pyarrow as pa
 
-from data_pipeline.language.code import normalize_language_code
+from data_pipeline.language.codes import normalize_language_code
 from data_pipeline.language.identify import identify_languages
 from llmsys.config.language import LanguageConfig
 

@@ -29,11 +29,11 @@ import numpy as np
 import torch
 
 from llmsys.config.batch import BatchConfig
-from llmsys.data.loader import StepLoader
-from llmsys.data.packing import PackedDocuments
-from llmsys.data.plan import RunPlan
-from llmsys.data.steps import WindowStepBatches
-from llmsys.shards import TokenShards, open_tokens
+from llmsys.data.dataloader import StepLoader
+from llmsys.data.packed_windows import PackedDocuments
+from llmsys.data.step_batches import WindowStepBatches
+from llmsys.data.step_plan import RunPlan
+from llmsys.token_shards import TokenShards, open_tokens
 
 ROUNDS = 5
 SHAPES = ((512, 8, 8, 8), (2048, 2, 4, 4), (2048, 8, 4, 4), (2048, 8, 4, 1), (8192, 4, 2, 1))
@@ -41,7 +41,9 @@ SHAPES = ((512, 8, 8, 8), (2048, 2, 4, 4), (2048, 8, 4, 4), (2048, 8, 4, 1), (81
 Next = Callable[[], Any]
 
 
-def build_packed_source(shards: TokenShards, length: int, sequences: int, *, deal: str = "in_order", masked: bool = True) -> Next:
+def build_packed_source(
+    shards: TokenShards, length: int, sequences: int, *, deal: str = "in_order", masked: bool = True
+) -> Next:
     """Our steps: shuffled epochs of packed documents, with document numbers where they are `masked`."""
     micro = max(1, sequences // 4) if deal == "balanced" else 0
     settings = {"sequence_length": length, "sequences": sequences, "deal": deal, "micro_sequences": micro}
@@ -55,7 +57,9 @@ def build_packed_source(shards: TokenShards, length: int, sequences: int, *, dea
 def build_read_ahead_source(shards: TokenShards, length: int, sequences: int) -> Next:
     """The same through the reading thread, as the trainer gets it."""
     batch = BatchConfig(sequence_length=length, sequences=sequences)
-    steps = WindowStepBatches(PackedDocuments(shards, length=length, seed=0), RunPlan(batch, 1, 0), separate_documents=True)
+    steps = WindowStepBatches(
+        PackedDocuments(shards, length=length, seed=0), RunPlan(batch, 1, 0), separate_documents=True
+    )
     batches = StepLoader(steps).iter_steps(0, 1 << 40)
     return lambda: next(batches)
 
@@ -135,7 +139,9 @@ def measure_loader(arguments: argparse.Namespace) -> dict[str, Any]:
     length, sequences = arguments.length, arguments.sequences
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         file = Path(folder) / "tokens.bin"
-        np.concatenate([shards.get_tokens(number) for number in range(shards.num_documents)]).astype(np.uint16).tofile(file)
+        np.concatenate([shards.get_tokens(number) for number in range(shards.num_documents)]).astype(np.uint16).tofile(
+            file
+        )
         contenders: dict[str, Next | None] = {
             "llmsys": build_packed_source(shards, length, sequences),
             "llmsys, read ahead by its thread": build_read_ahead_source(shards, length, sequences),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from llmsys.train.loss import compute_sequence_losses
+from llmsys.train.cross_entropy import compute_sequence_losses
 
 
 def compute_plain_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
@@ -40,7 +40,10 @@ def main() -> int:
     logits_BTV = torch.randn(shape, dtype=torch.bfloat16, requires_grad=True)
     targets_BT = torch.randint(0, arguments.vocabulary, shape[:2])
     pairs = [
-        (measure_seconds(compute_plain_loss, logits_BTV, targets_BT), measure_seconds(compute_sequence_losses, logits_BTV, targets_BT))
+        (
+            measure_seconds(compute_plain_loss, logits_BTV, targets_BT),
+            measure_seconds(compute_sequence_losses, logits_BTV, targets_BT),
+        )
         for _ in range(arguments.runs + 1)
     ][1:]
     ours = statistics.median(pair[1] for pair in pairs)

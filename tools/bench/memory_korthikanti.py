@@ -13,13 +13,13 @@ from typing import Literal
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from llmsys.config.run import RunConfig
-from llmsys.estimate.instants import GIB
-from llmsys.estimate.memory import get_compute_dtype_bytes, is_in_block, compute_state_bytes, count_full_elements
-from llmsys.estimate.memory_peak import estimate_peak_memory
-from llmsys.estimate.stages import list_pipeline_stages
-from llmsys.estimate.system import MemoryProfile
+from llmsys.estimate.memory_timeline import GIB
+from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.pipeline_stages import list_pipeline_stages
+from llmsys.estimate.software_profile import MemoryProfile
+from llmsys.estimate.state_memory import compute_state_bytes, count_full_elements, get_compute_dtype_bytes, is_in_block
 from tools.bench.published_megatron import KORTHIKANTI
-from tools.bench.published_setup import DATA, Row, build_layout, build_run_config, build_gpt_model
+from tools.bench.published_setup import DATA, Row, build_gpt_model, build_layout, build_run_config
 
 MEGATRON = MemoryProfile(
     evaluation="none",
@@ -65,7 +65,9 @@ def estimate_state_gib(name: str) -> float:
     config, layout = build_megatron_config(name, "none"), build_layout(1, 8)
     stage = list_pipeline_stages(config.model, replace(MEGATRON, pipeline=SETTINGS[name][1]))[0]
     rows = [row for row in stage.iter_parameters(config.model) if is_in_block(row)]
-    weights = get_compute_dtype_bytes(config) * sum(count_full_elements(row, layout, config.model) * row.num_copies for row in rows)
+    weights = get_compute_dtype_bytes(config) * sum(
+        count_full_elements(row, layout, config.model) * row.num_copies for row in rows
+    )
     return (compute_state_bytes(config, layout, rows).total + weights) / GIB
 
 

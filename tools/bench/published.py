@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from llmsys.errors import LlmsysError
-from tools.bench import published_bridge, published_megatron, published_runs, published_torch
+from tools.bench import published_megatron, published_runs, published_torch
 from tools.bench.published_setup import DATA, Setup
 
 RUNS = DATA / "published_runs.json"
@@ -26,11 +26,11 @@ READERS: dict[str, Callable[[str, Any], Iterator[Setup]]] = {
     "korthikanti2022": published_megatron.iter_korthikanti_setups,
     "deepspeed_azure": published_torch.iter_azure_setups,
     "megatron_h100": published_megatron.iter_h100_setups,
-    "llama3_table4": published_bridge.iter_llama3_setups,
+    "llama3_table4": published_megatron.iter_llama3_setups,
     "torchtitan": published_torch.iter_titan_setups,
     "torchtitan_graph_trainer": published_torch.iter_graph_trainer_setups,
     "estimator_bar_runtime": published_torch.iter_roofline_setups,
-    "megatron_bridge": published_bridge.iter_bridge_setups,
+    "megatron_bridge": published_megatron.iter_bridge_setups,
 }
 
 

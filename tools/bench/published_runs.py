@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from llmsys.config.model import ModelConfig
-from llmsys.estimate.device import load_device_profile
-from llmsys.estimate.software import SoftwareProfile
-from llmsys.estimate.time import estimate_step_time
+from llmsys.estimate.device_profile import load_device_profile
+from llmsys.estimate.software_profile import SoftwareProfile
+from llmsys.estimate.step_time import estimate_step_time
 from tools.bench.published_setup import (
     MEGATRON,
     MEGATRON_2021,
@@ -21,8 +21,8 @@ from tools.bench.published_setup import (
     Setup,
     build_layout,
     build_run_config,
-    resolve_device_name,
     load_published_model,
+    resolve_device_name,
 )
 
 OLD = ("A100", "V100", "TPUv3", "TPUv4", "P100fp32")  # of the years before fused attention and large batches
@@ -53,7 +53,9 @@ def _build_full_run(table: str, row: Row) -> Setup:
     model = load_published_model(row.get("truth_model") or row["id"], row)
     device = "a100-40gb" if "40GB" in row.get("gpu", "") else resolve_device_name(row["hardware"])
     setups = [_build_setup(table, row, model, device, choice) for choice in _list_choices(row)]
-    fitting = [one for one in setups if _estimate_bytes(row, one) <= MEMORY_USED * load_device_profile(device).memory_bytes]
+    fitting = [
+        one for one in setups if _estimate_bytes(row, one) <= MEMORY_USED * load_device_profile(device).memory_bytes
+    ]
     return min(fitting or setups[-1:], key=_estimate_seconds)
 
 
@@ -111,7 +113,9 @@ def _list_choices(row: Row) -> list[LayoutChoice]:
         found = {key: int(size) for key, size in re.findall(r"(TP|PP|EP)(\d+)", layout)}
         tensors, pipelines, expert = [found.get("TP", 1)], [found.get("PP", 1)], found.get("EP", 1)
     kept = ["block"] if _must_recompute_all(row) else ["selective", "block"]
-    return [LayoutChoice(one, two, expert, micro, how) for one, two, micro, how in product(tensors, pipelines, (2, 1), kept)]
+    return [
+        LayoutChoice(one, two, expert, micro, how) for one, two, micro, how in product(tensors, pipelines, (2, 1), kept)
+    ]
 
 
 def _list_axis_sizes(row: Row) -> tuple[list[int], list[int]]:
@@ -133,7 +137,9 @@ def _estimate_bytes(row: Row, setup: Setup) -> float:
     """State and activations, roughly: Rajbhandari 2019, section 3.1; Korthikanti 2022, table 2 (34·s·b·h)."""
     parameters, model, split = float(row["params_total"]), setup.config.model, setup.layout.tensor * setup.pipeline
     whole = max(setup.layout.tensor, setup.layout.expert) * setup.pipeline
-    state = 12 * parameters / setup.num_ranks + (4 * parameters / setup.num_ranks if split == 1 else 6 * parameters / whole)
+    state = 12 * parameters / setup.num_ranks + (
+        4 * parameters / setup.num_ranks if split == 1 else 6 * parameters / whole
+    )
     sequences = float(setup.config.batch.resolve_micro_sequences(10**9))
     one = 34 if setup.config.train.recompute == "selective" else 4
     tokens = sequences * setup.config.batch.sequence_length

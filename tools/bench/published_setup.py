@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from llmsys.config.layout import ParallelLayout
 from llmsys.config.load import load_model_config
 from llmsys.config.model import ModelConfig
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.errors import LlmsysError
-from llmsys.estimate.device import load_device_profile
-from llmsys.estimate.software import COMPILED, EAGER, SoftwareProfile
+from llmsys.estimate.device_profile import load_device_profile
+from llmsys.estimate.software_profile import COMPILED, EAGER, SoftwareProfile
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "estimate" / "data"
 SHAPES = DATA / "published_models.json"

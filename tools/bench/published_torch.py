@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from llmsys.estimate.flops import count_flops
-from llmsys.estimate.software import SoftwareProfile
+from llmsys.estimate.software_profile import SoftwareProfile
 from tools.bench.published_megatron import KORTHIKANTI
 from tools.bench.published_setup import (
     TITAN,
@@ -12,9 +12,9 @@ from tools.bench.published_setup import (
     ZERO_3_2022,
     Row,
     Setup,
+    build_gpt_model,
     build_layout,
     build_run_config,
-    build_gpt_model,
     load_published_model,
 )
 
@@ -33,7 +33,9 @@ def iter_titan_setups(table: str, row: Row) -> Iterator[Setup]:
         recompute=recompute, engine="fsdp" if pipeline == 1 else "zero1",
     )  # fmt: skip
     tokens = row["seq"] * local * shard
-    name = f"{row['table']} {row['model']} {row['options']}, {row['gpus']} of {_format_parallel(parallel)}, {row['seq']}"
+    name = (
+        f"{row['table']} {row['model']} {row['options']}, {row['gpus']} of {_format_parallel(parallel)}, {row['seq']}"
+    )
     device = "h200" if row.get("hardware") == "H200" else "h100-sxm-96gb-500w"
     yield Setup(
         name, table, config, build_layout(shard, tensor, context), device, parse_titan_software(row["options"]),

@@ -16,10 +16,10 @@ from functools import partial
 
 from fastwarc.warc import ArchiveIterator
 
-from data_pipeline.readers.page import NonPageRecord
-from data_pipeline.readers.read import read_pages
-from data_pipeline.readers.record import iter_records
-from data_pipeline.readers.source import open_input_stream
+from data_pipeline.readers.input_stream import open_input_stream
+from data_pipeline.readers.page_batch import NonPageRecord
+from data_pipeline.readers.page_reader import read_pages
+from data_pipeline.readers.warc_records import iter_records
 from llmsys.config.read import ReadConfig
 
 _RESPONSE = 4

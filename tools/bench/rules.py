@@ -13,18 +13,13 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from data_pipeline.language.identify import identify_languages, compute_keep_mask
+from data_pipeline.language.identify import compute_keep_mask, identify_languages
 from data_pipeline.rules.chain import RuleChain
 from llmsys.config.language import LanguageConfig
 from llmsys.config.line_rules import C4DatatroveConfig
-from llmsys.config.text import (
-    FinewebQualityConfig,
-    GopherQualityConfig,
-    GopherRepetitionConfig,
-)
-from tools.bench import data_reference as reference
-from tools.bench.arguments import build_datatrove_parser
-from tools.bench.measure import measure_cpu_seconds, iter_crawl_texts
+from llmsys.config.quality_rules import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig
+from tools.bench import datatrove_reference as reference
+from tools.bench.measurement import build_datatrove_parser, iter_crawl_texts, measure_cpu_seconds
 
 RULES = (GopherRepetitionConfig(), GopherQualityConfig(), C4DatatroveConfig(end_marks=()), FinewebQualityConfig())
 BATCH = 128

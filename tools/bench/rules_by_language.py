@@ -22,14 +22,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_pipeline.rules.batch import WordSplitters
 from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.segment import build_word_tokenizer
-from data_pipeline.rules.words import WordSplitter
-from llmsys.config.language_profile import LanguageProfile
-from llmsys.config.profiles import list_profile_codes, read_profile
-from llmsys.config.text import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig
-from llmsys.shards import read_batches
+from data_pipeline.rules.document_batch import WordSplitters
+from data_pipeline.text.word_splitter import WordSplitter
+from data_pipeline.text.word_tokenizers import build_word_tokenizer
+from llmsys.config.language import LanguageProfile, list_profile_codes, read_profile
+from llmsys.config.quality_rules import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig
+from llmsys.token_shards import read_batches
 
 Said = dict[str, list[str]]  # by rule, datatrove's reason or "" for each text
 
@@ -101,7 +100,9 @@ def main() -> int:
     parser.add_argument("--dictionary", action="store_true", help="words of a dictionary for zh, ja and th")
     arguments = parser.parse_args()
     texts = read_texts(arguments.texts, arguments.join)
-    wanted = arguments.only.split(",") if arguments.only else sorted(set(texts) & set(list_profile_codes()) & set(ISO_639_3))
+    wanted = (
+        arguments.only.split(",") if arguments.only else sorted(set(texts) & set(list_profile_codes()) & set(ISO_639_3))
+    )
     total: Counter[str] = Counter()
     for code in wanted:
         folder = "dictionary/" if arguments.dictionary and code in ("zh", "ja", "th") else ""
@@ -149,7 +150,9 @@ def read_texts(path: Path, join: int) -> dict[str, list[str]]:
 
 def build_rules(profile: LanguageProfile) -> tuple[Any, ...]:
     """The three rules for documents in the language of a profile."""
-    return tuple(profile.localize_rule(one) for one in (GopherRepetitionConfig(), GopherQualityConfig(), FinewebQualityConfig()))
+    return tuple(
+        profile.localize_rule(one) for one in (GopherRepetitionConfig(), GopherQualityConfig(), FinewebQualityConfig())
+    )
 
 
 def apply_rules(texts: Sequence[str], profile: LanguageProfile, code: str) -> Said:

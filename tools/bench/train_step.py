@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmsys.doctor.ranks import TaskFailure, run_tasks
+from llmsys.doctor.rank_pool import TaskFailure, run_tasks
 
 LENGTH, WARM = 512, 2
 ALONE = ("bare loop", "Trainer")
@@ -93,7 +93,10 @@ def _measure_contenders(arguments: argparse.Namespace, precision: str, sequences
 
 def format_table(found: dict[int, dict[str, float]], model: str, precision: str) -> str:
     """Tokens per second, and beside ours on one process, for each size of a step."""
-    lines = [f"{_describe_machine()}; {model}, {precision}, one thread and core for each process", f"{'tokens a step':<24}"]
+    lines = [
+        f"{_describe_machine()}; {model}, {precision}, one thread and core for each process",
+        f"{'tokens a step':<24}",
+    ]
     lines[-1] += "".join(f"{size * LENGTH:>18,}" for size in found)
     for name in next(iter(found.values())):
         cells = [
@@ -160,9 +163,9 @@ def _draw_tokens(vocabulary: int, sequences: int, number: int) -> Any:
 def _build_bare_step(work: Work) -> Callable[[int], None]:
     import torch
 
-    from llmsys.model.init import initialize_parameters
+    from llmsys.model.initialization import initialize_parameters
     from llmsys.model.transformer import Transformer
-    from llmsys.train.balance import update_expert_balance
+    from llmsys.train.expert_load import update_expert_balance
 
     config = _load_model_config(work.model)
     module = Transformer(config)
@@ -195,7 +198,9 @@ def _measure_trainer(work: Work) -> float:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             times.append(time.perf_counter())
 
-    rows = [row for number in range(WARM + steps) for row in _draw_tokens(config.vocab_size, work.sequences, number)[:, :-1]]
+    rows = [
+        row for number in range(WARM + steps) for row in _draw_tokens(config.vocab_size, work.sequences, number)[:, :-1]
+    ]
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder, use_cpu=True, bf16=work.precision == "bf16", report_to=[], learning_rate=3e-4,
@@ -221,17 +226,20 @@ def _build_their_model(config: Any) -> Any:
         )
     moe = config.moe
     fields |= {"num_experts": moe.num_experts, "num_experts_per_tok": moe.num_experts_per_tok}
-    fields |= {"moe_intermediate_size": moe.moe_intermediate_size, "shared_expert_intermediate_size": moe.shared_expert_size}
+    fields |= {
+        "moe_intermediate_size": moe.moe_intermediate_size,
+        "shared_expert_intermediate_size": moe.shared_expert_size,
+    }
     return transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**fields))
 
 
 def _build_our_step(name: str, work: Work) -> Callable[[int], None]:
     from llmsys.config.run import RunConfig
     from llmsys.data.batch import Batch
-    from llmsys.parallel.group import get_local_device, get_rank
-    from llmsys.parallel.mesh import build_device_meshes
-    from llmsys.train.balance import update_expert_balance
+    from llmsys.parallel.device_mesh import build_device_meshes
+    from llmsys.parallel.process_group import get_local_device, get_rank
     from llmsys.train.build_engine import build_engine
+    from llmsys.train.expert_load import update_expert_balance
 
     config = RunConfig.model_validate(
         {

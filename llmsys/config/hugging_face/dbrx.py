@@ -1,16 +1,16 @@
 """DBRX, whose config.json nests attention and experts in sections of their own."""
 
-from llmsys.config.hugging_face.experts import NOISE
-from llmsys.config.hugging_face.fields import ConfigJsonReader
-from llmsys.config.hugging_face.parts import (
+from llmsys.config.hugging_face.config_json import ConfigJsonReader
+from llmsys.config.hugging_face.moe import NOISE
+from llmsys.config.hugging_face.rope import read_rope, write_rope
+from llmsys.config.hugging_face.shared_fields import (
     ACTIVATIONS,
     GATED,
     Values,
+    check_common_keys,
     get_activation_name,
     read_architecture,
-    check_common_keys,
 )
-from llmsys.config.hugging_face.rope import read_rope, write_rope
 
 _ATTENTION = {"attn_pdrop": 0.0, "clip_qkv": None, "kv_n_heads": 1}
 _EXPERTS = {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1, "moe_loss_weight": 0.01}

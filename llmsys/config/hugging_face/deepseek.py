@@ -2,16 +2,23 @@
 
 from typing import Any
 
-from llmsys.config.hugging_face.fields import ConfigJsonReader
+from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.hugging_face.llama import read_llama_decoder, write_llama_decoder
-from llmsys.config.hugging_face.parts import Values, get_activation_name, require_full_attention, read_gated_kind
 from llmsys.config.hugging_face.rope import compute_yarn_score_scale
+from llmsys.config.hugging_face.shared_fields import (
+    Values,
+    get_activation_name,
+    read_gated_kind,
+    require_full_attention,
+)
 
 
 def read_deepseek_v2(fields: ConfigJsonReader) -> Values:
     """Softmax scores, a loss for each sequence, and the best groups by their best expert."""
     fields.require_value("scoring_func", "softmax", why="deepseek_v2 scores with softmax")
-    fields.require_value("norm_topk_prob", False, None, why="the published code and transformers disagree on what it does")
+    fields.require_value(
+        "norm_topk_prob", False, None, why="the published code and transformers disagree on what it does"
+    )
     fields.require_value("mlp_bias", False, None, why="its feed-forward layers have no biases")
     values = _read_latent_decoder(fields, "DeepseekV2", "neighbours")
     method = fields.read_choice("topk_method", ("greedy", "group_limited_greedy"))
@@ -28,7 +35,9 @@ def read_deepseek_v3(fields: ConfigJsonReader) -> Values:
     fields.require_value("scoring_func", "sigmoid", why="deepseek_v3 scores with sigmoid")
     fields.require_value("topk_method", "noaux_tc", why="deepseek_v3 chooses with a bias per expert")
     pairing = "neighbours" if fields.read_bool("rope_interleave") else "halves"
-    fields.require_value("head_dim", fields.read_int("qk_rope_head_dim"), None, why="it says how many channels are rotated")
+    fields.require_value(
+        "head_dim", fields.read_int("qk_rope_head_dim"), None, why="it says how many channels are rotated"
+    )
     return _read_latent_decoder(fields, "DeepseekV3", pairing) | _read_bias_balanced_layers(fields)
 
 
@@ -74,7 +83,9 @@ def _read_bias_balanced_layers(fields: ConfigJsonReader) -> Values:
     fields.require_value("seq_aux", True, why="beside the bias, only the loss for each sequence can be had")
     balance = {"kind": "bias", "sequence_weight": fields.read_float("aux_loss_alpha")}
     chosen = fields.read_bool("norm_topk_prob")
-    return _read_moe_layers(fields, score="sigmoid", norm_topk_prob=chosen, groups=_read_expert_groups(fields, "top2"), balance=balance)
+    return _read_moe_layers(
+        fields, score="sigmoid", norm_topk_prob=chosen, groups=_read_expert_groups(fields, "top2"), balance=balance
+    )
 
 
 def _read_moe_layers(fields: ConfigJsonReader, **more: Any) -> Values:
@@ -98,7 +109,10 @@ def _read_moe_layers(fields: ConfigJsonReader, **more: Any) -> Values:
 def _write_moe_decoder(model: Values) -> Values:
     moe = model["moe"]
     if moe is None:  # all layers are dense, and the class wants numbers for experts that it does not build
-        return write_llama_decoder(model) | {"first_k_dense_replace": model["num_hidden_layers"], "num_experts_per_tok": 1}
+        return write_llama_decoder(model) | {
+            "first_k_dense_replace": model["num_hidden_layers"],
+            "num_experts_per_tok": 1,
+        }
     groups = moe["groups"] or {"num_groups": 1, "groups_per_token": 1}
     return write_llama_decoder(model) | {
         "hidden_act": get_activation_name(moe["expert"]["kind"]),
@@ -129,7 +143,11 @@ def write_deepseek_v2(model: Values) -> Values:
     moe = model["moe"] or {"balance": {}, "groups": None}
     method = "greedy" if moe["groups"] is None else "group_limited_greedy"
     loss = {"aux_loss_alpha": moe["balance"].get("weight", 0.0), "seq_aux": moe["balance"].get("scope") == "sequence"}
-    return _write_latent_decoder(model) | loss | {"topk_method": method, "norm_topk_prob": False, "num_nextn_predict_layers": 0}
+    return (
+        _write_latent_decoder(model)
+        | loss
+        | {"topk_method": method, "norm_topk_prob": False, "num_nextn_predict_layers": 0}
+    )
 
 
 def write_deepseek_v3(model: Values) -> Values:

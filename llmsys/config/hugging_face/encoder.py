@@ -1,8 +1,14 @@
 """Encoders: bert, roberta, and xlnet, which is counted only."""
 
-from llmsys.config.hugging_face.fields import ConfigJsonReader
-from llmsys.config.hugging_face.gpt import read_layer_norm, build_attention_section
-from llmsys.config.hugging_face.parts import Values, get_activation_name, read_activation, read_architecture, check_common_keys
+from llmsys.config.hugging_face.config_json import ConfigJsonReader
+from llmsys.config.hugging_face.gpt import build_attention_section, read_layer_norm
+from llmsys.config.hugging_face.shared_fields import (
+    Values,
+    check_common_keys,
+    get_activation_name,
+    read_activation,
+    read_architecture,
+)
 
 BERT_CLASSES = {
     "BertForMaskedLM": "mlm",
@@ -21,7 +27,9 @@ def read_bert(fields: ConfigJsonReader) -> Values:
     """BERT; the class says which head stands on it."""
     fields.ignore_keys("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers")
     fields.ignore_keys("pooler_size_per_head", "pooler_type")
-    values = _read_bert_encoder(fields, read_architecture(fields, BERT_CLASSES, "mlm"), read_activation(fields, "hidden_act"))
+    values = _read_bert_encoder(
+        fields, read_architecture(fields, BERT_CLASSES, "mlm"), read_activation(fields, "hidden_act")
+    )
     return values | {"position": {"kind": "learned"}}
 
 

@@ -1,9 +1,14 @@
 """Decoders of the large open models of 2022 and 2023: bloom and falcon."""
 
-from llmsys.config.hugging_face.fields import ConfigJsonReader
-from llmsys.config.hugging_face.gpt import SIZES, read_layer_norm, read_sizes, build_attention_section
-from llmsys.config.hugging_face.parts import Values, get_activation_name, require_full_attention, read_activation
+from llmsys.config.hugging_face.config_json import ConfigJsonReader
+from llmsys.config.hugging_face.gpt import SIZES, build_attention_section, read_layer_norm, read_sizes
 from llmsys.config.hugging_face.rope import read_rope, write_rope
+from llmsys.config.hugging_face.shared_fields import (
+    Values,
+    get_activation_name,
+    read_activation,
+    require_full_attention,
+)
 
 
 def read_bloom(fields: ConfigJsonReader) -> Values:
@@ -57,7 +62,10 @@ def read_falcon(fields: ConfigJsonReader) -> Values:
         "position": position,
         "attention": build_attention_section(bias),
         "feed_forward": {"kind": read_activation(fields, "activation"), "bias": bias},
-        "dropout": {"residual": fields.read_float("hidden_dropout"), "attention": fields.read_float("attention_dropout")},
+        "dropout": {
+            "residual": fields.read_float("hidden_dropout"),
+            "attention": fields.read_float("attention_dropout"),
+        },
     }
 
 
@@ -67,7 +75,9 @@ def _read_key_value_heads(fields: ConfigJsonReader, heads: int) -> int:
     if fields.read_bool("new_decoder_architecture"):
         return pairs or heads
     if not one and pairs not in (None, heads):
-        fields.add_violation("num_kv_heads", f"{pairs} groups need new_decoder_architecture. Use {heads}, or set it to true.")
+        fields.add_violation(
+            "num_kv_heads", f"{pairs} groups need new_decoder_architecture. Use {heads}, or set it to true."
+        )
     return 1 if one else heads
 
 

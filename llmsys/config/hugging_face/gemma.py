@@ -1,28 +1,30 @@
 """Gemma 2 and the text model of Gemma 3: norms around every branch, scaled embeddings, alternating windows."""
 
-from llmsys.config.hugging_face.fields import ConfigJsonReader
-from llmsys.config.hugging_face.parts import (
+from llmsys.config.hugging_face.config_json import ConfigJsonReader
+from llmsys.config.hugging_face.rope import read_rope, read_scaling, write_rope
+from llmsys.config.hugging_face.shared_fields import (
     Values,
+    build_window_values,
+    check_common_keys,
+    check_decoder_class,
     get_activation_name,
     read_attention_bias,
     read_attention_dropout,
-    check_common_keys,
-    check_decoder_class,
     read_gated_kind,
     read_layer_types,
-    read_shape,
     read_rms_norm,
-    build_window_values,
+    read_shape,
     write_layer_types,
     write_shape,
 )
-from llmsys.config.hugging_face.rope import read_rope, read_scaling, write_rope
 
 
 def read_gemma2(fields: ConfigJsonReader) -> Values:
     """Every other layer slides, the first one too; scores and logits are capped."""
     values = _read_gemma_decoder(fields, "Gemma2", 2)
-    fields.require_value("sliding_window_size", values.get("sliding_window"), None, why="sliding_window says another width")
+    fields.require_value(
+        "sliding_window_size", values.get("sliding_window"), None, why="sliding_window says another width"
+    )
     return values | {"position": read_rope(fields)}
 
 
@@ -45,7 +47,8 @@ def _read_gemma_decoder(fields: ConfigJsonReader, stem: str, pattern: int) -> Va
     otherwise = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)]
     attention = read_attention_bias(fields) | {"logit_softcap": fields.read_optional_float("attn_logit_softcapping")}
     attention["scale"] = None if scalar == values.get("head_dim") else scalar**-0.5
-    return values | build_window_values(fields.read_optional_int("sliding_window"), read_layer_types(fields, layers, otherwise)) | {
+    layer_types = read_layer_types(fields, layers, otherwise)
+    return values | build_window_values(fields.read_optional_int("sliding_window"), layer_types) | {
         "intermediate_size": fields.read_int("intermediate_size"),
         "norm": read_rms_norm(fields, unit_offset=True),
         "residual": {"kind": "sandwich"},

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from llmsys.config.hugging_face.fields import ConfigJsonReader
-from llmsys.config.hugging_face.parts import (
+from llmsys.config.hugging_face.config_json import ConfigJsonReader
+from llmsys.config.hugging_face.rope import read_rope, write_rope
+from llmsys.config.hugging_face.shared_fields import (
     Values,
-    get_activation_name,
-    read_activation,
     check_common_keys,
     check_decoder_class,
+    get_activation_name,
+    read_activation,
 )
-from llmsys.config.hugging_face.rope import read_rope, write_rope
 
 
 def read_sizes(fields: ConfigJsonReader, stem: str, *classes: str, **names: tuple[str, ...]) -> Values:
@@ -80,7 +80,9 @@ def read_opt(fields: ConfigJsonReader) -> Values:
     """OPT: learned positions that begin at row 2; ReLU."""
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
     values = read_sizes(fields, "OPT", intermediate_size=("ffn_dim",), **{name: (name,) for name in names})
-    fields.require_value("word_embed_proj_dim", values["hidden_size"], None, why="the embedding has the width of the model")
+    fields.require_value(
+        "word_embed_proj_dim", values["hidden_size"], None, why="the embedding has the width of the model"
+    )
     fields.require_value("_remove_final_layer_norm", False, why="a norm stands before the head")
     fields.require_value("layer_norm_elementwise_affine", True, why="norms have weights")
     fields.require_value("learned_embeddings", True, why="positions are trained")

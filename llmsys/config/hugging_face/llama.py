@@ -1,27 +1,29 @@
 """Llama and its dense relatives: llama, mistral, qwen2, qwen3, smollm3, olmo2."""
 
-from llmsys.config.hugging_face.fields import ConfigJsonReader
-from llmsys.config.hugging_face.parts import (
+from llmsys.config.hugging_face.config_json import ConfigJsonReader
+from llmsys.config.hugging_face.rope import read_rope, write_rope
+from llmsys.config.hugging_face.shared_fields import (
     Values,
+    build_window_values,
+    check_common_keys,
+    check_decoder_class,
+    find_shortest_period,
     get_activation_name,
     read_attention_bias,
     read_attention_dropout,
-    require_full_attention,
-    check_common_keys,
-    check_decoder_class,
     read_gated_kind,
     read_layer_types,
-    read_shape,
     read_rms_norm,
-    find_shortest_period,
-    build_window_values,
+    read_shape,
+    require_full_attention,
     write_layer_types,
     write_shape,
 )
-from llmsys.config.hugging_face.rope import read_rope, write_rope
 
 
-def read_llama_decoder(fields: ConfigJsonReader, stem: str, *classes: str, theta: float = 10000.0, fraction: float | None = None) -> Values:
+def read_llama_decoder(
+    fields: ConfigJsonReader, stem: str, *classes: str, theta: float = 10000.0, fraction: float | None = None
+) -> Values:
     """What all relatives of Llama share: sizes, RMSNorm before each branch, rotary positions.
 
     `classes` are more names of the class with the head.
@@ -49,13 +51,17 @@ def read_llama(fields: ConfigJsonReader) -> Values:
     fields.ignore_keys("max_sequence_length", "is_llama_config")  # records; max_position_embeddings is what counts
     fields.require_value("rope_interleaved", False, None, why="the channels that turn together are half a head apart")
     fields.require_value("pretraining_tp", 1, None, why="it slices the matrices as they were once trained")
-    values = read_llama_decoder(fields, "Llama", "LLaMAForCausalLM") | read_gated_feed_forward(fields, fields.read_bool("mlp_bias"))
+    values = read_llama_decoder(fields, "Llama", "LLaMAForCausalLM") | read_gated_feed_forward(
+        fields, fields.read_bool("mlp_bias")
+    )
     return values | {"attention": read_attention_bias(fields)}
 
 
 def read_mistral(fields: ConfigJsonReader) -> Values:
     """Llama with a window in every layer."""
-    values = read_llama_decoder(fields, "Mistral") | read_gated_feed_forward(fields) | {"attention": {"kind": "multi_head"}}
+    values = (
+        read_llama_decoder(fields, "Mistral") | read_gated_feed_forward(fields) | {"attention": {"kind": "multi_head"}}
+    )
     return values | build_window_values(fields.read_optional_int("sliding_window"), ("sliding_attention",))
 
 
@@ -96,7 +102,11 @@ def read_smollm3(fields: ConfigJsonReader) -> Values:
     fields.ignore_keys("sliding_window")
     slides = [width is not None and not rotated for rotated in rotates]
     kinds = read_layer_types(fields, layers, ["sliding_attention" if one else "full_attention" for one in slides])
-    values = read_llama_decoder(fields, "SmolLM3", theta=2e6) | read_gated_feed_forward(fields, fields.read_bool("mlp_bias")) | build_window_values(width, kinds)
+    values = (
+        read_llama_decoder(fields, "SmolLM3", theta=2e6)
+        | read_gated_feed_forward(fields, fields.read_bool("mlp_bias"))
+        | build_window_values(width, kinds)
+    )
     values["position"]["layers"] = find_shortest_period([bool(one) for one in rotates]) or (True,)
     return values | {"attention": read_attention_bias(fields)}
 

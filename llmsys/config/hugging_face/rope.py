@@ -6,7 +6,7 @@ Gives the values of a `position:` section, and back the mapping that both spelli
 import math
 from typing import Any
 
-from llmsys.config.hugging_face.fields import ConfigJsonReader
+from llmsys.config.hugging_face.config_json import ConfigJsonReader
 
 Values = dict[str, Any]
 
@@ -68,7 +68,11 @@ def read_scaling(inner: ConfigJsonReader, fields: ConfigJsonReader) -> Values:
         return {"kind": kind, "factor": inner.read_positive_float("factor")}
     longest = fields.read_int("max_position_embeddings")
     if kind == "ntk":  # max_position_embeddings is the length before, and this base follows the sequence beyond it
-        return {"kind": kind, "factor": inner.read_positive_float("factor"), "original_max_position_embeddings": longest}
+        return {
+            "kind": kind,
+            "factor": inner.read_positive_float("factor"),
+            "original_max_position_embeddings": longest,
+        }
     # Phi keeps the old length outside the mapping, and there it comes first.
     old_length = fields.read_optional_int("original_max_position_embeddings")
     inside = inner.read_optional_int("original_max_position_embeddings")

@@ -1,13 +1,13 @@
 """Encoder-decoders with LayerNorm and biases: bart, marian."""
 
-from llmsys.config.hugging_face.fields import ConfigJsonReader
+from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.hugging_face.gpt import build_attention_section
-from llmsys.config.hugging_face.parts import (
+from llmsys.config.hugging_face.shared_fields import (
     Values,
+    check_common_keys,
     get_activation_name,
     read_activation,
     read_architecture,
-    check_common_keys,
 )
 
 
@@ -39,16 +39,22 @@ def read_marian(fields: ConfigJsonReader) -> Values:
     read_architecture(fields, {"MarianMTModel": "lm"}, "lm")
     fields.require_value("static_position_embeddings", True, why="Marian's positions are sinusoids")
     fields.require_value("normalize_embedding", False, why="Marian has no norm after the embedding")
-    fields.ignore_keys("extra_pos_embeddings")  # pad_token_id + 1 in old files; sinusoids begin at position 0 all the same
+    fields.ignore_keys(
+        "extra_pos_embeddings"
+    )  # pad_token_id + 1 in old files; sinusoids begin at position 0 all the same
     vocabulary, tied = fields.read_int("vocab_size"), fields.read_bool("tie_word_embeddings")
     target = fields.read_optional_int("decoder_vocab_size") or vocabulary
     values = _read_stacks(fields) | {"vocab_size": target, "tie_word_embeddings": tied}
     if not fields.read_bool("share_encoder_decoder_embeddings"):
         values["embedding"]["source_vocab_size"] = vocabulary
     elif not tied:
-        fields.add_violation("tie_word_embeddings", "false contradicts share_encoder_decoder_embeddings. Set it to true.")
+        fields.add_violation(
+            "tie_word_embeddings", "false contradicts share_encoder_decoder_embeddings. Set it to true."
+        )
     elif target != vocabulary:
-        fields.add_violation("decoder_vocab_size", f"{target} is not vocab_size={vocabulary}, and they share one matrix.")
+        fields.add_violation(
+            "decoder_vocab_size", f"{target} is not vocab_size={vocabulary}, and they share one matrix."
+        )
     return values | {"position": {"kind": "sinusoidal", "arrangement": "halves"}}
 
 

@@ -1,8 +1,8 @@
 """The encoder-decoders of the T5 family: T5, T5 1.1, Flan-T5."""
 
-from llmsys.config.hugging_face.fields import ConfigJsonReader
-from llmsys.config.hugging_face.parts import ACTIVATIONS, GATED, Values, get_activation_name, read_architecture
+from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.hugging_face.seq2seq import check_encoder_decoder_keys
+from llmsys.config.hugging_face.shared_fields import ACTIVATIONS, GATED, Values, get_activation_name, read_architecture
 
 
 def read_t5(fields: ConfigJsonReader) -> Values:
@@ -19,7 +19,10 @@ def read_t5(fields: ConfigJsonReader) -> Values:
     fields.defaults = fields.defaults | {"n_positions": 512}
     layers = fields.read_int("num_layers", "num_hidden_layers")
     rate, size = fields.read_float("dropout_rate"), fields.read_positive_float("initializer_factor")
-    buckets, furthest = fields.read_int("relative_attention_num_buckets"), fields.read_int("relative_attention_max_distance")
+    buckets, furthest = (
+        fields.read_int("relative_attention_num_buckets"),
+        fields.read_int("relative_attention_max_distance"),
+    )
     start = fields.read_optional_int("decoder_start_token_id")
     places = ("embedding", "residual", "attention", "activation", "final")
     return {

@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llmsys.estimate.scaling.law import FLOPS_PER_PARAMETER_AND_TOKEN, Optimum, LawSource, BudgetRequest
-from llmsys.estimate.scaling.search import minimize_golden_section
+from llmsys.estimate.scaling.golden_section import minimize_golden_section
+from llmsys.estimate.scaling.law import FLOPS_PER_PARAMETER_AND_TOKEN, BudgetRequest, LawSource, Optimum
 
 FLOPS_PER_SERVED_TOKEN = 2
 
@@ -72,7 +72,10 @@ class DataConstrainedLaw:
         """Nats per token after `tokens`, of which `unique_tokens` differ."""
         unique = min(unique_tokens, tokens)
         enough = min(self.compute_parameters_for(unique), parameters)
-        return self.base.predict_loss(compute_effective_amount(parameters, enough, self.parameter_decay), compute_effective_amount(tokens, unique, self.token_decay))
+        return self.base.predict_loss(
+            compute_effective_amount(parameters, enough, self.parameter_decay),
+            compute_effective_amount(tokens, unique, self.token_decay),
+        )
 
     def compute_parameters_for(self, tokens: float) -> float:
         """The N whose best D is `tokens` (alpha and beta are equal, so it is proportional)."""
@@ -106,4 +109,6 @@ def compute_affordable_parameters(request: BudgetRequest, tokens: float) -> floa
 def _find_best_tokens(request: BudgetRequest, loss: Callable[[float, float], float]) -> float:
     """The D with the lowest loss on the line of equal cost, from a thousand tokens up to a model of one parameter."""
     most = request.flops / FLOPS_PER_PARAMETER_AND_TOKEN
-    return minimize_golden_section(lambda tokens: loss(compute_affordable_parameters(request, tokens), tokens), 1e3, most)
+    return minimize_golden_section(
+        lambda tokens: loss(compute_affordable_parameters(request, tokens), tokens), 1e3, most
+    )

@@ -87,5 +87,8 @@ class ScalingLaw(Protocol):
 def find_extrapolation(law: ScalingLaw, flops: float, best: Optimum) -> tuple[float, Axis] | None:
     """How far, and on which axis, a recommendation lies outside the runs behind the law; None inside."""
     values: dict[Axis, float] = {"FLOPs": flops, "parameters": best.parameters, "tokens": best.tokens}
-    worst = max(((span.compute_extrapolation(values[span.axis]), span.axis) for span in law.origin.spans), default=(1.0, "FLOPs"))
+    worst = max(
+        ((span.compute_extrapolation(values[span.axis]), span.axis) for span in law.origin.spans),
+        default=(1.0, "FLOPs"),
+    )
     return worst if worst[0] > 1 else None

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from llmsys.estimate.scaling.law import FLOPS_PER_PARAMETER_AND_TOKEN, Optimum, LawSource, BudgetRequest
+from llmsys.estimate.scaling.law import FLOPS_PER_PARAMETER_AND_TOKEN, BudgetRequest, LawSource, Optimum
 
 FLOPS_PER_PF_DAY = 8.64e19
 
@@ -47,7 +47,9 @@ class ComputeLaw:
     def find_optimum(self, request: BudgetRequest) -> Optimum:
         """See Law."""
         tokens = self.factor * request.flops**self.exponent
-        return Optimum(request.flops / FLOPS_PER_PARAMETER_AND_TOKEN / tokens, tokens, None, list_ignored_inputs(request))
+        return Optimum(
+            request.flops / FLOPS_PER_PARAMETER_AND_TOKEN / tokens, tokens, None, list_ignored_inputs(request)
+        )
 
 
 def list_ignored_inputs(request: BudgetRequest) -> tuple[str, ...]:

@@ -1,0 +1,141 @@
+"""The linear model: a weight per feature and label, kept in one .npz file, and what it says about texts.
+
+The file holds `weights` (float32, 2^bits x labels), `bias` (float32, labels) and `header`: JSON as bytes with format,
+version, labels and the features. A score is softmax(bias + mean of the weights of the text's features).
+
+Labelled texts in, a linear model out: multinomial logistic regression with an L2 penalty, by L-BFGS.
+
+The features of a text count with 1 / their number, so that its length does not matter. The same texts give the same
+model on the same machine.
+"""
+
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from data_pipeline.classify.hashed_features import FeatureConfig, FeatureHasher
+from llmsys.errors import DataError
+
+FORMAT = "llmsys-linear"
+VERSION = 1
+_MOST_BITS = 28
+
+
+@dataclass(frozen=True)
+class LinearModel:
+    """Weights and what they are about."""
+
+    weights: npt.NDArray[np.float32]
+    bias: npt.NDArray[np.float32]
+    labels: tuple[str, ...]
+    features: FeatureConfig
+
+    def save(self, path: Path) -> None:
+        """Write the model; the same model gives the same bytes."""
+        header = {"format": FORMAT, "version": VERSION, "labels": self.labels, **self.features._asdict()}
+        coded = np.frombuffer(json.dumps(header).encode(), np.uint8)
+        with open(path, "wb") as file:
+            np.savez_compressed(file, weights=self.weights, bias=self.bias, header=coded)
+
+
+def load_linear_model(path: Path) -> LinearModel:
+    """Read a model; DataError when the file is none, or is damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            weights, bias, coded = file["weights"], file["bias"], file["header"]
+        header: dict[str, Any] = json.loads(coded.tobytes())
+        if header["format"] != FORMAT or header["version"] != VERSION:
+            raise ValueError(f"it is {header['format']} version {header['version']}")
+        shortest, longest = header["char_ngrams"]
+        features = FeatureConfig(int(header["bits"]), int(header["word_ngrams"]), (int(shortest), int(longest)))
+        labels = tuple(map(str, header["labels"]))
+        if not 1 <= features.bits <= _MOST_BITS or weights.shape != (1 << features.bits, len(labels)):
+            raise ValueError(f"its weights have the shape {weights.shape}")
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError) as error:
+        raise DataError(
+            f"{path} cannot be used as a linear model: {error}. "
+            f"Make one with: python tools/train_classifier.py LABELLED... --output {path}"
+        ) from None
+    return LinearModel(weights.astype(np.float32), bias.astype(np.float32), labels, features)
+
+
+class LinearScorer:
+    """Scores texts. Keep one per process."""
+
+    def __init__(self, model: LinearModel) -> None:
+        self.model = model
+        self._features = FeatureHasher(model.features)
+
+    def predict_probabilities(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
+        """Probabilities, one row a text and one column a label; each row depends on its text alone."""
+        features = self._features.extract_features(texts)
+        counts = np.maximum(np.bincount(features.documents, minlength=len(texts)), 1)
+        columns = [
+            np.bincount(features.documents, self.model.weights[features.numbers, label], len(texts)) / counts
+            for label in range(len(self.model.labels))
+        ]
+        logits = np.stack(columns, axis=1) + self.model.bias
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
+        return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+_SLICE_TEXTS = 1_000
+
+
+def train_linear_model(
+    texts: Sequence[str], labels: Sequence[str], features: FeatureConfig, penalty: float = 1e-6, steps: int = 200
+) -> LinearModel:
+    """Fit a model.
+
+    Args:
+        texts: what is labelled.
+        labels: a label per text, two or more in all.
+        features: what the model sees of a text.
+        penalty: weight of the sum of squared weights beside the mean loss of a text.
+        steps: iterations of L-BFGS at most.
+    """
+    from scipy.optimize import minimize
+
+    names = tuple(sorted(set(labels)))
+    targets = np.array([names.index(label) for label in labels])
+    matrix, used = _build_feature_matrix(texts, features)
+    wanted = np.eye(len(names))[targets]
+
+    def compute_loss_and_gradient(flat: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
+        weights = flat.reshape(-1, len(names))
+        logits = matrix @ weights
+        logits -= logits.max(axis=1, keepdims=True)
+        logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        slope = matrix.T @ (np.exp(logs) - wanted) / len(targets) + 2 * penalty * weights
+        value = -(logs * wanted).sum() / len(targets) + penalty * float((weights**2).sum())
+        return value, np.asarray(slope).ravel()
+
+    start = np.zeros(matrix.shape[1] * len(names))
+    found = minimize(
+        compute_loss_and_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": steps}
+    ).x.reshape(-1, len(names))
+    weights = np.zeros((1 << features.bits, len(names)), np.float32)
+    weights[used] = found[:-1]
+    return LinearModel(weights, found[-1].astype(np.float32), names, features)
+
+
+def _build_feature_matrix(texts: Sequence[str], config: FeatureConfig) -> tuple[Any, npt.NDArray[np.int64]]:
+    """Shares of the features that occur, and a last column of ones; with the numbers of those features."""
+    from scipy.sparse import csr_matrix, hstack
+
+    finder = FeatureHasher(config)
+    parts = [
+        finder.extract_features(texts[first : first + _SLICE_TEXTS]) for first in range(0, len(texts), _SLICE_TEXTS)
+    ]
+    numbers = np.concatenate([part.numbers for part in parts])
+    documents = np.concatenate([part.documents + _SLICE_TEXTS * index for index, part in enumerate(parts)])
+    used, columns = np.unique(numbers, return_inverse=True)
+    share = 1.0 / np.maximum(np.bincount(documents, minlength=len(texts)), 1)
+    matrix = csr_matrix((share[documents], (documents, columns)), shape=(len(texts), len(used)))
+    return hstack([matrix, np.ones((len(texts), 1))], format="csr"), used

@@ -1,0 +1,127 @@
+"""How many documents and bytes enter and leave each stage, and what each test dropped, with examples.
+
+Reads what the stages count, gives the funnel of the manifest. Promises: sums and examples do not depend on the order of
+tasks; the examples of a test are the documents with the smallest ids.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from data_pipeline.core.document_schema import EXCERPT_CHARACTERS
+from llmsys.manifest import DropCount, DropExample, FunnelStage
+
+EXAMPLES = 3
+EXAMPLE_CHARACTERS = 400
+_COUNTS = ("documents_in", "bytes_in", "documents_out", "bytes_out")
+
+
+class FunnelCounts:
+    """The counts of one task, or of several together."""
+
+    def __init__(self, plain: Mapping[str, Any] | None = None) -> None:
+        """Begin with nothing, or with what `to_dict()` once gave."""
+        plain = plain or {"stages": {}, "drops": []}
+        self.changes: dict[str, dict[str, int]] = {
+            stage: dict(counts) for stage, counts in plain.get("changes", {}).items()
+        }
+        self.stages: dict[str, dict[str, int]] = {stage: dict(counts) for stage, counts in plain["stages"].items()}
+        self.drops: dict[tuple[str, str, str], dict[str, Any]] = {
+            (drop["stage"], drop["rule"], drop["test"]): dict(drop) for drop in plain["drops"]
+        }
+
+    def add_amounts(self, stage: str, **amounts: int) -> None:
+        """Add to documents_in, bytes_in, documents_out or bytes_out of a stage."""
+        counts = self.stages.setdefault(stage, dict.fromkeys(_COUNTS, 0))
+        for name, amount in amounts.items():
+            counts[name] += amount
+
+    def add_drops(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Count dropped documents, given as rows of `DROPPED_SCHEMA`."""
+        for row in rows:
+            self._add_drops(row["stage"], row["rule"], row["test"], 1, row["bytes"], [_build_example(row)])
+
+    def add_drop_count(self, stage: str, test: str, documents: int) -> None:
+        """Count what was dropped before it had an id or a size, such as unreadable records."""
+        self._add_drops(stage, stage, test, documents, 0, [])
+
+    def add_changes(self, stage: str, amounts: Mapping[str, int]) -> None:
+        """Count what a stage changed in documents that stay, by what it did: lines taken out, addresses replaced."""
+        counts = self.changes.setdefault(stage, {})
+        for name, amount in amounts.items():
+            counts[name] = counts.get(name, 0) + amount
+
+    def merge_counts(self, other: "FunnelCounts") -> None:
+        """Add the counts of another task."""
+        for stage, counts in other.stages.items():
+            self.add_amounts(stage, **counts)
+        for stage, amounts in other.changes.items():
+            self.add_changes(stage, amounts)
+        for drop in other.drops.values():
+            self._add_drops(
+                drop["stage"], drop["rule"], drop["test"], drop["documents"], drop["bytes"], drop["examples"]
+            )
+
+    def _add_drops(
+        self, stage: str, rule: str, test: str, documents: int, size: int, examples: Sequence[dict[str, Any]]
+    ) -> None:
+        empty = {"stage": stage, "rule": rule, "test": test, "documents": 0, "bytes": 0, "examples": []}
+        drop = self.drops.setdefault((stage, rule, test), empty)
+        drop["documents"] += documents
+        drop["bytes"] += size
+        candidates = [*drop["examples"], *examples]
+        drop["examples"] = sorted(candidates, key=lambda example: (example["id"], example["url"]))[:EXAMPLES]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts as JSON can hold them."""
+        return {"stages": self.stages, "drops": list(self.drops.values()), "changes": self.changes}
+
+    def build_funnel(self, order: Sequence[str]) -> tuple[FunnelStage, ...]:
+        """Return the stages in this order, the tests of each in the order of what they dropped."""
+        return tuple(self._build_stage(stage) for stage in order)
+
+    def _build_stage(self, stage: str) -> FunnelStage:
+        self.add_amounts(stage)
+        drops = [drop for drop in self.drops.values() if drop["stage"] == stage]
+        drops.sort(key=lambda drop: (-drop["documents"], drop["rule"], drop["test"]))
+        changed = {name: amount for name, amount in sorted(self.changes.get(stage, {}).items()) if amount}
+        dropped = tuple(_build_drop(drop) for drop in drops)
+        return FunnelStage(stage=stage, **self.stages[stage], dropped=dropped, changed=changed)
+
+
+def _build_example(row: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {name: row[name] for name in ("id", "url", "value", "threshold", "reason")}
+    return {**fields, "excerpt": row["text"][:EXAMPLE_CHARACTERS]}
+
+
+def _build_drop(drop: Mapping[str, Any]) -> DropCount:
+    examples = tuple(
+        DropExample(**{name: value for name, value in example.items() if name != "id"}) for example in drop["examples"]
+    )
+    return DropCount(
+        rule=drop["rule"], test=drop["test"], documents=drop["documents"], bytes=drop["bytes"], examples=examples
+    )
+
+
+def sort_in_file_order(drops: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows of `DROPPED_SCHEMA` of one file as they lie in it, however it was cut into blocks and batches."""
+    return sorted(drops, key=lambda drop: drop["offset"])
+
+
+def build_dropped_rows(
+    documents: Iterable[Mapping[str, Any]], stage: str, verdicts: Iterable[tuple[str, float | None, float | None, str]]
+) -> list[dict[str, Any]]:
+    """Return rows of `DROPPED_SCHEMA` for documents with (test, value, threshold, reason) each."""
+    return [
+        {
+            **{name: document[name] for name in ("id", "url", "file", "offset")},
+            "stage": stage,
+            "rule": stage,
+            "test": test,
+            "value": value,
+            "threshold": threshold,
+            "reason": reason,
+            "bytes": len((document["text"] or "").encode()),
+            "text": (document["text"] or "")[:EXCERPT_CHARACTERS],
+        }
+        for document, (test, value, threshold, reason) in zip(documents, verdicts, strict=True)
+    ]

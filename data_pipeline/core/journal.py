@@ -1,0 +1,153 @@
+"""What has been done: one record per task, and the proof that it is still what the task would do.
+
+Reads and writes journal/ of a dataset folder. A record holds the key of its task (a digest of configuration, inputs and
+code) and size, time and digest of each output. Promises: a task whose key changed, or whose output is missing or not
+what it was, is done again; a record that cannot be read counts as none. Records hold file times, and so their bytes
+differ between runs, as do those of events.jsonl and of nothing else.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from data_pipeline.core.staging import discard_stale, find_output
+from llmsys.token_shards import compute_file_digest, write_bytes_atomically
+
+JOURNAL = "journal"
+
+
+class TaskOutput(BaseModel):
+    """One file that a task published. `name` is relative to the dataset folder; `digest` is xxh3_128, hex."""
+
+    name: str
+    size: int
+    modified_ns: int
+    digest: str
+
+
+class TaskRecord(BaseModel):
+    """One finished task; `result` is what its function returned."""
+
+    key: str
+    outputs: list[TaskOutput]
+    result: dict[str, Any]
+
+    @property
+    def digests(self) -> list[str]:
+        """The digests of the outputs, for the keys of tasks that read them."""
+        return [output.digest for output in self.outputs]
+
+
+class Journal:
+    """The records of one dataset folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._inputs = _read_json(folder / JOURNAL / "inputs.json")
+
+    def find_record(self, name: str, key: str) -> TaskRecord | None:
+        """Return the record of a task when it has this key and its outputs are whole."""
+        try:
+            record = TaskRecord.model_validate_json(self._get_record_path(name).read_bytes())
+        except (OSError, ValidationError):
+            return None
+        if record.result.get("again"):  # its input could not be read to the end: perhaps now
+            return None
+        whole = record.key == key and all(self._is_unchanged(output) for output in record.outputs)
+        return record if whole else None
+
+    def save_record(self, name: str, key: str, outputs: Iterable[str], result: dict[str, Any]) -> TaskRecord:
+        """Record a finished task with the files it has published."""
+        described = [self._describe_output(output) for output in outputs]
+        record = TaskRecord(key=key, outputs=described, result=result)
+        write_bytes_atomically(self._get_record_path(name), record.model_dump_json().encode())
+        return record
+
+    def get_input_digest(self, path: Path) -> str:
+        """Return the digest of an input file, hashed again only when its size or time changed; "" when unreadable."""
+        try:
+            status = path.stat()
+            known = self._inputs.get(str(path))
+            stamp = [status.st_size, status.st_mtime_ns, status.st_ino]
+            if known and known[:3] == stamp:
+                return str(known[3])
+            digest = compute_file_digest(path)
+        except OSError:
+            return ""
+        self._inputs[str(path)] = [*stamp, digest]
+        write_bytes_atomically(self.folder / JOURNAL / "inputs.json", json.dumps(self._inputs, indent=1).encode())
+        return digest
+
+    def remove_stale_records(self, stage: str, names: Iterable[str]) -> None:
+        """Remove the records of a stage's tasks that no longer exist."""
+        kept = {self._get_record_path(name) for name in names}
+        for path in (self.folder / JOURNAL / stage).glob("*.json"):
+            if path not in kept:
+                path.unlink()
+
+    def _get_record_path(self, name: str) -> Path:
+        return self.folder / JOURNAL / f"{name}.json"
+
+    def _describe_output(self, name: str) -> TaskOutput:
+        path = find_output(self.folder, name)
+        status = path.stat()
+        return TaskOutput(
+            name=name, size=status.st_size, modified_ns=status.st_mtime_ns, digest=compute_file_digest(path)
+        )
+
+    def _is_unchanged(self, output: TaskOutput) -> bool:
+        staged, path = find_output(self.folder, output.name), self.folder / output.name
+        if staged != path:
+            if _is_same(staged, output):
+                return True
+            discard_stale(self.folder, output.name)  # of a task that ended before its record
+        return _is_same(path, output)
+
+
+def _is_same(path: Path, output: TaskOutput) -> bool:
+    """Whether a file is what a record says of it."""
+    try:
+        status = path.stat()
+        if status.st_size != output.size:
+            return False
+        return status.st_mtime_ns == output.modified_ns or compute_file_digest(path) == output.digest
+    except OSError:
+        return False
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def compute_json_digest(*parts: Any) -> str:
+    """Return 32 hex digits over anything that JSON can say, whatever the order of its keys."""
+    text = json.dumps(parts, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def compute_code_version(rooms: Sequence[str], packages: Sequence[str]) -> str:
+    """Return a digest of our source files (`rooms`: paths below the repository root) and of package versions."""
+    root = Path(__file__).resolve().parents[2]
+    state = hashlib.blake2b(digest_size=16)
+    for room in rooms:
+        path = root / room
+        for source in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            state.update(f"{source.relative_to(root)}\n".encode() + source.read_bytes())
+    for package in packages:
+        state.update(f"{package}=={metadata.version(package)}\n".encode())
+    return state.hexdigest()
+
+
+def remove_partial_files(folder: Path) -> None:
+    """Remove what writers that were killed left behind; call it only while no other writer can live."""
+    for path in folder.rglob(".*.tmp"):
+        path.unlink(missing_ok=True)

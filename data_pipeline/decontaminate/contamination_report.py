@@ -1,0 +1,203 @@
+"""Matches of one document in, what to do about them and what to say about them out.
+
+Gives a verdict per document, and for the report a row per document and item: which n-gram, where, how many.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data_pipeline.decontaminate.cut_spans import cut_spans
+from data_pipeline.decontaminate.ngram_index import PARTS, NgramIndex, read_item_names
+from llmsys.atomic_write import write_bytes_atomically
+from llmsys.config.decontamination import NgramDecontaminationConfig
+from llmsys.manifest import ContaminatedDocument, DecontaminationSummary, SetContamination
+from llmsys.spared_item import SparedDocument, SparedItem
+
+STAGE = "decontaminate"
+SPARED = "spared"
+EXAMPLES = 5
+MAX_SPARED_ITEMS = 100  # of each set that the manifest names; the reports have all
+_EXCERPT_CHARACTERS = 80  # of the text on each side of a match
+_MATCH_CHARACTERS = 400
+
+
+class ContaminationResult(NamedTuple):
+    """What becomes of a document: its new text, or the verdict that drops it, or neither; and its report rows."""
+
+    text: str | None
+    verdict: tuple[str, float | None, float | None, str] | None
+    rows: list[dict[str, Any]]
+
+
+class ContaminationJudge:
+    """Turns matches into findings."""
+
+    def __init__(self, config: NgramDecontaminationConfig, index: NgramIndex, items: Path) -> None:
+        self._config, self._index = config, index
+        self._names = read_item_names(items)
+
+    def judge_document(self, document: dict[str, Any], matches: pa.RecordBatch) -> ContaminationResult:
+        """Judge a document (its columns id, url, text) by its matches; those that are spared are only reported."""
+        is_spared = matches.column("spared")
+        spared = [{**row, "action": SPARED} for row in self._build_rows(document, matches.filter(is_spared))]
+        matches = matches.filter(pc.invert(is_spared))
+        if not matches.num_rows:
+            return ContaminationResult(None, None, spared)
+        rows = self._build_rows(document, matches)
+        first, others = rows[0], f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+        where = f"{first['set']} {first['item']}{others}"
+        count = float(matches.num_rows)
+        verdict: tuple[str, float | None, float | None, str] | None
+        text, verdict = None, ("matches", count, 0.0, f"{STAGE}: matches {count:g} > 0 ({where}: {first['ngram']!r})")
+        if self._config.action == "cut":
+            spans = zip(matches.column("begin").to_pylist(), matches.column("end").to_pylist(), strict=True)
+            cut = cut_spans(document["text"], spans, self._config)
+            text, verdict = (
+                (None, self._build_cut_verdict(cut.failure, cut.pieces, where)) if cut.failure else (cut.text, None)
+            )
+        rows = [{**row, "action": "dropped" if verdict else "cut"} for row in rows]
+        return ContaminationResult(text, verdict, rows if verdict else [*rows, *_without_items_of(spared, rows)])
+
+    def _build_cut_verdict(self, test: str, pieces: int, where: str) -> tuple[str, float | None, float | None, str]:
+        if test == "pieces":
+            limit = self._config.max_pieces
+            return test, float(pieces), float(limit), f"{STAGE}: pieces {pieces} > {limit} ({where} cut out)"
+        return test, None, None, f"{STAGE}: {test} ({where} cut out)"
+
+    def _build_rows(self, document: dict[str, Any], matches: pa.RecordBatch) -> list[dict[str, Any]]:
+        """One row per item, in the order in which the text meets them."""
+        which, held, parts = self._index.get_items(matches.column("gram").to_numpy())
+        items, first, counts = np.unique(held, return_index=True, return_counts=True)
+        order = np.argsort(first).tolist()
+        return [
+            self._build_row(document, matches, int(which[at]), PARTS[parts[at]], self._get_set_and_name(item), count)
+            for item, at, count in ((int(items[i]), int(first[i]), int(counts[i])) for i in order)
+        ]
+
+    def _get_set_and_name(self, item: int) -> tuple[str, str]:
+        """The set of an item and its name in it."""
+        return self._names.column("set")[item].as_py(), self._names.column("item")[item].as_py()
+
+    def _build_row(
+        self, document: dict[str, Any], matches: pa.RecordBatch, row: int, part: str, name: tuple[str, str], count: int
+    ) -> dict[str, Any]:
+        begin, end = matches.column("begin")[row].as_py(), matches.column("end")[row].as_py()
+        gram = matches.column("gram")[row].as_py()
+        text = document["text"]
+        return {
+            "set": name[0],
+            "item": name[1],
+            "part": part,
+            "words": int(self._index.words[gram]),
+            "matches": count,
+            "ngram": " ".join(text[begin:end].split())[:_MATCH_CHARACTERS],
+            "url": document["url"],
+            "id": document["id"],
+            "excerpt": text[max(0, begin - _EXCERPT_CHARACTERS) : end + _EXCERPT_CHARACTERS][:_MATCH_CHARACTERS],
+        }
+
+
+def _without_items_of(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows whose items are in no row of the others."""
+    named = {(row["set"], row["item"]) for row in others}
+    return [row for row in rows if (row["set"], row["item"]) not in named]
+
+
+def summarize_rows(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return per set the numbers of documents dropped and cut, the items found, the items spared, and examples."""
+    sets: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        one = sets.setdefault(row["set"], {"dropped": set(), "cut": set(), "items": set(), "rows": [], SPARED: {}})
+        if row["action"] == SPARED:
+            _count_spared(one[SPARED], row)
+            continue
+        one[row["action"]].add(row["id"])
+        one["items"].add(row["item"])
+        one["rows"].append(row)
+    return {
+        name: {
+            "dropped": len(one["dropped"]),
+            "cut": len(one["cut"]),
+            "items": sorted(one["items"]),
+            "examples": _select_examples(one["rows"]),
+            SPARED: one[SPARED],
+        }
+        for name, one in sets.items()
+    }
+
+
+def _count_spared(items: dict[str, dict[str, Any]], row: Mapping[str, Any]) -> None:
+    """Count a document of a spared item, and keep those with the smallest ids."""
+    new = {"documents": 1, "ngram": row["ngram"], "examples": [{"id": row["id"], "url": row["url"]}]}
+    items[row["item"]] = _join_spared(items[row["item"]], new) if row["item"] in items else new
+
+
+def _join_spared(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Join what two groups of documents say of one spared item."""
+    examples = sorted([*one["examples"], *other["examples"]], key=lambda example: str(example["id"]))[:EXAMPLES]
+    ngram = min(one["ngram"], other["ngram"])
+    return {"documents": one["documents"] + other["documents"], "ngram": ngram, "examples": examples}
+
+
+def _build_spared_items(summaries: Iterable[Mapping[str, Any]]) -> list[SparedItem]:
+    """Return all spared items of a set, those of most documents first, from the summaries of all files."""
+    items: dict[str, dict[str, Any]] = {}
+    for one in summaries:
+        for name, item in one.get(SPARED, {}).items():
+            items[name] = _join_spared(items[name], item) if name in items else item
+    order = sorted(items, key=lambda name: (-items[name]["documents"], name))
+    return [
+        SparedItem(
+            item=name,
+            ngram=items[name]["ngram"],
+            documents=items[name]["documents"],
+            examples=tuple(SparedDocument(**example) for example in items[name]["examples"]),
+        )
+        for name in order
+    ]
+
+
+def _select_examples(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: (row["id"], row["item"]))[:EXAMPLES]
+
+
+def merge_summaries(
+    sets: Mapping[str, Mapping[str, int]], exempt: int, summaries: Sequence[Mapping[str, Any]]
+) -> DecontaminationSummary:
+    """Join what was said of the sets with the summaries of all files."""
+    return DecontaminationSummary(
+        sets={name: _merge_set_summaries(name, counts, summaries) for name, counts in sets.items()},
+        exempt_ngrams=exempt,
+    )
+
+
+def _merge_set_summaries(
+    name: str, counts: Mapping[str, int], summaries: Sequence[Mapping[str, Any]]
+) -> SetContamination:
+    own = [one[name] for one in summaries if name in one]
+    fields = ContaminatedDocument.model_fields
+    spared = _build_spared_items(own)
+    return SetContamination(
+        **counts,
+        items_found=len({item for one in own for item in one["items"]}),
+        documents_dropped=sum(one["dropped"] for one in own),
+        documents_cut=sum(one["cut"] for one in own),
+        examples=tuple(
+            ContaminatedDocument(**{key: row[key] for key in fields})
+            for row in _select_examples([row for one in own for row in one["examples"]])
+        ),
+        items_spared=len(spared),
+        spared=tuple(spared[:MAX_SPARED_ITEMS]),
+    )
+
+
+def write_contamination_report(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write the rows as JSON lines."""
+    lines = (json.dumps(row, ensure_ascii=False, sort_keys=False) for row in rows)
+    write_bytes_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))

@@ -1,0 +1,143 @@
+"""Evaluation sets in, the n-grams of their items out.
+
+Reads files of JSON lines; an item has queries and labels. Gives, per n-gram, its hash and the first item that holds it.
+A part of at least n words gives its n-grams, a shorter one is an n-gram of its own length, one that is too short gives
+none and is counted.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import zstandard
+
+from data_pipeline.text.hidden_words import iter_joined_readings
+from data_pipeline.text.word_hashes import Hashes, WordHasher, iter_ngram_hashes
+from llmsys.config.decontamination import EvaluationSetConfig, NgramDecontaminationConfig, Part
+from llmsys.errors import DataError
+
+
+class EvaluationItem(NamedTuple):
+    """One item of an evaluation set."""
+
+    name: str
+    queries: list[str]
+    labels: list[str]
+
+
+class ItemNgrams(NamedTuple):
+    """N-grams of one part of an item, all of `words` words."""
+
+    hashes: Hashes
+    words: int
+    part: Part
+
+
+def read_items(one: EvaluationSetConfig) -> Iterator[EvaluationItem]:
+    """Yield the items of a set; DataError names file and line of what cannot be used."""
+    for path in one.files:
+        for number, line in enumerate(_read_bytes(path).split(b"\n"), 1):
+            if not line.strip():
+                continue
+            where = f"evaluation set {one.name}, {path}, line {number}"
+            row = _parse_row(line, where)
+            name = _get_texts(row, one.item, where)[0] if one.item else f"{path.name}:{number}"
+            queries, labels = (
+                [text for key in keys for text in _get_texts(row, key, where)] for keys in _get_field_names(one)
+            )
+            yield EvaluationItem(name, queries, labels)
+
+
+def _get_field_names(one: EvaluationSetConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return one.query, one.label
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            return gzip.decompress(data)
+        if path.suffix == ".zst":
+            return zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True).read()
+        return data
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except (EOFError, zlib.error, zstandard.ZstdError) as error:
+        reason = f"it is damaged ({error})"
+    raise DataError(f"evaluation file {path} cannot be read: {reason}. Correct data.decontaminate.sets.")
+
+
+def _parse_row(line: bytes, where: str) -> Any:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{where}: not JSON ({error}). Give a file with one JSON object a line.") from None
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: a {type(row).__name__}, not an object. Give a file with one JSON object a line.")
+    return row
+
+
+def _get_texts(row: Any, key: str, where: str) -> list[str]:
+    """The text or texts of a field; `a.b` is field b of the mapping a."""
+    value = row
+    for name in key.split("."):
+        if not isinstance(value, dict) or name not in value:
+            fields = ", ".join(sorted(map(str, row)))
+            raise DataError(f"{where}: no field {key!r}; its fields are {fields}. Correct data.decontaminate.sets.")
+        value = value[name]
+    values = value if isinstance(value, list) else [value]
+    return [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in values]
+
+
+def extract_item_ngrams(
+    item: EvaluationItem, config: NgramDecontaminationConfig, words: WordHasher
+) -> tuple[list[ItemNgrams], int]:
+    """Return the n-grams of an item, and the number of its parts that are too short to be looked for.
+
+    An item in which the ends of lines break words gives those of the broken and of the whole words.
+    """
+    found, short = _grams_of_parts(item, config, words)
+    whole = EvaluationItem(item.name, *(list(map(_make_words_whole, texts)) for texts in (item.queries, item.labels)))
+    if whole != item:
+        found = found + _grams_of_parts(whole, config, words)[0]
+    return found, short
+
+
+def _make_words_whole(text: str) -> str:
+    return next(iter_joined_readings(text), text)
+
+
+def _grams_of_parts(
+    item: EvaluationItem, config: NgramDecontaminationConfig, words: WordHasher
+) -> tuple[list[ItemNgrams], int]:
+    split = words.hash_words([*item.queries, *item.labels])
+    parts = np.split(split.hashes, split.offsets[1:-1])
+    queries, labels = parts[: len(item.queries)], parts[len(item.queries) :]
+    found: list[ItemNgrams] = []
+    if "query" in config.parts:
+        found += [_build_ngrams(query, config, "query") for query in queries]
+    if "label" in config.parts:
+        found += [_build_ngrams(label, config, "label") for label in labels]
+    short = sum(not len(grams.hashes) for grams in found)
+    if "overlap" in config.parts and queries:
+        found += [_build_overlap_ngrams(queries[-1], label, config) for label in labels]
+    return [grams for grams in found if len(grams.hashes)], short
+
+
+def _build_ngrams(words: Hashes, config: NgramDecontaminationConfig, part: Part) -> ItemNgrams:
+    n = min(config.ngram_words, len(words))
+    if n < config.min_item_words:
+        return ItemNgrams(words[:0], n, part)
+    return ItemNgrams(dict(iter_ngram_hashes(words, n))[n], n, part)
+
+
+def _build_overlap_ngrams(query: Hashes, label: Hashes, config: NgramDecontaminationConfig) -> ItemNgrams:
+    """The n-grams that hold words of both."""
+    reach = min(config.ngram_words - 1, len(query) * len(label))  # nothing overlaps with nothing
+    return _build_ngrams(
+        np.concatenate([query[len(query) - min(reach, len(query)) :], label[:reach]]), config, "overlap"
+    )

@@ -1,0 +1,146 @@
+"""All n-grams of all evaluation sets, sorted by hash: which items a matching n-gram belongs to.
+
+`write_ngram_index` reads the sets and writes two Arrow files, n-grams and items; `NgramIndex` reads them and finds
+matches in columns of words. Memory: about 20 bytes for each distinct n-gram, once per process.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from data_pipeline.decontaminate.evaluation_items import ItemNgrams, extract_item_ngrams, read_items
+from data_pipeline.executors.base import Report
+from data_pipeline.text.ragged_arrays import Integers, compute_positions
+from data_pipeline.text.word_hashes import HashedWords, Hashes, WordHasher, iter_ngram_hashes
+from llmsys.config.decontamination import NgramDecontaminationConfig
+from llmsys.errors import DataError
+from llmsys.token_shards import ArrowFileWriter, read_batches
+
+PARTS = ("query", "label", "overlap")
+GRAM_SCHEMA = pa.schema(
+    [("hash", pa.uint64()), ("words", pa.uint8()), ("items", pa.list_(pa.int32())), ("parts", pa.list_(pa.uint8()))]
+)
+ITEM_SCHEMA = pa.schema([("set", pa.string()), ("item", pa.string())])
+
+NAMED_ITEMS = 4  # of each set that are named for one n-gram: twins are, the words that all items begin with are not
+_BITS_PER_GRAM = 16  # of the filter that most n-grams of a text do not pass
+
+
+def write_ngram_index(
+    report: Report, *, grams: Path, items: Path, config: NgramDecontaminationConfig
+) -> dict[str, Any]:
+    """Write n-grams and items; progress is in sets. DataError when a set cannot be read or has nothing to look for."""
+    words = WordHasher()
+    found: list[tuple[int, ItemNgrams]] = []
+    names: list[dict[str, str]] = []
+    counts: dict[str, dict[str, int]] = {}
+    for one in config.sets:
+        first, short, parts = len(names), 0, len(found)
+        for item in read_items(one):
+            own, too_short = extract_item_ngrams(item, config, words)
+            short += too_short
+            found += [(len(names), part) for part in own]
+            names.append({"set": one.name, "item": item.name})
+        ngrams = sum(len(part.hashes) for _, part in found[parts:])
+        counts[one.name] = {"items": len(names) - first, "ngrams": ngrams, "too_short": short}
+        report(1, 0)
+    if not found:
+        raise DataError(
+            f"no item of {', '.join(counts)} has {config.min_item_words} words (data.decontaminate.min_item_words). "
+            f"Lower it, or name other fields in data.decontaminate.sets."
+        )
+    sets = np.repeat(np.arange(len(counts)), [count["items"] for count in counts.values()])
+    _write_ngrams(grams, found, sets)
+    with ArrowFileWriter(items, ITEM_SCHEMA, "zstd") as writer:
+        writer.write(pa.RecordBatch.from_pylist(names, ITEM_SCHEMA))
+    return {"sets": counts}
+
+
+def _write_ngrams(path: Path, found: Sequence[tuple[int, ItemNgrams]], sets: Integers) -> None:
+    """Write each n-gram once, with the first items of each set that have it and in which part; `sets` is by item."""
+    sizes = [len(part.hashes) for _, part in found]
+    hashes = np.concatenate([part.hashes for _, part in found])
+    items = np.repeat(np.array([item for item, _ in found], np.int32), sizes)
+    words = np.repeat(np.array([part.words for _, part in found], np.uint8), sizes)
+    parts = np.repeat(np.array([PARTS.index(part.part) for _, part in found], np.uint8), sizes)
+    order = np.lexsort((items, hashes))  # stable: of two parts of an item the first is named
+    same_gram = hashes[order[1:]] == hashes[order[:-1]]
+    order = order[np.append(True, ~same_gram | (items[order[1:]] != items[order[:-1]]))]
+    same_set = (hashes[order[1:]] == hashes[order[:-1]]) & (sets[items[order[1:]]] == sets[items[order[:-1]]])
+    begins = np.flatnonzero(np.append(True, ~same_set))
+    place = np.arange(len(order)) - np.repeat(begins, np.diff(np.append(begins, len(order))))
+    order = order[place < NAMED_ITEMS]
+    distinct, first = np.unique(hashes[order], return_index=True)
+    ends = pa.array(np.append(first, len(order)), pa.int32())
+    lists = (pa.ListArray.from_arrays(ends, pa.array(column[order])) for column in (items, parts))
+    columns = [pa.array(distinct), pa.array(words[order][first]), *lists]
+    with ArrowFileWriter(path, GRAM_SCHEMA, "zstd") as writer:
+        writer.write(pa.record_batch(columns, schema=GRAM_SCHEMA))
+
+
+class NgramIndex:
+    """Finds the n-grams of evaluation items among words."""
+
+    def __init__(self, path: Path) -> None:
+        batch = next(read_batches(path))
+        self._hashes = batch.column("hash").to_numpy()
+        self.words = batch.column("words").to_numpy()
+        self._ends = batch.column("items").offsets.to_numpy()
+        self._items, self._parts = (batch.column(name).values.to_numpy() for name in ("items", "parts"))
+        self._lengths = frozenset(np.unique(self.words).tolist())
+        bits = max(16, (len(self._hashes) * _BITS_PER_GRAM).bit_length())
+        self._shift = np.uint64(64 - bits)
+        slots = self._hashes >> self._shift
+        self._filter = np.zeros(1 << (bits - 3), np.uint8)
+        np.bitwise_or.at(self._filter, (slots >> np.uint64(3)).astype(np.int64), _compute_bit_masks(slots))
+
+    def find_matches(self, words: HashedWords) -> tuple[Integers, Integers]:
+        """Return (position, n-gram) of every match, in the order of positions, longer ones first."""
+        positions, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        ends = np.repeat(words.offsets[1:], np.diff(words.offsets))
+        for n, hashes in iter_ngram_hashes(words.hashes, max(self._lengths)):
+            if n not in self._lengths:
+                continue
+            here = np.flatnonzero(self._query_filter(hashes))
+            here = here[here + n <= ends[here]]
+            places = np.minimum(np.searchsorted(self._hashes, hashes[here]), len(self._hashes) - 1)
+            hit = (self._hashes[places] == hashes[here]) & (self.words[places] == n)
+            positions.append(here[hit])
+            numbers.append(places[hit])
+        position, number = np.concatenate(positions), np.concatenate(numbers)
+        order = np.lexsort((-self.words[number].astype(np.int64), position))
+        return position[order], number[order]
+
+    def get_items(self, numbers: Integers) -> tuple[Integers, Integers, Integers]:
+        """Return the items that n-grams belong to, as (which of `numbers`, item, number in `PARTS`) each."""
+        starts, counts = self._ends[numbers], self._ends[numbers + 1] - self._ends[numbers]
+        which = np.repeat(np.arange(len(numbers)), counts)
+        places = compute_positions(starts, counts)
+        return which, self._items[places].astype(np.int64), self._parts[places].astype(np.int64)
+
+    def _query_filter(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+        slots = hashes >> self._shift
+        found: npt.NDArray[np.bool_] = (
+            self._filter[(slots >> np.uint64(3)).view(np.int64)] & _compute_bit_masks(slots)
+        ) != 0
+        return found
+
+
+def _compute_bit_masks(slots: Hashes) -> npt.NDArray[np.uint8]:
+    return np.left_shift(np.uint8(1), (slots & np.uint64(7)).astype(np.uint8))
+
+
+@lru_cache(maxsize=1)
+def load_ngram_index(path: Path, digest: str) -> NgramIndex:
+    """One index per process; `digest` makes a changed file a new one."""
+    return NgramIndex(path)
+
+
+def read_item_names(path: Path) -> pa.RecordBatch:
+    """Return the columns set and item; an item's number is its row."""
+    return next(read_batches(path))

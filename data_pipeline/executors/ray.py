@@ -1,0 +1,104 @@
+"""Tasks on a Ray cluster: the same jobs as local worker processes, on whatever nodes the cluster has.
+
+Reads jobs, gives events. Nodes see the inputs and the dataset folder under the same paths and have llmsys installed.
+Promises: at most `workers` tasks are handed out at a time, so that memory here does not grow with their number; a task
+whose process or node is lost fails its try only. Progress within a task is told when the task ends.
+"""
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from data_pipeline.executors.base import Event, Job, TaskDone, TaskFailed, TaskProgress
+from data_pipeline.executors.inline import try_job
+from data_pipeline.executors.local import format_timeout, format_worker_loss
+from llmsys.errors import ConfigError, DataError
+
+# How soon a host is asked whether it lives that says nothing: by Ray's default after five minutes, and until then a run
+# waits for the task of one that was cut off, though its node was long declared dead. Read as Ray is loaded.
+for _limit in ("time", "timeout"):
+    os.environ.setdefault(f"RAY_grpc_client_keepalive_{_limit}_ms", "20000")
+
+try:
+    import ray
+    from ray.exceptions import RayError
+except ImportError:
+    raise ConfigError(
+        "data.executor.kind=ray needs Ray, which is not installed. Install it with: pip install 'llmsys[ray]'"
+    ) from None
+
+_POLL_SECONDS = 1.0
+_ENDING_SECONDS = 60.0
+
+
+class RayExecutor:
+    """A connection to a cluster; what lives there for other users is left alone."""
+
+    eager_jobs = None
+
+    def __init__(self, address: str, workers: int) -> None:
+        """Join the cluster at `address`, or start one on this machine; DataError when nobody answers."""
+        self._own = not ray.is_initialized()
+        if self._own:
+            try:
+                ray.init(
+                    address=address or "local",
+                    log_to_driver=False,
+                    include_dashboard=False,
+                    logging_level=logging.ERROR,
+                )
+            except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+                raise DataError(
+                    f"no Ray cluster answers at data.executor.address={address or 'local'}: {error}. "
+                    f"Start one with `ray start --head`, or name its address."
+                ) from error
+        self.limit = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self.nodes: set[str] = set()
+        self._attempt = ray.remote(num_cpus=1, max_retries=0)(_try_job_on_node)
+
+    def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
+        """Yield what happens until every job is done or has failed."""
+        waiting = deque(range(len(jobs)))
+        running: dict[Any, tuple[int, float]] = {}
+        while waiting or running:
+            while waiting and len(running) < self.limit:
+                index = waiting.popleft()
+                running[self._attempt.remote(os.getcwd(), index, jobs[index])] = (index, time.monotonic())
+            ready, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS if seconds else None)
+            for reference in ready:
+                yield from self._fetch_events(reference, running.pop(reference)[0])
+            for reference, (index, since) in list(running.items()):
+                if seconds and time.monotonic() - since > seconds:
+                    ray.cancel(reference, force=True)
+                    ray.wait([reference], timeout=_ENDING_SECONDS)  # the next try must not meet this one
+                    del running[reference]
+                    yield TaskFailed(index, format_timeout(seconds), "", "slow")
+
+    def close(self) -> None:
+        """Leave the cluster; one that was started for this run ends."""
+        if self._own:
+            ray.shutdown()
+
+    def _fetch_events(self, reference: Any, index: int) -> list[Event]:
+        try:
+            node, amount, dropped, outcome = ray.get(reference)
+        except RayError as error:
+            ending = f"was lost by Ray ({type(error).__name__})"
+            return [TaskFailed(index, format_worker_loss(ending), "", "lost")]
+        self.nodes.add(node)
+        return [TaskProgress(index, amount, dropped), outcome]
+
+
+# --- inside the process on some node ---
+
+
+def _try_job_on_node(directory: str, index: int, job: Job) -> tuple[str, float, int, TaskDone | TaskFailed]:
+    """Do one job in the working directory of the driver, where relative paths begin, and say on which node."""
+    os.chdir(directory)
+    told: list[tuple[float, int]] = []
+    outcome = try_job(index, job, lambda amount, dropped: told.append((amount, dropped)))
+    node: str = ray.get_runtime_context().get_node_id()
+    return node, sum(amount for amount, _ in told), sum(dropped for _, dropped in told), outcome

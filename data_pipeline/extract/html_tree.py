@@ -1,0 +1,187 @@
+"""An HTML page in a regular form: what `extract.tree` can read in one pass.
+
+Reads HTML as UTF-8 bytes, gives text. lexbor parses it (HTML's own algorithm, so that unclosed tags and broken entities
+are what a browser makes of them), drops what holds no text to read, and writes the rest out again. Promises: every
+block has its end tag, and `<` and `>` stand for nothing but tags and comments. Time and memory are linear.
+
+An HTML page as two short lists: its block elements, and the runs of text between their tags.
+
+Reads the regular form that `extract.parse` gives, gives a `HtmlTree`. One pass over tags and texts is enough, and no
+call per node is needed. Time and memory are linear in the page.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from selectolax.lexbor import LexborHTMLParser
+
+# Programs, pictures, forms and navigation. Each name costs time on every page, so that here are only those which pages
+# have many of, and those whose text is written as it is; `extract.tree` passes over the others that are not read.
+_UNREAD_SELECTOR = "script,style,noscript,template,iframe,noembed,noframes,svg,nav,select,button,img,input"
+# Text that is written as it is, and comments that may hold such tags.
+_RAW = re.compile("<!--.*?-->|<xmp[^>]*>(.*?)</xmp>|<plaintext[^>]*>(.*)</plaintext>", re.DOTALL)
+
+
+def normalize_html(html: bytes) -> str:
+    """Write out again what is inside the body of a page; the limits of `extract.limit` are the caller's to check."""
+    page = LexborHTMLParser(html)
+    body = page.body or page.root
+    if body is None:
+        return ""
+    for element in reversed(body.css(_UNREAD_SELECTOR)):  # what is inside another first
+        element.decompose(recursive=False)
+    written = body.html or ""
+    if "<xmp" in written or "<plaintext" in written:
+        written = _RAW.sub(_escape_raw_text, written)
+    return written
+
+
+def _escape_raw_text(raw: re.Match[str]) -> str:
+    """Raw text as a browser shows it; nothing for a comment."""
+    text = raw[1] or raw[2]
+    return f"<pre>{text.replace('<', '&lt;').replace('>', '&gt;')}</pre>" if text else ""
+
+
+# (text, name with "/" where it ends an element, attributes) again and again; a comment has no name. Inside attributes
+# lexbor writes `&gt;`.
+_TAGS = re.compile(r"<(?:!--.*?--|([^\s>]*)([^>]*))>", re.DOTALL)
+_BLOCKS = [
+    "address", "article", "aside", "blockquote", "body", "caption", "center", "dd", "details", "dir", "div", "dl",
+    "dt", "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hgroup",
+    "html", "legend", "li", "main", "menu", "ol", "p", "pre", "section", "summary", "table", "tbody", "td", "tfoot",
+    "th", "thead", "tr", "ul",
+]  # fmt: skip
+_UNREAD = [
+    "annotation", "annotation-xml", "applet", "audio", "canvas", "datalist", "dialog", "head", "map", "object",
+    "picture", "rp", "textarea", "video",
+]  # fmt: skip
+HEADINGS = frozenset(["h1", "h2", "h3", "h4", "h5", "h6"])
+_LINE_BREAK = "\0"  # no parsed page holds one
+_KEPT_EMPTY = frozenset(["/td", "/th", "/tr"])  # which column a cell is in can be seen from those before it
+
+_OPENS: Final = 1
+_CLOSES: Final = 2
+_RULE: Final = 3  # this and those before it end a run of text
+_LINK: Final = 4
+_LINK_ENDS: Final = 5
+_BREAK: Final = 6
+_SKIPPED: Final = 7
+# What a tag does; the others, as those for bold text, do nothing.
+_EFFECTS = (
+    dict.fromkeys(_BLOCKS, _OPENS)
+    | {f"/{name}": _CLOSES for name in _BLOCKS}
+    | {"a": _LINK, "/a": _LINK_ENDS, "br": _BREAK, "hr": _RULE}
+    | dict.fromkeys(_UNREAD, _SKIPPED)
+)
+
+
+@dataclass(slots=True)
+class HtmlTree:
+    """Block elements with text in document order, element 0 above them all, and runs of text in document order.
+
+    Attributes:
+        tag, attributes, parent: of each element; attributes as they are written, ` class="a" id="b"`.
+        first, last: the runs inside each element are first[e] to last[e] - 1.
+        text: each run, white space folded, a newline where the page breaks a line; as it was inside `pre`.
+        linked: characters of each run that are inside links.
+        owner: the element that each run stands in.
+    """
+
+    tag: list[str] = field(default_factory=lambda: ["#"])
+    attributes: list[str] = field(default_factory=lambda: [""])
+    parent: list[int] = field(default_factory=lambda: [0])
+    first: list[int] = field(default_factory=lambda: [0])
+    last: list[int] = field(default_factory=lambda: [0])
+    text: list[str] = field(default_factory=list)
+    linked: list[int] = field(default_factory=list)
+    owner: list[int] = field(default_factory=list)
+
+
+def parse_tree(html: bytes) -> HtmlTree:
+    """Parse a page; limits are the caller's to check.
+
+    One pass over tags and texts. It is long because it is the innermost loop: a call costs more than its work.
+    """
+    written, tree = normalize_html(html), HtmlTree()
+    tag, said, parent, texts = tree.tag, tree.attributes, tree.parent, tree.text
+    first, last = tree.first, tree.last
+    run: list[str] = []  # pieces of the run that is being read
+    linked = current = preformatted = 0
+    in_link = False
+    effect_of = _EFFECTS.get
+    pieces = iter(_TAGS.split(written))
+    text = next(pieces)
+    if text:
+        run.append(text)
+    for name, attributes, text in zip(pieces, pieces, pieces, strict=True):
+        effect = effect_of(name)
+        if effect is not None:
+            if effect <= _RULE:
+                if run:
+                    _end_run(tree, run, linked, current, preformatted > 0)
+                    linked = 0
+                if effect == _OPENS:
+                    parent.append(current)
+                    current = len(tag)
+                    tag.append(name)
+                    said.append(attributes)
+                    first.append(len(texts))
+                    last.append(-1)
+                    if name == "pre":
+                        preformatted += 1
+                elif effect == _CLOSES and tag[current] == name[1:]:
+                    if name == "/pre":
+                        preformatted -= 1
+                    last[current] = len(texts)
+                    if first[current] == len(texts) and current == len(tag) - 1 and name not in _KEPT_EMPTY:
+                        del tag[-1], said[-1], first[-1], last[-1]
+                        current = parent.pop()
+                    else:
+                        current = parent[current]
+            elif effect == _LINK:
+                in_link = "href=" in attributes  # `<a id="…"/>` is never closed
+            elif effect == _LINK_ENDS:
+                in_link = False
+            elif effect == _BREAK:
+                run.append(_LINE_BREAK)
+            else:
+                text = _skip_element(name, pieces)
+        if text and (run or preformatted or not text.isspace()):
+            run.append(text)
+            if in_link:
+                linked += len(text.replace("&nbsp;", " "))
+    if run:
+        _end_run(tree, run, linked, current, preformatted > 0)
+    last[0] = len(texts)
+    return tree
+
+
+def _skip_element(name: str, pieces: Iterator[str]) -> str:
+    """Go on to the end of an element that is not read, and return the text behind it."""
+    depth = 1
+    for other, _, text in zip(pieces, pieces, pieces, strict=True):
+        depth += (other == name) - (other == f"/{name}")
+        if depth == 0:
+            return text
+    return ""
+
+
+def _end_run(tree: HtmlTree, run: list[str], linked: int, owner: int, preformatted: bool) -> None:
+    """Add what was read as a run of text, unless it is white space."""
+    text = run[0] if len(run) == 1 else "".join(run)
+    run.clear()
+    text = text.replace("&nbsp;", " ")
+    if preformatted:
+        text = text.replace(_LINE_BREAK, "\n").strip("\n")
+        if text.isspace():
+            return
+    elif _LINE_BREAK in text:
+        text = "\n".join([" ".join(line.split()) for line in text.split(_LINE_BREAK)]).strip("\n")
+    else:
+        text = " ".join(text.split())
+    if text:
+        tree.text.append(text)
+        tree.linked.append(min(linked, len(text)) if linked else 0)
+        tree.owner.append(owner)

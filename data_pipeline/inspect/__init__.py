@@ -1,1 +1,0 @@
-"""What a dataset folder holds, held against what its manifest says."""

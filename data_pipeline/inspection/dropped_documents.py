@@ -1,0 +1,90 @@
+"""What a dataset dropped, document by document: which test, its value beside the threshold, and the text.
+
+Reads dropped/ and quarantine/ of a dataset folder; gives rows in the order of their ids. A place that could not be read
+is a row without address and text; an input in quarantine one with its traceback.
+"""
+
+import heapq
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data_pipeline.graph.quarantine import read_quarantine_rows
+from llmsys.errors import DataError
+from llmsys.manifest import load_manifest
+from llmsys.record_location import format_record_place
+from llmsys.token_shards import read_batches
+
+FIELDS = ("stage", "rule", "test")
+EXCERPT_CHARACTERS = 600
+
+
+def find_dropped_documents(folder: Path, wanted: dict[str, str], limit: int) -> tuple[int, list[dict[str, Any]]]:
+    """Return how many dropped documents match, and the `limit` of them with the smallest ids.
+
+    `wanted` says which values of stage, rule and test count. DataError when nothing was dropped by these, with what
+    there is.
+    """
+    total = 0
+    kept: list[dict[str, Any]] = []
+    for batch in _iter_dropped_batches(folder):
+        mask = pa.array([True] * batch.num_rows)
+        for name, value in wanted.items():
+            mask = pc.and_(mask, pc.equal(batch.column(name), value))
+        found = batch.filter(mask)
+        total += found.num_rows
+        kept = heapq.nsmallest(limit, [*kept, *found.to_pylist()], key=lambda row: row["id"])
+    given_up = [
+        row for row in read_quarantine_rows(folder) if all(row[name] == value for name, value in wanted.items())
+    ]
+    total += len(given_up)
+    kept = heapq.nsmallest(limit, [*kept, *given_up], key=lambda row: row["id"])
+    if not total:
+        raise DataError(_describe_no_match(folder, wanted))
+    return total, kept
+
+
+def parse_wanted(text: str) -> dict[str, str]:
+    """Read rule=gopher_quality or rule=gopher_quality,test=words; DataError for any other form."""
+    parts = [part.partition("=") for part in text.split(",") if part]
+    if not parts or any(name not in FIELDS or not value for name, _, value in parts):
+        raise DataError(
+            f"--dropped {text!r} names no drops. Write stage=, rule= or test= and a value, "
+            f"such as rule=gopher_quality or rule=gopher_quality,test=words."
+        )
+    return {name: value for name, _, value in parts}
+
+
+def format_dropped_documents(total: int, rows: list[dict[str, Any]]) -> str:
+    """The rows as a person reads them."""
+    return "\n\n".join([*map(_format_row, rows), f"{len(rows)} of {total:,} dropped documents"])
+
+
+def _format_row(row: dict[str, Any]) -> str:
+    value = "" if row["value"] is None else f", value {row['value']:.10g}"
+    threshold = "" if row["threshold"] is None else f", threshold {row['threshold']:.10g}"
+    why = f"\n  {row['reason']}" if row["reason"] not in (row["test"], f"{row['rule']}: {row['test']}") else ""
+    text = row["text"][:EXCERPT_CHARACTERS]
+    shown = "\n".join(f"    {line}" for line in text.splitlines())
+    more = f"\n    … ({row['bytes']:,} bytes)" if row["bytes"] > len(text.encode()) else ""
+    return (
+        f"{row['url'] or ('not read' if row['stage'] == 'read' else '(it has no URL)')}\n"
+        f"  {format_record_place(row['file'], row['offset'])}\n"
+        f"  {row['rule']}: {row['test']}{value}{threshold}{why}\n{shown}{more}"
+    ).rstrip("\n")
+
+
+def _iter_dropped_batches(folder: Path) -> Iterator[pa.RecordBatch]:
+    for entry in load_manifest(folder).dropped.files:
+        yield from read_batches(folder / "dropped" / entry.name)
+
+
+def _describe_no_match(folder: Path, wanted: dict[str, str]) -> str:
+    asked = ", ".join(f"{name}={value}" for name, value in wanted.items())
+    funnel = load_manifest(folder).funnel
+    found = sorted({f"rule={drop.rule},test={drop.test}" for stage in funnel for drop in stage.dropped})
+    there = "; ".join(found[:12]) or "nothing at all"
+    return f"{folder} dropped no document with {asked}. It dropped by: {there}. Use one of these."

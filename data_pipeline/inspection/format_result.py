@@ -1,0 +1,92 @@
+"""What an inspection found, as lines for people and as data for programs."""
+
+from dataclasses import asdict
+from typing import Any
+
+from data_pipeline.inspection.finding import format_findings
+from data_pipeline.inspection.token_samples import DocumentSample
+from data_pipeline.inspection.verify_dataset import InspectionResult
+from llmsys.manifest import LanguageUsage, TokenizerUsage
+
+SHOWN_SAMPLES, EXCERPT = 3, 160
+
+
+def inspection_to_dict(inspection: InspectionResult) -> dict[str, Any]:
+    """Everything, as JSON can hold it."""
+    manifest = inspection.manifest
+    return {
+        "folder": str(inspection.folder),
+        "fingerprint": manifest.fingerprint,
+        "whole": not inspection.findings,
+        "files": inspection.files,
+        "bytes": inspection.bytes,
+        "splits": {
+            name: {"documents": split.documents, "tokens": split.tokens, "bytes": split.bytes}
+            for name, split in manifest.splits.items()
+        },
+        "documents": sum(file.rows for file in manifest.documents.files),
+        "dropped": sum(file.rows for file in manifest.dropped.files),
+        "usage": None if manifest.usage is None else manifest.usage.model_dump(),
+        "samples": [asdict(sample) for sample in inspection.samples],
+        "findings": [asdict(finding) for finding in inspection.findings],
+    }
+
+
+def format_inspection(inspection: InspectionResult) -> str:
+    """Counts, the tokenizer's fit, some samples, and what is wrong."""
+    manifest = inspection.manifest
+    lines = [f"{inspection.folder}: {inspection.files} files, {inspection.bytes:,} bytes read and hashed"]
+    for name, split in manifest.splits.items():
+        lines.append(f"  {name:<10} {split.documents:>12,} documents {split.tokens:>15,} tokens in {len(split.files)}")
+    for room, listing in (("documents", manifest.documents), ("dropped", manifest.dropped)):
+        lines.append(f"  {room:<10} {sum(file.rows for file in listing.files):>12,} in {len(listing.files)} files")
+    if manifest.usage is not None:
+        lines += ["", *format_tokenizer_usage(manifest.usage)]
+    if inspection.samples:
+        lines += ["", *_format_samples(inspection.samples)]
+    if inspection.findings:
+        lines += ["", format_findings(inspection.findings), "", _format_next_step(len(inspection.findings))]
+    else:
+        lines += ["", f"everything is as the manifest says (fingerprint {manifest.fingerprint})"]
+    return "\n".join(lines)
+
+
+def _format_samples(samples: list[DocumentSample]) -> list[str]:
+    same = sum(sample.same_text for sample in samples)
+    others = ""
+    if same < len(samples):
+        why = "the tokenizer normalises text, or takes U+2581 for the space that it writes so"
+        others = f", {len(samples) - same} another ({why})"
+    head = f"{len(samples)} documents encoded again, with the same ids, and decoded; {same} give their text back"
+    lines = [f"{head}{others}:"]
+    for sample in samples[:SHOWN_SAMPLES]:
+        place = f"{sample.file} at {sample.offset}"
+        lines.append(f"  {sample.split} {sample.document}: {sample.url or sample.id} ({place})")
+        lines.append(f"    {' '.join(sample.text[:EXCERPT].split())}")
+    return lines
+
+
+def format_tokenizer_usage(usage: TokenizerUsage) -> list[str]:
+    """The tokenizer's fit by language, as a table."""
+    head = f"{'language':<10}{'documents':>11}{'bytes':>15}{'bytes/token':>13}{'words/token':>13}"
+    rows = [_format_usage_row(name, one) for name, one in usage.languages.items()]
+    return [
+        f"{head}{'unknown':>10}{'as bytes':>10}",
+        *rows,
+        f"{usage.dead_pieces:,} of {usage.pieces:,} pieces are in no document; "
+        f"{usage.checked_documents:,} documents were encoded a second time by the library, with the same ids",
+        *([f"every document was encoded by the tokenizer's library: {usage.by_library}"] if usage.by_library else []),
+    ]
+
+
+def _format_usage_row(name: str, one: LanguageUsage) -> str:
+    tokens = max(one.tokens, 1)
+    return (
+        f"{name or '(none)':<10}{one.documents:>11,}{one.bytes:>15,}{one.bytes / tokens:>13.2f}"
+        f"{one.words / tokens:>13.2f}{one.unknown_tokens / tokens:>10.2%}{one.byte_tokens / tokens:>10.2%}"
+    )
+
+
+def _format_next_step(count: int) -> str:
+    things = "1 thing is" if count == 1 else f"{count} things are"
+    return f"{things} wrong. Delete the files named, and run llmsys prepare CONFIG: only what is missing is made again."

@@ -1,0 +1,274 @@
+"""The documents nearest to one threshold on one side: looked for file by file, joined afterwards.
+
+Reads values and thresholds by columns; gives counts, and the nearest few documents. Promises: whatever the files, the
+batches and their order, the nearest are by distance and then by id.
+
+The documents nearest to each threshold, dropped and kept: a summary per document file, and all of them as one.
+
+Reads the statistics in documents/ and the values in dropped/ batch by batch, and the texts of the few that are shown;
+gives a `ThresholdReport` per test. Promises: which documents are shown depends on the dataset alone, by distance to
+their threshold and then by id; memory and the size of a summary do not grow with the dataset.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data_pipeline.core.funnel import EXAMPLE_CHARACTERS, EXAMPLES
+from data_pipeline.executors.base import Report
+from data_pipeline.rules.chain import list_thresholds
+from data_pipeline.rules.verdict import ThresholdTest
+from llmsys.arrow_file import read_columns
+from llmsys.atomic_write import write_bytes_atomically
+from llmsys.config.language import DEFAULT, LanguageConfig, parse_language_rules
+from llmsys.threshold_report import CLOSE, NearThresholdDocument, ThresholdReport, ThresholdSide
+
+Floats = npt.NDArray[np.float64]
+
+
+class BatchLocation(NamedTuple):
+    """One record batch and the ids of its documents."""
+
+    path: Path
+    batch: int
+    ids: pa.Array
+
+
+class NearestDocument(NamedTuple):
+    """A document near a threshold and where its text is; sorts by distance, then by id."""
+
+    distance: float
+    id: str
+    value: float
+    threshold: float
+    path: Path
+    batch: int
+    row: int
+
+
+@dataclass
+class FileThresholdSide:
+    """One side of a threshold while the documents of one file are read."""
+
+    documents: int = 0
+    bytes: int = 0
+    close: int = 0
+    nearest: list[NearestDocument] = field(default_factory=list)
+    thresholds: set[float] = field(default_factory=set)
+
+    def add_batch(self, values: Floats, thresholds: Floats, rows: npt.NDArray[np.int64], place: BatchLocation) -> None:
+        """Count documents of a batch and keep the nearest."""
+        distances = np.abs(values - thresholds)
+        self.documents += len(values)
+        self.close += int((distances <= CLOSE * np.abs(thresholds)).sum())
+        self.thresholds.update(np.unique(thresholds).tolist())
+        bound = self.nearest[-1].distance if len(self.nearest) == EXAMPLES else np.inf
+        if len(distances) > EXAMPLES:
+            bound = min(bound, float(np.partition(distances, EXAMPLES - 1)[EXAMPLES - 1]))
+        near = np.flatnonzero(distances <= bound)
+        columns = (column[near].tolist() for column in (distances, values, thresholds, rows))
+        ids = place.ids.take(pa.array(rows[near])).to_pylist()
+        for name, distance, value, threshold, row in zip(ids, *columns, strict=True):
+            self.nearest.append(NearestDocument(distance, name, value, threshold, place.path, place.batch, row))
+        self.nearest = sorted(self.nearest)[:EXAMPLES]
+
+    def to_dict(self, texts: Mapping[tuple[Path, int, int], Mapping[str, str]]) -> dict[str, Any]:
+        """What JSON can hold of it; `texts` has URL, excerpt and reason of each document that is shown."""
+        nearest = [
+            {"id": one.id, "value": one.value, "threshold": one.threshold, **texts[one.path, one.batch, one.row]}
+            for one in self.nearest
+        ]
+        counts = {"documents": self.documents, "bytes": self.bytes, "close": self.close}
+        return {**counts, "thresholds": sorted(self.thresholds), "nearest": nearest}
+
+
+@dataclass
+class MergedThresholdSide:
+    """One side of a threshold in all files."""
+
+    side: ThresholdSide = field(default_factory=ThresholdSide)
+    thresholds: frozenset[float] = frozenset()
+
+    def merge_file(self, plain: Mapping[str, Any]) -> None:
+        """Take in what one file has: `NearSide.plain`."""
+        nearest = [*self.side.nearest, *(NearThresholdDocument(**one) for one in plain["nearest"])]
+        nearest.sort(key=lambda one: (abs(one.value - one.threshold), one.id))
+        self.side = ThresholdSide(
+            self.side.documents + plain["documents"],
+            self.side.bytes + plain["bytes"],
+            self.side.close + plain["close"],
+            tuple(nearest[:EXAMPLES]),
+        )
+        self.thresholds |= frozenset(plain["thresholds"])
+
+
+Key = tuple[str, str, str]  # rule, test, above or below
+_Texts = dict[tuple[Path, int, int], dict[str, str]]
+
+_DROPPED = ("id", "rule", "test", "value", "threshold", "bytes")
+_SHOWN = ("url", "text", "reason")
+
+
+class LanguageThresholds:
+    """The tests of each language that compare a stored statistic with a threshold.
+
+    Args:
+        language: which languages stay, and above what score.
+        rules: a text of `serialize_language_rules`.
+    """
+
+    def __init__(self, language: LanguageConfig, rules: str) -> None:
+        self._language = language
+        self._rules = parse_language_rules(rules)
+        self._of: dict[str, list[tuple[Key, str, float]]] = {}
+        self.rules = {"language", *(rule.title for rule in self._rules[DEFAULT].rules)}
+
+    def list_tests(self) -> list[Key]:
+        """Every test, in the order in which it is asked, whether or not a document came to it."""
+        return [key for key, _, _ in self.get_thresholds(self._language.keep[0] if self._language.keep else DEFAULT)]
+
+    def get_thresholds(self, code: str) -> list[tuple[Key, str, float]]:
+        """Test, column and threshold for documents in one language."""
+        if code not in self._of:
+            self._of[code] = list(self._iter_thresholds(code))
+        return self._of[code]
+
+    def _iter_thresholds(self, code: str) -> Iterator[tuple[Key, str, float]]:
+        yield ("language", "score", "below"), "language_score", self._language.minimum_score
+        for rule in self._rules.get(code, self._rules[DEFAULT]).rules:
+            for limit in list_thresholds(rule, code):
+                if _can_drop(limit):
+                    yield (rule.title, limit.test, limit.drop_side), f"{rule.title}.{limit.statistic}", limit.threshold
+
+
+def _can_drop(limit: ThresholdTest) -> bool:
+    """Whether there is a threshold at all: none is infinite, and nothing counted or shared lies below zero."""
+    return bool(np.isfinite(limit.threshold)) and not (limit.drop_side == "below" and limit.threshold == 0)
+
+
+def summarize_near_thresholds(
+    report: Report, *, documents: Path, dropped: Path, output: Path, language: LanguageConfig, rules: str
+) -> dict[str, Any]:
+    """Write what one file of final documents and its dropped ones have at the thresholds; progress is in documents."""
+    limits = LanguageThresholds(language, rules)
+    kept: dict[Key, FileThresholdSide] = {key: FileThresholdSide() for key in limits.list_tests()}
+    gone: dict[Key, FileThresholdSide] = {}
+    _read_kept(documents, limits, kept, report)
+    _read_dropped(dropped, limits.rules, gone, report)
+    found = [one for sides in (kept, gone) for side in sides.values() for one in side.nearest]
+    texts = _read_excerpts(found)
+    said = [
+        {
+            "test": key,
+            "dropped": gone.get(key, FileThresholdSide()).to_dict(texts),
+            "kept": kept.get(key, FileThresholdSide()).to_dict(texts),
+        }
+        for key in dict.fromkeys([*kept, *gone])
+    ]
+    write_bytes_atomically(output, json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode())
+    return {}
+
+
+def merge_threshold_reports(
+    summaries: Iterable[Path], limits: LanguageThresholds, stages: Sequence[str]
+) -> tuple[ThresholdReport, ...]:
+    """Return every test of language and rules that has a threshold and met documents, in the order of the funnel.
+
+    Args:
+        summaries: what `summarize_near_thresholds` wrote, in any order; one is in memory at a time.
+        limits: of the same config.
+        stages: of the funnel, in order.
+    """
+    sides: dict[Key, tuple[MergedThresholdSide, MergedThresholdSide]] = {
+        key: (MergedThresholdSide(), MergedThresholdSide()) for key in limits.list_tests()
+    }
+    for path in summaries:
+        for one in json.loads(path.read_bytes()):
+            gone, kept = sides.setdefault(cast(Key, tuple(one["test"])), (MergedThresholdSide(), MergedThresholdSide()))
+            gone.merge_file(one["dropped"])
+            kept.merge_file(one["kept"])
+    order = {stage: number for number, stage in enumerate(stages)}
+    first = {key: number for number, key in enumerate(limits.list_tests())}
+    keys = sorted(sides, key=lambda key: (order.get(key[0], len(order)), first.get(key, len(first)), key))
+    made = [_build_threshold_report(key, *sides[key]) for key in keys]
+    return tuple(one for one in made if one.dropped.documents or one.kept.documents)
+
+
+def _build_threshold_report(key: Key, dropped: MergedThresholdSide, kept: MergedThresholdSide) -> ThresholdReport:
+    drops = cast(Literal["above", "below"], key[2])
+    thresholds = tuple(sorted(dropped.thresholds | kept.thresholds))
+    return ThresholdReport(key[0], key[1], drops, thresholds, dropped.side, kept.side)
+
+
+def _read_kept(path: Path, limits: LanguageThresholds, sides: dict[Key, FileThresholdSide], report: Report) -> None:
+    """Take in the documents that stayed, each beside the thresholds of its language."""
+    for number, batch in enumerate(
+        read_columns(path, lambda name: name in ("id", "language") or _is_measured_column(name))
+    ):
+        place = BatchLocation(path, number, batch.column("id"))
+        codes = batch.column("language").to_numpy(zero_copy_only=False)
+        for code in sorted(set(codes.tolist())):
+            rows = np.flatnonzero(codes == code)
+            for key, column, threshold in limits.get_thresholds(code):
+                if column not in batch.schema.names:
+                    continue
+                values = _get_float_column(batch, column)[rows]
+                known = np.isfinite(values)
+                side = sides.setdefault(key, FileThresholdSide())
+                side.add_batch(values[known], np.full(int(known.sum()), threshold), rows[known], place)
+        report(batch.num_rows, 0)
+
+
+def _is_measured_column(name: str) -> bool:
+    return "." in name or name == "language_score"
+
+
+def _read_dropped(path: Path, rules: Set[str], sides: dict[Key, FileThresholdSide], report: Report) -> None:
+    """Take in the documents that `rules` dropped by a value, each beside the threshold it was compared with."""
+    for number, batch in enumerate(read_columns(path, _DROPPED.__contains__)):
+        place = BatchLocation(path, number, batch.column("id"))
+        values, thresholds, sizes = (_get_float_column(batch, name) for name in ("value", "threshold", "bytes"))
+        names = pc.binary_join_element_wise(batch.column("rule"), batch.column("test"), "\0").to_numpy(
+            zero_copy_only=False
+        )
+        known = np.isfinite(values) & np.isfinite(thresholds)
+        for name in sorted(set(names[known].tolist())):
+            rule, _, test = name.partition("\0")
+            if rule not in rules:
+                continue
+            for drops, beyond in (("above", values > thresholds), ("below", values <= thresholds)):
+                rows = np.flatnonzero(known & beyond & (names == name))
+                if len(rows):
+                    side = sides.setdefault((rule, test, drops), FileThresholdSide())
+                    side.add_batch(values[rows], thresholds[rows], rows, place)
+                    side.bytes += int(sizes[rows].sum())
+        report(batch.num_rows, 0)
+
+
+def _get_float_column(batch: pa.RecordBatch, name: str) -> Floats:
+    """A column of numbers, NaN where it has none."""
+    values = batch.column(name).to_numpy(zero_copy_only=False)
+    return np.asarray(values, np.float64)
+
+
+def _read_excerpts(found: Sequence[NearestDocument]) -> _Texts:
+    """URL, excerpt and reason of the documents that are shown, by their place."""
+    wanted: dict[tuple[Path, int], set[int]] = {}
+    for one in found:
+        wanted.setdefault((one.path, one.batch), set()).add(one.row)
+    texts: _Texts = {}
+    for (path, number), rows in wanted.items():
+        batch = next(iter(read_columns(path, _SHOWN.__contains__, [number])))
+        for row in rows:
+            said = {name: batch.column(name)[row].as_py() or "" for name in _SHOWN if name in batch.schema.names}
+            text = said["text"]
+            excerpt = text[:EXAMPLE_CHARACTERS] + "…" * (len(text) > EXAMPLE_CHARACTERS)
+            texts[path, number, row] = {"url": said["url"], "excerpt": excerpt, "reason": said.get("reason", "")}
+    return texts

@@ -1,0 +1,162 @@
+"""What if a threshold were another: counted from what a prepared dataset stores, without reading the crawl again.
+
+Reads the statistics in documents/ and the values in dropped/; gives per threshold how many documents would stay. What a
+stricter threshold takes is exact (duplicates aside: a copy of a document that goes might stay in its place). What a
+looser one gives back is an upper bound, because the tests behind it were never asked.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from data_pipeline.language.codes import list_known_codes
+from data_pipeline.rules.chain import list_thresholds
+from data_pipeline.rules.verdict import ThresholdTest
+from llmsys.arrow_file import read_columns, read_schema
+from llmsys.config.language import DEFAULT, LanguageConfig, load_language_profiles
+from llmsys.config.quality_rules import RuleConfig
+from llmsys.config.yaml_parser import parse_yaml
+from llmsys.errors import DataError
+from llmsys.manifest import Manifest, load_manifest
+
+_RULE: TypeAdapter[Any] = TypeAdapter(RuleConfig)
+LANGUAGE_SCORE = "language.minimum_score"
+_DROPPED = ("rule", "test", "value", "threshold")
+
+
+@dataclass(frozen=True)
+class SweepValue:
+    """One threshold: documents that stay for certain, and how many of the dropped ones might come back."""
+
+    value: float
+    stay: int
+    might_return: int
+
+
+@dataclass(frozen=True)
+class ThresholdSweep:
+    """Thresholds of one field. `test` is what compares with it, `now` its values in the dataset: one, unless languages
+    differ.
+    """
+
+    field: str
+    test: str
+    now: tuple[float, ...]
+    documents: int
+    values: tuple[SweepValue, ...]
+
+
+def sweep_threshold(folder: Path, wanted: str) -> ThresholdSweep:
+    """Answer `rule.field=a,b,c` about a dataset; DataError when it has no such rule, field or test."""
+    name, values = _parse_sweep(wanted)
+    manifest = load_manifest(folder)
+    kind, _, field = name.partition(".")
+    if name == LANGUAGE_SCORE:
+        rules: list[Any] = [LanguageConfig.model_validate(manifest.config["data"]["language"])]
+        tried: list[ThresholdTest | None] = [ThresholdTest("score", "language_score", "below", rules[0].minimum_score)]
+    else:
+        rules = _resolve_rules(manifest, folder, kind, field)
+        tried = [_find_threshold_test(rule, field, value, name) for rule in rules for value in values]
+    now = sorted({getattr(rule, field) for rule in rules})
+    limit = next((one for one in tried if one is not None), None)
+    if limit is None:
+        raise DataError(
+            f"no test compares a stored statistic with {name}: it decides what is measured, or all values are "
+            f"{now[0]} already. Prepare a copy of the dataset with it to see what it changes."
+        )
+    column = limit.statistic if name == LANGUAGE_SCORE else f"{kind}.{limit.statistic}"
+    stay, back = _count_documents(folder, manifest, (kind, column), limit, values)
+    found = [SweepValue(value, kept, more) for value, kept, more in zip(values, stay, back, strict=True)]
+    documents = sum(entry.rows for entry in manifest.documents.files)
+    return ThresholdSweep(name, limit.test, tuple(map(float, now)), documents, tuple(found))
+
+
+def format_sweep(found: ThresholdSweep) -> str:
+    """A table with a line per value."""
+    now = f"{found.now[0]:g}" if len(found.now) == 1 else f"{found.now[0]:g} to {found.now[-1]:g} by language"
+    lines = [
+        f"{found.field} is {now} ({found.test}), and {found.documents:,} documents are kept.",
+        f"{'value':>12}{'stay':>12}{'at most':>12}",
+    ]
+    for one in found.values:
+        lines.append(f"{one.value:>12g}{one.stay:>12,}{one.stay + one.might_return:>12,}")
+    return "\n".join([*lines, "At most: all that this test dropped and would let pass, if no test behind it objects."])
+
+
+def _parse_sweep(wanted: str) -> tuple[str, list[float]]:
+    name, _, text = wanted.partition("=")
+    values = [parse_yaml(part, "--sweep")[0] for part in text.split(",") if part.strip()]
+    if name.count(".") != 1 or not values or not all(isinstance(value, int | float) for value in values):
+        raise DataError(
+            f"--sweep {wanted!r} is no question. Write rule.field=a,b,c: gopher_quality.min_words=30,50,80."
+        )
+    return name, values
+
+
+def _resolve_rules(manifest: Manifest, folder: Path, kind: str, field: str) -> list[Any]:
+    """The rule of a name as the languages of the dataset have it, each reading once."""
+    rules = [_RULE.validate_python(rule) for rule in manifest.config["data"].get("rules", ())]
+    rule = next((one for one in rules if one.title == kind), None)
+    if rule is None:
+        there = ", ".join(one.title for one in rules) or "none"
+        raise DataError(f"{folder} was made without the rule {kind}. Its rules: {there}; and {LANGUAGE_SCORE}.")
+    if field not in type(rule).model_fields:
+        fields = ", ".join(name for name in type(rule).model_fields if name.startswith(("min_", "max_")))
+        raise DataError(f"{kind} has no field {field}. Thresholds it has: {fields}.")
+    language = LanguageConfig.model_validate(manifest.config["data"]["language"])
+    profiles = load_language_profiles(language, list_known_codes(language.kind))
+    own = [profiles.get(code, profiles[DEFAULT]) for code in manifest.languages if code in (language.keep or [code])]
+    return list(dict.fromkeys(profile.localize_rule(rule) for profile in own)) or [rule]
+
+
+def _find_threshold_test(rule: Any, field: str, value: float, name: str) -> ThresholdTest | None:
+    """The test whose threshold follows the field, None when this value moves none."""
+    try:
+        changed = _RULE.validate_python(rule.model_dump() | {field: value})
+    except ValidationError as error:
+        raise DataError(f"{name}={value:g} is refused: {error.errors()[0]['msg']}.") from None
+    pairs = zip(list_thresholds(rule), list_thresholds(changed), strict=False)
+    return next((one for one, other in pairs if one.threshold != other.threshold), None)
+
+
+def _compute_stay_mask(values: Any, limit: ThresholdTest, threshold: float) -> Any:
+    edge = values.dtype.type(threshold)  # as the statistics are stored, so that a value at its threshold stays
+    return values <= edge if limit.drop_side == "above" else values >= edge
+
+
+def _count_documents(
+    folder: Path, manifest: Manifest, where: tuple[str, str], limit: ThresholdTest, values: Sequence[float]
+) -> tuple[list[int], list[int]]:
+    """For each threshold, how many kept documents stay and how many of those this test dropped would pass it.
+
+    `where` is the name of the rule and the column of kept documents that holds what it measured.
+    """
+    stay, back = [0] * len(values), [0] * len(values)
+    rule, column = where
+    for entry in manifest.documents.files:
+        for (kept,) in _iter_columns(folder / "documents" / entry.name, [column]):
+            stay = [
+                count + int(_compute_stay_mask(kept, limit, value).sum())
+                for count, value in zip(stay, values, strict=True)
+            ]
+    for entry in manifest.dropped.files:
+        for rules, tests, found, thresholds in _iter_columns(folder / "dropped" / entry.name, _DROPPED):
+            ours = (rules == rule) & (tests == limit.test)
+            ours &= found > thresholds if limit.drop_side == "above" else found < thresholds
+            gone = found[ours]
+            back = [
+                count + int(_compute_stay_mask(gone, limit, value).sum())
+                for count, value in zip(back, values, strict=True)
+            ]
+    return stay, back
+
+
+def _iter_columns(path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
+    """Some columns of each record batch of a file, without unpacking the others."""
+    if missing := [name for name in names if name not in read_schema(path).names]:
+        raise DataError(f"{path} has no column {missing[0]}, so that it cannot say. Prepare the dataset again.")
+    for batch in read_columns(path, names.__contains__):
+        yield [batch.column(name).to_numpy(zero_copy_only=False) for name in names]

@@ -1,0 +1,127 @@
+"""A file of documents, kept or dropped, hashed and recounted against its entry in the manifest.
+
+A token file recounted and hashed again, every byte of it, against its entry in the manifest.
+
+Nothing is given to Arrow before the bytes that Arrow must trust have the checksum that they were written with.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from data_pipeline.inspection.finding import DatasetFinding
+from llmsys.arrow_file import (
+    compute_file_digest,
+    compute_frame_checksum,
+    describe_batch,
+    describe_document_file,
+    get_document_lengths,
+    get_text_bytes,
+    memory_map_file,
+    open_arrow,
+    read_batch,
+)
+from llmsys.errors import DataError
+from llmsys.manifest import DocumentFile, TokenBatch, TokenFile
+
+
+def verify_document_file(path: Path, room: str, entry: DocumentFile) -> Iterator[DatasetFinding]:
+    """Yield what is wrong with one file of `room` ("documents" or "dropped")."""
+    name = f"{room}/{entry.name}"
+    if (size := path.stat().st_size) != entry.size:
+        yield DatasetFinding(name, "", f"it has {size:,} bytes, the manifest says {entry.size:,}")
+    elif (digest := compute_file_digest(path)) != entry.digest:
+        yield DatasetFinding(name, "", f"its digest is {digest}, the manifest says {entry.digest}")
+    elif path.suffix == ".arrow":
+        yield from _verify_row_count(path, name, entry)
+
+
+def _verify_row_count(path: Path, name: str, entry: DocumentFile) -> Iterator[DatasetFinding]:
+    try:
+        rows = describe_document_file(path).rows
+    except DataError as error:
+        yield DatasetFinding(name, "", f"it cannot be read: {error}")
+        return
+    if rows != entry.rows:
+        yield DatasetFinding(name, "", f"it has {rows:,} documents, the manifest says {entry.rows:,}")
+
+
+_SAID = {
+    "rows": "number of documents",
+    "tokens": "number of tokens",
+    "begin": "first byte",
+    "end": "last byte",
+    "checksum": "checksum of the tokens",
+    "lengths_checksum": "checksum of the document lengths",
+    "lineage_checksum": "checksum of the lineage",
+}
+
+
+def verify_token_file(path: Path, entry: TokenFile, vocab_size: int, end: int | None) -> Iterator[DatasetFinding]:
+    """Yield what is wrong with one file; `end` is the id that every document ends with, None where there is none."""
+    name = f"tokens/{entry.name}"
+    if (size := path.stat().st_size) != entry.size:
+        yield DatasetFinding(name, "", f"it has {size:,} bytes, the manifest says {entry.size:,}")
+        return
+    data = memory_map_file(path)
+    if (frame := compute_frame_checksum(data, entry.batches)) != entry.frame_checksum:
+        yield DatasetFinding(name, "headers", f"their checksum is {frame}, the manifest says {entry.frame_checksum}")
+        return  # nothing in it can be trusted
+    arrow = open_arrow(path, data)
+    batches = [read_batch(path, arrow, index) for index in range(arrow.num_record_batches)]
+    damaged = False
+    for index, (batch, expected) in enumerate(zip(batches, entry.batches, strict=True)):
+        found = list(_verify_batch(name, index, describe_batch(data, batch), expected))
+        damaged |= bool(found)
+        yield from found or _verify_tokens(name, index, batch, vocab_size, end)
+    if not damaged:
+        yield from _verify_totals(name, entry, batches, compute_file_digest(path))
+
+
+def _verify_batch(name: str, index: int, found: TokenBatch, expected: TokenBatch) -> Iterator[DatasetFinding]:
+    for field, said in _SAID.items():
+        ours, theirs = getattr(found, field), getattr(expected, field)
+        if ours != theirs:
+            problem = f"the {said} is {_format_value(ours)}, not {_format_value(theirs)}"
+            where = f"bytes {expected.begin:,} to {expected.end:,}"
+            yield DatasetFinding(name, f"record batch {index}", f"{problem} ({where})")
+
+
+def _verify_tokens(
+    name: str, index: int, batch: pa.RecordBatch, vocab_size: int, end: int | None
+) -> Iterator[DatasetFinding]:
+    """What a checksum cannot know: ids that no piece has, documents that do not end."""
+    column = batch.column("tokens")
+    values, offsets = column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy()
+    where = f"record batch {index}"
+    if len(values) and (highest := int(values.max())) >= vocab_size:
+        yield DatasetFinding(name, where, f"it has the id {highest:,}, and the vocabulary ends at {vocab_size - 1:,}")
+    if end is None:
+        return
+    lengths = np.diff(offsets)
+    whole = lengths > 0
+    open_ended = int((~whole).sum() + (values[offsets[1:][whole] - 1] != end).sum())
+    if open_ended:
+        yield DatasetFinding(name, where, f"{open_ended:,} documents do not end with the end-of-sequence id {end}")
+
+
+def _verify_totals(name: str, entry: TokenFile, batches: list[pa.RecordBatch], digest: str) -> Iterator[DatasetFinding]:
+    """Sums and bytes of a file whose batches are right."""
+    counted = {
+        "documents": (sum(batch.num_rows for batch in batches), entry.rows),
+        "tokens": (int(sum(get_document_lengths(batch).sum() for batch in batches)), entry.tokens),
+        "bytes of text": (int(sum(get_text_bytes(batch).sum() for batch in batches)), entry.text_bytes),
+    }
+    for what, (found, expected) in counted.items():
+        if found != expected:
+            yield DatasetFinding(name, "", f"it has {found:,} {what}, the manifest says {expected:,}")
+    if digest != entry.digest:
+        yield DatasetFinding(
+            name, "padding", f"its digest is {digest}, not {entry.digest}: bytes between columns changed, no token did"
+        )
+
+
+def _format_value(value: int | str) -> str:
+    return f"{value:,}" if isinstance(value, int) else value

@@ -1,0 +1,54 @@
+"""One vocabulary for both sides: a SentencePiece model trained on the sources and targets of the training pairs.
+
+The sample is the pairs with the smallest hashes of their ids, both sides of each, as for documents.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_pipeline.core.document_schema import count_text_bytes, hash_positions
+from data_pipeline.executors.base import Report
+from data_pipeline.tokenize.train_sentencepiece import fit_sentencepiece
+from llmsys.config.tokenizer import SentencePieceConfig
+from llmsys.errors import DataError
+from llmsys.token_shards import read_batches
+
+
+def train_pair_tokenizer(
+    report: Report, *, sources: Sequence[Path], folder: Path, config: SentencePieceConfig, sides: Sequence[str]
+) -> dict[str, Any]:
+    """Train on the named sides ("source", "target") of the pairs and publish the model; progress is in pairs."""
+    limit, sample = _select_sample(sources, config.sample_bytes, sides)
+    if not sample["documents"]:
+        raise DataError("no training pair is left to train a tokenizer on. Give more input, or mend what was dropped.")
+    return fit_sentencepiece(
+        _iter_sample_texts(report, sources, limit, sides), folder=folder, config=config, sample=sample
+    )
+
+
+def _select_sample(files: Sequence[Path], limit_bytes: int, sides: Sequence[str]) -> tuple[int, dict[str, int]]:
+    """Return the largest position that is in the sample, and the pairs and bytes in it."""
+    places, sizes = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
+    for file in files:
+        for batch in read_batches(file):
+            places.append(hash_positions(batch.column("id").to_pylist(), "tokenizer", 0))
+            sizes.append(sum((count_text_bytes(batch.column(side)) for side in sides), start=np.zeros(1, np.int64)))
+    place, size = np.concatenate(places), np.concatenate(sizes)
+    order = np.argsort(place, kind="stable")
+    total = np.cumsum(size[order])
+    pairs = min(len(order), int(np.searchsorted(total, limit_bytes)) + 1)
+    if not pairs:
+        return 0, {"documents": 0, "bytes": 0}
+    return int(place[order[pairs - 1]]), {"documents": pairs, "bytes": int(total[pairs - 1])}
+
+
+def _iter_sample_texts(report: Report, files: Sequence[Path], limit: int, sides: Sequence[str]) -> Iterator[str]:
+    for file in files:
+        for batch in read_batches(file):
+            places = hash_positions(batch.column("id").to_pylist(), "tokenizer", 0)
+            for row in np.flatnonzero(places <= np.uint64(limit)).tolist():
+                yield from (batch.column(side)[row].as_py() for side in sides)
+            report(batch.num_rows, 0)

@@ -1,0 +1,240 @@
+"""What all stages together have made, said in a manifest and published last.
+
+Reads the journal records of the stages, gives the manifest. Promises: it holds nothing that differs between two runs of
+the same configuration over the same input: no clock, no folder, no number of workers.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_pipeline.core.funnel import FunnelCounts
+from data_pipeline.core.journal import TaskRecord, compute_json_digest
+from data_pipeline.core.staging import find_output, is_change_unfinished
+from data_pipeline.decontaminate.contamination_report import STAGE as DECONTAMINATE
+from data_pipeline.dedup.duplicate_decisions import list_dedup_rules
+from data_pipeline.graph.stage_runner import StageRunner
+from data_pipeline.pipelines.cleaning_stages import build_decontamination_summary
+from data_pipeline.stages.apply_rules import list_stage_names
+from data_pipeline.stages.clean import PII
+from data_pipeline.stages.collect import LENGTH_EDGES
+from data_pipeline.tokenize.tokenizer_usage import collect_usage
+from llmsys.config.data import CrawlConfig
+from llmsys.config.tokenizer import TokenizerConfig
+from llmsys.errors import DataError
+from llmsys.log import get_logger
+from llmsys.manifest import (
+    DocumentFile,
+    DocumentFiles,
+    Histogram,
+    LanguageCount,
+    Manifest,
+    ReadSummary,
+    SkippedInput,
+    Split,
+    TokenFile,
+    TokenizerUsage,
+    compute_dataset_fingerprint,
+    load_manifest,
+    write_manifest,
+)
+from llmsys.redact import redact_values
+from llmsys.threshold_report import ThresholdReport
+from llmsys.token_shards import choose_token_dtype
+from llmsys.tokenizer import load_tokenizer
+
+_log = get_logger(__name__)
+
+
+@dataclass
+class StageRecords:
+    """The records of each stage; `tokenizer` and `tokens` are None when the preparation was to stop before them."""
+
+    inputs: Sequence[str]
+    extracted: list[TaskRecord]
+    judged: list[TaskRecord] = field(default_factory=list)
+    thinned: Sequence[TaskRecord] = ()
+    collected: list[TaskRecord] = field(default_factory=list)
+    copies: list[TaskRecord] = field(default_factory=list)
+    borders: tuple[ThresholdReport, ...] = ()
+    tokenizer: TaskRecord | None = None
+    encoded: list[TaskRecord] = field(default_factory=list)
+    tokens: list[TaskRecord] | None = None
+
+    def sum_counts(self) -> FunnelCounts:
+        """Return the counts of all stages."""
+        tally = FunnelCounts()
+        for record in self.extracted:
+            result = record.result
+            skipped = sum(skip["count"] for skip in result["skipped"])
+            tally.add_amounts("read", documents_in=result["pages"] + skipped, bytes_in=result["html_bytes"])
+            tally.add_amounts("read", documents_out=result["pages"], bytes_out=result["html_bytes"])
+            for skip in result["skipped"]:
+                tally.add_drop_count("read", skip["reason"], skip["count"])
+        for record in [*self.judged, *self.thinned, *self.collected]:
+            tally.merge_counts(FunnelCounts(record.result["tally"]))
+        return tally
+
+    def require_documents(self) -> None:
+        """Raise DataError when every page was dropped, and say by what."""
+        if any(record.result["documents_rows"] for record in self.collected):
+            return
+        tally = self.sum_counts()
+        pages = tally.stages.get("read", {}).get("documents_out", 0)
+        largest = Counter({f"{drop['rule']} ({drop['test']})": drop["documents"] for drop in tally.drops.values()})
+        reasons = ", ".join(f"{count} by {name}" for name, count in largest.most_common(3)) or "there were none"
+        files = f"{len(self.inputs)} file{'s' if len(self.inputs) > 1 else ''}"
+        raise DataError(
+            f"no document is left of {pages} pages in {files}: {reasons}. "
+            f"{'Loosen data.rules or data.language, or give' if pages else 'Give'} other input in data.inputs."
+        )
+
+
+def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: StageRecords) -> Manifest:
+    """Say what was made."""
+    config = {
+        "data": data.model_dump(mode="json", exclude={"folder", "executor"}) | {"inputs": sorted(set(data.inputs))},
+        "tokenizer": tokenizer.model_dump(mode="json"),
+    }
+    config = redact_values(config)
+    made: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
+    splits = _build_splits(outcome.tokens) if outcome.tokens is not None else {}
+    documents = _build_document_files(outcome.collected, 0, "documents_rows")
+    files: list[TokenFile] | list[DocumentFile] = [file for split in splits.values() for file in split.files]
+    return Manifest(
+        name=data.name,
+        fingerprint=compute_dataset_fingerprint(
+            made.get("fingerprint"), [file.digest for file in files or documents.files]
+        ),
+        config=config,
+        config_digest=compute_json_digest(config),
+        vocab_size=made.get("vocab_size"),
+        token_dtype=choose_token_dtype(made["vocab_size"]) if made else None,
+        tokenizer_fingerprint=made.get("fingerprint"),
+        splits=splits,
+        documents=documents,
+        dropped=_build_document_files(outcome.collected, 1, "dropped_rows"),
+        copies=_build_document_files(outcome.copies, 0, "documents_rows"),
+        funnel=outcome.sum_counts().build_funnel(list_funnel_stages(data)),
+        languages=_build_language_counts(outcome.judged),
+        lengths=_build_length_histogram(outcome.collected),
+        read=_build_read_summary(outcome),
+        usage=_compute_usage(data.folder, outcome),
+        decontamination=build_decontamination_summary(outcome.collected),
+        borders=outcome.borders,
+    )
+
+
+def publish_manifest(workshop: StageRunner, manifest: Manifest) -> Manifest:
+    """Remove what belongs to no task, publish the manifest and return it; a finished dataset is left alone."""
+    folder, leftovers, present = workshop.folder, workshop.find_orphaned_files(), _find_manifest(workshop.folder)
+    if present is not None and _is_up_to_date(present, manifest):
+        manifest = present
+        if not leftovers and not workshop.made and not is_change_unfinished(folder):
+            _log.info("%s is complete, nothing to do (fingerprint %s)", folder, manifest.fingerprint)
+            return manifest
+    workshop.withdraw_manifest()
+    for path in leftovers:
+        path.unlink()
+    workshop.publish_files()
+    write_manifest(folder, manifest)
+    counts = f"{workshop.made} tasks done, {workshop.found} found done"
+    _log.info("%s: %s (fingerprint %s)", folder, counts, manifest.fingerprint)
+    return manifest
+
+
+def _is_up_to_date(present: Manifest, manifest: Manifest) -> bool:
+    """Whether the manifest that is there says all that the new one says: it may know tokens that were not asked for."""
+    if present == manifest:
+        return True
+    later = {"fingerprint", "vocab_size", "token_dtype", "tokenizer_fingerprint", "splits", "usage"}
+    same_documents = present.model_dump(exclude=later) == manifest.model_dump(exclude=later)
+    asked_tokenizer = manifest.tokenizer_fingerprint in (None, present.tokenizer_fingerprint)
+    return same_documents and asked_tokenizer and not manifest.splits
+
+
+def _find_manifest(folder: Path) -> Manifest | None:
+    try:
+        return load_manifest(folder)
+    except DataError:
+        return None
+
+
+def list_funnel_stages(data: CrawlConfig) -> list[str]:
+    """Return the stages of a dataset's funnel, in order."""
+    late = {DECONTAMINATE: data.decontaminate.kind, PII: data.pii.kind}
+    cleaned = [stage for stage, kind in late.items() if kind != "none"]
+    return [*list_stage_names(data), *list_dedup_rules(data.deduplicate), *cleaned]
+
+
+def _compute_usage(folder: Path, outcome: StageRecords) -> TokenizerUsage | None:
+    if outcome.tokenizer is None or outcome.tokens is None:
+        return None
+    tokenizer = load_tokenizer(find_output(folder, outcome.tokenizer.outputs[0].name))
+    pieces = [folder / record.outputs[1].name for record in outcome.encoded]
+    return collect_usage(tokenizer, [record.result for record in outcome.encoded], pieces)
+
+
+def _build_splits(tokens: Sequence[TaskRecord]) -> dict[str, Split]:
+    files = [TokenFile.model_validate(record.result) for record in tokens]
+    splits = {}
+    for name in ("train", "heldout"):
+        own = tuple(file for file in files if file.name.startswith(f"{name}-"))
+        splits[name] = Split(
+            documents=sum(file.rows for file in own),
+            tokens=sum(file.tokens for file in own),
+            bytes=sum(file.text_bytes for file in own),
+            files=own,
+        )
+    return splits
+
+
+def _build_document_files(collected: Sequence[TaskRecord], output: int, rows: str) -> DocumentFiles:
+    files = []
+    for record in collected:
+        made = record.outputs[output]
+        name = Path(made.name).name
+        files.append(DocumentFile(name=name, rows=record.result[rows], size=made.size, digest=made.digest))
+    return DocumentFiles(files=tuple(files))
+
+
+def _build_language_counts(judged: Sequence[TaskRecord]) -> dict[str, LanguageCount]:
+    documents: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for record in judged:
+        for code, (count, size) in record.result["languages"].items():
+            documents[code] += count
+            sizes[code] += size
+    order = sorted(documents, key=lambda code: (-documents[code], code))
+    return {code: LanguageCount(documents=documents[code], bytes=sizes[code]) for code in order}
+
+
+def _build_length_histogram(collected: Sequence[TaskRecord]) -> Histogram:
+    counts: Any = np.sum([record.result["lengths"] for record in collected], axis=0, dtype=np.int64)
+    return Histogram(edges=LENGTH_EDGES, counts=tuple(counts.tolist()))
+
+
+def _build_read_summary(outcome: StageRecords) -> ReadSummary:
+    results = [record.result for record in outcome.extracted]
+    return ReadSummary(
+        files=len(outcome.inputs),
+        records=sum(result["records"] for result in results),
+        html_bytes=sum(result["html_bytes"] for result in results),
+        given_text_bytes=sum(result.get("given_text_bytes", 0) for result in results),
+        skipped=_sum_skips(skip for result in results for skip in result["skipped"]),
+        noted=_sum_skips(note for result in results for note in result["noted"]),
+    )
+
+
+def _sum_skips(skips: Iterable[dict[str, Any]]) -> tuple[SkippedInput, ...]:
+    """Count skips by file and reason, whatever blocks the files were read in; the first of each is named."""
+    summed: dict[tuple[str, str], dict[str, Any]] = {}
+    for skip in skips:
+        first = summed.setdefault((skip["file"], skip["reason"]), skip | {"count": 0})
+        first["count"] += skip["count"]
+        first["offset"] = min(first["offset"], skip["offset"])
+    return tuple(SkippedInput(**skip) for skip in summed.values())

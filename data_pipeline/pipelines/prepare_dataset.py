@@ -1,0 +1,77 @@
+"""The way from crawl files to token shards, as stages over files: maps, and exchanges between maps.
+
+    extract ─ judge ─ (deduplication) ─ collect ─ (cleaning) ┬ encode ┐
+                                                             │         tokens ─ manifest
+                                                             └ tokenizer (before encode)
+
+Reads the `data` and `tokenizer` sections of a run, writes the dataset folder; pairs have a pipeline of their own, see
+pairs/. Promises: the same bytes for any number of workers, any order of the inputs, and after any crash; a second run
+does only what changed, and nothing when nothing did.
+"""
+
+from pathlib import Path
+from typing import cast
+
+from data_pipeline.core.journal import remove_partial_files
+from data_pipeline.core.staging import finish_interrupted_publication
+from data_pipeline.graph.resource_files import require_resource_files
+from data_pipeline.graph.stage_runner import StageRunner
+from data_pipeline.pipelines.build_manifest import build_manifest, publish_manifest
+from data_pipeline.pipelines.document_pipeline import DocumentPipeline, Until
+from data_pipeline.pipelines.pair_manifest import build_pairs_manifest
+from data_pipeline.pipelines.pair_pipeline import PairPipeline
+from data_pipeline.readers.input_files import find_inputs
+from llmsys.config.data import CrawlConfig
+from llmsys.config.mixture import MixtureConfig
+from llmsys.config.run import RunConfig
+from llmsys.config.tokenizer import FileTokenizerConfig
+from llmsys.errors import ConfigError
+from llmsys.folder_lock import lock_folder
+from llmsys.manifest import Manifest
+from llmsys.tokenizer import find_model_file, load_tokenizer
+
+
+def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
+    """Make the dataset of a run, up to its documents, its tokenizer or its tokens, and return its manifest.
+
+    DataError when there is no input, a task fails for good, or another process writes the folder; ConfigError for a
+    mixture, whose sources have configs of their own.
+    """
+    data = config.data
+    if isinstance(data, MixtureConfig):
+        folders = ", ".join(str(source.folder) for source in data.sources)
+        raise ConfigError(
+            f"data.kind=mixture names datasets that are prepared already: {folders}. "
+            f"Run llmsys prepare with the config of each, all with the same tokenizer."
+        )
+    inputs = find_inputs(data.inputs) if isinstance(data, CrawlConfig) else []
+    if isinstance(data, CrawlConfig):
+        require_resource_files(data)
+    if until != "documents" and isinstance(config.tokenizer, FileTokenizerConfig):
+        load_tokenizer(
+            config.tokenizer.path, config.tokenizer.eos_token
+        )  # what is missing is said before the crawl is read, not hours later
+    with lock_folder(data.folder) as lock:
+        remove_partial_files(data.folder)  # the lock is free only when no writer lives
+        finish_interrupted_publication(data.folder)
+        workshop = StageRunner(data.folder, data.executor, lock)
+        try:
+            manifest = _run_pipeline(config, workshop, inputs, cast(Until, until))
+        finally:
+            workshop.close()
+        return publish_manifest(workshop, manifest)
+
+
+def _run_pipeline(config: RunConfig, workshop: StageRunner, inputs: list[str], until: Until) -> Manifest:
+    """Do the stages that this kind of data has, and say what they made."""
+    data, tokenizer = config.data, config.tokenizer
+    if isinstance(data, CrawlConfig):
+        return build_manifest(data, tokenizer, DocumentPipeline(data, tokenizer, workshop).run_stages(inputs, until))
+    assert not isinstance(data, MixtureConfig)  # refused by prepare
+    return build_pairs_manifest(data, tokenizer, PairPipeline(data, tokenizer, workshop).run_stages(until))
+
+
+def train_tokenizer(config: RunConfig) -> Path:
+    """Make the dataset up to its tokenizer and return the path of its file."""
+    prepare_dataset(config, until="tokenizer")
+    return find_model_file(config.data.folder / "tokenizer")

@@ -1,0 +1,82 @@
+"""The last stages of a dataset: its tokenizer, the ids of each document, and token files.
+
+Reads collected documents by their records, gives the records of what it made.
+"""
+
+from functools import partial
+
+from data_pipeline.core.journal import TaskRecord
+from data_pipeline.core.staging import find_output, get_place_to_write
+from data_pipeline.core.task import Stage, Task
+from data_pipeline.graph.stage_runner import StageRunner
+from data_pipeline.pipelines.copy_tokenizer import build_copy_task
+from data_pipeline.tokenize.encode_documents import encode_file
+from data_pipeline.tokenize.publish_tokenizer import SENTENCEPIECE_FILES
+from data_pipeline.tokenize.shuffle_documents import SPLITS, plan_files, write_token_file
+from data_pipeline.tokenize.train_sentencepiece import train_sentencepiece
+from llmsys.config.data import CrawlConfig
+from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
+
+
+def run_tokenizer_stage(
+    data: CrawlConfig, config: TokenizerConfig, workshop: StageRunner, stage: Stage, collected: list[TaskRecord]
+) -> TaskRecord:
+    """Copy the tokenizer that the config names, or train one on the documents."""
+    if isinstance(config, FileTokenizerConfig):
+        return stage("tokenizer", [build_copy_task(workshop, data.folder, config)], "file")[0]
+    outputs = [f"tokenizer/{name}" for name in SENTENCEPIECE_FILES]
+    folder = get_place_to_write(data.folder, "tokenizer")
+    part = config.model_dump(mode="json")
+    split = data.split
+    sources = [find_output(data.folder, record.outputs[0].name) for record in collected]
+    job = partial(train_sentencepiece, sources=sources, folder=folder, config=config, split=split)
+    decides = [part, split.model_dump(mode="json"), [record.digests[0] for record in collected]]
+    rows = sum(record.result["documents_rows"] for record in collected)
+    return stage("tokenizer", [Task("tokenizer/model", decides, outputs, job, rows)], "document")[0]
+
+
+def run_encoding_stage(
+    data: CrawlConfig, stage: Stage, collected: list[TaskRecord], tokenizer: TaskRecord
+) -> list[TaskRecord]:
+    """Give every document its token ids."""
+    means = f"{tokenizer.result['fingerprint']} {tokenizer.result['eos_id']}"  # what the ids of the tokens say
+    part = data.model_dump(mode="json", include={"split": True, "tokens": {"seed"}})
+    tasks = []
+    for record in collected:
+        source = find_output(data.folder, record.outputs[0].name)
+        outputs = [f"work/encoded/{source.name}", f"work/encoded/{source.stem}.pieces.arrow"]
+        job = partial(
+            encode_file,
+            source=source,
+            output=data.folder / outputs[0],
+            pieces=data.folder / outputs[1],
+            model=find_output(data.folder, tokenizer.outputs[0].name),
+            fingerprint=means,
+            config=data,
+        )
+        decides = [record.digests[0], means, part]
+        tasks.append(Task(f"encode/{source.stem}", decides, outputs, job, record.result["text_bytes"]))
+    return stage("encode", tasks, "B")
+
+
+def run_token_stage(
+    data: CrawlConfig, stage: Stage, encoded: list[TaskRecord], tokenizer: TaskRecord
+) -> list[TaskRecord]:
+    """Write the token files, in an order given by hashes."""
+    sources = [data.folder / record.outputs[0].name for record in encoded]
+    digests = [record.digests[:1] for record in encoded]
+    tasks = []
+    for split in SPLITS:
+        for plan in plan_files(sources, split, data.tokens.shard_tokens):
+            output = f"tokens/{plan.name}"
+            job = partial(
+                write_token_file,
+                plan=plan,
+                sources=sources,
+                output=get_place_to_write(data.folder, output),
+                vocab_size=tokenizer.result["vocab_size"],
+                batch_tokens=data.tokens.batch_tokens,
+            )
+            decides = [digests, split, plan.first, plan.last, data.tokens.batch_tokens]
+            tasks.append(Task(f"tokens/{plan.name}", decides, [output], job, plan.tokens))
+    return stage("tokens", tasks, "tok")

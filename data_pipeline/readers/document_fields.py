@@ -1,0 +1,76 @@
+"""The fields of a document in a file of documents: found by name, made text, held to the limit.
+
+Reads the values of one row, gives a page that needs no extraction, or why the row is no document.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from data_pipeline.readers.page_batch import Page, remove_invalid_characters
+
+TOO_LONG = object()  # in place of a text that was not even decoded
+_SHOWN_FIELDS, _NAME_CHARACTERS = 8, 40
+_ID_CHARACTERS = 256  # a longer id is none: ids are kept with every document and in memory
+
+
+def get_field(row: Mapping[str, Any], name: str) -> Any:
+    """The value of a field; `a.b` is the field b of the mapping a, unless a field has that very name."""
+    if name in row:
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part)
+    return value
+
+
+def find_text_fields(row: Mapping[str, Any]) -> list[str]:
+    """Return the names of the fields that hold text, fields of a mapping in the field a as `a.b`."""
+    names = [name for name, value in row.items() if isinstance(value, str)]
+    mappings = [(name, value) for name, value in row.items() if isinstance(value, Mapping)]
+    return names + [
+        f"{name}.{inner}" for name, one in mappings for inner, value in one.items() if isinstance(value, str)
+    ]
+
+
+def describe_missing_text(text_field: str, names: Collection[str] | None = None) -> str:
+    """Return why a row is no document, with the fields that could be meant; None: they are not known."""
+    if names is None:
+        return f"no text in field '{text_field}'"
+    shown = [f"'{remove_invalid_characters(name)[:_NAME_CHARACTERS]}'" for name in sorted(names)[:_SHOWN_FIELDS]]
+    more = f" and {len(names) - _SHOWN_FIELDS} more" if len(names) > _SHOWN_FIELDS else ""
+    found = f"text is in {', '.join(shown)}{more} (data.read.text names the field)" if shown else "no field has text"
+    return f"no text in field '{text_field}': {found}"
+
+
+def build_document_page(
+    offset: int, values: Mapping[str, Any], limit: int, text_field: str, names: Collection[str] | None = None
+) -> Page | str:
+    """A row as a page with its text; `limit` is in UTF-8 bytes of text, `names` are the fields of the row with text."""
+    text = values["text"]
+    if text is TOO_LONG:
+        return f"longer than {limit} bytes"
+    if not isinstance(text, str):
+        return describe_missing_text(text_field, names)
+    text = remove_invalid_characters(text)
+    if len(text) > limit or len(text.encode()) > limit:
+        return f"longer than {limit} bytes"
+    name = _format_value(values["id"])
+    return Page(
+        offset=offset,
+        url=_format_value(values["url"]),
+        date=_format_value(values["date"]),
+        content_type="text/plain",
+        text=text,
+        id=name if 0 < len(name) <= _ID_CHARACTERS else None,
+    )
+
+
+def _format_value(value: Any) -> str:
+    """A value as text: times as ISO 8601, nothing for what is neither text, number nor time."""
+    if isinstance(value, str):
+        return remove_invalid_characters(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    return str(value.isoformat()) if hasattr(value, "isoformat") else ""

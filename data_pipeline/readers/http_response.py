@@ -1,0 +1,216 @@
+"""The named fields of a header, as WARC records and HTTP responses both have them (ISO 28500, 4; RFC 9112, 5).
+
+The HTTP response in a record: status, headers and body, forgiving about what real servers send.
+
+Reads the block of a record, gives a `HttpResponse`; None when there is no status line.
+
+Undoes HTTP transfer and content codings, bounded by the size of the result and forgiving about headers that lie.
+
+Many crawlers store the decoded body and keep the header of the coded one; a body that cannot be decoded as its header
+says is given back as it is. A coded body that ends too early gives what there is of it, and says so.
+"""
+
+import io
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastwarc.stream_io import BrotliReader, GzipReader, ZstdReader
+from zstandard import ZstdDecompressor, ZstdError
+
+_FOLD = re.compile(r"\n[ \t]+")  # a value that goes on in another line
+
+
+def parse_header_fields(header: str) -> dict[str, str]:
+    """The first value of each field by its name in lower case, without the line that the header begins with."""
+    fields: dict[str, str] = {}
+    for line in _FOLD.sub(" ", header.replace("\r", "")).split("\n")[1:]:
+        name, colon, value = line.partition(":")
+        name = name.strip().lower() if colon else ""
+        if name and name not in fields:
+            fields[name] = value.strip()
+    return fields
+
+
+_HEADER_BYTES = 1 << 16
+_STATUS = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})(?!\d)")
+_END = re.compile(rb"\r?\n\r?\n")
+_CHARSET = re.compile(r"""charset\s*=\s*["']?\s*([^\s;"',]+)""", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """One HTTP response; names of headers are lower case, the first of several of a name counts."""
+
+    status: int
+    headers: dict[str, str]
+    body: memoryview
+
+    @property
+    def content_type(self) -> str:
+        """The media type, lower case, without parameters."""
+        return self.headers.get("content-type", "").split(";", 1)[0].strip().lower()
+
+    @property
+    def charset(self) -> str:
+        """The charset as the header says it, "" when it says none."""
+        found = _CHARSET.search(self.headers.get("content-type", ""))
+        return found.group(1) if found else ""
+
+
+def parse_response(block: bytes) -> HttpResponse | None:
+    """Split a block into header and body."""
+    status = _STATUS.match(block)
+    if status is None:
+        return None
+    end = _END.search(block, 0, _HEADER_BYTES)
+    stop, begin = end.span() if end else (min(len(block), _HEADER_BYTES),) * 2
+    headers = parse_header_fields(block[:stop].decode("latin-1"))
+    return HttpResponse(int(status.group(1)), headers, memoryview(block)[begin:])
+
+
+_CHUNK_HEADER = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]{0,1024})?\r\n")
+_READERS: dict[str, Callable[[io.BytesIO], Any]] = {
+    "gzip": GzipReader,
+    "x-gzip": GzipReader,
+    "deflate": lambda stream: GzipReader(stream, zlib=True),
+    "br": BrotliReader,
+    "zstd": ZstdReader,
+}
+_ZLIB_CODINGS = ("gzip", "x-gzip", "deflate")
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_GZIP_OR_ZLIB, _RAW_DEFLATE = 47, -15  # what zlib calls window bits
+_STEP = 1 << 16
+_HEAD_BYTES = 1_024
+_BINARY = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f]")  # in no text of any charset
+
+
+class BodyTooLargeError(Exception):
+    """The decoded body is longer than the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedBody:
+    """A body without its codings.
+
+    Attributes:
+        payload: the decoded bytes, or as many as there are.
+        cut: what shows that bytes are missing at its end; "" when nothing does.
+        is_text: False when the body is coded and nothing of it can be decoded.
+    """
+
+    payload: bytes
+    cut: str = ""
+    is_text: bool = True
+
+
+def decode_body(response: HttpResponse, limit: int) -> DecodedBody:
+    """Return the body without its codings, at most `limit` bytes.
+
+    Raises:
+        TooLongError: if decoding gives more.
+    """
+    body, cut = decode_chunked(response), _find_cut_chunk(response)
+    coding = response.headers.get("content-encoding", "").strip().lower()
+    reader = _READERS.get(coding)
+    if reader is None or not body:
+        return DecodedBody(body, cut)
+    decoded, is_whole = _read_limited_body(reader(io.BytesIO(body)), limit)
+    if coding in _ZLIB_CODINGS and not (is_whole and _has_end(body, decoded)):
+        decoded, is_whole = inflate_members(body, limit)
+    elif not decoded and body.startswith(_ZSTD_MAGIC):
+        decoded, is_whole = _read_limited_body(ZstdDecompressor().stream_reader(body), limit)
+    if not decoded:
+        return DecodedBody(body, cut, is_text=_BINARY.search(body, 0, _HEAD_BYTES) is None)
+    return DecodedBody(decoded, cut if is_whole else f"its {coding} coding is cut")
+
+
+def decode_chunked(response: HttpResponse) -> bytes:
+    """The body without its transfer coding, as it is when it has none."""
+    body = bytes(response.body)
+    if "chunked" not in response.headers.get("transfer-encoding", "").lower():
+        return body
+    joined = _join_chunks(body)
+    return body if joined is None else joined
+
+
+def _find_cut_chunk(response: HttpResponse) -> str:
+    """Return what shows that a chunked body ends inside a chunk, "" when it does not."""
+    if "chunked" not in response.headers.get("transfer-encoding", "").lower():
+        return ""
+    body, position = response.body, 0
+    while match := _CHUNK_HEADER.match(body, position):
+        end = match.end() + int(match.group(1), 16)
+        if end > len(body):
+            return "its last chunk is cut"
+        position = end + 2
+        if end == match.end():
+            break
+    return ""
+
+
+def _has_end(body: bytes, decoded: bytes) -> bool:
+    """Return whether the last bytes are what gzip (RFC 1952) or zlib (RFC 1950) writes after this content."""
+    end = len(decoded) & 0xFFFFFFFF
+    return body[-4:] == (
+        end.to_bytes(4, "little") if body[:2] == b"\x1f\x8b" else zlib.adler32(decoded).to_bytes(4, "big")
+    )
+
+
+def inflate_members(body: bytes, limit: int) -> tuple[bytes, bool]:
+    """Return what gzip, zlib or raw deflate holds up to where it ends or is damaged, and whether it ends.
+
+    Raises:
+        TooLongError: if that is more than `limit` bytes.
+    """
+    form = _RAW_DEFLATE if body[0] & 0x0F != 8 and body[:2] != b"\x1f\x8b" else _GZIP_OR_ZLIB
+    parts: list[bytes] = []
+    size, rest, is_whole = 0, body, False
+    while rest:
+        inflate = zlib.decompressobj(form)
+        try:
+            for begin in range(0, len(rest), _STEP):
+                parts.append(inflate.decompress(rest[begin : begin + _STEP], limit - size + 1))
+                size += len(parts[-1])
+                if size > limit:
+                    raise BodyTooLargeError
+                if inflate.eof:
+                    break
+        except zlib.error:  # damage, or what some servers send after the last member
+            break
+        is_whole = inflate.eof
+        rest = inflate.unused_data + rest[begin + _STEP :] if inflate.eof else b""
+    return b"".join(parts), is_whole
+
+
+def _read_limited_body(stream: Any, limit: int) -> tuple[bytes, bool]:
+    """Return what a stream gives before it ends or fails, and whether it did not fail."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        while part := stream.read(65_536):
+            parts.append(part)
+            size += len(part)
+            if size > limit:
+                raise BodyTooLargeError
+    except (OSError, EOFError, ValueError, ZstdError):
+        return b"".join(parts), False
+    return b"".join(parts), True
+
+
+def _join_chunks(body: bytes) -> bytes | None:
+    """The chunks of a chunked body put together (RFC 9112, 7.1), None if it is not chunked. A cut last chunk is
+    kept.
+    """
+    parts: list[bytes] = []
+    position = 0
+    while match := _CHUNK_HEADER.match(body, position):
+        size = int(match.group(1), 16)
+        start = match.end()
+        parts.append(body[start : start + size])
+        position = start + size + 2
+        if size == 0:
+            break
+    return b"".join(parts) if parts else None

@@ -1,0 +1,127 @@
+"""Files of JSON lines in, documents out: plain, gzip, zstd or lz4.
+
+Reads decoded bytes, gives one page with its text a line. Lines end with a newline and nothing else, because JSON may
+hold U+2028 and U+0085. A line that is no document is named by the decoded bytes before it; damage in the compression
+costs the line that it cuts.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from data_pipeline.readers.charset import can_decode
+from data_pipeline.readers.compressed_members import CompressedMembers, DamagedMember, MemberChunk
+from data_pipeline.readers.document_fields import build_document_page, find_text_fields, get_field
+from data_pipeline.readers.input_stream import InputStream
+from data_pipeline.readers.page_batch import Page, SkippedRecord
+from llmsys.config.read import ReadConfig
+
+_ESCAPED = 6  # a character of one byte takes six as \u0041
+_ROOM = 1 << 16  # for the other fields
+_STEP = 1 << 18
+_MARK = b"\xef\xbb\xbf"
+
+
+def read_json_lines(
+    source: InputStream, magic: bytes, max_text_bytes: int, config: ReadConfig
+) -> Iterator[Page | SkippedRecord]:
+    """Yield the documents of one file, and a Skip for each line or place that holds none."""
+    limit = max_text_bytes * _ESCAPED + _ROOM
+    lines = _LineSplitter(source.path, limit)
+    for piece in _iter_chunks(source, magic):
+        if isinstance(piece, DamagedMember):
+            lines.discard_line()
+            yield SkippedRecord(source.path, piece.offset, piece.reason)
+            continue
+        for offset, line in lines.split_lines(piece.data):
+            yield from _iter_line_documents(source.path, offset, line, max_text_bytes, config)
+    for offset, line in lines.flush_last_line():
+        yield from _iter_line_documents(source.path, offset, line, max_text_bytes, config)
+
+
+def _iter_chunks(source: InputStream, magic: bytes) -> Iterator[MemberChunk | DamagedMember]:
+    if magic:
+        yield from CompressedMembers(source, magic, bool).iter_chunks(0)
+        return
+    for position in range(0, source.size, _STEP):
+        yield MemberChunk(0, source.read_at(position, _STEP), position == 0)
+
+
+class _LineSplitter:
+    """Splits pieces into lines; of a line longer than `limit` bytes only the fact is kept."""
+
+    def __init__(self, path: str, limit: int) -> None:
+        self.path, self.limit = path, limit
+        self.begin = 0  # decoded bytes before the current line
+        self.line = bytearray()
+        self.size = 0
+
+    def split_lines(self, data: bytes) -> Iterator[tuple[int, bytes | None]]:
+        """Yield each line that ends in `data` with its place; None for a line that is too long."""
+        *ended, last = data.split(b"\n")
+        for line in ended:
+            yield self._end_line(line)
+        self._append_part(last)
+
+    def flush_last_line(self) -> Iterator[tuple[int, bytes | None]]:
+        """Yield the last line if nothing ended it."""
+        if self.size:
+            yield self._end_line(b"")
+
+    def discard_line(self) -> None:
+        """Forget the line that has begun."""
+        self.begin += self.size
+        self._start_line()
+
+    def _start_line(self) -> None:
+        self.size = 0
+        self.line.clear()
+
+    def _append_part(self, part: bytes) -> None:
+        self.size += len(part)
+        if self.size <= self.limit:
+            self.line += part
+        else:
+            self.line.clear()
+
+    def _end_line(self, part: bytes) -> tuple[int, bytes | None]:
+        self._append_part(part)
+        place = self.begin
+        line = bytes(self.line) if self.size <= self.limit else None
+        self.begin += self.size + 1
+        self._start_line()
+        return place, line
+
+
+def _iter_line_documents(
+    path: str, offset: int, line: bytes | None, limit: int, config: ReadConfig
+) -> Iterator[Page | SkippedRecord]:
+    if line is None:
+        yield SkippedRecord(path, offset, f"longer than {limit} bytes")
+        return
+    line = line.removeprefix(_MARK) if offset == 0 else line
+    if not line.strip():
+        return
+    row = _parse_json_object(line)
+    if isinstance(row, str):
+        yield SkippedRecord(path, offset, row)
+        return
+    values = {name: get_field(row, getattr(config, name)) for name in ("text", "url", "id", "date")}
+    names = None if isinstance(values["text"], str) else find_text_fields(row)
+    made = build_document_page(offset, values, limit, config.text, names)
+    yield SkippedRecord(path, offset, made) if isinstance(made, str) else made
+
+
+def _parse_json_object(line: bytes) -> dict[str, Any] | str:
+    """The object of a line, or what it is instead."""
+    try:
+        row = json.loads(line.decode())
+    except UnicodeDecodeError:
+        if not can_decode(line, "utf-8"):
+            return "not UTF-8"
+        return _parse_json_object(line.decode("utf-8", "replace").encode())
+    except RecursionError:
+        return "not JSON: nested too deep"
+    except ValueError as error:
+        return f"not JSON: {str(error).split(':', 1)[0]}"
+    return row if isinstance(row, dict) else "not a JSON object"

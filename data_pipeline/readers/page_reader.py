@@ -1,0 +1,132 @@
+"""One file in, its pages out, whatever it is: the door of this room.
+
+What a file is shows in its bytes, and in its name only where the bytes say nothing: WARC, WET, ARC, JSON lines,
+parquet or Arrow; gzip, zstd, lz4 or plain; here or behind a URL. Promises: no input raises; what cannot be read is a
+`Skip` with file, offset and reason, and what lies behind it is read.
+"""
+
+import os
+from collections.abc import Iterator
+
+from data_pipeline.readers.arrow import read_arrow
+from data_pipeline.readers.compressed_members import CompressedMembers, MemberChunk, detect_compression
+from data_pipeline.readers.file_name import format_file_name
+from data_pipeline.readers.input_stream import InputStream, ReadError, open_input_stream
+from data_pipeline.readers.json_lines import read_json_lines
+from data_pipeline.readers.page_batch import NonPageRecord, Page, PageBatch, PageCollector, SkippedRecord
+from data_pipeline.readers.parquet import read_parquet
+from data_pipeline.readers.record_dialects import ArcDialect
+from data_pipeline.readers.remote_file import is_remote
+from data_pipeline.readers.warc_pages import PageExtractor
+from data_pipeline.readers.warc_records import iter_dialect_records, iter_records
+from llmsys.config.read import ReadConfig
+from llmsys.redact import redact_secrets, redact_url
+
+_PACKED = (".gz", ".zst", ".zstd", ".lz4")
+_BY_NAME = {
+    ".jsonl": "lines",
+    ".ndjson": "lines",
+    ".json": "lines",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".arc": "arc",
+}
+_HEAD = 4_096
+
+
+def read_pages(
+    path: str,
+    *,
+    max_page_bytes: int,
+    batch_pages: int = 128,
+    config: ReadConfig | None = None,
+    start: int = 0,
+    stop: int | None = None,
+) -> Iterator[PageBatch]:
+    """The pages of one file.
+
+    Args:
+        path: a path or URL.
+        max_page_bytes: longer pages and texts are skipped, before and after their codings are undone.
+        batch_pages: pages per batch; a batch also ends when its pages take 32 MiB.
+        config: names of fields, what digests decide, how often a read is tried.
+        start: where to begin, in bytes; with `stop` a range that `survey` gave.
+        stop: where to end; None for the end of the file.
+
+    Yields:
+        Batches in file order, at least one; those between which nothing but damage lies have no pages.
+    """
+    config = config or ReadConfig()
+    name = redact_url(path) if is_remote(path) else format_file_name(path)
+    pages, seen = PageCollector(name, batch_pages), False
+    try:
+        with open_input_stream(path, config.tries, start, stop) as source:
+            for found in _iter_file_records(source, max_page_bytes, config):
+                seen = True
+                if pages.add_record(found):
+                    yield pages.take_batch(source.progress)
+            if not seen:
+                pages.add_record(SkippedRecord(name, 0, "empty file"))
+    except ReadError as error:
+        pages.add_record(SkippedRecord(name, error.position, str(error), is_retryable=True))
+    except OSError as error:
+        # Who may read it, and what lies elsewhere, changes without a trace in the file.
+        again = is_remote(path) or isinstance(error, PermissionError)
+        pages.add_record(
+            SkippedRecord(name, 0, redact_secrets(f"unreadable file: {_format_os_error(error)}"), is_retryable=again)
+        )
+    yield pages.take_batch(source.progress if seen else 0)
+
+
+def _format_os_error(error: OSError) -> str:
+    """The reason of a system's error, or of a storage that says the path and not what is wrong with it."""
+    return error.strerror or ("No such file or directory" if isinstance(error, FileNotFoundError) else str(error))
+
+
+def _iter_file_records(
+    source: InputStream, limit: int, config: ReadConfig
+) -> Iterator[Page | SkippedRecord | NonPageRecord]:
+    if source.size == 0:
+        return
+    magic = detect_compression(source)
+    kind = _detect_format(source, magic)
+    taker = PageExtractor(source.path, limit, config)
+    if kind == "lines":
+        yield from read_json_lines(source, magic, limit, config)
+    elif kind in ("parquet", "arrow") and magic:
+        yield SkippedRecord(source.path, 0, f"a {kind} file inside another compression: decompress it first")
+    elif kind == "parquet":
+        yield from read_parquet(source, limit, config)
+    elif kind == "arrow":
+        yield from read_arrow(source, limit, config)
+    elif kind == "arc":
+        yield from iter_dialect_records(source, ArcDialect(), taker.extract_page, taker.keep_bytes)
+    else:
+        yield from iter_records(source, taker.extract_page, taker.keep_bytes)
+
+
+def _detect_format(source: InputStream, magic: bytes) -> str:
+    """What a file holds, by its first bytes or else by its name."""
+    head = _read_decoded_head(source, magic)
+    if head.startswith(b"WARC/"):
+        return "warc"
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
+        return "arrow"
+    if head.startswith(b"filedesc:"):
+        return "arc"
+    if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{"):
+        return "lines"
+    name = source.path.lower()
+    for end in _PACKED:
+        name = name.removesuffix(end)
+    return _BY_NAME.get(os.path.splitext(name)[1], "warc")
+
+
+def _read_decoded_head(source: InputStream, magic: bytes) -> bytes:
+    if not magic:
+        return source.read_at(0, _HEAD)
+    first = next(CompressedMembers(source, magic, bool).iter_chunks(0), None)
+    return first.data[:_HEAD] if isinstance(first, MemberChunk) else b""

@@ -1,0 +1,114 @@
+"""Where a long crawl file can be cut: a file in, byte ranges out that can be read apart and give the same pages.
+
+Reads the whole of a local file once. Promises: a range begins and ends where one whole record ends and another whole
+one begins, so that reading the ranges in their order gives what reading the file gives, whatever their size; from the
+first record on that is not whole and simple, the rest of the file is one range.
+"""
+
+import itertools
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import xxhash
+
+from data_pipeline.readers.input_stream import InputStream, open_input_stream
+
+_SHARE = 64  # of a long file a range is at least such a part, so that the ranges of a file stay few
+_READ = 1 << 15
+_HASH_READ = 1 << 20
+_LONGEST_HEADER = 1 << 16
+_LONGEST_RECORD = 1 << 31
+_LONGEST_NUMBER = 20  # digits and spaces of a length
+_GZIP, _PLAIN = b"\x1f\x8b\x08", b"WARC/"
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Bytes `start` to `stop` of a file; `digest` is their xxh3_128 (hex)."""
+
+    start: int
+    stop: int
+    digest: str
+
+
+def split_file(path: str, block_bytes: int) -> list[ByteRange]:
+    """Cut a file into ranges of about `block_bytes`; OSError when it cannot be read."""
+    with open_input_stream(path) as source:
+        starts = [0, *_iter_split_points(source, max(block_bytes, source.size // _SHARE)), source.size]
+        return [
+            ByteRange(start, stop, _compute_range_hash(source, start, stop))
+            for start, stop in itertools.pairwise(starts)
+        ]
+
+
+def _iter_split_points(source: InputStream, size: int) -> Iterator[int]:
+    """Yield the places between two whole records that end a range of at least `size` bytes."""
+    if source.size <= size:
+        return
+    last = waiting = 0  # a place waits until the record behind it has proved to be whole
+    for end in _iter_record_ends(source):
+        if waiting:
+            yield waiting
+            last, waiting = waiting, 0
+        if end - last >= size and end < source.size:
+            waiting = end
+
+
+def _iter_record_ends(source: InputStream) -> Iterator[int]:
+    """Yield where each whole record ends, up to the first one that is not."""
+    head = source.read_at(0, 5)
+    step = _find_gzip_record_end if head.startswith(_GZIP) else _find_plain_record_end if head == _PLAIN else None
+    position: int | None = 0
+    while step and position is not None and position < source.size:
+        position = step(source, position)
+        if position is not None:
+            yield position
+
+
+def _find_gzip_record_end(source: InputStream, start: int) -> int | None:
+    """Where the gzip member at `start` ends when it holds one whole record and nothing else."""
+    inflate, position = zlib.decompressobj(31), start
+    head, decoded, length = b"", 0, -1
+    while not inflate.eof:
+        block = inflate.unconsumed_tail
+        if not block:
+            block = source.read_at(position, _READ)
+            position += len(block)
+        try:
+            data = inflate.decompress(block, 1 << 20)
+        except zlib.error:
+            return None
+        if length < 0:
+            head += data
+            length = _parse_record_length(head)
+        decoded += len(data)
+        if not block or (length < 0 and len(head) > _LONGEST_HEADER) or decoded > _LONGEST_RECORD:
+            return None
+    return position - len(inflate.unused_data) if decoded == length else None
+
+
+def _find_plain_record_end(source: InputStream, start: int) -> int | None:
+    """Where the uncompressed record at `start` ends."""
+    length = _parse_record_length(source.read_at(start, _LONGEST_HEADER))
+    end = start + length
+    whole = length > 0 and end <= source.size and source.read_at(end - 4, 4) == b"\r\n\r\n"
+    return end if whole else None
+
+
+def _parse_record_length(head: bytes) -> int:
+    """Bytes of the record that begins with `head`, by its own header; -1 when that does not say."""
+    end = head.find(b"\r\n\r\n")
+    if end < 0 or not head.startswith(_PLAIN):
+        return -1
+    lengths = [line.split(b":", 1)[1] for line in head[:end].split(b"\r\n") if line[:15].lower() == b"content-length:"]
+    if len(lengths) != 1 or not lengths[0].strip().isdigit() or len(lengths[0]) > _LONGEST_NUMBER:
+        return -1
+    return end + 4 + int(lengths[0]) + 4
+
+
+def _compute_range_hash(source: InputStream, start: int, stop: int) -> str:
+    state = xxhash.xxh3_128()
+    for position in range(start, stop, _HASH_READ):
+        state.update(source.read_at(position, min(_HASH_READ, stop - position)))
+    return state.hexdigest()

@@ -1,0 +1,105 @@
+"""Repeated n-grams of many documents at once, by 64-bit hashes. Equal hashes are taken for equal n-grams.
+
+Reads word columns, gives for n = 2, 3, … the n-grams that occur more than once in their document, and the most
+frequent one of each.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from data_pipeline.rules.duplicate_hashes import Hashes, group_duplicates
+from data_pipeline.text.ragged_arrays import compute_offsets
+from data_pipeline.text.word_columns import Integers, WordColumns
+
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+_STEP = np.uint64(0x94D049BB133111EB)
+_FIRST_BITS = 40  # positions in a batch fit into so many bits
+_HALF = 31
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedNgrams:
+    """The n-grams that occur more than once in their document.
+
+    Attributes:
+        n: words.
+        positions: where each starts, ascending.
+        leaders: for each of them where the first equal one starts.
+        sizes: for each of them how often it occurs.
+    """
+
+    n: int
+    positions: Integers
+    leaders: Integers
+    sizes: Integers
+
+    @property
+    def is_later(self) -> npt.NDArray[np.bool_]:
+        """Which have occurred before."""
+        return np.not_equal(self.positions, self.leaders)
+
+
+@dataclass(frozen=True, slots=True)
+class TopNgrams:
+    """The most frequent n-gram of each document: how often it occurs, and its characters without spaces."""
+
+    counts: Integers
+    characters: Integers
+
+
+def iter_repeated_ngrams(words: WordColumns, longest: int) -> Iterator[tuple[int, RepeatedNgrams]]:
+    """The repeated n-grams for n = 2 … longest. Words are compared, not what they make when they are joined."""
+    word_hashes = mix_hashes(words.ids_W.astype(np.uint64))
+    hashes = word_hashes + compute_salts(words)
+    positions = np.arange(len(words.ids_W))
+    ends = words.offsets[1:][words.document_of_word]
+    for n in range(2, longest + 1):
+        inside = positions + n <= ends[positions]
+        positions = positions[inside]
+        hashes = hashes[inside] * _STEP + word_hashes[positions + n - 1]
+        groups = group_duplicates(hashes)
+        leaders = positions[groups.leaders]
+        # A longer n-gram can only occur twice where the shorter one it starts with does.
+        positions, hashes = positions[groups.members], hashes[groups.members]
+        yield n, RepeatedNgrams(n, positions, leaders, groups.sizes)
+
+
+def select_top_ngrams(
+    words: WordColumns, groups: RepeatedNgrams, *, once: bool = False, longest: bool = False
+) -> TopNgrams:
+    """The most frequent n-gram per document; among equally frequent ones the first, or the longest.
+
+    A document that repeats none has a count of 0 or, with `once`, its first n-gram.
+    """
+    first = np.flatnonzero(~groups.is_later)
+    starts, sizes = groups.positions[first], groups.sizes[first]
+    characters = compute_offsets(words.word_lengths)
+    rank = characters[starts + groups.n] - characters[starts] if longest else (1 << _FIRST_BITS) - 1 - starts
+    best = np.zeros(len(words.counts), np.int64)
+    np.maximum.at(best, words.document_of_word[starts], (sizes << _FIRST_BITS) | rank)
+    has_any = best > 0
+    low = best & ((1 << _FIRST_BITS) - 1)
+    if longest:
+        return TopNgrams(best >> _FIRST_BITS, low)
+    start = np.where(has_any, (1 << _FIRST_BITS) - 1 - low, words.offsets[:-1])
+    stop = np.minimum(start + groups.n, len(words.ids_W))
+    counts = np.where(has_any, best >> _FIRST_BITS, (words.counts >= groups.n) if once else 0)
+    return TopNgrams(counts, characters[stop] - characters[start])
+
+
+def mix_hashes(numbers: Hashes) -> Hashes:
+    """Spread small numbers over 64 bits (the first half of splitmix64's finisher)."""
+    numbers = (numbers + np.uint64(1)) * _MIX
+    return (numbers ^ (numbers >> np.uint64(_HALF))) * _STEP
+
+
+def compute_salts(words: WordColumns) -> Hashes:
+    """A number per word that differs between documents, so that n-grams are only equal within one.
+
+    Drawn from other numbers than those of the words: the sum of word a in document b must not be that of b in a.
+    """
+    documents = np.arange(len(words.counts), dtype=np.uint64)
+    return mix_hashes(documents + (np.uint64(1) << np.uint64(_FIRST_BITS)))[words.document_of_word]

@@ -1,0 +1,258 @@
+"""Documents in any order in, record batches out that hold the documents of one document file each.
+
+Writes one Arrow file; gives, per record batch, the number of the document file it belongs to and its rows, so that a
+later task opens only the batches it needs. Memory is bounded by the bytes of text that wait.
+
+Texts in, documents that pass the language and the rules out, and every other one with the test that dropped it.
+
+Reads one file of extracted texts; writes the kept documents with the statistics of the rules, and the dropped ones,
+each in record batches that hold the documents of one document file only, so that collecting reads what it needs.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_pipeline.core.block_writer import BlockWriter
+from data_pipeline.core.document_schema import (
+    DROPPED_SCHEMA,
+    assign_shards,
+    build_document_schema,
+    concat_batches,
+    count_text_bytes,
+)
+from data_pipeline.core.funnel import FunnelCounts, build_dropped_rows, sort_in_file_order
+from data_pipeline.executors.base import Report
+from data_pipeline.language.identify import compute_keep_mask, identify_languages
+from data_pipeline.rules.language_chains import NO_RULES, LanguageRuleChains, get_language_chains
+from data_pipeline.rules.verdict import RuleOutcome, format_reason
+from data_pipeline.stages.url_gate import STAGE as URL
+from data_pipeline.unicode.repair import repair_texts
+from llmsys.config.data import CrawlConfig
+from llmsys.config.language import LanguageConfig
+from llmsys.config.unicode import NoUnicodeRepair, UnicodeConfig
+from llmsys.config.url import NoUrlFilter
+from llmsys.token_shards import ArrowFileWriter, read_batches
+
+
+class PartitionWriter(BlockWriter):
+    """Splits batches by document file; `batches` holds [document file, rows] of each batch written, in file order."""
+
+    def __init__(self, path: Path, schema: pa.Schema, shards: int, limit_bytes: int) -> None:
+        """Write to `path`; about `limit_bytes` of text wait in memory before they are written."""
+        super().__init__(ArrowFileWriter(path, schema, "zstd"))
+        self._shards, self._limit = shards, limit_bytes
+        self._waiting: dict[int, list[pa.RecordBatch]] = {}
+        self._bytes = 0
+        self.batches: list[list[int]] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take in a batch with the columns id and text."""
+        shards = assign_shards(batch.column("id").to_pylist(), self._shards)
+        for shard in np.unique(shards).tolist():
+            self._waiting.setdefault(shard, []).append(batch.filter(pa.array(shards == shard)))
+        self._bytes += int(count_text_bytes(batch.column("text")).sum())
+        if self._bytes >= self._limit:
+            self._flush()
+
+    def _flush(self) -> None:
+        for shard in sorted(self._waiting):
+            batch = concat_batches(self._waiting[shard])
+            self._writer.write(batch)
+            self.batches.append([shard, batch.num_rows])
+        self._waiting.clear()
+        self._bytes = 0
+
+
+UNICODE = "unicode"
+_VERDICT = ("test", "value", "threshold", "reason")
+
+
+def apply_rules_to_file(
+    report: Report,
+    *,
+    source: Path,
+    kept: Path,
+    dropped: Path,
+    config: CrawlConfig,
+    rules: str,
+    files: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Judge the texts of one crawl file by `rules`, a text of `serialize_language_rules`; progress is in pages.
+
+    `files` are the digests of the lists and models that the rules name.
+    """
+    judge = _DocumentFilter(get_language_chains(rules, files), config.language, config.unicode)
+    names = judge.chains.list_statistics()
+    limit = config.documents.batch_bytes
+    with (
+        PartitionWriter(kept, build_document_schema(names), config.documents.shards, limit) as kept_writer,
+        PartitionWriter(dropped, DROPPED_SCHEMA, config.documents.shards, limit) as dropped_writer,
+    ):
+        for texts in read_batches(source):
+            kept_batch, drops = judge.filter_batch(texts)
+            kept_writer.write(kept_batch)
+            dropped_writer.write(pa.RecordBatch.from_pylist(sort_in_file_order(drops), DROPPED_SCHEMA))
+            judge.tally.add_drops(drops)
+            report(texts.num_rows, len(drops))
+    documents, sizes = judge.language_documents, judge.language_bytes
+    return {
+        "tally": judge.tally.to_dict(),
+        "languages": {code: [documents[code], sizes[code]] for code in sorted(documents)},
+        "kept_batches": kept_writer.batches,
+        "dropped_batches": dropped_writer.batches,
+    }
+
+
+def prepare_rule_input(texts: pa.RecordBatch, config: CrawlConfig) -> pa.RecordBatch:
+    """Return the documents of a batch of extracted texts as they reach the first rule."""
+    return _DocumentFilter(LanguageRuleChains(NO_RULES), config.language, config.unicode).filter_batch(texts)[0]
+
+
+def explain_one_page(
+    page: pa.RecordBatch, config: CrawlConfig, rules: str
+) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, Any]], list[dict[str, Any]]]:
+    """Return of a batch of one extracted page: counts by stage, in order; the document as it left each; its drop."""
+    judge = _TracingDocumentFilter(get_language_chains(rules, ()), config.language, config.unicode)
+    _, drops = judge.filter_batch(page)
+    return judge.tally.stages, judge.left, drops
+
+
+class _DocumentFilter:
+    """Takes batches through extraction failures, language and rules, and counts."""
+
+    def __init__(self, chains: LanguageRuleChains, language: LanguageConfig, unicode: UnicodeConfig) -> None:
+        self.chains, self.language, self.unicode = chains, language, unicode
+        self.tally = FunnelCounts()
+        self.language_documents: Counter[str] = Counter()
+        self.language_bytes: Counter[str] = Counter()
+
+    def filter_batch(self, texts: pa.RecordBatch) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
+        """Return the documents that stay and the rows of those that do not."""
+        drops: list[dict[str, Any]] = []
+        batch = self._repair_unicode(self._drop_failed_extractions(self._drop_rejected_urls(texts, drops), drops))
+        batch = self._filter_by_language(batch, drops)
+        for outcome in self.chains.apply(batch.column("text"), batch.column("language")):
+            batch = self._apply_outcome(outcome, batch, drops)
+        names = [name for name in batch.schema.names if "." in name]
+        schema = build_document_schema(names)
+        return pa.record_batch([batch.column(name) for name in schema.names], schema=schema), drops
+
+    def _drop_rejected_urls(self, texts: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
+        """Take out the pages that were refused by their URL."""
+        if "url_test" not in texts.schema.names:
+            return texts
+        sizes = np.asarray(texts.column("bytes_html"))
+        refused = texts.column("url_test").is_valid()
+        gone = texts.filter(refused).to_pylist()
+        rows = build_dropped_rows(gone, URL, [tuple(row[f"url_{name}"] for name in _VERDICT) for row in gone])
+        drops += [{**drop, "bytes": row["bytes_html"]} for drop, row in zip(rows, gone, strict=True)]
+        stays = _invert_mask(refused)
+        left = int(sizes[np.asarray(stays)].sum())
+        self.tally.add_amounts(URL, documents_in=len(sizes), bytes_in=int(sizes.sum()))
+        self.tally.add_amounts(URL, documents_out=len(sizes) - len(gone), bytes_out=left)
+        return texts.filter(stays)
+
+    def _drop_failed_extractions(self, texts: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
+        found = texts.column("text").is_valid()
+        html = np.asarray(texts.column("bytes_html"))
+        self.tally.add_amounts("extract", documents_in=texts.num_rows, bytes_in=int(html.sum()))
+        failed = texts.filter(_invert_mask(found)).to_pylist()
+        drops += build_dropped_rows(failed, "extract", [_build_extract_verdict(row) for row in failed])
+        for row, drop in zip(failed, drops[len(drops) - len(failed) :], strict=True):
+            drop["bytes"] = row["bytes_html"]
+        return self._add_output_counts("extract", texts.filter(found))
+
+    def _repair_unicode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if isinstance(self.unicode, NoUnicodeRepair):
+            return batch
+        self._add_input_counts(UNICODE, batch)
+        repaired = repair_texts(batch.column("text"), self.unicode)
+        self.tally.add_changes(UNICODE, repaired.changes)
+        return self._add_output_counts(
+            UNICODE, batch.set_column(batch.schema.get_field_index("text"), "text", repaired.texts)
+        )
+
+    def _filter_by_language(self, batch: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
+        self._add_input_counts("language", batch)
+        codes, scores = identify_languages(batch.column("text"), self.language)
+        for code, size in zip(codes.to_pylist(), count_text_bytes(batch.column("text")).tolist(), strict=True):
+            self.language_documents[code] += 1
+            self.language_bytes[code] += size
+        keep = compute_keep_mask(codes, scores, self.language)
+        batch = batch.append_column("language", codes).append_column("language_score", scores)
+        failed = batch.filter(_invert_mask(keep)).to_pylist()
+        drops += build_dropped_rows(failed, "language", [self._build_language_verdict(row) for row in failed])
+        return self._add_output_counts("language", batch.filter(keep))
+
+    def _build_language_verdict(self, row: dict[str, Any]) -> tuple[str, float | None, float | None, str]:
+        code, score, wanted = row["language"], row["language_score"], self.language.keep
+        if wanted and code not in wanted:
+            return "language", None, None, f"language: {code} (score {score:.2f}) is not among {', '.join(wanted)}"
+        return (
+            "score",
+            score,
+            self.language.minimum_score,
+            format_reason("language", "score", score, self.language.minimum_score),
+        )
+
+    def _apply_outcome(
+        self, outcome: RuleOutcome, batch: pa.RecordBatch, drops: list[dict[str, Any]]
+    ) -> pa.RecordBatch:
+        """Take out what a rule drops and take in what it measured and rewrote."""
+        self._add_input_counts(outcome.rule, batch)
+        self.tally.add_changes(outcome.rule, outcome.changes)
+        gone = _invert_mask(outcome.keep)
+        columns = [column.filter(gone) for column in (outcome.test, outcome.value, outcome.threshold, outcome.match)]
+        verdicts = [
+            (test, value, threshold, format_reason(outcome.rule, test, value, threshold, match))
+            for test, value, threshold, match in zip(*(column.to_pylist() for column in columns), strict=True)
+        ]
+        drops += build_dropped_rows(batch.filter(gone).to_pylist(), outcome.rule, verdicts)
+        batch = batch.filter(outcome.keep)
+        batch = batch.set_column(batch.schema.get_field_index("text"), "text", outcome.texts)
+        for name, column in outcome.statistics.items():
+            batch = batch.append_column(f"{outcome.rule}.{name}", column)
+        return self._add_output_counts(outcome.rule, batch)
+
+    def _add_input_counts(self, stage: str, batch: pa.RecordBatch) -> None:
+        size = int(count_text_bytes(batch.column("text")).sum())
+        self.tally.add_amounts(stage, documents_in=batch.num_rows, bytes_in=size)
+
+    def _add_output_counts(self, stage: str, batch: pa.RecordBatch) -> pa.RecordBatch:
+        size = int(count_text_bytes(batch.column("text")).sum())
+        self.tally.add_amounts(stage, documents_out=batch.num_rows, bytes_out=size)
+        return batch
+
+
+class _TracingDocumentFilter(_DocumentFilter):
+    """Judges one document and remembers how it left each stage."""
+
+    def __init__(self, chains: LanguageRuleChains, language: LanguageConfig, unicode: UnicodeConfig) -> None:
+        super().__init__(chains, language, unicode)
+        self.left: dict[str, dict[str, Any]] = {}
+
+    def _add_output_counts(self, stage: str, batch: pa.RecordBatch) -> pa.RecordBatch:
+        for row in batch.to_pylist():
+            self.left[stage] = row
+        return super()._add_output_counts(stage, batch)
+
+
+def _build_extract_verdict(row: dict[str, Any]) -> tuple[str, float | None, float | None, str]:
+    """Why a page has no text: a limit that it is beyond, or that there is none to read."""
+    test, value, threshold = row["extract_test"], row["extract_value"], row["extract_threshold"]
+    return test or "no text", value, threshold, format_reason("extract", test or "no text", value, threshold)
+
+
+def _invert_mask(mask: pa.BooleanArray) -> pa.BooleanArray:
+    return pa.array(~np.asarray(mask.to_numpy(zero_copy_only=False), np.bool_))
+
+
+def list_stage_names(data: CrawlConfig) -> list[str]:
+    """Return the funnel stages of reading and judging, in order."""
+    urls = [] if isinstance(data.url, NoUrlFilter) else [URL]
+    repair = [] if isinstance(data.unicode, NoUnicodeRepair) else [UNICODE]
+    return ["read", *urls, "extract", *repair, "language", *(rule.title for rule in data.rules)]

@@ -1,0 +1,110 @@
+"""MinHash keys in, clusters of near copies and the one document of each that stays out.
+
+`write_link_forest` finds, for one range of keys, documents with an equal key in the same bucket, and writes a forest of
+links; `write_near_duplicates` joins the forests (union-find over their links) and drops all but the longest document of
+each cluster, among equals the one with the smallest id. A cluster that touches an earlier dataset is dropped whole.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_pipeline.dedup.connected_components import Indices, build_spanning_forest, find_components
+from data_pipeline.dedup.dedup_index import EarlierDataset
+from data_pipeline.dedup.document_table import DocumentIdLookup, DocumentTable
+from data_pipeline.dedup.duplicate_decisions import DROP_SCHEMA, NEAR, write_decisions
+from data_pipeline.dedup.keys import Columns, mask_repeated_keys, take_rows
+from data_pipeline.executors.base import Report
+from data_pipeline.stages.compute_signatures import split_document_ids
+from data_pipeline.stages.find_equal_keys import KeyRange
+from data_pipeline.text.ragged_arrays import compute_offsets
+from llmsys.token_shards import ArrowFileWriter, read_batches
+
+_IDS_AT_ONCE = 1 << 18
+LINK_SCHEMA = pa.schema([("left", pa.int64()), ("right", pa.int64())])
+
+
+def write_link_forest(report: Report, *, part: KeyRange, documents: Sequence[Path], output: Path) -> dict[str, Any]:
+    """Write the forest of the links of one range; progress is in ranges.
+
+    Documents are numbered through: those of the judged files, then those of the earlier datasets.
+    """
+    items = part.read_candidates()
+    items = take_rows(items, mask_repeated_keys(items["high"]))
+    starts = DocumentTable(documents).starts
+    first_earlier = starts[-1] + compute_offsets([dataset.rows for dataset in part.earlier])
+    own = items["age"] == 1
+    numbers = items["row"].copy()
+    numbers[own] += starts[items["source"][own]]
+    numbers[~own] += first_earlier[items["source"][~own]]
+    links = build_spanning_forest(_list_equal_pairs(items, numbers))
+    with ArrowFileWriter(output, LINK_SCHEMA) as writer:
+        columns = [pa.array(np.ascontiguousarray(links[:, side])) for side in (0, 1)]
+        writer.write(pa.record_batch(columns, schema=LINK_SCHEMA))
+    report(1, 0)
+    return part.summarize_counts(len(links))
+
+
+def _list_equal_pairs(items: Columns, numbers: Indices) -> Indices:
+    """Pairs of documents that follow each other among those with one key in one bucket."""
+    order = np.lexsort([numbers, items["low"], items["high"]])
+    high, low, numbers = items["high"][order], items["low"][order], numbers[order]
+    equal = (high[1:] == high[:-1]) & (low[1:] == low[:-1]) & (numbers[1:] != numbers[:-1])
+    return np.stack([numbers[:-1][equal], numbers[1:][equal]], axis=1)
+
+
+def write_near_duplicates(
+    report: Report, *, links: Sequence[Path], documents: Sequence[Path], earlier: Sequence[EarlierDataset], output: Path
+) -> dict[str, Any]:
+    """Write the documents that a near copy stays for; progress is in files of links."""
+    joined = np.zeros((0, 2), np.int64)
+    for path in links:
+        for batch in read_batches(path):
+            pairs = np.stack([batch.column(name).to_numpy() for name in ("left", "right")], axis=1)
+            joined = build_spanning_forest(np.concatenate([joined, pairs]))
+        report(1, 0)
+    members, label = find_components(joined)
+    table = DocumentTable(documents)
+    order = _rank_members(members, label, table)
+    members, label = members[order], label[order]
+    fresh = np.diff(label, prepend=-1) != 0
+    cluster = np.cumsum(fresh) - 1
+    sizes = np.bincount(cluster, minlength=0).astype(np.int64)
+    gone = np.flatnonzero(~fresh & (members < table.starts[-1]))
+    kept, datasets = _read_document_names(members[np.flatnonzero(fresh)][cluster[gone]], table, documents, earlier)
+    dropped = members[gone]
+    source = table.get_source_numbers(dropped)
+    rule = pa.repeat(NEAR, len(gone))
+    columns = {"row": dropped - table.starts[source], "rule": rule, "kept": kept, "earlier": datasets}
+    write_decisions(output, DROP_SCHEMA, source, {**columns, "size": sizes[cluster[gone]]}, len(documents))
+    return {"clusters": int(fresh.sum()), "linked": len(members), "later": len(gone)}
+
+
+def _rank_members(members: Indices, label: Indices, table: DocumentTable) -> Any:
+    """The order by cluster, then earlier datasets, then longest, smallest id, first in the crawl."""
+    own = members < table.starts[-1]
+    characters = np.zeros(len(members), np.int64)
+    characters[own] = table.take_column(members[own], "characters").to_numpy()
+    halves = np.zeros((len(members), 2), np.uint64)
+    for start in range(0, len(members), _IDS_AT_ONCE):
+        part = np.flatnonzero(own[start : start + _IDS_AT_ONCE]) + start
+        halves[part] = split_document_ids(table.take_column(members[part], "id").to_pylist())
+    return np.lexsort([members, halves[:, 1], halves[:, 0], -characters, own, label])
+
+
+def _read_document_names(
+    numbers: Indices, table: DocumentTable, documents: Sequence[Path], earlier: Sequence[EarlierDataset]
+) -> tuple[pa.Array, pa.Array]:
+    """Ids, and datasets, of documents that are numbered through."""
+    own = numbers < table.starts[-1]
+    first_earlier = table.starts[-1] + compute_offsets([dataset.rows for dataset in earlier])
+    source, row = table.get_source_numbers(numbers), numbers.copy()
+    row[own] -= table.starts[source[own]]
+    source[~own] = np.searchsorted(first_earlier, numbers[~own], side="right") - 1
+    row[~own] -= first_earlier[source[~own]]
+    return DocumentIdLookup(documents, earlier).look_up_items(
+        {"age": own.astype(np.uint8), "source": source, "row": row}
+    )

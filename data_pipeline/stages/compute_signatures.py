@@ -1,0 +1,150 @@
+"""Documents in, what they are compared by out: ids and lengths, and keys of URLs, texts and MinHash buckets.
+
+Reads a judged file, writes one file of documents and one of keys for each comparison that the config asks for. Rows
+that an earlier comparison dropped are documents still, but have no keys.
+"""
+
+import re
+from binascii import unhexlify
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from data_pipeline.dedup.duplicate_decisions import mask_remaining_rows, read_dropped_rows
+from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA, Columns, KeyWriter, hash_texts, take_rows
+from data_pipeline.dedup.minhash import MinHasher
+from data_pipeline.executors.base import Report
+from data_pipeline.text.word_tokenizers import insert_spaces
+from llmsys.config.deduplication import MinHashDedupConfig, UrlDedupConfig
+from llmsys.token_shards import ArrowFileWriter, read_batches
+
+DOCUMENT_SCHEMA = pa.schema([("id", pa.string()), ("offset", pa.int64()), ("characters", pa.int64())])
+_HEXADECIMAL = re.compile(r"(?:[0-9a-f]{32})+")
+_LARGEST = (1 << 64) - 1
+
+
+@lru_cache(maxsize=1)
+def _get_min_hasher(config: MinHashDedupConfig) -> MinHasher:
+    """One signer per process: it remembers what spaCy said of unusual parts."""
+    return MinHasher(config)
+
+
+def write_signatures(
+    report: Report,
+    *,
+    source: Path,
+    number: int,
+    dropped: Sequence[Path],
+    documents: Path,
+    keys: Mapping[str, Path],
+    url: UrlDedupConfig | None,
+    minhash: MinHashDedupConfig | None,
+    unspaced: Sequence[str],
+) -> dict[str, Any]:
+    """Write the documents of a judged file and its keys, by relation ("url", "text", "near"); progress is in documents.
+
+    Args:
+        report: told how many documents are done.
+        source: the judged file.
+        number: its number among the judged files, for finding what was dropped of it.
+        dropped: files of decisions.
+        documents: where ids and lengths go.
+        keys: where the keys of each relation go.
+        url: how captures of a URL are ranked.
+        minhash: parameters of the signatures.
+        unspaced: languages whose characters are its words.
+    """
+    gone = read_dropped_rows(dropped, number)
+    row = 0
+    with ExitStack() as stack:
+        table = stack.enter_context(ArrowFileWriter(documents, DOCUMENT_SCHEMA))
+        schemas = {name: BUCKET_SCHEMA if name == "near" else ITEM_SCHEMA for name in keys}
+        writers = {name: stack.enter_context(KeyWriter(path, schemas[name])) for name, path in keys.items()}
+        for batch in read_batches(source):
+            lengths = pc.utf8_length(batch.column("text"))
+            table.write(pa.record_batch([batch.column("id"), batch.column("offset"), lengths], schema=DOCUMENT_SCHEMA))
+            rows = np.arange(row, row + batch.num_rows)
+            stays = mask_remaining_rows(rows, gone)
+            batch, rows = batch.filter(pa.array(stays)), rows[stays]
+            if "url" in writers and url is not None:
+                writers["url"].write(_build_url_items(batch, rows, url))
+            if "text" in writers:
+                writers["text"].write(
+                    _build_items(hash_texts(batch.column("text").to_pylist()), rows, *_compute_id_ranks(batch))
+                )
+            if "near" in writers and minhash is not None:
+                writers["near"].write(_compute_bucket_keys(_space_unspaced_texts(batch, unspaced), rows, minhash))
+            row += len(stays)
+            report(len(stays), 0)
+    return {"rows": row, "keys": {name: writer.count for name, writer in writers.items()}}
+
+
+def _build_items(hashes: Any, rows: Any, rank: Any, tie: Any) -> Columns:
+    place = np.zeros(len(rows), np.int32)
+    return {"high": hashes[:, 0], "low": hashes[:, 1], "rank": rank, "tie": tie, "row": rows, "place": place}
+
+
+def _build_url_items(batch: pa.RecordBatch, rows: Any, config: UrlDedupConfig) -> Columns:
+    """Keys of URLs, ranked so that the smallest stays; a document without a URL has none."""
+    ids = _compute_id_ranks(batch)[0]
+    if config.keep == "longest":
+        rank = np.uint64(_LARGEST) - pc.utf8_length(batch.column("text")).to_numpy().astype(np.uint64)
+    else:
+        dates = [_parse_date_number(date or "") for date in batch.column("date").to_pylist()]
+        rank = np.array(
+            [date or _LARGEST if config.keep == "earliest" else _LARGEST - date for date in dates], np.uint64
+        )
+    urls = [url or "" for url in batch.column("url").to_pylist()]
+    return take_rows(_build_items(hash_texts(urls), rows, rank, ids), np.array([bool(url) for url in urls], np.bool_))
+
+
+def _parse_date_number(date: str) -> int:
+    """A date such as 2024-05-01T12:00:00Z as the number of its first fourteen digits, 0 without any."""
+    digits = re.sub(r"\D", "", date)[:14]
+    return int(digits.ljust(14, "0")) if digits else 0
+
+
+def _compute_id_ranks(batch: pa.RecordBatch) -> tuple[Any, Any]:
+    halves = split_document_ids(batch.column("id").to_pylist())
+    return halves[:, 0], halves[:, 1]
+
+
+def split_document_ids(ids: Sequence[str]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Return ids as numbers (N, 2) in the same order; an id that is not 32 hex digits counts by its xxh3_128."""
+    text = "".join(ids)
+    if _HEXADECIMAL.fullmatch(text) and all(len(name) == 32 for name in ids):
+        data = unhexlify(text)
+    else:
+        data = b"".join(map(_encode_id, ids))
+    return np.frombuffer(data, ">u8").astype(np.uint64).reshape(-1, 2)
+
+
+def _encode_id(name: str) -> bytes:
+    is_number = len(name) == 32 and _HEXADECIMAL.fullmatch(name)
+    return unhexlify(name) if is_number else xxhash.xxh3_128_digest(name.encode())
+
+
+def _space_unspaced_texts(batch: pa.RecordBatch, unspaced: Sequence[str]) -> pa.Array:
+    """The texts, with a space after every character where a language writes none."""
+    texts, languages = batch.column("text"), batch.column("language")
+    if not any(pc.is_in(languages, pa.array(unspaced, pa.string())).to_pylist()):
+        return texts
+    pairs = zip(texts.to_pylist(), languages.to_pylist(), strict=True)
+    return pa.array([insert_spaces(text) if code in unspaced else text for text, code in pairs], pa.large_string())
+
+
+def _compute_bucket_keys(texts: pa.Array, rows: Any, config: MinHashDedupConfig) -> Columns:
+    keys, present = _get_min_hasher(config).compute_bucket_keys(texts)
+    buckets = config.buckets
+    return {
+        "high": keys[present].ravel(),
+        "low": np.tile(np.arange(buckets, dtype=np.uint16), int(present.sum())),
+        "row": np.repeat(rows[present], buckets),
+    }

@@ -1,0 +1,194 @@
+"""Documents and the places in them that repeat earlier ones in, documents without these places out.
+
+`write_segment_keys` maps a file to keys of its paragraphs, lines or runs of sentences; `cut_repeats_from_file` applies
+every decision that is still open about a file and writes what stays, and what was dropped because too little of it is
+left.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from data_pipeline.core.document_schema import DROPPED_SCHEMA, count_text_bytes
+from data_pipeline.core.funnel import FunnelCounts, build_dropped_rows, sort_in_file_order
+from data_pipeline.dedup.duplicate_decisions import (
+    SPANS,
+    build_too_short_verdict,
+    mask_remaining_rows,
+    read_decisions,
+    read_dropped_rows,
+)
+from data_pipeline.dedup.keys import ITEM_SCHEMA, KeyWriter, hash_texts
+from data_pipeline.dedup.text_segments import (
+    SpansConfig,
+    get_run_length,
+    get_sentence_splitter,
+    remove_segment_runs,
+    split_segments,
+)
+from data_pipeline.executors.base import Report
+from data_pipeline.stages.compute_signatures import split_document_ids
+from data_pipeline.stages.duplicate_filter import DuplicateFilter
+from llmsys.token_shards import ArrowFileWriter, read_batches, read_schema
+
+
+def write_segment_keys(
+    report: Report, *, source: Path, number: int, dropped: Sequence[Path], output: Path, config: SpansConfig
+) -> dict[str, Any]:
+    """Write the keys of the units of a file; progress is in documents."""
+    gone = read_dropped_rows(dropped, number)
+    row = 0
+    with KeyWriter(output, ITEM_SCHEMA) as writer:
+        for batch in read_batches(source):
+            rows = np.arange(row, row + batch.num_rows)
+            stays = mask_remaining_rows(rows, gone)
+            left = batch.filter(pa.array(stays))
+            found = split_segments(left.column("text").to_pylist(), config)
+            writer.write(build_segment_keys(left, rows[stays], [units.keys for units in found]))
+            row += batch.num_rows
+            report(batch.num_rows, 0)
+    return {"rows": row, "keys": writer.count}
+
+
+def build_segment_keys(batch: pa.RecordBatch, rows: Any, keys_of: Sequence[Sequence[str | None]]) -> dict[str, Any]:
+    """Return key columns of the units of a batch, ordered by the ids of their documents and their place."""
+    places = [(document, place) for document, keys in enumerate(keys_of) for place, key in enumerate(keys) if key]
+    hashes = hash_texts(key for keys in keys_of for key in keys if key)
+    documents = np.array([document for document, _ in places], np.int64)
+    halves = split_document_ids(batch.column("id").to_pylist())
+    return {
+        "high": hashes[:, 0],
+        "low": hashes[:, 1],
+        "rank": halves[documents, 0],
+        "tie": halves[documents, 1],
+        "row": rows[documents],
+        "place": np.array([place for _, place in places], np.int32),
+    }
+
+
+class TextCutter(Protocol):
+    """How places become a shorter text, and whether enough of it is left; picklable."""
+
+    rule: str
+
+    def cut_text(self, text: str, places: Sequence[int]) -> str:
+        """Return the text without what begins at the places."""
+
+    def judge_remainder(self, text: str) -> tuple[str, float | None, float | None, str] | None:
+        """Return test, value, threshold and reason when too little is left."""
+
+
+class SegmentCutter:
+    """Takes runs of units out."""
+
+    rule = SPANS
+
+    def __init__(self, config: SpansConfig) -> None:
+        self.config = config
+
+    def cut_text(self, text: str, places: Sequence[int]) -> str:
+        """Return the text without the runs that begin at the places."""
+        return remove_segment_runs(text, split_segments([text], self.config)[0], places, get_run_length(self.config))
+
+    def judge_remainder(self, text: str) -> tuple[str, float | None, float | None, str] | None:
+        """Too few words, or sentences, or nothing."""
+        ends, words = get_sentence_splitter().find_boundaries([text])[0]
+        limits = {"words": (words, self.config.min_words), "sentences": (len(ends), self.config.min_sentences)}
+        return build_too_short_verdict(self.rule, text, limits)
+
+
+def cut_repeats_from_file(
+    report: Report,
+    *,
+    source: Path,
+    number: int,
+    decisions: Sequence[Path],
+    rules: Sequence[str],
+    places: Sequence[Path],
+    edit: TextCutter,
+    kept: Path,
+    dropped: Path,
+    kept_batches: Sequence[Sequence[int]],
+) -> dict[str, Any]:
+    """Write what is left of a file and what was dropped of it; progress is in documents.
+
+    Args:
+        report: told how many documents are done, and dropped.
+        source: the file.
+        number: its number among the files that decisions speak of.
+        decisions: documents to drop, by the rules named in `rules`.
+        rules: in their order.
+        places: what to take out of documents.
+        edit: how.
+        kept: where documents go that stay.
+        dropped: where the others go.
+        kept_batches: [document file, rows] of each batch of the source; batches that are written keep their file.
+    """
+    tally, row = FunnelCounts(), 0
+    leave_out = DuplicateFilter(decisions, number, rules, tally)
+    cutter = _Cutter(edit, places, number, tally)
+    schema = pa.schema([*read_schema(source), (f"{edit.rule}.removed_characters", pa.float32())])
+    batches: dict[str, list[list[int]]] = {"kept_batches": [], "dropped_batches": []}
+    with (
+        ArrowFileWriter(kept, schema, "zstd") as kept_out,
+        ArrowFileWriter(dropped, DROPPED_SCHEMA, "zstd") as gone_out,
+    ):
+        for (owner, count), batch in zip(kept_batches, read_batches(source), strict=True):
+            batch, stays, drops = leave_out.filter_batch(batch, row)
+            batch, more = cutter.cut_batch(batch, np.flatnonzero(stays) + row)
+            gone = pa.RecordBatch.from_pylist(sort_in_file_order([*drops, *more]), DROPPED_SCHEMA)
+            for name, part, writer in (("kept_batches", batch, kept_out), ("dropped_batches", gone, gone_out)):
+                if part.num_rows:
+                    writer.write(part)
+                    batches[name].append([owner, part.num_rows])
+            row += count
+            report(count, gone.num_rows)
+    return {"tally": tally.to_dict(), **batches}
+
+
+class _Cutter:
+    """Takes places out of the texts of one file."""
+
+    def __init__(self, edit: TextCutter, places: Sequence[Path], number: int, tally: FunnelCounts) -> None:
+        table = read_decisions(places, number)
+        assert table is not None  # there is always one range
+        self._rows, self._places = table.column("row").to_numpy(), table.column("place").to_numpy()
+        self.edit, self.tally = edit, tally
+
+    def cut_batch(self, batch: pa.RecordBatch, rows: Any) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
+        """Return the batch whose rows have these numbers as it stays, with a count of what was removed, and drops."""
+        rule = self.edit.rule
+        self._add_batch_counts("in", batch)
+        removed, stays = np.zeros(len(rows), np.float32), np.ones(len(rows), np.bool_)
+        texts: dict[int, str] = {}
+        drops: list[dict[str, Any]] = []
+        firsts, lasts = np.searchsorted(self._rows, rows), np.searchsorted(self._rows, rows, side="right")
+        for index in np.flatnonzero(lasts > firsts).tolist():
+            text = batch.column("text")[index].as_py()
+            texts[index] = self.edit.cut_text(text, self._places[firsts[index] : lasts[index]].tolist())
+            removed[index] = len(text) - len(texts[index])
+            verdict = self.edit.judge_remainder(texts[index]) if texts[index] != text else None
+            if verdict is not None:
+                stays[index] = False
+                drops += build_dropped_rows(batch.slice(index, 1).to_pylist(), rule, [verdict])
+        self.tally.add_drops(drops)
+        batch = _replace_texts(batch, texts).append_column(f"{rule}.removed_characters", pa.array(removed))
+        batch = batch.filter(pa.array(stays))
+        self._add_batch_counts("out", batch)
+        return batch, drops
+
+    def _add_batch_counts(self, side: str, batch: pa.RecordBatch) -> None:
+        size = int(count_text_bytes(batch.column("text")).sum())
+        self.tally.add_amounts(self.edit.rule, **{f"documents_{side}": batch.num_rows, f"bytes_{side}": size})
+
+
+def _replace_texts(batch: pa.RecordBatch, texts: dict[int, str]) -> pa.RecordBatch:
+    if not texts:
+        return batch
+    column = batch.column("text").to_pylist()
+    for index, text in texts.items():
+        column[index] = text
+    return batch.set_column(batch.schema.get_field_index("text"), "text", pa.array(column, pa.large_string()))

@@ -1,0 +1,78 @@
+"""One file of final documents in, the same rows in another format out: parquet, or JSON lines in one zstd frame.
+
+The pipeline itself reads Arrow; copies are for other tools. Promises: the same documents give the same bytes with the
+same versions of pyarrow and zstandard; a file under its final name is whole.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
+from data_pipeline.executors.base import Report
+from llmsys.atomic_write import describe_write_error, sync_folder
+from llmsys.errors import DataError
+from llmsys.token_shards import read_batches, read_schema
+
+_LEVEL = 3
+
+
+def export_documents(report: Report, *, source: Path, output: Path, format: str) -> dict[str, Any]:
+    """Write one file of documents as "parquet" or "jsonl.zst"; progress is in documents."""
+    rows = 0
+    with _open_atomic_file(output) as file, _WRITERS[format](file, read_schema(source)) as write:
+        for batch in read_batches(source):
+            write(batch)
+            rows += batch.num_rows
+            report(batch.num_rows, 0)
+    return {"documents_rows": rows}
+
+
+Write = Callable[[pa.RecordBatch], None]
+
+
+@contextmanager
+def _open_parquet_writer(file: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
+    with pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer:
+        yield writer.write_batch
+
+
+@contextmanager
+def _open_json_lines_writer(file: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
+    # One frame, because many readers stop behind the first; with its checksum.
+    packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
+    with packer.stream_writer(file, closefd=False) as writer:
+
+        def write_batch(batch: pa.RecordBatch) -> None:
+            for row in batch.to_pylist():
+                writer.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+
+        yield write_batch
+
+
+_WRITERS: dict[str, Any] = {"parquet": _open_parquet_writer, "jsonl.zst": _open_json_lines_writer}
+
+
+@contextmanager
+def _open_atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file aside; leaving the block well publishes it, leaving it by an error does not."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(aside, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise DataError(describe_write_error(path, error)) from error
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)

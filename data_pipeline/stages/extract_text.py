@@ -1,0 +1,154 @@
+"""One file in, the texts of its pages out.
+
+Reads a crawl file or a file of documents, writes one Arrow file of `TEXT_SCHEMA` with a row per page, and one of
+`DROPPED_SCHEMA` with a row for everything that could not be read: file, offset, reason. HTML is extracted, a text that
+came as text is taken as it is. What could not be read is counted with its reason and stops neither the file nor others.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data_pipeline.core.document_schema import DROPPED_SCHEMA, TEXT_SCHEMA, compute_document_id
+from data_pipeline.executors.base import Report
+from data_pipeline.extract.extractor import ExtractionResult, extract_pages
+from data_pipeline.readers.page_batch import SkippedRecord
+from data_pipeline.readers.page_reader import read_pages
+from data_pipeline.stages.url_gate import UrlGate, build_text_schema
+from llmsys.config.extraction import ExtractConfig
+from llmsys.config.read import ReadConfig
+from llmsys.config.url import NoUrlFilter, UrlConfig
+from llmsys.token_shards import ArrowFileWriter
+
+_REASONS = 1_000  # a hostile file may have a new one for every record
+
+
+_EVERY_URL = NoUrlFilter()
+
+
+def extract_file(
+    report: Report,
+    *,
+    source: str,
+    output: Path,
+    unread: Path,
+    config: ExtractConfig,
+    read: ReadConfig,
+    start: int = 0,
+    stop: int | None = None,
+    urls: UrlConfig = _EVERY_URL,
+    lists: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Extract one file, or the bytes from `start` to `stop` of it; progress is in its (compressed) bytes.
+
+    Pages that the lists of `urls` refuse are not extracted; `lists` are the digests of their files. What could not be
+    read goes to `unread`, all of it to the first file of dropped documents.
+    """
+    gate = UrlGate(urls, lists)
+    records = pages = html_bytes = given_text_bytes = position = 0
+    skipped, noted = _SkipCounts(), _SkipCounts()
+    dropped_batches: list[list[int]] = []
+    with (
+        ArrowFileWriter(output, build_text_schema(urls), "zstd") as writer,
+        ArrowFileWriter(unread, DROPPED_SCHEMA, "zstd") as unread_writer,
+    ):
+        for batch in read_pages(source, max_page_bytes=config.max_page_bytes, config=read, start=start, stop=stop):
+            given_text_bytes += _count_given_text_bytes(batch.pages)
+            allowed, refused = gate.split_pages(batch.pages)
+            for texts in (
+                gate.add_empty_verdicts(_build_text_batch(allowed, config)),
+                gate.add_verdicts(_build_text_batch(refused, None)),
+            ):
+                if texts.num_rows:
+                    writer.write(texts)
+                pages += texts.num_rows
+                html_bytes += sum(texts.column("bytes_html").to_pylist())
+            if batch.skipped:
+                unread_writer.write(_build_unread_batch(batch.skipped))
+                dropped_batches.append([0, len(batch.skipped)])
+            records += batch.records
+            report(max(0, batch.position - position), skipped.add_skips(batch.skipped))
+            noted.add_skips(batch.noted)
+            position = max(position, batch.position)
+    counts = {"records": records, "pages": pages, "html_bytes": html_bytes, "dropped_batches": dropped_batches}
+    counts["given_text_bytes"] = given_text_bytes
+    return counts | {"skipped": skipped.to_list(), "noted": noted.to_list(), "again": skipped.again}
+
+
+def _count_given_text_bytes(pages: pa.RecordBatch) -> int:
+    """Return the UTF-8 bytes of the texts that came as text."""
+    return int(pc.sum(pc.binary_length(pages.column("text"))).as_py() or 0)
+
+
+def _build_text_batch(pages: pa.RecordBatch, config: ExtractConfig | None) -> pa.RecordBatch:
+    """Give each page of a batch its id and its text; without a config none is extracted."""
+    columns = {name: pages.column(name) for name in ("url", "date", "file", "offset", "note")}
+    given = pages.column("text").to_pylist()
+    contents = [
+        payload if text is None else text.encode()
+        for text, payload in zip(given, pages.column("payload").to_pylist(), strict=True)
+    ]
+    named = zip(*(pages.column(name).to_pylist() for name in ("id", "url", "date")), contents, strict=True)
+    ids = [name or compute_document_id(url, date, content) for name, url, date, content in named]
+    columns["id"] = pa.array(ids, pa.string())
+    columns["bytes_html"] = pa.array(map(len, contents), pa.int64())
+    none = ExtractionResult(pa.nulls(len(given), pa.large_string()), [None] * len(given))
+    columns["text"], beyond = _extract_missing_texts(pages, given, config) if config else none
+    for field in ("test", "value", "threshold"):
+        limits = [over and getattr(over, field) for over in beyond]
+        columns[f"extract_{field}"] = pa.array(limits, TEXT_SCHEMA.field(f"extract_{field}").type)
+    return pa.record_batch([columns[name] for name in TEXT_SCHEMA.names], schema=TEXT_SCHEMA)
+
+
+def _extract_missing_texts(pages: pa.RecordBatch, given: list[str | None], config: ExtractConfig) -> ExtractionResult:
+    """The texts of a batch: those that came as text as they are, null where there is nothing; the others extracted."""
+    if not any(text is not None for text in given):
+        return extract_pages(pages, config)
+    is_html = pa.array([text is None for text in given])
+    html = extract_pages(pages.filter(is_html), config)
+    made = zip(html.texts.to_pylist(), html.limit_hits, strict=True)
+    both = [next(made) if text is None else (text if text.strip() else None, None) for text in given]
+    return ExtractionResult(pa.array([text for text, _ in both], pa.large_string()), [over for _, over in both])
+
+
+def _build_unread_batch(skips: Sequence[SkippedRecord]) -> pa.RecordBatch:
+    """Return skips as dropped documents without address or text."""
+    rows = [
+        {
+            **dict.fromkeys(("url", "text"), ""),
+            "id": compute_document_id(skip.file, str(skip.offset), skip.reason.encode()),
+            "file": skip.file,
+            "offset": skip.offset,
+            **dict.fromkeys(("stage", "rule"), "read"),
+            "test": skip.reason,
+            "reason": skip.reason if skip.count == 1 else f"{skip.reason} ({skip.count} documents)",
+            "bytes": 0,
+        }
+        for skip in skips
+    ]
+    return pa.RecordBatch.from_pylist(rows, DROPPED_SCHEMA)
+
+
+class _SkipCounts:
+    """Counts skips by file and reason, with the offset of the first."""
+
+    def __init__(self) -> None:
+        self._by_reason: dict[tuple[str, str], dict[str, Any]] = {}
+        self.again = False
+
+    def add_skips(self, skips: Iterable[SkippedRecord]) -> int:
+        """Take in skips and return how many records they stand for."""
+        total = 0
+        for skip in skips:
+            reason = skip.reason if len(self._by_reason) < _REASONS else "for one of many other reasons"
+            first = {"file": skip.file, "offset": skip.offset, "reason": reason, "count": 0}
+            self._by_reason.setdefault((skip.file, reason), first)["count"] += skip.count
+            self.again = self.again or skip.is_retryable
+            total += skip.count
+        return total
+
+    def to_list(self) -> list[dict[str, Any]]:
+        return list(self._by_reason.values())

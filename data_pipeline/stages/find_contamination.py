@@ -1,0 +1,129 @@
+"""Documents in, which of their words are evaluation items out: a map over files, then one exchange over all of them.
+
+`write_matches` finds the n-grams of items in one file of documents; `filter_matches` counts in how many documents each
+n-gram stands and marks those of too many as spared. Memory holds the index of n-grams, then the matches: never texts.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_pipeline.decontaminate.ngram_index import NgramIndex, load_ngram_index
+from data_pipeline.executors.base import Report
+from data_pipeline.text.hidden_words import iter_joined_readings
+from data_pipeline.text.word_hashes import WordHasher
+from llmsys.token_shards import ArrowFileWriter, read_batches
+
+# Row of the document in its file, number of the n-gram in the index, and the characters of the text that match.
+MATCH_SCHEMA = pa.schema([("row", pa.int64()), ("gram", pa.int32()), ("begin", pa.int64()), ("end", pa.int64())])
+
+DECIDED_SCHEMA = pa.schema([*MATCH_SCHEMA, ("spared", pa.bool_())])
+"""Matches, and whether so many documents have their n-gram that it decides nothing."""
+
+_SLICE_CHARACTERS = 2 << 20  # texts that are searched together
+
+
+@lru_cache(maxsize=1)
+def _get_word_hasher() -> WordHasher:
+    """One memory of words per process."""
+    return WordHasher()
+
+
+def write_matches(report: Report, *, source: Path, output: Path, index: Path, digest: str) -> dict[str, Any]:
+    """Write every match in one file of documents; progress is in documents."""
+    grams, words = load_ngram_index(index, digest), _get_word_hasher()
+    rows = matches = 0
+    with ArrowFileWriter(output, MATCH_SCHEMA, "zstd") as writer:
+        for batch in read_batches(source):
+            texts = batch.column("text").to_pylist()
+            for first, last in _list_text_ranges(texts):
+                found = _find_matches(texts[first:last], rows + first, grams, words)
+                if found.num_rows:
+                    writer.write(found)
+                    matches += found.num_rows
+            rows += batch.num_rows
+            report(batch.num_rows, 0)
+    return {"rows": rows, "matches": matches}
+
+
+def _find_matches(texts: Sequence[str], first_row: int, index: NgramIndex, words: WordHasher) -> pa.RecordBatch:
+    """Return the matches in all readings of some texts, each once, in the order of the texts and places."""
+    found = [_search(texts, np.arange(len(texts)) + first_row, index, words)]
+    for number, text in enumerate(texts):
+        for joined in iter_joined_readings(text):
+            found.append(_search([joined], np.array([first_row + number]), index, words))
+    if not any(one.num_rows for one in found[1:]):
+        return found[0]
+    columns = [np.concatenate([one.column(name).to_numpy() for one in found]) for name in MATCH_SCHEMA.names]
+    row, gram, begin, end = columns
+    order = np.lexsort((end, gram, -index.words[gram].astype(np.int64), begin, row))
+    ordered = np.stack([column[order] for column in columns])
+    is_new = np.append(True, (ordered[:, 1:] != ordered[:, :-1]).any(axis=0))
+    return pa.record_batch([pa.array(column[order][is_new]) for column in columns], schema=MATCH_SCHEMA)
+
+
+def _search(texts: Sequence[str], rows: Any, index: NgramIndex, words: WordHasher) -> pa.RecordBatch:
+    """Return the matches in one reading of texts; `rows` are the numbers of their documents."""
+    split = words.hash_words(texts)
+    positions, numbers = index.find_matches(split)
+    if not len(positions):
+        return pa.RecordBatch.from_pylist([], MATCH_SCHEMA)
+    documents = np.searchsorted(split.offsets, positions, side="right") - 1
+    spans = _compute_match_spans(words, texts, split.offsets, documents, positions, index.words[numbers])
+    columns = [rows[documents], numbers.astype(np.int32), *spans]
+    return pa.record_batch([pa.array(column) for column in columns], schema=MATCH_SCHEMA)
+
+
+def _list_text_ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
+    """Ranges of texts of a bounded number of characters, or of one text that is longer."""
+    ranges, first, size = [], 0, 0
+    for number, text in enumerate(texts):
+        if number > first and size + len(text) > _SLICE_CHARACTERS:
+            ranges.append((first, number))
+            first, size = number, 0
+        size += len(text)
+    return [*ranges, (first, len(texts))] if texts else []
+
+
+def _compute_match_spans(
+    words: WordHasher, texts: Sequence[str], offsets: Any, documents: Any, positions: Any, lengths: Any
+) -> Any:
+    """Where each match begins and ends in its text."""
+    begin, end = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
+    for document in np.unique(documents).tolist():
+        here = documents == document
+        begins, ends = words.get_word_spans(texts[document])
+        first = positions[here] - offsets[document]
+        begin[here], end[here] = begins[first], ends[first + lengths[here].astype(np.int64) - 1]
+    return begin, end
+
+
+def filter_matches(report: Report, *, sources: Sequence[Path], output: Path, max_documents: int) -> dict[str, Any]:
+    """Write a record batch per source: its matches, those by n-grams of more than `max_documents` documents spared."""
+    tables = [_read_matches(source) for source in sources]
+    exempt = _select_exempt_grams(tables, max_documents)
+    with ArrowFileWriter(output, DECIDED_SCHEMA, "zstd") as writer:
+        for table in tables:
+            spared = np.isin(table.column("gram").to_numpy(), exempt)
+            writer.write(pa.record_batch([*table.columns, pa.array(spared)], schema=DECIDED_SCHEMA))
+            report(1, 0)
+    return {"exempt": len(exempt)}
+
+
+def _read_matches(source: Path) -> pa.RecordBatch:
+    batches = list(read_batches(source))
+    return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], MATCH_SCHEMA)
+
+
+def _select_exempt_grams(tables: Sequence[pa.RecordBatch], max_documents: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The n-grams that too many documents hold, each document counted once."""
+    pairs = [np.zeros(0, np.int64)]
+    for table in tables:
+        row, gram = table.column("row").to_numpy(), table.column("gram").to_numpy().astype(np.int64)
+        pairs.append(np.unique((row << 32) | gram) & 0xFFFFFFFF)
+    grams, counts = np.unique(np.concatenate(pairs), return_counts=True)
+    return grams[counts > max_documents] if max_documents else grams[:0]

@@ -1,0 +1,147 @@
+"""Keys of all files in, the rows that come after the first of their group out: one range of keys per task.
+
+`write_equal_duplicates` decides about documents (URL, text), `write_repeat_positions` about parts of documents (spans,
+strings), and `write_repeated_keys` finds keys that occur more than once. Memory holds the keys of one range, or with a
+Bloom filter its counters and the few keys that may repeat.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_pipeline.dedup.bloom_filter import CountingBloomFilter
+from data_pipeline.dedup.dedup_index import EarlierDataset, read_earlier_items
+from data_pipeline.dedup.document_table import DocumentIdLookup
+from data_pipeline.dedup.duplicate_decisions import (
+    DROP_SCHEMA,
+    PLACE_SCHEMA,
+    mask_remaining_rows,
+    read_dropped_rows,
+    write_decisions,
+)
+from data_pipeline.dedup.keys import (
+    VALUE_SCHEMA,
+    Columns,
+    concat_columns,
+    find_later_items,
+    mask_repeated_keys,
+    read_range,
+    take_rows,
+)
+from data_pipeline.executors.base import Report
+from llmsys.config.deduplication import BloomKeyFilterConfig, ExactKeyFilterConfig
+
+_OF_FILES = (("source", pa.int64()), ("age", pa.uint8()))
+KeysConfig = ExactKeyFilterConfig | BloomKeyFilterConfig
+
+
+@dataclass
+class KeyRange:
+    """One range of the keys of all files, without those of rows that were dropped before; picklable.
+
+    Attributes:
+        sources: key files, one per judged file.
+        schema: their columns.
+        dropped: files of decisions about the judged files.
+        number: of the range, below `ranges`.
+        ranges: how many there are.
+        config: how keys are compared.
+        earlier: datasets whose keys of `relation` count too.
+        relation: "url", "text" or "near", where earlier datasets are compared with.
+    """
+
+    sources: Sequence[Path]
+    schema: pa.Schema
+    dropped: Sequence[Path]
+    number: int
+    ranges: int
+    config: KeysConfig
+    earlier: Sequence[EarlierDataset] = ()
+    relation: str = ""
+
+    def read_candidates(self) -> Columns:
+        """Return the keys that may occur more than once, here or in an earlier dataset; without a filter all keys."""
+        suspected = self._build_repeat_filter()
+        parts = []
+        self.keys = 0
+        for part in self._iter_key_parts():
+            self.keys += len(part["high"])
+            parts.append(take_rows(part, suspected.query_repeated(part["high"])) if suspected else part)
+        found = concat_columns(parts, self._build_joined_schema())
+        self.candidates = len(found["high"])
+        if not self.earlier:
+            return found
+        there = read_earlier_items(self.earlier, self.relation, self.number, self.ranges, found["high"])
+        return concat_columns([found, there], self._build_joined_schema())
+
+    def summarize_counts(self, later: int) -> dict[str, Any]:
+        """Return what a task tells the journal."""
+        return {"keys": self.keys, "candidates": self.candidates, "later": later}
+
+    def _build_repeat_filter(self) -> CountingBloomFilter | None:
+        if not isinstance(self.config, BloomKeyFilterConfig):
+            return None
+        suspected = CountingBloomFilter(sum(map(len, self._iter_all_keys())), self.config.error_rate)
+        for keys in self._iter_all_keys():
+            suspected.add_keys(keys)
+        return suspected
+
+    def _iter_all_keys(self) -> Iterator[Any]:
+        """The keys of the range, here and in earlier datasets, part by part."""
+        yield from (part["high"] for part in self._iter_key_parts())
+        for path in (path for dataset in self.earlier for path in dataset.keys[self.relation]):
+            yield from (part["high"] for part in read_range(path, self.number, self.ranges))
+
+    def _iter_key_parts(self) -> Iterator[Columns]:
+        for source, path in enumerate(self.sources):
+            gone = read_dropped_rows(self.dropped, source)
+            for part in read_range(path, self.number, self.ranges):
+                count = len(part["high"])
+                part |= {"source": np.full(count, source), "age": np.ones(count, np.uint8)}
+                yield take_rows(part, mask_remaining_rows(part["row"], gone)) if len(gone) else part
+
+    def _build_joined_schema(self) -> pa.Schema:
+        return pa.schema([*self.schema, *_OF_FILES])
+
+
+def write_equal_duplicates(
+    report: Report, *, rule: str, part: KeyRange, documents: Sequence[Path], output: Path
+) -> dict[str, Any]:
+    """Write the documents of a range that have the same key as one that stays; progress is in ranges."""
+    items, first, sizes = find_later_items(part.read_candidates())
+    kept, datasets = DocumentIdLookup(documents, part.earlier).look_up_items(first)
+    columns = {
+        "row": items["row"],
+        "rule": pa.repeat(rule, len(kept)),
+        "kept": kept,
+        "earlier": datasets,
+        "size": sizes,
+    }
+    write_decisions(output, DROP_SCHEMA, items["source"], columns, len(part.sources))
+    report(1, len(kept))
+    return part.summarize_counts(len(kept))
+
+
+def write_repeat_positions(report: Report, *, part: KeyRange, output: Path) -> dict[str, Any]:
+    """Write the places of a range that repeat an earlier one; progress is in ranges."""
+    items, _, _ = find_later_items(part.read_candidates())
+    write_decisions(output, PLACE_SCHEMA, items["source"], items, len(part.sources))
+    report(1, 0)
+    return part.summarize_counts(len(items["row"]))
+
+
+def write_repeated_keys(report: Report, *, part: KeyRange, output: Path) -> dict[str, Any]:
+    """Write which distinct keys of each file occur more than once anywhere; progress is in ranges."""
+    items = part.read_candidates()
+    items = take_rows(items, mask_repeated_keys(items["high"]))
+    items = take_rows(items, np.lexsort([items["high"], items["source"]]))
+    fresh = np.ones(len(items["high"]), np.bool_)
+    fresh[1:] = (np.diff(items["high"]) != 0) | (np.diff(items["source"]) != 0)
+    items = take_rows(items, fresh)
+    write_decisions(output, VALUE_SCHEMA, items["source"], items, len(part.sources))
+    report(1, 0)
+    return part.summarize_counts(len(items["high"]))

@@ -1,0 +1,139 @@
+"""Where chunks and lines lie in the bytes of texts: what `str.split` and `str.splitlines` find, for a batch at once.
+
+Reads texts, gives columns: one row for each stretch between white space, without a string for any of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Integers = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+SHORT_BYTES = 15  # chunks of so many bytes are known by two numbers of 64 bits, their length among them
+_PADDING = 16
+
+_SPACES = [chr(point) for point in range(0x3001) if chr(point).isspace()]
+_BREAKS = [space for space in _SPACES if len(f"a{space}b".splitlines()) == 2]
+_WIDE_SPACES, _WIDE_BREAKS = (
+    np.array([int.from_bytes(one.encode()) for one in chosen if not one.isascii()]) for chosen in (_SPACES, _BREAKS)
+)
+_ASCII_SPACES = "".join(space for space in _SPACES if space.isascii()).encode()
+
+
+def _build_first_byte_table(characters: Sequence[str]) -> Mask:
+    """Which bytes these characters begin with."""
+    return np.isin(np.arange(256), [one.encode()[0] for one in characters])
+
+
+_IS_SPACE, _IS_BREAK = (
+    _build_first_byte_table([one for one in chosen if one.isascii()]) for chosen in (_SPACES, _BREAKS)
+)
+_BEGINS_WIDE = _build_first_byte_table([one for one in _SPACES if not one.isascii()])
+_LOW_BYTES, _HIGH_BYTES = (
+    np.array([(1 << 8 * min(max(size - before, 0), 8)) - 1 for size in range(SHORT_BYTES + 1)], np.uint64)
+    for before in (0, 8)
+)
+
+
+@dataclass(frozen=True)
+class ChunkSpans:
+    """The chunks of some texts. C chunks, D texts.
+
+    Attributes:
+        joined: the texts in UTF-8, a space before, between and behind them.
+        starts_C: where each chunk starts in `joined`.
+        ends_C: where it ends.
+        text_starts: int64, D values: where each text starts in `joined`.
+    """
+
+    joined: bytes
+    starts_C: Integers
+    ends_C: Integers
+    text_starts: Integers
+
+    @cached_property
+    def chunks_per_text(self) -> Integers:
+        """Chunks of each text."""
+        return np.diff(np.append(np.searchsorted(self.starts_C, self.text_starts), len(self.starts_C)))
+
+    def compute_keys(self, chosen: Any) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+        """Two numbers for each chosen chunk of `SHORT_BYTES` at most, which no other chunk has."""
+        starts, sizes = self.starts_C[chosen], (self.ends_C - self.starts_C)[chosen]
+        codes = np.frombuffer(self.joined, np.uint8)
+        eight: npt.NDArray[np.uint64] = np.lib.stride_tricks.as_strided(
+            codes[: len(codes) // 8 * 8].view("<u8"), (len(codes) - 7,), (1,), writeable=False
+        )
+        low = eight[starts] & _LOW_BYTES[sizes]
+        return low, (eight[starts + 8] & _HIGH_BYTES[sizes]) | (sizes.astype(np.uint64) << np.uint64(56))
+
+    def decode_chunks(self, chosen: Integers) -> list[str]:
+        """Chunks as strings."""
+        joined = self.joined
+        pairs = zip(self.starts_C[chosen].tolist(), self.ends_C[chosen].tolist(), strict=True)
+        return [joined[start:end].decode() for start, end in pairs]
+
+    def compute_line_numbers(self, lines_per_text: Integers) -> tuple[Integers, Integers]:
+        """The line of each chunk, counted through all texts, and the chunks before which a space is a word.
+
+        That is what stands between two chunks of a line and is not a single U+0020.
+        """
+        before_C, before_text = self._count_breaks_before()
+        first_lines = np.cumsum(lines_per_text) - lines_per_text
+        line_C = before_C + np.repeat(first_lines - before_text, self.chunks_per_text)
+        codes = np.frombuffer(self.joined, np.uint8)
+        odd = (self.starts_C[1:] - self.ends_C[:-1] != 1) | (codes[self.ends_C[:-1]] != ord(" "))
+        return line_C, np.flatnonzero(odd & (line_C[1:] == line_C[:-1])) + 1
+
+    def _count_breaks_before(self) -> tuple[Integers, Integers]:
+        """How many ends of lines there are before each chunk, and before each text."""
+        codes = np.frombuffer(self.joined, np.uint8)
+        is_break = _IS_BREAK[codes]
+        if b"\r\n" in self.joined:
+            is_break[:-1] &= (codes[:-1] != ord("\r")) | (codes[1:] != ord("\n"))  # one end, not two
+        if not self.joined.isascii():
+            for starts, _ in _locate_wide_characters(codes, _WIDE_BREAKS):
+                is_break[starts] = True
+        breaks = np.flatnonzero(is_break)
+        return np.searchsorted(breaks, self.starts_C), np.searchsorted(breaks, self.text_starts)
+
+
+def compute_chunk_spans(texts: Sequence[str]) -> ChunkSpans:
+    """The chunks of texts."""
+    encoded = [text.encode() for text in texts]
+    joined = b" ".join([b"", *encoded, bytes(_PADDING).replace(b"\0", b" ")])
+    codes = np.frombuffer(joined, np.uint8)
+    space = _IS_SPACE[codes]
+    if not joined.isascii():
+        for starts, size in _locate_wide_characters(codes, _WIDE_SPACES):
+            space[starts[:, np.newaxis] + np.arange(size)] = True
+    edges = np.flatnonzero(space[1:] != space[:-1]) + 1
+    sizes = np.fromiter(map(len, encoded), np.int64, len(encoded)) + 1
+    return ChunkSpans(joined, edges[::2], edges[1::2], np.cumsum(sizes) - sizes + 1)
+
+
+def join_without_whitespace(texts: Sequence[str]) -> bytes:
+    """Texts one after another in UTF-8, without any character that Python takes for white space."""
+    joined = "".join(texts).encode().translate(None, _ASCII_SPACES)
+    if joined.isascii():
+        return joined
+    codes = np.frombuffer(joined + bytes(2), np.uint8)
+    stays = np.ones(len(codes), np.bool_)
+    for starts, size in _locate_wide_characters(codes, _WIDE_SPACES):
+        stays[starts[:, np.newaxis] + np.arange(size)] = False
+    return joined if stays.all() else codes[:-2][stays[:-2]].tobytes()
+
+
+def _locate_wide_characters(codes: npt.NDArray[np.uint8], names: Integers) -> list[tuple[Integers, int]]:
+    """Where characters of two and of three bytes start, and their bytes; a name is the bytes as one integer.
+
+    Looks behind the few bytes that white space can begin with; two bytes must follow the last one that matters.
+    """
+    starts = np.flatnonzero(_BEGINS_WIDE[codes[:-2]])
+    pairs = codes[starts].astype(np.int64) << 8 | codes[starts + 1]
+    triples = pairs << 8 | codes[starts + 2]
+    return [(starts[np.isin(pairs, names)], 2), (starts[np.isin(triples, names)], 3)]

@@ -1,0 +1,112 @@
+"""Distinct words, each with what the rules ask of a word, kept as columns by word id.
+
+Reads words, gives a number to each and, by number: its length in characters, a hash that can be concatenated, and three
+facts about its characters. Rules look these up for millions of words at once instead of asking every word again.
+"""
+
+import itertools
+import unicodedata
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from data_pipeline.text.character_sets import PUNCTUATION
+from data_pipeline.text.ragged_arrays import GrowableArray
+
+HASH_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that powers never vanish modulo 2^64
+
+NOT_SYMBOL = 1  # has a character that is no punctuation
+ALPHABETIC = 2  # has a letter
+TERMINAL = 4  # ends a sentence
+PASSING = 8  # punctuation that neither ends nor starts a sentence
+
+
+class Vocabulary:
+    """Word ids and their columns.
+
+    The hash of a word c1…cn is the sum of (code point + 1) · base^(n-i) modulo 2^64, so that
+    hash(a + b) = hash(a) · base^len(b) + hash(b): concatenations are hashed without being made.
+    """
+
+    def __init__(self, sentence_marks: frozenset[str]) -> None:
+        self.index: dict[str, int] = {}
+        self.words: list[str] = []  # by id
+        self._sentence_marks = sentence_marks
+        self._lengths = GrowableArray(np.int32)
+        self._sizes = GrowableArray(np.int32)
+        self._hashes = GrowableArray(np.uint64)
+        self._powers = GrowableArray(np.uint64)
+        self._flags = GrowableArray(np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def add_words(self, words: Sequence[str]) -> None:
+        """Give ids to words that have none yet; they must be distinct and not empty."""
+        if not words:
+            return
+        first = len(self.index)
+        self.index.update(zip(words, itertools.count(first)))
+        self.words += words
+        lengths = np.fromiter(map(len, words), np.int64, len(words))
+        ends = np.cumsum(lengths)
+        starts = ends - lengths
+        codes = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32).astype(np.uint64) + np.uint64(1)
+        exponents = np.repeat(ends, lengths) - np.arange(len(codes)) - 1
+        powers = _compute_powers(int(lengths.max()))
+        self._lengths.extend(lengths)
+        self._sizes.extend(np.add.reduceat(_compute_utf8_sizes(codes), starts))
+        self._hashes.extend(np.add.reduceat(codes * powers[exponents], starts))
+        self._powers.extend(powers[lengths])
+        self._flags.extend([self._compute_flags(word) for word in words])
+
+    def _compute_flags(self, word: str) -> int:
+        terminal = word in self._sentence_marks
+        flags = 0 if PUNCTUATION.issuperset(word) else NOT_SYMBOL
+        flags |= ALPHABETIC if word.isalpha() or any(map(str.isalpha, word)) else 0
+        if terminal:
+            return flags | TERMINAL
+        return flags if flags & ALPHABETIC or not _is_unicode_punctuation(word) else flags | PASSING
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """Characters (code points) by word id."""
+        return self._lengths.view
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int32]:
+        """UTF-8 bytes by word id."""
+        return self._sizes.view
+
+    @property
+    def hashes(self) -> npt.NDArray[np.uint64]:
+        """Concatenable hash by word id."""
+        return self._hashes.view
+
+    @property
+    def powers(self) -> npt.NDArray[np.uint64]:
+        """base^length by word id."""
+        return self._powers.view
+
+    @property
+    def flags(self) -> npt.NDArray[np.uint8]:
+        """Sum of the constants of this module by word id."""
+        return self._flags.view
+
+
+def _compute_utf8_sizes(codes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
+    """UTF-8 bytes of each character, from its code point + 1."""
+    return np.searchsorted([0x80, 0x800, 0x10000], codes, side="left").astype(np.int32) + 1
+
+
+def _compute_powers(highest: int) -> npt.NDArray[np.uint64]:
+    """base^0 … base^highest modulo 2^64."""
+    powers = np.full(highest + 1, HASH_BASE)
+    powers[0] = 1
+    return np.multiply.accumulate(powers)
+
+
+def _is_unicode_punctuation(word: str) -> bool:
+    """Whether every character is of a Unicode category P, which is spaCy's idea of punctuation."""
+    return all(unicodedata.category(character).startswith("P") for character in word)

@@ -1,0 +1,124 @@
+"""Texts in, hashes of their simplified words out, and where each word stands.
+
+Words are what lies between white space after simplification (lower case, numbers as 0, no punctuation, no accents);
+in scripts without spaces each character is a word. Invisible characters and compatibility forms hide none. A memo from
+what stands between white space to its words makes this a dictionary look-up; it is bounded, and what it holds changes
+no result.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from data_pipeline.text.hidden_words import reveal_letters
+from data_pipeline.text.ragged_arrays import GrowableArray, Integers, compute_offsets, compute_positions
+from data_pipeline.text.simplify_text import simplify_text
+
+Hashes = npt.NDArray[np.uint64]
+
+# Thai, Lao, Myanmar, Khmer, kana, Han; Hangul has spaces.
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+_HAS_UNSPACED = re.compile(f"[{_UNSPACED}]")
+_CHUNK = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
+_STRETCH = re.compile(r"\S+")
+
+
+class HashedWords(NamedTuple):
+    """The words of D documents, one after another; document d has those from offsets[d] to offsets[d + 1]."""
+
+    hashes: Hashes
+    offsets: Integers
+
+
+class WordHasher:
+    """Splits texts and remembers every chunk it has seen.
+
+    Args:
+        memo_chunks: chunks to remember at most, about 200 bytes each. Beyond it the memo starts again from nothing.
+        memo_characters: characters of chunks to remember at most.
+        ignores_disguise: whether invisible characters and compatibility forms make no other word.
+    """
+
+    def __init__(
+        self, memo_chunks: int = 500_000, memo_characters: int = 8_000_000, *, ignores_disguise: bool = True
+    ) -> None:
+        self._limits = memo_chunks, memo_characters
+        self._ignores_disguise = ignores_disguise
+        self._reset_cache()
+
+    def hash_words(self, texts: Sequence[str]) -> HashedWords:
+        """The words of each text."""
+        if len(self._memo) > self._limits[0] or self._characters > self._limits[1]:
+            self._reset_cache()
+        chunks = [_split_chunks(text) for text in texts]
+        hashes, counts = self._look_up_chunks(list(chain.from_iterable(chunks)))
+        return HashedWords(hashes, compute_offsets(counts)[compute_offsets(list(map(len, chunks)))])
+
+    def get_word_spans(self, text: str) -> tuple[Integers, Integers]:
+        """Where each word of a text begins and ends, in characters; words of one chunk share its span."""
+        pattern = _CHUNK if _HAS_UNSPACED.search(text) else _STRETCH
+        found = [match.span() for match in pattern.finditer(text)]
+        counts = self._look_up_chunks([text[begin:end] for begin, end in found])[1]
+        spans = np.repeat(np.array(found, np.int64).reshape(-1, 2), counts, axis=0)
+        return spans[:, 0], spans[:, 1]
+
+    def _look_up_chunks(self, chunks: list[str]) -> tuple[Hashes, Integers]:
+        """The words of all chunks one after another, and how many each chunk has."""
+        ids = np.fromiter(map(self._memo.get, chunks, repeat(-1)), np.int64, len(chunks))
+        unseen = np.flatnonzero(ids < 0)
+        if len(unseen):
+            self._cache_chunks(list(dict.fromkeys(chunks[number] for number in unseen.tolist())))
+            ids[unseen] = [self._memo[chunks[number]] for number in unseen.tolist()]
+        counts = self._counts.view[ids]
+        return self._hashes.view[compute_positions(self._starts.view[ids], counts)], counts
+
+    def _cache_chunks(self, chunks: list[str]) -> None:
+        if self._ignores_disguise:
+            words = [_split_chunks(simplify_text(reveal_letters(chunk))) for chunk in chunks]
+        else:
+            words = [simplify_text(chunk).split() for chunk in chunks]
+        counts = np.fromiter(map(len, words), np.int64, len(words))
+        self._starts.extend(len(self._hashes) + compute_offsets(counts)[:-1])
+        self._counts.extend(counts)
+        encoded = (word.encode("utf-8", "surrogatepass") for word in chain.from_iterable(words))
+        self._hashes.extend(np.fromiter(map(xxhash.xxh3_64_intdigest, encoded), np.uint64, int(counts.sum())))
+        self._memo.update(zip(chunks, range(len(self._memo), len(self._memo) + len(chunks)), strict=True))
+        self._characters += sum(map(len, chunks))
+
+    def _reset_cache(self) -> None:
+        self._memo: dict[str, int] = {}
+        self._characters = 0
+        self._starts, self._counts = GrowableArray(np.int64), GrowableArray(np.int64)
+        self._hashes = GrowableArray(np.uint64)
+
+
+def _split_chunks(text: str) -> list[str]:
+    return _CHUNK.findall(text) if _HAS_UNSPACED.search(text) else text.split()
+
+
+_FACTOR = 0x9E3779B97F4A7C15  # odd, so that its powers never vanish
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+
+
+def iter_ngram_hashes(words: Hashes, longest: int) -> Iterator[tuple[int, Hashes]]:
+    """Yield (n, hash of the n-gram at each position) for n = 1 … longest; n-grams reach over document borders.
+
+    The hash is the sum of word hashes times powers of an odd number modulo 2^64, mixed with n, so that n-grams of
+    different lengths differ. Equal hashes are taken for equal n-grams: among 10^12 words and 10^7 n-grams of items one
+    false match is expected every other time.
+    """
+    sums, factor = np.zeros(len(words), np.uint64), 1
+    for n in range(1, longest + 1):
+        if n > len(words):
+            return
+        sums = sums[: len(words) - n + 1] + words[n - 1 :] * np.uint64(factor)
+        factor = factor * _FACTOR & ((1 << 64) - 1)
+        mixed = (sums ^ (sums >> np.uint64(32))) * _MIX + np.uint64(n)
+        yield n, mixed ^ (mixed >> np.uint64(29))

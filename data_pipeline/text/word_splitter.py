@@ -1,0 +1,93 @@
+"""Texts in, columns of word ids out: the words of datatrove's English, found without splitting any chunk twice.
+
+spaCy splits every stretch between white space by itself, so a memory of what each is split into gives its words at the
+speed of a look-up. Other kinds of words come from other `WordTokenizer`s.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from data_pipeline.text.byte_spans import compute_chunk_spans
+from data_pipeline.text.ragged_arrays import compute_offsets
+from data_pipeline.text.spacy_tokenizer import SpacyTokenizer
+from data_pipeline.text.vocabulary import PASSING, TERMINAL
+from data_pipeline.text.word_cache import SPACE_NUMBER, WordCache, WordTokenizer
+from data_pipeline.text.word_columns import Integers, LineColumns, WordColumns
+
+
+class WordSplitter:
+    """Splits texts into words and counts sentences, remembering every chunk it has seen.
+
+    Args:
+        chunks: how a text is cut and what words its chunks hold; English by default.
+        memo_chunks: chunks to remember at most; about 200 bytes each. Beyond it the memo starts again from nothing.
+        memo_characters: characters of chunks to remember at most.
+    """
+
+    def __init__(
+        self, chunks: WordTokenizer | None = None, *, memo_chunks: int = 500_000, memo_characters: int = 8_000_000
+    ) -> None:
+        self._splitter = chunks or SpacyTokenizer()
+        self._at_spaces = self._splitter.split_chunks is str.split
+        self._memory = WordCache(self._splitter, memo_chunks, memo_characters)
+
+    @property
+    def split_chunks(self) -> Callable[[str], list[str]]:
+        """Gives the chunks of a text, which rules on lines count as words; in most scripts white space parts them."""
+        return self._splitter.split_chunks
+
+    def split_words(self, texts: Sequence[str]) -> WordColumns:
+        """The words of each text."""
+        self._memory.evict_if_full()
+        if self._at_spaces:
+            spans = compute_chunk_spans(texts)
+            numbers, chunks = self._memory.look_up_spans(spans), spans.chunks_per_text
+        else:
+            cut = list(map(self._splitter.split_chunks, texts))
+            numbers, chunks = self._memory.look_up_chunks(list(chain.from_iterable(cut))), _count_items(cut)
+        words_W, words_per_chunk = self._memory.get_words(numbers)
+        return WordColumns(words_W, compute_offsets(words_per_chunk)[compute_offsets(chunks)], self._memory.vocabulary)
+
+    def compute_line_columns(self, texts: Sequence[str], lines: Sequence[Sequence[str]]) -> LineColumns:
+        """What rules ask of the lines of each text, which are given as `str.splitlines` finds them.
+
+        In most scripts white space between two words of a line is a word to spaCy unless it is a single U+0020: it
+        can start a sentence, but is never counted.
+        """
+        self._memory.evict_if_full()
+        counts = _count_items(lines)
+        total = int(counts.sum())
+        if self._at_spaces:
+            spans = compute_chunk_spans(texts)
+            line_C, spaces = spans.compute_line_numbers(counts)
+            numbers_C = self._memory.look_up_spans(spans)
+        else:
+            cut = [self._splitter.split_chunks(line) for one in lines for line in one]
+            line_C, spaces = np.repeat(np.arange(total), _count_items(cut)), np.zeros(0, np.int64)
+            numbers_C = self._memory.look_up_chunks(list(chain.from_iterable(cut)))
+        words_W, words_per_chunk = self._memory.get_words(np.insert(numbers_C, spaces, SPACE_NUMBER))
+        line_W = np.repeat(np.insert(line_C, spaces, line_C[spaces]), words_per_chunk)
+        chunks, words, not_counted = (np.bincount(one, minlength=total) for one in (line_C, line_W, line_C[spaces]))
+        return LineColumns(
+            chunks, words - not_counted, self._count_sentences(words_W, line_W, words), compute_offsets(counts)
+        )
+
+    def _count_sentences(self, words_W: npt.NDArray[np.int32], line_W: Integers, words_L: Integers) -> Integers:
+        """Sentences of each line as spaCy's sentencizer finds them.
+
+        A sentence starts at the first word of a line, and at the first word after a terminal mark that is no
+        punctuation.
+        """
+        word_flags = self._memory.vocabulary.flags[words_W]
+        decisive = np.flatnonzero((word_flags & PASSING) == 0)
+        line = line_W[decisive]
+        terminal = (word_flags[decisive] & TERMINAL) != 0
+        starts = terminal[:-1] & ~terminal[1:] & (line[:-1] == line[1:])
+        return np.bincount(line[1:][starts], minlength=len(words_L)) + (words_L > 0)
+
+
+def _count_items(groups: Sequence[Sequence[str]]) -> Integers:
+    return np.fromiter(map(len, groups), np.int64, len(groups))

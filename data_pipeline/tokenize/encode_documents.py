@@ -1,0 +1,145 @@
+"""Some documents of every run are encoded once more, by the library itself and whole, and must have the same ids.
+
+Reads a batch of documents and the tokens that were made of it. The documents are chosen by the hash of their id, so the
+same ones are checked on every machine, and at least one of each batch.
+
+Documents in, their tokens out, still in the order of the documents.
+
+Reads one document file, writes one Arrow file of token rows with two columns more: the place of the document in the
+global shuffle, and its split; and one that says how often each piece was used. Every document ends with the
+end-of-sequence id.
+"""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from data_pipeline.core.document_schema import count_text_bytes, hash_positions, is_heldout
+from data_pipeline.executors.base import Report
+from data_pipeline.text.ragged_arrays import compute_offsets
+from data_pipeline.tokenize.column_encoder import ColumnEncoder, EncoderKind, build_column_encoder
+from data_pipeline.tokenize.token_cache import RaggedTokens
+from data_pipeline.tokenize.tokenizer_usage import TokenizerUsageCounter
+from llmsys.config.data import CrawlConfig
+from llmsys.errors import DataError
+from llmsys.log import get_logger
+from llmsys.token_shards import ArrowFileWriter, build_token_schema, choose_token_dtype, read_batches
+from llmsys.tokenizer import Tokenizer, load_tokenizer
+
+ONE_OF = 256
+"""One of so many documents is checked: what that costs is a few hundredths of encoding."""
+
+
+def check_sample(batch: pa.RecordBatch, tokens: RaggedTokens, tokenizer: Tokenizer) -> int:
+    """Compare the sample of a batch with the library and return its size; DataError names the document and token."""
+    ids = batch.column("id").to_pylist()
+    if not ids:
+        return 0
+    places = hash_positions(ids, "check", 0)
+    rows = np.union1d(np.flatnonzero(places % np.uint64(ONE_OF) == 0), [int(places.argmin())]).tolist()
+    expected = tokenizer.encode_batch(batch.column("text").take(pa.array(rows)).to_pylist())
+    ends = compute_offsets(tokens.lengths)
+    for row, theirs in zip(rows, expected, strict=True):
+        ours = tokens.values[ends[row] : ends[row + 1]].tolist()
+        if ours != theirs:
+            raise DataError(_describe_difference(ids[row], ours, theirs))
+    return len(rows)
+
+
+def _describe_difference(name: str, ours: list[int], theirs: list[int]) -> str:
+    place = next((place for place, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+    if place is None:
+        what = f"has {len(ours):,} tokens, and the library gives it {len(theirs):,}"
+    else:
+        what = f"has the id {ours[place]} as token {place:,}, where the library has {theirs[place]}"
+    return (
+        f"document {name} {what}: encoding by columns is not right for this tokenizer, and nothing was kept of it. "
+        f"Set data.tokens.encoder=library, which is slower, and please report the fault with the tokenizer."
+    )
+
+
+_log = get_logger(__name__)
+
+
+@lru_cache(maxsize=1)
+def _load_encoder(model: Path, fingerprint: str, kind: EncoderKind) -> tuple[Tokenizer, ColumnEncoder]:
+    """One tokenizer per process and model; the fingerprint tells a new model, or another end, under the old name."""
+    tokenizer = load_tokenizer(model)
+    encoder = build_column_encoder(tokenizer, kind)
+    if encoder.reason is not None:
+        _log.info("every document is given to the tokenizer's library: %s", encoder.reason)
+    return tokenizer, encoder
+
+
+def build_encoded_schema(vocab_size: int) -> pa.Schema:
+    """Return the schema of encoded files: token rows, `place` in the shuffle, `heldout` 0 or 1."""
+    schema = build_token_schema(choose_token_dtype(vocab_size))
+    return schema.append(pa.field("place", pa.uint64())).append(pa.field("heldout", pa.uint8()))
+
+
+def encode_file(
+    report: Report, *, source: Path, output: Path, pieces: Path, model: Path, fingerprint: str, config: CrawlConfig
+) -> dict[str, Any]:
+    """Encode one document file; progress is in bytes of text. DataError when the library has other ids for a sample."""
+    tokenizer, encoder = _load_encoder(model, fingerprint, config.tokens.encoder)
+    usage, checked = TokenizerUsageCounter(tokenizer), 0
+    schema = build_encoded_schema(tokenizer.vocab_size)
+    with ArrowFileWriter(output, schema) as writer:
+        for batch in read_batches(source):
+            tokens = _encode_batch(encoder, batch, source)
+            checked += check_sample(batch, tokens, tokenizer)
+            usage.count_batch(batch, tokens)
+            writer.write(_build_token_rows(batch, append_end_token(tokens, tokenizer.eos_id), schema, config))
+            report(int(count_text_bytes(batch.column("text")).sum()), 0)
+    usage.write_piece_counts(pieces)
+    return {"languages": usage.to_dict(), "checked": checked, "reason": encoder.reason}
+
+
+def _encode_batch(encoder: ColumnEncoder, batch: pa.RecordBatch, source: Path) -> RaggedTokens:
+    try:
+        return encoder.encode(batch.column("text"))
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{source} holds a text that is not UTF-8 ({error.reason} at byte {error.start:,} of a part of it). "
+            f"Whatever wrote it broke the format: delete the file, and run llmsys prepare CONFIG to make it again."
+        ) from None
+
+
+def append_end_token(tokens: RaggedTokens, end: int) -> RaggedTokens:
+    """The same rows, each with this token more."""
+    lengths = tokens.lengths + 1
+    ends = np.cumsum(lengths) - 1
+    values = np.empty(len(tokens.values) + len(lengths), tokens.values.dtype)
+    inside = np.ones(len(values), np.bool_)
+    inside[ends] = False
+    values[inside] = tokens.values
+    values[ends] = end
+    return RaggedTokens(values, lengths)
+
+
+def _build_token_rows(
+    batch: pa.RecordBatch, tokens: RaggedTokens, schema: pa.Schema, config: CrawlConfig
+) -> pa.RecordBatch:
+    ids = batch.column("id").to_pylist()
+    heldout = is_heldout(ids, config.split.heldout_fraction, config.split.seed)
+    columns = [
+        build_list_array(tokens.values, tokens.lengths, schema),
+        batch.column("id"),
+        batch.column("file"),
+        batch.column("offset"),
+        pa.array([xxhash.xxh64_intdigest(url.encode()) for url in batch.column("url").to_pylist()], pa.uint64()),
+        pa.array(count_text_bytes(batch.column("text"))),
+        pa.array(hash_positions(ids, "shuffle", config.tokens.seed)),
+        pa.array(heldout.astype(np.uint8)),
+    ]
+    return pa.record_batch(columns, schema=schema)
+
+
+def build_list_array(values: Any, lengths: Any, schema: pa.Schema) -> pa.ListArray:
+    """Return rows of tokens from their values one after another and their lengths."""
+    offsets = pa.array(compute_offsets(lengths), pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.array(values), type=schema.field("tokens").type)

@@ -1,0 +1,59 @@
+"""The files of the dataset's tokenizer, published one by one: the tokenizer itself last, what it is not removed.
+
+`made.json` says what it was made from. It is not called tokenizer.json: that name belongs to Hugging Face's format.
+"""
+
+import json
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+
+from llmsys.token_shards import write_bytes_atomically
+from llmsys.tokenizer import JSON_NAME, MODEL_NAME, SentencePieceTokenizer, Tokenizer, load_tokenizer
+
+SENTENCEPIECE_FILES = (MODEL_NAME, "tokenizer.vocab", "made.json")
+
+
+def publish_sentencepiece(folder: Path, model: bytes, made: dict[str, Any]) -> dict[str, Any]:
+    """Write the model, its pieces with their scores, and how it was made; gives what later stages must know."""
+    tokenizer = SentencePieceTokenizer(model)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    pieces = "".join(f"{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n" for i in range(tokenizer.vocab_size))
+    facts = _get_tokenizer_facts(tokenizer)
+    note = facts | {"sentencepiece": sentencepiece.__version__} | made
+    files = {"tokenizer.vocab": pieces.encode(), "made.json": _serialize_json(note), MODEL_NAME: model}
+    _publish_files(folder, files, without=(JSON_NAME, "tokenizer_config.json"))
+    return facts
+
+
+def publish_json_tokenizer(folder: Path, file: Path, eos_token: str | None, made: dict[str, Any]) -> dict[str, Any]:
+    """Write the tokenizer.json, the tokenizer_config.json that completes it, and how they were made."""
+    from llmsys.hugging_face_tokenizer import build_tokenizer_files
+
+    facts = _get_tokenizer_facts(load_tokenizer(file, eos_token))
+    note = facts | {"tokenizers": metadata.version("tokenizers")} | made
+    files = {"made.json": _serialize_json(note)} | dict(reversed(build_tokenizer_files(file, eos_token).items()))
+    _publish_files(folder, files, without=(MODEL_NAME, "tokenizer.vocab"))
+    return facts
+
+
+def _get_tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "fingerprint": tokenizer.fingerprint,
+        "vocab_size": tokenizer.vocab_size,
+        "eos_id": tokenizer.eos_id,
+    }
+
+
+def _publish_files(folder: Path, files: dict[str, bytes], without: Iterable[str]) -> None:
+    for name in without:  # of the tokenizer that was there before
+        (folder / name).unlink(missing_ok=True)
+    for name, content in files.items():
+        write_bytes_atomically(folder / name, content)
+
+
+def _serialize_json(values: dict[str, Any]) -> bytes:
+    return (json.dumps(values, indent=1) + "\n").encode()

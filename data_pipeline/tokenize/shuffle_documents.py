@@ -1,0 +1,117 @@
+"""Encoded documents in, token files out: shuffled over the whole dataset, split, and cut into files of about one size.
+
+Reads encoded files (mapped, not loaded). A document's place in the shuffle is a hash of its id; a token file is a range
+of places, so that every file can be written by itself and no list of all documents is ever needed. The number of files
+follows from the tokens and the configuration, never from the workers.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from data_pipeline.core.document_schema import concat_batches
+from data_pipeline.executors.base import Report
+from llmsys.token_shards import (
+    ArrowFileWriter,
+    build_token_schema,
+    choose_token_dtype,
+    describe_token_file,
+    read_batches,
+)
+
+CELLS_BITS = 16  # places are cut into 65,536 cells; a file is a run of cells
+SplitName = Literal["train", "heldout"]
+SPLITS: tuple[SplitName, ...] = ("train", "heldout")
+
+
+@dataclass(frozen=True)
+class TokenFilePlan:
+    """One token file: the documents of a split whose cell is in [first, last), and how many tokens they have."""
+
+    split: SplitName
+    number: int
+    first: int
+    last: int
+    tokens: int
+
+    @property
+    def name(self) -> str:
+        """File name below tokens/."""
+        return f"{self.split}-{self.number:05d}.arrow"
+
+
+def plan_files(sources: Sequence[Path], split: SplitName, shard_tokens: int) -> list[TokenFilePlan]:
+    """Cut a split into files of about `shard_tokens` tokens; none when it has no documents."""
+    tokens = np.zeros(1 << CELLS_BITS, np.int64)
+    for source in sources:
+        for batch in read_batches(source):
+            chosen = _compute_split_mask(batch, split)
+            lengths = np.diff(batch.column("tokens").offsets.to_numpy())[chosen]
+            np.add.at(tokens, _compute_cells(batch)[chosen], lengths)
+    total = int(tokens.sum())
+    files = -(-total // shard_tokens)
+    before = np.cumsum(tokens) - tokens
+    # A file begins at the first cell before which its share of the tokens lies; every end is the next file's beginning.
+    edges = [int(np.searchsorted(before, total * number / files)) for number in range(files)] + [len(tokens)]
+    ranges = [(first, last, int(tokens[first:last].sum())) for first, last in pairwise(edges)]
+    filled = [cut for cut in ranges if cut[2]]
+    return [TokenFilePlan(split, number, *cut) for number, cut in enumerate(filled)]
+
+
+def _compute_split_mask(batch: pa.RecordBatch, split: SplitName) -> Any:
+    return batch.column("heldout").to_numpy() == (1 if split == "heldout" else 0)
+
+
+def _compute_cells(batch: pa.RecordBatch) -> Any:
+    return (batch.column("place").to_numpy() >> np.uint64(64 - CELLS_BITS)).astype(np.int64)
+
+
+def write_token_file(
+    report: Report, *, plan: TokenFilePlan, sources: Sequence[Path], output: Path, vocab_size: int, batch_tokens: int
+) -> dict[str, Any]:
+    """Write one token file in the order of the shuffle; progress is in tokens."""
+    schema = build_token_schema(choose_token_dtype(vocab_size))
+    batches = [batch for source in sources for batch in read_batches(source)]
+    with ArrowFileWriter(output, schema) as writer:
+        for rows in _iter_row_tables(batches, plan, batch_tokens):
+            batch = _gather_rows(batches, rows, schema)
+            writer.write(batch)
+            report(len(batch.column("tokens").values), 0)
+    return describe_token_file(output).model_dump()
+
+
+def _iter_row_tables(batches: Sequence[pa.RecordBatch], plan: TokenFilePlan, batch_tokens: int) -> Iterator[Any]:
+    """Yield (R, 2) tables of [batch, row] in the order of the shuffle, each of at least `batch_tokens` tokens."""
+    places, found, lengths = [np.zeros(0, np.uint64)], [np.zeros((0, 2), np.int64)], [np.zeros(0, np.int64)]
+    for number, batch in enumerate(batches):
+        cells = _compute_cells(batch)
+        rows = np.flatnonzero(_compute_split_mask(batch, plan.split) & (cells >= plan.first) & (cells < plan.last))
+        places.append(batch.column("place").to_numpy()[rows])
+        found.append(np.stack([np.full(len(rows), number), rows], axis=1))
+        lengths.append(np.diff(batch.column("tokens").offsets.to_numpy())[rows].astype(np.int64))
+    order = np.argsort(np.concatenate(places), kind="stable")
+    table, tokens = np.concatenate(found)[order], np.cumsum(np.concatenate(lengths)[order])
+    start = 0
+    while start < len(table):
+        reached = (tokens[start - 1] if start else 0) + batch_tokens
+        stop = min(len(table), int(np.searchsorted(tokens, reached)) + 1)
+        yield table[start:stop]
+        start = stop
+
+
+def _gather_rows(batches: Sequence[pa.RecordBatch], rows: Any, schema: pa.Schema) -> pa.RecordBatch:
+    """Copy documents from wherever they lie into one batch: those of each source together, then all into order."""
+    grouped = np.argsort(rows[:, 0], kind="stable")
+    numbers, starts = np.unique(rows[grouped, 0], return_index=True)
+    pieces = [
+        batches[number].select(schema.names).take(pa.array(chosen))
+        for number, chosen in zip(numbers.tolist(), np.split(rows[grouped, 1], starts[1:]), strict=True)
+    ]
+    order = np.empty(len(rows), np.int64)
+    order[grouped] = np.arange(len(rows))
+    return concat_batches(pieces).take(pa.array(order)).cast(schema)

@@ -1,0 +1,57 @@
+"""`llmsys calibrate`: measure this machine into a device profile, on one process or, with its links, on several."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from llmsys.errors import ConfigError
+from llmsys.local_path import parse_local_path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--output is the profile's file; --base takes the board's own figures of a known device."""
+    parser.add_argument(
+        "--output", type=parse_local_path, default=Path("device.yaml"), help="file to write (default: %(default)s)"
+    )
+    parser.add_argument("--processes", type=int, default=1, help="processes to start; their links are measured too")
+    parser.add_argument("--base", metavar="NAME", help="profile of this very device, for its peak, memory and wires")
+    parser.add_argument("--watts", type=float, help="power limit of one device (default: what its driver says)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, write, and say what a person would ask first; with --json, the whole profile."""
+    if arguments.processes < 1:
+        raise ConfigError(f"--processes {arguments.processes} cannot measure anything. Use 1 or more.")
+    if not arguments.output.absolute().parent.is_dir():
+        raise ConfigError(f"{arguments.output.parent} is not a folder. Make it, or choose another --output.")
+    if arguments.processes > 1 and "WORLD_SIZE" not in os.environ:
+        return _start_ranks(arguments.processes)
+    from llmsys.calibrate.calibration import measure_machine
+    from llmsys.config.yaml_parser import dump_yaml
+    from llmsys.estimate.device_profile import load_device_profile
+
+    base = None if arguments.base is None else load_device_profile(arguments.base)
+    device = measure_machine(watts=arguments.watts, base=base)
+    if device is None:  # another rank writes
+        return 0
+    arguments.output.write_text(dump_yaml(device.model_dump(mode="json")), encoding="utf-8")
+    said = ", ".join(f"{number} {flops / 1e12:.3g} TFLOP/s" for number, flops in device.peak_flops.items())
+    text = f"{device.name}: {said}, {device.memory_bandwidth / 1e9:.3g} GB/s. Use it: --device {arguments.output}"
+    print(json.dumps(device.model_dump(mode="json")) if arguments.json else text)
+    return 0
+
+
+def _start_ranks(processes: int) -> int:
+    """The same command on several processes that meet on this machine."""
+    from launch.launchers.torchrun import main
+    from llmsys.port import find_free_port
+
+    here = [
+        "--nnodes=1",
+        f"--nproc-per-node={processes}",
+        "--master-addr=127.0.0.1",
+        f"--master-port={find_free_port()}",
+    ]
+    return main([*here, "-m", "launch.main", *sys.argv[1:]])

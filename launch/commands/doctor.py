@@ -1,0 +1,126 @@
+"""`llmsys doctor parity` and `llmsys doctor crash`: the promises of a run, checked on this machine."""
+
+import argparse
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from llmsys.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llmsys.doctor.parity_models import ParityModel
+
+FAILED = 1
+MOST_RANKS = 4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to check, on how many processes, and in which number types."""
+    parser.add_argument("check", choices=("parity", "crash"), help="parity of engines and layouts, or crash drills")
+    parser.add_argument(
+        "config", metavar="CONFIG", nargs="?", help="parity: the model to check (default: tiny ones of every kind)"
+    )
+    parser.add_argument(
+        "overrides", metavar="section.key=value", nargs="*", default=[], help="such as model.num_hidden_layers=2"
+    )
+    parser.add_argument(
+        "--processes",
+        type=_parse_process_counts,
+        metavar="N,N,…",
+        help="parity: ranks to try (default: 1,2,4, or the accelerators)",
+    )
+    parser.add_argument("--precision", metavar="P,P,…", help="parity: fp32,bf16 (default), and fp16 on accelerators")
+    parser.add_argument("--engine", metavar="E,E,…", help="parity: only these rows, such as fsdp,zero-3,bitwise")
+    parser.add_argument("--kills", type=int, default=8, metavar="N", help="crash: random kills in a row (default: 8)")
+    parser.add_argument("--drills", metavar="D,D,…", help="crash: only these drills; --drills list names them")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table; status 0 when everything passed, 1 when something failed."""
+    if arguments.check == "crash" and arguments.config is not None:
+        raise ConfigError(f"doctor crash trains a toy run of its own, and not {arguments.config}. Leave it out.")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    return _run_parity_check(arguments) if arguments.check == "parity" else _run_crash_check(arguments)
+
+
+def _run_parity_check(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from llmsys.config.violation import format_choices
+    from llmsys.doctor.parity_check import format_parity_table, iter_failures, run_parity
+    from llmsys.doctor.parity_matrix import ENGINES, iter_parity_cases
+    from llmsys.doctor.parity_models import SUBJECTS
+    from llmsys.progress import Progress
+
+    engines = tuple(arguments.engine.split(",")) if arguments.engine else tuple(ENGINES)
+    if unknown := set(engines) - ENGINES.keys():
+        raise ConfigError(f"--engine {', '.join(sorted(unknown))} is not a row. Use {', '.join(ENGINES)}.")
+    precisions = tuple(arguments.precision.split(",")) if arguments.precision else ("fp32", "bf16")
+    if unknown := set(precisions) - {"fp32", "bf16", "fp16"}:
+        raise ConfigError(f"--precision {', '.join(sorted(unknown))} is unknown. Use fp32, bf16 or fp16.")
+    ranks: list[int] = arguments.processes or _list_possible_ranks(torch.cuda.device_count())
+    subjects = (_load_subject(arguments, max(ranks)),) if arguments.config is not None else SUBJECTS
+    cells = [cell for count in ranks for cell in iter_parity_cases(count, precisions, engines, subjects)]
+    if not cells:
+        raise ConfigError(
+            f"No engine and layout of {', '.join(engines)} takes {subjects[0].name} on {format_choices(ranks)} "
+            f"processes. "
+            f"Use other numbers for --processes, or leave --engine out."
+        )
+    with Progress("parity", len(cells), "cell") as progress:
+        outcomes = run_parity(cells, lambda outcome: progress.advance(1, at=outcome.cell.placement))
+    passed = all(outcome.has_passed for outcome in outcomes)
+    if arguments.json:
+        print(json.dumps({"passed": passed, "cells": [outcome.to_dict() for outcome in outcomes]}))
+        return 0 if passed else FAILED
+    print(format_parity_table(outcomes))
+    print(*iter_failures(outcomes), sep="\n", end="" if passed else "\n")
+    good = sum(outcome.has_passed for outcome in outcomes)
+    print(f"{good} of {len(outcomes)} cells agree with one process in fp32; entries are relative errors of gradients")
+    return 0 if passed else FAILED
+
+
+def _load_subject(arguments: argparse.Namespace, most_ranks: int) -> "ParityModel":
+    from llmsys.config.load import load_model_config
+    from llmsys.doctor.user_model import build_subject, require_memory
+
+    model = load_model_config(arguments.config, arguments.overrides)
+    subject = build_subject(model, str(arguments.config))
+    require_memory(model, most_ranks)
+    return subject
+
+
+def _run_crash_check(arguments: argparse.Namespace) -> int:
+    # Killed processes cannot give their semaphores back; that is the drill, and no news to anyone.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
+    from llmsys.doctor.crash_drills import DRILLS, replace_kill_count, run_drills
+    from llmsys.progress import Progress
+
+    if arguments.drills == "list":
+        print("\n".join(f"{drill.name:<52}{drill.promise}" for drill in DRILLS))
+        return 0
+    wanted = arguments.drills.split(",") if arguments.drills else [drill.name for drill in DRILLS]
+    known = {drill.name: drill for drill in DRILLS}
+    if unknown := set(wanted) - known.keys():
+        raise ConfigError(f"--drills {', '.join(sorted(unknown))}: no such drill. Use {', '.join(known)}.")
+    drills = replace_kill_count([known[name] for name in wanted], max(1, arguments.kills))
+    with Progress("crash drills", len(drills), "drill") as progress:
+        outcomes: list[Any] = run_drills(drills, lambda outcome: progress.advance(1, at=outcome.name))
+    passed = all(outcome.passed for outcome in outcomes)
+    if arguments.json:
+        print(json.dumps({"passed": passed, "drills": [outcome.to_dict() for outcome in outcomes]}))
+    else:
+        for one in outcomes:
+            print(f"{'ok' if one.passed else 'FAIL':<6}{one.name:<52}{one.text}")
+    return 0 if passed else FAILED
+
+
+def _list_possible_ranks(accelerators: int) -> list[int]:
+    most = accelerators or MOST_RANKS
+    return [count for count in (1, 2, 4, 8) if count <= most]
+
+
+def _parse_process_counts(text: str) -> list[int]:
+    if not all(word.isdigit() and int(word) > 0 for word in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers of processes. Use 1,2,4.")
+    return [int(word) for word in text.split(",")]

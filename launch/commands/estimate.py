@@ -1,0 +1,85 @@
+"""`llmsys estimate`: parameters, operations, memory and, on a device, time and money, before anything starts."""
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from llmsys.config.load import read_config
+from llmsys.errors import ConfigError
+from llmsys.local_path import parse_local_path
+
+if TYPE_CHECKING:
+    from llmsys.estimate.cluster_costs import ClusterCosts
+    from llmsys.estimate.run_cost import PricingRequest
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--explain lists every tensor; --documents says what is packed into a window; --device prices the run."""
+    parser.add_argument("--explain", action="store_true", help="list every tensor; the counts sum to the total")
+    parser.add_argument(
+        "--documents",
+        type=_parse_lengths,
+        default=(),
+        metavar="N,N,…",
+        help="tokens of the documents in one window, repeated until it is full; left out: one document",
+    )
+    parser.add_argument("--device", help="profile of the accelerator: a name such as h100-sxm, or a YAML file")
+    parser.add_argument("--gpus", type=int, help="devices to price it on (default: the processes of the config)")
+    parser.add_argument("--cluster", type=parse_local_path, metavar="FILE", help="YAML with prices, power and failures")
+    parser.add_argument(
+        "--price-per-hour", type=float, metavar="P", help="of one accelerator, in the cluster's currency"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the estimate; with --json, as one object with stable keys."""
+    resolved = read_config(arguments.config, arguments.overrides)
+    from llmsys.estimate.run_cost import add_costs
+    from llmsys.estimate.run_estimate import estimate_run, list_tensor_counts
+    from llmsys.estimate.summary_table import format_estimate
+
+    question = _question(arguments)
+    device = None if question is None else question.device
+    result = estimate_run(resolved.run, model_only=resolved.model_only, documents=arguments.documents, device=device)
+    if question is not None:
+        result = add_costs(result, resolved.run, question, model_only=resolved.model_only)
+    ledger = list_tensor_counts(resolved.run) if arguments.explain else None
+    if arguments.json:
+        print(json.dumps(result if ledger is None else result | {"tensors": ledger}, ensure_ascii=False))
+    else:
+        print(format_estimate(result, ledger))
+    return 0
+
+
+def _question(arguments: argparse.Namespace) -> "PricingRequest | None":
+    """Return what to price the run on; None where neither a device nor a cluster is named."""
+    if arguments.device is None and arguments.cluster is None:
+        if arguments.gpus is not None or arguments.price_per_hour is not None:
+            raise ConfigError(
+                "--gpus and --price-per-hour need a device. Add --device NAME, such as --device h100-sxm."
+            )
+        return None
+    from llmsys.estimate.device_profile import load_device_profile
+    from llmsys.estimate.run_cost import PricingRequest
+
+    cluster = _resolve_cluster(arguments)
+    gpus = arguments.gpus if arguments.device is not None else arguments.gpus or cluster.devices
+    return PricingRequest(load_device_profile(arguments.device or cluster.device), cluster, gpus)
+
+
+def _resolve_cluster(arguments: argparse.Namespace) -> "ClusterCosts":
+    from llmsys.estimate.cluster_costs import ClusterCosts, load_cluster_costs
+
+    cluster = ClusterCosts() if arguments.cluster is None else load_cluster_costs(arguments.cluster)
+    price = arguments.price_per_hour
+    return cluster if price is None else cluster.model_copy(update={"price_per_hour": price})
+
+
+def _parse_lengths(text: str) -> tuple[int, ...]:
+    try:
+        lengths = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        lengths = ()
+    if not lengths or min(lengths) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of document lengths in tokens. Use 512 or 100,300.")
+    return lengths

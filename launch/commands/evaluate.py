@@ -1,0 +1,44 @@
+"""`llmsys evaluate`: a trained model on held-back data: its loss, beside gzip and xz for text, with BLEU for pairs."""
+
+import argparse
+import json
+from typing import Any
+
+from launch.commands.train import format_evaluation
+from llmsys.config.load import load_run_config
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`llmsys evaluate` has no options of its own."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Evaluate in one process and print the result; with --json, its fields and the checkpoint's path."""
+    config = load_run_config(arguments.config, arguments.overrides)
+    from llmsys.train.build_objective import build_evaluator
+    from llmsys.train.build_trainer import set_num_threads
+    from llmsys.train.trained_model import build_logits_function, load_trained_model
+
+    set_num_threads(config)
+    evaluator = build_evaluator(config)
+    model, checkpoint = load_trained_model(config)
+    result = evaluator.evaluate(build_logits_function(model), next(model.parameters()).device).to_dict()
+    score: dict[str, Any] = {}
+    if config.objective.kind == "translation":
+        from llmsys.generate.translation import compute_bleu, read_heldout_texts, translate_lines
+        from llmsys.train.run_data import open_first_source
+
+        sources, references = read_heldout_texts(config)
+        score = compute_bleu(
+            translate_lines(model, open_first_source(config, "heldout")[1], config, sources), references
+        )
+    if arguments.json:
+        print(json.dumps(result | score | {"checkpoint": str(checkpoint)}))
+        return 0
+    print(f"{checkpoint}\n{format_evaluation(result)}")
+    if score:
+        print(
+            f"BLEU {score['bleu']:.2f} on {score['sentences']:,} sentences, brevity penalty "
+            f"{score['brevity_penalty']:.3f}, {config.generation.beams} beams ({score['signature']})"
+        )
+    return 0

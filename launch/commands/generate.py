@@ -1,0 +1,57 @@
+"""`llmsys generate`: continue prompts with the newest checkpoint of a run."""
+
+import argparse
+import json
+import os
+import sys
+
+from llmsys.config.load import load_run_config
+from llmsys.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--prompt may be given several times; without it the config's generation.prompts are continued."""
+    parser.add_argument("--prompt", action="append", default=[], help="text to continue; may be given several times")
+    parser.add_argument(
+        "--no-stream", action="store_true", help="print texts when they are whole, not token by token as on a terminal"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print each prompt with its continuation; with --json, a list of {prompt, text}.
+
+    A single prompt on a terminal is printed as it grows; several grow together and are printed at the end.
+    """
+    config = load_run_config(arguments.config, arguments.overrides)
+    if arguments.prompt:
+        generation = config.generation.model_copy(update={"prompts": tuple(arguments.prompt)})
+        config = config.model_copy(update={"generation": generation})
+    if not config.generation.prompts:
+        raise ConfigError("There is nothing to continue. Give --prompt TEXT, or set generation.prompts in the config.")
+    from llmsys.generate.prompt_completion import complete_prompts
+    from llmsys.train.build_trainer import set_num_threads
+    from llmsys.train.run_data import load_run_tokenizer
+    from llmsys.train.trained_model import load_trained_model
+
+    set_num_threads(config)
+    model, _ = load_trained_model(config)
+    stream = sys.stdout.isatty() and len(config.generation.prompts) == 1 and config.generation.beams == 1
+    if stream and not (arguments.json or arguments.no_stream):
+        _print_piece(_highlight_prompt(config.generation.prompts[0]))
+        complete_prompts(model, load_run_tokenizer(config), config, lambda _, piece: _print_piece(piece))
+        _print_piece("\n")
+        return 0
+    samples = complete_prompts(model, load_run_tokenizer(config), config)
+    if arguments.json:
+        print(json.dumps(samples, ensure_ascii=False))
+    for sample in [] if arguments.json else samples:
+        print(f"{_highlight_prompt(sample['prompt'])}{sample['text']}\n")
+    return 0
+
+
+def _print_piece(piece: str) -> None:
+    print(piece, end="", flush=True)
+
+
+def _highlight_prompt(prompt: str) -> str:
+    return f"\033[1m{prompt}\033[0m" if sys.stdout.isatty() and "NO_COLOR" not in os.environ else prompt

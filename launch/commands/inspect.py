@@ -1,0 +1,94 @@
+"""`llmsys inspect`: a prepared dataset held against its manifest, or what became of one token."""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from llmsys.errors import ConfigError, DataError
+from llmsys.local_path import require_local_path
+
+WRONG = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A dataset folder or a config; what to look at in place of everything."""
+    parser.add_argument("dataset", metavar="DATASET", help="dataset folder, or a config whose data.folder is meant")
+    parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="values of that config")
+    parser.add_argument(
+        "--samples",
+        type=int,
+        default=64,
+        metavar="N",
+        help="documents to encode and decode again (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--token",
+        metavar="SPLIT:N",
+        help="say where one token came from, such as train:12345, and nothing else",
+    )
+    parser.add_argument(
+        "--dropped",
+        metavar="rule=NAME",
+        help="show dropped documents with value, threshold and text: rule=, stage= or test=, joined by commas",
+    )
+    parser.add_argument(
+        "--limit", type=int, default=20, metavar="N", help="with --dropped: how many (default: %(default)s)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what was asked for; the status is 1 when something is wrong with a dataset."""
+    folders = resolve_dataset_folders(arguments.dataset, arguments.overrides)
+    if arguments.token is not None:
+        return _print_token_origin(folders[0], arguments.token, arguments.json)
+    if arguments.dropped is not None:
+        return _print_dropped(folders[0], arguments)
+    return max(_print_inspection(folder, arguments.samples, arguments.json) for folder in folders)
+
+
+def resolve_dataset_folders(name: str, overrides: list[str]) -> tuple[Path, ...]:
+    """The folder itself, or the folders that a config names."""
+    if require_local_path(name, "DATASET").is_dir():
+        if overrides:
+            raise DataError(f"{name} is a folder, and {overrides[0]} is for configs. Leave it out, or name the config.")
+        return (Path(name),)
+    from llmsys.config.data import list_dataset_folders
+    from llmsys.config.load import load_run_config
+    from llmsys.config.paths import find_config
+
+    try:
+        find_config(name, Path.cwd())
+    except ConfigError as error:
+        raise DataError(f"{name} is no dataset folder, and {error}") from None
+    return list_dataset_folders(load_run_config(name, overrides).data)
+
+
+def _print_inspection(folder: Path, samples: int, as_json: bool) -> int:
+    from data_pipeline.inspection.format_result import format_inspection, inspection_to_dict
+    from data_pipeline.inspection.verify_dataset import verify_dataset
+
+    inspection = verify_dataset(folder, samples)
+    print(json.dumps(inspection_to_dict(inspection), ensure_ascii=False) if as_json else format_inspection(inspection))
+    return WRONG if inspection.findings else 0
+
+
+def _print_token_origin(folder: Path, name: str, as_json: bool) -> int:
+    from data_pipeline.inspection.token_lineage import format_token_lineage, locate_token
+
+    place = locate_token(folder, name)
+    print(json.dumps(asdict(place), ensure_ascii=False) if as_json else format_token_lineage(place))
+    return 0
+
+
+def _print_dropped(folder: Path, arguments: argparse.Namespace) -> int:
+    from data_pipeline.inspection.dropped_documents import (
+        find_dropped_documents,
+        format_dropped_documents,
+        parse_wanted,
+    )
+
+    total, rows = find_dropped_documents(folder, parse_wanted(arguments.dropped), arguments.limit)
+    result = {"total": total, "documents": rows}
+    print(json.dumps(result, ensure_ascii=False) if arguments.json else format_dropped_documents(total, rows))
+    return 0

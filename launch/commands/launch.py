@@ -1,0 +1,123 @@
+"""`llmsys launch`: start a run on its hosts by torchrun, DeepSpeed, accelerate or Slurm, or print how to."""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from launch.commands.arguments import split_arguments
+from launch.commands.train import require_finish
+from launch.hosts.hostfile import Host, parse_nodes
+from launch.hosts.network_interfaces import is_this_host
+from launch.launchers.host_commands import NATURAL, Launcher, LaunchPlan, build_commands, strip_user
+from launch.launchers.launch_plan import PATIENCE_SECONDS, build_launch_plan, require_hosts
+from launch.launchers.multi_host import run_commands
+from launch.launchers.run_bundle import list_withheld_secrets, write_run_bundle
+from launch.launchers.slurm import format_sbatch_script
+from llmsys.atomic_write import PRIVATE, write_bytes_atomically
+from llmsys.config.load import load_run_config
+from llmsys.config.run import RunConfig
+from llmsys.errors import LaunchError
+
+MINE = ("nodes",)
+SLURMS_CHOICE = "of-slurms-choice"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """nodes= stands among the overrides; the rest are options."""
+    parser.epilog = (
+        "nodes=HOST:SLOTS,… or nodes=HOSTFILE says where; nodes=COUNT asks Slurm for so many with launch.processes "
+        f"ranks each.\nThe page launch/README.md goes through it.\n\n{parser.epilog}"
+    )
+    parser.add_argument("--by", choices=("torchrun", "deepspeed", "accelerate", "slurm"), help="default: the engine's")
+    parser.add_argument(
+        "--print", action="store_true", help="write the launch folder, print the commands, start nothing"
+    )
+    parser.add_argument("--no-ssh", action="store_true", help="deepspeed: one command for each host, without pdsh")
+    parser.add_argument(
+        "--least", type=int, default=0, help="torchrun, slurm: hosts enough to go on with (default: all)"
+    )
+    parser.add_argument("--restarts", type=int, default=3, help="torchrun, slurm: restarts of lost ranks (default: 3)")
+    parser.add_argument(
+        "--patience",
+        type=int,
+        default=PATIENCE_SECONDS,
+        metavar="SECONDS",
+        help="torchrun, slurm: how long hosts that lost each other wait to meet again (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--gpus", type=int, help="slurm: accelerators to ask for on a node (default: its ranks; 0: none)"
+    )
+    parser.add_argument(
+        "--sbatch", action="append", default=[], help="slurm: one more option, --sbatch=--time=24:00:00"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write what travels and start the run, or print how to. The statuses are those of launch/train.py."""
+    mine, words = split_arguments(arguments.overrides, MINE)
+    if not mine:
+        raise LaunchError("A launch needs hosts. Give nodes=first:8,second:8, nodes=HOSTFILE or nodes=COUNT.")
+    config, nodes = load_run_config(arguments.config, words), mine["nodes"]
+    count = int(nodes) if nodes.isdigit() else None
+    launcher: Launcher = arguments.by or ("slurm" if count is not None else NATURAL[config.engine.kind])
+    hosts = parse_nodes(nodes) if count is None else _build_anonymous_hosts(config, count, launcher)
+    start = build_launch_plan(config, hosts, launcher, arguments.least, arguments.restarts, arguments.patience)
+    write_run_bundle(config, hosts)
+    for name in list_withheld_secrets():
+        print(f"llmsys: {name} looks like a secret and stays here: set it on every host.", file=sys.stderr)
+    if launcher == "slurm":
+        return _submit_slurm_job(arguments, config, start, count)
+    chosen = build_commands(launcher, start, over_ssh=not arguments.no_ssh and len(hosts) > 1)
+    lines = [(command.host, command.format_shell_line(start)) for command in chosen]
+    text = "".join(f"# on {host or 'this host, which reaches the others by pdsh'}:\n{line}\n" for host, line in lines)
+    write_bytes_atomically(start.folder / "run.sh", text.encode(), PRIVATE)
+    if arguments.print:
+        data = {"folder": str(start.folder), "commands": [{"host": host, "line": line} for host, line in lines]}
+        print(json.dumps(data) if arguments.json else text, end="\n" if arguments.json else "")
+        return 0
+    everywhere = chosen[0].host is None  # pdsh goes to this host by ssh as well
+    require_hosts(start, [host.name for host in hosts if everywhere or not is_this_host(strip_user(host.name))])
+    status = run_commands(start, chosen)
+    if status == 0:
+        require_finish(config)
+    return status
+
+
+def _build_anonymous_hosts(config: RunConfig, count: int, launcher: str) -> list[Host]:
+    """Hosts that Slurm will choose, all alike."""
+    if launcher != "slurm":
+        raise LaunchError(f"nodes={count} is a number of hosts, and {launcher} needs names. Name them: nodes=first:8,…")
+    if count < 1 or config.launch.processes < 1:
+        raise LaunchError(
+            f"nodes={count} with launch.processes={config.launch.processes} starts no rank. "
+            f"Say how many hosts, and the ranks of each: nodes=8 launch.processes=8."
+        )
+    return [Host(f"{SLURMS_CHOICE}-{number}", config.launch.processes) for number in range(count)]
+
+
+def _submit_slurm_job(arguments: argparse.Namespace, config: RunConfig, start: LaunchPlan, count: int | None) -> int:
+    gpus = start.hosts[0].slots if arguments.gpus is None else arguments.gpus
+    text = format_sbatch_script(
+        start, chosen=count is not None, gpus=gpus, port=config.launch.port, more=arguments.sbatch
+    )
+    path: Path = start.folder / "job.sbatch"
+    command = shlex.join(["sbatch", str(path)])
+    write_bytes_atomically(path, text.encode(), PRIVATE)
+    if arguments.print:
+        data: dict[str, Any] = {
+            "folder": str(start.folder),
+            "job": str(path),
+            "command": command,
+        }
+        print(json.dumps(data) if arguments.json else text, end="\n" if arguments.json else "")
+        return 0
+    try:
+        return subprocess.run(["sbatch", str(path)], check=False).returncode
+    except FileNotFoundError:
+        raise LaunchError(
+            f"sbatch is not on this host's PATH. The job is written: run `{command}` on a host of the cluster."
+        ) from None

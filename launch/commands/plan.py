@@ -1,0 +1,146 @@
+"""`llmsys plan`: layouts that fit a cluster, fastest first, and what binds the others; or a verdict on a given one."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from launch.commands.arguments import split_arguments
+from llmsys.atomic_write import write_bytes_atomically
+from llmsys.config.load import LoadedConfig, read_config
+from llmsys.config.merge import read_overrides
+from llmsys.config.yaml_parser import dump_yaml
+from llmsys.errors import ConfigError
+from llmsys.local_path import parse_local_path, require_local_path
+
+MINE = ("gpus", "device", "cluster")
+ILLEGAL, TOO_LARGE = 2, 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """gpus=, device= and cluster= stand among the overrides; --check judges one layout."""
+    parser.epilog = f"gpus=N device=NAME say where, or cluster=FILE with prices and failures too.\n{parser.epilog}"
+    parser.add_argument("--check", metavar="LAYOUT", help="judge one layout, ours or published: tp=8,cp=1,pp=16,dp=64")
+    parser.add_argument("--top", type=int, default=5, help="how many of the fastest to print (default: 5)")
+    parser.add_argument("--output", type=parse_local_path, help="write the fastest as a config to train with")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the plan; status 0. A layout that is checked: 0 legal and fits, 1 does not fit, 2 illegal."""
+    mine, words = split_arguments(arguments.overrides, MINE)
+    resolved = read_config(arguments.config, words)
+    if arguments.check is not None:
+        return _print_layout_check(arguments, resolved, mine)
+    from llmsys.estimate.device_profile import load_device_profile
+    from llmsys.estimate.plan.layout_candidate import PlanTarget
+    from llmsys.estimate.plan.layout_search import search_layouts
+    from llmsys.estimate.plan.layout_table import format_plan, plan_to_dict
+
+    cluster = _resolve_cluster(mine)
+    device = load_device_profile(cluster.device)
+    found = search_layouts(resolved.run, PlanTarget(cluster, device))
+    data = plan_to_dict(found, device, max(1, arguments.top))
+    data["launch"] = _format_launch_command(data["best"][0], cluster.devices, device.node_devices, arguments.output)
+    if arguments.output is not None:
+        write_bytes_atomically(
+            arguments.output, _format_chosen_config(arguments.config, resolved, words, data).encode()
+        )
+        data["config"] = str(arguments.output)
+    print(json.dumps(data) if arguments.json else f"{format_plan(data)}\n\nstart it: {data['launch']}")
+    return 0
+
+
+def _resolve_cluster(mine: dict[str, str]) -> Any:
+    from llmsys.estimate.cluster_costs import ClusterCosts, load_cluster_costs
+
+    cluster = (
+        load_cluster_costs(require_local_path(mine["cluster"], "cluster")) if "cluster" in mine else ClusterCosts()
+    )
+    if "cluster" not in mine and "gpus" not in mine:
+        raise ConfigError("A plan needs a place. Give gpus=64 device=h100-sxm, or cluster=FILE.")
+    gpus = mine.get("gpus", str(cluster.devices))
+    if not gpus.isdigit() or int(gpus) < 1:
+        raise ConfigError(f"gpus={gpus} is not a number of devices. Use 1 or more.")
+    return cluster.model_copy(update={"devices": int(gpus), "device": mine.get("device", cluster.device)})
+
+
+def _format_launch_command(best: dict[str, Any], devices: int, node_devices: int, output: Path | None) -> str:
+    """The command that starts the best layout; HOST and HOSTFILE are the user's to fill in."""
+    config = output or "CONFIG"
+    if devices <= node_devices:
+        return f"llmsys train {config} launch.processes={devices}"
+    nodes = -(-devices // node_devices)
+    if best["engine"]["kind"] == "deepspeed":
+        return f"deepspeed --hostfile HOSTFILE --module launch.train {config}"
+    return (
+        f"torchrun --nnodes={nodes} --nproc-per-node={node_devices} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 "
+        f"-m launch.train {config}"
+    )
+
+
+def _format_chosen_config(asked: str, resolved: LoadedConfig, words: list[str], data: dict[str, Any]) -> str:
+    """A sparse config over the one that was asked about."""
+    best = data["best"][0]
+    base = str(resolved.source) if Path(asked).exists() else asked
+    values: dict[str, Any] = {"model": {"base": base}} if resolved.model_only else {"base": base}
+    _merge_values(values, _collect_overrides(resolved, words))
+    _merge_values(
+        values,
+        {
+            "engine": best["engine"],
+            "layout": best["layout"],
+            "batch": {"micro_sequences": best["micro_sequences"]},
+            "train": {"recompute": best["recompute"]},
+        },
+    )
+    seconds = best["step_seconds"]
+    head = (
+        f"# Chosen by llmsys plan for {data['device']}: {best['choice']}\n"
+        f"# Expected: {seconds['p50']:.3g} s per step ({seconds['p10']:.3g} to {seconds['p90']:.3g}), "
+        f"{best['peak_bytes'] / 2**30:.1f} GiB at most, {best['peak_instant']}\n"
+    )
+    return head + dump_yaml(values)
+
+
+def _collect_overrides(resolved: LoadedConfig, words: list[str]) -> dict[str, Any]:
+    """The overrides of the command line; those of a bare model may have left out `model.`."""
+    values: dict[str, Any] = read_overrides(words).values
+    if not resolved.model_only:
+        return values
+    sections = type(resolved.run).model_fields
+    model = {key: value for key, value in values.items() if key not in sections}
+    rest = {key: value for key, value in values.items() if key in sections}
+    return rest | ({"model": rest.get("model", {}) | model} if model else {})
+
+
+def _merge_values(into: dict[str, Any], more: dict[str, Any]) -> None:
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge_values(into[key], value)
+        else:
+            into[key] = value
+
+
+def _print_layout_check(arguments: argparse.Namespace, resolved: LoadedConfig, mine: dict[str, str]) -> int:
+    from llmsys.estimate.plan.layout_check import (
+        estimate_layout_fit,
+        find_layout_violations,
+        iter_remarks,
+        parse_layout,
+    )
+
+    named = parse_layout(arguments.check)
+    devices = _resolve_cluster(mine).devices if mine.keys() & {"gpus", "cluster"} else None
+    with_batch = "batch" in resolved.run.model_fields_set
+    problems = list(find_layout_violations(resolved.run, named, devices, with_batch=with_batch))
+    data: dict[str, Any] = {"legal": not problems, "devices": named.num_devices, "problems": problems}
+    data["remarks"] = list(iter_remarks(resolved.run, named))
+    if not problems and mine:
+        data |= estimate_layout_fit(resolved.run, named, _resolve_cluster(mine | {"gpus": str(named.num_devices)}))
+    if arguments.json:
+        print(json.dumps(data))
+    else:
+        print(f"{'legal' if data['legal'] else 'illegal'}: {arguments.check} on {devices or named.num_devices} devices")
+        for line in (*problems, *data["remarks"], *filter(None, [data.get("memory"), data.get("time")])):
+            print(f"  {line}")
+    return ILLEGAL if problems else TOO_LARGE if data.get("fits") is False else 0

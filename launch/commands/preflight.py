@@ -1,0 +1,69 @@
+"""`llmsys preflight`: what would fail on these hosts, as a table, before a rank starts."""
+
+import argparse
+import json
+import time
+
+from launch.commands.arguments import split_arguments
+from launch.hosts.host_checks import HostFinding
+from launch.hosts.hostfile import parse_nodes
+from llmsys.config.load import load_run_config
+from llmsys.errors import ConfigError
+
+MINE = ("nodes",)
+PATIENCE_SECONDS = 25
+"""How long llmsys may take on a host to tell its facts, and as long again to exchange numbers."""
+WOULD_FAIL = 1
+NODES_HELP = (
+    "nodes=first:8,second:8 names hosts and slots; nodes=FILE reads a hostfile; nodes=localhost:2 needs no ssh."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """nodes= stands among the overrides."""
+    parser.add_argument(
+        "--patience",
+        type=int,
+        default=PATIENCE_SECONDS,
+        metavar="SECONDS",
+        help="how long a host may take to answer, where a slow disk or other work holds it up (default: %(default)s)",
+    )
+    parser.epilog = f"{NODES_HELP}\n{parser.epilog}"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the findings; status 1 when something would fail."""
+    mine, words = split_arguments(arguments.overrides, MINE)
+    if not mine:
+        raise ConfigError("A preflight needs hosts. Give nodes=first:8,second:8, or nodes=HOSTFILE.")
+    hosts, config = parse_nodes(mine["nodes"]), load_run_config(arguments.config, words)
+    from launch.preflight.run_preflight import PreflightRequest, run_preflight
+
+    began = time.monotonic()
+    found = list(run_preflight(PreflightRequest(arguments.config, words, config, hosts, arguments.patience)))
+    seconds, wrong = time.monotonic() - began, sum(bool(one.remedy) for one in found)
+    if arguments.json:
+        rows = [one._asdict() | {"fails": bool(one.remedy)} for one in found]
+        print(json.dumps({"hosts": [host._asdict() for host in hosts], "findings": rows, "seconds": seconds}))
+    else:
+        told = f"{wrong} would fail" if wrong else "nothing would fail"
+        print(f"{format_host_findings(found)}\n\n{told}: {len(hosts)} hosts, {len(found)} findings in {seconds:.0f} s")
+    return WOULD_FAIL if wrong else 0
+
+
+def format_host_findings(found: list[HostFinding]) -> str:
+    """A row for each finding; hosts with the same one share a row; a remedy stands below what it is for."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for one in found:
+        rows.setdefault((one.check, one.finding, one.remedy), []).append(one.host)
+    order = {check: number for number, check in enumerate(dict.fromkeys(one.check for one in found))}
+    lines = [("", "CHECK", "HOST", "FINDING", "")]
+    for (check, finding, remedy), hosts in sorted(rows.items(), key=lambda row: order[row[0][0]]):
+        lines.append(("FAIL" if remedy else "ok", check, ", ".join(dict.fromkeys(hosts)), finding, remedy))
+    widths = [max(len(line[column]) for line in lines) for column in range(3)]
+    text = []
+    for verdict, check, hosts_text, finding, remedy in lines:
+        text.append(f"{verdict:<{widths[0]}}  {check:<{widths[1]}}  {hosts_text:<{widths[2]}}  {finding}")
+        if remedy:
+            text.append(f"{'':<{widths[0]}}  {'':<{widths[1]}}  {'':<{widths[2]}}  → {remedy}")
+    return "\n".join(line.rstrip() for line in text)

@@ -1,0 +1,174 @@
+"""`llmsys prepare`: crawl shards, pairs or labelled texts to a tokenizer and token shards."""
+
+import argparse
+import json
+from dataclasses import asdict
+
+from launch.commands import compare_dialects
+from llmsys.config.data import CrawlConfig, DataConfig
+from llmsys.config.load import load_run_config
+from llmsys.config.run import RunConfig
+from llmsys.errors import DataError
+from llmsys.log import get_logger
+from llmsys.manifest import Manifest, SkippedInput, load_manifest
+from llmsys.record_location import format_record_place
+
+QUARANTINED = 3  # the exit status when the dataset is whole but for inputs that failed every try
+
+NOUNS = {"crawl": "pages", "pairs": "pairs", "labelled": "texts"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--until stops after an earlier part."""
+    parser.add_argument(
+        "--until",
+        choices=("documents", "tokenizer", "tokens"),
+        default="tokens",
+        help="the last part to make (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--compare-dialects",
+        action="store_true",
+        help="prepare nothing; print where readings of the Gopher rules and C4 differ on the config's documents",
+    )
+    parser.add_argument(
+        "--dialects",
+        default="datatrove,dolma",
+        metavar="A,B",
+        help="with --compare-dialects: two or more of datatrove, paper, dolma, dclm (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--sweep",
+        metavar="RULE.FIELD=A,B,C",
+        help="prepare nothing; count from the prepared dataset what would stay with other thresholds",
+    )
+    parser.add_argument(
+        "--explain", metavar="URL", help="prepare nothing; show one page of the prepared dataset through every stage"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prepare what is not yet there, and say what the dataset holds; status 3 when inputs are in quarantine."""
+    config = load_run_config(arguments.config, arguments.overrides)
+    if arguments.compare_dialects:
+        return compare_dialects.run_compare_dialects(config, arguments.dialects, arguments.json)
+    if arguments.sweep:
+        return _print_sweep(config, arguments)
+    if arguments.explain:
+        return _print_explanation(config, arguments)
+    from data_pipeline.graph.quarantine import read_quarantine
+    from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+
+    manifest = prepare_dataset(config, until=arguments.until)
+    stages = manifest.funnel
+    result = {
+        "folder": str(config.data.folder),
+        "fingerprint": manifest.fingerprint,
+        "records": manifest.read.records,
+        "pages": (stages[0].documents_out if config.data.kind == "crawl" else stages[0].documents_in) if stages else 0,
+        "documents": stages[-1].documents_out if stages else 0,
+        "bytes": stages[-1].bytes_out if stages else 0,
+        "tokens": {name: split.tokens for name, split in manifest.splits.items()},
+        "skipped": [skip.model_dump() for skip in manifest.read.skipped],
+        "usage": None if manifest.usage is None else manifest.usage.model_dump(),
+        "quarantined": (given_up := read_quarantine(config.data.folder)),
+    }
+    came_as_text = 0 < manifest.read.html_bytes == manifest.read.given_text_bytes
+    noun = "documents" if came_as_text else NOUNS[config.data.kind]
+    print(
+        json.dumps(result)
+        if arguments.json
+        else "\n".join(
+            [
+                *format_skipped(manifest),
+                *list_spared_items(manifest),
+                *format_tokenizer_fit(manifest),
+                format_dataset(result, noun),
+            ]
+        )
+    )
+    if isinstance(config.data, CrawlConfig) and result["tokens"] and not manifest.splits["heldout"].tokens:
+        get_logger(__name__).warning(
+            "no document was held back, and training ends with an evaluation. Raise data.split.heldout_fraction (%g)",
+            config.data.split.heldout_fraction,
+        )
+    for entry in given_up:
+        get_logger(__name__).error("in quarantine: task %s: %s", entry["task"], entry["message"])
+    return QUARANTINED if given_up else 0
+
+
+def _print_sweep(config: RunConfig, arguments: argparse.Namespace) -> int:
+    from data_pipeline.inspection.threshold_sweep import format_sweep, sweep_threshold
+
+    found = sweep_threshold(config.data.folder, arguments.sweep)
+    print(json.dumps(asdict(found)) if arguments.json else format_sweep(found))
+    return 0
+
+
+def _print_explanation(config: RunConfig, arguments: argparse.Namespace) -> int:
+    from data_pipeline.inspection.dataset_config import describe_config_differences
+    from data_pipeline.inspection.explain_page import explain_url, format_explanation
+
+    data = require_crawl(config.data)
+    found = explain_url(data, arguments.explain)
+    if differences := describe_config_differences(load_manifest(data.folder), data):
+        get_logger(__name__).warning("%s", differences)
+    result = [asdict(capture) for capture in found]
+    print(json.dumps(result, ensure_ascii=False) if arguments.json else format_explanation(found))
+    return 0
+
+
+def require_crawl(data: DataConfig) -> CrawlConfig:
+    """The data section when it is a crawl; DataError for any other kind, whose texts go through no stages."""
+    if not isinstance(data, CrawlConfig):
+        raise DataError(f"data.kind={data.kind} has no stages to show. Use a config with data.kind=crawl.")
+    return data
+
+
+def format_skipped(manifest: Manifest) -> list[str]:
+    """What could not be read, a line for each reason, with the first place."""
+    by_reason: dict[str, list[SkippedInput]] = {}
+    for skip in manifest.read.skipped:
+        by_reason.setdefault(skip.reason, []).append(skip)
+    places = {reason: format_record_place(skips[0].file, skips[0].offset) for reason, skips in by_reason.items()}
+    return [
+        f"skipped {sum(skip.count for skip in skips):,}: {reason} (first: {places[reason]})"
+        for reason, skips in sorted(by_reason.items())
+    ]
+
+
+def list_spared_items(manifest: Manifest) -> list[str]:
+    """Return a line for each evaluation set with items that stay because too many documents have them."""
+    sets = manifest.decontamination.sets if manifest.decontamination else {}
+    return [
+        f"decontamination: {one.items_spared:,} items of {name} are spared because too many documents have them: "
+        f"{', '.join(item.item for item in one.spared[:5])}{', …' if one.items_spared > 5 else ''} "
+        f"(lines with action spared in decontamination/; data.decontaminate.max_documents decides)"
+        for name, one in sets.items()
+        if one.items_spared
+    ]
+
+
+def format_tokenizer_fit(manifest: Manifest) -> list[str]:
+    """How well the tokenizer fits, in one line; none before there are tokens."""
+    usage = manifest.usage
+    if usage is None or not (tokens := sum(one.tokens for one in usage.languages.values())):
+        return []
+    shares = {
+        name: sum(getattr(one, name) for one in usage.languages.values()) / tokens
+        for name in ("bytes", "words", "unknown_tokens", "byte_tokens")
+    }
+    parts = [
+        f"{shares['bytes']:.2f} bytes and {shares['words']:.2f} words per token",
+        f"{shares['unknown_tokens']:.2%} of the tokens unknown, {shares['byte_tokens']:.2%} single bytes",
+        f"{usage.dead_pieces:,} of {usage.pieces:,} pieces in no document",
+    ]
+    return [f"tokenizer: {', '.join(parts)} (llmsys inspect shows it by language)"]
+
+
+def format_dataset(result: dict[str, object], noun: str = "pages") -> str:
+    """A dataset in one line."""
+    tokens = result["tokens"]
+    counts = [f"{count:,} {name} tokens" for name, count in tokens.items()] if isinstance(tokens, dict) else []
+    kept = f"{result['documents']:,} of {result['pages']:,} {noun} kept, {result['bytes']:,} bytes of text"
+    return f"{result['folder']}: {', '.join([kept, *counts])} (fingerprint {result['fingerprint']})"

@@ -1,0 +1,34 @@
+"""`llmsys report`: one HTML page about the run folder and the dataset folder of a config, whichever exist."""
+
+import argparse
+import json
+
+from llmsys.config.load import load_run_config
+from llmsys.errors import DataError
+from llmsys.local_path import parse_local_path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--output chooses the file."""
+    parser.add_argument(
+        "--output", type=parse_local_path, help="the HTML file (default: report.html in the run or data folder)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the page and print its path."""
+    config = load_run_config(arguments.config, arguments.overrides)
+    run_folder = config.run.folder if config.run.folder.is_dir() else None
+    # A mixture has no page of its own: each source has.
+    single = config.data.kind != "mixture" and config.data.folder.is_dir()
+    data_folder = config.data.folder if single else None
+    if run_folder is None and data_folder is None:
+        raise DataError(
+            f"neither run.folder {config.run.folder} nor data.folder {config.data.folder} exists. "
+            f"Run llmsys prepare {arguments.config} or llmsys train {arguments.config} first."
+        )
+    from llmsys.report.html_page import write_report
+
+    path = write_report(run_folder, data_folder, arguments.output)
+    print(json.dumps({"report": str(path)}) if arguments.json else str(path))
+    return 0

@@ -1,0 +1,84 @@
+"""`llmsys scale`: what a budget is best spent on by a family of laws; `llmsys scale fit` for a law of one's own."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from llmsys.config.merge import read_overrides
+from llmsys.config.scaling import ScalingLawConfig
+from llmsys.config.validation_errors import build_config_error
+from llmsys.errors import ConfigError
+from llmsys.local_path import parse_local_path, require_local_path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`fit` as the first word takes runs; otherwise the words are key=value."""
+    known = "\n".join(f"  {name:<16} {field.description}" for name, field in ScalingLawConfig.model_fields.items())
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"keys:\n{known}\n\n{parser.epilog}"
+    parser.add_argument(
+        "words", metavar="WORD", nargs="+", help="budget=… and its limits; or fit, then run folders and CSV files"
+    )
+    parser.add_argument("--output", type=parse_local_path, default=Path("scaling.html"), help="fit: where the plots go")
+    parser.add_argument("--resamples", type=int, default=200, help="fit: resamplings behind the intervals")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the family's table, or the fitted law; with --json, as one object."""
+    if arguments.words[0] == "fit":
+        return _fit_law(arguments)
+    config = _parse_config(arguments.words)
+    from llmsys.estimate.scaling.law_comparison import compare_laws
+    from llmsys.estimate.scaling.law_tables import format_law_comparison
+
+    result = compare_laws(config, _compute_budget(config))
+    print(json.dumps(result) if arguments.json else format_law_comparison(result))
+    return 0
+
+
+def _parse_config(words: list[str]) -> ScalingLawConfig:
+    layer = read_overrides(words)
+    try:
+        return ScalingLawConfig.model_validate(layer.values)
+    except ValidationError as error:
+        raise build_config_error(error, ScalingLawConfig, layer, "llmsys scale") from None
+
+
+def _compute_budget(config: ScalingLawConfig) -> Any:
+    from llmsys.estimate.scaling.compute_budget import Accelerator, convert_budget_to_flops
+
+    if config.parsed_budget[1] == "FLOPs":
+        return convert_budget_to_flops(config, None)
+    from llmsys.estimate.device_profile import load_device_profile
+
+    assert config.device is not None, "the config refuses hours without a device"
+    device = load_device_profile(config.device)
+    if device.watts is None:
+        raise ConfigError(f"{device.name} has no watts in its profile, and energy needs them. Add watts: to the file.")
+    return convert_budget_to_flops(config, Accelerator(device.name, device.get_peak_flops("bf16"), device.watts))
+
+
+def _fit_law(arguments: argparse.Namespace) -> int:
+    if arguments.resamples < 20:
+        raise ConfigError(f"--resamples {arguments.resamples} gives no interval. Use 20 or more; 200 by default.")
+    from llmsys.estimate.scaling.law_fit import fit_law
+    from llmsys.estimate.scaling.law_tables import fit_to_dict, format_fit
+    from llmsys.estimate.scaling.training_runs import load_training_runs
+
+    folders = [
+        require_local_path(word, "llmsys scale fit") for word in arguments.words[1:] if not word.startswith("budget=")
+    ]
+    budgets = [_parse_config([word]).parsed_budget for word in arguments.words[1:] if word.startswith("budget=")]
+    if any(unit != "FLOPs" for _, unit in budgets):
+        raise ConfigError("llmsys scale fit takes budgets in FLOPs, such as budget=1e21.")
+    points = load_training_runs(folders)
+    found = fit_law(points, arguments.resamples)
+    from llmsys.report.scaling_page import write_scaling_report
+
+    page = write_scaling_report(points, found, arguments.output)
+    result = fit_to_dict(found, [flops for flops, _ in budgets]) | {"report": str(page)}
+    print(json.dumps(result) if arguments.json else format_fit(result))
+    return 0

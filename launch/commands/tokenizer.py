@@ -1,0 +1,23 @@
+"""`llmsys tokenizer`: train the tokenizer on the documents that preparation kept."""
+
+import argparse
+import json
+
+from llmsys.config.load import load_run_config
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`llmsys tokenizer` has no options of its own."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train it unless it is there, and print where it is."""
+    config = load_run_config(arguments.config, arguments.overrides)
+    from data_pipeline.pipelines.prepare_dataset import train_tokenizer
+    from llmsys.tokenizer import load_tokenizer
+
+    path = train_tokenizer(config)
+    tokenizer = load_tokenizer(path)
+    result = {"path": str(path), "vocab_size": tokenizer.vocab_size, "fingerprint": tokenizer.fingerprint}
+    print(json.dumps(result) if arguments.json else f"{path}: {tokenizer.vocab_size:,} pieces")
+    return 0

@@ -1,0 +1,71 @@
+"""`llmsys trace`: the documents of a step, or the steps and checkpoints that saw a document."""
+
+import argparse
+import json
+from typing import Any
+
+from launch.commands.arguments import split_arguments
+from llmsys.config.load import load_run_config
+from llmsys.errors import ConfigError
+from llmsys.record_location import format_record_place
+
+MINE = ("step", "url", "document")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """step=, url= or document= stands among the overrides."""
+    parser.epilog = f"step=N lists documents; url=URL or document=ID lists steps and checkpoints.\n{parser.epilog}"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the answer; with --json, as one object."""
+    asked, words = split_arguments(arguments.overrides, MINE)
+    if len(asked) != 1:
+        raise ConfigError("Ask for one thing: step=N, url=URL or document=ID.")
+    config = load_run_config(arguments.config, words)
+    if "step" in asked and not asked["step"].isdigit():
+        raise ConfigError(f"step={asked['step']} is not a step. Use a number, counted from 1.")
+    from llmsys.doctor.document_trace import DocumentTracer, list_checkpoints_after, read_progress
+
+    tracer = DocumentTracer(config)
+    if "step" in asked:
+        return _print_documents(tracer, int(asked["step"]), arguments.json)
+    places = tracer.locate_document(**asked)
+    done, refused = read_progress(config.run.folder)
+    steps = sorted({step for place in places for step in tracer.list_steps_with_document(place, done)})
+    learnt = [step for step in steps if step not in refused]
+    checkpoints = list_checkpoints_after(config.run.folder, learnt)
+    answer: dict[str, Any] = {
+        **asked,
+        "steps": learnt,
+        "refused_steps": [step for step in steps if step in refused],
+        "steps_done": done,
+        "checkpoints": checkpoints,
+    }
+    if arguments.json:
+        print(json.dumps(answer))
+        return 0
+    print(f"{len(learnt)} of {done} steps trained on it: {', '.join(map(str, learnt)) or 'none yet'}")
+    if answer["refused_steps"]:
+        print(f"refused steps, which changed no weight: {', '.join(map(str, answer['refused_steps']))}")
+    print(f"checkpoints that saw it: {', '.join(checkpoints) or 'none'}")
+    return 0
+
+
+def _print_documents(tracer: Any, step: int, as_json: bool) -> int:
+    documents = tracer.list_step_documents(step)
+    if as_json:
+        print(json.dumps({"step": step, "documents": documents}, ensure_ascii=False))
+        return 0
+    print(f"step {step}: {len(documents)} documents")
+    for one in documents:
+        source = f"{one['source']}: " if one["source"] else ""
+        print(f"{one['id']}  {source}{format_record_place(one['file'], one['offset'])}  {_describe_url(one['url'])}")
+    return 0
+
+
+def _describe_url(url: str | None) -> str:
+    """Return the URL, or why there is none: its document is no longer kept, or never had one."""
+    if url is None:
+        return "(its text is gone)"
+    return url or "(it has no URL)"

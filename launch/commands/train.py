@@ -1,0 +1,114 @@
+"""`llmsys train`: train on this machine, from the start or from where the run folder stands."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from launch.launchers.local import run_local_ranks
+from llmsys.compressor_comparison import describe_heldout_bytes
+from llmsys.config.data import list_dataset_folders
+from llmsys.config.load import load_run_config
+from llmsys.config.run import RunConfig
+from llmsys.errors import DataError, LostRankError
+from llmsys.events import read_latest_events
+from llmsys.manifest import combine_fingerprints, load_manifest
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`llmsys train` has no options of its own."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Start the ranks unless the run is finished, and print the final evaluation."""
+    config = load_run_config(arguments.config, arguments.overrides)
+    if is_finished(config):
+        result = read_final_evaluation(config.run.folder)
+        said = (
+            f"{config.run.folder} is finished: {config.num_steps} steps. To train longer, raise train.tokens in a new "
+            f"run.folder."
+        )
+    else:
+        run_local_ranks(config, [arguments.config, *arguments.overrides])
+        require_finish(config)
+        result = read_final_evaluation(config.run.folder)
+        said = f"trained {config.num_steps} steps into {config.run.folder}"
+    print(json.dumps(result) if arguments.json else f"{said}\n{format_evaluation(result)}")
+    return 0
+
+
+def is_finished(config: RunConfig) -> bool:
+    """Whether the run folder holds the last step of this very config and data, undamaged, evaluated and sampled."""
+    events = config.run.folder / "events.jsonl"
+    checkpoint = config.run.folder / "checkpoints" / f"step-{config.num_steps:08d}"
+    if not events.exists() or not checkpoint.exists():
+        return False
+    if not any(
+        event["event"] == "finish" and event["step"] == config.num_steps for event in read_latest_events(events)
+    ):
+        return False
+    from llmsys.train.checkpoint_load import read_run_state
+    from llmsys.train.checkpoint_record import find_checkpoint_error
+    from llmsys.train.precision import find_recorded_precision
+
+    if find_checkpoint_error(checkpoint) is not None:
+        return False
+    if (recorded := find_recorded_precision(config.run.folder)) is None:
+        return False
+    config = config.with_precision(recorded)
+    saved = read_run_state(checkpoint)
+    now = combine_fingerprints([load_manifest(folder).fingerprint for folder in list_dataset_folders(config.data)])
+    same_settings = all(saved.get(key) == value for key, value in config.trajectory_settings.items())
+    return same_settings and saved["data_fingerprint"] == now
+
+
+def require_finish(config: RunConfig) -> None:
+    """Raise LostRankError unless the run folder tells of the last step: a launcher that is killed may end with 0."""
+    events = config.run.folder / "events.jsonl"
+    seen = read_latest_events(events) if events.exists() else []
+    if not any(event["event"] == "finish" and event["step"] == config.num_steps for event in seen):
+        raise LostRankError(
+            f"training stopped: its launcher ended with status 0 before step {config.num_steps}, as one that "
+            f"was killed "
+            f"does. Nothing that was saved is lost: run the same command again and it continues from the newest "
+            f"checkpoint in {config.run.folder}."
+        )
+
+
+def read_final_evaluation(folder: Path) -> dict[str, Any]:
+    """The newest evaluation in the run's events."""
+    evaluations = [event for event in read_latest_events(folder / "events.jsonl") if event["event"] == "evaluation"]
+    if not evaluations:
+        raise DataError(
+            f"{folder / 'events.jsonl'} holds no evaluation, which a run ends with. "
+            f"Measure its newest checkpoint with: llmsys evaluate CONFIG run.folder={folder}."
+        )
+    return {key: value for key, value in evaluations[-1].items() if key not in ("time", "event")}
+
+
+def format_evaluation(result: dict[str, Any]) -> str:
+    """An evaluation as a person reads it: held-back data, of a mixture each source too, and each set of questions."""
+    sources = (f"{name}: {_format_heldout(one)}" for name, one in result.get("sources", {}).items())
+    answers = (_format_answers(name, one) for name, one in result.get("sets", {}).items())
+    return "\n".join([_format_heldout(result), *sources, *answers])
+
+
+def _format_answers(name: str, one: dict[str, Any]) -> str:
+    return (
+        f"{name}: {one['accuracy']:.2%} of {one['questions']:,} questions right, {one['accuracy_per_byte']:.2%} by "
+        f"likelihood per byte, {one['accuracy_per_token']:.2%} per token"
+    )
+
+
+def _format_heldout(result: dict[str, Any]) -> str:
+    if "bits_per_byte" not in result:
+        return (
+            f"held-back targets: {result['loss']:.4f} nats each, perplexity {result['perplexity']:.3f}, "
+            f"{result['accuracy']:.2%} predicted right ({result['evaluated_targets']:,} targets)"
+        )
+    return (
+        f"held-back documents: {result['loss']:.4f} nats per token, {result['bits_per_byte']:.4f} bits per byte "
+        f"({result['evaluated_tokens']:,} tokens, {result['evaluated_bytes']:,} bytes); the same bytes take "
+        f"{result['gzip_bits_per_byte']:.4f} with gzip -9 and {result['xz_bits_per_byte']:.4f} with xz -9 "
+        f"({describe_heldout_bytes(result['evaluated_bytes'])})"
+    )

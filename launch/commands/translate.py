@@ -1,0 +1,50 @@
+"""`llmsys translate`: lines of text through a trained encoder-decoder, one translation per line."""
+
+import argparse
+import json
+import sys
+
+from llmsys.config.load import load_run_config
+from llmsys.errors import DataError
+from llmsys.local_path import parse_local_path, require_local_path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--input and --output choose files; without them it reads and writes as a filter."""
+    parser.add_argument("--input", default="-", help="file with a sentence on each line; - reads standard input")
+    parser.add_argument("--output", type=parse_local_path, help="file for the translations (default: standard output)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Translate every line; with --json, a list of {source, translation}."""
+    config = load_run_config(arguments.config, arguments.overrides)
+    lines = [line.strip() for line in _read_input(arguments.input).split("\n")]
+    if lines and not lines[-1]:
+        lines.pop()
+    from llmsys.generate.translation import translate_lines
+    from llmsys.train.build_trainer import set_num_threads
+    from llmsys.train.run_data import load_run_tokenizer
+    from llmsys.train.trained_model import load_trained_model
+
+    set_num_threads(config)
+    model, _ = load_trained_model(config)
+    found = translate_lines(model, load_run_tokenizer(config), config, lines)
+    if arguments.json:
+        pairs = [{"source": source, "translation": text} for source, text in zip(lines, found, strict=True)]
+        text = json.dumps(pairs, ensure_ascii=False) + "\n"
+    else:
+        text = "".join(f"{line}\n" for line in found)
+    if arguments.output is None:
+        print(text, end="")
+    else:
+        arguments.output.write_text(text, encoding="utf-8")
+    return 0
+
+
+def _read_input(name: str) -> str:
+    try:
+        return sys.stdin.read() if name == "-" else require_local_path(name, "--input").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise DataError(f"--input {name} does not exist. Give a text file with a sentence on each line.") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"--input {name} is not UTF-8: {error.reason} at byte {error.start}. Convert it.") from None

@@ -1,0 +1,111 @@
+"""One command on every host at once, by ssh: what it said, how it ended, how long it took.
+
+`localhost` is this machine and is asked without ssh. Names, ports, users and keys are those of the user's ssh config;
+no password is ever asked for. Promises an answer for each host within the stated time, and leaves nothing running.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+CONNECT_SECONDS = 8
+"""How long a host may take to answer the door."""
+SPARE_SECONDS = 2
+SSH_FAILED, TIMED_OUT = 255, 124
+CHECKOUT = Path(__file__).resolve().parents[2]
+FORWARDED = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+HERE = ("localhost", "127.0.0.1")
+
+REMEDIES = {
+    "Connection refused": "Start sshd there, or give its port in ~/.ssh/config",
+    "Permission denied": "Put your public key there: ssh-copy-id {host}",
+    "Could not resolve": "Correct the name, or give it an address in ~/.ssh/config or /etc/hosts",
+    "Host key verification failed": "Look at its key once by hand: ssh {host} true",
+    "during banner exchange": "Its ssh port is open and nobody answers there: restart sshd, or the host",
+    "timed out": "See that it is up, and that its ssh port is open to this machine",
+    "No route to host": "See that it is up, and that the network between is",
+    "No such file or directory: 'ssh'": "Install ssh here (Debian, Ubuntu: apt-get install openssh-client)",
+}
+
+
+class SshResult(NamedTuple):
+    """What a command on a host came to. `seconds` is the wall time from asking; `asked_at` is time.time() then."""
+
+    status: int
+    output: str
+    errors: str
+    asked_at: float
+    seconds: float
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether ssh itself failed, so that the command never ran."""
+        return self.status == SSH_FAILED
+
+    @property
+    def last_error_line(self) -> str:
+        """The last thing that it complained about, on one line."""
+        lines = [line.strip() for line in (self.errors or self.output).splitlines() if line.strip()]
+        return lines[-1] if lines else f"it ended with status {self.status} and said nothing"
+
+
+def run_on_all_hosts(hosts: Sequence[str], command: Callable[[str], str], timeout_seconds: int) -> dict[str, SshResult]:
+    """The answer of each host to `command(host)`, a line for its shell, all at once."""
+    with ThreadPoolExecutor(max(1, len(hosts))) as pool:
+        answers = pool.map(lambda host: run_on_host(host, command(host), timeout_seconds), hosts)
+        return dict(zip(hosts, answers, strict=True))
+
+
+def run_on_host(host: str, command: str, timeout_seconds: int) -> SshResult:
+    """What `host` says to one line for its shell; status 124 when that took longer than the timeout, door and all."""
+    bounded = f"timeout {timeout_seconds} sh -c {shlex.quote(command)}"
+    words = ["sh", "-c", bounded] if host in HERE else ["ssh", *_list_ssh_options(), host, bounded]
+    asked_at, began = time.time(), time.monotonic()
+
+    def build_result(status: int, output: str, errors: str) -> SshResult:
+        return SshResult(status, output, errors, asked_at, time.monotonic() - began)
+
+    try:
+        limit = timeout_seconds + SPARE_SECONDS  # so that the end that `timeout` makes there is heard here
+        done = subprocess.run(words, capture_output=True, text=True, timeout=limit, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        return build_result(TIMED_OUT, "", f"timed out after {limit} s")
+    except OSError as error:
+        return build_result(SSH_FAILED, "", str(error))
+    return build_result(done.returncode, done.stdout, done.stderr)
+
+
+def describe_ssh_remedy(host: str, answer: SshResult) -> str:
+    """What to do about a host that ssh could not reach."""
+    for words, remedy in REMEDIES.items():
+        if words in answer.errors:
+            return f"{remedy.format(host=host)}."
+    return f"Try it by hand: ssh {host} true."
+
+
+def format_python_command(module: str, words: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """A line that runs a module with this interpreter, this code and this working directory, as ranks will be run."""
+    forwarded = {name: os.environ[name] for name in FORWARDED if name in os.environ}
+    settings = {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"} | forwarded | dict(environment or {})
+    command = ["env", *(f"{key}={value}" for key, value in settings.items()), sys.executable, "-m", module, *words]
+    return f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(command)}"
+
+
+def parse_last_json(answer: SshResult) -> dict[str, Any] | None:
+    """The last line of what was said, where it is JSON: a shell may have said something before."""
+    for line in reversed(answer.output.splitlines()):
+        if line.startswith("{"):
+            told: dict[str, Any] = json.loads(line)
+            return told
+    return None
+
+
+def _list_ssh_options() -> list[str]:
+    return ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}", "-o", "ServerAliveInterval=5"]

@@ -1,0 +1,52 @@
+"""`accelerate launch` with the user's accelerate config, and one message instead of tracebacks when a rank ends badly.
+
+`python -m launch.launchers.accelerate [accelerate's options] SCRIPT …`, for several processes. Where no config says how
+they are joined, and on machines without accelerators, they are joined as torchrun joins them: left alone, `accelerate
+launch` would start one process there, whatever it was asked for.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import yaml
+from accelerate.commands.config.config_args import default_config_file
+from accelerate.commands.launch import launch_command, launch_command_parser
+
+from launch.launchers.torchrun import run_elastic_agent
+from launch.train import MENDABLE
+
+SILENT = {"num_machines": 1, "mixed_precision": "no", "dynamo_backend": "no"}
+"""What `accelerate launch` would take without a config, after a warning for each."""
+ALONE = (
+    "llmsys: error: the accelerate config says distributed_type: NO, which trains in one process, and "
+    "launch.processes={}. Run `accelerate config` for several processes, or set launch.processes=1."
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the ranks; return 0, or the exit status that tells what became of the first that failed."""
+    options = launch_command_parser().parse_args(sys.argv[1:] if arguments is None else list(arguments))
+    kind = read_distributed_type(options.config_file)
+    if kind is None:
+        for name, value in SILENT.items():
+            setattr(options, name, getattr(options, name, None) or value)
+    if kind == "NO":
+        print(ALONE.format(options.num_processes), file=sys.stderr)
+        return MENDABLE
+    options.multi_gpu = kind in (None, "MULTI_CPU")
+    return run_elastic_agent(lambda: launch_command(options))
+
+
+def read_distributed_type(config_file: str | None) -> str | None:
+    """How the user's accelerate config joins processes; None without a config."""
+    path = config_file or default_config_file
+    if not os.path.isfile(path):
+        return None
+    with open(path) as opened:
+        said: str = (yaml.safe_load(opened) or {}).get("distributed_type", "NO")
+    return said
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""From a config and the hosts it is to run on to a `LaunchPlan`, with everything refused that can be known before.
+
+Checks that the layout fits every number of hosts the run may go on with, that batches can be dealt, that names do not
+lead to loopback, and that the port is free where that can be asked; at last asks the hosts themselves.
+"""
+
+import shlex
+import socket
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from launch.hosts.host_checks import check_clock, check_ssh
+from launch.hosts.hostfile import Host
+from launch.hosts.network_interfaces import is_loopback, is_this_host, resolve_addresses
+from launch.hosts.ssh import CONNECT_SECONDS, SshResult, run_on_all_hosts
+from launch.launchers.host_commands import Launcher, LaunchPlan, strip_user
+from launch.launchers.run_bundle import get_bundle_folder
+from llmsys.config.run import RunConfig
+from llmsys.errors import ConfigError, LaunchError, LayoutError
+from llmsys.port import EVERYWHERE, describe_port_conflict, find_free_port
+
+PORT = 29_500
+"""Where ranks of several hosts meet when launch.port is 0: other hosts cannot be asked for a free one."""
+PATIENCE_SECONDS = 3600
+"""How long hosts that lost each other wait to meet again."""
+ASK_SECONDS = CONNECT_SECONDS + 2
+UNWATCHED_SECONDS = 300
+"""What ranks sit out where no hang is watched for: the time-out of an exchange."""
+
+
+def build_launch_plan(
+    config: RunConfig,
+    hosts: Sequence[Host],
+    launcher: Launcher,
+    least: int,
+    restarts: int,
+    patience_seconds: int = PATIENCE_SECONDS,
+) -> LaunchPlan:
+    """What every command needs. Raises LaunchError, LayoutError or ConfigError with what to change."""
+    least = least or len(hosts)
+    if not 1 <= least <= len(hosts):
+        raise LaunchError(f"--least {least} of {len(hosts)} hosts cannot be. Use 1 to {len(hosts)}.")
+    if least < len(hosts) and launcher not in ("torchrun", "slurm"):
+        raise LaunchError(
+            f"--least {least}: {launcher} cannot go on with fewer hosts than it started with. Use --by torchrun or "
+            f"--by slurm, or leave --least out: the same command resumes on hosts of your choice."
+        )
+    check_layout(config, hosts, least)
+    if launcher != "slurm":
+        check_addresses(hosts)
+    return LaunchPlan(
+        hosts=tuple(hosts),
+        folder=get_bundle_folder(config),
+        working_directory=Path.cwd(),
+        port=config.launch.port if launcher == "slurm" else choose_rendezvous_port(hosts, config.launch.port),
+        name="".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in config.run.name),
+        min_hosts=least,
+        max_restarts=restarts,
+        patience_seconds=patience_seconds,
+        outage_seconds=round(config.train.hang_timeout_seconds) or UNWATCHED_SECONDS,
+    )
+
+
+def check_layout(config: RunConfig, hosts: Sequence[Host], least: int) -> None:
+    """Whether the layout and the batch fit the ranks of all hosts, and of as few as the run may go on with."""
+    from llmsys.train.build_objective import build_run_plan
+
+    for count in range(len(hosts), least - 1, -1):
+        ranks = sum(host.slots for host in hosts[:count])
+        try:
+            layout = config.resolve_layout(ranks)
+            build_run_plan(config, layout.data_parallel_size, 0)
+        except (LayoutError, ConfigError) as error:
+            remedy = "" if count == len(hosts) else f" Or use --least {count + 1}, so that the run ends on fewer."
+            raise type(error)(f"on {count} of {len(hosts)} hosts, {ranks} ranks: {error}{remedy}") from None
+
+
+def check_addresses(hosts: Sequence[Host]) -> None:
+    """Refuse a name that means the host that says it: others would look for the ranks on themselves."""
+    if len(hosts) == 1:
+        return
+    for host in hosts:
+        for address in resolve_addresses(strip_user(host.name)):
+            if is_loopback(address):
+                raise LaunchError(
+                    f"{host.name} resolves to {address} on {socket.gethostname()}, a loopback address, which on every "
+                    f"other host means that host. Name it by an address that the others reach, or mend /etc/hosts."
+                )
+
+
+def choose_rendezvous_port(hosts: Sequence[Host], port: int) -> int:
+    """The port where ranks meet. Raises LaunchError when it is in use; only this host can be asked."""
+    head = strip_user(hosts[0].name)
+    if not is_this_host(head):
+        return port or PORT
+    if not port and len(hosts) == 1:
+        return find_free_port()
+    chosen = port or PORT
+    if reason := describe_port_conflict(chosen, EVERYWHERE):
+        raise LaunchError(
+            f"launch.port={chosen} is in use on {head} ({reason}). The ranks need a free port to meet at. "
+            f"Choose another with launch.port=N, or stop the process that holds it."
+        )
+    return chosen
+
+
+def require_hosts(start: LaunchPlan, names: Sequence[str]) -> None:
+    """Ask hosts by ssh, all at once. LaunchError for one that cannot be reached, whose clock is wrong, or that does not
+    see what this host writes into the launch folder."""
+    marker = start.folder / f".seen-{uuid.uuid4().hex[:12]}"
+    marker.touch()
+    try:
+        look = f"test -e {shlex.quote(str(marker))} && echo seen; date +%s.%N"
+        answers = run_on_all_hosts(names, lambda _: look, ASK_SECONDS)
+    finally:
+        marker.unlink()
+    if wrong := [
+        said for name, answer in answers.items() if (said := _describe_host_problem(name, answer, start.folder.parent))
+    ]:
+        raise LaunchError("\n".join([*wrong, "Nothing was started. `llmsys preflight` looks at everything."]))
+
+
+def _describe_host_problem(name: str, answer: SshResult, run: Path) -> str:
+    """What keeps a host from taking part, and what to do about it; "" where nothing does."""
+    for found in (check_ssh(name, answer), check_clock(name, answer)):
+        if found.remedy:
+            return f"{name} {found.finding}. {found.remedy}"
+    if "seen" not in answer.output.split():
+        return (
+            f"{name} does not see in {run} what this host wrote there, and every rank writes its part of a checkpoint. "
+            f"Mount one shared folder on all hosts, and set run.folder to a path in it."
+        )
+    return ""

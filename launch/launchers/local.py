@@ -1,0 +1,116 @@
+"""Starting the ranks of one machine: `llmsys train` builds the launcher's command, runs it, and says what became of it.
+
+torch runs under torchrun, DeepSpeed and accelerate under their own launchers; all start launch/train.py. One process
+needs none, but for DeepSpeed's.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launch.process.parent_watch import build_child_environment
+from launch.process.run_requirements import require_datasets, require_layout
+from launch.process.signal_forwarding import forward_signals, ignoring_own_signals
+from launch.train import LOST_PEER, UNMET
+from llmsys.config.run import RunConfig
+from llmsys.errors import LaunchError, LostRankError
+from llmsys.port import describe_port_conflict, find_free_port
+
+SCRIPT = Path(__file__).parent.parent / "train.py"
+HOST = "127.0.0.1"
+
+
+def run_local_ranks(config: RunConfig, words: Sequence[str]) -> None:
+    """Run `launch/train.py WORDS` on launch.processes processes of this machine and wait for the end.
+
+    Raises LayoutError, ConfigError or DataError before a rank starts, and LostRankError when a signal killed a process.
+    The rank or launcher that ends otherwise has printed its own message, and SystemExit carries its status.
+    """
+    processes = config.launch.processes or _count_accelerators()
+    require_layout(config, processes)
+    require_datasets(config, words)
+    port = _check_port(config.launch.port) or find_free_port()
+    command = build_local_command(config.engine.kind, processes, port, words)
+    status = _run_launcher(command, _build_environment(config, processes))
+    if status == 0:
+        return
+    killed_by = find_signal(status)
+    if killed_by == signal.SIGINT:
+        raise SystemExit(128 + killed_by)
+    if not killed_by:
+        raise SystemExit(LOST_PEER if status == UNMET else status)
+    raise LostRankError(
+        f"training stopped: a process was killed by signal {killed_by}. Nothing that was saved is lost: "
+        f"run the same command again and it continues from the newest checkpoint in {config.run.folder}."
+    )
+
+
+def _run_launcher(command: Sequence[str], environment: dict[str, str]) -> int:
+    """Run to the end; a wish to stop goes to the ranks."""
+    with ignoring_own_signals() as more:
+        process = subprocess.Popen(command, env=environment | more)
+    with forward_signals(process.pid):
+        return process.wait()
+
+
+def build_local_command(engine: str, processes: int, port: int, words: Sequence[str]) -> list[str]:
+    """The command line that starts `processes` ranks of launch/train.py on this machine."""
+    script = [str(SCRIPT), *words]
+    if engine == "deepspeed":
+        places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        launcher = shutil.which("deepspeed", path=places)
+        if launcher is None:
+            raise LaunchError("The deepspeed launcher is not on PATH. Install it: `pip install deepspeed`.")
+        # An empty hostfile path keeps it to this machine; the interpreter is the one we run under.
+        here = ["--hostfile", os.devnull, "--master_addr", HOST, "--master_port", str(port)]
+        return [sys.executable, launcher, *here, "--num_accelerators", str(processes), "--quiet", *script]
+    if processes == 1:
+        return [sys.executable, *script]
+    if engine == "accelerate":
+        here = ["--num_processes", str(processes), "--main_process_port", str(port)]
+        return [sys.executable, "-m", "launch.launchers.accelerate", *here, *script]
+    here = ["--nnodes=1", f"--nproc-per-node={processes}", f"--master-addr={HOST}", f"--master-port={port}"]
+    return [sys.executable, "-m", "launch.launchers.torchrun", *here, *script]
+
+
+def _check_port(port: int) -> int:
+    """The port, after asking whether it can be had."""
+    if port and (reason := describe_port_conflict(port, HOST)):
+        raise LaunchError(
+            f"launch.port={port} is in use on {HOST} ({reason}). The ranks need a free port to meet at. "
+            f"Use launch.port=0 to let the system choose, or stop the process that holds it."
+        )
+    return port
+
+
+def _build_environment(config: RunConfig, processes: int) -> dict[str, str]:
+    cores = os.cpu_count() or 1
+    environment = build_child_environment()
+    environment.setdefault("OMP_NUM_THREADS", str(config.train.threads_per_process or max(1, cores // processes)))
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(SCRIPT.parent.parent), environment.get("PYTHONPATH", "")])
+    )
+    if not _count_accelerators(or_one=False):
+        environment.setdefault("DS_ACCELERATOR", "cpu")
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return environment
+
+
+def _count_accelerators(or_one: bool = True) -> int:
+    """Accelerators of this machine; with `or_one`, one process even where there is none."""
+    import torch
+
+    return torch.cuda.device_count() or int(or_one)
+
+
+def find_signal(status: int) -> int:
+    """Return the signal that ended a process by its exit status, or 0 when it left by itself."""
+    if status < 0:
+        return -status
+    if status > 128:  # shells return 128 + signal, DeepSpeed's launcher 256 - signal
+        return status - 128 if status < 192 else 256 - status
+    return 0

@@ -1,0 +1,177 @@
+"""Keeps the ranks of one host going through losses: `python -m launch.launchers.restart_agent --meet HOST:PORT
+--restarts N --patience SECONDS COMMAND …`, where the command is torchrun's (launch/launchers/torchrun.py) and never
+restarts ranks itself.
+
+A process of its own for each attempt, because an agent that has lost its meeting place waits in a call that knows no
+time-out; and a meeting place of its own, because agents that have counted different attempts do not understand each
+other in an old one. What the ranks ended for on purpose (0, 2 and 75) is the end here too.
+"""
+
+import argparse
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psutil
+
+from launch.hosts.network_interfaces import is_this_host
+from launch.process.parent_watch import build_child_environment, die_with_parent
+from launch.process.signal_forwarding import forward_signals, list_descendant_ranks
+from launch.train import LOST_PEER, MENDABLE, STOPPED, UNMET
+from llmsys.errors import LaunchError
+from llmsys.log import configure_logging, get_logger
+
+FINAL = (0, MENDABLE, STOPPED)
+"""Statuses that a restart does not mend: finished; what a person must mend; stopped after saving."""
+LOOK_SECONDS = 2.0
+KNOCK_SECONDS = 5.0
+SHUT_SECONDS = 20.0
+"""An agent without ranks whose meeting place has been out of reach for so long will not find it by itself."""
+LONGEST_PAUSE_SECONDS = 30.0
+SAY_SECONDS = 10.0
+
+log = get_logger("launch.launchers.restart_agent")
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the agents of all hosts meet: at a port of the first host, whose agent opens it."""
+
+    host: str
+    port: int
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this is the host where the others knock."""
+        with suppress(LaunchError):
+            return is_this_host(self.host)
+        return False
+
+    def is_open(self) -> bool:
+        """Whether somebody answers there."""
+        with suppress(OSError), socket.create_connection((self.host, self.port), KNOCK_SECONDS):
+            return True
+        return False
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def run_with_restarts(command: Sequence[str], meeting: Rendezvous, restarts: int, patience_seconds: float) -> int:
+    """Run the command until it has ended for good; its last status, or 3 when the hosts did not meet in time.
+
+    `restarts` counts ranks that ran and were lost; hosts that wait for each other are limited by the patience alone.
+    """
+    with forward_signals() as asked:
+        return _run_attempts(command, meeting, restarts, patience_seconds, asked)
+
+
+def _run_attempts(
+    command: Sequence[str], meeting: Rendezvous, restarts: int, patience_seconds: float, asked: list[int]
+) -> int:
+    """See `run_with_restarts`; ranks that were `asked` to stop are not started again, however they ended."""
+    left, lost_at, pause = restarts, time.monotonic(), 1.0
+    while _wait_for_rendezvous(meeting, lost_at + patience_seconds):
+        status, lived_until = _run_attempt(command, meeting, lost_at, patience_seconds, asked)
+        if status in FINAL or asked:
+            return status
+        if lived_until is not None:
+            if left == 0:
+                if restarts:  # else the ranks have said all
+                    log.error(
+                        "the ranks of this host ended (status %d), and none of %d restarts is left", status, restarts
+                    )
+                return status
+            left, lost_at, pause = left - 1, lived_until, 1.0
+            log.warning(
+                "the ranks of this host ended (status %d); restart %d of %d, as soon as the hosts meet again at %s, in "
+                "%.0f s at most (--patience)", status, restarts - left, restarts, meeting, patience_seconds,
+            )  # fmt: skip
+        time.sleep(min(pause, max(0.0, lost_at + patience_seconds - time.monotonic())))
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+    log.error(
+        "the hosts did not meet at %s within %.0f s (--patience). Nothing that was saved is lost: the same command "
+        "goes on from the newest checkpoint.", meeting, patience_seconds,
+    )  # fmt: skip
+    return LOST_PEER
+
+
+def _wait_for_rendezvous(meeting: Rendezvous, deadline: float) -> bool:
+    """Whether there is time left, and somebody to meet."""
+    began, said = time.monotonic(), False
+    while (now := time.monotonic()) < deadline:
+        if meeting.is_local or meeting.is_open():
+            return True
+        if now - began > SAY_SECONDS and not said:
+            log.warning("nobody answers at %s; asking for another %.0f s (--patience)", meeting, deadline - now)
+            said = True
+        time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
+    return False
+
+
+def _run_attempt(
+    command: Sequence[str], meeting: Rendezvous, lost_at: float, patience_seconds: float, asked: list[int]
+) -> tuple[int, float | None]:
+    """One agent from start to end: its status, and when its ranks were seen last (None: the hosts did not meet).
+
+    An agent without ranks is ended when the patience is over, and where its meeting place is out of reach. Agent and
+    ranks are gone afterwards.
+    """
+    agent = subprocess.Popen(command, env=build_child_environment())
+    ranks: list[psutil.Process] = []
+    lived_until, open_at = None, time.monotonic()
+    while (status := _wait_for_exit(agent, LOOK_SECONDS)) is None:
+        now = time.monotonic()
+        if seen := list_descendant_ranks(agent.pid):
+            ranks, lived_until, open_at = seen, now, now
+            continue
+        open_at = now if meeting.is_local or meeting.is_open() else open_at
+        waited = now - (lost_at if lived_until is None else lived_until)
+        if waited > patience_seconds or now - open_at > SHUT_SECONDS:
+            agent.kill()
+    left = [rank for rank in ranks if _kill_rank(rank)]
+    if asked and status < 0 and not left:  # the ranks have stopped, and the agent found nobody left to tell
+        return STOPPED, time.monotonic()
+    if lived_until is None and (status < 0 or status == UNMET):
+        return UNMET, None
+    return LOST_PEER if status < 0 else status, lived_until or time.monotonic()
+
+
+def _kill_rank(rank: psutil.Process) -> bool:
+    """End a rank; whether there was something to end."""
+    with suppress(psutil.Error):
+        was_running = rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE
+        rank.kill()
+        return was_running
+    return False
+
+
+def _wait_for_exit(agent: subprocess.Popen[bytes], seconds: float) -> int | None:
+    with suppress(subprocess.TimeoutExpired):
+        return agent.wait(seconds)
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Keep the command that follows the options going; its status."""
+    parser = argparse.ArgumentParser(prog="python -m launch.launchers.restart_agent", description=__doc__)
+    parser.add_argument("--meet", required=True, help="HOST:PORT of the first host")
+    parser.add_argument("--restarts", type=int, required=True, help="how often lost ranks are started again")
+    parser.add_argument("--patience", type=float, required=True, help="how many seconds hosts wait for each other")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="what starts the ranks of this host")
+    options = parser.parse_args(arguments)
+    die_with_parent()
+    configure_logging()
+    host, _, port = options.meet.rpartition(":")
+    try:
+        return run_with_restarts(options.command, Rendezvous(host, int(port)), options.restarts, options.patience)
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""A Slurm job that starts a run, stops it in time, and puts it back into the queue until it is finished.
+
+One task on each node runs torchrun, whose ranks meet at the first node. Before the time limit, Slurm sends SIGUSR1 to
+the batch script, which hands it to the ranks: they save and leave with 75, and the job is queued again. Slurm
+queues it again by itself after a node has failed, unless fewer nodes are enough, which then go on alone. Of those Slurm
+takes no account of the first, where the script runs: when that one is lost, the others queue the job again.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from launch.launchers.host_commands import LaunchPlan, build_torchrun_arguments, require_even_slots, strip_user
+from launch.train import STOPPED
+from llmsys.errors import LaunchError
+from llmsys.folder_lock import LOCK_NAME
+from llmsys.redact import has_secret, redact_secrets
+
+NOTICE_SECONDS = 300
+"""How long before the time limit the run is asked to stop: a step, a save, and some air."""
+AIR_SECONDS = 60
+LOOK_SECONDS = 30
+"""How often the other nodes ask whether the first is still part of the job."""
+FIRST_PORT = 20_000
+NEEDS_QUOTES = re.compile(r"[\s\"'\\#]")
+
+BODY = """\
+unset LLMSYS_PARENT  # names a process of the host that submitted
+{enter}
+export MASTER_HOST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export PORT={port}
+saved() {{ ls -1 {checkpoints} 2>/dev/null | tail -n 1; }}
+before=$(saved)
+# A node that was cut off may still have ranks, and one of them this run, until it notices.
+[ -z "${{SLURM_RESTART_COUNT:-}}" ] || flock --wait {held} {lock} true
+
+srun --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" --kill-on-bad-exit=0 --wait=0{stay} \\
+    bash -c {task} &
+step=$!
+trap 'scancel --signal=USR1 "$SLURM_JOB_ID"' USR1  # signals the job's steps, not this script
+trap : TERM  # the steps have it too
+wait "$step"; status=$?
+while kill -0 "$step" 2>/dev/null; do wait "$step"; status=$?; done  # a signal ended the wait, not the step
+
+if [ "$status" -eq {stopped} ]; then
+    # Slurm itself is ending the job: cancelled, or to be queued again, or at its time limit
+    if scontrol show job "$SLURM_JOB_ID" | grep -qE 'JobState=(COMPLETING|CANCELLED)'; then exit {stopped}; fi
+    if [ "$(saved)" = "$before" ]; then
+        echo "llmsys: not queued again: nothing was saved between start and stop. Ask for more time." >&2
+        exit {stopped}
+    fi
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
+"""
+
+WATCH = """\
+[ "$SLURMD_NODENAME" = "$MASTER_HOST" ] || while sleep {seconds} && kill -0 $$; do
+    nodes=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%N) && [ -n "$nodes" ] || continue
+    scontrol show hostnames "$nodes" | grep -qx "$MASTER_HOST" || scontrol requeue "$SLURM_JOB_ID"
+done </dev/null >/dev/null 2>&1 &
+"""
+"""Slurm leaves a job of --no-kill to itself without the node of its script: it would last to its time limit."""
+
+
+def format_sbatch_script(start: LaunchPlan, *, chosen: bool, gpus: int, port: int, more: Sequence[str] = ()) -> str:
+    """The text for `sbatch`.
+
+    `chosen`: as many nodes as `start` has, of Slurm's choice; else those very nodes.
+    `gpus` on each node. `port` 0 takes one that follows from the number of the job. `more` are options of sbatch.
+    """
+    slots = require_even_slots(start.hosts, "a Slurm job")
+    nodes = len(start.hosts)
+    options = [f"--job-name={start.name}", f"--nodes={nodes}", "--ntasks-per-node=1", "--exclusive", "--requeue"]
+    options += [
+        "--open-mode=append",
+        f"--signal=B:USR1@{NOTICE_SECONDS}",
+        f"--output={_escape_percent(start.folder)}/slurm-%j.out",
+    ]
+    if not chosen:
+        options.append(f"--nodelist={','.join(strip_user(host.name) for host in start.hosts)}")
+    options += [f"--gpus-per-node={gpus}"] * bool(gpus) + ["--no-kill"] * (start.min_hosts < nodes) + list(more)
+    head = "".join(f"#SBATCH {_quote_option(option)}\n" for option in options)
+    return "#!/bin/bash\n" + head + "\n" + _format_job_body(start, slots, port)
+
+
+def _escape_percent(folder: Path) -> str:
+    """A path as Slurm takes it for output files, where %j is the number of the job."""
+    return str(folder).replace("%", "%%")
+
+
+def _quote_option(option: str) -> str:
+    """An option as a line of `#SBATCH` takes it: sbatch parts words at blanks, and knows quotes and backslashes.
+
+    Raises LaunchError for an option that holds a secret, or several lines.
+    """
+    if has_secret(option) or "\n" in option:
+        reason = "several lines" if "\n" in option else "a secret, and job.sbatch lies in the shared run folder"
+        raise LaunchError(
+            f"--sbatch={redact_secrets(option)!r} holds {reason}. Leave it out, and set it in the environment of every "
+            f"node, or in a file that only you can read."
+        )
+    if not NEEDS_QUOTES.search(option):
+        return option
+    return '"' + option.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _format_job_body(start: LaunchPlan, slots: int, port: int) -> str:
+    checkpoints: Path = start.folder.parent / "checkpoints"
+    return BODY.format(
+        enter=f"cd {shlex.quote(str(start.working_directory))} && . "
+        f"{shlex.quote(str(start.folder / 'environment.sh'))} || exit",
+        port=port or f"$(({FIRST_PORT} + SLURM_JOB_ID % 20000))",
+        checkpoints=shlex.quote(str(checkpoints)),
+        held=start.outage_seconds + AIR_SECONDS,
+        lock=shlex.quote(str(start.folder.parent / LOCK_NAME)),
+        stay=" --no-kill" if start.min_hosts < len(start.hosts) else "",
+        task=shlex.quote(_format_node_task(start, slots)),
+        stopped=STOPPED,
+    )
+
+
+def _format_node_task(start: LaunchPlan, slots: int) -> str:
+    """What each node runs: torchrun, with the names that only the node knows left to its shell."""
+    identity = "$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"
+    words = build_torchrun_arguments(start, slots, "$MASTER_HOST:$PORT", identity, "$SLURMD_NODENAME")
+    watch = WATCH.format(seconds=LOOK_SECONDS) if start.min_hosts < len(start.hosts) else ""
+    return f"{watch}exec " + " ".join(
+        f'"{word}"' if "$SLURM" in word or "$MASTER" in word else shlex.quote(word) for word in words
+    )

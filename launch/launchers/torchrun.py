@@ -1,0 +1,103 @@
+"""torchrun with one message instead of three tracebacks when a rank ends badly.
+
+`python -m launch.launchers.torchrun [torchrun's options] SCRIPT …` exits with the status of the rank that failed first,
+after naming it. A rank that has printed its own message (status 1, 2, 3, 4 or 75) is not repeated. Starting lost ranks
+again is what launch/launchers/restart_agent.py is for: torchrun's own --max-restarts, which would start stopped ranks
+too, is refused.
+"""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read as torch is imported: a lost host is pages of C++ frames
+
+from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.run import parse_args, run
+
+from launch.process.parent_watch import die_with_parent
+from launch.process.signal_forwarding import forward_signals, signals_to_forward
+from launch.train import CRASHED, HUNG, LOST_PEER, MENDABLE, STOPPED, UNMET
+from llmsys.log import configure_logging, get_logger
+from llmsys.parallel.rendezvous import bind_rendezvous
+
+NO_RESTARTS = (
+    "llmsys: error: --max-restarts={0} would start ranks again that were stopped. Leave it out, and put "
+    "`python -m launch.launchers.restart_agent --meet FIRST:PORT --restarts {0} --patience SECONDS` before this "
+    "command."
+)
+
+SIGNALS_OF_TORCH = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals at which torch ends the ranks at once. SIGTERM is ours, which gives ranks time to save."""
+
+log = get_logger("launch.launchers.torchrun")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the ranks; return 0, or the exit status that tells what became of the first that failed."""
+    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", signals_to_handle())
+    options = parse_args(sys.argv[1:] if arguments is None else list(arguments))
+    if options.max_restarts:
+        print(NO_RESTARTS.format(options.max_restarts), file=sys.stderr)
+        return MENDABLE
+    return run_elastic_agent(lambda: run(options))
+
+
+def run_elastic_agent(start: Callable[[], None]) -> int:
+    """What became of ranks that `start` runs by torch's elastic agent: 0, or the status of the first that failed."""
+    die_with_parent()
+    configure_logging()
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", signals_to_handle())
+    bind_rendezvous(agents=True)
+    # Ranks have a store of their own: one that joins late reads old addresses in that of the agents.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    try:
+        with forward_signals():
+            start()
+    except ChildFailedError as error:
+        return _report_first_failure(sorted(error.failures.items(), key=lambda item: item[1].timestamp))
+    except SignalException as error:
+        return 128 + error.sigval
+    except (RendezvousError, DistError) as error:
+        log.error("the agents of the hosts do not reach each other (%s)", _format_error(error))
+        return UNMET
+    return 0
+
+
+def signals_to_handle() -> str:
+    """Return the default of --signals-to-handle: without SIGHUP where it saves, and without what was ignored before.
+
+    torch would take a signal that `nohup`, or a shell's `&`, has ignored.
+    """
+    own = [one for one in SIGNALS_OF_TORCH if one not in signals_to_forward()]
+    kept = [one for one in own if signal.getsignal(one) is not signal.SIG_IGN]
+    return ",".join(one.name for one in kept or [signal.SIGQUIT])
+
+
+def _format_error(error: Exception) -> str:
+    """What torch says of hosts that do not meet: of some kinds only the name."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _report_first_failure(failures: list[tuple[int, ProcessFailure]]) -> int:
+    """A rank that lost its peer is a consequence; name the rank that was the cause, if one is there."""
+    causes = [item for item in failures if item[1].exitcode not in (LOST_PEER, -signal.SIGTERM)]
+    rank, first = (causes or failures)[0]
+    if first.exitcode in (CRASHED, MENDABLE, LOST_PEER, STOPPED, HUNG):
+        return first.exitcode
+    ending = f"was killed by signal {-first.exitcode}" if first.exitcode < 0 else f"ended with status {first.exitcode}"
+    log.error(
+        "rank %s (process %s) %s. Nothing that was saved is lost: run the same command again and it continues from the "
+        "newest checkpoint.", rank, first.pid, ending,
+    )  # fmt: skip
+    return LOST_PEER if first.exitcode < 0 else first.exitcode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""What one host knows of itself, for `llmsys preflight`: started there by ssh as `python -m launch.preflight.host_probe
+REQUEST`.
+
+Reads a request in JSON (config, words, rank, hosts, …); prints one line of JSON. What goes wrong on the way is a field
+of it, so that every other fact still gets told. Writes one file, by which the others see that the folder is shared.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from llmsys.errors import LlmsysError, to_data_error
+from llmsys.port import EVERYWHERE, describe_port_conflict, find_free_port
+
+PACKAGES = ("torch", "deepspeed", "accelerate", "numpy", "pyarrow")
+
+
+def collect_host_facts(request: dict[str, Any]) -> dict[str, Any]:
+    """Every fact; a field that ends in `problem` holds the message of what could not be had."""
+    facts: dict[str, Any] = {"versions": read_versions(), "commit": read_commit(), "code": compute_code_digest()}
+    facts |= _collect_fact("address", lambda: resolve_address(request["first"]))
+    if request["port"] and request["rank"] == 0:
+        facts |= _collect_fact("port", lambda: require_port(request["port"]))
+    facts |= _collect_fact("free_port", lambda: find_free_port(EVERYWHERE))
+    facts |= _collect_fact("folder", lambda: write_marker(Path(request["folder"]), request["marker"], request["rank"]))
+    facts |= _collect_fact("devices", read_devices)
+    facts |= _collect_fact("batch", lambda: read_first_batch(request))
+    return facts
+
+
+def read_versions() -> dict[str, str]:
+    """Versions of Python, llmsys and the packages that ranks must agree on; "missing" for what is not installed."""
+    import llmsys
+
+    found = {"python": platform.python_version(), "llmsys": llmsys.__version__}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+def read_commit() -> str:
+    """The commit of the checkout that the code lies in; "" where it is not a checkout."""
+    from llmsys.source_code import read_source
+
+    return str(read_source()["commit"] or "")[:12]
+
+
+def compute_code_digest() -> str:
+    """A digest of every file of code that a rank may import from the three rooms."""
+    rooms, whole = Path(__file__).resolve().parents[2], hashlib.blake2b(digest_size=6)
+    for room in ("data_pipeline", "launch", "llmsys"):
+        for path in sorted((rooms / room).rglob("*.py")):
+            whole.update(f"{path.relative_to(rooms)}\n".encode() + path.read_bytes())
+    return whole.hexdigest()
+
+
+def resolve_address(name: str) -> str:
+    """The address by which this host would reach the first one."""
+    try:
+        return str(socket.getaddrinfo(name, None, socket.AF_UNSPEC, socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise LlmsysError(
+            f"does not know the name {name} ({error.strerror}). Give it an address in /etc/hosts here, or use "
+            f"addresses in nodes=."
+        ) from None
+
+
+def require_port(wanted: int) -> None:
+    """Ask whether the port that ranks will meet at can be had."""
+    if reason := describe_port_conflict(wanted, EVERYWHERE):
+        raise LlmsysError(f"port {wanted} cannot be had ({reason}). Set launch.port to another, or end what holds it.")
+
+
+def write_marker(folder: Path, marker: str, rank: int) -> dict[str, int]:
+    """Leave a file for the others to see; the bytes that are free there."""
+    try:
+        (folder / marker).mkdir(parents=True, exist_ok=True)
+        (folder / marker / str(rank)).write_text("seen\n")
+    except OSError as error:
+        raise to_data_error(error) or error from None
+    return {"free_bytes": shutil.disk_usage(folder).free}
+
+
+def read_devices() -> dict[str, Any]:
+    """Accelerators with their memory, the memory and cores of the host, and whether it multiplies bf16 natively."""
+    import torch
+
+    from llmsys.parallel.process_group import get_local_device
+    from llmsys.train.auto_micro_batch import get_free_memory
+    from llmsys.train.precision import find_bf16_support
+
+    found = []
+    for number in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(number)
+        found.append({"name": torch.cuda.get_device_name(number), "free_bytes": free, "total_bytes": total})
+    native = find_bf16_support(get_local_device())._asdict()
+    return {"accelerators": found, "memory_bytes": get_free_memory(), "cores": os.cpu_count() or 1, "bf16": native}
+
+
+def read_first_batch(request: dict[str, Any]) -> dict[str, Any]:
+    """The first batch of this host's first rank, read as training would; its size."""
+    from llmsys.config.load import load_run_config
+    from llmsys.train.build_objective import build_step_batches
+
+    config = load_run_config(request["config"], request["overrides"])
+    layout = config.resolve_layout(request["ranks"])
+    steps = build_step_batches(config, layout.data_parallel_size, layout.get_data_rank(request["first_rank"]))
+    steps.get_micro_batches(0)
+    return {"micro_batches": steps.count_micro_batches(0), "tokens_per_step": config.batch.tokens_per_step}
+
+
+def _collect_fact(name: str, find: Callable[[], Any]) -> dict[str, Any]:
+    try:
+        return {name: find()}
+    except LlmsysError as error:
+        return {f"{name}_problem": str(error)}
+    except Exception as error:
+        return {f"{name}_problem": f"{type(error).__name__}: {error}. This is not a known problem: look into it there."}
+
+
+if __name__ == "__main__":
+    print(json.dumps(collect_host_facts(json.loads(sys.argv[1]))), flush=True)
+    os._exit(0)  # no clean-up of a library may hold the answer up

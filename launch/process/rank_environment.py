@@ -1,0 +1,147 @@
+"""What the launchers tell a process: its rank, the world, how to reach the others, and over which network.
+
+torchrun, deepspeed and accelerate set RANK, WORLD_SIZE, LOCAL_RANK and MASTER_*; srun, Open MPI and PMI (MPICH, Intel
+MPI) set names of their own, from which the same ones are filled. A stray `--local_rank=N`, which the deepspeed launcher
+adds, is taken out of the arguments. Where nobody names a network interface, the one that leads to the others is taken.
+"""
+
+import os
+import re
+from collections.abc import Mapping, MutableMapping, Sequence
+
+from launch.hosts.network_interfaces import find_interface_to, get_loopback_interface
+from llmsys.errors import LaunchError
+
+Environment = MutableMapping[str, str]
+
+SLURM_NAMES = {
+    "RANK": "SLURM_PROCID",
+    "WORLD_SIZE": "SLURM_NTASKS",
+    "LOCAL_RANK": "SLURM_LOCALID",
+    "LOCAL_WORLD_SIZE": "SLURM_NTASKS_PER_NODE",
+}
+MPI_NAMES = (
+    {
+        "RANK": "OMPI_COMM_WORLD_RANK",
+        "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+        "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+        "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    },
+    {
+        "RANK": "PMI_RANK",
+        "WORLD_SIZE": "PMI_SIZE",
+        "LOCAL_RANK": "MPI_LOCALRANKID",
+        "LOCAL_WORLD_SIZE": "MPI_LOCALNRANKS",
+    },
+)
+SLURM_FIRST_PORT = 20_000
+MPI_PORT = 29_500
+HERE = "127.0.0.1"
+DEEPSPEED_LOCAL_SIZE = "LOCAL_SIZE"
+FIRST_HOST = re.compile(r"(?P<prefix>[^\[,]+)(?:\[(?P<number>\d+)[^\]]*\](?P<suffix>[^,\[]*))?")
+
+
+def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher started this process as one of several ranks."""
+    return "RANK" in environment
+
+
+def adopt_launcher(environment: Environment = os.environ) -> None:
+    """Fill the usual names from whatever launcher started this process. One that has spoken is not overruled.
+
+    Raises LaunchError where ranks are on several hosts and nothing says where the first one is.
+    """
+    if not is_launched(environment):
+        _adopt_slurm(environment)
+    if not is_launched(environment):
+        _adopt_mpi(environment)
+    if DEEPSPEED_LOCAL_SIZE in environment and is_launched(environment):
+        environment.setdefault("LOCAL_WORLD_SIZE", environment[DEEPSPEED_LOCAL_SIZE])
+
+
+def _adopt_slurm(environment: Environment) -> None:
+    """`srun` of one task per rank. An interactive shell of a job is no rank."""
+    if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
+        return
+    _copy_variables(environment, SLURM_NAMES)
+    if "LOCAL_WORLD_SIZE" not in environment and (local := _parse_node_tasks(environment)):
+        environment["LOCAL_WORLD_SIZE"] = local
+    # The node srun was typed on may be a login node: the first node of the step is where rank 0 is.
+    first = parse_first_host(environment.get("SLURM_STEP_NODELIST", "")) or environment.get("SLURM_LAUNCH_NODE_IPADDR")
+    if first:
+        environment.setdefault("MASTER_ADDR", first)
+    job = int(environment.get("SLURM_JOB_ID", "0"))
+    environment.setdefault("MASTER_PORT", str(SLURM_FIRST_PORT + job % 20_000))
+
+
+def _adopt_mpi(environment: Environment) -> None:
+    """`mpirun` and `mpiexec`, which do not say where rank 0 is: on this host, or where MASTER_ADDR says."""
+    names = next((one for one in MPI_NAMES if one["RANK"] in environment and one["WORLD_SIZE"] in environment), None)
+    if names is None:
+        return
+    here = environment.get(names["LOCAL_WORLD_SIZE"]) == environment[names["WORLD_SIZE"]]
+    if "MASTER_ADDR" not in environment and not here:
+        raise LaunchError(
+            f"mpirun started rank {environment[names['RANK']]} of {environment[names['WORLD_SIZE']]} on several hosts, "
+            f"and MASTER_ADDR does not say where rank 0 is. Name its host: `mpirun -x MASTER_ADDR=FIRST_HOST …` "
+            f"(Open MPI) or `mpiexec -genv MASTER_ADDR FIRST_HOST …`."
+        )
+    _copy_variables(environment, names)
+    environment.setdefault("MASTER_ADDR", HERE)
+    environment.setdefault("MASTER_PORT", str(MPI_PORT))
+
+
+def _copy_variables(environment: Environment, names: Mapping[str, str]) -> None:
+    for name, theirs in names.items():
+        if theirs in environment:
+            environment.setdefault(name, environment[theirs])
+
+
+def parse_first_host(node_list: str) -> str:
+    """The first of Slurm's `node[03-05,9],other`: node03. Empty where there is none."""
+    found = FIRST_HOST.match(node_list)
+    return f"{found['prefix']}{found['number'] or ''}{found['suffix'] or ''}" if found else ""
+
+
+def _parse_node_tasks(environment: Mapping[str, str]) -> str | None:
+    """This node's entry of `2(x3),1`: tasks on each node of the step, in order."""
+    counts: list[str] = []
+    for part in environment.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+        tasks, _, times = part.partition("(x")
+        counts += [tasks] * int(times.rstrip(")") or 1)
+    node = int(environment.get("SLURM_NODEID", "0"))
+    return counts[node] or None if node < len(counts) else None
+
+
+def choose_interface(environment: Environment = os.environ) -> None:
+    """Name the network interface for gloo and NCCL where the user has not.
+
+    Left alone, gloo binds to what this host's own name resolves to, which Debian makes a loopback address: ranks of
+    other hosts then wait for it until the time-out. Loopback is right only when every rank is on this host.
+    Raises LaunchError where no interface leads to the first rank.
+    """
+    ranks = environment.get("WORLD_SIZE")
+    if ranks is None or "MASTER_ADDR" not in environment:
+        return
+    if environment.get("LOCAL_WORLD_SIZE") == ranks:
+        if (alone := get_loopback_interface()) is not None:
+            environment.setdefault("GLOO_SOCKET_IFNAME", alone)
+        return
+    if {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} <= environment.keys() or "LOCAL_WORLD_SIZE" not in environment:
+        return
+    chosen = find_interface_to(environment["MASTER_ADDR"])
+    environment.setdefault("GLOO_SOCKET_IFNAME", chosen)
+    environment.setdefault("NCCL_SOCKET_IFNAME", f"={chosen}")  # `=`: this very name, not all that begin so
+
+
+def strip_local_rank(arguments: Sequence[str], environment: Environment = os.environ) -> list[str]:
+    """The arguments without `--local_rank=N` or `--local-rank N`; N is kept as LOCAL_RANK if nothing else says it."""
+    kept: list[str] = []
+    iterator = iter(arguments)
+    for argument in iterator:
+        name, _, value = argument.partition("=")
+        if name in ("--local_rank", "--local-rank"):
+            environment.setdefault("LOCAL_RANK", value or next(iterator, "0"))
+        else:
+            kept.append(argument)
+    return kept

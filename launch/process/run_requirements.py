@@ -1,0 +1,39 @@
+"""Refuse a config that cannot train, before any rank starts and imports torch.
+
+Reads the config and the manifests of its datasets; imports no torch.
+"""
+
+import shlex
+from collections.abc import Sequence
+
+from llmsys.config.bitwise_constraints import list_micro_batch_counts, require_ranks
+from llmsys.config.data import list_dataset_folders
+from llmsys.config.run import RunConfig
+from llmsys.data.step_plan import RunPlan
+from llmsys.errors import DataError
+from llmsys.manifest import MANIFEST_NAME
+
+
+def require_layout(config: RunConfig, ranks: int) -> None:
+    """Raise LayoutError or ConfigError where `ranks` processes cannot share the model or the steps."""
+    layout = config.resolve_layout(ranks)
+    windows = config.objective.kind in ("next_token", "masked")
+    if config.train.reproducibility == "bitwise":
+        require_ranks(layout.data_parallel_size, list_micro_batch_counts(config.batch, windows=windows))
+    elif windows:
+        RunPlan(config.batch, layout.data_parallel_size, 0)
+
+
+def require_datasets(config: RunConfig, words: Sequence[str]) -> None:
+    """Raise DataError where a dataset of the config is not prepared; `words` are the CONFIG and overrides given."""
+    for folder in list_dataset_folders(config.data):
+        if (folder / MANIFEST_NAME).exists():
+            continue
+        command = f"Prepare it first: llmsys prepare {shlex.join(words)}"
+        if config.data.kind == "mixture":
+            command = (
+                f"Prepare it first, by the config of its own that names data.folder={folder}: llmsys prepare CONFIG"
+            )
+        raise DataError(
+            f"{folder} holds no prepared dataset ({MANIFEST_NAME} is missing), and training reads one. {command}"
+        )

@@ -1,1 +1,0 @@
-"""One file per verb of the `llmsys` command: its arguments, and the function it calls."""

@@ -1,0 +1,109 @@
+"""What `train.reproducibility: bitwise` needs: one fixed list of micro-batches, and nothing that sums otherwise.
+
+Rules between sections, read by RunConfig; and what a number of ranks must be, read when a run begins.
+"""
+
+from collections.abc import Iterator
+
+from llmsys.config.batch import BatchConfig
+from llmsys.config.engine import EngineConfig
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.train import TrainConfig
+from llmsys.config.violation import Violation, format_choices, list_divisors
+from llmsys.errors import ConfigError
+
+OTHERWISE = "or set train.reproducibility=fast"
+
+
+def find_bitwise_violations(
+    train: TrainConfig,
+    engine: EngineConfig,
+    layout: ParallelLayout,
+    batch: BatchConfig,
+    *,
+    optimizer: str,
+    windows: bool,
+) -> Iterator[Violation]:
+    """What bitwise mode cannot hold to its promise; `windows` where steps are cut into windows of one length."""
+    if engine.kind != "torch":
+        yield _build_summation_violation("engine.kind", engine.kind, "torch")
+    else:
+        if engine.data_parallel != "fsdp":
+            yield _build_summation_violation("engine.data_parallel", engine.data_parallel, "fsdp")
+        if engine.offload != "none":
+            yield Violation("engine.offload", f"{engine.offload} steps by other kernels. Use none, {OTHERWISE}.")
+        if engine.gradients != "sharded":
+            yield _build_summation_violation("engine.gradients", engine.gradients, "sharded")
+    for axis in ("context", "tensor"):
+        if (size := getattr(layout, axis)) > 1:
+            yield Violation(
+                f"layout.{axis}",
+                f"{size} ranks would add up parts of one product, and their number would show in the bits. "
+                f"Use {axis}=1 with shard, replicate and expert, {OTHERWISE}.",
+            )
+    if optimizer != "adamw":
+        yield Violation(
+            "optimizer.kind", f"{optimizer} is not made of exact elementwise steps. Use adamw, {OTHERWISE}."
+        )
+    yield from _find_train_violations(train)
+    if windows:
+        yield from _find_micro_batch_violations(batch)
+
+
+def _build_summation_violation(key: str, value: str, other: str) -> Violation:
+    return Violation(key, f"{value} adds up gradients in an order of its own. Use {other}, {OTHERWISE}.")
+
+
+def _find_train_violations(train: TrainConfig) -> Iterator[Violation]:
+    if train.precision == "fp16":
+        text = "fp16 scales the loss by what happened before, which bitwise mode does not follow. Use bf16 or fp32"
+        yield Violation("train.precision", f"{text}, {OTHERWISE}.")
+    if train.compile != "none":
+        text = f"{train.compile} picks kernels by the shapes that it happened to see first. Use none"
+        yield Violation("train.compile", f"{text}, {OTHERWISE}.")
+    if not train.threads_per_process:
+        yield Violation(
+            "train.threads_per_process",
+            "0 takes as many threads as there are cores to share, and sums on CPUs depend on their number. "
+            "Use 1, or another number that every run of this model is given.",
+        )
+
+
+def _find_micro_batch_violations(batch: BatchConfig) -> Iterator[Violation]:
+    """A micro-batch of a fixed number of windows, which divides every step."""
+    legal = [
+        size for size in list_divisors(batch.step_sizes[0]) if all(other % size == 0 for other in batch.step_sizes)
+    ]
+    if batch.micro_sequences in (0, "auto"):
+        yield Violation(
+            "batch.micro_sequences",
+            f"{batch.micro_sequences} lets the number of ranks decide what a micro-batch holds, and its sums with it. "
+            f"Use {format_choices(legal)}: a step then has "
+            f"{format_choices([batch.sequences_per_step // size for size in legal])} "
+            f"micro-batches, which the number of processes must divide.",
+        )
+    elif batch.micro_sequences not in legal:
+        yield Violation(
+            "batch.micro_sequences",
+            f"{batch.micro_sequences} does not divide a step of {format_choices(batch.step_sizes)} sequences. "
+            f"Use {format_choices(legal)}.",
+        )
+
+
+def list_micro_batch_counts(batch: BatchConfig, *, windows: bool) -> tuple[int, ...]:
+    """How many micro-batches the steps of a run can have, over all ranks, in bitwise mode."""
+    if not windows:
+        return (batch.length_groups,)
+    return tuple(size // int(batch.micro_sequences) for size in batch.step_sizes)
+
+
+def require_ranks(ranks: int, counts: tuple[int, ...]) -> None:
+    """ConfigError unless `ranks` is a power of two that divides each of these numbers of micro-batches."""
+    legal = [n for n in list_divisors(counts[0]) if n & (n - 1) == 0 and all(count % n == 0 for count in counts)]
+    if ranks not in legal:
+        raise ConfigError(
+            f"train.reproducibility=bitwise deals the {format_choices(counts)} micro-batches of a step to a "
+            f"power of two of "
+            f"processes that divides them, and there are {ranks}. Start {format_choices(legal)}, or choose another "
+            f"batch.micro_sequences (of pairs and texts: batch.length_groups); that is another trajectory."
+        )

@@ -1,0 +1,86 @@
+"""What a YAML file can say about evaluation sets that must not be trained on.
+
+Reads nothing, gives the tagged union `DecontaminateConfig`.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from llmsys.config.local_path import LocalPath
+from llmsys.config.section import Section
+from llmsys.config.violation import Violation, raise_violations
+
+Part = Literal["query", "label", "overlap"]
+
+
+class EvaluationSetConfig(Section):
+    """The items of one evaluation set. Field names may lead into a mapping (`answers.text`) or name a list of texts."""
+
+    name: str = Field(min_length=1, description="Name of the set in reasons and reports.")
+    files: tuple[LocalPath, ...] = Field(min_length=1, description="Files of JSON lines, plain, .gz or .zst.")
+    query: tuple[str, ...] = Field((), description="Fields that hold a question or prompt, such as [prompt].")
+    label: tuple[str, ...] = Field((), description="Fields that hold an answer, such as [canonical_solution].")
+    item: str = Field("", description="Field that names an item; empty: its line number.")
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if not self.query and not self.label:
+            raise_violations(
+                [Violation("query", "neither query nor label names a field. Name one, such as query: [prompt].")]
+            )
+        return self
+
+
+class NoDecontamination(Section):
+    """Documents are not compared with evaluation sets."""
+
+    kind: Literal["none"] = "none"
+
+
+class NgramDecontaminationConfig(Section):
+    """Documents that share a word n-gram with an item of an evaluation set are dropped, or the shared span is cut.
+
+    The definition is GPT-3's (Brown et al. 2020, appendix C): words in lower case without punctuation, 13-grams, an
+    n-gram of more than 10 documents is common speech and decides nothing, 200 characters around a match are cut with
+    it, pieces of less than 200 characters go, a document in more than 10 pieces goes. As datatrove has it, numbers and
+    accents do not matter, and n-grams are taken of the query, the label, and across their border.
+    """
+
+    kind: Literal["ngram"] = "ngram"
+    sets: tuple[EvaluationSetConfig, ...] = Field(min_length=1, description="Evaluation sets.")
+    ngram_words: int = Field(13, ge=2, le=64, description="Words of an n-gram; datatrove's default is 12.")
+    min_item_words: int = Field(
+        5,
+        ge=1,
+        description="Shorter items than `ngram_words` are looked for whole; with fewer words than this, not at all.",
+    )
+    parts: tuple[Part, ...] = Field(
+        ("query", "label", "overlap"), description="What n-grams are taken of; overlap: across query and label."
+    )
+    max_documents: int = Field(
+        10, ge=0, description="An n-gram that more documents hold decides nothing; 0: no n-gram is exempt."
+    )
+    action: Literal["drop", "cut"] = Field("drop", description="Drop the document, or cut the span with its margin.")
+    margin_characters: int = Field(200, ge=0, description="Characters cut on each side of a match.")
+    min_piece_characters: int = Field(200, ge=0, description="Shorter pieces that cutting leaves go too.")
+    max_pieces: int = Field(10, ge=1, description="A document that cutting leaves in more pieces is dropped.")
+
+    @model_validator(mode="after")
+    def _check_set_names(self) -> Self:
+        names = [one.name for one in self.sets]
+        raise_violations(
+            Violation(f"sets.{number}.name", f"{name} is the name of another set already. Give each set its own name.")
+            for number, name in enumerate(names)
+            if name in names[:number]
+        )
+        return self
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files of all sets."""
+        return tuple(path for one in self.sets for path in one.files)
+
+
+DecontaminateConfig = Annotated[NoDecontamination | NgramDecontaminationConfig, Field(discriminator="kind")]

@@ -1,0 +1,156 @@
+"""What a YAML file can say about duplicates: which kinds are looked for, and against which earlier datasets.
+
+Reads nothing, gives `DeduplicationConfig`. Each kind is a tagged section; what is not asked for costs nothing. Which
+copy stays depends on the data alone, never on the order of files or the number of workers.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from llmsys.config.local_path import LocalPath
+from llmsys.config.section import Section
+
+
+class NoDeduplication(Section):
+    """Duplicates of this kind stay."""
+
+    kind: Literal["none"] = "none"
+
+
+class UrlDedupConfig(Section):
+    """Documents with the same URL, character by character: one capture stays, among equals that of the smallest id."""
+
+    kind: Literal["url"] = "url"
+    keep: Literal["latest", "earliest", "longest"] = Field("latest", description="Which capture stays.")
+
+
+class ExactDedupConfig(Section):
+    """Documents with the same text: the one with the smallest id stays."""
+
+    kind: Literal["text"] = "text"
+
+
+class _SegmentDedupConfig(Section):
+    """What all kinds of repeated spans have in common; the occurrence in the document with the smallest id stays."""
+
+    min_words: int = Field(50, ge=0, description="Words that a document must keep when spans are taken out of it.")
+    min_sentences: int = Field(3, ge=0, description="Sentences that it must keep.")
+
+
+class ParagraphDedupConfig(_SegmentDedupConfig):
+    """Paragraphs (between blank lines) that occur more than once, compared without white space at their ends."""
+
+    kind: Literal["paragraphs"] = "paragraphs"
+    min_characters: int = Field(0, ge=0, description="Shorter paragraphs stay.")
+
+
+class LineDedupConfig(_SegmentDedupConfig):
+    """Lines that occur more than once, compared stripped and in lower case, as the code of C4 does."""
+
+    kind: Literal["lines"] = "lines"
+    min_characters: int = Field(0, ge=0, description="Shorter lines stay.")
+
+
+class SentenceDedupConfig(_SegmentDedupConfig):
+    """Runs of sentences that occur more than once (Raffel et al. 2020: three), compared simplified as for MinHash.
+
+    Sentences, comparison and what is taken out are datatrove's for English.
+    """
+
+    kind: Literal["sentences"] = "sentences"
+    sentences: int = Field(3, ge=1, le=16, description="Sentences of a span.")
+
+
+class MinHashDedupConfig(Section):
+    """Documents whose word n-grams mostly agree, found by MinHash-LSH (Broder 1997) with FineWeb's parameters.
+
+    Two documents are linked when all hashes of one bucket agree; of a connected cluster the longest document stays,
+    among equals the one with the smallest id. The similarity at which half are found is about (1 / buckets) ^ (1 /
+    hashes_per_bucket), 0.72 for 14 x 8.
+    """
+
+    kind: Literal["minhash"] = "minhash"
+    buckets: int = Field(14, ge=1, le=256, description="Groups of hashes; one equal group links two documents.")
+    hashes_per_bucket: int = Field(8, ge=1, le=64, description="Hashes that must agree within a group.")
+    ngram_words: int = Field(5, ge=1, le=32, description="Words per shingle; shorter documents are never duplicates.")
+    hash: Literal["combined", "sha1"] = Field(
+        "combined",
+        description="64-bit hash of a shingle: combined from its words', or FineWeb's sha1, which is slower.",
+    )
+    seed: int = Field(1, ge=0, le=(1 << 32) - 1, description="Seed of the hash permutations.")
+
+
+class SubstringDedupConfig(Section):
+    """Strings of at least `min_characters` that occur more than once (Lee et al. 2022), words and lines aside.
+
+    What is taken out is exactly what a suffix array of the whole corpus finds: every character that lies in a later
+    occurrence of such a string; the first occurrence, in the document with the smallest id, stays.
+    """
+
+    kind: Literal["substring"] = "substring"
+    min_characters: int = Field(
+        250, ge=20, le=100_000, description="Characters; the paper's 50 tokens are about 200 to 250 of English."
+    )
+    min_words: int = Field(50, ge=0, description="Words that a document must keep when strings are taken out of it.")
+
+
+class ExactKeyFilterConfig(Section):
+    """Every key of a task is sorted in memory: about 100 bytes each, and 270 each where most are repeated."""
+
+    kind: Literal["sorted"] = "sorted"
+    keys_per_task: int = Field(2_000_000, ge=1, description="Keys that one task compares, about.")
+
+
+class BloomKeyFilterConfig(Section):
+    """A counting Bloom filter finds the keys that may occur twice, and only these are sorted.
+
+    Counters, as many as keys and error rate ask for, take two bits each; they are filled before any key is judged, so
+    that order decides nothing, and what the filter lets through by mistake is found out by the sort. A key that is
+    repeated takes 270 bytes besides, so that this is for keys of which few are.
+    """
+
+    kind: Literal["bloom"] = "bloom"
+    keys_per_task: int = Field(16_000_000, ge=1, description="Keys that one task compares, about: expected items.")
+    error_rate: float = Field(0.01, gt=0, lt=0.5, description="Share of unique keys that the filter lets through.")
+
+
+class NoDedupIndex(Section):
+    """No index is written."""
+
+    kind: Literal["none"] = "none"
+
+
+class DedupIndexConfig(Section):
+    """`index/` of the dataset gets URL hashes, text digests and MinHash keys of every document that stays."""
+
+    kind: Literal["kept"] = "kept"
+
+
+class DeduplicationConfig(Section):
+    """Which duplicates are dropped, in this order: URL, text, spans, near copies, substrings."""
+
+    url: Annotated[UrlDedupConfig | NoDeduplication, Field(discriminator="kind")] = Field(
+        NoDeduplication(), description="Documents with the same URL."
+    )
+    exact: Annotated[ExactDedupConfig | NoDeduplication, Field(discriminator="kind")] = Field(
+        ExactDedupConfig(), description="Documents with the same text."
+    )
+    spans: Annotated[
+        ParagraphDedupConfig | LineDedupConfig | SentenceDedupConfig | NoDeduplication, Field(discriminator="kind")
+    ] = Field(NoDeduplication(), description="Paragraphs, lines or runs of sentences that occur more than once.")
+    minhash: Annotated[MinHashDedupConfig | NoDeduplication, Field(discriminator="kind")] = Field(
+        MinHashDedupConfig(), description="Documents with nearly the same text."
+    )
+    substring: Annotated[SubstringDedupConfig | NoDeduplication, Field(discriminator="kind")] = Field(
+        NoDeduplication(), description="Long strings that occur more than once."
+    )
+    against: tuple[LocalPath, ...] = Field(
+        (), description="Dataset folders with an index; what they hold stays, and its duplicates here are dropped."
+    )
+    index: Annotated[DedupIndexConfig | NoDedupIndex, Field(discriminator="kind")] = Field(
+        NoDedupIndex(), description="Whether later datasets can name this one in `against`."
+    )
+    keys: Annotated[ExactKeyFilterConfig | BloomKeyFilterConfig, Field(discriminator="kind")] = Field(
+        ExactKeyFilterConfig(), description="How keys are compared; never changes what is dropped."
+    )

@@ -1,0 +1,59 @@
+"""What a YAML file can say about extraction: how HTML becomes text, and how much work a page may ask for.
+
+Reads nothing, gives the tagged union `ExtractConfig`. Limits are counted in bytes, nodes and attributes, never in
+seconds, so that a busy machine decides nothing; a page beyond one is dropped with the limit, its value and threshold.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from llmsys.config.section import Section
+
+
+class _BaseExtractorConfig(Section):
+    """Limits on a page, the same for every extractor."""
+
+    max_page_bytes: int = Field(
+        5_242_880, ge=1, description="Bytes of HTML; a longer page is skipped and counted. Common Crawl cuts at 5 MiB."
+    )
+    max_nodes: int = Field(
+        1_000_000,
+        ge=1,
+        description="Elements, texts and attributes that the parser might make of the page at most, about 400 B each.",
+    )
+    max_attributes: int = Field(
+        1_000, ge=1, description="Attributes of one element; each is compared with those before it."
+    )
+
+
+class ArticleExtractorConfig(_BaseExtractorConfig):
+    """The main content of news, posts, forums and manuals, with lists, tables and code in their shape."""
+
+    kind: Literal["article"] = "article"
+
+
+class ResiliparseExtractorConfig(_BaseExtractorConfig):
+    """Resiliparse's plain text (Bevendorff et al. 2018): faster, with more of what is around the content."""
+
+    kind: Literal["resiliparse"] = "resiliparse"
+    main_content: bool = Field(True, description="Leave out navigation, footers, banners and the like.")
+    max_depth: int = Field(
+        1_000,
+        ge=1,
+        description="Nested elements; of a deeper page all text stays: finding its main content takes too long.",
+    )
+
+
+class TrafilaturaExtractorConfig(_BaseExtractorConfig):
+    """Trafilatura (Barbaresi 2021), the extractor of FineWeb: many times slower. Needs the extra of its name."""
+
+    kind: Literal["trafilatura"] = "trafilatura"
+    favor: Literal["precision", "balance", "recall"] = Field(
+        "precision", description="What is preferred in doubt; FineWeb favours precision."
+    )
+
+
+ExtractConfig = Annotated[
+    ArticleExtractorConfig | ResiliparseExtractorConfig | TrafilaturaExtractorConfig, Field(discriminator="kind")
+]

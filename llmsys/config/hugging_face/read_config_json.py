@@ -1,0 +1,72 @@
+"""From the text of a config.json to the values of a ModelConfig.
+
+Every key is accounted for: understood, harmless by name, understood at one value only, or refused. Raises ConfigError
+with the file and every key that is wrong.
+"""
+
+import difflib
+import json
+from pathlib import Path
+from typing import Any
+
+from llmsys.config.hugging_face.config_json import ConfigJsonReader
+from llmsys.config.hugging_face.defaults import DEFAULTS
+from llmsys.config.hugging_face.model_types import FAMILIES
+from llmsys.config.hugging_face.shared_fields import Values
+from llmsys.errors import ConfigError
+
+
+def read_model_values(values: dict[str, Any], source: str = "config.json") -> Values:
+    """The values of a `model:` section that mean the same as this config.json.
+
+    `num_nextn_predict_layers` is read over: Hugging Face's classes do not build that module, so neither does the config
+    by itself; `multi_token_prediction: {depth: 1}` does.
+    """
+    name = _require_model_type(values, source)
+    fields = ConfigJsonReader(values, DEFAULTS[name])
+    read = FAMILIES[name].read(fields)
+    fields.raise_violations(source)
+    return read
+
+
+def parse_json(text: str, source: str) -> dict[str, Any]:
+    """The mapping that a JSON text holds."""
+
+    def build_mapping(entries: list[tuple[str, Any]]) -> dict[str, Any]:
+        for i, (key, _) in enumerate(entries):
+            if any(key == other for other, _ in entries[:i]):
+                raise ConfigError(f"{source}: {key} is given twice. Keep one of them.")
+        return dict(entries)
+
+    try:
+        values = json.loads(text, object_pairs_hook=build_mapping)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{source}:{error.lineno}: not JSON: {error.msg}. Mend column {error.colno}.") from None
+    except RecursionError:
+        raise ConfigError(f"{source}: not JSON: nested too deeply. Give the config.json of a model.") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{source} holds a {type(values).__name__}, not a mapping. Give the config.json of a model.")
+    return values
+
+
+def is_hugging_face(path: Path) -> bool:
+    """Whether a config file is read as Hugging Face's: by its suffix, since ours are YAML."""
+    return path.suffix == ".json"
+
+
+def _require_model_type(values: dict[str, Any], source: str) -> str:
+    name = values.get("model_type")
+    known = ", ".join(sorted(FAMILIES))
+    if isinstance(name, str) and name in FAMILIES:
+        return name
+    for inner in ("text_config", "llm_config", "language_config", "thinker_config"):
+        if isinstance(values.get(inner), dict):
+            raise ConfigError(
+                f"{source}: model_type: {name!r} holds its language model under {inner}, beside other parts that "
+                f"cannot be built. Save that mapping as a config.json of its own."
+            )
+    if name is None:
+        raise ConfigError(f"{source}: model_type: is missing. Give one of {known}.")
+    close = difflib.get_close_matches(str(name), list(FAMILIES), n=2, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(close)}?" if close else ""
+    raise ConfigError(f"{source}: model_type: {name!r} is not understood.{hint} Known: {known}.")

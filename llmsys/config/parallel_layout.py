@@ -1,0 +1,246 @@
+"""What forbids splitting a model's matrices over `layout.tensor` or its sequences over `layout.context`.
+
+Read by Layout.fit and by RunConfig, so that a config is refused before a process starts. Each problem says the value,
+the rule, and values that would do.
+
+The parallel layout: how the ranks of a run share the model.
+
+A section of the config says what is wanted (`shard: -1` takes the ranks that are left); `resolve` resolves it for a
+world size and a model, or says which number does not divide and which would.
+"""
+
+from collections.abc import Iterator
+
+from pydantic import Field
+
+from llmsys.config.engine import EngineConfig
+from llmsys.config.model import ModelConfig
+from llmsys.config.section import Section
+from llmsys.config.violation import Violation, format_choices, list_divisors
+from llmsys.errors import LayoutError
+
+
+def find_model_sharding_violations(tensor: int, context: int, model: ModelConfig) -> Iterator[Violation]:
+    """What the model forbids, whatever the engine and the number of ranks."""
+    if tensor * context == 1:
+        return
+    yield from _find_kind_violations("tensor" if tensor > 1 else "context", model)
+    yield from _find_head_violations(tensor, context, model)
+    for key, width in _iter_sharded_widths(model):
+        if width % tensor:
+            legal = [n for n in list_divisors(width) if model.num_attention_heads % n == 0]
+            yield Violation(
+                "tensor",
+                f"model.{key}={width} channels cannot be split over tensor={tensor} ranks. Use "
+                f"tensor={format_choices(legal)}, "
+                f"or make it a multiple of {tensor}.",
+            )
+
+
+def find_run_sharding_violations(
+    tensor: int, context: int, engine: EngineConfig, sequence_length: int, compiled: bool
+) -> Iterator[Violation]:
+    """What the rest of a config forbids."""
+    parts = tensor * context
+    if parts == 1:
+        return
+    axis = "tensor" if tensor > 1 else "context"
+    if engine.kind != "torch" or engine.data_parallel != "fsdp":
+        chosen = engine.kind if engine.kind != "torch" else f"torch with data_parallel={engine.data_parallel}"
+        yield Violation(
+            axis,
+            f"engine.kind={chosen} has whole matrices and sequences on each rank. "
+            f"Use engine.kind=torch with data_parallel=fsdp, or tensor=1 and context=1.",
+        )
+    if compiled:
+        yield Violation(
+            axis,
+            "train.compile=block does not compile exchanges between ranks. "
+            "Use train.compile=none, or tensor=1 and context=1.",
+        )
+    if sequence_length % parts:
+        near = max(1, round(sequence_length / parts)) * parts
+        yield Violation(
+            axis,
+            f"batch.sequence_length={sequence_length} positions cannot be divided over context={context} × "
+            f"tensor={tensor} ranks. Use batch.sequence_length={near}, or another multiple of {parts}.",
+        )
+
+
+def _find_kind_violations(axis: str, model: ModelConfig) -> Iterator[Violation]:
+    """Choices that need whole sequences on each rank outside of attention, or that nobody has split yet."""
+    whole = {
+        "model.family=encoder_decoder": model.family == "encoder_decoder",
+        "model.head.kind=classification": model.head.kind == "classification",
+        "model.position.kind=transformer_xl": model.position.kind == "transformer_xl",
+    }
+    if model.moe is not None:
+        whole[f"model.moe.routing.kind={model.moe.routing.kind}"] = model.moe.routing.kind != "token_choice"
+    for choice, found in whole.items():
+        if found:
+            yield Violation(
+                axis,
+                f"{choice} needs whole sequences on each rank. Use tensor=1 and context=1, and split over shard, "
+                f"replicate or expert.",
+            )
+
+
+def _find_head_violations(tensor: int, context: int, model: ModelConfig) -> Iterator[Violation]:
+    heads, parts = model.num_attention_heads, tensor * context
+    if heads % parts:
+        key = "tensor" if heads % tensor else "context"
+        yield Violation(
+            key,
+            f"{heads} attention heads cannot be dealt to context={context} × tensor={tensor} ranks. "
+            f"Their product must be {format_choices(list_divisors(heads))}.",
+        )
+        return
+    if model.attention.kind == "latent":
+        return
+    groups = model.num_key_value_heads
+    if not _can_share_heads(groups, tensor):
+        yield _build_head_violation("tensor", tensor, groups, "key-value heads")
+    elif not _can_share_heads(per_rank := max(1, groups // tensor), context):
+        yield _build_head_violation("context", context, per_rank, "key-value heads of a tensor rank")
+
+
+def _can_share_heads(groups: int, ranks: int) -> bool:
+    """Whether ranks can have equally many heads, or as many ranks each of them."""
+    return groups % ranks == 0 or ranks % groups == 0
+
+
+def _build_head_violation(axis: str, ranks: int, groups: int, what: str) -> Violation:
+    return Violation(
+        axis,
+        f"{groups} {what} cannot be dealt to {axis}={ranks} ranks: one number must divide the other. "
+        f"Use {axis}={format_choices(list_divisors(groups))}, or a multiple of {groups}.",
+    )
+
+
+def _iter_sharded_widths(model: ModelConfig) -> Iterator[tuple[str, int]]:
+    """Inner widths of what the tensor axis splits: dense layers and shared experts."""
+    if model.num_dense_layers:
+        yield "intermediate_size", model.intermediate_size
+    if model.moe is not None and model.moe.shared_expert_size and model.num_moe_layers:
+        key = "shared_intermediate_size" if model.moe.shared_intermediate_size else "num_shared_experts"
+        yield f"moe.{key}", model.moe.shared_expert_size
+
+
+class ParallelLayout(Section):
+    """Axes of the mesh: replicate × shard × context × tensor = ranks; experts are carved out of the last three.
+
+    Ranks of different `replicate` or `shard` train on different sequences; those of one `context` share sequences
+    between them, and those of one `tensor` matrices too. Dense parameters are split over shard · context ranks, and
+    within a layer over `tensor`. Experts are dealt over `expert` of the shard · context · tensor ranks of one copy, and
+    what each of those holds is split over the rest; a single expert is never split by `tensor`.
+    """
+
+    replicate: int = Field(1, ge=1, description="Copies of the sharded model.")
+    shard: int = Field(-1, description="Ranks of one copy with data of their own; -1 takes all that the others leave.")
+    expert: int = Field(
+        1, ge=1, description="Ranks over which the routed experts are dealt; divides shard · context · tensor."
+    )
+    context: int = Field(
+        1, ge=1, description="Ranks that share a sequence and exchange heads for positions around attention (Ulysses)."
+    )
+    tensor: int = Field(
+        1, ge=1, description="Ranks that split the matrices of a layer, and the positions between layers."
+    )
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of a resolved layout."""
+        return self.replicate * self.ranks_per_replica
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """Ranks that hold one copy of the model together, of a resolved layout."""
+        return self.shard * self.context * self.tensor
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Groups of ranks with sequences of their own, of a resolved layout."""
+        return self.replicate * self.shard
+
+    @property
+    def sequence_parallel_size(self) -> int:
+        """Ranks that hold parts of the same sequences."""
+        return self.context * self.tensor
+
+    def get_data_rank(self, rank: int) -> int:
+        """Which of the `data_parallel_size` a rank belongs to: tensor is the innermost axis, then context."""
+        return rank // self.sequence_parallel_size
+
+    def resolve(self, world_size: int, model: ModelConfig) -> "ParallelLayout":
+        """This layout with `shard` resolved for `world_size` ranks.
+
+        Raises LayoutError with the value, the rule and the values that would do.
+        """
+        for problem in self._find_axis_violations(world_size):
+            raise LayoutError(problem)
+        fitted = self.model_copy(update={"shard": world_size // self._non_shard_ranks})
+        for problem in find_expert_violations(self.expert, model):
+            raise LayoutError(problem)
+        for broken in find_model_sharding_violations(self.tensor, self.context, model):
+            raise LayoutError(broken.message)
+        if fitted.ranks_per_replica % self.expert:
+            legal = [n for n in list_divisors(fitted.ranks_per_replica) if model.moe and model.moe.num_experts % n == 0]
+            raise LayoutError(
+                f"expert={self.expert} does not divide {fitted._replica_text}, the ranks that split one copy of the "
+                f"model. Use expert={format_choices(legal)}, or a number of ranks that is a multiple of "
+                f"{self.replicate * self.expert}."
+            )
+        return fitted
+
+    @property
+    def _non_shard_ranks(self) -> int:
+        return self.replicate * self.context * self.tensor
+
+    @property
+    def _replica_text(self) -> str:
+        axes = {"shard": self.shard, "context": self.context, "tensor": self.tensor}
+        return " × ".join(f"{name}={size}" for name, size in axes.items() if name == "shard" or size > 1)
+
+    def _find_axis_violations(self, world_size: int) -> Iterator[str]:
+        if world_size < 1:
+            yield f"{world_size} ranks cannot hold a model. Start at least one process."
+        elif self.shard != -1 and self.shard < 1:
+            yield f"layout.shard={self.shard} is not a number of ranks. Use 1 or more, or -1 for all that are left."
+        elif world_size % self._non_shard_ranks:
+            names = [name for name in ("replicate", "context", "tensor") if getattr(self, name) > 1]
+            wanted = " × ".join(f"{name}={getattr(self, name)}" for name in names)
+            parts = "copies" if names == ["replicate"] else "parts"
+            remedy = (
+                f"Use replicate={format_choices(list_divisors(world_size))}, or start"
+                if names == ["replicate"]
+                else "Start"
+            )
+            yield (
+                f"{world_size} ranks cannot be split into {wanted} equal {parts}. "
+                f"{remedy} a multiple of {self._non_shard_ranks} processes."
+            )
+        elif self.shard not in (-1, world_size // self._non_shard_ranks):
+            sizes = {"replicate": self.replicate, "shard": self.shard, "context": self.context, "tensor": self.tensor}
+            product = " × ".join(
+                f"{name}={size}" for name, size in sizes.items() if name in ("replicate", "shard") or size > 1
+            )
+            yield (
+                f"{product} is {self._non_shard_ranks * self.shard}, but there are {world_size} ranks. "
+                f""
+                f"Use shard={world_size // self._non_shard_ranks}, or shard=-1, or start "
+                f"{self._non_shard_ranks * self.shard} processes."
+            )
+
+
+def find_expert_violations(expert: int, model: ModelConfig) -> Iterator[str]:
+    """What forbids dealing this model's experts over `expert` ranks, whatever the number of ranks."""
+    if model.moe is None:
+        if expert > 1:
+            yield f"A dense model has no experts to split over expert={expert}. Use expert=1, or add model.moe."
+    elif model.moe.num_experts % expert:
+        experts = model.moe.num_experts
+        yield (
+            f"{experts} experts cannot be split over expert={expert}. Use "
+            f"expert={format_choices(list_divisors(experts))}, "
+            f"or set model.moe.num_experts to a multiple of {expert}."
+        )

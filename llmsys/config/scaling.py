@@ -1,0 +1,74 @@
+"""What `llmsys scale` can be asked: a budget in operations, hours, money or energy, and what limits its use."""
+
+import re
+from collections.abc import Iterator
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from llmsys.config.section import Section
+from llmsys.config.violation import Violation, raise_violations
+
+CURRENCIES = ("USD", "EUR", "GBP", "CHF", "JPY", "CNY")
+ENERGY = {"KWH": 1.0, "MWH": 1e3, "GWH": 1e6}
+"""Units of energy, in kWh."""
+
+
+class ScalingLawConfig(Section):
+    """Everything but the budget has a default; what is assumed is printed with the answer."""
+
+    budget: float | str = Field(
+        description="FLOPs (1e21), accelerator-hours (5000h), money (20000USD) or energy (30MWh)."
+    )
+    unique_tokens: float | None = Field(None, gt=0, description="Tokens of text there are before they repeat.")
+    served_tokens: float = Field(
+        0, ge=0, description="Tokens the model will serve later; the same budget pays for them, 2 FLOPs per parameter."
+    )
+    device: str | None = Field(None, description="Accelerator that hours, money or energy are spent on.")
+    utilisation: float = Field(0.4, gt=0, le=1, description="Share of its peak that useful operations reach.")
+    price_per_hour: float | None = Field(None, gt=0, description="Money for one accelerator-hour.")
+    energy_overhead: float = Field(1.2, ge=1, description="Energy of the whole site over that of the accelerators.")
+    experts: int = Field(1, ge=1, description="Routed experts per layer; more than one adds the laws for experts.")
+    granularity: float = Field(1.0, ge=1, description="Inner width of the dense layer over that of one expert.")
+    mark: str | None = Field(None, description="A law to point at in the table; the others stay.")
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Self:
+        raise_violations(self._find_violations())
+        return self
+
+    def _find_violations(self) -> Iterator[Violation]:
+        try:
+            amount, unit = self.parsed_budget
+        except ValueError:
+            yield Violation(
+                "budget",
+                f"{self.budget!r} is not a budget. Write FLOPs (1e21), hours (5000h), money (20000USD; "
+                f"{', '.join(CURRENCIES)}) or energy (300kWh, 30MWh).",
+            )
+            return
+        if amount <= 0:
+            yield Violation("budget", f"{amount:g} buys nothing. Use a positive budget.")
+        if unit != "FLOPs" and self.device is None:
+            yield Violation(
+                "device", f"is missing: {self.budget} buys operations of a device. Set device=h100-sxm, say."
+            )
+        if unit in CURRENCIES and self.price_per_hour is None:
+            yield Violation("price_per_hour", f"is missing: {self.budget} buys hours. Set {unit} per accelerator-hour.")
+
+    @property
+    def parsed_budget(self) -> tuple[float, str]:
+        """(amount, unit): FLOPs, H, a currency, or KWH. Raises ValueError when it is none of these."""
+        if isinstance(self.budget, int | float):
+            return float(self.budget), "FLOPs"
+        found = re.fullmatch(r"\s*([\d_.]+(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*", self.budget)
+        if found is None:
+            raise ValueError(self.budget)
+        amount, unit = float(found[1]), found[2].upper()
+        if unit in ENERGY:
+            return amount * ENERGY[unit], "KWH"
+        if unit in ("", "FLOP", "FLOPS"):
+            return amount, "FLOPs"
+        if unit in ("H", "HOURS", *CURRENCIES):
+            return amount, unit[0] if unit == "HOURS" else unit
+        raise ValueError(self.budget)

@@ -1,0 +1,177 @@
+"""YAML as people write it: text in, plain values with their line numbers out, and back.
+
+Differs from PyYAML's defaults where those surprise: `3e-4`, `1_000_000` and `1e9` are numbers; only true and false are
+booleans (so `no` is Norwegian); dates and times stay text; a key given twice is an error. Every error is a ConfigError
+with file and line.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from llmsys.errors import ConfigError
+
+Keys = tuple[str, ...]
+
+_SCALARS = (
+    ("null", r"~|null|Null|NULL|", "~nN\0"),
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?(?:0|[1-9][0-9_]*)", "-+0123456789"),
+    ("float", r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?", "-+0123456789."),
+    ("float", r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+", "-+0123456789"),
+    ("float", r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", "-+."),
+)
+
+
+MAX_DEPTH = 64
+"""Levels of a document: no config has ten."""
+MAX_ALIASED_VALUES = 1_000
+"""Values that aliases may repeat: nine lines of nine aliases each stand for a billion."""
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """Reads with our scalars only, and not deeper than any config is."""
+
+    name_shown = ""
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
+            raise ConfigError(
+                f"{self.name_shown}:{line}: values are nested deeper than {MAX_DEPTH} levels, and no section is. "
+                f"Write keys and lists as `llmsys show --schema` describes them."
+            )
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
+class _YamlDumper(yaml.SafeDumper):
+    """Writes plain what _Reader reads back as the same value, and quotes the rest."""
+
+
+_YamlLoader.yaml_implicit_resolvers = {}
+_YamlDumper.yaml_implicit_resolvers = {}
+
+
+def _parse_number(text: str, kind: type[int] | type[float]) -> int | float:
+    return kind(text.replace("_", "").replace(".inf", "inf").replace(".nan", "nan").lower())
+
+
+for _tag, _pattern, _first in _SCALARS:
+    _expression = re.compile(rf"^(?:{_pattern})$")
+    _initials = ["" if letter == "\0" else letter for letter in _first]
+    _YamlLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _expression, _initials)
+    _YamlDumper.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _expression, _initials)
+_YamlLoader.add_constructor("tag:yaml.org,2002:int", lambda _, node: _parse_number(node.value, int))
+_YamlLoader.add_constructor("tag:yaml.org,2002:float", lambda _, node: _parse_number(node.value.lower(), float))
+
+
+def parse_yaml(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
+    """The value of one YAML document and, for every key path in it, the line it stands on (from 1).
+
+    `name` is what error messages call the text. An empty document is None.
+    """
+    try:
+        reader = _YamlLoader(text)
+    except yaml.reader.ReaderError as error:
+        raise ConfigError(
+            f"{name}: character {error.position + 1} is {chr(error.character)!a}, which YAML text cannot hold. "
+            f"In the name of a file write ? for it, as a pattern, or name the file in a list: data.inputs=[@files.txt]."
+        ) from None
+    reader.name_shown = name
+    try:
+        node = reader.get_single_node()
+        lines: dict[Keys, int] = {}
+        value = None if node is None else _YamlConverter(reader, name, lines).convert_node(node, (), frozenset())
+    except yaml.YAMLError as error:
+        raise ConfigError(_format_yaml_error(error, text, name)) from None
+    except ValueError as error:
+        if "digits" not in str(error):
+            raise
+        raise ConfigError(
+            f"{name}: a number has more digits than can be read ({sys.get_int_max_str_digits():,}). "
+            f"Write a smaller one, or put it in quotes where text is meant."
+        ) from None
+    finally:
+        reader.dispose()
+    return value, lines
+
+
+def dump_yaml(value: object) -> str:
+    """YAML text that `parse_yaml` reads back to the same value, keys in their order."""
+    return str(yaml.dump(value, Dumper=_YamlDumper, sort_keys=False, allow_unicode=True, width=110))
+
+
+def format_inline(value: object) -> str:
+    """The same on one line, for a scalar or a short list."""
+    text = yaml.dump(
+        value, Dumper=_YamlDumper, sort_keys=False, allow_unicode=True, width=2**20, default_flow_style=True
+    )
+    return str(text).removesuffix("\n").removesuffix("\n...")
+
+
+class _YamlConverter:
+    """Walks the nodes of one document, because only nodes know their lines and their duplicate keys."""
+
+    def __init__(self, reader: _YamlLoader, name: str, lines: dict[Keys, int]) -> None:
+        self.reader, self.name, self.lines = reader, name, lines
+        self._seen: set[int] = set()
+        self._aliased = 0
+
+    def convert_node(self, node: yaml.Node, keys: Keys, open_nodes: frozenset[int]) -> Any:
+        self.lines.setdefault(keys, node.start_mark.line + 1)
+        if id(node) in open_nodes:
+            raise ConfigError(f"{self.name}:{node.start_mark.line + 1}: this alias contains itself. Write it out.")
+        self._count(node)
+        inside = open_nodes | {id(node)}
+        if isinstance(node, yaml.MappingNode):
+            return {key: self.convert_node(child, (*keys, key), inside) for key, child in self._iter_pairs(node, keys)}
+        if isinstance(node, yaml.SequenceNode):
+            return [self.convert_node(child, (*keys, str(i)), inside) for i, child in enumerate(node.value)]
+        return self.reader.construct_object(node)
+
+    def _count(self, node: yaml.Node) -> None:
+        """Refuse a document whose aliases repeat more values than anybody writes."""
+        if id(node) not in self._seen:
+            self._seen.add(id(node))
+            return
+        self._aliased += 1
+        if self._aliased > MAX_ALIASED_VALUES:
+            raise ConfigError(
+                f"{self.name}:{node.start_mark.line + 1}: aliases repeat more than {MAX_ALIASED_VALUES:,} values. "
+                f"Write them out, or inherit a file with `base:`."
+            )
+
+    def _iter_pairs(self, node: yaml.MappingNode, keys: Keys) -> Iterator[tuple[str, yaml.Node]]:
+        seen: dict[str, int] = {}
+        for key_node, child in node.value:
+            line = key_node.start_mark.line + 1
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            if not key or key == "<<":
+                raise ConfigError(f"{self.name}:{line}: {key or 'this key'!r} is not a name. Inherit with `base:`.")
+            if key in seen:
+                path = ".".join((*keys, key))
+                raise ConfigError(
+                    f"{self.name}:{line}: {path} is given twice (first on line {seen[key]}). Keep one of them."
+                )
+            seen[key] = line
+            self.lines[(*keys, key)] = line
+            yield key, child
+
+
+def _format_yaml_error(error: yaml.YAMLError, text: str, name: str) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return f"{name}: not YAML: {str(error).splitlines()[0]}"
+    lines = text.splitlines()
+    line = lines[mark.line] if mark.line < len(lines) else ""
+    if "\t" in line[: len(line) - len(line.lstrip())]:
+        return f"{name}:{mark.line + 1}: a tab indents this line, and YAML allows only spaces. Use two spaces a level."
+    problem = getattr(error, "problem", None) or str(error)
+    return f"{name}:{mark.line + 1}: not YAML: {problem}. The line reads {line.strip()[:200]!r}."

@@ -1,0 +1,73 @@
+"""`hugging_face/record.json`: what a conversion wrote down about the Hugging Face folder a run folder came from.
+
+A run folder may come from somebody else, so the record is checked before anything is written: every name in it is one
+of a file in the folder that will be made.
+
+Invariants:
+- What `kept_record` returns has names of safetensors files only, and no two tensors of one name.
+- What `list_small_files` returns are regular files of `hugging_face/` itself, never links.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from llmsys.convert.folders import KEPT, RECORD, UNUSED
+from llmsys.convert.safetensors_folder import INDEX, is_shard_name, parse_weight_map
+from llmsys.errors import CheckpointError
+
+NEXT = "Do not trust this run folder, or remove its hugging_face/ folder to convert the weights alone."
+
+
+def kept_record(run_folder: Path) -> dict[str, Any] | None:
+    """What a conversion wrote down about the Hugging Face folder this run folder came from; None without one.
+
+    Raises:
+        CheckpointError: it is damaged, or names a file outside of the folder that it describes.
+    """
+    kept = run_folder / KEPT
+    if kept.is_symlink():
+        raise CheckpointError(f"{kept} is a link, and what it leads to would be copied. {NEXT}")
+    file = kept / RECORD
+    if not file.is_file():
+        return None
+    try:
+        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        _check_record(record)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(f"{file} cannot be used ({said}). {NEXT}") from None
+    return record
+
+
+def _check_record(record: dict[str, Any]) -> None:
+    for key in ("names", "copies", "files"):
+        for name, value in record[key].items():
+            if not isinstance(value, str):
+                raise TypeError(f"{key} of {name} is {value!r}, not a name")
+    written = [*record["names"].values(), *record["copies"]]
+    if len(set(written)) < len(written):
+        raise ValueError("it gives two tensors one name")
+    for name, file in record["files"].items():
+        if not is_shard_name(file):
+            raise ValueError(f"{name} would be written to {file!r}, which is no safetensors file of the destination")
+    if record["index"] is not None and not set(parse_weight_map(record["index"]).values()) <= {
+        *record["files"].values()
+    }:
+        raise ValueError("its index names files that it does not have")
+    record["model"]
+
+
+def list_small_files(run_folder: Path) -> list[Path]:
+    """Return the configs, vocabularies and licences that go back as they came.
+
+    Raises:
+        CheckpointError: one of them is a link or no file, or would replace the weights.
+    """
+    found = [file for file in sorted((run_folder / KEPT).iterdir()) if file.name not in (RECORD, UNUSED)]
+    for file in found:
+        if file.is_symlink() or not file.is_file():
+            raise CheckpointError(f"{file} is not a regular file, and a copy would hold what it leads to. {NEXT}")
+        if file.name == INDEX or is_shard_name(file.name):
+            raise CheckpointError(f"{file} would replace the weights that are written. {NEXT}")
+    return found

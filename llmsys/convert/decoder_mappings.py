@@ -1,0 +1,126 @@
+"""Tables of the decoders that name their tensors as Llama does: the names of their files beside ours.
+
+Source: the parameter names of the published checkpoints, as transformers reads and writes them.
+"""
+
+from llmsys.convert.name_mapping import FamilyMapping, NameMapping, map_modules, map_tensors
+from llmsys.convert.tensor_transform import InterleavedGateUp, Transpose
+
+OURS, LAYER = "blocks.{i}", "model.layers.{i}"
+TOP = map_modules({"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"})
+TIED = {"lm_head.weight": "model.embed_tokens.weight"}
+# Computed tables that older files carry along.
+TABLES = (r"rotary_emb\.inv_freq$", r"\.attn(ention)?\.(masked_)?bias$")
+
+
+def _map_attention(block: str = OURS, layer: str = LAYER) -> tuple[NameMapping, ...]:
+    plain = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "q_a_proj", "q_b_proj", "kv_b_proj")
+    names = {f"{block}.attention.{one}": f"{layer}.self_attn.{one}" for one in plain}
+    names[f"{block}.attention.q_a_norm"] = f"{layer}.self_attn.q_a_layernorm"
+    names[f"{block}.attention.kv_a_norm"] = f"{layer}.self_attn.kv_a_layernorm"
+    names[f"{block}.attention.kv_a_proj"] = f"{layer}.self_attn.kv_a_proj_with_mqa"
+    return map_modules(names) + map_tensors({f"{block}.attention.sinks": f"{layer}.self_attn.sinks"})
+
+
+def _map_gated_feed_forward(ours: str, theirs: str) -> tuple[NameMapping, ...]:
+    return map_modules({f"{ours}.{one}_proj": f"{theirs}.{one}_proj" for one in ("gate", "up", "down")})
+
+
+def _map_pre_norms(block: str = OURS, layer: str = LAYER) -> tuple[NameMapping, ...]:
+    first, second = f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"
+    return map_modules({f"{block}.attention_norm": first, f"{block}.feed_forward_norm": second})
+
+
+def _map_experts(block: str, theirs: str, names: tuple[str, str, str]) -> tuple[NameMapping, ...]:
+    """One matrix (out, in) for each expert beside our stack of (in, out); `names` of gate, up and down."""
+    ours = f"{block}.feed_forward.experts"
+    gate_up_down = zip(("gate", "up", "down"), names, strict=True)
+    return map_tensors(
+        {f"{ours}.{one}_proj": f"{theirs}.{{e}}.{name}.weight" for one, name in gate_up_down}, Transpose()
+    )
+
+
+def _map_moe(shared: str, block: str = OURS, layer: str = LAYER) -> tuple[NameMapping, ...]:
+    """The mixtures of Qwen, DeepSeek, GLM and OLMoE, whose shared expert is called `shared`."""
+    ours, theirs = f"{block}.feed_forward", f"{layer}.mlp"
+    return (
+        map_modules({f"{ours}.router": f"{theirs}.gate", f"{ours}.shared_gate": f"{theirs}.shared_expert_gate"})
+        + _map_gated_feed_forward(f"{ours}.shared", f"{theirs}.{shared}")
+        + _map_experts(block, f"{theirs}.experts", ("gate_proj", "up_proj", "down_proj"))
+    )
+
+
+def _map_correction_bias(block: str = OURS, layer: str = LAYER) -> tuple[NameMapping, ...]:
+    """The bias that keeps DeepSeek-V3's and GLM's experts evenly loaded."""
+    return map_tensors({f"{block}.feed_forward.balance_bias_E": f"{layer}.mlp.gate.e_score_correction_bias"})
+
+
+BLOCKS = _map_pre_norms() + _map_attention() + _map_gated_feed_forward(f"{OURS}.feed_forward", f"{LAYER}.mlp")
+LLAMA = FamilyMapping(TOP + BLOCKS, copies=TIED, ignored=TABLES)
+
+SANDWICH = map_modules(
+    {
+        f"{OURS}.attention_norm": f"{LAYER}.input_layernorm",
+        f"{OURS}.attention_output_norm": f"{LAYER}.post_attention_layernorm",
+        f"{OURS}.feed_forward_norm": f"{LAYER}.pre_feedforward_layernorm",
+        f"{OURS}.feed_forward_output_norm": f"{LAYER}.post_feedforward_layernorm",
+    }
+)
+# Gemma 2 and 3 have all four norms, OLMo 2 those of the outputs; the names are the same.
+GEMMA = OLMO2 = FamilyMapping(
+    TOP + SANDWICH + _map_attention() + _map_gated_feed_forward(f"{OURS}.feed_forward", f"{LAYER}.mlp"),
+    copies=TIED,
+    ignored=TABLES,
+)
+
+PREDICTION, NEXT = "prediction.{i}", "model.layers.{n}"
+PREDICTED = (
+    map_modules(
+        {
+            f"{PREDICTION}.embedding_norm": f"{NEXT}.enorm",
+            f"{PREDICTION}.hidden_norm": f"{NEXT}.hnorm",
+            f"{PREDICTION}.projection": f"{NEXT}.eh_proj",
+            f"{PREDICTION}.norm": f"{NEXT}.shared_head.norm",
+        }
+    )
+    + _map_pre_norms(f"{PREDICTION}.block", NEXT)
+    + _map_attention(f"{PREDICTION}.block", NEXT)
+    + _map_gated_feed_forward(f"{PREDICTION}.block.feed_forward", f"{NEXT}.mlp")
+    + _map_moe("shared_experts", f"{PREDICTION}.block", NEXT)
+    + _map_correction_bias(f"{PREDICTION}.block", NEXT)
+)
+DEEPSEEK_V2 = FamilyMapping(TOP + BLOCKS + _map_moe("shared_experts"), copies=TIED, ignored=TABLES)
+DEEPSEEK = FamilyMapping(
+    DEEPSEEK_V2.rules + _map_correction_bias() + PREDICTED,
+    copies=TIED
+    | {f"{NEXT}.embed_tokens.weight": "model.embed_tokens.weight", f"{NEXT}.shared_head.head.weight": "lm_head.weight"},
+    ignored=TABLES,
+)
+QWEN_MOE = FamilyMapping(TOP + BLOCKS + _map_moe("shared_expert"), copies=TIED, ignored=TABLES)
+
+MIXTURE = f"{LAYER}.block_sparse_moe"
+MIXTRAL = FamilyMapping(
+    TOP
+    + BLOCKS
+    + map_modules({f"{OURS}.feed_forward.router": f"{MIXTURE}.gate"})
+    + _map_experts(OURS, f"{MIXTURE}.experts", ("w1", "w3", "w2")),
+    copies=TIED,
+    ignored=TABLES,
+)
+
+_OSS, _OSS_THEIRS = f"{OURS}.feed_forward.experts", f"{LAYER}.mlp.experts"
+GPT_OSS = FamilyMapping(
+    TOP
+    + BLOCKS
+    + map_modules({f"{OURS}.feed_forward.router": f"{LAYER}.mlp.router"})
+    + map_tensors(
+        {f"{_OSS}.down_proj": f"{_OSS_THEIRS}.down_proj", f"{_OSS}.down_bias": f"{_OSS_THEIRS}.down_proj_bias"}
+    )
+    + (
+        NameMapping((f"{_OSS}.gate_proj", f"{_OSS}.up_proj"), (f"{_OSS_THEIRS}.gate_up_proj",), InterleavedGateUp()),
+        NameMapping(
+            (f"{_OSS}.gate_bias", f"{_OSS}.up_bias"), (f"{_OSS_THEIRS}.gate_up_proj_bias",), InterleavedGateUp()
+        ),
+    ),
+    copies=TIED,
+)

@@ -1,0 +1,51 @@
+"""Which table a Hugging Face `model_type` uses."""
+
+from collections.abc import Callable
+
+from llmsys.config.model import ModelConfig
+from llmsys.convert import decoder_mappings, encoder_mappings, fused_decoder_mappings
+from llmsys.convert.name_mapping import FamilyMapping
+from llmsys.errors import ConfigError
+
+TABLES: dict[str, FamilyMapping | Callable[[ModelConfig], FamilyMapping]] = {
+    "gpt2": fused_decoder_mappings.GPT2,
+    "gpt_neox": fused_decoder_mappings.GPT_NEOX,
+    "bloom": fused_decoder_mappings.BLOOM,
+    "falcon": fused_decoder_mappings.build_falcon_mapping,
+    "dbrx": fused_decoder_mappings.DBRX,
+    "opt": fused_decoder_mappings.OPT,
+    "llama": decoder_mappings.LLAMA,
+    "mistral": decoder_mappings.LLAMA,
+    "qwen2": decoder_mappings.LLAMA,
+    "qwen3": decoder_mappings.LLAMA,
+    "smollm3": decoder_mappings.LLAMA,
+    "gemma2": decoder_mappings.GEMMA,
+    "gemma3_text": decoder_mappings.GEMMA,
+    "olmo2": decoder_mappings.OLMO2,
+    "mixtral": decoder_mappings.MIXTRAL,
+    "phimoe": decoder_mappings.MIXTRAL,
+    "gpt_oss": decoder_mappings.GPT_OSS,
+    "qwen2_moe": decoder_mappings.QWEN_MOE,
+    "qwen3_moe": decoder_mappings.QWEN_MOE,
+    "olmoe": decoder_mappings.QWEN_MOE,
+    "deepseek_v2": decoder_mappings.DEEPSEEK_V2,
+    "deepseek_v3": decoder_mappings.DEEPSEEK,
+    "glm4_moe": decoder_mappings.DEEPSEEK,
+    "bert": encoder_mappings.build_bert_mapping,
+    "roberta": encoder_mappings.build_roberta_mapping,
+    "t5": encoder_mappings.build_t5_mapping,
+    "marian": encoder_mappings.build_bart_mapping,
+    "bart": encoder_mappings.build_bart_mapping,
+}
+
+
+def get_family_mapping(model_type: str, model: ModelConfig) -> FamilyMapping:
+    """The table of a family.
+
+    Raises ConfigError for one without.
+    """
+    if model_type not in TABLES:
+        known = ", ".join(sorted(TABLES))
+        raise ConfigError(f"weights of model_type {model_type!r} cannot be converted. Known families: {known}.")
+    found = TABLES[model_type]
+    return found if isinstance(found, FamilyMapping) else found(model)

@@ -1,0 +1,88 @@
+"""What a folder is, as the command line names it, and how a converted one keeps where it came from.
+
+A converted run folder holds `hugging_face/`: config.json, the tokenizer's and every other small file as they were, and
+`record.json` with the names and shards of the tensors, so that an unchanged model goes back as the same files.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llmsys.atomic_write import sync_folder
+from llmsys.errors import CheckpointError, ConfigError
+from llmsys.train.checkpoint_record import RECORD as CHECKPOINT_RECORD
+
+KEPT, RECORD, UNUSED = "hugging_face", "record.json", "unused.safetensors"
+RUN_CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
+
+
+def is_hugging_face_folder(source: Path) -> bool:
+    """Whether a folder has a config.json and no run of ours."""
+    return (source / "config.json").is_file() and not (source / RUN_CONFIG).exists()
+
+
+def find_checkpoint(source: Path) -> tuple[Path, Path]:
+    """(run folder, checkpoint) that a run folder or one of its checkpoints names; the newest whole one of a run.
+
+    Raises ConfigError for anything else, CheckpointError where there is no whole checkpoint.
+    """
+    from llmsys.train.checkpoint_load import find_newest_checkpoint
+    from llmsys.train.checkpoint_record import find_checkpoint_error
+
+    if (source / CHECKPOINT_RECORD).is_file():
+        problem = find_checkpoint_error(source)
+        if problem is not None:
+            raise CheckpointError(f"{source} cannot be used: {problem}. Take another checkpoint.")
+        return source.resolve().parent.parent, source
+    if not (source / RUN_CONFIG).is_file():
+        raise ConfigError(
+            f"{source} is neither a Hugging Face folder (no config.json) nor a run folder (no {RUN_CONFIG}). "
+            f"Name one of these, or one checkpoint of a run."
+        )
+    found = find_newest_checkpoint(source / CHECKPOINTS)
+    if found is None:
+        raise CheckpointError(f"{source / CHECKPOINTS} holds no whole checkpoint. Train first, or name another run.")
+    return source, found
+
+
+@contextmanager
+def publish_folder(destination: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `destination` by one rename when all went well.
+
+    Raises ConfigError where there is something already: a conversion never writes over anything.
+    """
+    require_absent(destination)
+    partial = destination.absolute().parent / f".{destination.name}.partial"
+    if partial.is_symlink():
+        partial.unlink()
+    shutil.rmtree(partial, ignore_errors=True)  # of a conversion that was killed
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        _flush_folder(partial)
+        if destination.is_dir():
+            destination.rmdir()
+        partial.rename(destination)
+        sync_folder(partial.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def require_absent(destination: Path) -> None:
+    """Raise ConfigError unless the destination is free: not there, or an empty folder."""
+    if destination.is_symlink():
+        raise ConfigError(f"{destination} is a link. Name the folder itself: nothing is written through links.")
+    if destination.exists() and not (destination.is_dir() and not any(destination.iterdir())):
+        raise ConfigError(f"{destination} exists already. Name another destination, or remove it first.")
+
+
+def _flush_folder(folder: Path) -> None:
+    for path in [*folder.rglob("*"), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,66 @@
+"""The loader: each step's micro-batches for one data rank, read ahead in a thread.
+
+Reads `StepBatches`, gives lists of batches in the order of the steps. A thread, not a process: memory-mapped reads
+release the interpreter, and handing tensors between processes costs more than making them (measured in the loader
+benchmark).
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from llmsys.data.batch import Batch
+from llmsys.data.step_batches import StepBatches
+
+
+class StepLoader:
+    """(step, micro-batches) in order, `ahead` steps read in advance; `wait_seconds` is the wait for the last one."""
+
+    def __init__(self, source: StepBatches, ahead: int = 2, *, pinned: bool = False) -> None:
+        """With `pinned` the batches lie in pinned memory, from which an accelerator copies while it computes."""
+        self.source = source
+        self.ahead = ahead
+        self.pinned = pinned
+        self.wait_seconds = 0.0
+
+    def get_step_metrics(self, step: int) -> dict[str, Any]:
+        """Numbers about a whole step, for the log."""
+        return self.source.get_step_metrics(step)
+
+    def iter_steps(self, start: int, stop: int) -> Iterator[tuple[int, list[Batch]]]:
+        """Steps `start` to `stop - 1` in order. An error of the reading thread is raised here, at its step."""
+        ready: queue.Queue[list[Batch] | BaseException] = queue.Queue(maxsize=self.ahead)
+        closed = threading.Event()
+        thread = threading.Thread(target=self._read_ahead, args=(ready, closed, start, stop), daemon=True)
+        thread.start()
+        try:
+            for step in range(start, stop):
+                began = time.perf_counter()
+                batches = ready.get()
+                self.wait_seconds = time.perf_counter() - began
+                if isinstance(batches, BaseException):
+                    raise batches
+                yield step, batches
+        finally:
+            closed.set()
+
+    def _read_ahead(
+        self, ready: "queue.Queue[list[Batch] | BaseException]", closed: threading.Event, start: int, stop: int
+    ) -> None:
+        for step in range(start, stop):
+            item: list[Batch] | BaseException
+            try:
+                batches = self.source.get_micro_batches(step)
+                item = [batch.pin_memory() for batch in batches] if self.pinned else batches
+            except Exception as error:
+                item = error
+            while not closed.is_set():
+                try:
+                    ready.put(item, timeout=0.2)
+                    break
+                except queue.Full:
+                    continue
+            if closed.is_set() or isinstance(item, BaseException):
+                return

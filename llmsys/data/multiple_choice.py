@@ -1,0 +1,172 @@
+"""Questions that a language model answers by likelihood: read from lines of JSON, and laid out as rows for a model.
+
+Multiple choice has a context and choices behind it; a minimal pair is two choices behind nothing. A row is one choice
+behind its context; rows of similar length are neighbours, so that little is padding. Which rows share a batch depends
+on the questions alone, never on who asks.
+"""
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llmsys.config.evaluation import SUFFIXES, SetConfig
+from llmsys.data.batch import IGNORED, PADDING, Batch
+from llmsys.errors import DataError
+from llmsys.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class MultipleChoiceQuestion:
+    """Texts of which the one numbered `answer` should be likeliest behind `context`; `location` is its file and line.
+
+    `separator` stands between context and choice, and is no part of a choice's length.
+    """
+
+    location: str
+    context: str
+    separator: str
+    choices: tuple[str, ...]
+    answer: int
+
+
+@dataclass(frozen=True)
+class ChoiceRow:
+    """One choice: the tokens of a whole text, of which those from `first` on are the choice's."""
+
+    question: int
+    choice: int
+    tokens: list[int]
+    first: int
+
+
+def read_questions(asked: SetConfig) -> list[MultipleChoiceQuestion]:
+    """The questions of a set. DataError names the file and the line of whatever is wrong."""
+    found: list[MultipleChoiceQuestion] = []
+    for file in _list_question_files(asked.path):
+        for number, line in enumerate(_read_lines(file), start=1):
+            if line.strip():
+                found.append(_parse_question(asked, _parse_object(line, f"{file}:{number}"), f"{file}:{number}"))
+            if len(found) == asked.max_questions > 0:
+                return found
+    if not found:
+        raise DataError(f"evaluation set {asked.title}: {asked.path} holds no question. Correct the path, or leave it.")
+    return found
+
+
+def _list_question_files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(one for one in path.iterdir() if one.name.endswith((".jsonl", ".jsonl.gz")))
+    if not path.is_file():
+        raise DataError(
+            f"evaluation set {path} does not exist. Give evaluation.sets a file of JSON lines ({', '.join(SUFFIXES)}), "
+            f"or a folder of them."
+        )
+    return [path]
+
+
+def _read_lines(file: Path) -> list[str]:
+    try:
+        data = file.read_bytes()
+        return (gzip.decompress(data) if file.suffix == ".gz" else data).decode().split("\n")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read ({error}). It should hold a JSON object a line, in UTF-8.") from None
+
+
+def _parse_object(line: str, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{where}: not JSON ({error}). Write one object a line.") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{where}: {type(value).__name__} is not an object. Write one object a line.")
+    return value
+
+
+def _parse_question(asked: SetConfig, fields: dict[str, Any], where: str) -> MultipleChoiceQuestion:
+    if asked.kind == "pairs":
+        good, bad = (_require_text(fields, (name, f"sentence_{name}"), where) for name in ("good", "bad"))
+        return MultipleChoiceQuestion(where, "", "", (good, bad), 0)
+    choices, answer = fields.get("choices"), fields.get("answer")
+    if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(one, str) and one for one in choices):
+        raise DataError(f"{where}: `choices` must be a list of two or more texts, not {_format_value(choices)}.")
+    if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(choices):
+        raise DataError(
+            f"{where}: answer {_format_value(answer)} is none of the {len(choices)} choices. "
+            f"Count from 0 to {len(choices) - 1}."
+        )
+    return MultipleChoiceQuestion(
+        where, _require_text(fields, ("question", "context"), where), asked.separator, tuple(choices), answer
+    )
+
+
+def _require_text(fields: dict[str, Any], names: Sequence[str], where: str) -> str:
+    for name in names:
+        if isinstance(value := fields.get(name), str) and value:
+            return value
+    raise DataError(
+        f"{where}: no text under {' or '.join(f'`{name}`' for name in names)}. It has {_format_value([*fields])}."
+    )
+
+
+def _format_value(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)[:80]
+
+
+class ChoiceRows:
+    """Every choice of every question as a row whose targets are the choice's tokens.
+
+    Args:
+        questions: what is asked.
+        tokenizer: the model's.
+        opening: ids that open every text, one at least.
+        longest: positions that the model has.
+    """
+
+    def __init__(
+        self,
+        questions: Sequence[MultipleChoiceQuestion],
+        tokenizer: Tokenizer,
+        opening: Sequence[int],
+        longest: int,
+    ) -> None:
+        self.questions = questions
+        made = [row for number in range(len(questions)) for row in self._iter_rows(number, tokenizer, list(opening))]
+        for row in made:
+            if (length := len(row.tokens) - 1) > longest:
+                raise DataError(
+                    f"{questions[row.question].location}: choice {row.choice} with its context takes {length} "
+                    f"positions, "
+                    f"and the model has {longest} (model.max_position_embeddings). Shorten it, or leave it out."
+                )
+        self.sorted = sorted(made, key=lambda row: (len(row.tokens), row.question, row.choice))
+        self.num_rows = len(made)
+
+    def _iter_rows(self, number: int, tokenizer: Tokenizer, opening: list[int]) -> Iterator[ChoiceRow]:
+        """Context and choice are tokenized as one text; a space at the context's end belongs to the choice."""
+        question = self.questions[number]
+        context = question.context.rstrip()
+        behind = question.context[len(context) :] + question.separator
+        first = len(opening) + len(tokenizer.encode(context)) if context else len(opening)
+        for choice, text in enumerate(question.choices):
+            tokens = opening + tokenizer.encode(context + behind + text)
+            yield ChoiceRow(number, choice, tokens, min(first, len(tokens) - 1))
+
+    def get_batch(self, first: int, count: int) -> Batch:
+        """Rows `first` to `first + count - 1` of `sorted`; beyond the last they are there but nothing counts."""
+        rows = self.sorted[first : first + count]
+        length = max((len(row.tokens) - 1 for row in rows), default=1)
+        tokens_BT = torch.zeros(count, length, dtype=torch.int64)
+        targets_BT = torch.full((count, length), IGNORED, dtype=torch.int64)
+        documents_BT = torch.full((count, length), PADDING, dtype=torch.int64)
+        documents_BT[len(rows) :] = 0  # a row of padding alone has nothing to see
+        for number, row in enumerate(rows):
+            ids = torch.tensor(row.tokens)
+            tokens_BT[number, : len(ids) - 1] = ids[:-1]
+            targets_BT[number, row.first - 1 : len(ids) - 1] = ids[row.first :]
+            documents_BT[number, : len(ids) - 1] = 0
+        return Batch(tokens_BT, targets_BT, documents_BT)

@@ -1,0 +1,137 @@
+"""Pairs of sequences as batches: sources and targets of a translation, or texts and labels.
+
+Reads the two splits that `prepare` leaves, row n of one belonging to row n of the other; gives padded batches.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from llmsys.data.batch import IGNORED, PADDING, Batch
+from llmsys.errors import ConfigError, DataError
+from llmsys.token_shards import TokenShards, open_tokens
+
+# B rows, T target positions, S source positions
+
+
+class TokenRows(Protocol):
+    """Sequences of token ids by number; `TokenShards` are some."""
+
+    def get_tokens(self, document: int, /) -> NDArray[Any]:
+        """Return the ids of one sequence."""
+        ...
+
+
+class PairRows(Protocol):
+    """Sources and targets that are numbered alike; `SequencePairs` are some."""
+
+    @property
+    def sources(self) -> TokenRows:
+        """What is read."""
+        ...
+
+    @property
+    def targets(self) -> TokenRows:
+        """What is to be learnt."""
+        ...
+
+
+class SequencePairs:
+    """The pairs of one split; `sources` and `targets` are numbered alike."""
+
+    def __init__(self, sources: TokenShards, targets: TokenShards) -> None:
+        if sources.num_documents != targets.num_documents:
+            raise DataError(
+                f"{targets.folder} has {targets.num_documents} targets and {sources.num_documents} sources in split "
+                f"'{targets.split}'. Run llmsys prepare CONFIG again."
+            )
+        self.sources, self.targets = sources, targets
+
+    def __len__(self) -> int:
+        return self.targets.num_documents
+
+    @property
+    def fingerprint(self) -> str:
+        """The dataset's fingerprint."""
+        return self.targets.fingerprint
+
+    def require_lengths(self, source: int, target: int) -> None:
+        """ConfigError when a sequence is longer than the config says sequences are."""
+        for name, shards, limit in (("sequence", self.sources, source), ("target", self.targets, target)):
+            row = int(shards.lengths.argmax())
+            if (length := int(shards.lengths[row])) > limit:
+                raise ConfigError(
+                    f"batch.{name}_length={limit} is less than the {length} tokens of the longest "
+                    f"{'source' if name == 'sequence' else 'target'} of split '{self.targets.split}' (line "
+                    f"{shards.get_lineage(row)['offset']} of {shards.get_lineage(row)['file']}). "
+                    f"Use {length}, or prepare with a smaller data.max_tokens."
+                )
+
+
+MakeBatch = Callable[[PairRows, Sequence[int]], Batch]
+"""(pairs, numbers of some) → a batch of them; of none, a row in which nothing counts."""
+
+
+class TranslationCollator:
+    """Targets opened by `start_token`, next to their sources; padding is a document that nobody sees."""
+
+    def __init__(self, start_token: int) -> None:
+        self.start_token = start_token
+
+    def __call__(self, pairs: PairRows, rows: Sequence[int]) -> Batch:
+        """See MakeBatch. Padding follows the targets, so that causal attention never looks at it; experts are told."""
+        source_BS, documents_BS = pad_sequences([pairs.sources.get_tokens(row) for row in rows])
+        targets_BT, documents_BT = pad_sequences([pairs.targets.get_tokens(row) for row in rows], IGNORED)
+        tokens_BT = targets_BT.roll(1, dims=1).clamp_(min=0)
+        tokens_BT[:, 0] = self.start_token
+        real_BT, whole = documents_BT >= 0, bool((documents_BS == 0).all())
+        return Batch(
+            tokens_BT,
+            targets_BT,
+            source_BS=source_BS,
+            source_documents_BS=None if whole else documents_BS,
+            real_BT=None if bool(real_BT.all()) else real_BT,
+        )
+
+
+class ClassificationCollator:
+    """Texts opened by `opening_token`, as documents are in pretraining, and their labels."""
+
+    def __init__(self, opening_token: int) -> None:
+        self.opening_token = opening_token
+
+    def __call__(self, pairs: PairRows, rows: Sequence[int]) -> Batch:
+        """See MakeBatch. A text's place of its end is the opening token's."""
+        texts = [np.concatenate([[self.opening_token], pairs.sources.get_tokens(row)[:-1]]) for row in rows]
+        tokens_BT, documents_BT = pad_sequences(texts)
+        labels = [[int(pairs.targets.get_tokens(row)[0])] for row in rows] or [[IGNORED]]
+        whole = bool((documents_BT == 0).all())
+        return Batch(tokens_BT, torch.tensor(labels), None if whole else documents_BT)
+
+
+def pad_sequences(sequences: Sequence[NDArray[Any]], filler: int = 0) -> tuple[Tensor, Tensor]:
+    """Sequences as rows of one length, (B, T), and document numbers: 0, and PADDING behind the end of each.
+
+    No sequences at all give one row of one position, for a rank that has none left but must join its peers. It is
+    padding: as a token it would be in the experts' balance losses and counts.
+    """
+    if not sequences:
+        return torch.full((1, 1), filler, dtype=torch.int64), torch.full((1, 1), PADDING, dtype=torch.int64)
+    lengths = np.array([len(sequence) for sequence in sequences])
+    inside_BT = np.arange(lengths.max()) < lengths[:, None]
+    tokens_BT = np.full(inside_BT.shape, filler, np.int64)
+    tokens_BT[inside_BT] = np.concatenate(sequences)
+    return torch.from_numpy(tokens_BT), torch.from_numpy(np.where(inside_BT, 0, PADDING))
+
+
+def open_pairs(folder: Path, split: str) -> SequencePairs:
+    """Open the "train" or "heldout" pairs of a dataset folder; DataError when it holds no pairs."""
+    targets = open_tokens(folder, split)
+    if f"{split}_source" not in targets.manifest.splits:
+        raise DataError(f"{folder} holds documents, not pairs. Prepare one whose data.kind is pairs or labelled.")
+    return SequencePairs(open_tokens(folder, f"{split}_source"), targets)

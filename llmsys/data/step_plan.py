@@ -1,0 +1,94 @@
+"""How a step is cut: into data ranks, and each rank's share into micro-batches, in sequences.
+
+Every rank has the same number of micro-batches, since the ranks meet in each of them. With a ramp, steps have several
+sizes, and all of them must be cut evenly.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from llmsys.config.batch import BatchConfig
+from llmsys.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """How the sequences of one step are dealt to data ranks and micro-batches. Sizes are counted in sequences."""
+
+    sequences: int
+    data_ranks: int
+    data_rank: int
+    micro_sequences: int
+
+    def __post_init__(self) -> None:
+        """Refuse what does not divide, saying what would."""
+        if self.sequences % self.data_ranks:
+            near = max(1, round(self.sequences / self.data_ranks)) * self.data_ranks
+            raise ConfigError(
+                f"batch.sequences={self.sequences} cannot be dealt evenly to {self.data_ranks} data ranks. "
+                f"Use batch.sequences={near} or another number of processes."
+            )
+        if self.sequences_per_rank % self.micro_sequences:
+            legal = [size for size in range(1, self.sequences_per_rank + 1) if self.sequences_per_rank % size == 0]
+            raise ConfigError(
+                f"batch.micro_sequences={self.micro_sequences} does not divide the {self.sequences_per_rank} "
+                f"sequences of a "
+                f"rank. Use one of {', '.join(map(str, legal))}."
+            )
+
+    @property
+    def sequences_per_rank(self) -> int:
+        """Sequences of one rank in one step."""
+        return self.sequences // self.data_ranks
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Forward passes of one rank in one step."""
+        return self.sequences_per_rank // self.micro_sequences
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The plans of all steps of a run, for one data rank. ConfigError when any of its sizes cannot be dealt."""
+
+    batch: BatchConfig
+    data_ranks: int
+    data_rank: int
+
+    def __post_init__(self) -> None:
+        """Try every size."""
+        if self.batch.ramp is not None:
+            self._require_even_ramp()
+        _ = self._plans
+
+    def get_step_plan(self, step: int) -> tuple[int, StepPlan]:
+        """The number of the first sequence of step `step`, and how the step is dealt."""
+        return self.batch.count_sequences_before(step), self._plans[self.batch.get_sequences_at(step)]
+
+    @cached_property
+    def _plans(self) -> dict[int, StepPlan]:
+        return {
+            size: StepPlan(
+                size,
+                self.data_ranks,
+                self.data_rank,
+                self.batch.resolve_micro_sequences(max(1, size // self.data_ranks)),
+            )
+            for size in self.batch.step_sizes
+        }
+
+    def _require_even_ramp(self) -> None:
+        """One message about the quantum, rather than one about some size on the way."""
+        batch, ramp = self.batch, self.batch.ramp
+        assert ramp is not None
+        micro = 1 if batch.micro_sequences == "auto" else max(1, batch.micro_sequences)
+        quantum, wanted = ramp.compute_increment(batch.sequence_length), self.data_ranks * micro
+        start = ramp.start_tokens // batch.sequence_length
+        if quantum % wanted:
+            multiple = -(-quantum // wanted) * wanted
+            raise ConfigError(
+                f"batch.ramp grows by {quantum} sequences at a time, from {start}, which {self.data_ranks} data ranks "
+                f"with micro-batches of {micro} cannot share evenly. Use batch.ramp.quantum_sequences={multiple} with "
+                f"batch.ramp.start_tokens and the full batch multiples of {multiple * batch.sequence_length} tokens, "
+                f"or another number of processes."
+            )

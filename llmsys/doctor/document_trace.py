@@ -1,0 +1,151 @@
+"""Which documents were in a step, with URL and crawl record; and which steps and checkpoints saw a document.
+
+Reads a run's config, its token shards and documents, its events and checkpoints; changes nothing. Both ways are
+functions of (fingerprints, seed, step), so no log of what was read is needed.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from llmsys.arrow_file import read_batches
+from llmsys.config.run import RunConfig
+from llmsys.data.dataset_mixture import MixtureWindows
+from llmsys.data.packed_windows import PackedDocuments
+from llmsys.data.step_batches import BucketedStepBatches, StepBatches, WindowStepBatches
+from llmsys.errors import DataError
+from llmsys.events import read_latest_events
+from llmsys.token_shards import SideColumn, TokenShards
+from llmsys.train.build_objective import build_step_batches
+from llmsys.train.checkpoint_load import list_complete_checkpoints
+from llmsys.train.checkpoint_record import read_record
+from llmsys.train.run_data import open_run_data
+
+
+@dataclass(frozen=True)
+class DocumentLocation:
+    """A document of a source, as numbered in its token shards."""
+
+    source: int
+    document: int
+
+
+class DocumentTracer:
+    """The data of one run, opened once for any number of questions. Steps are counted from 1, as in the log."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.dataset = open_run_data(config, "train")
+        self.steps: StepBatches = build_step_batches(
+            config.model_copy(update={"batch": _build_single_rank_batch_config(config)}), 1, 0
+        )
+
+    def list_step_documents(self, step: int) -> list[dict[str, Any]]:
+        """Every document with tokens in step `step`: source, id, url, file, offset.
+
+        The URL is None when the document's text is gone, and empty when it has none.
+
+        Raises DataError for a step that the run does not have.
+        """
+        if not 1 <= step <= self.config.num_steps:
+            raise DataError(f"step={step} is not a step of this run, which has {self.config.num_steps}. Use 1 or more.")
+        places = list(dict.fromkeys(self._iter_locations(step - 1)))
+        found = [self._describe_document(place) for place in places]
+        urls = self._read_urls({entry["id"] for entry in found})
+        return [entry | {"url": urls.get(entry["id"])} for entry in found]
+
+    def locate_document(self, *, url: str | None = None, document: str | None = None) -> list[DocumentLocation]:
+        """Where a URL or a document id stands; DataError when it is in no training shard."""
+        asked: dict[SideColumn, str | int] = {} if document is None else {"id": document}
+        if url is not None:
+            asked["url_hash"] = xxhash.xxh64_intdigest(url.encode())
+        places = [
+            DocumentLocation(source, number)
+            for source, shards in enumerate(self.dataset.sources)
+            for column, value in asked.items()
+            for number in shards.select_documents(column, value)
+        ]
+        if not places:
+            folder = self.config.data.folder
+            raise DataError(
+                f"{url or document} is in no training shard of {folder}. It was dropped, held back for evaluation, or "
+                f"never crawled: llmsys report shows what was dropped, and why."
+            )
+        return places
+
+    def list_steps_with_document(self, place: DocumentLocation, steps_done: int) -> list[int]:
+        """The steps up to `steps_done` with tokens of a document, in order; one per epoch or more."""
+        if isinstance(self.steps, WindowStepBatches):
+            count = self.config.batch.count_sequences_before(steps_done)
+            numbers = _list_sequence_numbers(self.steps.windows, place, count)
+            return sorted({self.config.batch.find_step(number) + 1 for number in numbers.tolist()})
+        assert isinstance(self.steps, BucketedStepBatches)
+        rows = (self.steps.grouping.get_step_buckets(step) for step in range(steps_done))
+        return [step for step, groups in enumerate(rows, 1) if any(place.document in group for group in groups)]
+
+    def _iter_locations(self, step: int) -> Iterator[DocumentLocation]:
+        if isinstance(self.steps, WindowStepBatches):
+            for number in np.unique(self.steps.get_assignment(step)).tolist():
+                yield from (DocumentLocation(*place) for place in self.steps.windows.list_documents(number))
+        elif isinstance(self.steps, BucketedStepBatches):
+            yield from (
+                DocumentLocation(0, int(row)) for group in self.steps.grouping.get_step_buckets(step) for row in group
+            )
+
+    def _describe_document(self, place: DocumentLocation) -> dict[str, Any]:
+        lineage = self._get_shards(place.source).get_lineage(place.document)
+        return {"source": self.dataset.names[place.source]} | {key: lineage[key] for key in ("id", "file", "offset")}
+
+    def _get_shards(self, source: int) -> TokenShards:
+        return self.steps.pairs.targets if isinstance(self.steps, BucketedStepBatches) else self.dataset.sources[source]
+
+    def _read_urls(self, ids: set[str]) -> dict[str, str]:
+        """URLs by document id, read from the documents that preparation kept, where they are still there."""
+        found: dict[str, str] = {}
+        for shards in self.dataset.sources:
+            for path in sorted((shards.folder / "documents").glob("*.arrow")):
+                for batch in read_batches(path):
+                    names = batch.column("id").to_pylist()
+                    urls = batch.column("url").to_pylist() if "url" in batch.schema.names else [""] * len(names)
+                    found |= {one: url or "" for one, url in zip(names, urls, strict=True) if one in ids}
+                if len(found) == len(ids):
+                    return found
+        return found
+
+
+def _build_single_rank_batch_config(config: RunConfig) -> Any:
+    """The batch as one rank sees it: who held which row does not matter here."""
+    return config.batch.model_copy(update={"micro_sequences": 0, "deal": "in_order"})
+
+
+def _list_sequence_numbers(windows: object, place: DocumentLocation, count: int) -> NDArray[np.int64]:
+    """The sequences among the first `count` of a run that have tokens of a document."""
+    if isinstance(windows, MixtureWindows):
+        seen = int(windows.order.count_by_source(count)[place.source])
+        local = windows.sources[place.source].list_windows_with_document(place.document, seen)
+        return windows.order.get_global_numbers(place.source, local)
+    assert isinstance(windows, PackedDocuments)
+    return windows.list_windows_with_document(place.document, count)
+
+
+def read_progress(run_folder: Path) -> tuple[int, set[int]]:
+    """(steps that are done, steps that were refused and changed no weight) by the run's own record."""
+    path = run_folder / "events.jsonl"
+    if not path.exists():
+        raise DataError(f"{run_folder} has no events.jsonl: nothing was trained there. Run llmsys train first.")
+    events = read_latest_events(path)
+    done = max((event["step"] for event in events if event["event"] in ("step", "checkpoint")), default=0)
+    return int(done), {int(event["step"]) for event in events if event["event"] in ("bad_step", "overflow")}
+
+
+def list_checkpoints_after(run_folder: Path, steps: Sequence[int]) -> list[str]:
+    """The checkpoints that are there now and were saved at or after the first of `steps`."""
+    if not steps:
+        return []
+    names = list_complete_checkpoints(run_folder / "checkpoints")
+    return [name.name for name in names if int(read_record(name)["steps"]) >= steps[0]]

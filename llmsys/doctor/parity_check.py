@@ -1,0 +1,269 @@
+"""One cell of parity on the ranks that have joined: train as the trainer would, and measure the way to the oracle.
+
+Gradients are compared parameter by parameter through first moments, weights through how far they moved: Adam makes
+steps of equal length from gradients of any length, so that a loss alone would hide a gradient that is twice too large.
+
+The whole matrix on this machine, and the table that a person reads.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from llmsys.doctor.parity_matrix import RECOMPUTE, ParityCase
+from llmsys.doctor.parity_reference import RATE, STEPS, Tensors, Trajectory, compute_reference_trajectory
+from llmsys.doctor.parity_rows import build_micro_batches
+from llmsys.doctor.rank_pool import TaskFailure, run_tasks
+from llmsys.engine.engine import Engine
+from llmsys.estimate.state_memory import resolve_planned_layout
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.parallel.process_group import get_local_device, get_rank
+from llmsys.train.build_engine import build_engine
+from llmsys.train.expert_load import update_expert_balance
+
+LIMITS = {"fp32": (1e-5, 1e-3, 5e-3), "bf16": (2e-2, 1.5e-1, 6e-1), "fp16": (5e-3, 1e-1, 4e-1)}
+"""Of loss and norm, of gradients and moments, of weights; relative. Products in 16 bits are compared with fp32."""
+
+BUFFERS = {"fp32": 1e-6, "bf16": 1e-2, "fp16": 1e-2}
+"""Absolute. In 16 bits a few tokens choose another expert, and the balance follows them."""
+
+SMALL = {"fp32": 1e-2, "bf16": 1e-1, "fp16": 1e-1}
+"""A tensor shorter than this share of the longest is compared with that share: it is mostly rounding.
+
+In 16 bits that holds for routers above all: where two experts are almost equal, another one is chosen.
+"""
+
+
+@dataclass(frozen=True)
+class TrajectoryDistance:
+    """How far a cell is from the oracle, relative; `worst` names the tensor that is farthest for its limit."""
+
+    loss: float
+    norm: float
+    gradient: float
+    weights: float
+    moments: float
+    worst: str
+    passed: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def compare_to_reference(cell: ParityCase, expected: Trajectory) -> TrajectoryDistance:
+    """Train a cell and compare it. Collective; every rank gets the distance."""
+    found = train_case(cell)
+    return compute_distance(cell.precision, found, expected)
+
+
+def train_case(cell: ParityCase) -> Trajectory:
+    """The cell's own trajectory. Collective."""
+    config = cell.build_run_config()
+    layout = resolve_planned_layout(config)
+    device = get_local_device()
+    engine = build_engine(config, build_device_meshes(layout, device), device)
+    _load_expert_bias(engine, cell)
+    start = _gather_weights(engine)
+    dealt = {
+        "rank": layout.get_data_rank(get_rank()),
+        "ranks": layout.data_parallel_size,
+        "micro": cell.micro_sequences,
+    }
+    losses, norms = [], []
+    gradients: Tensors = {}
+    for step in range(STEPS):
+        batches = build_micro_batches(cell.parity_model, step, **dealt, is_bitwise=cell.engine == "bitwise")
+        result = engine.train_step(batches, RATE)
+        update_expert_balance(engine.module)
+        losses.append(result.loss)
+        norms.append(result.gradient_norm)
+        if step == 0:
+            gradients = _gather_tensors(engine, "first_moment/")
+    moments = {f"1/{name}": value for name, value in _gather_tensors(engine, "first_moment/").items()}
+    moments |= {f"2/{name}": value for name, value in _gather_tensors(engine, "second_moment/").items()}
+    return Trajectory(
+        losses, norms, start, gradients, _gather_weights(engine), moments, _gather_tensors(engine, "buffer/")
+    )
+
+
+def compute_distance(precision: str, found: Trajectory, expected: Trajectory) -> TrajectoryDistance:
+    """Relative differences of two trajectories."""
+    loss = max(abs(a - b) / abs(b) for a, b in zip(found.losses, expected.losses, strict=True))
+    norm = max(abs(a - b) / abs(b) for a, b in zip(found.norms, expected.norms, strict=True))
+    small = SMALL[precision]
+    gradient, worst_gradient = _compute_largest_difference(found.gradients, expected.gradients, small)
+    weights, worst_weight = _compute_largest_difference(
+        _compute_weight_changes(found), _compute_weight_changes(expected), small
+    )
+    moments, worst_moment = _compute_largest_difference(found.moments, expected.moments, small)
+    start, _ = _compute_largest_difference(found.start, expected.start, small)
+    of_loss, of_gradient, of_weights = LIMITS[precision]
+    over = {
+        "loss": loss / of_loss,
+        "gradient norm": norm / of_loss if precision == "fp32" else norm / of_gradient,
+        f"gradient of {worst_gradient}": gradient / of_gradient,
+        f"weights of {worst_weight}": weights / of_weights,
+        f"moments {worst_moment}": moments / (2 * of_gradient),
+        "weights before the first step": start / 1e-7,
+        **{f"{name} (buffer)": apart / BUFFERS[precision] for name, apart in _iter_buffer_differences(found, expected)},
+    }
+    worst = max(over, key=lambda name: over[name] if over[name] == over[name] else float("inf"))
+    passed = all(value < 1 for value in over.values())
+    return TrajectoryDistance(loss, norm, gradient, weights, moments, worst, passed)
+
+
+def _compute_largest_difference(found: Tensors, expected: Tensors, small: float) -> tuple[float, str]:
+    if found.keys() != expected.keys():
+        return float("inf"), f"{sorted(found.keys() ^ expected.keys())[0]}, which only one side has"
+    longest = max(float(value.norm()) for value in expected.values())
+    apart = {
+        name: float((found[name] - value).norm()) / max(float(value.norm()), small * longest)
+        for name, value in expected.items()
+    }
+    worst = max(apart, key=lambda name: apart[name] if apart[name] == apart[name] else float("inf"))
+    return apart[worst], worst
+
+
+def _iter_buffer_differences(found: Trajectory, expected: Trajectory) -> Iterator[tuple[str, float]]:
+    """Largest absolute difference of each; a balancing bias moves by its rate or not at all."""
+    for name, buffer in expected.buffers.items():
+        yield name, float((found.buffers[name] - buffer).abs().max()) if name in found.buffers else float("inf")
+
+
+def _compute_weight_changes(trajectory: Trajectory) -> Tensors:
+    return {name: value - trajectory.start[name] for name, value in trajectory.weights.items()}
+
+
+def _load_expert_bias(engine: Engine, cell: ParityCase) -> None:
+    """The routing of the subject, put in as a checkpoint would be."""
+    state = engine.get_state()
+    for name, tensor in state.tensors.items():
+        if name.endswith("balance_bias_E"):
+            for expert, push in cell.parity_model.expert_bias.items():
+                tensor[expert] = push
+    engine.load_state(state)
+
+
+def _gather_weights(engine: Engine) -> Tensors:
+    return _gather_tensors(engine, "parameter/")
+
+
+def _gather_tensors(engine: Engine, prefix: str) -> Tensors:
+    tensors = engine.get_state().tensors
+    return {
+        name.removeprefix(prefix): gather_full_tensor(tensor)
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def gather_full_tensor(tensor: Tensor) -> Tensor:
+    """A copy of the whole tensor in host memory, fp32. Collective for sharded ones."""
+    found = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return found.detach().float().cpu().clone()
+
+
+TIMEOUT_SECONDS = 120.0
+"""How long one cell of a tiny model may take: a hundred times what it does."""
+
+ORACLE_FACTOR = 60.0
+"""How many times as long as the oracle a cell may take: ranks share cores, and 16 bits can be slow."""
+
+
+@dataclass(frozen=True)
+class ParityResult:
+    """A cell with its distance, or with why there is none."""
+
+    cell: ParityCase
+    distance: TrajectoryDistance | None
+    failure: str = ""
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether every number is within its limit."""
+        return self.distance is not None and self.distance.passed
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "cell": self.cell.title,
+            "passed": self.has_passed,
+            "distance": None if self.distance is None else self.distance.to_dict(),
+            "failure": self.failure,
+        }
+
+
+def run_parity(cells: Sequence[ParityCase], told: Callable[[ParityResult], None]) -> list[ParityResult]:
+    """Every cell on its number of ranks, in order of ranks; `told` hears of each as it is done."""
+    began = time.monotonic()
+    expected = {
+        cell.parity_model.name: compute_reference_trajectory(cell.parity_model)
+        for cell in {one.parity_model.name: one for one in cells}.values()
+    }
+    timeout_seconds = max(TIMEOUT_SECONDS, ORACLE_FACTOR * (time.monotonic() - began) / max(len(expected), 1))
+    outcomes = []
+    for ranks in sorted({cell.ranks for cell in cells}):
+        chosen = [cell for cell in cells if cell.ranks == ranks]
+        for outcome in _iter_results(ranks, chosen, expected, timeout_seconds):
+            outcomes.append(outcome)
+            told(outcome)
+    return outcomes
+
+
+def _iter_results(
+    ranks: int, cells: Sequence[ParityCase], expected: dict[str, Trajectory], timeout_seconds: float
+) -> Iterator[ParityResult]:
+    task = partial(_compare_case, list(cells), expected)
+    for number, result in run_tasks(task, range(len(cells)), ranks, timeout_seconds):
+        if isinstance(result, TaskFailure):
+            yield ParityResult(cells[number], None, str(result))
+        else:
+            yield ParityResult(cells[number], result)
+
+
+def _compare_case(cells: list[ParityCase], expected: dict[str, Trajectory], number: int) -> TrajectoryDistance:
+    cell = cells[number]
+    return compare_to_reference(cell, expected[cell.parity_model.name])
+
+
+def format_parity_table(outcomes: Sequence[ParityResult]) -> str:
+    """A row per ranks, engine and layout; in each column the largest difference of a gradient, or FAIL."""
+    rows: dict[str, dict[tuple[str, str], list[ParityResult]]] = defaultdict(lambda: defaultdict(list))
+    for one in outcomes:
+        rows[one.cell.placement][one.cell.precision, one.cell.recompute].append(one)
+    precisions = list(dict.fromkeys(one.cell.precision for one in outcomes))
+    columns = [(precision, recompute) for precision in precisions for recompute in RECOMPUTE]
+    width = max(len(where) for where in rows) + 2
+    head = "".join(f"{f'{precision} {recompute}':>16}" for precision, recompute in columns)
+    lines = [f"{'ranks engine layout':<{width}}{head}"]
+    for where, cells in rows.items():
+        lines.append(f"{where:<{width}}" + "".join(f"{_format_entry(cells.get(column, [])):>16}" for column in columns))
+    return "\n".join(lines)
+
+
+def _format_entry(outcomes: list[ParityResult]) -> str:
+    if not outcomes:
+        return "–"
+    if not all(one.has_passed for one in outcomes):
+        return "FAIL"
+    return f"{max(one.distance.gradient for one in outcomes if one.distance is not None):.0e}"
+
+
+def iter_failures(outcomes: Sequence[ParityResult]) -> Iterator[str]:
+    """What is wrong with each cell that failed."""
+    for one in outcomes:
+        if one.distance is None:
+            yield f"{one.cell.title}: {one.failure}"
+        elif not one.has_passed:
+            found = one.distance
+            yield (
+                f"{one.cell.title}: {found.worst} is off (loss {found.loss:.1e}, norm {found.norm:.1e}, "
+                f"gradient {found.gradient:.1e}, weights {found.weights:.1e}, moments {found.moments:.1e})"
+            )

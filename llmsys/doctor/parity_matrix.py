@@ -1,0 +1,144 @@
+"""The matrix of parity: engine × layout × precision × recomputation, each legal combination once.
+
+Legality is what the config refuses, so the matrix and the config cannot disagree. In fp32 without recomputation every
+subject is tried; of the other combinations each takes the next subject in turn.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from pydantic import ValidationError
+
+from llmsys.config.bitwise_constraints import list_micro_batch_counts, require_ranks
+from llmsys.config.run import RunConfig
+from llmsys.doctor.parity_models import SEQUENCES, SUBJECTS, ParityModel
+from llmsys.doctor.parity_reference import OPTIMIZER, SEED
+from llmsys.doctor.parity_rows import GROUP_ROWS
+from llmsys.errors import ConfigError, LayoutError
+from llmsys.estimate.state_memory import resolve_planned_layout
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "fsdp": {"kind": "torch"},
+    "ddp": {"kind": "torch", "data_parallel": "ddp"},
+    "bitwise": {"kind": "torch"},
+    "zero-0": {"kind": "deepspeed", "zero_stage": 0},
+    "zero-1": {"kind": "deepspeed", "zero_stage": 1},
+    "zero-2": {"kind": "deepspeed", "zero_stage": 2},
+    "zero-3": {"kind": "deepspeed", "zero_stage": 3},
+    "accelerate": {"kind": "accelerate"},
+}
+LAYOUTS: tuple[dict[str, int], ...] = (
+    {},
+    {"replicate": 2},
+    {"expert": 2},
+    {"expert": 4},
+    {"tensor": 2},
+    {"context": 2},
+    {"tensor": 2, "context": 2},
+    {"tensor": 2, "expert": 2},
+)
+RECOMPUTE = ("none", "selective", "block")
+
+
+@dataclass(frozen=True)
+class ParityCase:
+    """One run of the matrix. `micro_sequences` are the sequences of one forward pass of a rank."""
+
+    ranks: int
+    engine: str
+    layout: tuple[tuple[str, int], ...]
+    precision: str
+    recompute: str
+    parity_model: ParityModel
+    micro_sequences: int
+
+    @property
+    def placement(self) -> str:
+        """Ranks, engine and layout."""
+        return " ".join([f"{self.ranks}", self.engine, *(f"{axis}={size}" for axis, size in self.layout)])
+
+    @property
+    def title(self) -> str:
+        """All of it, for messages."""
+        return f"{self.placement}, {self.precision}, recompute={self.recompute}, {self.parity_model.name}"
+
+    def build_run_config(self) -> RunConfig:
+        """The cell as a run would be configured. Raises ValidationError or LayoutError for what is illegal."""
+        train = {"precision": self.precision, "recompute": self.recompute, "threads_per_process": 1}
+        if self.engine == "bitwise":
+            train["reproducibility"] = "bitwise"
+        length, windows = self.parity_model.length, self.parity_model.has_windows
+        batch: dict[str, int] = {"sequence_length": length, "sequences": SEQUENCES}
+        batch |= {"micro_sequences": self.micro_sequences} if windows else {"length_groups": len(GROUP_ROWS)}
+        config = RunConfig.model_validate(
+            {
+                "model": self.parity_model.model,
+                "run": {"seed": SEED},
+                "batch": batch,
+                "optimizer": OPTIMIZER,
+                "engine": ENGINES[self.engine],
+                "layout": dict(self.layout),
+                "launch": {"processes": self.ranks},
+                "train": {**train, "tokens": 10 * length * SEQUENCES},
+            }
+        )
+        layout = resolve_planned_layout(config)
+        if layout.world_size != self.ranks:
+            raise LayoutError(f"{self.placement} takes {layout.world_size} ranks")
+        if not windows:
+            if self.engine == "bitwise":
+                require_ranks(self.ranks, list_micro_batch_counts(config.batch, windows=False))
+            return config
+        share = SEQUENCES // layout.data_parallel_size
+        if SEQUENCES % layout.data_parallel_size or share % self.micro_sequences:
+            raise LayoutError(f"{self.micro_sequences} sequences do not divide the {share} of a rank")
+        return config
+
+
+def iter_parity_cases(
+    ranks: int,
+    precisions: tuple[str, ...],
+    engines: tuple[str, ...] = tuple(ENGINES),
+    subjects: tuple[ParityModel, ...] = SUBJECTS,
+) -> Iterator[ParityCase]:
+    """Every legal cell on so many ranks."""
+    turn, seen = 0, set()
+    for engine, layout in product(engines, LAYOUTS):
+        if (key := _find_layout_key(ranks, engine, layout, subjects)) is None or key in seen:
+            continue
+        seen.add(key)
+        for precision, recompute in product(precisions, RECOMPUTE):
+            plain = (precision, recompute) == (precisions[0], "none")
+            made = [
+                cell
+                for subject in subjects
+                if (cell := _find_legal_case(ranks, engine, layout, precision, recompute, subject)) is not None
+            ]
+            if made:
+                yield from made if plain else [made[turn % len(made)]]
+                turn += 1
+
+
+def _find_layout_key(
+    ranks: int, engine: str, layout: dict[str, int], subjects: tuple[ParityModel, ...]
+) -> tuple[str, str] | None:
+    """Engine and layout as they come out: replicas of one shard are what DDP always has."""
+    cells = [_find_legal_case(ranks, engine, layout, "fp32", "none", subject) for subject in subjects]
+    found = next((cell for cell in cells if cell is not None), None)
+    return None if found is None else (engine, str(resolve_planned_layout(found.build_run_config())))
+
+
+def _find_legal_case(
+    ranks: int, engine: str, layout: dict[str, int], precision: str, recompute: str, subject: ParityModel
+) -> ParityCase | None:
+    """The cell with the smaller of the micro-batches that the layout allows, two of them where it can."""
+    for micro in (2, 1, 4):
+        cell = ParityCase(ranks, engine, tuple(layout.items()), precision, recompute, subject, micro)
+        try:
+            cell.build_run_config()
+        except (ValidationError, LayoutError, ConfigError):
+            continue
+        return cell
+    return None

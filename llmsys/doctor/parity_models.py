@@ -1,0 +1,143 @@
+"""What parity is checked on: tiny models that exercise what goes wrong, and the windows they learn from.
+
+Vocabulary and rows that nothing divides, tied embeddings, an expert without tokens, all tokens on one expert, every
+balance loss, padding, and a rank on which no target counts.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from llmsys.config.model import ModelConfig
+from llmsys.config.objective import infer_objective
+from llmsys.data.batch import IGNORED, PADDING, Batch
+from llmsys.data.shuffle import build_permutation, derive_order_key
+
+SEQUENCES, LENGTH, VOCABULARY = 8, 16, 61
+
+# B sequences, T positions
+
+
+@dataclass(frozen=True)
+class ParityModel:
+    """A model, and by how much the choice of each expert is pushed up or down in every layer."""
+
+    name: str
+    model: ModelConfig
+    expert_bias: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def objective(self) -> str:
+        """The kind of objective that the model is made for."""
+        return infer_objective({"model": self.model}).kind
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether it learns from windows of one length; else from pairs or labelled texts."""
+        return self.objective in ("next_token", "masked")
+
+    @property
+    def length(self) -> int:
+        """Positions of a window, or of the longest source, target or text."""
+        return min(LENGTH, self.model.max_position_embeddings)
+
+
+def _build_model_config(**changes: Any) -> ModelConfig:
+    settings: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": LENGTH,
+        "initializer_range": 0.1,
+    }
+    return ModelConfig.model_validate(settings | changes)
+
+
+def _build_moe_config(per_token: int, **changes: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "num_experts": 4,
+        "num_experts_per_tok": per_token,
+        "moe_intermediate_size": 16,
+        "num_shared_experts": 1,
+        "score": "sigmoid",
+        "balance": {"kind": "bias"},
+    }
+    return settings | changes
+
+
+_LATENT = {"kind": "latent", "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 6}
+_SEQUENCE_LOSS = {"kind": "auxiliary_loss", "weight": 0.5, "scope": "sequence"}
+_BATCH_LOSS = {"kind": "auxiliary_loss", "weight": 0.5, "scope": "batch"}
+_BIAS_AND_LOSS = {"kind": "bias", "rate": 0.01, "sequence_weight": 0.5}
+_CAPACITY = {"kind": "capacity", "factor": 0.7}
+
+DENSE = ParityModel("dense, tied", _build_model_config(tie_word_embeddings=True))
+EXPERTS = ParityModel("experts", _build_model_config(moe=_build_moe_config(2)))
+IDLE = ParityModel("experts, one idle", _build_model_config(moe=_build_moe_config(2)), {3: -10.0})
+CROWDED = ParityModel("experts, all on one", _build_model_config(moe=_build_moe_config(1)), {2: 10.0})
+LATENT = ParityModel(
+    "experts, softmax, batch loss, latent attention, further tokens",
+    _build_model_config(
+        attention=_LATENT,
+        num_key_value_heads=4,
+        multi_token_prediction={"depth": 2, "weight": 0.3},
+        moe=_build_moe_config(2, score="softmax", balance=_BATCH_LOSS, z_loss_weight=0.1),
+    ),
+)
+SINKS = ParityModel(
+    "experts, softmax, sequence loss, capacity, sinks",
+    _build_model_config(
+        attention={"kind": "multi_head", "sinks": True},
+        moe=_build_moe_config(2, score="softmax", balance=_SEQUENCE_LOSS, routing=_CAPACITY, z_loss_weight=0.1),
+    ),
+)
+TRANSLATION = ParityModel(
+    "translation, experts, bias and loss, capacity",
+    _build_model_config(
+        family="encoder_decoder", moe=_build_moe_config(2, balance=_BIAS_AND_LOSS, routing=_CAPACITY, z_loss_weight=0.1)
+    ),
+)
+LABELS = ParityModel(
+    "labels, experts, batch loss",
+    _build_model_config(
+        family="encoder",
+        head={"kind": "classification", "num_labels": 3},
+        moe=_build_moe_config(2, score="softmax", balance=_BATCH_LOSS, z_loss_weight=0.1),
+    ),
+)
+MASKED = ParityModel(
+    "masked, experts, sequence loss, capacity",
+    _build_model_config(
+        family="encoder",
+        head={"kind": "mlm"},
+        moe=_build_moe_config(2, score="softmax", balance=_SEQUENCE_LOSS, routing=_CAPACITY, z_loss_weight=0.1),
+    ),
+)
+SUBJECTS = (DENSE, EXPERTS, IDLE, CROWDED, LATENT, SINKS, TRANSLATION, LABELS, MASKED)
+
+
+def build_parity_batch(step: int, rows: range, subject: ParityModel = DENSE) -> Batch:
+    """Rows of a step, the same whoever asks: the first quarter has no target that counts, one row ends in padding."""
+    length, padding = subject.length, max(1, subject.length // 4)
+    tokens = torch.tensor(np.stack([_build_row_tokens(step, row, length, subject.model.vocab_size) for row in rows]))
+    tokens_BT, targets_BT = tokens[:, :-1].clone(), tokens[:, 1:].clone()
+    documents_BT = torch.zeros_like(tokens_BT)
+    for place, row in enumerate(rows):
+        if row < SEQUENCES // 4:
+            targets_BT[place] = IGNORED
+        if row % 4 == 2:
+            documents_BT[place, length // 2 :] = 1
+        if row % 4 == 3:
+            documents_BT[place, -padding:] = PADDING
+            targets_BT[place, -padding:] = IGNORED
+    return Batch(tokens_BT, targets_BT, documents_BT)
+
+
+def _build_row_tokens(step: int, row: int, length: int, vocab_size: int) -> Any:
+    order = build_permutation(vocab_size, derive_order_key("doctor", step, row))
+    return order[np.arange(length + 1) % vocab_size]

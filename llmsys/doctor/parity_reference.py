@@ -1,0 +1,135 @@
+"""The oracle of parity: one process, eager, fp32, torch's own loss, clip and AdamW, every row of a step by itself.
+
+A row alone has no padding but its own, so that no count of tokens can depend on the rows beside it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from llmsys.config.optimizer import AdamWConfig
+from llmsys.data.batch import IGNORED, Batch
+from llmsys.doctor.parity_models import ParityModel
+from llmsys.doctor.parity_rows import list_rows
+from llmsys.engine.engine import iter_persistent_buffers
+from llmsys.model.initialization import initialize_parameters
+from llmsys.model.transformer import Transformer
+from llmsys.optim.parameter_groups import build_parameter_groups
+from llmsys.train.expert_load import update_expert_balance
+
+STEPS, SEED, RATE = 3, 7, 1e-2
+OPTIMIZER = AdamWConfig(learning_rate=RATE, gradient_clip=0.5, weight_decay=0.1, embedding_rate_scale=2.0, eps=1e-6)
+"""Clips every step; its epsilon keeps gradients that are zero but for rounding from deciding a sign."""
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A few steps: losses, norms before clipping, weights at the start and the end, gradients of the first step.
+
+    `gradients` are first moments after one step: a tenth of the clipped gradient, which no engine can hide. `moments`
+    are both moments at the end, `buffers` what else belongs to the state, such as balancing biases.
+    """
+
+    losses: list[float]
+    norms: list[float]
+    start: Tensors
+    gradients: Tensors
+    weights: Tensors
+    moments: Tensors
+    buffers: Tensors
+
+
+def compute_reference_trajectory(subject: ParityModel) -> Trajectory:
+    """The specified trajectory of a subject."""
+    model = Transformer(subject.model)
+    initialize_parameters(model, SEED)
+    bias_expert_choice(model, subject)
+    named = dict(model.named_parameters())
+    start = {name: parameter.detach().clone() for name, parameter in named.items()}
+    optimizer = _build_adamw(named)
+    losses, norms = [], []
+    gradients: Tensors = {}
+    for step in range(STEPS):
+        loss = _add_gradients(model, list_rows(subject, step))
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.gradient_clip)))
+        optimizer.step()
+        optimizer.zero_grad()
+        update_expert_balance(model)
+        losses.append(loss)
+        if step == 0:
+            gradients = {name: optimizer.state[value]["exp_avg"].clone() for name, value in named.items()}
+    weights = {name: parameter.detach() for name, parameter in named.items()}
+    moments = {f"1/{name}": optimizer.state[value]["exp_avg"] for name, value in named.items()}
+    moments |= {f"2/{name}": optimizer.state[value]["exp_avg_sq"] for name, value in named.items()}
+    buffers = {name: buffer.clone() for name, buffer in iter_persistent_buffers(model)}
+    return Trajectory(losses, norms, start, gradients, weights, moments, buffers)
+
+
+def _add_gradients(model: Transformer, rows: list[Batch]) -> float:
+    """Add the gradients of a step to those of the model; returns nats per target."""
+    model.train()
+    targets = sum(int((row.targets_BT != IGNORED).sum()) for row in rows)
+    tokens = sum(_count_tokens(row.tokens_BT, row.documents_BT) for row in rows)
+    source_tokens = sum(_count_tokens(row.source_BS, row.source_documents_BS) for row in rows)
+    layers = set(model.list_moe_layers())
+    of_source = set() if model.encoder is None else layers & set(model.encoder.modules())
+    total = 0.0
+    for row in rows:
+        logits_BTV = model(**row.to_model_inputs())
+        nats = _sum_nats(logits_BTV, row.targets_BT)
+        share = (nats + _sum_further_nats(model, row)) / targets
+        for layers_of_stack, seen in ((layers - of_source, tokens), (of_source, source_tokens)):
+            for layer in layers_of_stack:
+                share = share + layer.sum_auxiliary_losses() / seen
+        share.backward()
+        total += float(nats.detach())
+    return total / targets
+
+
+def _count_tokens(tokens_BT: Tensor | None, documents_BT: Tensor | None) -> int:
+    if documents_BT is not None:
+        return int((documents_BT >= 0).sum())
+    return 0 if tokens_BT is None else tokens_BT.numel()
+
+
+def _sum_nats(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    logits_NV = logits_BTV.reshape(-1, logits_BTV.shape[-1])
+    return nn.functional.cross_entropy(logits_NV, targets_BT.flatten(), reduction="sum")
+
+
+def _sum_further_nats(model: Transformer, row: Batch) -> Tensor:
+    """DeepSeek-V3 (arXiv:2412.19437), equations 24 and 25, within each document."""
+    config = model.config.multi_token_prediction
+    if config is None:
+        return torch.zeros(())
+    nats = torch.zeros(())
+    for k, logits_BTV in enumerate(model.predicted, start=1):
+        targets_BT = row.targets_BT[:, k:]
+        if row.documents_BT is not None:
+            is_other_BT = row.documents_BT[:, k:] != row.documents_BT[:, :-k]
+            targets_BT = targets_BT.masked_fill(is_other_BT, IGNORED)
+        nats = nats + _sum_nats(logits_BTV, targets_BT)
+    return config.weight * nats / config.depth
+
+
+def _build_adamw(named: dict[str, nn.Parameter]) -> torch.optim.AdamW:
+    groups = [
+        {
+            "params": [named[name] for name in group.names],
+            "weight_decay": group.weight_decay,
+            "lr": RATE * group.lr_multiplier,
+        }
+        for group in build_parameter_groups(named.items(), OPTIMIZER)
+    ]
+    return torch.optim.AdamW(groups, lr=RATE, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps, foreach=False)
+
+
+def bias_expert_choice(model: Transformer, subject: ParityModel) -> None:
+    """Set the balancing biases that make the routing of a subject what its name says."""
+    with torch.no_grad():
+        for layer in model.list_moe_layers():
+            for expert, push in subject.expert_bias.items():
+                layer.balance_bias_E[expert] = push

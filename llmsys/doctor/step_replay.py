@@ -1,0 +1,137 @@
+"""Rebuild one step of a run from the nearest checkpoint before it, and hold it to what the run recorded.
+
+Reads the run folder and changes nothing in it. The tokens of each step on the way must have the recorded digest; loss
+and gradient norm must agree to a tolerance, since the original may have had other ranks; and in bitwise mode the state
+after the step must have the recorded hash, bit for bit.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmsys.config.engine import TorchEngineConfig
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.run import RunConfig
+from llmsys.data.batch_digest import compute_batch_digest, format_digest
+from llmsys.engine.engine import Engine
+from llmsys.engine.state_hash import hash_state
+from llmsys.errors import CheckpointError, DataError
+from llmsys.events import read_latest_events
+from llmsys.log import get_logger
+from llmsys.optim.lr_schedule import compute_balance_factor, compute_learning_rate
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.parallel.process_group import get_local_device, init_process_group
+from llmsys.train import checkpoint_load
+from llmsys.train.build_engine import build_engine
+from llmsys.train.build_objective import build_step_batches
+from llmsys.train.build_trainer import check_config, set_num_threads
+from llmsys.train.checkpoint_record import find_checkpoint_error, read_record
+from llmsys.train.expert_load import set_balance_factor, update_expert_balance
+from llmsys.train.precision import resolve_precision
+from llmsys.train.trainer import seed_dropout
+
+TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
+"""Relative, of loss and gradient norm: sums in another order, in the type that products are in."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class ReplayCheck:
+    """One thing that was recorded and was made again."""
+
+    step: int
+    what: str
+    recorded: Any
+    replayed: Any
+    agrees: bool
+
+
+def replay_step(config: RunConfig, step: int) -> list[ReplayCheck]:
+    """Everything that could be checked about step `step`, counted from 1, and the steps that lead to it.
+
+    Raises DataError when the run has not got there, CheckpointError when no checkpoint before it is whole and the run
+    did not begin from its seed.
+    """
+    recorded = _read_step_events(config.run.folder, step)
+    alone = _build_single_process_config(resolve_precision(config))
+    with init_process_group():
+        check_config(alone, 1)
+        set_num_threads(alone)
+        device = get_local_device()
+        steps = build_step_batches(alone, 1, 0)
+        engine = build_engine(alone, build_device_meshes(alone.resolve_layout(1), device), device)
+        first, left_out = _load_checkpoint_before(engine, config, step)
+        checks: list[ReplayCheck] = []
+        for number in range(first + 1, step + 1):
+            if number not in left_out:
+                checks += _replay_single_step(
+                    engine, alone, steps.get_micro_batches(number - 1), number, recorded.get(number, {})
+                )
+        return checks + _compare_state_hash(engine, config, step)
+
+
+def _build_single_process_config(config: RunConfig) -> RunConfig:
+    """The run in one process: engine and layout never change what a step is."""
+    changes: dict[str, Any] = {"layout": ParallelLayout(), "engine": TorchEngineConfig()}
+    return config.model_copy(update=changes)
+
+
+def _read_step_events(run_folder: Path, step: int) -> dict[int, dict[str, Any]]:
+    path = run_folder / "events.jsonl"
+    if not path.exists():
+        raise DataError(f"{run_folder} has no events.jsonl: nothing was trained there. Run llmsys train first.")
+    events = {int(e["step"]): e for e in read_latest_events(path) if e["event"] == "step"}
+    if not events or step > max(events) or step < 1:
+        raise DataError(f"step={step} was not trained: {run_folder} has steps 1 to {max(events, default=0)}.")
+    return events
+
+
+def _load_checkpoint_before(engine: Engine, config: RunConfig, step: int) -> tuple[int, set[int]]:
+    """Load the newest whole checkpoint before `step`; (its step, steps that were left out)."""
+    folder = config.run.folder / "checkpoints"
+    for name in reversed(checkpoint_load.list_complete_checkpoints(folder)):
+        if int(name.name.removeprefix("step-")) >= step:
+            continue
+        if (problem := find_checkpoint_error(name)) is not None:
+            log.warning("skipping checkpoint %s: %s", name, problem)
+            continue
+        checkpoint_load.load_checkpoint(engine, name)
+        record = read_record(name)
+        log.info("replaying from %s", name)
+        return int(record["steps"]), set(record.get("judge", {}).get("left_out", ()))
+    if config.train.start_from is not None:
+        raise CheckpointError(
+            f"no checkpoint in {folder} is older than step {step}, and the run began from {config.train.start_from}. "
+            f"Replay a step after the oldest checkpoint, or keep more with checkpoint.keep_every_steps."
+        )
+    log.info("replaying from the seed: no checkpoint is older than step %d", step)
+    return 0, set()
+
+
+def _replay_single_step(
+    engine: Engine, config: RunConfig, batches: list[Any], number: int, recorded: dict[str, Any]
+) -> list[ReplayCheck]:
+    seed_dropout(config.run.seed, number - 1)
+    set_balance_factor(engine.module, compute_balance_factor(config, number))
+    result = engine.train_step(batches, compute_learning_rate(config, number))
+    update_expert_balance(engine.module, result.is_applied)
+    checks = []
+    if "batch_digest" in recorded:
+        made = format_digest(compute_batch_digest(batches))
+        checks.append(ReplayCheck(number, "tokens", recorded["batch_digest"], made, made == recorded["batch_digest"]))
+    for name, value in (("loss", result.loss), ("gradient_norm", result.gradient_norm)):
+        if recorded.get(name) is not None:
+            near = abs(value - recorded[name]) <= TOLERANCE[config.train.resolved_precision] * abs(recorded[name])
+            checks.append(ReplayCheck(number, name, recorded[name], value, near))
+    return checks
+
+
+def _compare_state_hash(engine: Engine, config: RunConfig, step: int) -> list[ReplayCheck]:
+    """The hash of the state after the step, where a checkpoint of it recorded one."""
+    path = config.run.folder / "events.jsonl"
+    events = [e for e in read_latest_events(path) if e["event"] == "state_hash" and e["step"] == step]
+    if not events:
+        return []
+    made = hash_state(engine.get_state())
+    return [ReplayCheck(step, "state", events[-1]["state_hash"], made, made == events[-1]["state_hash"])]

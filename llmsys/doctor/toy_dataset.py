@@ -1,0 +1,122 @@
+"""A small prepared dataset of a toy language and a run over it, made in a second: what crash drills train on."""
+
+import io
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import sentencepiece
+import xxhash
+
+from llmsys import token_shards
+from llmsys.config.run import RunConfig
+from llmsys.manifest import Histogram, Manifest, ReadSummary
+from llmsys.tokenizer import Tokenizer, load_tokenizer
+
+WORDS = "the cat dog tree house runs sees green old river and of to with it was small bright stone walks"
+VOCABULARY, LENGTH, SEQUENCES, STEPS = 384, 32, 8, 12
+
+
+def build_toy_config(folder: Path, **changes: Any) -> RunConfig:
+    """A run of twelve steps in bitwise mode, with experts, so that every number of processes has one trajectory."""
+    settings: dict[str, Any] = {
+        "run": {"name": "drill", "folder": folder / "run"},
+        "data": {"kind": "crawl", "folder": folder / "data"},
+        "tokenizer": {"kind": "sentencepiece", "vocab_size": VOCABULARY},
+        "model": {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": LENGTH,
+            "moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_shared_experts": 1},
+        },
+        "batch": {"sequence_length": LENGTH, "sequences": SEQUENCES, "micro_sequences": 2},
+        "train": {
+            "tokens": STEPS * SEQUENCES * LENGTH,
+            "precision": "fp32",
+            "log_every_steps": 1,
+            "reproducibility": "bitwise",
+            "threads_per_process": 1,
+            "hang_timeout_seconds": 8,
+        },
+        "checkpoint": {"every_steps": 2, "keep_last": 3},
+        "evaluation": {"every_steps": 4, "max_tokens": 64},
+    }
+    merged = {name: settings.get(name, {}) | changes.get(name, {}) for name in settings.keys() | changes.keys()}
+    return RunConfig.model_validate(merged)
+
+
+def write_toy_dataset(folder: Path, documents: int = 120, heldout: int = 6, symbols: tuple[str, ...] = ()) -> None:
+    """Write tokenizer, token shards and manifest as `llmsys prepare` would; `symbols` are pieces no text produces."""
+    (folder / "tokenizer").mkdir(parents=True)
+    (folder / "tokens").mkdir()
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(_generate_texts(200, seed=1)),
+        model_writer=model,
+        vocab_size=VOCABULARY,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        control_symbols=list(symbols),
+    )
+    (folder / "tokenizer" / "tokenizer.model").write_bytes(model.getvalue())
+    tokenizer = load_tokenizer(folder / "tokenizer" / "tokenizer.model")
+    splits = {
+        "train": _write_split(folder, "train", _generate_texts(documents, seed=2), tokenizer),
+        "heldout": _write_split(folder, "heldout", _generate_texts(heldout, seed=3), tokenizer),
+    }
+    digests = [file.digest for split in splits.values() for file in split.files]
+    manifest = Manifest(
+        name="toy",
+        fingerprint=token_shards.compute_dataset_fingerprint(tokenizer.fingerprint, digests),
+        config={},
+        config_digest="",
+        vocab_size=tokenizer.vocab_size,
+        token_dtype="uint16",
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        splits=splits,
+        documents=token_shards.DocumentFiles(),
+        dropped=token_shards.DocumentFiles(),
+        funnel=(),
+        languages={},
+        lengths=Histogram(edges=(0, 1), counts=(0,)),
+        read=ReadSummary(files=0, records=0, html_bytes=0),
+    )
+    token_shards.write_manifest(folder, manifest)
+
+
+def build_toy_url(split: str, number: int) -> str:
+    """Where document `number` of a split came from."""
+    return f"http://toy.example/{split}/{number}"
+
+
+def _generate_texts(count: int, seed: int) -> list[str]:
+    """Sentences of a toy language, the same for the same seed."""
+    choose = random.Random(seed)
+    return [" ".join(choose.choices(WORDS.split(), k=choose.randrange(10, 60))) + "." for _ in range(count)]
+
+
+def _write_split(folder: Path, split: str, documents: list[str], tokenizer: Tokenizer) -> token_shards.Split:
+    path = folder / "tokens" / f"{split}-00000.arrow"
+    schema = token_shards.build_token_schema("uint16")
+    urls = [build_toy_url(split, number) for number in range(len(documents))]
+    with token_shards.ArrowFileWriter(path, schema) as writer:
+        columns = {
+            "tokens": [[*tokenizer.encode(text), tokenizer.eos_id] for text in documents],
+            "id": [f"{number:032x}" for number in range(len(documents))],
+            "file": ["toy.warc.gz"] * len(documents),
+            "offset": list(range(len(documents))),
+            "url_hash": [xxhash.xxh64_intdigest(url.encode()) for url in urls],
+            "text_bytes": [len(text.encode()) for text in documents],
+        }
+        writer.write(pa.record_batch(columns, schema=schema))
+    file = token_shards.describe_token_file(path)
+    return token_shards.Split(documents=file.rows, tokens=file.tokens, bytes=file.text_bytes, files=(file,))

@@ -1,0 +1,215 @@
+"""Seconds of collectives between ranks, by volume, group and links.
+
+A group is said by its size and by the distance of its neighbours in rank numbers: that tells how many of its members
+share a machine. Ring algorithms: Thakur 2005; the bus bandwidths are those of nccl-tests' PERFORMANCE.md.
+
+Seconds of communication in one step, by axis, and how much of it nothing hides.
+
+Reads the layout and the compute it can hide behind; gives exposed seconds. Volumes follow the engine: FSDP gathers
+weights for every micro-batch forward and backward (Zhao 2023); ZeRO-1 and DDP move gradients once a step (Rajbhandari
+2019, section 7); the tensor axis with sequence parallelism gathers and scatters around each branch (Korthikanti 2022,
+section 4.2.2); the context axis exchanges heads for positions (Jacobs 2023).
+"""
+
+from dataclasses import dataclass
+from math import inf
+
+from llmsys.config.run import RunConfig
+from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.kernel_time import KernelContext
+from llmsys.estimate.model_tensors import list_model_tensors
+from llmsys.estimate.parameter_count import count_expert_visits
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """Ranks that talk: how many, and how far apart two neighbours are numbered."""
+
+    size: int
+    stride: int = 1
+
+    def count_ranks_per_node(self, device: DeviceProfile) -> int:
+        """Members on one machine."""
+        return max(1, min(self.size, device.node_devices // self.stride))
+
+    def count_nodes(self, device: DeviceProfile) -> int:
+        """Machines that it spans."""
+        return -(-self.size // self.count_ranks_per_node(device))
+
+
+def estimate_all_gather_seconds(group: RankGroup, whole_bytes: float, device: DeviceProfile) -> float:
+    """All-gather of `whole_bytes` together, or reduce-scatter of as many, on a ring.
+
+    Every rank sends (n − 1)/n of the whole. Between machines, the adapters of all members on one work together.
+    """
+    if group.size == 1 or whole_bytes == 0:
+        return 0.0
+    local, nodes = group.count_ranks_per_node(device), group.count_nodes(device)
+    inside = device.get_interconnect("node").bandwidth if local > 1 else inf
+    bandwidth = inside if nodes == 1 else min(inside, device.get_interconnect("network").bandwidth * local)
+    volume = whole_bytes * (group.size - 1) / group.size
+    return volume / (bandwidth * device.efficiency.links) + _estimate_ring_latency(group, device)
+
+
+def estimate_all_reduce_seconds(group: RankGroup, whole_bytes: float, device: DeviceProfile) -> float:
+    """All-reduce: a reduce-scatter and an all-gather."""
+    return 2 * estimate_all_gather_seconds(group, whole_bytes, device)
+
+
+def estimate_all_to_all_seconds(group: RankGroup, sent_bytes: float, device: DeviceProfile) -> float:
+    """All-to-all in which every rank sends `sent_bytes`, its own part included.
+
+    What stays on the machine and what leaves it travel at once; the slower of both counts.
+    """
+    if group.size == 1 or sent_bytes == 0:
+        return 0.0
+    local = group.count_ranks_per_node(device)
+    inside = sent_bytes * (local - 1) / group.size / device.get_interconnect("node").bandwidth if local > 1 else 0.0
+    if group.count_nodes(device) == 1:
+        return inside / device.efficiency.links + device.get_interconnect("node").latency_seconds
+    outside = sent_bytes * (group.size - local) / group.size / device.get_interconnect("network").bandwidth
+    return max(inside, outside) / device.efficiency.links + device.get_interconnect("network").latency_seconds
+
+
+def estimate_send_seconds(sent_bytes: float, device: DeviceProfile, *, between_nodes: bool) -> float:
+    """One rank to one other."""
+    link = device.get_interconnect("network" if between_nodes else "node")
+    return sent_bytes / (link.bandwidth * device.efficiency.links) + link.latency_seconds
+
+
+def _estimate_ring_latency(group: RankGroup, device: DeviceProfile) -> float:
+    local, nodes = group.count_ranks_per_node(device), group.count_nodes(device)
+    inside = (local - 1) * device.get_interconnect("node").latency_seconds if local > 1 else 0.0
+    return inside + ((nodes - 1) * device.get_interconnect("network").latency_seconds if nodes > 1 else 0.0)
+
+
+@dataclass(frozen=True)
+class DataParallelSharding:
+    """How the engine splits state over the data ranks: `weights` whole or split, gradients reduced how often."""
+
+    weights_split: bool
+    reduce_each_pass: bool
+
+
+def get_data_parallel_sharding(config: RunConfig) -> DataParallelSharding:
+    """What an engine does."""
+    engine = config.engine
+    if engine.kind == "torch":
+        split = engine.data_parallel == "fsdp"
+        return DataParallelSharding(split, split and engine.gradients == "sharded")
+    if engine.kind == "deepspeed":
+        return DataParallelSharding(engine.zero_stage == 3, engine.zero_stage >= 2)
+    return DataParallelSharding(False, False)
+
+
+@dataclass(frozen=True)
+class PassSeconds:
+    """Seconds of one micro-batch that this rank's blocks compute, forward and backward, and how often forward runs."""
+
+    forward: float
+    backward: float
+    recomputed: float  # share of the forward that backward runs again
+
+
+def estimate_tensor_parallel_seconds(bench: KernelContext, passes: PassSeconds, pipeline: int) -> float:
+    """Exposed seconds of the tensor axis in one micro-batch: two gathers and two scatters forward, as many backward.
+
+    Backward also gathers each product's input again, for its weight gradient.
+    """
+    layout, model = bench.layout, bench.model
+    if layout.tensor == 1:
+        return 0.0
+    volume = bench.shape.num_tokens / layout.context * model.hidden_size * bench.shape.value_bytes
+    one = estimate_all_gather_seconds(RankGroup(layout.tensor), volume, bench.device)
+    each_layer = 4 * (1 + passes.recomputed) + 6
+    return each_layer * one * model.num_hidden_layers / pipeline * (1 - bench.software.tensor_overlap)
+
+
+def estimate_context_parallel_seconds(bench: KernelContext, passes: PassSeconds, pipeline: int) -> float:
+    """Exposed seconds of the context axis: queries, keys and values out, the weighted sum back; the same backward."""
+    layout, model = bench.layout, bench.model
+    if layout.context == 1:
+        return 0.0
+    tokens = bench.shape.num_tokens / (layout.context * layout.tensor)
+    channels = 2 * model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
+    group = RankGroup(layout.context, layout.tensor)
+    one = estimate_all_to_all_seconds(group, tokens * channels * bench.shape.value_bytes, bench.device)
+    return (2 + passes.recomputed) * one * model.num_hidden_layers / pipeline
+
+
+def estimate_expert_parallel_seconds(bench: KernelContext, passes: PassSeconds, pipeline: int) -> float:
+    """Exposed seconds of the expert axis: every visit's vector goes out and comes back, and its gradient too."""
+    layout, model = bench.layout, bench.model
+    if layout.expert == 1 or model.moe is None:
+        return 0.0
+    tokens = bench.shape.num_tokens / (layout.context * layout.tensor)
+    visits = count_expert_visits(model.moe)
+    if model.moe.groups is not None and RankGroup(layout.expert).count_nodes(bench.device) > 1:
+        # A vector travels once to each machine that it visits (DeepSeek-V3, section 3.2.2).
+        visits = min(visits, model.moe.groups.groups_per_token)
+    sent = tokens * visits * model.hidden_size * bench.shape.value_bytes
+    one = estimate_all_to_all_seconds(RankGroup(layout.expert), sent, bench.device)
+    times = 2 * (2 + passes.recomputed) * model.num_moe_layers / pipeline
+    return times * one * (1 - bench.software.expert_overlap)
+
+
+def estimate_data_parallel_seconds(
+    bench: KernelContext, sharding: DataParallelSharding, passes: PassSeconds, micro_batches: int, pipeline: int
+) -> float:
+    """Exposed seconds, of a whole step, of weights and gradients between the ranks that share or repeat parameters."""
+    layout, device = bench.layout, bench.device
+    shard = RankGroup(layout.shard * layout.context, layout.tensor)
+    replicate = RankGroup(layout.replicate, layout.ranks_per_replica)
+    dense, experts = _count_rank_parameters(bench, pipeline)
+    # Experts live on shard · context · tensor / expert ranks each.
+    sparse = RankGroup(max(1, layout.ranks_per_replica // layout.expert), layout.expert)
+    size = bench.shape.value_bytes
+    gather = estimate_all_gather_seconds(shard, dense * size, device) + estimate_all_gather_seconds(
+        sparse, experts * size, device
+    )
+    scatter = estimate_all_gather_seconds(shard, dense * 4, device) + estimate_all_gather_seconds(
+        sparse, experts * 4, device
+    )
+    local = (dense / shard.size + experts / sparse.size) * 4
+    copies = estimate_all_reduce_seconds(replicate, local, device)
+    hide = bench.software.data_overlap
+    if sharding.weights_split:
+        forward = _compute_exposed_seconds(gather, hide, passes.forward)
+        if sharding.reduce_each_pass:
+            backward = _compute_exposed_seconds(gather + scatter + copies / micro_batches, hide, passes.backward)
+            return micro_batches * (forward + backward)
+        last = _compute_exposed_seconds(gather + scatter + copies, hide, passes.backward)
+        return (
+            micro_batches * forward
+            + (micro_batches - 1) * _compute_exposed_seconds(gather, hide, passes.backward)
+            + last
+        )
+    # Whole weights: gradients travel behind the backward of the last micro-batch, or of each, and a step's new weights
+    # behind the next forward. An all-reduce is the same two.
+    times = micro_batches if sharding.reduce_each_pass else 1
+    gradients = times * scatter + copies
+    return _compute_exposed_seconds(gradients, hide, times * passes.backward) + _compute_exposed_seconds(
+        gather, hide, passes.forward
+    )
+
+
+def _compute_exposed_seconds(seconds: float, hide: float, window: float) -> float:
+    """What is not hidden: some of the traffic never is, and no more than the compute beside it."""
+    return seconds - min(hide * seconds, window)
+
+
+def estimate_pipeline_parallel_seconds(bench: KernelContext, pipeline: int, interleave: int) -> float:
+    """Sends between stages in one micro-batch, forward and backward, of which each rank does `interleave`."""
+    if pipeline == 1:
+        return 0.0
+    layout = bench.layout
+    sent = bench.shape.num_tokens * bench.model.hidden_size * bench.shape.value_bytes / (layout.context * layout.tensor)
+    return 2 * interleave * estimate_send_seconds(sent, bench.device, between_nodes=True)
+
+
+def _count_rank_parameters(bench: KernelContext, pipeline: int) -> tuple[float, float]:
+    """Dense and expert parameters of one stage that a tensor rank, and an expert rank, has to itself."""
+    rows = list_model_tensors(bench.model)
+    dense = sum(row.num_elements for row in rows if not row.is_routed) / (bench.layout.tensor * pipeline)
+    experts = sum(row.num_elements for row in rows if row.is_routed) / (bench.layout.expert * pipeline)
+    return dense, experts

@@ -1,0 +1,231 @@
+"""What the seconds of a kernel depend on (model, layout, device, software, micro-batch), and how products take them.
+
+A product's time is the sum of its operations at the device's best rate and of its bytes, so that thin matrices are slow
+(a roofline without its corner: Williams 2009).
+
+Seconds of the kernels of one micro-batch on one rank: products, experts, attention, elementwise passes, the loss.
+
+Reads the tensors of a model and the layout; gives seconds forward, for one pass through all blocks of this rank's
+stages, and how much more the backward takes.
+"""
+
+from dataclasses import dataclass
+
+from llmsys.config.feed_forward import GATED
+from llmsys.config.model import ModelConfig
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.estimate.device_profile import DeviceProfile, Number
+from llmsys.estimate.flops import count_flops
+from llmsys.estimate.model_tensors import has_logits, is_head_tied, list_model_tensors
+from llmsys.estimate.parameter_count import count_expert_visits
+from llmsys.estimate.parameter_tensor import ParameterTensor
+from llmsys.estimate.software_profile import SoftwareProfile
+
+ROW_SCALED = 0.7  # what products with a scale for each row keep of the 8-bit rate (DeepGEMM and cuBLASLt tables)
+
+
+@dataclass(frozen=True)
+class MicroBatchShape:
+    """One micro-batch of a rank: sequences of `length` tokens; of encoder-decoders `source` ones at the encoder.
+
+    `bytes` are those of one value.
+    """
+
+    sequences: float
+    length: int
+    source: int
+    dtype: Number
+
+    @property
+    def num_tokens(self) -> float:
+        """Tokens of the micro-batch."""
+        return self.sequences * self.length
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of one activation."""
+        return 4 if self.dtype == "fp32" else 2
+
+
+@dataclass(frozen=True)
+class KernelContext:
+    """Everything that seconds of a kernel depend on."""
+
+    model: ModelConfig
+    layout: ParallelLayout
+    device: DeviceProfile
+    software: SoftwareProfile
+    shape: MicroBatchShape
+
+    def estimate_matmul_seconds(
+        self, rows: float, inner: float, columns: float, *, grouped: bool = False, head: bool = False
+    ) -> float:
+        """Seconds of a (rows, inner) by (inner, columns) product."""
+        device, software = self.device, self.software
+        number = software.matmul_dtype if software.matmul_dtype and not head else self.shape.dtype
+        reached = device.efficiency.grouped if grouped else device.efficiency.products
+        size: float = self.shape.value_bytes
+        cast = 0.0
+        if number == "fp8":
+            reached *= device.efficiency.products_fp8 / device.efficiency.products
+            reached *= ROW_SCALED if software.scales == "row" else 1
+            cast = (
+                3 * (1 + (software.scales == "row")) * (rows * inner + inner * columns)
+            )  # both operands are read in 16 bits and written in 8
+            size = 1.5
+        moved = size * (rows * inner + inner * columns + rows * columns)
+        operations = 2 * rows * inner * columns / (device.get_peak_flops(number) * reached)
+        return operations + self.estimate_memory_seconds(moved + cast) + device.efficiency.launch_seconds
+
+    def estimate_memory_seconds(self, moved_bytes: float) -> float:
+        """Seconds that so many bytes take through memory."""
+        return moved_bytes / (self.device.memory_bandwidth * self.device.efficiency.memory)
+
+
+ROW_SPLIT = ("o_proj.weight", "down_proj.weight", "down_proj")  # their inputs are split, the others' outputs
+SCORE_BYTES, SCORE_BYTES_BACKWARD = 14, 22  # per score, unfused: written, scaled and masked, softmax, dropout, read
+
+
+@dataclass(frozen=True)
+class KernelSeconds:
+    """Seconds of one micro-batch forward, by kind, over all blocks of the model and outside them; not yet divided by
+    stages. `backward` is the seconds of its backward, without recomputation; `launches` counts kernels forward."""
+
+    matmul: float
+    grouped: float
+    attention: float
+    elementwise: float
+    loss: float
+    head: float
+    attention_backward: float
+    launches: int
+
+    @property
+    def blocks_forward(self) -> float:
+        """Forward through the blocks."""
+        return self.matmul + self.grouped + self.attention + self.elementwise
+
+    @property
+    def blocks_backward(self) -> float:
+        """Backward through the blocks: two products for each, twice the bytes."""
+        return 2 * (self.matmul + self.grouped + self.elementwise) + self.attention_backward
+
+
+def estimate_kernel_seconds(bench: KernelContext) -> KernelSeconds:
+    """The seconds of one micro-batch forward."""
+    rows = [row for row in list_model_tensors(bench.model) if row.input is not None and len(row.shape) > 1]
+    blocks = [row for row in rows if row.layers]
+    attention, backward = _estimate_attention_seconds(bench)
+    layers = sum(row.num_copies for row in blocks if row.name.endswith("o_proj.weight"))
+    return KernelSeconds(
+        matmul=sum(_estimate_tensor_matmul_seconds(bench, row) for row in blocks if row.input != "visit"),
+        grouped=sum(_estimate_grouped_matmul_seconds(bench, row) for row in blocks if row.input == "visit"),
+        attention=attention,
+        elementwise=_estimate_elementwise_seconds(bench, layers),
+        loss=_estimate_loss_seconds(bench),
+        head=sum(_estimate_tensor_matmul_seconds(bench, row, head=True) for row in rows if not row.layers)
+        + _estimate_tied_head_seconds(bench),
+        attention_backward=backward,
+        launches=layers * (LAUNCHES + (LAUNCHES_MOE if bench.model.moe else 0)),
+    )
+
+
+LAUNCHES, LAUNCHES_MOE = 30, 40  # kernels of one block forward in eager mode, and what routing adds
+
+
+def _estimate_tensor_matmul_seconds(bench: KernelContext, row: ParameterTensor, *, head: bool = False) -> float:
+    """One row's product, all of its copies."""
+    shape, layout = bench.shape, bench.layout
+    outputs, inputs = (float(one) for one in row.shape[-2:])
+    if row.name.endswith(ROW_SPLIT):
+        inputs /= layout.tensor
+    else:
+        outputs /= layout.tensor
+    vectors = {
+        "token": shape.num_tokens / layout.context,
+        "source": shape.sequences * shape.source / layout.context,
+        "sequence": shape.sequences,
+        "distance": 2 * shape.length - 1,
+        "encoder_distance": 2 * shape.source - 1,
+    }[row.input or "token"]
+    return row.num_copies * bench.estimate_matmul_seconds(vectors, inputs, outputs, head=head)
+
+
+def _estimate_grouped_matmul_seconds(bench: KernelContext, row: ParameterTensor) -> float:
+    """The products of the experts of one rank; every rank of the copy brings its own tokens and holds E / expert."""
+    moe, layout = bench.model.moe, bench.layout
+    if moe is None:
+        return 0.0
+    visits = count_expert_visits(moe) * bench.shape.num_tokens / (layout.context * layout.tensor)
+    experts = moe.num_experts / layout.expert
+    inputs, outputs = row.shape[-2:]
+    # Bytes: the weights of all local experts are read, whatever each of them is visited by.
+    one = (
+        bench.estimate_matmul_seconds(visits / experts, inputs, outputs, grouped=True)
+        - bench.device.efficiency.launch_seconds
+    )
+    return row.num_copies * (experts * one + bench.device.efficiency.launch_seconds)
+
+
+def _estimate_tied_head_seconds(bench: KernelContext) -> float:
+    model, shape = bench.model, bench.shape
+    depth = 0 if model.multi_token_prediction is None else model.multi_token_prediction.depth
+    passes = depth * has_logits(model) + is_head_tied(model)
+    tokens = shape.num_tokens / bench.layout.context
+    return passes * bench.estimate_matmul_seconds(
+        tokens, model.hidden_size, model.vocab_size / bench.layout.tensor, head=True
+    )
+
+
+def _estimate_loss_seconds(bench: KernelContext) -> float:
+    """Softmax and its gradient over the logits, forward and backward together."""
+    if not has_logits(bench.model):
+        return 0.0
+    logits = bench.shape.num_tokens * bench.model.vocab_size / (bench.layout.context * bench.layout.tensor)
+    return bench.estimate_memory_seconds(logits * bench.software.loss_bytes)
+
+
+def _estimate_attention_seconds(bench: KernelContext) -> tuple[float, float]:
+    """Seconds forward and backward of scores and weighted sums. Fused kernels skip what a mask hides."""
+    model, shape, device = bench.model, bench.shape, bench.device
+    ranks = bench.layout.context * bench.layout.tensor
+    fused = bench.software.attention != "unfused"
+    counted = count_flops(model, shape.source, 1, "causal" if fused else "full", target_length=shape.length)
+    operations = counted.attention * shape.sequences / ranks
+    number: Number = shape.dtype
+    if not fused:
+        flops = operations / (device.get_peak_flops(number) * device.efficiency.products)
+        scores = model.num_hidden_layers * model.num_attention_heads * shape.length**2 * shape.sequences / ranks
+        forward = flops + bench.estimate_memory_seconds(scores * SCORE_BYTES)
+        return forward, 2 * flops + bench.estimate_memory_seconds(scores * SCORE_BYTES_BACKWARD)
+    rate = device.get_peak_flops(number) * (
+        device.efficiency.native_attention if bench.software.attention == "native" else 1
+    )
+    if bench.software.context == "ring":  # the last of n ranks works on all of the others' keys, the first on its own
+        operations *= 2 - 1 / bench.layout.context
+    forward = operations / (rate * device.efficiency.attention)
+    # The scores are computed again: five products for two (Dao 2022, section 3.1).
+    return forward, 2.5 * operations / (rate * device.efficiency.attention_backward)
+
+
+def _estimate_elementwise_seconds(bench: KernelContext, layers: int) -> float:
+    """Norms, residual sums, rotations and activations forward, as one fused pass each, times the software's traffic."""
+    model, layout = bench.model, bench.layout
+    tokens = bench.shape.num_tokens / (layout.context * layout.tensor)
+    values = 8.0 * model.hidden_size  # two sums with their norms: read both, write both
+    norms = model.attention.kind == "multi_head" and model.attention.qk_norm != "none"
+    values += (2 + 2 * norms) * model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
+    dense = (3 if model.feed_forward.kind in GATED else 2) * model.intermediate_size
+    routed = 0.0
+    if (moe := model.moe) is not None:
+        inner = (3 if moe.expert.kind in GATED else 2) * moe.moe_intermediate_size
+        # A visit's vector is sorted in, and weighted and summed out.
+        routed = (
+            count_expert_visits(moe) * (inner + 5 * model.hidden_size)
+            + 3 * moe.shared_expert_size
+            + 3 * moe.num_experts
+        )
+    moe_layers = model.num_moe_layers
+    total = layers * values + (layers - moe_layers) * dense + moe_layers * routed
+    seconds = bench.estimate_memory_seconds(tokens * total * bench.shape.value_bytes * bench.software.traffic)
+    return seconds + layers * 4 * bench.device.efficiency.launch_seconds

@@ -1,0 +1,55 @@
+"""The largest micro-batch that the estimate says fits a rank's memory: `batch.micro_sequences: auto`.
+
+Larger micro-batches keep the processor busier and repeat FSDP's gathering of weights less often; what a forward pass
+keeps grows with them. Every step is cut into equal ones, so the choice is among the divisors of a rank's share.
+"""
+
+from dataclasses import dataclass
+from math import gcd
+
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.run import RunConfig
+from llmsys.config.violation import list_divisors
+from llmsys.errors import ConfigError
+from llmsys.estimate.memory_timeline import GIB
+from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.software_profile import MemoryProfile
+
+USABLE_SHARE = 0.9
+"""Of the memory: the rest is for what no estimate counts, fragments among it."""
+
+
+@dataclass(frozen=True)
+class MicroBatchChoice:
+    """Windows of one forward pass of one rank, of the `share` it has in a full step, and the bytes that go with it."""
+
+    sequences: int
+    share: int
+    peak_bytes: int
+    memory_bytes: int
+
+    def __str__(self) -> str:
+        """For the log."""
+        return (
+            f"batch.micro_sequences=auto takes {self.sequences} of a rank's {self.share} windows in one forward pass: "
+            f"an estimated {self.peak_bytes / GIB:.2f} GiB of {self.memory_bytes / GIB:.2f} GiB, of which "
+            f"{USABLE_SHARE:.0%} may be used."
+        )
+
+
+def find_largest_micro_batch(
+    config: RunConfig, layout: ParallelLayout, memory_bytes: int, system: MemoryProfile
+) -> MicroBatchChoice:
+    """The largest micro-batch of a resolved layout whose estimated peak fits `memory_bytes` of each rank.
+
+    Raises ConfigError when not even one window does, with what would help.
+    """
+    share = config.batch.sequences_per_step // layout.data_parallel_size
+    for sequences in reversed(list_divisors(gcd(*config.batch.step_sizes) // layout.data_parallel_size)):
+        batch = config.batch.model_copy(update={"micro_sequences": sequences})
+        ledger = estimate_peak_memory(config.model_copy(update={"batch": batch}), layout, system=system)
+        peak = ledger.peak_bytes + ledger.driver_bytes
+        if peak <= USABLE_SHARE * memory_bytes:
+            return MicroBatchChoice(sequences, share, peak, memory_bytes)
+    told = ledger.compute_fit_result(int(USABLE_SHARE * memory_bytes)).text
+    raise ConfigError(f"batch.micro_sequences=auto finds no size that fits, with one window at a time {told}")

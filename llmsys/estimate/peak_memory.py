@@ -1,0 +1,133 @@
+"""Changes of a config that may lower a rank's peak, from the cheapest in time to the dearest.
+
+The peak of a rank's memory: what it holds at each named instant of a training step, and the fullest of them.
+
+Reads a run's config and a resolved layout; gives a MemoryLedger. `MemoryProfile` says whose program and kernels are
+meant; by default ours on a GPU, as its allocator reports it (max_memory_reserved).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.run import RunConfig
+from llmsys.estimate.activation_memory import build_activation_shape, compute_micro_batch, iter_block_groups
+from llmsys.estimate.gathered_weights import count_gathered_weights, list_gathered_weights
+from llmsys.estimate.loss_memory import list_loss_items, sum_logits_bytes
+from llmsys.estimate.memory_timeline import MemoryTimeline, SuggestedFix
+from llmsys.estimate.model_tensors import list_model_tensors
+from llmsys.estimate.pipeline_stages import list_pipeline_stages
+from llmsys.estimate.saved_tensors import select_saved_tensors
+from llmsys.estimate.software_profile import OURS, MemoryProfile
+from llmsys.estimate.step_memory import StepMemory
+
+Change = tuple[str, RunConfig, ParallelLayout, MemoryProfile]
+
+
+def iter_config_changes(config: RunConfig, layout: ParallelLayout, system: MemoryProfile) -> Iterator[Change]:
+    """What a person would change, as text and as what `estimate_peak_memory` takes."""
+    if system.loss != "chunked":
+        yield "chunking the loss", config, layout, replace(system, loss="chunked")
+    for policy in ("selective", "block")[("none", "selective", "block").index(config.train.recompute) :]:
+        yield f"train.recompute={policy}", _update_section(config, "train", recompute=policy), layout, system
+    sequences = compute_micro_batch(config, layout)[0]
+    if sequences > 1:
+        half = sequences // 2
+        yield f"batch.micro_sequences={half}", _update_section(config, "batch", micro_sequences=half), layout, system
+    if config.evaluation_sequences > 1 and system.evaluation == "logits":
+        fewer = config.evaluation_sequences // 2
+        text = f"evaluation.micro_sequences={fewer}"
+        yield text, _update_section(config, "evaluation", micro_sequences=fewer), layout, system
+    if layout.replicate > 1 and config.engine.kind == "torch" and config.engine.data_parallel == "fsdp":
+        more = layout.model_copy(update={"replicate": 1, "shard": layout.shard * layout.replicate})
+        yield f"layout.replicate=1 with layout.shard={more.shard}", config, more, system
+    yield from _iter_engine_changes(config, layout, system)
+
+
+def _iter_engine_changes(config: RunConfig, layout: ParallelLayout, system: MemoryProfile) -> Iterator[Change]:
+    engine = config.engine
+    if engine.kind == "deepspeed":
+        if engine.zero_stage < 3:
+            yield "engine.zero_stage=3", _update_section(config, "engine", zero_stage=3), layout, system
+        if engine.offload == "none" and engine.zero_stage:
+            yield "engine.offload=optimizer", _update_section(config, "engine", offload="optimizer"), layout, system
+    elif engine.kind == "torch":
+        if engine.data_parallel == "ddp":
+            shards = layout.model_copy(update={"replicate": 1, "shard": layout.data_parallel_size})
+            text = f"engine.data_parallel=fsdp with layout.replicate=1 and layout.shard={shards.shard}"
+            yield text, _update_section(config, "engine", data_parallel="fsdp"), shards, system
+        elif engine.offload == "none":
+            yield "engine.offload=state", _update_section(config, "engine", offload="state"), layout, system
+
+
+def _update_section(config: RunConfig, section: str, **values: Any) -> RunConfig:
+    changed = getattr(config, section).model_copy(update=values)
+    return config.model_copy(update={section: changed})
+
+
+OUTSIDE_BYTES = 1 << 30  # driver and kernels about half a GiB, NCCL's buffers the rest; no allocator counts them
+
+
+def estimate_peak_memory(
+    config: RunConfig, layout: ParallelLayout, *, pipeline: int | None = None, system: MemoryProfile = OURS
+) -> MemoryTimeline:
+    """Memory of the fullest rank of a resolved layout.
+
+    `pipeline` overrides the stages of `system`; our own trainer has one. With more, the first and the last stage are
+    compared, and the fuller one is told.
+    """
+    system = system if pipeline is None else replace(system, pipeline=pipeline)
+    outside = OUTSIDE_BYTES if system.device == "cuda" else 0
+    instants = [
+        tuple(StepMemory(config, layout, system, stage).iter_snapshots())
+        for stage in list_pipeline_stages(config.model, system)
+    ]
+    ledgers = [MemoryTimeline(one, outside, lambda: _list_suggested_fixes(config, layout, system)) for one in instants]
+    return max(ledgers, key=lambda ledger: ledger.peak_bytes)
+
+
+@dataclass(frozen=True)
+class ActivationBytes:
+    """Parts of the peak that one forward pass brings, on one rank: an estimate, on a GPU where nothing else is said.
+
+    `blocks` is what blocks keep for the backward, without attention's T × T `probabilities` where those are kept;
+    `logits` what is as large as rows of logits at its fullest, `gathered` the whole weights in use.
+    """
+
+    blocks: int
+    probabilities: int
+    logits: int
+    gathered: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.blocks + self.probabilities + self.logits + self.gathered
+
+
+def estimate_activation_bytes(
+    config: RunConfig, layout: ParallelLayout, system: MemoryProfile = OURS
+) -> ActivationBytes:
+    """Estimate for one micro-batch of the configured precision and recompute policy."""
+    extent = build_activation_shape(config, layout, system)
+    whole = count_gathered_weights(config, layout, list_model_tensors(config.model), system)
+    train = config.train
+    blocks = scores = 0
+    for kind in iter_block_groups(config, extent):
+        for tensor in select_saved_tensors(kind.saved_tensors, train.recompute, train.compile == "block", system):
+            square = tensor.name.startswith(("probabilities", "scores"))
+            blocks += 0 if square else len(kind.layers) * tensor.bytes
+            scores += len(kind.layers) * tensor.bytes if square else 0
+    in_use = list_gathered_weights(config, whole, system, casts_kept=train.recompute == "none")
+    logits = sum_logits_bytes(list_loss_items(config, extent, whole.head))
+    return ActivationBytes(blocks, scores, logits, sum(item.bytes for item in in_use))
+
+
+def _list_suggested_fixes(config: RunConfig, layout: ParallelLayout, system: MemoryProfile) -> tuple[SuggestedFix, ...]:
+    """What each change saves."""
+    now = estimate_peak_memory(config, layout, system=system).peak_bytes
+    return tuple(
+        SuggestedFix(text, now - estimate_peak_memory(changed, ranks, system=program).peak_bytes)
+        for text, changed, ranks, program in iter_config_changes(config, layout, system)
+    )

@@ -1,0 +1,176 @@
+"""One way to run a config on a number of devices: engine, axes, recomputation and micro-batch, legal or refused.
+
+Legality is what the config and `Layout.fit` refuse; nothing is decided twice.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, EngineConfig, TorchEngineConfig
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.run import RunConfig
+from llmsys.config.violation import list_divisors
+from llmsys.errors import LayoutError
+from llmsys.estimate.cluster_costs import ClusterCosts
+from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.memory_timeline import GIB, MemoryTimeline
+from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.state_memory import compute_offloaded_bytes
+from llmsys.estimate.step_time import StepTime, estimate_step_time
+
+Recompute = Literal["none", "selective", "block"]
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "block")
+ENGINES: tuple[EngineConfig, ...] = (
+    TorchEngineConfig(),
+    TorchEngineConfig(data_parallel="ddp"),
+    DeepSpeedEngineConfig(zero_stage=1),
+    DeepSpeedEngineConfig(zero_stage=2),
+    DeepSpeedEngineConfig(zero_stage=3),
+)
+OFFLOADED: tuple[EngineConfig, ...] = (
+    TorchEngineConfig(offload="state"),
+    DeepSpeedEngineConfig(zero_stage=2, offload="optimizer"),
+    DeepSpeedEngineConfig(zero_stage=3, offload="optimizer"),
+)
+"""Tried where nothing else fits: state in host memory costs time in every step."""
+
+
+@dataclass(frozen=True)
+class LayoutCandidate:
+    """What a plan may choose. Axes as in Layout; `micro_sequences` are windows in one forward pass of one rank."""
+
+    engine: EngineConfig
+    replicate: int
+    shard: int
+    context: int
+    tensor: int
+    expert: int
+    recompute: Recompute
+    micro_sequences: int
+
+    @property
+    def layout(self) -> ParallelLayout:
+        """The axes as a section."""
+        return ParallelLayout(
+            replicate=self.replicate, shard=self.shard, context=self.context, tensor=self.tensor, expert=self.expert
+        )
+
+    def format_layout(self) -> str:
+        """For tables: the engine, and every axis that is more than 1."""
+        axes = ("replicate", "shard", "context", "tensor", "expert")
+        sizes = [f"{axis}={getattr(self, axis)}" for axis in axes if getattr(self, axis) > 1]
+        return " ".join([format_engine_name(self.engine), *sizes, f"micro={self.micro_sequences}", f"{self.recompute}"])
+
+
+@dataclass(frozen=True)
+class EstimatedCandidate:
+    """A legal choice with what it takes."""
+
+    choice: LayoutCandidate
+    config: RunConfig
+    memory: MemoryTimeline
+    step: StepTime
+
+    @property
+    def step_seconds(self) -> float:
+        """P50 of a step."""
+        return self.step.seconds.p50
+
+
+@dataclass(frozen=True)
+class PlanTarget:
+    """Where a run is to happen."""
+
+    cluster: ClusterCosts
+    device: DeviceProfile
+
+    def explain_rejection(self, one: EstimatedCandidate) -> str | None:
+        """Why a choice does not fit, in memory of the device or of its machine; None where it fits."""
+        return self.explain_memory_rejection(one.memory, one.config, one.choice.layout)
+
+    def explain_memory_rejection(self, memory: MemoryTimeline, config: RunConfig, layout: ParallelLayout) -> str | None:
+        """The same before its time is known."""
+        over = memory.peak_bytes + memory.driver_bytes - int(self.device.memory_bytes)
+        if over > 0:
+            return f"memory: {over / GIB:.1f} GiB too many {memory.peak_instant}"
+        ranks = min(self.device.node_devices, layout.world_size)
+        host = compute_offloaded_bytes(config, layout) * ranks - self.cluster.host_memory_bytes
+        return f"host memory: {host / GIB:.0f} GiB too many for one machine" if host > 0 else None
+
+
+class IllegalLayoutError(Exception):
+    """Why a choice is refused, in the words of the config."""
+
+
+def format_engine_name(engine: EngineConfig) -> str:
+    """fsdp, ddp, zero-2, accelerate; with what is offloaded."""
+    if isinstance(engine, AccelerateEngineConfig):
+        return "accelerate"
+    name = engine.data_parallel if isinstance(engine, TorchEngineConfig) else f"zero-{engine.zero_stage}"
+    return name if engine.offload == "none" else f"{name}+offload"
+
+
+def apply_candidate(config: RunConfig, choice: LayoutCandidate) -> RunConfig:
+    """The config with the choice in it. Raises IllegalError with the config's own words."""
+    given = {name: getattr(config, name) for name in config.model_fields_set}
+    changes: dict[str, Any] = {
+        "engine": choice.engine,
+        "layout": choice.layout,
+        "batch": config.batch.model_copy(update={"micro_sequences": choice.micro_sequences}),
+        "train": config.train.model_copy(update={"recompute": choice.recompute}),
+    }
+    try:
+        made = RunConfig.model_validate(given | changes)
+        made.resolve_layout(choice.layout.world_size)
+    except LayoutError as error:
+        raise IllegalLayoutError(str(error)) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise IllegalLayoutError(first["msg"]) from None
+    sequences, ranks = config.batch.sequences_per_step, choice.layout.data_parallel_size
+    if sequences % ranks:
+        raise IllegalLayoutError(f"{sequences} sequences of a step cannot be dealt evenly to {ranks} data ranks")
+    if (sequences // ranks) % choice.micro_sequences:
+        share = sequences // ranks
+        raise IllegalLayoutError(f"micro={choice.micro_sequences} does not divide the {share} sequences of a rank")
+    return made
+
+
+def estimate_candidate(config: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> EstimatedCandidate:
+    """Memory and time of a choice. Raises IllegalError."""
+    made = apply_candidate(config, choice)
+    return EstimatedCandidate(
+        choice, made, estimate_peak_memory(made, choice.layout), estimate_step_time(made, choice.layout, place.device)
+    )
+
+
+def iter_candidates(
+    config: RunConfig, place: PlanTarget, engines: tuple[EngineConfig, ...]
+) -> Iterator[LayoutCandidate]:
+    """Every combination of axes whose product is the number of devices, with the largest micro-batch of each.
+
+    `tensor` stays inside a machine, where its traffic belongs.
+    """
+    world, model = place.cluster.devices, config.model
+    experts = [1] if model.moe is None else list_divisors(model.moe.num_experts)
+    for engine in engines:
+        for tensor in list_divisors(world):
+            if tensor > min(place.device.node_devices, model.num_attention_heads):
+                break
+            for context in list_divisors(world // tensor):
+                if context * tensor > model.num_attention_heads:
+                    break
+                rest = world // tensor // context
+                for replicate in list_divisors(rest):
+                    shard = rest // replicate
+                    if isinstance(engine, TorchEngineConfig) and (engine.data_parallel == "ddp") != (
+                        replicate == rest > 1
+                    ):
+                        continue
+                    for expert in experts:
+                        if (shard * context * tensor) % expert == 0:
+                            share = max(1, config.batch.sequences_per_step // (replicate * shard))
+                            yield LayoutCandidate(engine, replicate, shard, context, tensor, expert, "none", share)

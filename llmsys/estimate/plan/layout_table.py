@@ -1,0 +1,70 @@
+"""A plan and a checked layout as text and as plain values."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.plan.layout_candidate import EstimatedCandidate
+from llmsys.estimate.plan.layout_search import LayoutPlan
+
+GIB = 2**30
+
+
+def plan_to_dict(found: LayoutPlan, device: DeviceProfile, count: int) -> dict[str, Any]:
+    """Keys: device, considered, fitting, best (a list), pareto, rejected."""
+    return {
+        "device": device.name,
+        "considered": found.considered,
+        "fitting": len(found.ranked),
+        "best": [candidate_to_dict(one) for one in found.ranked[:count]],
+        "pareto": [candidate_to_dict(one) for one in found.pareto],
+        "rejected": [{"change": one.change, "reason": one.reason} for one in found.rejected],
+    }
+
+
+def candidate_to_dict(one: EstimatedCandidate) -> dict[str, Any]:
+    """One choice with its price."""
+    return {
+        "choice": one.choice.format_layout(),
+        "engine": one.choice.engine.model_dump(mode="json"),
+        "layout": one.choice.layout.model_dump(mode="json"),
+        "recompute": one.choice.recompute,
+        "micro_sequences": one.choice.micro_sequences,
+        "step_seconds": one.step.seconds.to_dict(),
+        "tokens_per_second_per_device": one.step.tokens_per_second_per_device,
+        "utilisation": one.step.mfu,
+        "peak_bytes": one.memory.peak_bytes + one.memory.driver_bytes,
+        "peak_instant": one.memory.peak_instant,
+        "largest": {item.name: item.bytes for item in one.memory.list_largest_items(3)},
+    }
+
+
+def format_plan(data: dict[str, Any]) -> str:
+    """Tables of the best, of the Pareto set, and of what binds the neighbours."""
+    return "\n".join(_iter_plan_lines(data))
+
+
+def _iter_plan_lines(data: dict[str, Any]) -> Iterator[str]:
+    yield f"{data['device']}: {data['considered']} layouts looked at, {data['fitting']} that fit"
+    yield ""
+    yield from _iter_candidate_lines("fastest", data["best"])
+    shown = {one["choice"] for one in data["best"]}
+    if smaller := [one for one in data["pareto"] if one["choice"] not in shown]:
+        yield ""
+        yield from _iter_candidate_lines("slower, with less memory", smaller[:5])
+    if data["rejected"]:
+        yield ""
+        yield f"neighbours of {data['best'][0]['choice']}, and what binds them"
+        width = max(len(one["change"]) for one in data["rejected"])
+        yield from (f"  {one['change']:<{width}}  {one['reason']}" for one in data["rejected"])
+
+
+def _iter_candidate_lines(title: str, rows: list[dict[str, Any]]) -> Iterator[str]:
+    width = max(len(title), *(len(one["choice"]) for one in rows)) + 2
+    yield f"{title:<{width}}{'step P10–P50–P90, s':>24}{'tokens/s/device':>17}{'MFU':>7}{'peak':>10}  fullest"
+    for one in rows:
+        seconds = "–".join(f"{one['step_seconds'][key]:.3g}" for key in ("p10", "p50", "p90"))
+        yield (
+            f"{one['choice']:<{width}}{seconds:>24}{one['tokens_per_second_per_device']:>17,.0f}"
+            f"{one['utilisation']:>7.1%}{one['peak_bytes'] / GIB:>6.1f} GiB  {one['peak_instant']}"
+        )

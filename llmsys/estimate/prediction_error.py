@@ -1,0 +1,191 @@
+"""Predicted against measured as a table for people.
+
+Predicted against measured, of runs that wrote both down; and a device profile that has learnt from them.
+
+Reads the `prediction` and `measured` events of run folders; gives a Reconciled for each, and `update_profile`, the
+profile with what its runs took over what the model of time says, so that the next estimate on that device is centred.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from llmsys.config.load import load_run_config
+from llmsys.config.run import RunConfig
+from llmsys.errors import ConfigError, DataError, LlmsysError
+from llmsys.estimate.device_profile import DeviceProfile, ModelClass, list_device_names, load_device_profile
+from llmsys.estimate.memory_timeline import GIB
+from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.percentile_interval import PercentileInterval
+from llmsys.estimate.residual_model import ResidualModel, fit_run_residual, get_model_class, load_residuals
+from llmsys.estimate.step_time import estimate_step_time
+from llmsys.events import Event, iter_events
+
+
+def format_run_comparison(run: dict[str, Any]) -> str:
+    """One run, from `Reconciled.as_data`; residuals are measured over predicted, minus 1."""
+    ranks = f"{run['ranks']} rank{'s' if run['ranks'] > 1 else ''}"
+    head = f"{run['run']}: {run['device']} device" if run["device"] == "unknown" else f"{run['run']}: {run['device']}"
+    rows = [
+        _format_parameter_row(run["parameters"]),
+        _format_memory_row(run["memory_bytes"]),
+        _format_time_row(run["step_seconds"]),
+    ]
+    table = [f"  {name:<12}{predicted:<34}{measured:<14}{verdict}" for name, predicted, measured, verdict in rows]
+    titles = f"  {'':<12}{'predicted':<34}{'measured':<14}residual"
+    return "\n".join([f"{head}, {ranks}, {run['steps']} steps", titles, *table])
+
+
+def _format_parameter_row(found: dict[str, Any]) -> tuple[str, str, str, str]:
+    difference = found["built"] - found["predicted"]
+    verdict = "equal" if not difference else f"{difference:+,}: this version counts another model than was built"
+    return "parameters", f"{found['predicted']:,}", f"{found['built']:,}", verdict
+
+
+def _format_memory_row(found: dict[str, Any]) -> tuple[str, str, str, str]:
+    predicted = f"{format_memory_size(found['predicted'])} {found['instant']}"
+    return "memory", predicted, format_memory_size(found["measured"]), f"{found['residual']:+.1%} ({found['kind']})"
+
+
+def _format_time_row(found: dict[str, Any]) -> tuple[str, str, str, str]:
+    measured = f"{found['measured']:.4g} s"
+    if found["predicted"] is None:
+        return "step", "nothing", measured, str(found["why"])
+    interval = found["predicted"]
+    within = "within" if found["within_p10_p90"] else "outside of"
+    said = f"{interval['p50']:.4g} s ({interval['p10']:.4g} to {interval['p90']:.4g})"
+    return "step", said, measured, f"{found['residual']:+.1%}, {within} P10 to P90"
+
+
+def format_memory_size(count: float) -> str:
+    """Bytes as people read them."""
+    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / 2**20:.1f} MiB"
+
+
+UNKNOWN = "unknown"
+OLDER = "It was trained before predictions were written down"
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """One run: the events of its last start that has both, and its config."""
+
+    folder: Path
+    config: RunConfig
+    prediction: Event
+    measured: Event
+
+    @property
+    def title(self) -> str:
+        """Its name, and when it was measured: what a profile remembers it by."""
+        when = datetime.fromtimestamp(self.measured["time"], UTC)
+        return f"{self.config.run.name} {when:%Y-%m-%d %H:%M:%S}"
+
+    @property
+    def device_name(self) -> str:
+        """The name of the profile that it was predicted with."""
+        return str(self.prediction["device"])
+
+    @property
+    def predicted_seconds(self) -> PercentileInterval | None:
+        """The predicted time of a step."""
+        found = self.prediction["step_seconds"]
+        return None if found is None else PercentileInterval(**found)
+
+    def compute_modelled_seconds(self, profile: DeviceProfile) -> float:
+        """What the model of time says of this run on `profile`, without a residual."""
+        time = estimate_step_time(self.config, self.config.resolve_layout(self.prediction["world_size"]), profile)
+        return time.seconds.p50 / time.factor
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values with stable keys; a residual is measured over predicted, minus 1."""
+        memory, seconds = self.prediction["memory"], self.predicted_seconds
+        measured = self.measured["step_seconds"]
+        time: dict[str, Any] = {"measured": measured, "predicted": None, "why": self.prediction.get("why_no_time")}
+        if seconds is not None:
+            within = {"residual": measured / seconds.p50 - 1, "within_p10_p90": seconds.contains(measured)}
+            time = {"measured": measured, "predicted": seconds.to_dict(), **within}
+        counted = count_parameters(self.config.model).total
+        return {
+            "run": str(self.folder),
+            "device": self.device_name,
+            "ranks": self.prediction["world_size"],
+            "steps": self.measured["steps"],
+            "parameters": {"predicted": counted, "built": self.prediction["parameters"]},
+            "memory_bytes": {
+                "predicted": memory["peak_bytes"],
+                "measured": self.measured["peak_bytes"],
+                "residual": self.measured["peak_bytes"] / memory["peak_bytes"] - 1,
+                "instant": memory["instant"],
+                "kind": memory["kind"],
+            },
+            "step_seconds": time,
+        }
+
+
+def load_run_comparison(folder: Path) -> RunComparison:
+    """The prediction and the measurement of a run; DataError says what is missing and how to get it."""
+    prediction: Event | None = None
+    found: tuple[Event, Event] | None = None
+    for event in iter_events(folder / "events.jsonl"):
+        if event["event"] == "prediction":
+            prediction = event
+        elif event["event"] == "measured" and prediction is not None:
+            found = prediction, event
+    if prediction is None:
+        raise DataError(f"{folder} holds no prediction. {OLDER}, or never started: train it with this version.")
+    if found is None:
+        raise DataError(
+            f"{folder} holds no measurement, which a run ends with. Let it reach its end, or stop it kindly."
+        )
+    return RunComparison(folder, load_run_config(str(folder / "config.yaml")), *found)
+
+
+def load_run_comparisons(folders: Sequence[Path]) -> tuple[list[RunComparison], list[str]]:
+    """Every run that can be reconciled, and what keeps the others from it."""
+    found: list[RunComparison] = []
+    problems: list[str] = []
+    for folder in folders:
+        try:
+            found.append(load_run_comparison(folder))
+        except LlmsysError as error:
+            problems.append(str(error))
+    return found, problems
+
+
+def load_profile_to_update(file: Path, runs: Sequence[RunComparison]) -> DeviceProfile:
+    """The profile in `file`; where there is no such file, the one that came with llmsys for the device of the runs.
+
+    Raises ConfigError when a run was on another device, or nobody knows on which.
+    """
+    known = {load_device_profile(name).name: name for name in list_device_names()}
+    if not file.exists() and (name := known.get(runs[0].device_name)) is None:
+        raise ConfigError(
+            f"{file} does not exist, and no profile that came with llmsys is of {runs[0].folder}'s device, "
+            f"{runs[0].device_name}. Measure it: llmsys calibrate --output {file}, then train with flops.device={file}."
+        )
+    profile = load_device_profile(str(file) if file.exists() else str(name))
+    for run in runs:
+        if run.device_name != profile.name:
+            where = "an unknown device" if run.device_name == UNKNOWN else run.device_name
+            raise ConfigError(
+                f"{run.folder} was predicted for {where}, and {file} describes {profile.name}: what one device takes "
+                f"says nothing of another. Train with flops.device={file}, or leave that run out."
+            )
+    return profile
+
+
+def update_profile(profile: DeviceProfile, runs: Sequence[RunComparison]) -> DeviceProfile:
+    """The profile with the residual of these runs and of those that it remembers, by class of model."""
+    found = dict(profile.residual)
+    classes: dict[ModelClass, ResidualModel] = {"dense": load_residuals().dense, "moe": load_residuals().moe}
+    for kind, published in classes.items():
+        mine = [run for run in runs if get_model_class(run.config.model) == kind]
+        ratios = {run.title: run.measured["step_seconds"] / run.compute_modelled_seconds(profile) for run in mine}
+        if ratios:
+            before = found[kind].runs if kind in found else {}
+            found[kind] = fit_run_residual(before | ratios, published)
+    sources = profile.sources | {"residual": "steps of the runs named there, by llmsys reconcile"}
+    return profile.model_copy(update={"residual": found, "sources": sources})

@@ -1,0 +1,76 @@
+"""What the model of time leaves unexplained: one factor and one spread for each class of measurement.
+
+Reads `residual.yaml`, which tools/bench/estimates.py writes from named published rows. The spread is of the logarithm:
+measured = modelled · factor · exp(spread · z) with z standard normal.
+"""
+
+from functools import cache
+from math import exp, log, sqrt
+from pathlib import Path
+from statistics import fmean, median
+from typing import Literal
+
+from pydantic import Field
+
+from llmsys.config.model import ModelConfig
+from llmsys.config.section import Section
+from llmsys.config.yaml_parser import parse_yaml
+from llmsys.estimate.device_profile import DeviceProfile, ModelClass, RunResidual
+from llmsys.estimate.percentile_interval import PercentileInterval, build_log_normal_interval
+
+FILE = Path(__file__).with_name("residual.yaml")
+Kind = Literal["step", "run"]
+
+
+class ResidualModel(Section):
+    """Of one class."""
+
+    factor: float = Field(gt=0, description="Measured over modelled, the median of the calibration rows.")
+    spread: float = Field(ge=0, description="Standard deviation of its logarithm.")
+    rows: tuple[str, ...] = Field(description="The published rows that it was calibrated on.")
+
+    def compute_interval(self, modelled: float) -> PercentileInterval:
+        """The interval for a modelled number."""
+        return build_log_normal_interval(modelled * self.factor, self.spread)
+
+
+class ResidualModels(Section):
+    """The classes: one step of a dense model, one of a mixture of experts, a whole run over its steps, and the energy
+    of a whole run over its hours and watts."""
+
+    dense: ResidualModel
+    moe: ResidualModel
+    run: ResidualModel
+    energy: ResidualModel
+
+
+@cache
+def load_residuals() -> ResidualModels:
+    """What was calibrated."""
+    values, _ = parse_yaml(FILE.read_text(encoding="utf-8"), FILE.name)
+    return ResidualModels.model_validate(values)
+
+
+def get_model_class(model: ModelConfig) -> ModelClass:
+    """Which residual the steps of a model have."""
+    return "dense" if model.moe is None else "moe"
+
+
+def get_residual(kind: Kind, model: ModelConfig, device: DeviceProfile | None = None) -> ResidualModel:
+    """The class of a measurement: of published rows, or of what was measured on the device where its profile says."""
+    if kind == "run":
+        return load_residuals().run
+    if device is not None and (own := device.residual.get(get_model_class(model))):
+        return ResidualModel(factor=own.factor, spread=own.spread, rows=tuple(own.runs))
+    return load_residuals().moe if model.moe is not None else load_residuals().dense
+
+
+def fit_run_residual(ratios: dict[str, float], published: ResidualModel) -> RunResidual:
+    """The residual of runs on one device, from measured over modelled of each.
+
+    The published spread counts as one run more: a single run keeps it, and many runs replace it by their own.
+    """
+    logarithms = [log(one) for one in ratios.values()]
+    middle = fmean(logarithms)
+    squares = published.spread**2 + sum((one - middle) ** 2 for one in logarithms)
+    return RunResidual(factor=exp(median(logarithms)), spread=sqrt(squares / len(ratios)), runs=ratios)

@@ -1,0 +1,191 @@
+"""How much of a long run's time moves it forward: failures, checkpoints, restarts.
+
+Machines fail independently, so the time between two failures is exponential with mean M. A run that saves every τ
+seconds, each time for δ seconds, and needs R seconds to be back after a failure, spends per τ of progress
+
+    E(τ) = M · exp(R / M) · (exp((τ + δ) / M) − 1)
+
+seconds (Daly 2006). The best τ is about √(2·δ·M) (Young 1974) or, to higher order, Daly's equation 37.
+
+What a whole run takes: hours, accelerator-hours, money, energy, each as P10, P50 and P90, with what was assumed.
+
+In-step time comes from `time`, the share of time in useful steps from `goodput`; what real runs lost beyond both is in
+the residual of whole runs, calibrated on named published accelerator-hours.
+
+Time, money and energy of a config on a device, as the parts of an estimate that are unknown without one.
+
+Reads a config, a device profile and a cluster's assumptions; gives plain data with stable keys and drops what it
+answers from the estimate's `unknown`.
+"""
+
+from dataclasses import dataclass
+from math import exp, expm1, log, sqrt
+from typing import Any
+
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.run import RunConfig
+from llmsys.errors import ConfigError
+from llmsys.estimate.cluster_costs import ClusterCosts
+from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.percentile_interval import Z90, PercentileInterval, build_log_normal_interval
+from llmsys.estimate.residual_model import load_residuals
+from llmsys.estimate.state_memory import resolve_planned_layout
+from llmsys.estimate.step_time import StepTime, estimate_step_time
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Of one run on `ranks` devices: the share of time in useful steps, and the interval between saves it assumes."""
+
+    fraction: float
+    checkpoint_seconds: float
+    failure_seconds: float
+
+    @property
+    def failures_per_day(self) -> float:
+        """Expected interruptions in 24 hours."""
+        return 86_400 / self.failure_seconds
+
+
+def estimate_goodput(cluster: ClusterCosts, ranks: int, checkpoint_seconds: float | None = None) -> Goodput:
+    """The share of time in useful steps; `checkpoint_seconds` between saves, the best one when left out."""
+    failure = cluster.device_failure_hours * 3600 / ranks
+    every = checkpoint_seconds or compute_daly_interval(cluster.save_seconds, failure)
+    spent = compute_expected_seconds(every, cluster.save_seconds, cluster.restart_seconds, failure)
+    return Goodput(every / spent * (1 - cluster.other_loss), every, failure)
+
+
+def compute_expected_seconds(interval: float, save: float, restart: float, failure: float) -> float:
+    """Seconds that `interval` seconds of progress take on average (Daly 2006)."""
+    return failure * exp(restart / failure) * expm1((interval + save) / failure)
+
+
+def compute_young_interval(save: float, failure: float) -> float:
+    """Seconds between saves that cost least, to first order (Young 1974)."""
+    return sqrt(2 * save * failure)
+
+
+def compute_daly_interval(save: float, failure: float) -> float:
+    """Seconds between saves that cost least (Daly 2006, equation 37); the mean time to failure when saving is slow."""
+    if save >= 2 * failure:
+        return failure
+    ratio = save / (2 * failure)
+    return sqrt(2 * save * failure) * (1 + sqrt(ratio) / 3 + ratio / 9) - save
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """One whole run. `assumptions` are the cluster's numbers that went into it; without watts there is no energy."""
+
+    hours: PercentileInterval
+    accelerator_hours: PercentileInterval
+    money: PercentileInterval
+    energy_kwh: PercentileInterval | None
+    goodput: Goodput
+    whole_run_utilisation: float
+    assumptions: dict[str, Any]
+
+
+def estimate_run_cost(config: RunConfig, step: StepTime, device: DeviceProfile, cluster: ClusterCosts) -> RunCost:
+    """Cost of all `config.steps` steps of that time."""
+    good = estimate_goodput(cluster, step.ranks)
+    hours = estimate_run_seconds(step.seconds, config.num_steps / good.fraction).scale(1 / 3600)
+    accelerator_hours = hours.scale(step.ranks)
+    watts, price, energy = compute_mean_watts(device, cluster), cluster.price_per_hour, None
+    if watts is not None:
+        energy = load_residuals().energy.compute_interval(accelerator_hours.p50 * watts / 1000 * cluster.pue)
+        price += cluster.price_per_kwh * watts / 1000 * cluster.pue
+    elif cluster.price_per_kwh:
+        raise ConfigError(f"price_per_kwh needs the power of {device.name}. Give watts: in its profile.")
+    used = step.mfu * step.seconds.p50 * config.num_steps / (hours.p50 * 3600)
+    return RunCost(
+        hours, accelerator_hours, accelerator_hours.scale(price), energy, good, used, _collect_assumptions(cluster)
+    )
+
+
+def estimate_run_seconds(step_seconds: PercentileInterval, steps: float) -> PercentileInterval:
+    """Seconds of many steps. The spread of whole runs was calibrated on their hours, so it holds that of their steps;
+    where a step is less sure than that (experts), its own."""
+    whole = load_residuals().run
+    one = log(step_seconds.p90 / step_seconds.p50) / Z90
+    return build_log_normal_interval(step_seconds.p50 * steps * whole.factor, max(one, whole.spread))
+
+
+def compute_mean_watts(device: DeviceProfile, cluster: ClusterCosts) -> float | None:
+    """Power of one accelerator and its share of the machine, in training; None when nobody said its limit."""
+    return None if device.watts is None else device.watts * cluster.power_share + cluster.host_watts
+
+
+def _collect_assumptions(cluster: ClusterCosts) -> dict[str, Any]:
+    return cluster.model_dump(exclude={"device", "devices", "host_memory_bytes"})
+
+
+@dataclass(frozen=True)
+class PricingRequest:
+    """On what a run is to be priced; without `num_devices`, on as many devices as the config starts processes."""
+
+    device: DeviceProfile
+    cluster: ClusterCosts
+    num_devices: int | None = None
+
+    def resolve_layout(self, config: RunConfig) -> ParallelLayout:
+        """The config's layout on those devices; LayoutError when they cannot be split so."""
+        return resolve_planned_layout(config) if self.num_devices is None else config.resolve_layout(self.num_devices)
+
+
+def add_costs(
+    result: dict[str, Any], config: RunConfig, question: PricingRequest, *, model_only: bool
+) -> dict[str, Any]:
+    """The estimate with `time`, `money` and `energy`; a bare model has no run, so only its step has a price.
+
+    Keys: time.{device, ranks, step_seconds, parts_seconds, tokens_per_second_per_device, utilisation, run};
+    money.{currency, accelerator_hours, amount, assumptions}; energy.{kwh, watts_per_device, assumptions}. What is not
+    certain is {p10, p50, p90}.
+    """
+    step = estimate_step_time(config, question.resolve_layout(config), question.device)
+    if model_only:
+        unknown = dict.fromkeys(("money", "energy"), "a bare model has no run; give a config with train.tokens")
+        return result | {"time": _build_time_section(step, question, None), "unknown": unknown}
+    cost = estimate_run_cost(config, step, question.device, question.cluster)
+    parts = {"time": _build_time_section(step, question, cost), "money": _build_money_section(cost)}
+    if cost.energy_kwh is None:
+        return result | parts | {"unknown": {"energy": f"the profile of {question.device.name} has no watts"}}
+    return result | parts | {"energy": _build_energy_section(cost.energy_kwh, cost, question), "unknown": {}}
+
+
+def _build_time_section(step: StepTime, question: PricingRequest, cost: RunCost | None) -> dict[str, Any]:
+    run = None
+    if cost is not None:
+        run = {
+            "hours": cost.hours.to_dict(),
+            "goodput": cost.goodput.fraction,
+            "utilisation_model_causal": cost.whole_run_utilisation,
+            "checkpoint_every_seconds": cost.goodput.checkpoint_seconds,
+            "failures_per_day": cost.goodput.failures_per_day,
+        }
+    return {"device": question.device.name, **step.to_dict(), "run": run}
+
+
+def _build_money_section(cost: RunCost) -> dict[str, Any]:
+    wanted = (
+        "price_per_hour",
+        "price_per_kwh",
+        "device_failure_hours",
+        "save_seconds",
+        "restart_seconds",
+        "other_loss",
+    )
+    return {
+        "currency": cost.assumptions["currency"],
+        "accelerator_hours": cost.accelerator_hours.to_dict(),
+        "amount": cost.money.to_dict(),
+        "assumptions": {name: cost.assumptions[name] for name in wanted},
+    }
+
+
+def _build_energy_section(kwh: PercentileInterval, cost: RunCost, question: PricingRequest) -> dict[str, Any]:
+    return {
+        "kwh": kwh.to_dict(),
+        "watts_per_device": compute_mean_watts(question.device, question.cluster),
+        "assumptions": {name: cost.assumptions[name] for name in ("power_share", "host_watts", "pue")},
+    }

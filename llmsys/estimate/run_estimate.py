@@ -1,0 +1,121 @@
+"""Everything the estimate knows about a config, as plain data with stable keys; `text` makes a page of it.
+
+Time, money and energy depend on a device and are unknown without a profile of one; no other number is put in their
+place. `priced` adds them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from llmsys.config.run import RunConfig
+from llmsys.estimate.activation_memory import get_sequence_lengths
+from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.flops import CONVENTIONS, Convention, FlopsCount, count_flops
+from llmsys.estimate.model_tensors import list_model_tensors
+from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.peak_memory import estimate_activation_bytes, estimate_peak_memory
+from llmsys.estimate.precision import describe_precision, resolve_for_profile
+from llmsys.estimate.state_memory import compute_state_bytes, resolve_planned_layout
+
+NO_DEVICE = "needs a device: --device NAME, or a file that llmsys calibrate measured"
+CONTEXTS = (512, 2048, 8192, 32768, 131072)
+
+
+def estimate_run(
+    config: RunConfig, *, model_only: bool = False, documents: Sequence[int] = (), device: DeviceProfile | None = None
+) -> dict[str, Any]:
+    """Parameters, operations, memory and budget as nested plain values.
+
+    Keys: parameters.{total, non_embedding, active.{all, without_input_embedding, without_embeddings}, by_component,
+    per_layer, textbook}; batch; flops.{convention, forward, forward_backward, …} for one step of that batch; memory;
+    run; precision.{number, reason}; unknown. Bytes are per rank. For a bare model there is no run and no memory: both
+    are None. `device` resolves train.precision=auto.
+    `batch.sequence_length` is the source's and `batch.target_length` the target's in an encoder-decoder, else None.
+    `documents` are the lengths in tokens of the documents packed into a window, repeated until it is full.
+    """
+    precision = describe_precision(config, device)
+    config = resolve_for_profile(config, device)
+    return {
+        "parameters": asdict(count_parameters(config.model)),
+        "batch": _build_batch_section(config, documents),
+        "flops": _build_flops_section(config, documents),
+        "memory": None if model_only else _build_memory_section(config),
+        "run": None if model_only else _build_run_section(config, documents),
+        "precision": precision,
+        "unknown": dict.fromkeys(("time", "money", "energy"), NO_DEVICE),
+    }
+
+
+def list_tensor_counts(config: RunConfig) -> list[dict[str, Any]]:
+    """One entry per tensor, equal ones of several blocks together; the counts sum to the total."""
+    return [
+        {
+            "name": row.display_name,
+            "shape": list(row.shape),
+            "copies": row.num_copies,
+            "component": row.component,
+            "count": row.num_elements,
+        }
+        for row in list_model_tensors(config.model)
+    ]
+
+
+def _build_batch_section(config: RunConfig, documents: Sequence[int]) -> dict[str, Any]:
+    source, length = get_sequence_lengths(config)
+    return {
+        "sequence_length": source,
+        "target_length": length if config.model.family == "encoder_decoder" else None,
+        "sequences": config.batch.sequences_per_step,
+        "tokens": config.batch.sequences_per_step * length,
+        "documents": list(documents) or None,
+    }
+
+
+def _count_step_flops(config: RunConfig, convention: Convention, documents: Sequence[int]) -> FlopsCount:
+    source, length = get_sequence_lengths(config)
+    sequences = config.batch.sequences_per_step
+    again = config.train.recompute
+    return count_flops(
+        config.model, source, sequences, convention, target_length=length, documents=documents, recompute=again
+    )
+
+
+def _build_flops_section(config: RunConfig, documents: Sequence[int]) -> dict[str, Any]:
+    counts = {name: _count_step_flops(config, name, documents) for name in CONVENTIONS}
+    every = {
+        name: {
+            "forward": one.forward,
+            "forward_backward": one.forward_backward,
+            "forward_backward_per_token": one.flops_per_token,
+            "attention_share": one.attention_share,
+        }
+        for name, one in counts.items()
+    }
+    chosen = config.flops.convention
+    shares = {str(s): count_flops(config.model, s, 1, chosen, documents=documents).attention_share for s in CONTEXTS}
+    return {"convention": chosen, **every[chosen], "conventions": every, "attention_share_by_length": shares}
+
+
+def _build_memory_section(config: RunConfig) -> dict[str, Any]:
+    layout = resolve_planned_layout(config)
+    state, activations = compute_state_bytes(config, layout), estimate_activation_bytes(config, layout)
+    return {
+        "ranks": layout.world_size,
+        "layout": layout.model_dump(),
+        "engine": config.engine.model_dump(),
+        "state_bytes": {**asdict(state), "total": state.total},
+        "activation_bytes_estimated": {**asdict(activations), "total": activations.total},
+        **estimate_peak_memory(config, layout).to_dict(),
+    }
+
+
+def _build_run_section(config: RunConfig, documents: Sequence[int]) -> dict[str, Any]:
+    step = _count_step_flops(config, config.flops.convention, documents)
+    tokens = config.batch.count_tokens_before(config.num_steps)
+    return {
+        "tokens": tokens,
+        "steps": config.num_steps,
+        "flops": step.forward_backward * tokens // config.batch.tokens_per_step,
+        "tokens_per_parameter": tokens / count_parameters(config.model).active.all,
+    }

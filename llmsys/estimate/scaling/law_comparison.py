@@ -1,0 +1,160 @@
+"""What laws say about batch size and learning rate, given compute, size and tokens.
+
+All laws at once: what each makes of a budget, how far apart they are, and what they say of batch and rate.
+
+The result always holds every law. A single recommendation would hide that published fits differ by a factor of five in
+tokens per parameter at the same compute.
+"""
+
+import math
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from llmsys.config.scaling import ScalingLawConfig
+from llmsys.errors import ConfigError
+from llmsys.estimate.scaling.compute_budget import ComputeBudget
+from llmsys.estimate.scaling.law import Axis, BudgetRequest, FittedRange, Optimum, ScalingLaw, find_extrapolation
+from llmsys.estimate.scaling.power_laws import FLOPS_PER_PF_DAY
+from llmsys.estimate.scaling.published_laws import CLARK, DENSE, KRAJEWSKI
+
+
+@dataclass(frozen=True)
+class BatchAndLearningRate:
+    """Tokens in a batch and the peak learning rate; None where the law has no answer. `outside` says how far it is."""
+
+    law: str
+    batch_tokens: float | None
+    learning_rate: float | None
+    outside: tuple[float, Axis] | None
+
+
+def predict_deepseek_rates(flops: float) -> BatchAndLearningRate:
+    """DeepSeek LLM 2024 (arXiv:2401.02954), 3.1: both are power laws of the compute, fitted from 1e17 to 2e19."""
+    span = FittedRange("FLOPs", 1e17, 2e19)
+    return BatchAndLearningRate(
+        "deepseek_2024", 0.2920 * flops**0.3271, 0.3118 * flops**-0.1250, _find_rate_extrapolation([(span, flops)])
+    )
+
+
+def predict_steplaw_rates(parameters: float, tokens: float) -> BatchAndLearningRate:
+    """Step Law 2025 (arXiv:2503.04715): N without vocabulary; its rate rises with D, where DeepSeek's falls with C."""
+    spans = [(FittedRange("parameters", 6e7, 1.1e9), parameters), (FittedRange("tokens", 2e9, 1e11), tokens)]
+    rate = 1.79 * parameters**-0.713 * tokens**0.307
+    return BatchAndLearningRate("steplaw_2025", 0.58 * tokens**0.571, rate, _find_rate_extrapolation(spans))
+
+
+def predict_kaplan_rates(flops: float, parameters: float) -> BatchAndLearningRate:
+    """Kaplan 2020: B = 2.0e6 C^0.24 (table 6), rate 0.003239 - 0.0001395 ln N (D.6), which ends at N = 1e10."""
+    rate = 0.003239 - 0.0001395 * math.log(parameters)
+    batch = 2.0e6 * (flops / FLOPS_PER_PF_DAY) ** 0.24
+    span = FittedRange("parameters", 768, 1.5e9)
+    return BatchAndLearningRate(
+        "kaplan_2020", batch, rate if rate > 0 else None, _find_rate_extrapolation([(span, parameters)])
+    )
+
+
+def _find_rate_extrapolation(values: list[tuple[FittedRange, float]]) -> tuple[float, Axis] | None:
+    worst = max((span.compute_extrapolation(value), span.axis) for span, value in values)
+    return worst if worst[0] > 1 else None
+
+
+FAMILIAR_EPOCHS = 4
+"""Repeating tokens up to four times is about as good as new ones (Muennighoff 2023, 5)."""
+
+
+def compare_laws(config: ScalingLawConfig, bought: ComputeBudget) -> dict[str, Any]:
+    """Plain values: budget, laws (a row each), spread, rates, experts. Raises ConfigError for an unknown `mark`."""
+    request = BudgetRequest(
+        bought.flops, config.unique_tokens, config.served_tokens, config.experts, config.granularity
+    )
+    laws: tuple[ScalingLaw, ...] = (*DENSE, KRAJEWSKI) if config.experts > 1 else DENSE
+    if config.mark is not None and config.mark not in (names := [law.name for law in laws]):
+        raise ConfigError(f"mark={config.mark} is not a law in this table. Use one of {', '.join(names)}.")
+    found = [(law, law.find_optimum(request)) for law in laws]
+    rows = [_law_to_dict(law, best, request, marked=law.name == config.mark) for law, best in found]
+    return {
+        "budget": {"flops": bought.flops, "assumptions": list(bought.assumptions)},
+        "unique_tokens": config.unique_tokens,
+        "served_tokens": config.served_tokens,
+        "laws": rows,
+        "spread": _compute_spread([best for _, best in found]),
+        "rates": _list_rates(bought.flops, [best for _, best in found]),
+        "experts": _list_dense_equivalents(config, [best for _, best in found]),
+    }
+
+
+def _law_to_dict(law: ScalingLaw, best: Optimum, request: BudgetRequest, *, marked: bool) -> dict[str, Any]:
+    outside = find_extrapolation(law, request.flops, best)
+    epochs = None if request.unique_tokens is None else max(1.0, best.tokens / request.unique_tokens)
+    return {
+        "law": law.name,
+        "marked": marked,
+        "source": law.origin.source,
+        "counts": law.origin.counts,
+        "evidence": law.origin.evidence,
+        "parameters": best.parameters,
+        "tokens": best.tokens,
+        "tokens_per_parameter": best.tokens_per_parameter,
+        "loss": best.loss,
+        "epochs": epochs,
+        "outside": None if outside is None else {"times": outside[0], "axis": outside[1]},
+        "remarks": list(_list_remarks(best, epochs)),
+    }
+
+
+def _list_remarks(best: Optimum, epochs: float | None) -> list[str]:
+    said = []
+    if "repetition" in best.ignores and epochs is not None and epochs > FAMILIAR_EPOCHS:
+        said.append(f"counts {epochs:.0f} readings of a token as new ones")
+    if "serving" in best.ignores:
+        said.append("has no term for serving: training takes the whole budget")
+    return said
+
+
+def _compute_spread(optima: list[Optimum]) -> dict[str, dict[str, float]]:
+    columns = {
+        "parameters": [best.parameters for best in optima],
+        "tokens": [best.tokens for best in optima],
+        "tokens_per_parameter": [best.tokens_per_parameter for best in optima],
+    }
+    return {name: {"low": min(one), "median": median(one), "high": max(one)} for name, one in columns.items()}
+
+
+def _list_rates(flops: float, optima: list[Optimum]) -> list[dict[str, Any]]:
+    """Step Law at the smallest, the median and the largest model of the table, since it depends on size and tokens."""
+    by_size = sorted(optima, key=lambda best: best.parameters)
+    chosen = [by_size[0], by_size[len(by_size) // 2], by_size[-1]]
+    middle = chosen[1].parameters
+    rows = [
+        (predict_kaplan_rates(flops, middle), middle),
+        (predict_deepseek_rates(flops), None),
+        *((predict_steplaw_rates(best.parameters, best.tokens), best.parameters) for best in chosen),
+    ]
+    return [
+        {
+            "law": one.law,
+            "at_parameters": size,
+            "batch_tokens": one.batch_tokens,
+            "learning_rate": one.learning_rate,
+            "outside": None if one.outside is None else {"times": one.outside[0], "axis": one.outside[1]},
+        }
+        for one, size in rows
+    ]
+
+
+def _list_dense_equivalents(config: ScalingLawConfig, optima: list[Optimum]) -> list[dict[str, Any]]:
+    """What experts add to the median model, for each kind of routing that Clark measured."""
+    if config.experts == 1:
+        return []
+    size = median(best.parameters for best in optima)
+    return [
+        {
+            "law": law.name,
+            "parameters": size,
+            "experts": config.experts,
+            "dense_parameters": law.compute_dense_equivalent(size, config.experts),
+            "outside": law.origin.spans[0].compute_extrapolation(size),
+        }
+        for law in CLARK
+    ]

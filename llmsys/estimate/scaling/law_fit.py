@@ -1,0 +1,142 @@
+"""A scaling law of one's own: E + A / N^alpha + B / D^beta through a ladder of runs, with honest intervals.
+
+The fit is Hoffmann 2022, D.2: a Huber loss on log L, from a grid of starts. Intervals come from fitting resampled
+runs again (Efron 1979), so they hold what the choice of runs leaves open, and nothing else.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmsys.errors import DataError
+from llmsys.estimate.scaling.chinchilla import ParametricLaw
+from llmsys.estimate.scaling.law import Axis, BudgetRequest, FittedRange, LawSource
+from llmsys.estimate.scaling.training_runs import TrainingRun
+
+HUBER_WIDTH = 1e-3
+"""Residuals of log L above it count linearly, so that one bad run does not bend the law (Hoffmann 2022, D.2)."""
+
+UNKNOWNS = ("E", "A", "B", "alpha", "beta")
+RESAMPLES = 200
+STARTS = tuple(product((-1.0, 0.0, 0.7), (2.0, 6.0, 10.0), (2.0, 6.0, 10.0), (0.2, 0.4, 0.7), (0.2, 0.4, 0.7)))
+"""log E, log A, log B, alpha, beta of each start."""
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LawFit:
+    """The law, an interval of 5 to 95 % for each of its constants, and the constants of every resampling."""
+
+    law: ParametricLaw
+    intervals: dict[str, tuple[float, float]]
+    resampled: tuple[ParametricLaw, ...]
+    residuals: tuple[float, ...]
+    """log(measured / fitted) of each point."""
+
+    def compute_interval(self, of: Callable[[ParametricLaw], float]) -> tuple[float, float]:
+        """5 to 95 % of any number that follows from the law, such as the best size for a budget."""
+        values = [of(law) for law in self.resampled]
+        low, high = np.percentile(values, (5, 95))
+        return float(low), float(high)
+
+    def find_optimum(self, flops: float) -> dict[str, Any]:
+        """The best size and tokens for a budget, with intervals."""
+        best = self.law.find_optimum(BudgetRequest(flops))
+        size = self.compute_interval(lambda law: law.compute_best_parameters(flops))
+        loss = self.compute_interval(lambda law: law.find_optimum(BudgetRequest(flops)).loss or 0.0)
+        tokens = self.compute_interval(lambda law: law.find_optimum(BudgetRequest(flops)).tokens)
+        return {
+            "flops": flops,
+            "parameters": {"best": best.parameters, "low": size[0], "high": size[1]},
+            "tokens": {"best": best.tokens, "low": tokens[0], "high": tokens[1]},
+            "loss": {"best": best.loss, "low": loss[0], "high": loss[1]},
+        }
+
+
+def fit_law(points: Sequence[TrainingRun], resamples: int = RESAMPLES, seed: int = 0) -> LawFit:
+    """The law through the points. Raises DataError when they cannot tell its five constants apart."""
+    _require_enough_runs(points)
+    sizes, tokens, losses = (np.array([getattr(p, key) for p in points]) for key in ("parameters", "tokens", "loss"))
+    best = _fit_constants(sizes, tokens, losses, STARTS)
+    generator = np.random.default_rng(seed)
+    again: list[Vector] = []
+    while len(again) < resamples:
+        chosen = generator.integers(len(points), size=len(points))
+        if len({(sizes[i], tokens[i]) for i in chosen}) > len(UNKNOWNS):
+            again.append(_fit_constants(sizes[chosen], tokens[chosen], losses[chosen], [tuple(best)]))
+    law, laws = _build_law(best, points), tuple(_build_law(one, points) for one in again)
+    columns = np.array([_list_constants(one) for one in laws])
+    low, high = np.percentile(columns, (5, 95), axis=0)
+    intervals = {name: (float(a), float(b)) for name, a, b in zip(UNKNOWNS, low, high, strict=True)}
+    residuals = np.log(losses) - _predict_log_losses(best, sizes, tokens)[0]
+    return LawFit(law, intervals, laws, tuple(map(float, residuals)))
+
+
+def _require_enough_runs(points: Sequence[TrainingRun]) -> None:
+    distinct = len({(point.parameters, point.tokens) for point in points})
+    for what, count, least in (
+        ("runs of different size or length", distinct, len(UNKNOWNS) + 2),
+        ("sizes", len({point.parameters for point in points}), 3),
+        ("token counts", len({point.tokens for point in points}), 3),
+    ):
+        if count < least:
+            raise DataError(
+                f"{count} {what} cannot fix the {len(UNKNOWNS)} constants of a law. Use at least {least}: "
+                f"train every size for several numbers of tokens, each to the end of its own schedule."
+            )
+
+
+def _fit_constants(sizes: Vector, tokens: Vector, losses: Vector, starts: Sequence[tuple[float, ...]]) -> Vector:
+    """The constants with the smallest Huber loss over all starts."""
+    from scipy.optimize import minimize  # nothing else of the estimate needs it
+
+    target = np.log(losses)
+
+    def compute_objective(constants: Vector) -> tuple[float, Vector]:
+        log_loss, slopes = _predict_log_losses(constants, sizes, tokens)
+        residual = log_loss - target
+        clipped = np.clip(residual, -HUBER_WIDTH, HUBER_WIDTH)
+        # Scaled by 1 / width², so that the optimizer's tolerances fit.
+        value = (clipped * (residual - clipped / 2)).sum() / HUBER_WIDTH**2
+        return float(value), slopes.T @ clipped / HUBER_WIDTH**2
+
+    bounds = [(-10, 5), (-10, 40), (-10, 40), (0.01, 2), (0.01, 2)]
+    results = [
+        minimize(
+            compute_objective, np.array(start), jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 2000}
+        )
+        for start in starts
+    ]
+    found: Vector = min(results, key=lambda result: result.fun).x
+    return found
+
+
+def _predict_log_losses(constants: Vector, sizes: Vector, tokens: Vector) -> tuple[Vector, Vector]:
+    """log L of each point, and its slopes along log E, log A, log B, alpha and beta: (points,), (points, 5)."""
+    log_e, log_a, log_b, alpha, beta = constants
+    log_n, log_d = np.log(sizes), np.log(tokens)
+    terms = np.stack([np.full_like(log_n, log_e), log_a - alpha * log_n, log_b - beta * log_d])
+    log_loss = np.logaddexp.reduce(terms, axis=0)
+    of_e, of_a, of_b = np.exp(terms - log_loss)
+    return log_loss, np.stack([of_e, of_a, of_b, -of_a * log_n, -of_b * log_d], axis=1)
+
+
+def _build_law(constants: Vector, points: Sequence[TrainingRun]) -> ParametricLaw:
+    e, a, b = (float(value) for value in np.exp(constants[:3]))
+    seen: dict[Axis, list[float]] = {
+        "parameters": [point.parameters for point in points],
+        "tokens": [point.tokens for point in points],
+        "FLOPs": [point.flops for point in points],
+    }
+    spans = tuple(FittedRange(axis, min(values), max(values)) for axis, values in seen.items())
+    origin = LawSource(f"your {len(points)} runs", "active parameters", spans)
+    return ParametricLaw("yours", origin, e, a, b, float(constants[3]), float(constants[4]))
+
+
+def _list_constants(law: ParametricLaw) -> tuple[float, ...]:
+    return law.irreducible, law.parameter_factor, law.token_factor, law.alpha, law.beta

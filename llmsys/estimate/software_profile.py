@@ -1,0 +1,110 @@
+"""What of a rank's memory depends on the program that trains, and not on its config.
+
+The defaults are our trainer on a GPU. Other values let published rows of other systems be judged by the same sums.
+
+How a training program uses a device, as far as time depends on it: what is fused, hidden, launched.
+
+One noun with a few named instances: what this repository runs, and the generations of programs behind published
+measurements. Every field is a physical quantity; none is fitted to a single row.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from llmsys.config.run import RunConfig
+from llmsys.config.section import Section
+
+
+@dataclass(frozen=True)
+class MemoryProfile:
+    """One training program on one kind of device.
+
+    Args:
+        device: whose kernels run. On a CPU norms and attention keep more, and nothing is reserved by an allocator.
+        pipeline: stages over which blocks are dealt, first in first out (1F1B; Narayanan 2021, arXiv:2104.04473).
+        chunks: parts of the model that a stage holds (interleaved 1F1B).
+        in_flight: micro-batches whose activations the first stage holds; 0 takes as many as there are stages.
+        loss: chunked: logits never exist whole (our head_loss); fused: logits, and their gradient in
+            float32 (a compiled loss); whole: eager cross entropy over float32 copies.
+        head: what a tensor rank has of the logits: its positions with a whole head, or its columns of all positions
+            with a part of it (loss parallel).
+        masks: table: attention gets a table of positions where the batch needs one; none: it knows what is visible.
+        attention: kernel: probabilities are never kept; explicit: scores, weights and dropout masks are.
+        selective: what `train.recompute=selective` keeps. products: outputs of all products and of attention;
+            alternate: of every second product and of attention (torchtitan); attention: everything but the scores
+            (Megatron; Korthikanti 2022, arXiv:2205.05198, 5).
+        stream: under tensor parallelism, whether positions between layers are divided over its ranks (sequence
+            parallelism) or whole on each.
+        gathered: under tensor parallelism with sequence parallelism, whether what column-parallel products read is
+            kept gathered, or gathered again in the backward (Korthikanti 2022, 4.2.2).
+        weights: sharded: whole only while a block uses them; whole: from the first use to the end of the backward.
+        gradients: sharded after each backward; whole: float32, summed over micro-batches before they are sharded.
+        activations: where they wait for the backward; of host, two blocks' are on their way at a time.
+        evaluation: logits: held-out sequences pass forward between steps, their logits whole (our measure.py);
+            none: the peak is that of training alone.
+        measured: reserved: what the allocator holds (max_memory_reserved); allocated: what tensors hold.
+    """
+
+    device: Literal["cuda", "cpu"] = "cuda"
+    pipeline: int = 1
+    pipeline_chunks: int = 1
+    in_flight: int = 0
+    loss: Literal["chunked", "fused", "whole"] = "chunked"
+    head: Literal["positions", "columns"] = "positions"
+    masks: Literal["table", "none"] = "table"
+    attention: Literal["kernel", "explicit"] = "kernel"
+    selective: Literal["products", "alternate", "attention"] = "products"
+    matmul_dtype: Literal["compute", "fp8"] = "compute"
+    residual_dtype: Literal["divided", "whole"] = "divided"
+    gathered: Literal["kept", "again"] = "kept"
+    weights: Literal["sharded", "whole"] = "sharded"
+    gradients: Literal["sharded", "whole"] = "sharded"
+    activations: Literal["device", "host"] = "device"
+    evaluation: Literal["logits", "none"] = "logits"
+    measured: Literal["reserved", "allocated"] = "reserved"
+
+
+OURS = MemoryProfile()
+
+
+Number = Literal["fp32", "bf16", "fp16", "fp8"]
+
+
+class SoftwareProfile(Section):
+    """A generation of programs. The defaults are those of fused kernels with overlapped collectives."""
+
+    name: str = Field(min_length=1, description="What reports call it.")
+    traffic: float = Field(1.0, ge=1, description="Bytes that elementwise kernels move, over those of fused ones.")
+    loss_bytes: float = Field(12, ge=0, description="Bytes moved per logit in the loss, forward and backward.")
+    attention: Literal["fused", "native", "unfused"] = Field(
+        "fused",
+        description="fused: torch's kernels; native: kernels for this device; unfused writes every score to memory.",
+    )
+    context: Literal["heads", "ring"] = Field(
+        "heads", description="How the context axis shares attention; on a ring the last rank has the most to do."
+    )
+    launch: Literal["eager", "compiled"] = Field("compiled", description="eager: the host starts every kernel.")
+    matmul_dtype: Number | None = Field(None, description="Number type of products inside blocks; null: the run's.")
+    scales: Literal["tensor", "row"] = Field("tensor", description="What shares one scale in 8 bits; rows cost more.")
+    activations: Literal["device", "host"] = Field("device", description="host: block inputs wait in host memory.")
+    recomputed_matmuls: float = Field(
+        0.0, ge=0, le=1, description="Share of a block's products that selective recomputation repeats."
+    )
+    data_overlap: float = Field(
+        0.8, ge=0, le=1, description="Share of the traffic of weights and gradients that compute can hide."
+    )
+    tensor_overlap: float = Field(0.0, ge=0, le=1, description="Share of the tensor axis' traffic that is hidden.")
+    expert_overlap: float = Field(0.0, ge=0, le=1, description="Share of the expert axis' traffic that is hidden.")
+
+
+EAGER = SoftwareProfile(name="eager", traffic=1.8, loss_bytes=28, launch="eager")
+COMPILED = SoftwareProfile(name="compiled")
+
+
+def build_software_profile(config: RunConfig) -> SoftwareProfile:
+    """What this repository's trainer is under that config. Its loss goes over the logits in chunks, fused or not."""
+    if config.train.compile == "block":
+        return COMPILED
+    return EAGER.model_copy(update={"loss_bytes": 16.0})

@@ -1,0 +1,161 @@
+"""Bytes of training state on the fullest rank: weights, fp32 masters, gradients, moments, as the engine splits them.
+
+State lives as long as the run, on the device or, with offload, in host memory; `memory_peak` says where. What a
+forward pass keeps is in `activation`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, prod
+
+from llmsys.config.engine_constraints import is_replicated
+from llmsys.config.model import ModelConfig
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.run import RunConfig
+from llmsys.estimate.model_tensors import list_model_tensors
+from llmsys.estimate.parameter_tensor import ParameterTensor
+
+FP32 = 4  # bytes of one value
+SPLIT_BY_OUTPUTS = {"q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj"}
+SPLIT_BY_INPUTS = {"o_proj", "down_proj"}
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes on rank 0, which never holds less than another rank. `weights` are copies beside the masters."""
+
+    weights: int
+    masters: int
+    gradients: int
+    moments: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.weights + self.masters + self.gradients + self.moments
+
+
+def compute_state_bytes(
+    config: RunConfig, layout: ParallelLayout, rows: list[ParameterTensor] | None = None
+) -> StateBytes:
+    """State of the configured engine under a resolved layout; of `rows` only, where a stage has a part of the model."""
+    rows = list_model_tensors(config.model) if rows is None else rows
+    engine = config.engine
+    if engine.kind == "deepspeed":
+        return _compute_zero_state_bytes(config, layout, engine.zero_stage, rows)
+    if engine.kind == "torch" and engine.data_parallel == "fsdp":
+        local = sum(count_local_elements(row, layout, config.model) * row.num_copies for row in rows)
+        moments = sum(
+            _count_moments(config, row) * count_local_elements(row, layout, config.model) * row.num_copies
+            for row in rows
+        )
+        # The shards are the fp32 masters; whole weights exist only while they are used.
+        return StateBytes(weights=0, masters=FP32 * local, gradients=FP32 * local, moments=FP32 * moments)
+    whole = sum(count_full_elements(row, layout, config.model) * row.num_copies for row in rows)
+    moments = sum(
+        _count_moments(config, row) * count_full_elements(row, layout, config.model) * row.num_copies for row in rows
+    )
+    return StateBytes(weights=0, masters=FP32 * whole, gradients=FP32 * whole, moments=FP32 * moments)
+
+
+def resolve_planned_layout(config: RunConfig) -> ParallelLayout:
+    """The layout for the processes that the config starts; a fixed `shard`, or copies, say how many ranks there are."""
+    layout, fixed = config.layout, 0
+    if is_replicated(config.engine):
+        fixed = layout.replicate if layout.replicate > 1 else 0
+    elif layout.shard != -1:
+        fixed = layout.world_size
+    return config.resolve_layout(fixed or max(1, config.launch.processes))
+
+
+def get_compute_dtype_bytes(config: RunConfig) -> int:
+    """Bytes of one weight or activation inside products."""
+    return FP32 if config.train.resolved_precision == "fp32" else 2
+
+
+def _count_moments(config: RunConfig, row: ParameterTensor) -> int:
+    """Moments of each element: Adam has two, Muon one for projections (llmsys/optim/parameter_groups.py has the
+    rule).
+    """
+    projection = any(part.endswith("_proj") for part in row.name.split("."))
+    return 1 if config.optimizer.kind == "muon" and projection and len(row.shape) >= 2 else 2
+
+
+def compute_offloaded_bytes(config: RunConfig, layout: ParallelLayout) -> int:
+    """What a rank keeps in host memory: with offload, its masters and moments, under FSDP its gradients too."""
+    if getattr(config.engine, "offload", "none") == "none":
+        return 0
+    state = compute_state_bytes(config, layout)
+    return state.masters + state.moments + (state.gradients if config.engine.kind == "torch" else 0)
+
+
+def count_tensor_shards(row: ParameterTensor, layout: ParallelLayout, model: ModelConfig) -> int:
+    """Over how many tensor ranks a row inside a block is split (llmsys/parallel/tensor_parallel.py); experts are
+    dealt.
+    """
+    part = row.name.rpartition(".")[0].rpartition(".")[2]
+    if row.is_routed or not is_in_block(row) or part not in SPLIT_BY_OUTPUTS | SPLIT_BY_INPUTS:
+        return 1
+    if part in SPLIT_BY_INPUTS and row.name.endswith("bias"):
+        return 1
+    whole_heads = part in ("k_proj", "v_proj") and model.num_key_value_heads % layout.tensor
+    return 1 if whole_heads else layout.tensor
+
+
+def is_in_block(row: ParameterTensor) -> bool:
+    """Whether a row belongs to a block, which FSDP gathers by itself; what is outside is gathered once."""
+    return "blocks." in row.name or ".block." in row.name
+
+
+def count_full_elements(row: ParameterTensor, layout: ParallelLayout, model: ModelConfig) -> int:
+    """Elements of one copy that a rank computes with: its experts, its part of a matrix split by tensor."""
+    return ceil(row.elements_per_copy / (layout.expert if row.is_routed else count_tensor_shards(row, layout, model)))
+
+
+def count_local_elements(row: ParameterTensor, layout: ParallelLayout, model: ModelConfig) -> int:
+    """Elements of one copy on rank 0: its part of the first dim.
+
+    Experts dealt first and split then come to the same: (E / expert) / (ranks / expert), rounded up once. What stands
+    outside of blocks is split over all ranks of a copy, what is inside over those that do not split it by tensor.
+    """
+    parts = count_tensor_shards(row, layout, model)
+    ranks = layout.shard * layout.context if is_in_block(row) and not row.is_routed else layout.ranks_per_replica
+    if row.name.rpartition(".")[0].rpartition(".")[2] in SPLIT_BY_INPUTS:
+        return ceil(ceil(row.shape[0] / ranks) * prod(row.shape[1:]) / parts)
+    return ceil(ceil(row.shape[0] / parts) / ranks) * prod(row.shape[1:])  # the first dim is split twice
+
+
+def _compute_zero_state_bytes(
+    config: RunConfig, layout: ParallelLayout, stage: int, rows: list[ParameterTensor]
+) -> StateBytes:
+    """ZeRO flattens each parameter group, pads it to twice the number of ranks, and splits it evenly over them.
+
+    Groups: with and without weight decay; experts, embeddings, the rest. Dealt experts are split over their own
+    replicas only. Stage 0 splits nothing, and its parameters are the fp32 masters themselves.
+    """
+    whole = sum(count_full_elements(row, layout, config.model) * row.num_copies for row in rows)
+    split = sum(
+        _compute_padded_share(elements, ranks) for elements, ranks in _iter_parameter_groups(config, layout, rows)
+    )
+    size = get_compute_dtype_bytes(config)
+    weights = 0 if stage == 0 else size * (split if stage == 3 else whole)
+    share = split if stage >= 1 else whole
+    return StateBytes(weights, FP32 * share, FP32 * (split if stage >= 2 else whole), 2 * FP32 * share)
+
+
+def _iter_parameter_groups(
+    config: RunConfig, layout: ParallelLayout, rows: list[ParameterTensor]
+) -> Iterator[tuple[int, int]]:
+    """Elements of each parameter group on a rank, and the ranks it is split over."""
+    groups: dict[tuple[str, bool], int] = {}
+    for row in rows:
+        role = "experts" if row.is_routed else "embedding" if row.name in ("embed.weight", "head.weight") else "dense"
+        key = (role, len(row.shape) >= 2 and not row.name.endswith("_bias"))
+        groups[key] = groups.get(key, 0) + count_full_elements(row, layout, config.model) * row.num_copies
+    for (role, _), elements in groups.items():
+        dealt = layout.expert if role == "experts" else 1
+        yield elements, max(1, layout.world_size // dealt)
+
+
+def _compute_padded_share(elements: int, ranks: int) -> int:
+    return -(-elements // (2 * ranks)) * 2

@@ -1,0 +1,229 @@
+"""What a step takes beside its kernels and collectives: the optimizer's bytes, activations in host memory, the host.
+
+Seconds of one optimizer step, as an honest interval, and what they are spent on.
+
+Reads a config, a resolved layout and a device; gives P10, P50 and P90 with the parts of P50. The model is kernels plus
+what of the communication nothing hides, times a residual whose spread was calibrated on named published rows
+(`residual.yaml`). It is in-step time: `goodput` says what a whole run takes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.run import RunConfig
+from llmsys.estimate.activation_memory import get_sequence_lengths
+from llmsys.estimate.communication_time import (
+    PassSeconds,
+    estimate_context_parallel_seconds,
+    estimate_data_parallel_seconds,
+    estimate_expert_parallel_seconds,
+    estimate_pipeline_parallel_seconds,
+    estimate_tensor_parallel_seconds,
+    get_data_parallel_sharding,
+)
+from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.flops import count_flops
+from llmsys.estimate.kernel_time import KernelContext, KernelSeconds, MicroBatchShape, estimate_kernel_seconds
+from llmsys.estimate.model_tensors import list_model_tensors
+from llmsys.estimate.percentile_interval import PercentileInterval
+from llmsys.estimate.precision import resolve_for_profile
+from llmsys.estimate.residual_model import get_residual
+from llmsys.estimate.software_profile import SoftwareProfile, build_software_profile
+
+OPTIMIZER_BYTES = 36  # per parameter: weight, gradient and both moments read, three written, and the norm's reading
+
+
+def estimate_host_seconds(
+    bench: KernelContext, work: KernelSeconds, passes: PassSeconds, micro_batches: float, pipeline: int
+) -> float:
+    """What the device waits for the host in eager mode: starting kernels takes longer than running them."""
+    if bench.software.launch != "eager":
+        return 0.0
+    host = 3 * work.launches / pipeline * bench.device.efficiency.host_seconds
+    return micro_batches * max(0.0, host - passes.forward - passes.backward)
+
+
+def estimate_offload_seconds(bench: KernelContext, pipeline: int) -> float:
+    """What enters each block, sent to host memory and back."""
+    if bench.software.activations == "device":
+        return 0.0
+    tokens = bench.shape.num_tokens / (bench.layout.context * bench.layout.tensor)
+    sent = tokens * bench.model.hidden_size * bench.shape.value_bytes * bench.model.num_hidden_layers / pipeline
+    return 2 * sent / bench.device.host_bandwidth
+
+
+def estimate_optimizer_seconds(config: RunConfig, bench: KernelContext, pipeline: int) -> float:
+    """Adam's bytes through memory, or through the host where state lives there."""
+    layout, rows = bench.layout, list_model_tensors(bench.model)
+    spread = layout.shard * layout.context if _is_state_sharded(config) else 1
+    dense = sum(row.num_elements for row in rows if not row.is_routed) / (layout.tensor * pipeline * spread)
+    sparse = sum(row.num_elements for row in rows if row.is_routed) / (
+        pipeline * max(layout.expert, spread * layout.tensor)
+    )
+    moved = (dense + sparse) * OPTIMIZER_BYTES
+    if getattr(config.engine, "offload", "none") != "none":
+        return moved / bench.device.host_bandwidth
+    return bench.estimate_memory_seconds(moved)
+
+
+def _is_state_sharded(config: RunConfig) -> bool:
+    engine = config.engine
+    if engine.kind == "torch":
+        return engine.data_parallel == "fsdp"
+    return engine.kind == "deepspeed" and engine.zero_stage >= 1
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One step. `parts` are seconds of the P50 by cause; utilisations are of the peak of the run's number type.
+
+    `mfu` counts the operations of a model whose attention is causal-exact, once forward and twice
+    backward (MFU); `full_mfu` all of s² (Chowdhery 2022, appendix B); `hfu` also what is
+    computed again (HFU). `factor` is the calibrated residual that is in `seconds` and `parts`.
+    """
+
+    seconds: PercentileInterval
+    parts: dict[str, float]
+    ranks: int
+    tokens: int
+    mfu: float
+    full_mfu: float
+    hfu: float
+    factor: float
+
+    @property
+    def tokens_per_second_per_device(self) -> float:
+        """Throughput at the P50."""
+        return self.tokens / self.seconds.p50 / self.ranks
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values with stable keys."""
+        return {
+            "step_seconds": self.seconds.to_dict(),
+            "parts_seconds": self.parts,
+            "ranks": self.ranks,
+            "tokens_per_second_per_device": self.tokens_per_second_per_device,
+            "utilisation": {
+                "model_causal": self.mfu,
+                "model_full": self.full_mfu,
+                "hardware": self.hfu,
+            },
+        }
+
+
+def estimate_step_time(
+    config: RunConfig,
+    layout: ParallelLayout,
+    device: DeviceProfile,
+    *,
+    pipeline: int = 1,
+    interleave: int = 1,
+    software: SoftwareProfile | None = None,
+) -> StepTime:
+    """Time of one optimizer step of `config.batch` on layout.world_size · pipeline devices.
+
+    `layout` must be resolved (`Layout.fit`). Our engines have no pipeline: `pipeline` stages with `interleave` parts
+    each are for published layouts. `software` is ours under this config, unless given.
+    """
+    config = resolve_for_profile(config, device)
+    software = software or build_software_profile(config)
+    bench = KernelContext(config.model, layout, device, software, _build_micro_batch_shape(config, layout))
+    work = estimate_kernel_seconds(bench)
+    micro_batches = max(1.0, config.batch.sequences_per_step / (layout.data_parallel_size * bench.shape.sequences))
+    parts = _estimate_part_seconds(config, bench, work, micro_batches, pipeline, interleave)
+    ranks = layout.world_size * pipeline
+    factor = get_residual("step", config.model, device)
+    seconds = factor.compute_interval(sum(parts.values()))
+    parts = {name: value * factor.factor for name, value in parts.items()}
+    return _build_step_time(config, device, bench, work, seconds, parts, ranks, factor.factor)
+
+
+def compute_micro_sequences(config: RunConfig, layout: ParallelLayout) -> float:
+    """Sequences of one forward pass of one rank."""
+    share = config.batch.sequences_per_step / layout.data_parallel_size
+    wanted = config.batch.micro_sequences
+    return min(float(wanted), share) if isinstance(wanted, int) and wanted else share
+
+
+def _build_micro_batch_shape(config: RunConfig, layout: ParallelLayout) -> MicroBatchShape:
+    source, length = get_sequence_lengths(config)
+    return MicroBatchShape(compute_micro_sequences(config, layout), length, source, config.train.resolved_precision)
+
+
+def _estimate_part_seconds(
+    config: RunConfig, bench: KernelContext, work: KernelSeconds, micro_batches: float, pipeline: int, interleave: int
+) -> dict[str, float]:
+    """Seconds of the step by cause."""
+    repeated = _estimate_recompute_seconds(config, bench, work)
+    passes = PassSeconds(
+        work.blocks_forward / pipeline,
+        (work.blocks_backward + repeated) / pipeline,
+        float(config.train.recompute == "block"),
+    )
+    head = (3 * work.head + work.loss) / pipeline
+    tensor = estimate_tensor_parallel_seconds(bench, passes, pipeline)
+    context = estimate_context_parallel_seconds(bench, passes, pipeline)
+    expert = estimate_expert_parallel_seconds(bench, passes, pipeline)
+    stages = estimate_pipeline_parallel_seconds(bench, pipeline, interleave)
+    one = passes.forward + passes.backward + head + tensor + context + expert + stages
+    scale = micro_batches / pipeline
+    times = {
+        "products": 3 * work.matmul * scale + head * micro_batches,
+        "experts": 3 * work.grouped * scale,
+        "attention": (work.attention + work.attention_backward) * scale,
+        "elementwise": 3 * work.elementwise * scale,
+        "recomputation": repeated * scale,
+        "tensor": tensor * micro_batches,
+        "context": context * micro_batches,
+        "expert": expert * micro_batches,
+        "stages": stages * micro_batches,
+        "bubble": one * (pipeline - 1) / interleave,
+        "data": estimate_data_parallel_seconds(
+            bench, get_data_parallel_sharding(config), passes, max(1, round(micro_batches)), pipeline
+        ),
+        "optimizer": estimate_optimizer_seconds(config, bench, pipeline),
+        "offload": estimate_offload_seconds(bench, pipeline) * micro_batches,
+    }
+    return times | {"host": estimate_host_seconds(bench, work, passes, micro_batches, pipeline)}
+
+
+def _estimate_recompute_seconds(config: RunConfig, bench: KernelContext, work: KernelSeconds) -> float:
+    """Seconds of one micro-batch that backward computes again."""
+    if config.train.recompute == "none":
+        return 0.0
+    if config.train.recompute == "block":
+        return work.blocks_forward
+    cheap = work.elementwise + bench.software.recomputed_matmuls * (work.matmul + work.grouped)
+    return cheap + (work.attention if bench.software.attention == "unfused" else 0.0)
+
+
+def _build_step_time(
+    config: RunConfig,
+    device: DeviceProfile,
+    bench: KernelContext,
+    work: KernelSeconds,
+    seconds: PercentileInterval,
+    parts: dict[str, float],
+    ranks: int,
+    factor: float,
+) -> StepTime:
+    source, length = get_sequence_lengths(config)
+    sequences = config.batch.sequences_per_step
+    counts = [
+        count_flops(config.model, source, sequences, convention, target_length=length)
+        for convention in ("causal", "full")
+    ]
+    possible = device.get_peak_flops(config.train.resolved_precision) * ranks * seconds.p50
+    causal, full = counts
+    again = _estimate_recompute_seconds(config, bench, work) / max(work.blocks_forward, 1e-30) * causal.forward
+    return StepTime(
+        seconds=seconds,
+        parts=parts,
+        ranks=ranks,
+        tokens=causal.tokens,
+        mfu=causal.forward_backward / possible,
+        full_mfu=full.forward_backward / possible,
+        hfu=(causal.forward_backward + again) / possible,
+        factor=factor,
+    )

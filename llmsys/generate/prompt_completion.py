@@ -1,0 +1,80 @@
+"""The prompts of a config, continued: what the trainer does at the end of a run and `llmsys generate` on request."""
+
+from collections.abc import Callable
+
+from llmsys.config.run import RunConfig
+from llmsys.config.train import GenerationConfig
+from llmsys.generate.text_generation import BeamSearchParams, generate_texts
+from llmsys.generate.token_sampling import SamplingParams
+from llmsys.model.transformer import Transformer
+from llmsys.tokenizer import Tokenizer
+from llmsys.train.run_data import get_prefix_ids
+
+Hear = Callable[[int, str], None]
+"""Hears (prompt number, piece of text) as soon as the text is certain."""
+
+
+def complete_prompts(
+    model: Transformer, tokenizer: Tokenizer, config: RunConfig, hear: Hear | None = None
+) -> list[dict[str, str]]:
+    """Prompt and continuation for each of generation.prompts."""
+    settings = config.generation
+    if not settings.prompts:
+        return []
+    stream = None if hear is None else TextStreamer(tokenizer, list(settings.prompts), hear)
+    texts = generate_texts(
+        model,
+        tokenizer,
+        list(settings.prompts),
+        max_new_tokens=settings.max_new_tokens,
+        how=build_decoding_params(settings),
+        seed=settings.seed,
+        opening=get_prefix_ids(settings, tokenizer),
+        listen=stream,
+    )
+    if stream is not None:
+        stream.flush(texts)
+    return [{"prompt": prompt, "text": text} for prompt, text in zip(settings.prompts, texts, strict=True)]
+
+
+def build_decoding_params(settings: GenerationConfig) -> SamplingParams | BeamSearchParams:
+    """Beam search when the config asks for more than one beam, else drawing tokens."""
+    if settings.beams > 1:
+        return BeamSearchParams(settings.beams, settings.length_penalty)
+    return SamplingParams(
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        min_p=settings.min_p,
+        repetition_penalty=settings.repetition_penalty,
+    )
+
+
+class TextStreamer:
+    """Turns tokens into pieces of text for a listener. A character whose bytes are not all there yet is held back."""
+
+    def __init__(self, tokenizer: Tokenizer, prompts: list[str], hear: Hear) -> None:
+        self._tokenizer, self._hear = tokenizer, hear
+        self._ids = [tokenizer.encode(prompt) for prompt in prompts]
+        self._said = [tokenizer.decode(ids) for ids in self._ids]
+        self._heard = ["" for _ in prompts]
+
+    def __call__(self, row: int, token: int) -> None:
+        """One more token of one text."""
+        self._ids[row].append(token)
+        text = self._tokenizer.decode(self._ids[row])
+        if text.endswith("�") or not text.startswith(self._said[row]):
+            return
+        self._emit_text(row, text[len(self._said[row]) :])
+        self._said[row] = text
+
+    def flush(self, texts: list[str]) -> None:
+        """Say what was held back to the last."""
+        for row, text in enumerate(texts):
+            if text.startswith(self._heard[row]):
+                self._emit_text(row, text[len(self._heard[row]) :])
+
+    def _emit_text(self, row: int, piece: str) -> None:
+        if piece:
+            self._heard[row] += piece
+            self._hear(row, piece)

@@ -1,0 +1,228 @@
+"""Continue prompts with a model: all prompts in one batch, padded on the left, with a key-value cache.
+
+Reads a Transformer and a tokenizer, gives one continuation per prompt. A continuation depends on the model, the prompt,
+the seed and the settings, never on the prompts beside it: padding is seen by nobody, positions count from the first
+real token, and every prompt has its own context limit and draws from its own generator.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from llmsys.errors import ConfigError, DataError
+from llmsys.generate.beam_search import search_beams
+from llmsys.generate.token_sampling import SamplingParams, sample_tokens
+from llmsys.log import get_logger
+from llmsys.model.kv_cache import KeyValueCache
+from llmsys.model.transformer import Transformer
+from llmsys.tokenizer import Tokenizer
+
+# B rows, T positions, V vocabulary
+
+log = get_logger(__name__)
+
+Listen = Callable[[int, int], None]
+"""Hears (prompt number, token) for every new token, as soon as it is chosen."""
+Pick = Callable[[Tensor, list[int]], Tensor]
+NextLogits = Callable[[Tensor, KeyValueCache], Tensor]
+"""tokens (B, T) → logits of the token after the last, (B, V), V the ids of the tokenizer."""
+
+
+@dataclass(frozen=True)
+class BeamSearchParams:
+    """Search for the likeliest text instead of drawing tokens; see beam.py."""
+
+    num_beams: int
+    length_penalty: float = 0.6
+
+
+DRAW = SamplingParams()
+NEVER = -1  # no token has this id
+
+
+def generate_texts(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int,
+    how: SamplingParams | BeamSearchParams = DRAW,
+    seed: int = 0,
+    stop_at_eos: bool = True,
+    opening: Sequence[int] | None = None,
+    listen: Listen | None = None,
+) -> list[str]:
+    """The continuation of each prompt, without the prompt.
+
+    `opening` are the ids before each prompt; None is the end-of-document id, which opens every document in training.
+    An empty prompt without any is opened all the same, by the begin or else the end id: a model continues something.
+
+    Rows of the vocabulary beyond the tokenizer's ids, which make its size a round number, are never chosen.
+    A text ends at its end-of-document token, after `max_new_tokens`, or at the model's context limit (with a warning).
+    Equal prompts get different samples: each draws from a generator seeded by (seed, prompt, occurrence).
+
+    Raises:
+        DataError: a prompt that fills the context and leaves no room to continue.
+        ConfigError: max_new_tokens out of range.
+    """
+    if max_new_tokens < 1:
+        raise ConfigError(
+            f"generation.max_new_tokens={max_new_tokens} is out of range: it must be at least 1. "
+            f"Set it to a value in range."
+        )
+    if not prompts:
+        return []
+    # In training every document is opened by the token that closed the one before it.
+    opening = (tokenizer.eos_id,) if opening is None else tuple(opening)
+    ids = [[*opening, *tokenizer.encode(prompt)] or _get_fallback_prefix(tokenizer) for prompt in prompts]
+    opened = len(opening)
+    limits = [
+        _compute_token_limit(prompt, row, opened, max_new_tokens, model)
+        for prompt, row in zip(prompts, ids, strict=True)
+    ]
+    stop = tokenizer.eos_id if stop_at_eos else NEVER
+    next_logits = _build_logits_function(model, tokenizer.vocab_size)
+    with use_eval_mode(model):
+        first_BV, cache = _prefill_prompts(model, ids, limits, next_logits)
+        if isinstance(how, BeamSearchParams):
+            new_ids = _decode_with_beams(first_BV, cache, limits, stop, how, next_logits)
+        else:
+            pick = _build_token_picker(how, ids, _build_generators(prompts, seed))
+            new_ids = _decode_with_sampling(first_BV, cache, limits, stop, pick, listen, next_logits)
+    return [_decode_continuation(tokenizer, old, new) for old, new in zip(ids, new_ids, strict=True)]
+
+
+def _get_fallback_prefix(tokenizer: Tokenizer) -> list[int]:
+    return [tokenizer.eos_id if tokenizer.bos_id < 0 else tokenizer.bos_id]
+
+
+@contextlib.contextmanager
+def use_eval_mode(model: Transformer) -> Iterator[None]:
+    """The model in evaluation mode and without gradients; afterwards as it was."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def _build_token_picker(choice: SamplingParams, ids: list[list[int]], generators: list[torch.Generator]) -> Pick:
+    """Chooses for some of the rows, each from its own generator and with its own tokens in mind."""
+    seen = [list(row) for row in ids]
+
+    def pick_tokens(logits_BV: Tensor, rows: list[int]) -> Tensor:
+        tokens_B = sample_tokens(logits_BV, [generators[row] for row in rows], choice, [seen[row] for row in rows])
+        for row, token in zip(rows, tokens_B.tolist(), strict=True):
+            seen[row].append(token)
+        return tokens_B
+
+    return pick_tokens
+
+
+def _build_logits_function(model: Transformer, pieces: int) -> NextLogits:
+    def compute_logits(tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
+        logits_BTV: Tensor = model(tokens_BT.to(model.embed.weight.device), cache=cache)
+        return logits_BTV[:, -1, :pieces]
+
+    return compute_logits
+
+
+def _prefill_prompts(
+    model: Transformer, ids: list[list[int]], limits: list[int], next_logits: NextLogits
+) -> tuple[Tensor, KeyValueCache]:
+    """Logits after each prompt, and the cache that holds the prompts, padded on the left."""
+    longest = max(map(len, ids))
+    padding_B = torch.tensor([longest - len(row) for row in ids])
+    tokens_BT = torch.tensor([[0] * (longest - len(row)) + row for row in ids])
+    cache = KeyValueCache(model.config, len(ids), longest + max(limits), padding_B=padding_B)
+    return next_logits(tokens_BT, cache), cache
+
+
+def _decode_with_beams(
+    first_BV: Tensor, cache: KeyValueCache, limits: list[int], stop: int, how: BeamSearchParams, next_logits: NextLogits
+) -> list[list[int]]:
+    def compute_step_logits(rows_R: Tensor, tokens_R: Tensor) -> Tensor:
+        cache.select_rows(rows_R.tolist())
+        return next_logits(tokens_R[:, None], cache)
+
+    return search_beams(
+        first_BV,
+        compute_step_logits,
+        beams=how.num_beams,
+        length_penalty=how.length_penalty,
+        limits=limits,
+        end_token=stop,
+    )
+
+
+def _decode_with_sampling(
+    logits_BV: Tensor,
+    cache: KeyValueCache,
+    limits: list[int],
+    stop: int,
+    pick: Pick,
+    listen: Listen | None,
+    next_logits: NextLogits,
+) -> list[list[int]]:
+    """The new token ids of every row; rows leave the batch when they end."""
+    new: list[list[int]] = [[] for _ in limits]
+    alive = list(range(len(limits)))
+    while True:
+        tokens_B = pick(logits_BV, alive)
+        staying = []
+        for place, (row, token) in enumerate(zip(alive, tokens_B.tolist(), strict=True)):
+            if token != stop:
+                new[row].append(token)
+                if listen is not None:
+                    listen(row, token)
+                if len(new[row]) < limits[row]:
+                    staying.append(place)
+        if not staying:
+            return new
+        if len(staying) < len(alive):
+            cache.select_rows(staying)
+        alive = [alive[place] for place in staying]
+        logits_BV = next_logits(tokens_B[staying, None], cache)
+
+
+def _build_generators(prompts: Sequence[str], seed: int) -> list[torch.Generator]:
+    """One generator per prompt; the second of two equal prompts gets another one than the first."""
+    generators = []
+    for place, prompt in enumerate(prompts):
+        occurrence = list(prompts[:place]).count(prompt)
+        digest = blake2b(f"{seed}:{occurrence}:{prompt}".encode(errors="surrogatepass"), digest_size=8).digest()
+        generators.append(torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1))
+    return generators
+
+
+def _decode_continuation(tokenizer: Tokenizer, old: list[int], new: list[int]) -> str:
+    """The text that `new` adds; decoded together with the prompt, because a leading space is lost otherwise."""
+    before, whole = tokenizer.decode(old), tokenizer.decode(old + new)
+    return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(new)
+
+
+def _compute_token_limit(prompt: str, row: list[int], opened: int, max_new_tokens: int, model: Transformer) -> int:
+    """How many tokens may follow a row of which the first `opened` are not the prompt's."""
+    context, length = model.config.max_position_embeddings - opened, len(row) - opened
+    if length >= context:
+        raise DataError(
+            f"The prompt {_format_prompt(prompt)} has {length} tokens and leaves no room to continue in a context of "
+            f"model.max_position_embeddings={context + opened}, of which {opened} open{'s' * (opened == 1)} the text. "
+            f"Shorten it to {context - 1} tokens or less."
+        )
+    if length + max_new_tokens > context:
+        log.warning(
+            "the prompt %s continues for %d tokens instead of %d: the context ends at %d",
+            *(_format_prompt(prompt), context - length, max_new_tokens, context),
+        )
+    return min(max_new_tokens, context - length)
+
+
+def _format_prompt(prompt: str) -> str:
+    return repr(prompt if len(prompt) <= 40 else prompt[:40] + "…")

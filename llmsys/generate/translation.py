@@ -1,0 +1,168 @@
+"""From source to target with an encoder-decoder: beam search over many sources, grouped by length.
+
+Reads and gives token ids; texts and tokenizers are the caller's. A translation depends on the model, its source and the
+settings, never on the sources beside it: padding is a document that no target sees.
+
+Lines translated with a trained model, and their score against references.
+
+Texts in and texts out; BLEU is sacrebleu's, on cased, detokenized text, and its signature says how it was computed.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmsys.config.run import RunConfig
+from llmsys.errors import ConfigError, DataError
+from llmsys.generate.beam_search import search_beams
+from llmsys.generate.text_generation import BeamSearchParams, use_eval_mode
+from llmsys.manifest import load_manifest
+from llmsys.model.kv_cache import KeyValueCache
+from llmsys.model.transformer import Transformer
+from llmsys.token_shards import read_batches
+from llmsys.tokenizer import Tokenizer
+from llmsys.train.build_objective import get_start_token
+
+# B rows, S source positions, T target positions, R rows of the cache
+
+EXTRA_TOKENS = 50  # a translation may be this much longer than its source (Vaswani 2017, 6.1)
+PADDING = -1
+
+
+def translate_sequences(
+    model: Transformer,
+    sources: Sequence[Sequence[int]],
+    *,
+    how: BeamSearchParams,
+    start_token: int,
+    end_token: int,
+    pieces: int | None = None,
+    batch_tokens: int = 2048,
+) -> list[list[int]]:
+    """The best translation found for each source, without its end token, in the order of the sources.
+
+    Only ids below `pieces`, those of the tokenizer, are chosen; None: all rows of the vocabulary.
+    A batch has at most about `batch_tokens` source tokens, times beams. Longer targets than
+    model.max_position_embeddings are cut there.
+    """
+    found: list[list[int]] = [[] for _ in sources]
+    with use_eval_mode(model):
+        for places in _iter_batches(sources, batch_tokens):
+            rows = _translate_batch(model, [sources[place] for place in places], how, start_token, end_token, pieces)
+            for place, row in zip(places, rows, strict=True):
+                found[place] = row
+    return found
+
+
+def _translate_batch(
+    model: Transformer,
+    sources: list[Sequence[int]],
+    how: BeamSearchParams,
+    start_token: int,
+    end_token: int,
+    pieces: int | None,
+) -> list[list[int]]:
+    device = model.embed.weight.device
+    room = model.config.max_position_embeddings - 1  # one position is the start token's
+    limits = [max(1, min(len(source) + EXTRA_TOKENS, room)) for source in sources]
+    source_BS, documents_BS = (x.to(device) for x in pad_sources(sources))
+    memory = model.encode_source(source_BS, documents_BS)
+    cache = KeyValueCache(model.config, len(sources), 1 + max(limits))
+    start_B1 = torch.full((len(sources), 1), start_token, device=device)
+    first_BV = model(start_B1, memory=memory, cache=cache)[:, -1, :pieces]
+
+    def compute_step_logits(rows_R: Tensor, tokens_R: Tensor) -> Tensor:
+        cache.select_rows(rows_R)
+        logits_RTV: Tensor = model(tokens_R[:, None].to(device), cache=cache)
+        return logits_RTV[:, -1, :pieces]
+
+    return search_beams(
+        first_BV,
+        compute_step_logits,
+        beams=how.num_beams,
+        length_penalty=how.length_penalty,
+        limits=limits,
+        end_token=end_token,
+    )
+
+
+def pad_sources(sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Sources of unequal length as one (B, S) of tokens, and their document numbers: 0, and -1 for padding."""
+    longest = max(map(len, sources))
+    tokens_BS = torch.zeros(len(sources), longest, dtype=torch.int64)
+    documents_BS = torch.full((len(sources), longest), PADDING)
+    for row, source in enumerate(sources):
+        tokens_BS[row, : len(source)] = torch.tensor(source, dtype=torch.int64)
+        documents_BS[row, : len(source)] = 0
+    return tokens_BS, documents_BS
+
+
+def _iter_batches(sources: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[list[int]]:
+    """Places of sources of similar length, as many as fit."""
+    batch: list[int] = []
+    for place in sorted(range(len(sources)), key=lambda place: (len(sources[place]), place)):
+        if batch and (len(batch) + 1) * len(sources[place]) > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch
+
+
+def translate_lines(model: Transformer, tokenizer: Tokenizer, config: RunConfig, lines: Sequence[str]) -> list[str]:
+    """The translation of each line, by beam search as `generation.beams` and `length_penalty` say; "" of an empty one.
+
+    Raises ConfigError when the model is no encoder-decoder, DataError when a line is longer than its positions.
+    """
+    if config.model.family != "encoder_decoder":
+        raise ConfigError(f"A model with family={config.model.family} does not translate. Use llmsys generate.")
+    sources = [[*tokenizer.encode(line), tokenizer.eos_id] for line in lines]
+    limit = config.model.max_position_embeddings
+    for number, source in enumerate(sources, start=1):
+        if len(source) > limit:
+            raise DataError(
+                f"line {number} has {len(source)} tokens, more than model.max_position_embeddings={limit}. Shorten it."
+            )
+    asked = [place for place, source in enumerate(sources) if len(source) > 1]
+    found = translate_sequences(
+        model,
+        [sources[place] for place in asked],
+        how=BeamSearchParams(config.generation.beams, config.generation.length_penalty),
+        start_token=get_start_token(config),
+        end_token=tokenizer.eos_id,
+        pieces=tokenizer.vocab_size,
+    )
+    texts = [""] * len(lines)
+    for place, tokens in zip(asked, found, strict=True):
+        texts[place] = tokenizer.decode(tokens)
+    return texts
+
+
+def read_heldout_texts(config: RunConfig) -> tuple[list[str], list[str]]:
+    """Sources and references of the held-out pairs as they were given, in their order."""
+    folder = config.data.folder
+    sources: list[str] = []
+    references: list[str] = []
+    for file in load_manifest(folder).documents.files:
+        if file.name.startswith("heldout-"):
+            for batch in read_batches(folder / "documents" / file.name):
+                sources += batch.column("source").to_pylist()
+                references += batch.column("target").to_pylist()
+    return sources, references
+
+
+def compute_bleu(translations: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+    """Corpus BLEU of translations against one reference each, with brevity penalty, length ratio and signature."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    metric = BLEU()
+    score = metric.corpus_score(list(translations), [list(references)])
+    return {
+        "bleu": score.score,
+        "brevity_penalty": score.bp,
+        "length_ratio": score.ratio,
+        "sentences": len(references),
+        "signature": str(metric.get_signature()),
+    }

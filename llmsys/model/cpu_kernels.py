@@ -1,0 +1,192 @@
+"""Grouped products for bfloat16 on the CPU, whose numbers of rows are rounded up.
+
+torch's own grouped product computes each group with the matrix product of oneDNN, which writes machine code for every
+shape it has not met. Experts get another number of rows in every step, so it would never stop writing: as much as the
+product itself costs at 250 rows of width 256. Here a product takes the rows of a group and as many rows behind them as
+make a multiple of STEP; the results of these are overwritten by the next group's.
+
+RMSNorm for bfloat16 on the CPU, forward and backward, a few rows at a time.
+
+torch composes it there from seven operations, each of which writes a float32 tensor as large as the activations and,
+in a large model, asks the system for its pages. Here the float32 copies are as small as the cache.
+
+Rotation of queries and keys for bfloat16 on the CPU, forward and backward, one sequence at a time.
+
+Composed from torch's operations it writes four float32 tensors as large as the queries, and autograd three more. Here
+the float32 copies are those of a piece that stays in cache, and nothing is kept for the backward but the table.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# M rows grouped by expert, E experts, D width of a row, F width of its product
+
+STEP = 32
+
+
+def is_cpu_grouped_mm_supported(x_MD: Tensor) -> bool:
+    """Whether this path applies; float32 goes another way through the CPU's libraries."""
+    return x_MD.device.type == "cpu" and x_MD.dtype == torch.bfloat16
+
+
+@torch.library.custom_op("llmsys::grouped_product", mutates_args=())
+def compute_grouped_mm(x_MD: Tensor, weight_EDF: Tensor, ends_E: Tensor) -> Tensor:
+    """The rows of expert e times its weights, (M, F); they end before row `ends_E[e]`, the last ones at M."""
+    y_MF = x_MD.new_empty(len(x_MD), weight_EDF.shape[2])
+    for expert, start, _, behind in _iter_groups(ends_E):
+        torch.mm(x_MD[start:behind], weight_EDF[expert], out=y_MF[start:behind])
+    return y_MF
+
+
+@compute_grouped_mm.register_fake
+def _(x_MD: Tensor, weight_EDF: Tensor, ends_E: Tensor) -> Tensor:
+    return x_MD.new_empty(len(x_MD), weight_EDF.shape[2])
+
+
+@torch.library.custom_op("llmsys::grouped_weight_gradient", mutates_args=())
+def _compute_weight_gradient(x_MD: Tensor, gradient_MF: Tensor, ends_E: Tensor) -> Tensor:
+    """(E, D, F); the rows behind a group count with a gradient of zero."""
+    found_EDF = x_MD.new_zeros(len(ends_E), x_MD.shape[1], gradient_MF.shape[1])
+    for expert, start, end, behind in _iter_groups(ends_E):
+        own = gradient_MF[start:behind]
+        if behind > end:
+            own = own.clone()
+            own[end - start :] = 0
+        torch.mm(x_MD[start:behind].t(), own, out=found_EDF[expert])
+    return found_EDF
+
+
+@_compute_weight_gradient.register_fake
+def _(x_MD: Tensor, gradient_MF: Tensor, ends_E: Tensor) -> Tensor:
+    return x_MD.new_empty(len(ends_E), x_MD.shape[1], gradient_MF.shape[1])
+
+
+def _save_grouped_mm_inputs(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _compute_grouped_mm_gradients(ctx: Any, gradient_MF: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    x_MD, weight_EDF, ends_E = ctx.saved_tensors
+    gradient_MF = gradient_MF.contiguous()
+    of_rows, of_weights, _ = ctx.needs_input_grad
+    return (
+        compute_grouped_mm(gradient_MF, weight_EDF.transpose(1, 2), ends_E) if of_rows else None,
+        _compute_weight_gradient(x_MD, gradient_MF, ends_E) if of_weights else None,
+        None,
+    )
+
+
+compute_grouped_mm.register_autograd(_compute_grouped_mm_gradients, setup_context=_save_grouped_mm_inputs)
+OPERATION = torch.ops.llmsys.grouped_product.default
+
+
+def _iter_groups(ends_E: Tensor) -> Iterator[tuple[int, int, int, int]]:
+    """(expert, first row, row behind its last one, the same rounded up as far as there are rows) where it has rows."""
+    ends, start = ends_E.tolist(), 0
+    for expert, end in enumerate(ends):
+        if end > start:
+            rows = -(-(end - start) // STEP) * STEP
+            yield expert, start, end, min(start + rows, ends[-1])
+        start = end
+
+
+# N rows, D width
+
+ELEMENTS = 1 << 18  # of one piece: a MiB in float32, which the second cache of a core holds
+
+
+def is_cpu_norm_supported(x: Tensor, weight: Tensor) -> bool:
+    """Whether this path applies: bfloat16 on the CPU, both, and neither a tensor spread over processes."""
+    plain = not (hasattr(x, "to_local") or hasattr(weight, "to_local"))
+    return plain and x.device.type == "cpu" and x.dtype == weight.dtype == torch.bfloat16
+
+
+def compute_rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """weight * x / sqrt(mean(x^2) + eps) over the last dim, computed in float32; shape and dtype of `x`."""
+    y_ND: Tensor = _RmsNormFunction.apply(x.reshape(-1, x.shape[-1]), weight_D, eps)  # type: ignore[no-untyped-call]
+    return y_ND.view(x.shape)
+
+
+class _RmsNormFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        y_ND, weight = torch.empty_like(x_ND), weight_D.float()
+        scale_N1 = x_ND.new_empty(len(x_ND), 1, dtype=torch.float32)
+        for rows in _iter_row_slices(x_ND):
+            x = x_ND[rows].float()
+            norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            scale = torch.rsqrt(norm.square_().div_(x.shape[1]).add_(eps), out=scale_N1[rows])
+            y_ND[rows] = x.mul_(scale).mul_(weight)
+        ctx.save_for_backward(x_ND, weight_D, scale_N1)
+        return y_ND
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        # With s the scale and g = weight * dy: dx = s g − x s³ (g · x) / D, and dweight = the sum of dy x s over rows.
+        x_ND, weight_D, scale_N1 = ctx.saved_tensors
+        dx_ND, weight = torch.empty_like(x_ND), weight_D.float()
+        dweight_D = torch.zeros_like(weight)
+        for rows in _iter_row_slices(x_ND):
+            x, dy, scale = x_ND[rows].float(), gradients[0][rows].float(), scale_N1[rows]
+            product = dy * x
+            dweight_D.addmv_(product.T, scale[:, 0])
+            inner = torch.mv(product, weight)[:, None].mul_(scale.pow(3)).div_(x.shape[1])
+            dx_ND[rows] = dy.mul_(weight).mul_(scale).sub_(x.mul_(inner))
+        return dx_ND, dweight_D.to(weight_D.dtype), None
+
+
+def _iter_row_slices(x_ND: Tensor) -> Iterator[slice]:
+    size = max(1, ELEMENTS // x_ND.shape[1])
+    for start in range(0, len(x_ND), size):
+        yield slice(start, start + size)
+
+
+# B rows, T positions, H heads, R rotated channels of a head
+
+ELEMENTS = 1 << 18  # of one piece: a MiB in float32, which the second cache of a core holds
+
+
+def is_cpu_rotary_supported(x_BTHR: Tensor, cos_T1R: Tensor) -> bool:
+    """Whether this path applies: bfloat16 on the CPU, and one table for all rows."""
+    return x_BTHR.device.type == "cpu" and x_BTHR.dtype == torch.bfloat16 and cos_T1R.dim() == 3
+
+
+def rotate_halves(x_BTHR: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> Tensor:
+    """x * cos + roll(x, R / 2) * sin over the last dim, in float32; shape and dtype of `x_BTHR`."""
+    y_BTHR: Tensor = _HalfRotationFunction.apply(x_BTHR, cos_T1R, sin_T1R)  # type: ignore[no-untyped-call]
+    return y_BTHR
+
+
+class _HalfRotationFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BTHR: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_T1R, sin_T1R)
+        return _apply_rotation(x_BTHR, cos_T1R, sin_T1R)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        # Of y_i = x_i cos_i + x_j sin_i, with j the partner of i, the transpose: dx_i = dy_i cos_i + dy_j sin_j.
+        cos_T1R, sin_T1R = ctx.saved_tensors
+        return _apply_rotation(gradients[0], cos_T1R, sin_T1R.roll(sin_T1R.shape[-1] // 2, dims=-1)), None, None
+
+
+def _apply_rotation(x_BTHR: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> Tensor:
+    y_BTHR = torch.empty(x_BTHR.shape, dtype=x_BTHR.dtype)
+    half, size = x_BTHR.shape[-1] // 2, max(1, ELEMENTS // math.prod(x_BTHR.shape[2:]))
+    for start in range(0, x_BTHR.shape[1], size):
+        piece = slice(start, start + size)
+        cos, sin = cos_T1R[piece], sin_T1R[piece]
+        for x, y in zip(x_BTHR[:, piece], y_BTHR[:, piece], strict=True):
+            x = x.float()
+            rotated = x * cos
+            rotated[..., :half].addcmul_(x[..., half:], sin[..., :half])
+            rotated[..., half:].addcmul_(x[..., :half], sin[..., half:])
+            y.copy_(rotated)
+    return y_BTHR

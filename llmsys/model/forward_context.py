@@ -1,0 +1,196 @@
+"""What all layers of one stack share during one forward pass: masks, rotations, the cache, the source.
+
+`ContextBuilder` makes it once from the tokens' places; layers only look things up. Not a tensor and not a module, so
+that no wrapper casts what is inside.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from llmsys.config.model import LayerType, ModelConfig
+from llmsys.config.position import RopeConfig, SinusoidalPositionConfig
+from llmsys.errors import ConfigError
+from llmsys.model.attention_mask import (
+    EVERYTHING,
+    AttentionMask,
+    build_cross_attention_mask,
+    build_self_attention_mask,
+    compute_document_positions,
+)
+from llmsys.model.encoder_output import EncoderOutput
+from llmsys.model.kv_cache import KeyValueCache
+from llmsys.model.position_embedding import (
+    RelativePositionBias,
+    SinusoidalPositionEmbedding,
+    compute_alibi_bias,
+    compute_alibi_slopes,
+)
+from llmsys.model.rotary_embedding import RotaryBuilder, RotaryCosSin
+
+# B rows, T query positions, S key positions, H heads, D width, R distances
+
+ALL_HEADS = slice(None)
+
+
+@dataclass(frozen=True)
+class ForwardContext:
+    """Shared by the layers of one stack; masks and rotations by kind of layer."""
+
+    masks: Mapping[LayerType, AttentionMask]
+    positions_BT: Tensor
+    rotations: Mapping[LayerType, RotaryCosSin] = field(default_factory=dict)
+    distances_RD: Tensor | None = None
+    segments: tuple[Tensor, Tensor] | None = None
+    cache: KeyValueCache | None = None
+    memory: EncoderOutput | None = None
+    cross_mask: AttentionMask = EVERYTHING
+    real_BT: Tensor | None = None
+    """False where a token is padding, which experts must not count. None: no padding."""
+    heads: slice = field(default_factory=lambda: ALL_HEADS)
+    """The query heads that attention is asked about here: what belongs to heads is cut to them."""
+
+    def rotate_and_cache(
+        self, kind: LayerType, layer: int, rotated: bool, q_BTHK: Tensor, k_BTGK: Tensor, kept_BT: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotate queries and keys, and put the keys and what else layer `layer` keeps behind those in the cache.
+
+        Returns the queries, and keys and kept of all positions so far.
+        """
+        rotation = self.rotations.get(kind) if rotated else None
+        if rotation is not None:
+            q_BTHK, k_BTGK = rotation(q_BTHK), rotation(k_BTGK)
+        if self.cache is not None:
+            k_BTGK, kept_BT = self.cache.append_layer(layer, k_BTGK, kept_BT)
+        return q_BTHK, k_BTGK, kept_BT
+
+
+class ContextBuilder:
+    """Makes the context of one stack. Holds what has no parameters: angles, slopes, sinusoids.
+
+    `heads` may be set from outside, where this process computes some of the heads only.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self.heads = ALL_HEADS
+        self.causal = config.family != "encoder"
+        self.windows = {
+            config.get_layer_type(i): config.get_attention_window(i) for i in range(config.num_hidden_layers)
+        }
+        position = config.position
+        self.rotations = RotaryBuilder(config, position) if isinstance(position, RopeConfig) else None
+        # Transformer-XL's sinusoids put all sines before all cosines (Dai 2019, released code).
+        self.sinusoids = (
+            SinusoidalPositionEmbedding(config, SinusoidalPositionConfig(arrangement="halves"))
+            if position.kind == "transformer_xl"
+            else None
+        )
+
+    def __call__(
+        self,
+        length: int,
+        like: Tensor,
+        *,
+        bias_table: RelativePositionBias | None = None,
+        documents_BT: Tensor | None = None,
+        token_types_BT: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        memory: EncoderOutput | None = None,
+        real_BT: Tensor | None = None,
+    ) -> ForwardContext:
+        """The context of `length` new tokens, on the device and in the dtype of `like`."""
+        start = 0 if cache is None else cache.length
+        _check_inputs(self.config, start + length, documents_BT, cache)
+        device = like.device
+        padding_B = cache.padding_B.to(device) if cache is not None and cache.is_padded else None
+        masks = {
+            kind: build_self_attention_mask(
+                length,
+                causal=self.causal,
+                start=start,
+                window=window,
+                documents_BT=documents_BT,
+                padding_B=padding_B,
+                device=device,
+            )
+            for kind, window in self.windows.items()
+        }
+        if real_BT is None and documents_BT is not None:
+            real_BT = documents_BT >= 0
+        bias_HTS = self._compute_bias(bias_table, start, length, device)
+        if bias_HTS is not None:
+            masks = {kind: mask.add_bias(bias_HTS.to(like.dtype)) for kind, mask in masks.items()}
+        return ForwardContext(
+            masks=masks,
+            positions_BT=_compute_positions(length, documents_BT, cache, device),
+            rotations={} if self.rotations is None else self.rotations(length, cache, device),
+            distances_RD=self._compute_distance_sinusoids(start, length, like),
+            segments=None if token_types_BT is None else _collect_segments(token_types_BT, cache),
+            cache=cache,
+            memory=memory,
+            cross_mask=_build_cross_mask(length, documents_BT, memory),
+            real_BT=real_BT,
+            heads=self.heads,
+        )
+
+    def _compute_bias(
+        self, table: RelativePositionBias | None, start: int, length: int, device: torch.device
+    ) -> Tensor | None:
+        """Depends on distances alone, so slots will do for positions, also where rows are padded or packed."""
+        queries_T = torch.arange(start, start + length, device=device)
+        keys_S = torch.arange(start + length, device=device)
+        position = self.config.position
+        if position.kind == "alibi":
+            slopes_H = compute_alibi_slopes(self.config.num_attention_heads)[self.heads].to(device)
+            return position.factor * compute_alibi_bias(slopes_H, queries_T, keys_S)
+        if table is not None:
+            return table(queries_T, keys_S, bidirectional=not self.causal)[self.heads]  # type: ignore[no-any-return]
+        return None
+
+    def _compute_distance_sinusoids(self, start: int, length: int, like: Tensor) -> Tensor | None:
+        """Sinusoids of every distance from a query back to a key: start + length - 1 down to 1 - length."""
+        if self.sinusoids is None:
+            return None
+        distances_R = torch.arange(start + length - 1, -length, -1, device=like.device)
+        return self.sinusoids(distances_R).to(like.dtype)
+
+
+def _check_inputs(config: ModelConfig, length: int, documents_BT: Tensor | None, cache: KeyValueCache | None) -> None:
+    if cache is not None:
+        if documents_BT is not None:
+            raise ConfigError("Documents and a key-value cache cannot be combined. Put each document into its own row.")
+        cache.require_capacity(length - cache.length)
+        length -= int(cache.padding_B.min())
+    if length > config.max_position_embeddings:
+        limit = config.max_position_embeddings
+        raise ConfigError(
+            f"A sequence of {length} tokens is longer than model.max_position_embeddings={limit}. "
+            f"Use batch.sequence_length={limit} or less, or raise model.max_position_embeddings."
+        )
+
+
+def _compute_positions(
+    length: int, documents_BT: Tensor | None, cache: KeyValueCache | None, device: torch.device
+) -> Tensor:
+    """Positions for what is added to the embedding: every document, and every row of a cache, begins at 0."""
+    if cache is not None:
+        return cache.get_positions(cache.length, cache.length + length).to(device)
+    return (
+        torch.arange(length, device=device)[None] if documents_BT is None else compute_document_positions(documents_BT)
+    )
+
+
+def _collect_segments(token_types_BT: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor]:
+    """Segments of the queries (B, T) and of the keys (B, S)."""
+    if cache is None:
+        return token_types_BT, token_types_BT
+    return token_types_BT, cache.append_layer("segments", token_types_BT)[0]
+
+
+def _build_cross_mask(length: int, documents_BT: Tensor | None, memory: EncoderOutput | None) -> AttentionMask:
+    if memory is None:
+        return EVERYTHING
+    return build_cross_attention_mask(documents_BT, memory.documents_BS, length, memory.hidden_BSD.shape[1])

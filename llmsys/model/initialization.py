@@ -1,0 +1,76 @@
+"""Starting values: one pure function from (configuration, parameter name, shape, seed) to a tensor.
+
+No generator is shared between parameters, so the values do not depend on the order of creation, on the number of
+processes or on how a parameter is sharded: a rank computes the whole tensor and keeps its slice.
+"""
+
+import math
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from llmsys.config.model import ModelConfig
+from llmsys.model.deepnorm import compute_deepnorm_constants
+from llmsys.model.transformer import Transformer
+
+# The last maps of the residual branches; every block adds them to the stream.
+RESIDUAL_OUTPUTS = ("attention.o_proj", "down_proj")
+# What DeepNorm makes smaller: feed-forward, values and outputs; queries and keys stay (Wang 2022, figure 2).
+DEEPNORM_SCALED = ("v_proj", "o_proj", "kv_b_proj", "gate_proj", "up_proj", "down_proj")
+TABLES = ("embed", "positions", "token_types", "relative_bias", "head")
+
+
+def compute_initial_value(config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size, seed: int) -> Tensor:
+    """The starting value of parameter `name` as float32 on the CPU.
+
+    Norm weights are 1 (0 where 1 is added to them) and biases 0. Everything else is normal with the deviation that
+    `compute_init_std` gives.
+    """
+    layer, _, kind = name.rpartition(".")
+    if kind.endswith("bias"):
+        return torch.zeros(shape)
+    if layer.endswith("norm"):
+        offset = config.norm.kind == "rmsnorm" and config.norm.unit_offset and not layer.endswith("_a_norm")
+        return torch.zeros(shape) if offset else torch.ones(shape)
+    generator = torch.Generator().manual_seed(_compute_parameter_seed(name, seed))
+    return torch.randn(shape, generator=generator).mul_(compute_init_std(config, name, shape))
+
+
+def compute_init_std(config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size) -> float:
+    """Standard deviation of a starting matrix or table.
+
+    normal: `initializer_range`, divided by sqrt(2 * num_hidden_layers) where a pre-norm block writes into the residual
+    stream (Radford 2019, GPT-2, section 2.3), so that the stream's variance at the top does not grow with depth.
+    xavier: sqrt(2 / (fan in + fan out)) for matrices (Glorot 2010). DeepNorm multiplies by its beta.
+    """
+    layer, _, kind = name.rpartition(".")
+    owner = layer if kind == "weight" else name
+    if owner.split(".")[-1] in TABLES or owner.endswith("source_embed"):
+        own = config.embedding.initializer_range if owner.endswith("embed") or owner == "head" else None
+        return own or config.initializer_range
+    deviation = config.initializer_range
+    if config.initializer == "xavier" and len(shape) >= 2:
+        deviation = math.sqrt(2 / (shape[-1] + shape[-2]))
+    if config.residual.kind == "deepnorm":
+        scaled = owner.endswith(DEEPNORM_SCALED)
+        return deviation * (
+            compute_deepnorm_constants(config, encoder=name.startswith("encoder.")).beta if scaled else 1
+        )
+    if config.initializer == "normal" and config.residual.kind != "post" and owner.endswith(RESIDUAL_OUTPUTS):
+        deviation /= math.sqrt(2 * config.num_hidden_layers)
+    return deviation
+
+
+@torch.no_grad()
+def initialize_parameters(model: Transformer, seed: int) -> None:
+    """Fill every parameter and buffer of a model that lives whole in this process."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(compute_initial_value(model.config, name, parameter.shape, seed))
+    model.reset_buffers()
+
+
+def _compute_parameter_seed(name: str, seed: int) -> int:
+    # Python's hash() differs from process to process; blake2b does not.
+    digest = blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,84 @@
+"""One stack of blocks: positions and a norm in front, blocks, a norm behind.
+
+A decoder or an encoder is one stack; an encoder-decoder is two, with the same class and different configs.
+"""
+
+from torch import Tensor, nn
+
+from llmsys.config.model import ModelConfig
+from llmsys.model.dropout import apply_dropout
+from llmsys.model.encoder_output import EncoderOutput
+from llmsys.model.forward_context import ContextBuilder, ForwardContext
+from llmsys.model.kv_cache import KeyValueCache
+from llmsys.model.normalization import build_norm
+from llmsys.model.position_embedding import LearnedPositionEmbedding, RelativePositionBias, SinusoidalPositionEmbedding
+from llmsys.model.transformer_block import TransformerBlock
+
+# B rows, T positions, D width
+
+
+class LayerStack(nn.Module):
+    """What stands between embedded tokens and the head. `alpha` is DeepNorm's, which depends on the whole model."""
+
+    def __init__(self, config: ModelConfig, *, alpha: float = 1.0) -> None:
+        super().__init__()
+        self.config = config
+        position, width = config.position, config.hidden_size
+        self.positions = LearnedPositionEmbedding(config, position) if position.kind == "learned" else None
+        self.sinusoids = SinusoidalPositionEmbedding(config, position) if position.kind == "sinusoidal" else None
+        heads = config.num_attention_heads
+        self.relative_bias = RelativePositionBias(position, heads) if position.kind == "relative_bias" else None
+        self.embedding_norm = build_norm(config, width) if config.embedding.norm else None
+        self.blocks = nn.ModuleList(
+            TransformerBlock(config, layer, alpha=alpha) for layer in range(config.num_hidden_layers)
+        )
+        self.norm = build_norm(config, width) if _has_final_norm(config) else None
+        self.shared = ContextBuilder(config)
+
+    def run_blocks(
+        self,
+        embedded_BTD: Tensor,
+        *,
+        documents_BT: Tensor | None = None,
+        token_types_BT: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        memory: EncoderOutput | None = None,
+        real_BT: Tensor | None = None,
+    ) -> tuple[Tensor, ForwardContext]:
+        """The hidden states after the last block, before the final norm, and what the blocks shared."""
+        context = self.shared(
+            embedded_BTD.shape[1],
+            embedded_BTD,
+            bias_table=self.relative_bias,
+            documents_BT=documents_BT,
+            token_types_BT=token_types_BT,
+            cache=cache,
+            memory=memory,
+            real_BT=real_BT,
+        )
+        x_BTD = self._prepare_embedding(embedded_BTD, context.positions_BT)
+        for block in self.blocks:
+            x_BTD = block(x_BTD, context)
+        if cache is not None:
+            cache.advance(embedded_BTD.shape[1])
+        return x_BTD, context
+
+    def apply_final_norm(self, x_BTD: Tensor) -> Tensor:
+        """The final norm, and in training the dropout behind it."""
+        x_BTD = x_BTD if self.norm is None else self.norm(x_BTD)
+        return self._apply_stack_dropout(x_BTD, self.config.dropout.final)
+
+    def _prepare_embedding(self, x_BTD: Tensor, positions_BT: Tensor) -> Tensor:
+        added = self.sinusoids if self.positions is None else self.positions
+        if added is not None:
+            x_BTD = x_BTD + added(positions_BT).to(x_BTD.dtype)
+        x_BTD = x_BTD if self.embedding_norm is None else self.embedding_norm(x_BTD)
+        return self._apply_stack_dropout(x_BTD, self.config.dropout.embedding)
+
+    def _apply_stack_dropout(self, x_BTD: Tensor, probability: float) -> Tensor:
+        return apply_dropout(x_BTD, probability, self.training)
+
+
+def _has_final_norm(config: ModelConfig) -> bool:
+    residual = config.residual
+    return residual.kind not in ("post", "deepnorm") or residual.final_norm

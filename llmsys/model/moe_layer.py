@@ -1,0 +1,170 @@
+"""The mixture-of-experts layer: router, dispatcher, experts, and shared experts every token visits.
+
+Reads activations, gives their sum over the chosen experts, and keeps what a trainer reads after each step: the balance
+bias (and, for the auxiliary loss over a batch, the shares of the step before) in buffers that are saved, and sums over
+tokens in buffers that are not. A pass that activation recomputation repeats is not counted again.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from llmsys.config.moe import AuxiliaryLossConfig, ExpertCapacityConfig, ExpertChoiceConfig, MoeConfig
+from llmsys.errors import ConfigError
+from llmsys.model.expert_capacity import choose_tokens, drop_overflow
+from llmsys.model.experts import GroupedExperts
+from llmsys.model.feed_forward import build_feed_forward
+from llmsys.model.float32_buffers import Float32BufferModule
+from llmsys.model.load_balancing import (
+    compute_auxiliary_losses,
+    compute_router_z_loss,
+    count_tokens_by_row,
+    is_recomputation,
+)
+from llmsys.model.router import RouterScores, RoutingDecision, TopKRouter
+from llmsys.model.token_dispatcher import LocalTokenDispatcher, TokenDispatcher
+
+# B rows, T positions, N = B * T tokens, D width, E experts
+
+
+class MoELayer(Float32BufferModule):
+    """y = sum_k w_k expert_k(x) + shared(x).
+
+    From outside may be replaced: `dispatcher`, and `whole_rows`, which makes counts of each sequence, (B, E), out of
+    those of the part of it that x is.
+    """
+
+    balance_bias_E: Tensor
+    expert_share_E: Tensor | None
+    expert_tokens_E: Tensor
+    probability_sum_E: Tensor
+    router_z_sum: Tensor
+    num_tokens: Tensor
+    num_dropped: Tensor
+
+    def __init__(self, hidden_size: int, config: MoeConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.router = TopKRouter(hidden_size, config)
+        self.experts = GroupedExperts(config.num_experts, hidden_size, config.moe_intermediate_size, config.expert)
+        width = config.shared_expert_size
+        self.shared = build_feed_forward(config.expert, hidden_size, width) if width else None
+        self.shared_gate = nn.Linear(hidden_size, 1, bias=False) if config.shared_gate else None
+        self.dispatcher: TokenDispatcher = LocalTokenDispatcher()
+        self.whole_rows: Callable[[Tensor], Tensor] = _return_counts
+        self._auxiliary: tuple[Tensor, Tensor] | None = None
+        self.balance_factor = 1.0
+        """On the balance loss and the rate of the bias; set from outside where it changes over a run."""
+        balance = config.balance
+        remembers = isinstance(balance, AuxiliaryLossConfig) and balance.scope == "batch"
+        self.register_buffer("balance_bias_E", torch.zeros(config.num_experts))
+        self.register_buffer("expert_share_E", torch.zeros(config.num_experts) if remembers else None)
+        for name in ("expert_tokens_E", "probability_sum_E"):
+            self.register_buffer(name, torch.zeros(config.num_experts), persistent=False)
+        for name in ("router_z_sum", "num_tokens", "num_dropped"):
+            self.register_buffer(name, torch.zeros(()), persistent=False)
+        self.reset_buffers()
+
+    def reset_buffers(self) -> None:
+        """Starting values of all buffers, for instance after `to_empty`: no bias, even shares, nothing counted."""
+        self.balance_bias_E.zero_()
+        if self.expert_share_E is not None:
+            self.expert_share_E.fill_(1 / self.config.num_experts)
+        self.reset_counts()
+
+    def reset_counts(self) -> None:
+        """Begin to count a new step."""
+        for sums in self.get_step_counters():
+            sums.zero_()
+
+    def get_step_counters(self) -> tuple[Tensor, ...]:
+        """The sums over the tokens of a step so far, as living tensors."""
+        return self.expert_tokens_E, self.probability_sum_E, self.router_z_sum, self.num_tokens, self.num_dropped
+
+    def forward(self, x_BTD: Tensor, real_BT: Tensor | None = None) -> Tensor:
+        """Same shape and dtype as the input. In training mode what the step needs to know is added to the sums.
+
+        Args:
+            x_BTD: activations; each row is one sequence.
+            real_BT: False where a token is padding, which is not counted, enters no loss and takes no expert's room.
+                None: there is no padding.
+        """
+        if real_BT is None:
+            real_BT = torch.ones(x_BTD.shape[:2], dtype=torch.bool, device=x_BTD.device)
+        x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
+        scores = self.router.compute_scores(x_ND)
+        routing = self._route_tokens(scores, real_BT)
+        y_ND = self.dispatcher(x_ND, routing.experts_NK, routing.weights_NK, self.experts, partial=routing.partial)
+        if self.shared is not None:
+            shared_ND = self.shared(x_ND)
+            y_ND = y_ND + (shared_ND if self.shared_gate is None else self.shared_gate(x_ND).sigmoid() * shared_ND)
+        return y_ND.view_as(x_BTD)
+
+    def compute_auxiliary_loss(self) -> Tensor:
+        """Balance and router z losses of the last training forward, weighted: a mean over real tokens; 0 without any.
+
+        For one process and micro-batch; where there are more, divide `sum_auxiliary_losses` by the tokens of all.
+        """
+        if self._auxiliary is None:
+            return self.sum_auxiliary_losses()
+        return self.sum_auxiliary_losses() / self._auxiliary[1].clamp(min=1)
+
+    def sum_auxiliary_losses(self) -> Tensor:
+        """Return the balance and router z losses of the last training forward, weighted: a sum over real tokens."""
+        if self._auxiliary is None:
+            return torch.zeros((), device=self.balance_bias_E.device)
+        balance, z_loss = self._auxiliary[0]
+        weighted: Tensor = balance * self.balance_factor + z_loss
+        return weighted
+
+    def _route_tokens(self, scores: RouterScores, real_BT: Tensor) -> RoutingDecision:
+        how, balance = self.config.routing, self.config.balance
+        if isinstance(how, ExpertChoiceConfig):
+            chosen = choose_tokens(scores, how.factor, real_BT)
+            routing = asked = RoutingDecision(
+                chosen.experts_NK, self.router.scale_weights(chosen.weights_NK), partial=True
+            )
+        else:
+            routing = asked = self.router.select_experts(
+                scores, self.balance_bias_E if balance.kind == "bias" else None
+            )
+            # Evaluation drops nothing: a prompt continued token by token would drop others than one read at once.
+            if isinstance(how, ExpertCapacityConfig) and self.training:
+                routing = drop_overflow(asked, how.factor, self.config.num_experts, real_BT)
+        if self.training:
+            self._record_routing(scores, asked, routing, real_BT)
+        return routing
+
+    def _record_routing(
+        self, scores: RouterScores, asked: RoutingDecision, routing: RoutingDecision, real_BT: Tensor
+    ) -> None:
+        num_experts = self.config.num_experts
+        asked_BE = count_tokens_by_row(asked.experts_NK, num_experts, real_BT)
+        # Recomputation must save the tensors that the first pass saved, so the loss is computed again, for nobody.
+        loss = compute_auxiliary_losses(self.config, scores, self.whole_rows(asked_BE), self.expert_share_E, real_BT)
+        if is_recomputation():
+            self._require_auxiliary_gradient(loss)
+            return
+        num_tokens = real_BT.sum()
+        self._auxiliary = None if loss is None else (loss, num_tokens)
+        with torch.no_grad():
+            self.expert_tokens_E += asked_BE.sum(0)
+            # Not as a product: selective recomputation tells kept products apart by their order, and this is done once.
+            self.probability_sum_E += (scores.compute_probabilities() * real_BT.view(-1, 1)).sum(0)
+            self.router_z_sum += compute_router_z_loss(scores, real_BT)
+            self.num_tokens += num_tokens
+            if routing is not asked:
+                self.num_dropped += asked_BE.sum() - (routing.experts_NK >= 0).sum()
+
+    def _require_auxiliary_gradient(self, loss: Tensor | None) -> None:
+        stored = self._auxiliary
+        if loss is not None and loss.requires_grad and stored is not None and not stored[0].requires_grad:
+            raise ConfigError(
+                "torch.utils.checkpoint with use_reentrant=True runs the first forward pass without gradients, so the "
+                "experts' balance and z losses would pull at nothing. Use use_reentrant=False."
+            )
+
+
+def _return_counts(counts_BE: Tensor) -> Tensor:
+    return counts_BE

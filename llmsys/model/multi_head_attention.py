@@ -1,0 +1,108 @@
+"""Multi-head attention: of a sequence to itself, and of a decoder to the encoder's output.
+
+Fewer key-value heads than query heads make it grouped (GQA) or multi-query attention (MQA).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from llmsys.config.attention import MultiHeadAttentionConfig
+from llmsys.config.model import ModelConfig
+from llmsys.model.attention_mask import AttentionMask
+from llmsys.model.forward_context import ForwardContext
+from llmsys.model.normalization import build_norm
+from llmsys.model.scaled_dot_product import compute_attention
+
+# B rows, T query positions, S key positions, D width, H query heads, G key-value heads, K width of a head
+
+
+class AttentionProjections(nn.Module):
+    """The four linear maps with their norms, and how scores are made from what they give."""
+
+    def __init__(self, config: ModelConfig, attention: MultiHeadAttentionConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head_dim, self.heads = config.head_dim, config.num_attention_heads
+        self.scale = config.head_dim**-0.5 if attention.scale is None else attention.scale
+        self.softcap, self.clip = attention.logit_softcap, attention.clip
+        self.dropout = config.dropout.attention
+        hidden, groups = config.hidden_size, config.num_key_value_heads
+        self.q_proj = nn.Linear(hidden, self.heads * self.head_dim, bias=attention.qkv_bias)
+        self.k_proj = nn.Linear(hidden, groups * self.head_dim, bias=attention.qkv_bias)
+        self.v_proj = nn.Linear(hidden, groups * self.head_dim, bias=attention.qkv_bias)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, hidden, bias=attention.output_bias)
+        self.norms = attention.qk_norm
+        if self.norms != "none":
+            full = self.norms == "full"
+            self.q_norm = build_norm(config, self.heads * self.head_dim if full else self.head_dim)
+            self.k_norm = build_norm(config, groups * self.head_dim if full else self.head_dim)
+
+    def _project_queries(self, x_BTD: Tensor) -> Tensor:
+        return self._split_heads(self.q_proj(x_BTD), self.q_norm if self.norms != "none" else None)
+
+    def _project_keys_values(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
+        k_BSGK = self._split_heads(self.k_proj(x_BSD), self.k_norm if self.norms != "none" else None)
+        return k_BSGK, self._split_heads(self.v_proj(x_BSD))
+
+    def _split_heads(self, x_BTW: Tensor, norm: nn.Module | None = None) -> Tensor:
+        """Heads side by side to heads of their own; normed all at once (OLMo 2) or each by itself (Qwen3)."""
+        if norm is not None and self.norms == "full":
+            x_BTW = norm(x_BTW)
+        x_BTHK: Tensor = x_BTW.unflatten(-1, (-1, self.head_dim))
+        if norm is not None and self.norms == "head":
+            x_BTHK = norm(x_BTHK)
+        return x_BTHK if self.clip is None else x_BTHK.clamp(-self.clip, self.clip)
+
+    def _compute_attention_output(
+        self, q_BTHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, mask: AttentionMask, sinks_H: Tensor | None = None
+    ) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        y_BTHK = compute_attention(
+            q_BTHK, k_BSGK, v_BSGK, mask, scale=self.scale, softcap=self.softcap, sinks_H=sinks_H, dropout=dropout
+        )
+        mixed: Tensor = self.o_proj(y_BTHK.flatten(2))
+        return mixed
+
+
+class MultiHeadAttention(AttentionProjections):
+    """softmax(q kᵀ / sqrt(K)) v of a sequence to itself; each G-th part of the H heads shares keys (Ainslie 2023)."""
+
+    def __init__(self, config: ModelConfig, attention: MultiHeadAttentionConfig, layer: int) -> None:
+        super().__init__(config, attention, layer)
+        self.layer_type = config.get_layer_type(layer)
+        self.rotates = config.uses_rope(layer)
+        self.sinks = nn.Parameter(torch.zeros(self.heads)) if attention.sinks else None
+
+    def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
+        """Mix positions; same shape and dtype as the input."""
+        q_BTHK, (k_BTGK, v_BTGK) = self._project_queries(x_BTD), self._project_keys_values(x_BTD)
+        q_BTHK, k_BSGK, v_BSGK = context.rotate_and_cache(
+            self.layer_type, self.layer, self.rotates, q_BTHK, k_BTGK, v_BTGK
+        )
+        sinks_H = None if self.sinks is None else self.sinks[context.heads]
+        return self._compute_attention_output(q_BTHK, k_BSGK, v_BSGK, context.masks[self.layer_type], sinks_H)
+
+
+class CrossAttention(AttentionProjections):
+    """Queries from the decoder, keys and values from the encoder's last hidden states (Vaswani 2017, 3.2.3).
+
+    Without rotation and sinks: those belong to positions of one sequence.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        kind = config.attention
+        super().__init__(
+            config, kind if isinstance(kind, MultiHeadAttentionConfig) else MultiHeadAttentionConfig(), layer
+        )
+
+    def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
+        """Look at `context.memory`; same shape and dtype as the input."""
+        memory = context.memory
+        assert memory is not None
+        if context.cache is None:
+            k_BSGK, v_BSGK = self._project_keys_values(memory.hidden_BSD)
+        else:
+            k_BSGK, v_BSGK = context.cache.get_or_compute_source_keys_values(
+                self.layer, lambda: self._project_keys_values(memory.hidden_BSD)
+            )
+        return self._compute_attention_output(self._project_queries(x_BTD), k_BSGK, v_BSGK, context.cross_mask)

@@ -1,0 +1,38 @@
+"""DeepSeek-V3's multi-token prediction (arXiv:2412.19437, 2.2): modules that look further ahead than the next token.
+
+Module k takes the hidden states of the one before it and the embeddings of the tokens k places further, and gives
+hidden states from which the shared head predicts the token after those. Used in training only.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from llmsys.config.model import ModelConfig
+from llmsys.model.forward_context import ForwardContext
+from llmsys.model.normalization import build_norm
+from llmsys.model.transformer_block import TransformerBlock
+
+# B rows, T positions, D width
+
+
+class MultiTokenPredictionModule(nn.Module):
+    """block(W [norm(embedding); norm(hidden)]), with a norm of its own before the shared head."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.embedding_norm = build_norm(config, width)
+        self.hidden_norm = build_norm(config, width)
+        self.projection = nn.Linear(2 * width, width, bias=False)
+        self.block = TransformerBlock(config, config.num_hidden_layers - 1)
+        self.norm = build_norm(config, width)
+
+    def forward(self, hidden_BTD: Tensor, embedded_BTD: Tensor, context: ForwardContext) -> Tensor:
+        """The next hidden states, before `norm` and head. `embedded_BTD` belongs to the tokens k places further."""
+        both = torch.cat([self.embedding_norm(embedded_BTD), self.hidden_norm(hidden_BTD)], dim=-1)
+        return self.block(self.projection(both), context)  # type: ignore[no-any-return]
+
+
+def shift_tokens(tokens_BT: Tensor, places: int) -> Tensor:
+    """Token t + places at position t. The last `places` positions wrap around; the loss never looks at them."""
+    return tokens_BT.roll(-places, dims=1)

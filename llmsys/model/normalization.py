@@ -1,0 +1,44 @@
+"""Normalisation layers: RMSNorm and LayerNorm, built from `model.norm` of the configuration.
+
+Both compute in float32 and return the dtype of their input, so they are safe under bfloat16 weights.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from llmsys.config.model import ModelConfig
+from llmsys.model import cpu_kernels
+
+
+class RMSNorm(nn.Module):
+    """weight * x / sqrt(mean(x^2) + eps) over the last dim (Zhang and Sennrich 2019, arXiv:1910.07467).
+
+    With `unit_offset` the factor is 1 + weight, so that weight decay pulls it towards 1 (Gemma).
+    """
+
+    def __init__(self, width: int, eps: float, *, unit_offset: bool = False) -> None:
+        super().__init__()
+        self.eps = eps
+        self.unit_offset = unit_offset
+        self.weight = nn.Parameter(torch.zeros(width) if unit_offset else torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dim; same shape and dtype as `x`."""
+        if self.unit_offset:
+            # 1 + weight in float32: bfloat16 would round a small weight away.
+            return F.rms_norm(x.float(), self.weight.shape, 1.0 + self.weight.float(), self.eps).to(x.dtype)
+        if cpu_kernels.is_cpu_norm_supported(x, self.weight):
+            return cpu_kernels.compute_rms_norm(x, self.weight, self.eps)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        """Width and eps, for printing the module."""
+        return f"{self.weight.shape[0]}, eps={self.eps}{', unit_offset=True' if self.unit_offset else ''}"
+
+
+def build_norm(config: ModelConfig, width: int) -> nn.Module:
+    """The normalisation that `config.norm` asks for, over `width` features."""
+    if config.norm.kind == "layernorm":
+        return nn.LayerNorm(width, eps=config.norm.eps, bias=config.norm.bias)
+    return RMSNorm(width, config.norm.eps, unit_offset=config.norm.unit_offset)

@@ -1,0 +1,102 @@
+"""Heads: from the last hidden states to logits. What stands beside the head on the first token is built here too."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from llmsys.config.head import LmHeadConfig, MlmHeadConfig
+from llmsys.config.model import ModelConfig
+from llmsys.errors import ConfigError
+from llmsys.model.feed_forward import apply_activation
+from llmsys.model.float32_buffers import Float32BufferModule
+from llmsys.model.normalization import build_norm
+
+# B rows, T positions, D width, V vocabulary
+
+
+class LmHead(Float32BufferModule):
+    """softcap(scale · hidden Wᵀ + bias): logits over the vocabulary. W is the token embedding when tied."""
+
+    fixed_bias_V: Tensor
+    bias: nn.Parameter | None
+
+    def __init__(self, config: ModelConfig, head: LmHeadConfig) -> None:
+        super().__init__()
+        self.softcap = head.softcap
+        inverse_sqrt = head.scale == "inverse_sqrt_hidden_size"
+        self.scale = config.hidden_size**-0.5 if inverse_sqrt else float(head.scale)
+        self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size).normal_(std=0.02))
+        self.register_parameter(
+            "bias", nn.Parameter(torch.zeros(config.vocab_size)) if head.bias == "trained" else None
+        )
+        if head.bias == "fixed":
+            self.register_buffer("fixed_bias_V", torch.zeros(config.vocab_size))
+        self.has_fixed_bias = head.bias == "fixed"
+
+    def reset_buffers(self) -> None:
+        """The fixed bias to zero, for instance after `to_empty`; a checkpoint fills it."""
+        if self.has_fixed_bias:
+            self.fixed_bias_V.zero_()
+
+    def prepare_hidden(self, x_BTD: Tensor) -> Tensor:
+        """What the weight is multiplied with."""
+        return x_BTD if self.scale == 1.0 else x_BTD * self.scale
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Logits (B, T, V) in the dtype of the weights."""
+        logits_BTV = F.linear(self.prepare_hidden(x_BTD), self.weight, self.bias)
+        if self.has_fixed_bias:
+            logits_BTV = logits_BTV + self.fixed_bias_V.to(logits_BTV.dtype)
+        if self.softcap is not None:
+            logits_BTV = self.softcap * torch.tanh(logits_BTV / self.softcap)
+        return logits_BTV
+
+
+class MlmHead(nn.Module):
+    """norm(activation(dense(hidden))) Wᵀ + bias (Devlin 2018; BERT's released code). W is usually tied."""
+
+    def __init__(self, config: ModelConfig, head: MlmHeadConfig) -> None:
+        super().__init__()
+        self.kind = head.activation
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.norm = build_norm(config, config.hidden_size)
+        self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size).normal_(std=0.02))
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def prepare_hidden(self, x_BTD: Tensor) -> Tensor:
+        """What the weight is multiplied with."""
+        prepared_BTD: Tensor = self.norm(apply_activation(self.kind, self.dense(x_BTD)))
+        return prepared_BTD
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Logits (B, T, V) for every position."""
+        return F.linear(self.prepare_hidden(x_BTD), self.weight, self.bias)
+
+
+def build_head(config: ModelConfig) -> nn.Module | None:
+    """The map from hidden states to logits over the vocabulary; None for heads without one.
+
+    Raises ConfigError for XLNet's permutation head, whose two-stream attention is counted and not built.
+    """
+    head = config.head
+    if head.kind == "permutation":
+        raise ConfigError(
+            "model.head.kind=permutation (XLNet) is counted by `llmsys estimate` and not built. "
+            "To train, use mlm for an encoder or lm for a decoder."
+        )
+    if head.kind == "lm":
+        return LmHead(config, head)
+    return MlmHead(config, head) if head.kind == "mlm" else None
+
+
+def build_extras(config: ModelConfig) -> dict[str, nn.Module]:
+    """Modules on the first token, by the name that the model gives them: pooler, next_sentence, classifier."""
+    head, width = config.head, config.hidden_size
+    extras: dict[str, nn.Module] = {}
+    if head.kind == "classification" or (head.kind in ("mlm", "features") and head.pooler):
+        extras["pooler"] = nn.Linear(width, width)
+    if head.kind == "mlm" and head.next_sentence:
+        extras["next_sentence"] = nn.Linear(width, 2)
+    if head.kind == "classification":
+        extras["classifier"] = nn.Linear(width, head.num_labels)
+    return extras

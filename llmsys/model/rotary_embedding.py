@@ -1,0 +1,150 @@
+"""Rotary positions (RoPE): angles for each position, and the rotation of queries and keys.
+
+Angles are computed in float64 and kept in float32 whatever dtype the weights have, because they grow with the position
+and bfloat16 would round them away. Tables grow with the sequences that are seen; nothing is saved.
+
+The rotations of one forward pass, by kind of layer, and what a cache means where waves depend on the length.
+
+Dynamic NTK and LongRoPE turn with other waves when a sequence grows past its old context. What a cache holds of the
+earlier tokens was computed with the old waves, in every layer, so generation goes on exactly only from scratch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from llmsys.config.model import LayerType, ModelConfig, count_rotary_channels
+from llmsys.config.position import RopeConfig
+from llmsys.model import cpu_kernels
+from llmsys.model.kv_cache import KeyValueCache
+from llmsys.model.rope_frequencies import RopeFrequencies, compute_rope_frequencies
+
+# B rows, T positions, P positions of the table, H heads, K width of a head, R rotated channels of it
+
+
+class RotaryCosSin:
+    """Cosines and signed sines for the positions of one forward pass; not a tensor, so that no wrapper casts it."""
+
+    def __init__(self, cos: Tensor, sin: Tensor, pairing: str = "halves") -> None:
+        self.cos, self.sin, self.pairing = cos, sin, pairing
+
+    def __call__(self, x_BTHK: Tensor) -> Tensor:
+        """Rotate the first R channels of each head and keep the rest; shape and dtype are kept."""
+        width = self.cos.shape[-1]
+        if width == x_BTHK.shape[-1]:
+            return self._rotate_channels(x_BTHK)
+        return torch.cat([self._rotate_channels(x_BTHK[..., :width]), x_BTHK[..., width:]], dim=-1)
+
+    def _rotate_channels(self, x_BTHR: Tensor) -> Tensor:
+        if self.pairing == "halves" and cpu_kernels.is_cpu_rotary_supported(x_BTHR, self.cos):
+            return cpu_kernels.rotate_halves(x_BTHR, self.cos, self.sin)
+        rotated_BTHR: Tensor = x_BTHR * self.cos + self._swap_partners(x_BTHR) * self.sin
+        return rotated_BTHR.to(x_BTHR.dtype)
+
+    def _swap_partners(self, x_BTHR: Tensor) -> Tensor:
+        if self.pairing == "halves":  # i with i + R/2, as in Hugging Face's Llama
+            return torch.roll(x_BTHR, x_BTHR.shape[-1] // 2, dims=-1)
+        swapped_BTHR: Tensor = x_BTHR.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        return swapped_BTHR
+
+
+@dataclass
+class _CosSinTable:
+    cos_PR: Tensor
+    sin_PR: Tensor
+
+
+class RotaryEmbedding:
+    """Angles m · theta^(-2i/R) for every position m (Su 2021, arXiv:2104.09864, 3.2.2), stretched as configured."""
+
+    def __init__(self, config: ModelConfig, position: RopeConfig) -> None:
+        self.width = count_rotary_channels(config)
+        self.positions = config.max_position_embeddings
+        self.position = position
+        self._tables: dict[RopeFrequencies, _CosSinTable] = {}
+
+    def __call__(
+        self, positions_BT: Tensor | None, length: int, *, device: torch.device, sliding: bool = False
+    ) -> RotaryCosSin:
+        """The rotation for positions 0..length-1, or for explicit `positions_BT`, which are all below `length`.
+
+        `sliding` takes the base of sliding-window layers, where those have their own.
+        """
+        own_base = sliding and self.position.sliding_theta is not None
+        waves = compute_rope_frequencies(self.position, self.width, self.positions, length, own_base=own_base)
+        table = self._get_table(waves, length, device)
+        if positions_BT is None:
+            return RotaryCosSin(table.cos_PR[:length, None], table.sin_PR[:length, None], self.position.pairing)
+        rows = positions_BT.to(device)
+        return RotaryCosSin(table.cos_PR[rows].unsqueeze(2), table.sin_PR[rows].unsqueeze(2), self.position.pairing)
+
+    def _get_table(self, waves: RopeFrequencies, length: int, device: torch.device) -> _CosSinTable:
+        found = self._tables.get(waves)
+        if found is None or len(found.cos_PR) < length or found.cos_PR.device != device:
+            # Room to grow, so that a generation does not compute it again for every token.
+            found = self._compute_table(
+                waves, min(max(self.positions, length), max(64, 1 << (length - 1).bit_length())), device
+            )
+            if len(self._tables) > 2:  # dynamic NTK has other waves for every length
+                self._tables.clear()
+            self._tables[waves] = found
+        return found
+
+    def _compute_table(self, waves: RopeFrequencies, positions: int, device: torch.device) -> _CosSinTable:
+        # At position 100,000 a float32 product is already off by 4e-3 radians.
+        frequencies = torch.tensor(waves.frequencies, dtype=torch.float64)
+        angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies)
+        cos, sin = angles.cos() * waves.attention_factor, angles.sin() * waves.attention_factor
+        # The first of a pair gets minus its partner; the sign lives in the table, which saves an operation.
+        if self.position.pairing == "halves":
+            cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+        else:
+            cos, sin = cos.repeat_interleave(2, dim=-1), torch.stack([-sin, sin], dim=-1).flatten(-2)
+        return _CosSinTable(cos.to(device, torch.float32), sin.to(device, torch.float32))
+
+
+# B rows, T positions
+
+
+class RotaryBuilder:
+    """Makes the rotations of one stack."""
+
+    def __init__(self, config: ModelConfig, position: RopeConfig) -> None:
+        self.config, self.position = config, position
+        self.table = RotaryEmbedding(config, position)
+        self.kinds = sorted({config.get_layer_type(layer) for layer in range(config.num_hidden_layers)})
+        self.by_length = position.scaling.kind in ("ntk", "longrope")
+
+    def __call__(self, length: int, cache: KeyValueCache | None, device: torch.device) -> dict[LayerType, RotaryCosSin]:
+        """The rotations of `length` new tokens, behind those in the cache."""
+        return {kind: self._build_cos_sin(length, cache, device, kind == "sliding_attention") for kind in self.kinds}
+
+    def must_recompute(self, cache: KeyValueCache, new: int) -> bool:
+        """Whether `new` more tokens change the waves that the cache was filled with, in any row."""
+        if not self.by_length or not cache.length:
+            return False
+        lengths = [cache.length - padding for padding in cache.padding_B.tolist()]
+        return any(self._compute_frequencies(length) != self._compute_frequencies(length + new) for length in lengths)
+
+    def _build_cos_sin(
+        self, length: int, cache: KeyValueCache | None, device: torch.device, sliding: bool
+    ) -> RotaryCosSin:
+        if cache is None:
+            return self.table(None, length, device=device, sliding=sliding)
+        end = cache.length + length
+        positions_BT = cache.get_positions(cache.length, end)
+        if not self.by_length or not cache.is_padded:
+            return self.table(positions_BT, end - int(cache.padding_B.min()), device=device, sliding=sliding)
+        # Rows of unequal length have waves of their own, so that no row depends on the one beside it.
+        rows = [
+            self.table(positions_T[None], end - padding, device=device, sliding=sliding)
+            for positions_T, padding in zip(positions_BT, cache.padding_B.tolist(), strict=True)
+        ]
+        cos, sin = torch.cat([row.cos for row in rows]), torch.cat([row.sin for row in rows])
+        return RotaryCosSin(cos, sin, rows[0].pairing)
+
+    def _compute_frequencies(self, length: int) -> RopeFrequencies:
+        return compute_rope_frequencies(
+            self.position, self.table.width, self.config.max_position_embeddings, max(length, 1)
+        )

@@ -1,0 +1,108 @@
+"""One layer of the Transformer: attention, in a decoder with a source cross-attention, and a feed-forward.
+
+Each is a branch around the residual stream; `model.residual` says where norms stand around a branch.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from llmsys.config.model import ModelConfig
+from llmsys.model.dropout import apply_dropout
+from llmsys.model.feed_forward import build_feed_forward
+from llmsys.model.forward_context import ForwardContext
+from llmsys.model.latent_attention import MultiHeadLatentAttention
+from llmsys.model.moe_layer import MoELayer
+from llmsys.model.multi_head_attention import CrossAttention, MultiHeadAttention
+from llmsys.model.normalization import build_norm
+from llmsys.model.relative_attention import RelativeAttention
+
+# B rows, T positions, D width
+
+Branch = Callable[[Tensor], Tensor]
+
+
+class TransformerBlock(nn.Module):
+    """Branches one after another, or in a parallel block side by side. `alpha` is DeepNorm's weight of the stream."""
+
+    def __init__(self, config: ModelConfig, layer: int, *, alpha: float = 1.0) -> None:
+        super().__init__()
+        self.kind, self.alpha, self.dropout = config.residual.kind, alpha, config.dropout.residual
+        self._add_norms(config, "attention")
+        self.attention = build_attention(config, layer)
+        self.cross_attention: CrossAttention | None = None
+        if config.family == "encoder_decoder":
+            self._add_norms(config, "cross_attention")
+            self.cross_attention = CrossAttention(config, layer)
+        self._add_norms(config, "feed_forward")
+        self.feed_forward = _build_feed_forward_or_moe(config, layer)
+
+    def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
+        """Same shape and dtype as the input."""
+        cross = self.cross_attention
+        if self.kind == "parallel":
+            return self._run_parallel_branches(x_BTD, context)
+        x_BTD = self._run_branch("attention", x_BTD, lambda inner: self.attention(inner, context))
+        if cross is not None:
+            x_BTD = self._run_branch("cross_attention", x_BTD, lambda inner: cross(inner, context))
+        return self._run_branch("feed_forward", x_BTD, lambda inner: self._run_feed_forward(inner, context))
+
+    def _run_parallel_branches(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
+        inner_BTD = self._apply_norm("attention_norm", x_BTD)
+        feed_BTD = (
+            inner_BTD if "feed_forward_norm" not in self._modules else self._apply_norm("feed_forward_norm", x_BTD)
+        )
+        y_BTD = self._apply_residual_dropout(self.attention(inner_BTD, context)) + self._apply_residual_dropout(
+            self._run_feed_forward(feed_BTD, context)
+        )
+        if self.cross_attention is not None:
+            crossed_BTD = self.cross_attention(self._apply_norm("cross_attention_norm", x_BTD), context)
+            y_BTD = y_BTD + self._apply_residual_dropout(crossed_BTD)
+        return x_BTD + y_BTD
+
+    def _run_branch(self, name: str, x_BTD: Tensor, branch: Branch) -> Tensor:
+        """One branch with its norms, as the classes in llmsys/config/norm.py say."""
+        if self.kind in ("post", "deepnorm"):
+            kept_BTD = x_BTD if self.alpha == 1.0 else self.alpha * x_BTD
+            return self._apply_norm(f"{name}_norm", kept_BTD + self._apply_residual_dropout(branch(x_BTD)))
+        y_BTD = branch(x_BTD if self.kind == "output" else self._apply_norm(f"{name}_norm", x_BTD))
+        if self.kind in ("sandwich", "output"):
+            y_BTD = self._apply_norm(f"{name}_output_norm", y_BTD)
+        return x_BTD + self._apply_residual_dropout(y_BTD)
+
+    def _run_feed_forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
+        feed = self.feed_forward
+        y_BTD: Tensor = feed(x_BTD, context.real_BT) if isinstance(feed, MoELayer) else feed(x_BTD)
+        return y_BTD
+
+    def _apply_norm(self, name: str, x_BTD: Tensor) -> Tensor:
+        normed: Tensor = getattr(self, name)(x_BTD)
+        return normed
+
+    def _apply_residual_dropout(self, y_BTD: Tensor) -> Tensor:
+        return apply_dropout(y_BTD, self.dropout, self.training)
+
+    def _add_norms(self, config: ModelConfig, branch: str) -> None:
+        residual = config.residual
+        shared = residual.kind == "parallel" and residual.norms == 1 and branch == "feed_forward"
+        if residual.kind != "output" and not shared:
+            self.add_module(f"{branch}_norm", build_norm(config, config.hidden_size))
+        if residual.kind in ("sandwich", "output"):
+            self.add_module(f"{branch}_output_norm", build_norm(config, config.hidden_size))
+
+
+def build_attention(config: ModelConfig, layer: int) -> nn.Module:
+    """The self-attention of block `layer`."""
+    attention, position = config.attention, config.position
+    if attention.kind == "latent":
+        return MultiHeadLatentAttention(config, attention, layer)
+    if position.kind == "transformer_xl":
+        return RelativeAttention(config, attention, position, layer)
+    return MultiHeadAttention(config, attention, layer)
+
+
+def _build_feed_forward_or_moe(config: ModelConfig, layer: int) -> nn.Module:
+    if config.moe is not None and config.is_moe_layer(layer):
+        return MoELayer(config.hidden_size, config.moe)
+    width = config.intermediate_size
+    return build_feed_forward(config.feed_forward, config.hidden_size, width, config.dropout.activation)

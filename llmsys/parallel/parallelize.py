@@ -1,0 +1,105 @@
+"""What is applied to a model from outside, in one order: compile, experts, axes, shards of experts, blocks, root.
+
+Takes a model built on the meta device and leaves it sharded and still without storage; `materialize_parameters` gives
+it its starting values, each rank only its own slices.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from llmsys.model.transformer import Transformer
+from llmsys.model.transformer_block import TransformerBlock
+from llmsys.parallel.context_parallel import divide_attention
+from llmsys.parallel.device_mesh import DeviceMeshes
+from llmsys.parallel.dtensor_slices import get_local_slice
+from llmsys.parallel.expert_parallel import AllToAllTokenDispatcher
+from llmsys.parallel.reduce_scatter import configure_gradient_reduction
+from llmsys.parallel.sequence_sharding import SequenceSharding, divide_positions
+from llmsys.parallel.tensor_parallel import divide_feed_forwards, split_matrices
+
+
+def compile_blocks(model: Transformer, backend: str = "inductor") -> None:
+    """Put the forward of every block through torch.compile, one block at a time so that equal blocks share the work.
+
+    The forward alone, and before anything else: hooks of FSDP and DeepSpeed then stay outside and run as they are.
+    """
+    for block in _list_blocks(model):
+        block.forward = torch.compile(block.forward, backend=backend)  # type: ignore[method-assign]
+
+
+def apply_expert_parallel(model: Transformer, meshes: DeviceMeshes) -> None:
+    """Give each rank of the expert axis its experts, and each MoE layer the all-to-all that reaches the others."""
+    if meshes.expert is None:
+        return
+    for layer in model.list_moe_layers():
+        for name, parameter in list(layer.experts.named_parameters(recurse=False)):
+            local = parameter.data.chunk(meshes.expert.size(), dim=0)[meshes.expert.get_local_rank()]
+            shared = DTensor.from_local(local.contiguous(), meshes.expert, [Shard(0)], run_check=False)
+            layer.experts.register_parameter(name, nn.Parameter(shared))
+        layer.dispatcher = AllToAllTokenDispatcher(meshes.expert.get_group(), layer.config.num_experts)
+
+
+def apply_tensor_context_parallel(model: Transformer, meshes: DeviceMeshes) -> SequenceSharding:
+    """Split matrices over the tensor axis, and sequences over tensor and context; nothing where those have one rank."""
+    parts = SequenceSharding(model, meshes)
+    if meshes.tensor is not None:
+        split_matrices(model, meshes.tensor)
+        divide_feed_forwards(model, parts)
+    if meshes.parts is not None:
+        divide_positions(model, parts)
+        divide_attention(model, parts)
+    return parts
+
+
+def apply_fsdp(
+    model: Transformer, meshes: DeviceMeshes, compute_dtype: torch.dtype, offload: Literal["none", "state"] = "none"
+) -> None:
+    """FSDP2 over the model: fp32 masters in shards, `compute_dtype` in the forward, gradients summed in fp32.
+
+    With `offload` of the state shards live in host memory, and weights cross over as they are gathered; where the host
+    computes nothing moves.
+    """
+    pinned = torch.cuda.is_available()
+    storage = OffloadPolicy() if offload == "none" else CPUOffloadPolicy(pin_memory=pinned)
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    units: list[tuple[Any, DeviceMesh]] = [(block, meshes.dense) for block in _list_blocks(model)] + [
+        (model, meshes.whole)
+    ]
+    if meshes.expert_shard is not None:
+        units = [(layer.experts, meshes.expert_shard) for layer in model.list_moe_layers()] + units
+    for module, mesh in units:
+        fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=storage)
+        configure_gradient_reduction(module, mesh)
+
+
+def _list_blocks(model: Transformer) -> list[TransformerBlock]:
+    return [module for module in model.modules() if isinstance(module, TransformerBlock)]
+
+
+def materialize_parameters(
+    model: Transformer,
+    device: torch.device,
+    initial: Callable[[str, torch.Size], Tensor],
+    *,
+    on_host: bool = False,
+) -> None:
+    """Storage on `device` and the starting value of every parameter; a rank keeps only its slice of each.
+
+    `on_host`: parameters are in host memory, and only buffers on `device`.
+    """
+    model.to_empty(device=torch.device("cpu") if on_host else device)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
+    model.reset_buffers()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            value = initial(name, parameter.shape)
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            local.copy_(get_local_slice(value, parameter))

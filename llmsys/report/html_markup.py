@@ -1,0 +1,132 @@
+"""HTML that cannot be broken into: every text becomes a tag's child through `build_tag`, and is escaped there.
+
+Reads nothing; gives `Html`, `build_tag`, the small pieces the sections share (tables, definition lists, folds) and the
+way a number is written for a person. Promises: only `Html` values reach a page unescaped, and only this room makes
+them.
+"""
+
+import html
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+EXCERPT_CHARACTERS = 2_000
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+Child = str | Html | None | Iterable["Child"]
+
+
+def join_html(children: Child) -> Html:
+    """Children one after another: text is escaped, `Html` kept, None left out."""
+    if children is None:
+        return Html("")
+    if isinstance(children, Html):
+        return children
+    if isinstance(children, str):
+        return Html(html.escape(children))
+    return Html("".join(join_html(child) for child in children))
+
+
+def build_tag(element: str, /, *children: Child, **attributes: str | bool) -> Html:
+    """One element. `class_` stands for class and `data_x` for data-x; an attribute that is True has no value."""
+    written = "".join(_format_attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
+    if element in {"input", "meta", "link"}:
+        return Html(f"<{element}{written}>")
+    return Html(f"<{element}{written}>{join_html(children)}</{element}>")
+
+
+def _format_attribute(key: str, value: str | bool) -> str:
+    if isinstance(value, bool):
+        return f" {key}" if value else ""
+    return f' {key}="{html.escape(value)}"'
+
+
+def build_section(anchor: str, title: str, *children: Child) -> Html:
+    """One section of the page, with an anchor the navigation can jump to."""
+    return build_tag("section", build_tag("h2", title), *children, id=anchor)
+
+
+def build_table(head: Sequence[str], rows: Iterable[Sequence[Child]], numeric: Iterable[int] = ()) -> Html:
+    """A table that scrolls sideways where the screen is narrow; columns named in `numeric` are set flush right."""
+    right = set(numeric)
+
+    def build_row(kind: str, row: Sequence[Child]) -> Html:
+        return build_tag(
+            "tr", [build_tag(kind, cell, class_="number" if i in right else "") for i, cell in enumerate(row)]
+        )
+
+    body = [build_row("td", row) for row in rows]
+    return build_tag(
+        "div",
+        build_tag("table", build_tag("thead", build_row("th", head)), build_tag("tbody", body)),
+        class_="scroll",
+        tabindex="0",
+    )
+
+
+def build_definition_list(pairs: Iterable[tuple[str, Child]]) -> Html:
+    """Names with their values, one a line."""
+    return build_tag("dl", [(build_tag("dt", name), build_tag("dd", value)) for name, value in pairs])
+
+
+def build_details(summary: Child, *children: Child, opened: bool = False) -> Html:
+    """Something to open when wanted."""
+    return build_tag("details", build_tag("summary", summary), *children, open=opened)
+
+
+def format_user_text(text: str, characters: int = EXCERPT_CHARACTERS) -> Html:
+    """Text from a page or a model: kept as it is, set apart, cut after so many characters (and then it says so)."""
+    cut = len(text) - characters
+    rest = build_tag("span", f" … {format_number(cut)} more characters", class_="muted") if cut > 0 else None
+    return build_tag("pre", text[:characters], rest, class_="text", dir="auto")
+
+
+def escape_plot_text(text: str) -> str:
+    """User text as plotly may show it: it reads tags, entities and %{…} in labels and hovers, so none is left."""
+    return html.escape(text, quote=False).replace("%{", "%\u200b{")
+
+
+def dump_script_json(value: Any) -> Html:
+    """A value as JSON that cannot close the <script> element it stands in, whatever text it holds."""
+    written = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return Html(written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def format_number(value: float) -> str:
+    """A count in full with separators (12,345); a fraction with four digits that count."""
+    return f"{int(value):,}" if float(value).is_integer() else f"{value:.4g}"
+
+
+def format_amount(value: float) -> str:
+    """A count rounded to three digits: 950, 12.3 k, 4.56 M."""
+    return _format_scaled(value, ("", "k", "M", "B", "T"))
+
+
+def format_bytes(value: float) -> str:
+    """A size in decimal units: 950 B, 12.3 kB, 4.56 MB."""
+    return _format_scaled(value, ("B", "kB", "MB", "GB", "TB", "PB"))
+
+
+def _format_scaled(value: float, prefixes: Sequence[str]) -> str:
+    last = len(prefixes) - 1
+    step = 0
+    while abs(value) >= 999.5 and step < last:
+        value, step = value / 1000, step + 1
+    digits = f"{value:.0f}" if abs(value) >= 99.95 or float(value).is_integer() else f"{value:.3g}"
+    return f"{digits} {prefixes[step]}".strip()
+
+
+def format_percent(part: float, whole: float) -> str:
+    """A share: 12.3 %; a dash where there is no whole."""
+    if whole <= 0:
+        return "–"
+    share = 100 * part / whole
+    if share in (0, 100):
+        return f"{share:.0f} %"
+    return "< 0.1 %" if share < 0.1 else "> 99.9 %" if 99.9 < share < 100 else f"{share:.1f} %"

@@ -1,0 +1,181 @@
+"""The report of a dataset, a run or both: one HTML file that needs nothing else, not even a network.
+
+Reads a run folder and a dataset folder (either may be partial or absent); gives `write_report`. Promises: the same
+folders give the same bytes; nothing of what the page shows is run as a script (each script is named by its digest in
+the page's policy, and all text is escaped); the file is published whole or not at all.
+"""
+
+import base64
+import hashlib
+from importlib import resources
+from pathlib import Path
+
+from llmsys import __version__
+from llmsys.atomic_write import write_bytes_atomically
+from llmsys.errors import DataError
+from llmsys.log import get_logger
+from llmsys.manifest import MANIFEST_NAME, Manifest, load_manifest
+from llmsys.report.dataset_sections import (
+    build_dataset_numbers,
+    build_dataset_origin,
+    build_dataset_sections,
+    list_missing_notes,
+)
+from llmsys.report.html_markup import Html, build_section, build_tag, dump_script_json, format_bytes, join_html
+from llmsys.report.run_record import RunRecord, read_run
+from llmsys.report.run_sections import (
+    Numbers,
+    ReportSection,
+    build_run_numbers,
+    build_run_origin,
+    build_run_sections,
+    describe_run_state,
+)
+
+log = get_logger(__name__)
+
+
+def write_report(run_folder: Path | None, data_folder: Path | None, output: Path | None = None) -> Path:
+    """Write the report of a run, of a dataset, or of both on one page, and return its path.
+
+    Args:
+        run_folder: holds config.yaml, environment.json and events.jsonl, or some of them; None for a dataset alone.
+        data_folder: holds manifest.json; None for a run alone.
+        output: the HTML file; by default report.html in the run folder, else in the dataset folder.
+
+    Raises:
+        DataError: when there is neither a run nor a dataset, or the file cannot be written.
+    """
+    run = read_run(run_folder) if run_folder is not None else None
+    manifest, data_notes = _read_dataset(data_folder)
+    if (run is None or run.is_empty) and manifest is None:
+        if data_folder is not None and (data_folder / MANIFEST_NAME).exists():
+            load_manifest(data_folder)  # says what is wrong with it
+        raise DataError(
+            f"Nothing to report: no run in {run_folder or '(no run folder)'} and no {MANIFEST_NAME} in "
+            f"{data_folder or '(no dataset folder)'}. Run `llmsys prepare CONFIG` or `llmsys train CONFIG` first."
+        )
+    path = output or (run_folder if run_folder is not None else data_folder or Path()) / "report.html"
+    page = render_report(run, manifest, data_notes).encode("utf-8", errors="replace")
+    write_bytes_atomically(path, page)
+    log.info("report: %s (%s)", path, format_bytes(len(page)))
+    return path
+
+
+def _read_dataset(folder: Path | None) -> tuple[Manifest | None, list[str]]:
+    if folder is None:
+        return None, []
+    try:
+        manifest = load_manifest(folder)
+    except DataError as error:
+        return None, [f"No dataset on this page: {error}"]
+    return manifest, list_missing_notes(manifest)
+
+
+def render_report(run: RunRecord | None, manifest: Manifest | None, notes: list[str] | None = None) -> str:
+    """The page as text, from a run, a dataset or both, and notes on what is missing."""
+    numbers: Numbers = []
+    parts: list[ReportSection] = []
+    origin: list[Html] = []
+    notes = list(notes or [])
+    if run is not None:
+        numbers += build_run_numbers(run)
+        parts += build_run_sections(run, _find_tokens_per_byte(run, manifest))
+        origin += build_run_origin(run)
+        notes = run.notes + _list_data_warnings(run, manifest) + notes
+    if manifest is not None:
+        numbers += build_dataset_numbers(manifest)
+        parts += build_dataset_sections(manifest)
+        origin += build_dataset_origin(manifest)
+    parts.append(ReportSection("origin", "Where from", build_section("origin", "Where it came from", origin)))
+    return render_document(_build_titles(run, manifest), numbers, notes, parts)
+
+
+def _find_tokens_per_byte(run: RunRecord, manifest: Manifest | None) -> float | None:
+    """Tokens per byte of the training split, else of what was evaluated."""
+    if manifest is not None and "train" in manifest.splits and manifest.splits["train"].bytes:
+        return manifest.splits["train"].tokens / manifest.splits["train"].bytes
+    evaluation = run.last_evaluation or {}
+    tokens, text_bytes = evaluation.get("evaluated_tokens"), evaluation.get("evaluated_bytes")
+    return tokens / text_bytes if tokens and text_bytes else None
+
+
+def _list_data_warnings(run: RunRecord, manifest: Manifest | None) -> list[str]:
+    """A warning when the run's fingerprint of its data is not this dataset's."""
+    trained_on = run.environment.get("data_fingerprint")
+    if manifest is None or not trained_on or trained_on == manifest.fingerprint:
+        return []
+    return [
+        f"The run was trained on data with the fingerprint {trained_on}, but this dataset has {manifest.fingerprint}: "
+        f"it was prepared again since. What is said of the data here is not what the model saw."
+    ]
+
+
+def _build_titles(run: RunRecord | None, manifest: Manifest | None) -> tuple[str, str]:
+    """The page's title and the line under it."""
+    data = f"dataset {manifest.name}" if manifest is not None else ""
+    if run is None:
+        return (manifest.name if manifest is not None else "report"), "dataset report"
+    return run.name, " · ".join(one for one in ("training run", describe_run_state(run)[0], data) if one)
+
+
+# --- The document ---
+
+
+def render_document(titles: tuple[str, str], numbers: Numbers, notes: list[str], parts: list[ReportSection]) -> str:
+    """One self-contained page: title and subtitle, cards of numbers, notes, and parts with their figures."""
+    from plotly.offline import get_plotlyjs  # 5 MB of text; nobody else on the command line needs it
+
+    title, subtitle = titles
+    scripts = [get_plotlyjs(), _read_asset("page.js")]
+    figures = [figure.to_dict() for one in parts for figure in one.figures]
+    head = build_tag(
+        "head",
+        build_tag("meta", charset="utf-8"),
+        build_tag("meta", http_equiv="Content-Security-Policy", content=_build_content_security_policy(scripts)),
+        build_tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        build_tag("meta", name="color-scheme", content="light dark"),
+        build_tag("link", rel="icon", href="data:,"),
+        build_tag("title", f"{title}: {subtitle}"),
+        build_tag("style", Html(_read_asset("page.css"))),
+    )
+    cards = [
+        build_tag(
+            "div",
+            build_tag("span", what, class_="label"),
+            build_tag("strong", how_much),
+            build_tag("span", remark, class_="muted"),
+        )
+        for what, how_much, remark in numbers
+    ]
+    missing = build_tag(
+        "aside", build_tag("h2", "Good to know"), build_tag("ul", [build_tag("li", note) for note in notes]), id="notes"
+    )
+    body = build_tag(
+        "body",
+        build_tag("nav", [build_tag("a", one.title, href=f"#{one.anchor}") for one in parts], aria_label="sections"),
+        build_tag("header", build_tag("h1", title), build_tag("p", subtitle, class_="muted")),
+        build_tag(
+            "main", build_tag("div", cards, class_="cards"), missing if notes else None, [one.html for one in parts]
+        ),
+        build_tag(
+            "footer",
+            f"Written by llmsys {__version__}. This page is one file and loads nothing. "
+            "Its plots are drawn by the plotly.js inside it (MIT licence, copyright Plotly, Inc.).",
+        ),
+        build_tag("noscript", "The plots need JavaScript; everything else on this page does not."),
+        build_tag("script", dump_script_json(figures), type="application/json", id="figures"),
+        [build_tag("script", Html(script)) for script in scripts],
+    )
+    return join_html([Html("<!DOCTYPE html>\n"), build_tag("html", head, body, lang="en"), "\n"])
+
+
+def _build_content_security_policy(scripts: list[str]) -> str:
+    """The page may run these scripts and no other, and may load nothing from anywhere."""
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+def _read_asset(name: str) -> str:
+    return resources.files("llmsys.report").joinpath(name).read_text("utf-8")

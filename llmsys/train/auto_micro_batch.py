@@ -1,0 +1,59 @@
+"""What `batch.micro_sequences: auto` comes to on these ranks: each says its memory, the estimate says what fits."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from llmsys.config.run import RunConfig
+from llmsys.estimate.micro_batch_size import find_largest_micro_batch
+from llmsys.estimate.software_profile import MemoryProfile
+from llmsys.log import get_logger
+from llmsys.parallel.process_group import all_gather_object, get_world_size, run_on_rank_zero
+
+log = get_logger(__name__)
+
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+
+
+def resolve_micro_sequences(config: RunConfig, device: torch.device) -> RunConfig:
+    """The config with a number in place of `auto`, the same on every rank. Collective."""
+    if config.batch.micro_sequences != "auto":
+        return config
+    memory = min(all_gather_object(get_rank_memory(device)))
+    system = MemoryProfile(device="cuda" if device.type == "cuda" else "cpu")
+
+    def choose_micro_sequences() -> str:
+        layout = config.resolve_layout(get_world_size())
+        choice = find_largest_micro_batch(config, layout, memory, system)
+        log.info("%s", choice)
+        return str(choice.sequences)
+
+    micro = int(run_on_rank_zero(choose_micro_sequences))
+    return config.model_copy(update={"batch": config.batch.model_copy(update={"micro_sequences": micro})})
+
+
+def get_rank_memory(device: torch.device) -> int:
+    """Bytes that this rank may fill: all of its accelerator, or its part of what is free on this machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return get_free_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def get_free_memory() -> int:
+    """Bytes that processes of this machine, or of this container, can still take."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in _read_lines(Path("/proc/meminfo")):
+        if line.startswith("MemAvailable:"):  # counts what the kernel would give back, such as cached files
+            free = int(line.split()[1]) << 10
+    limit, used = (_read_lines(CONTROL_GROUP / name) for name in ("memory.max", "memory.current"))
+    if limit and used and limit[0].isdigit():
+        free = min(free, max(0, int(limit[0]) - int(used[0])))
+    return free
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().split("\n")
+    except OSError:
+        return []

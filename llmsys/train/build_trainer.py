@@ -1,0 +1,176 @@
+"""The composition root: from a RunConfig and joined ranks to a trainer, and from a checkpoint to a plain model.
+
+The only place that knows every part. Each rank calls `train_run`; afterwards the run folder holds the trained model.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from llmsys.config.run import RunConfig
+from llmsys.data.dataloader import StepLoader
+from llmsys.data.step_batches import StepBatches
+from llmsys.estimate.parameter_count import count_parameters
+from llmsys.events import EventWriter
+from llmsys.folder_lock import lock_folder
+from llmsys.log import get_logger
+from llmsys.model.transformer import Transformer
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.parallel.fp8 import require_fp8
+from llmsys.parallel.process_group import (
+    TIMEOUT_SECONDS,
+    get_local_device,
+    get_rank,
+    get_world_size,
+    init_process_group,
+    run_on_rank_zero,
+)
+from llmsys.tokenizer import Tokenizer
+from llmsys.train import run_folder
+from llmsys.train.auto_micro_batch import resolve_micro_sequences
+from llmsys.train.bitwise_checks import format_bitwise_notice
+from llmsys.train.build_engine import build_engine
+from llmsys.train.build_objective import build_evaluator, build_step_batches
+from llmsys.train.checkpoint_average import average_checkpoints
+from llmsys.train.checkpoint_saver import CheckpointSaver
+from llmsys.train.evaluator import EvaluationResult
+from llmsys.train.gradient_noise_scale import build_noise_scale_meter
+from llmsys.train.initial_state import load_initial_weights, resume_from_checkpoint
+from llmsys.train.metric_logger import MetricLogger, Trackers
+from llmsys.train.precision import resolve_precision
+from llmsys.train.rank_agreement import require_rank_agreement
+from llmsys.train.run_data import RunData, open_run_data
+from llmsys.train.run_prediction import write_prediction
+from llmsys.train.step_guard import StepGuard, describe_step_contents
+from llmsys.train.step_metrics import build_step_meter, find_device_profile
+from llmsys.train.stop_request import StopRequest
+from llmsys.train.trainer import Trainer
+from llmsys.train.watchdog import Watchdog
+
+log = get_logger(__name__)
+
+LOCK_SECONDS = 30
+"""How long a start waits for the run folder: ranks of a killed run need a moment to notice."""
+
+Continue = Callable[[Transformer, Tokenizer, RunConfig], list[dict[str, str]]]
+"""Continues the config's prompts with a model: what the room of generation offers, handed in from outside."""
+
+
+def train_run(config: RunConfig, continue_prompts: Continue) -> EvaluationResult:
+    """Train to the end of the budget from wherever the run folder stands. Called by every rank of the launcher."""
+    with init_process_group(compute_collective_timeout(config)), contextlib.ExitStack() as stack:
+        require_rank_agreement(config)
+        run_on_rank_zero(lambda: check_config(config, get_world_size()))
+        folder = config.run.folder
+        run_on_rank_zero(lambda: str(stack.enter_context(lock_folder(folder, LOCK_SECONDS))))
+        config = resolve_micro_sequences(resolve_precision(config), get_local_device())
+        set_num_threads(config)
+        trainer = build_trainer(config, stack, continue_prompts)
+        result = trainer.train()
+        if (count := config.checkpoint.average_last) > 1:
+            run_on_rank_zero(lambda: str(average_checkpoints(config.run.folder, count)))
+        return result
+
+
+def compute_collective_timeout(config: RunConfig) -> int:
+    """How long a rank waits in one collective, in seconds: so long that the watchdog has named who is missing."""
+    return max(TIMEOUT_SECONDS, round(2 * config.train.hang_timeout_seconds))
+
+
+def check_config(config: RunConfig, ranks: int) -> str:
+    """Refuse what cannot work before anything is built, on one rank, so that it is said once."""
+    layout = config.resolve_layout(ranks)
+    if config.train.products == "fp8":
+        require_fp8(get_local_device())
+    build_step_batches(config, layout.data_parallel_size, 0)
+    build_evaluator(config)
+    find_device_profile(config, get_local_device())
+    return "checked"
+
+
+def set_num_threads(config: RunConfig) -> None:
+    """Share this machine's cores out over its processes, unless the config says a number."""
+    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(config.train.threads_per_process or max(1, (os.cpu_count() or 1) // local_processes))
+
+
+def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_prompts: Continue) -> Trainer:
+    """Everything a trainer needs, resumed from the newest whole checkpoint. `stack` closes what was opened."""
+    wish = StopRequest(config.train.time_limit_minutes)
+    stack.enter_context(wish.handle_signals())
+    watchdog = Watchdog(config.run.folder, config.train.hang_timeout_seconds)
+    stack.callback(watchdog.close)
+    device = get_local_device()
+    watchdog.report_phase(0, "opening the data")
+    dataset = open_run_data(config, "train")
+    layout = config.resolve_layout(get_world_size())
+    steps = build_step_batches(config, layout.data_parallel_size, layout.get_data_rank(get_rank()))
+    profile = find_device_profile(config, device)
+    meter = build_step_meter(config, device, profile)
+    meshes = build_device_meshes(layout, device)
+    noise = build_noise_scale_meter(config, steps, layout)
+    watchdog.report_phase(0, "building the model")
+    engine = build_engine(config, meshes, device, noise)
+    watchdog.report_phase(0, "looking for a checkpoint")
+    loader = StepLoader(steps, pinned=device.type == "cuda")
+    evaluator = build_evaluator(config, layout.sequence_parallel_size)
+    identity = config.trajectory_settings | dataset.to_identity()
+    judge = StepGuard(config.train)
+    resumed = resume_from_checkpoint(engine, config, identity, judge)
+    if resumed is None and config.train.start_from is not None:
+        load_initial_weights(engine, config.train.start_from, identity)
+    watchdog.report_phase(resumed or 0, "preparing the first step")
+    record = _build_metric_logger(config, stack, dataset, steps, device, resumed)
+    write_prediction(record, resumed or 0, config, device, profile)
+
+    def sample_prompts() -> list[dict[str, str]]:
+        """All ranks continue the prompts in step, since they share the weights. Only a decoder continues."""
+        return continue_prompts(engine.module, dataset.tokenizer, config) if config.model.family == "decoder" else []
+
+    saver = CheckpointSaver(config.run.folder / "checkpoints", config.checkpoint)
+    stack.callback(saver.close_quietly)
+    if resumed is not None:
+        saver.trust(resumed)
+    if config.checkpoint.mode == "async":
+        saver.allocate_buffers(engine.get_state())
+    inside = partial(describe_step_contents, steps, dataset.sources)
+    parts = (engine, loader, evaluator, record, identity, sample_prompts, saver, judge, wish, watchdog, inside, meter)
+    return Trainer(config, *parts, noise_scale_meter=noise, steps_done=resumed or 0)
+
+
+def _build_metric_logger(
+    config: RunConfig,
+    stack: contextlib.ExitStack,
+    dataset: RunData,
+    steps: StepBatches,
+    device: torch.device,
+    resumed: int | None,
+) -> MetricLogger:
+    if get_rank() != 0:
+        return MetricLogger(None, None)
+    run_folder.write_run_record(config, dataset.fingerprint, get_world_size())
+    events = stack.enter_context(EventWriter(config.run.folder / "events.jsonl"))
+    if config.train.reproducibility == "bitwise":
+        log.info(format_bitwise_notice(config, steps.count_micro_batches(0) * get_world_size(), device.type))
+    trackers = Trackers(config)
+    stack.callback(trackers.finish)
+    counts = count_parameters(config.model)
+    events.write(
+        "start",
+        engine=config.engine.kind,
+        reproducibility=config.train.reproducibility,
+        precision=config.train.resolved_precision,
+        world_size=get_world_size(),
+        parameters=counts.total,
+        parameters_active=counts.active.all,
+        device=str(device),
+        tokens_per_step=config.batch.tokens_per_step,
+        steps=config.num_steps,
+        resumed_from=resumed,
+        data=dataset.to_identity()["data"],
+        packing=steps.get_packing_stats(),
+    )
+    return MetricLogger(events, trackers)

@@ -1,0 +1,107 @@
+"""The start of a run whose folder has nothing to resume: allowed in a new folder, and elsewhere only on request.
+
+Reads `checkpoints/` and `events.jsonl`. Invariants:
+- A folder in which a checkpoint was ever saved never begins at step 0 unless `train.restart` asks for it.
+- Nothing is deleted: what cannot be used is moved to `checkpoints/before-restart-N`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from llmsys.atomic_write import sync_folder
+from llmsys.config.run import RunConfig
+from llmsys.errors import CheckpointError
+from llmsys.events import iter_events
+from llmsys.log import get_logger
+from llmsys.train.checkpoint_record import DAMAGE_ERRORS, build_unreadable_error, is_present, list_checkpoints
+from llmsys.train.checkpoint_write import REMOVED, REPLACED, restore_replaced
+
+MOST_NAMED = 5
+"""Checkpoints that an error names with what is wrong."""
+
+log = get_logger(__name__)
+
+
+def restore_leftovers(folder: Path) -> str:
+    """Give back what a killed save had put aside; CheckpointError where the disk forbids it. For rank 0."""
+    try:
+        restore_replaced(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder}: the checkpoint that a killed save had put aside cannot be put back: {error.strerror or error}. "
+            f"Mend the disk or the permissions, then run the same command again."
+        ) from error
+    return ""
+
+
+def start_over(config: RunConfig, problems: Mapping[Path, str]) -> str:
+    """Allow a start at step 0, with unusable checkpoints moved aside; CheckpointError without leave. For rank 0.
+
+    `problems` says of each checkpoint why it cannot be resumed.
+    """
+    folder = config.run.folder / "checkpoints"
+    reason = _find_saved_checkpoint(folder, problems)
+    if reason is None:
+        return ""
+    if not config.train.restart:
+        raise CheckpointError(
+            f"{config.run.folder} has a history and nothing to resume: {reason}. A run never starts over by itself, "
+            f"and nothing was deleted. Put a whole copy of a checkpoint back, or set run.folder to a new folder, or "
+            f"set train.restart=true to begin at step 0 here."
+        )
+    aside = _move_aside(folder)
+    log.warning("train.restart=true: beginning at step 0, since %s%s", reason, f"; see {aside}" if aside else "")
+    return ""
+
+
+def _find_saved_checkpoint(folder: Path, problems: Mapping[Path, str]) -> str | None:
+    """Return why the folder counts as one with history, or None."""
+    if problems:
+        named = [f"{checkpoint.name}: {problem}" for checkpoint, problem in problems.items()]
+        more = f"; and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+        return f"no checkpoint is whole ({'; '.join(named[:MOST_NAMED])}{more})"
+    leftovers = sorted(path.name for pattern in (REPLACED, REMOVED) for path in folder.glob(pattern))
+    if leftovers:
+        return f"{folder} has only what a killed run left ({', '.join(leftovers)})"
+    step = _read_last_save(folder.parent / "events.jsonl")
+    return None if step is None else f"its events.jsonl names a checkpoint of step {step}, and {folder} has none"
+
+
+def _read_last_save(events: Path) -> int | None:
+    """Return the step of the newest checkpoint since the run last began at step 0, or None."""
+    found: int | None = None
+    if not is_present(events):
+        return None
+    try:
+        for event in iter_events(events):
+            if event["event"] == "start" and event.get("resumed_from") is None:
+                found = None
+            elif event["event"] == "checkpoint":
+                found = event.get("step", 0)
+    except OSError as error:
+        if error.errno not in DAMAGE_ERRORS:
+            raise build_unreadable_error(events, error) from error
+    return found
+
+
+def _move_aside(folder: Path) -> Path | None:
+    """Move checkpoints and leftovers into a new folder inside `folder`, and return it; None where there are none."""
+    leftovers = [path for pattern in (REPLACED, REMOVED) for path in sorted(folder.glob(pattern))]
+    moving = [*list_checkpoints(folder).values(), *leftovers]
+    if not moving:
+        return None
+    number = 1
+    while is_present(folder / f"before-restart-{number}"):
+        number += 1
+    aside = folder / f"before-restart-{number}"
+    try:
+        aside.mkdir()
+        for path in moving:
+            path.rename(aside / path.name)
+        sync_folder(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder}: unusable checkpoints cannot be moved to {aside.name}: {error.strerror or error}. "
+            f"Mend the disk or the permissions, then run the same command again, or set run.folder to a new folder."
+        ) from error
+    return aside

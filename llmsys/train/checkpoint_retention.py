@@ -1,0 +1,90 @@
+"""Which checkpoints are kept: the newest, every so many steps for ever, and the best by evaluation.
+
+`select_kept_steps` is a pure function of steps and scores; `remove_old_checkpoints` removes the others from a folder. A
+checkpoint's score is the evaluation of its own step, which its record holds.
+
+Invariants:
+- A damaged checkpoint takes no place in a rank: as many whole ones stay as the rules say.
+- Nothing newer than the oldest of the last whole ones is removed.
+- Nothing is removed while a checkpoint cannot be read.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+from llmsys.config.checkpoint import LOWER_IS_BETTER, CheckpointConfig
+from llmsys.errors import CheckpointError, UnreadableCheckpointError
+from llmsys.log import get_logger
+from llmsys.train.checkpoint_record import list_checkpoints, read_record
+from llmsys.train.checkpoint_write import remove_checkpoint
+from llmsys.train.verified_checkpoints import VerifiedCheckpoints
+
+log = get_logger(__name__)
+
+
+def is_every_step_whole(step: int) -> bool:
+    """Return True: the answer of a caller that knows of no damage."""
+    return True
+
+
+def select_kept_steps(
+    steps: Sequence[int],
+    scores: Mapping[int, float],
+    rule: CheckpointConfig,
+    is_whole: Callable[[int], bool] = is_every_step_whole,
+) -> set[int]:
+    """The steps whose checkpoints stay. `scores` has those that were evaluated; of equal ones the newer is better.
+
+    `is_whole` is asked in the order of rank, and only until a rule has as many as it keeps.
+    """
+    ordered = sorted(steps)
+    sign = 1 if rule.best_by in LOWER_IS_BETTER else -1
+    ranked = sorted((step for step in ordered if step in scores), key=lambda step: (sign * scores[step], -step))
+    forever = {step for step in ordered if rule.keep_every_steps and step % rule.keep_every_steps == 0}
+    last = list(islice(filter(is_whole, reversed(ordered)), rule.keep_last))
+    oldest = last[-1] if len(last) == rule.keep_last else 0  # with fewer whole ones nothing is too many
+    best = islice(filter(is_whole, ranked), rule.keep_best)
+    return {*(step for step in ordered if step >= oldest), *best, *forever}
+
+
+def remove_old_checkpoints(folder: Path, rule: CheckpointConfig, verified: VerifiedCheckpoints | None = None) -> None:
+    """Remove what no rule keeps. A folder that cannot be removed is said, and tried again after the next save.
+
+    Whole ones outrank damaged ones, so what ranks is verified; `verified` knows which are already.
+    """
+    verified = VerifiedCheckpoints() if verified is None else verified
+    try:
+        found = list_checkpoints(folder)
+        going = _select_removable(found, rule, verified)
+    except UnreadableCheckpointError as error:
+        log.warning("no checkpoint is removed now, and after the next save it is tried again: %s", error)
+        return
+    for step in going:
+        try:
+            remove_checkpoint(found[step])
+        except OSError as error:
+            log.warning("checkpoint %s could not be removed: %s", found[step], error.strerror)
+
+
+def _select_removable(found: Mapping[int, Path], rule: CheckpointConfig, verified: VerifiedCheckpoints) -> list[int]:
+    scores = _read_scores(found, rule) if rule.keep_best else {}
+    if found.keys() <= select_kept_steps(list(found), scores, rule):
+        return []  # nothing would go, so nothing need be read
+    return sorted(
+        found.keys() - select_kept_steps(list(found), scores, rule, lambda step: verified.is_whole(found[step]))
+    )
+
+
+def _read_scores(found: Mapping[int, Path], rule: CheckpointConfig) -> dict[int, float]:
+    scores = {}
+    for step, path in found.items():
+        try:
+            value = (read_record(path).get("evaluation") or {}).get(rule.best_by)
+        except UnreadableCheckpointError:
+            raise
+        except CheckpointError:
+            continue  # damaged: it is not among the best
+        if value is not None:
+            scores[step] = float(value)
+    return scores

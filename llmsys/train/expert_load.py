@@ -1,0 +1,105 @@
+"""Expert load over all ranks: moves the balancing bias after each step, and says how evenly experts were used.
+
+Sums over tokens are taken in the forward pass, summed over ranks once per step, and reset; so every number means the
+same for every layout and accumulation. The bias moves by the sign rule of DeepSeek-V3 (arXiv:2412.19437, 2.1.2).
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmsys.config.moe import BiasBalancingConfig
+from llmsys.model.load_balancing import update_balance_bias
+from llmsys.model.moe_layer import MoELayer
+from llmsys.model.transformer import Transformer
+from llmsys.parallel.process_group import all_reduce_sum
+
+# L layers with experts, E experts
+
+
+@dataclass(frozen=True)
+class ExpertLoadReport:
+    """How the experts of each layer were used in one step, over all ranks and micro-batches. Empty for dense models.
+
+    Attributes:
+        load: share of the layer's assignments that asked for each expert, before drops; they sum to 1.
+        entropy: of the load, over that of an even one: 1 is even, 0 all on one expert.
+        dead: experts that no token asked for.
+        imbalance: the busiest expert's load over the mean load; 1 is even.
+        balance: E * sum_e f_e P_e, what a balance loss pulls down; 1 is even.
+        router_z: mean over tokens of logsumexp(router logits)².
+        dropped: share of the assignments that found no room.
+    """
+
+    load: list[list[float]]
+    entropy: list[float]
+    dead: list[int]
+    imbalance: list[float]
+    balance: list[float]
+    router_z: list[float]
+    dropped: list[float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For an event: a list per number, one per layer; `busiest`, the worst imbalance, and all `dead_experts`."""
+        return asdict(self) | {"busiest": max(self.imbalance, default=0.0), "dead_experts": sum(self.dead)}
+
+    def __bool__(self) -> bool:
+        """Whether the model has experts."""
+        return bool(self.load)
+
+
+def set_balance_factor(model: Transformer, factor: float) -> None:
+    """Let the balance of the next step count `factor` times, its losses and the rate of its bias."""
+    for layer in model.list_moe_layers():
+        layer.balance_factor = factor
+
+
+@torch.no_grad()
+def update_expert_balance(model: Transformer, applied: bool = True) -> ExpertLoadReport:
+    """Apply the balance rules to the sums of the step, reset them, and report them. Collective.
+
+    After a step that was not applied the rules are left out too: it changes nothing.
+    """
+    layers = model.list_moe_layers()
+    if not layers:
+        return ExpertLoadReport([], [], [], [], [], [], [])
+    # float64 holds every count that float32 parts can add up to.
+    sums = all_reduce_sum(torch.stack([_stack_layer_sums(layer) for layer in layers]).double())
+    num_experts = layers[0].config.num_experts
+    tokens_LE, probability_LE, (z_L, tokens_L, dropped_L) = (
+        sums[:, :num_experts],
+        sums[:, num_experts:-3],
+        sums[:, -3:].unbind(1),
+    )
+    asked_L, tokens_L = tokens_LE.sum(1).clamp(min=1), tokens_L.clamp(min=1)
+    share_LE = tokens_LE / asked_L[:, None]
+    for layer, tokens_E, share_E in zip(layers, tokens_LE, share_LE, strict=True):
+        if applied:
+            _update_layer_balance(layer, tokens_E, share_E)
+        layer.reset_counts()
+    return ExpertLoadReport(
+        load=share_LE.tolist(),
+        entropy=(torch.special.entr(share_LE).sum(1) / math.log(max(num_experts, 2))).tolist(),
+        dead=(tokens_LE == 0).sum(1).tolist(),
+        imbalance=(num_experts * share_LE.amax(1)).tolist(),
+        balance=(num_experts * (share_LE * probability_LE / tokens_L[:, None]).sum(1)).tolist(),
+        router_z=(z_L / tokens_L).tolist(),
+        dropped=(dropped_L / asked_L).tolist(),
+    )
+
+
+def _stack_layer_sums(layer: MoELayer) -> Tensor:
+    scalars = torch.stack([layer.router_z_sum, layer.num_tokens, layer.num_dropped])
+    return torch.cat([layer.expert_tokens_E, layer.probability_sum_E, scalars])
+
+
+def _update_layer_balance(layer: MoELayer, tokens_E: Tensor, share_E: Tensor) -> None:
+    balance = layer.config.balance
+    if isinstance(balance, BiasBalancingConfig):
+        rate = balance.rate * layer.balance_factor
+        layer.balance_bias_E.copy_(update_balance_bias(layer.balance_bias_E, tokens_E, rate))
+    if layer.expert_share_E is not None and tokens_E.any():
+        layer.expert_share_E.copy_(share_E)

@@ -1,0 +1,111 @@
+"""TensorBoard and Weights & Biases beside events.jsonl, through accelerate's trackers. Off unless the config asks.
+
+Where the numbers of a run go: events.jsonl, and the trackers beside it. Written by rank 0.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from llmsys.config.run import RunConfig
+from llmsys.errors import ConfigError
+from llmsys.events import EventWriter
+from llmsys.log import get_logger
+from llmsys.redact import redact_values
+from llmsys.train.checkpoint_saver import SaveResult
+
+
+class Trackers:
+    """The services that the config names; none is the usual case. Lives on rank 0."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._trackers: list[Any] = []
+        if config.tracking.tensorboard:
+            made = _load_tracker_class("TensorBoardTracker", "tensorboard")(
+                config.run.name, config.run.folder / "tensorboard"
+            )
+            self._trackers.append(made)
+        if config.tracking.wandb:
+            made = _load_tracker_class("WandBTracker", "wandb")(
+                config.tracking.project, name=config.run.name, dir=str(config.run.folder)
+            )
+            self._trackers.append(made)
+        for tracker in self._trackers:
+            _start_tracker(tracker)
+            tracker.store_init_configuration(_flatten_settings(redact_values(config.model_dump(mode="json"))))
+
+    def log_step(self, step: int, values: dict[str, float]) -> None:
+        """Send the numbers of one step."""
+        for tracker in self._trackers:
+            tracker.log(values, step=step)
+
+    def finish(self) -> None:
+        """Flush and close."""
+        for tracker in self._trackers:
+            tracker.finish()
+
+
+def _start_tracker(tracker: Any) -> None:
+    try:
+        tracker.start()
+    except Exception as error:  # a service may fail in ways of its own: no key, no network
+        raise ConfigError(
+            f"tracking.{tracker.name}=true, but it does not start: {str(error).rstrip('.')}. "
+            f"Mend that, or set tracking.{tracker.name}=false."
+        ) from error
+
+
+def _flatten_settings(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"model.hidden_size": 256}`: TensorBoard takes numbers and texts only."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            flat |= _flatten_settings(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
+    return flat
+
+
+def _load_tracker_class(name: str, package: str) -> Any:
+    import accelerate.tracking
+    import torch
+    from accelerate.state import PartialState
+    from accelerate.utils.imports import _is_package_available
+
+    if not _is_package_available(package):
+        raise ConfigError(
+            f"tracking.{package}=true needs the package {package}, which is not installed. "
+            f"Run `pip install {package}` or set tracking.{package}=false."
+        )
+    PartialState(cpu=not torch.cuda.is_available())  # its trackers ask it which process this is
+    return getattr(accelerate.tracking, name)
+
+
+log = get_logger(__name__)
+
+
+@dataclass
+class MetricLogger:
+    """Where numbers go. On ranks other than 0 nothing is written."""
+
+    events: EventWriter | None
+    trackers: Trackers | None
+
+    def log_event(self, event: str, step: int, **fields: Any) -> None:
+        """One event, and its plain numbers to the trackers."""
+        if self.events is None:
+            return
+        self.events.write(event, step=step, **fields)
+        if self.trackers is not None:
+            numbers = {
+                f"{event}/{key}": float(value) for key, value in fields.items() if isinstance(value, int | float)
+            }
+            self.trackers.log_step(step, numbers)
+
+    def log_save(self, save: SaveResult) -> None:
+        """What became of a save: a `checkpoint`, or `save_failed` with the reason."""
+        times = {"seconds": save.seconds, "stalled_seconds": save.stalled_seconds}
+        if save.failure is None:
+            self.log_event("checkpoint", save.steps, folder=str(save.folder), **times)
+        elif self.events is not None:
+            log.warning("%s The run goes on; if the next save fails too, it ends.", save.failure)
+            self.log_event("save_failed", save.steps, reason=str(save.failure), **times)

@@ -1,0 +1,48 @@
+"""The run folder: what it holds, who may write to it, and the record of where the run came from.
+
+config.yaml (resolved), environment.json (versions, the code it ran, host), events.jsonl, checkpoints/, report.html,
+.lock.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+
+import torch
+import yaml
+
+from llmsys.atomic_write import PRIVATE, write_bytes_atomically
+from llmsys.config.run import RunConfig
+from llmsys.redact import redact_values
+from llmsys.source_code import read_source
+
+RECORDED_PACKAGES = ("torch", "deepspeed", "accelerate", "sentencepiece", "pyarrow", "numpy", "pydantic")
+
+
+def write_run_record(config: RunConfig, data_fingerprint: str, world_size: int) -> None:
+    """Write the resolved config and the environment. Called by rank 0 at each start."""
+    folder = config.run.folder
+    text = yaml.safe_dump(redact_values(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True)
+    write_bytes_atomically(folder / "config.yaml", text.encode())
+    environment = {
+        "packages": {name: _find_package_version(name) for name in ("llmsys", *RECORDED_PACKAGES)},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "cores": os.cpu_count(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "world_size": world_size,
+        "source": read_source(),
+        "data_fingerprint": data_fingerprint,
+    }
+    write_bytes_atomically(
+        folder / "environment.json", json.dumps(redact_values(environment), indent=2).encode(), PRIVATE
+    )
+
+
+def _find_package_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,82 @@
+"""What the estimate says of a run before its first step, written down so that it can be held to what is measured."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from llmsys.config.run import RunConfig
+from llmsys.errors import ConfigError
+from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.evaluation_memory import IN_EVALUATION
+from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.prediction_error import format_memory_size
+from llmsys.estimate.software_profile import MemoryProfile
+from llmsys.estimate.step_time import estimate_step_time
+from llmsys.log import get_logger
+from llmsys.parallel.process_group import get_world_size
+from llmsys.train.metric_logger import MetricLogger
+
+log = get_logger(__name__)
+
+
+def build_prediction(config: RunConfig, device: torch.device, profile: DeviceProfile | None) -> dict[str, Any]:
+    """The fields of a `prediction` event, which `llmsys reconcile` reads.
+
+    Keys: parameters; memory.{peak_bytes, instant, kind} of a step, and memory.evaluation_bytes; device, the profile's
+    name or "unknown"; world_size;
+    step_seconds {p10, p50, p90} with modelled_seconds (without the residual), or null and why_no_time.
+    """
+    layout = config.resolve_layout(get_world_size())
+    on_gpu = device.type == "cuda"
+    everything = estimate_peak_memory(config, layout, system=MemoryProfile(device="cuda" if on_gpu else "cpu"))
+    steps = tuple(one for one in everything.instants if one.name != IN_EVALUATION)
+    ledger = replace(everything, instants=steps)  # what is measured is the peak of steps
+    return {
+        "parameters": count_parameters(config.model).total,
+        "memory": {
+            "peak_bytes": ledger.peak_bytes,
+            "instant": ledger.peak_instant,
+            "evaluation_bytes": max((one.bytes for one in everything.instants if one.name == IN_EVALUATION), default=0),
+            "kind": "reserved by the allocator" if on_gpu else "resident above the start",
+        },
+        "device": "unknown" if profile is None else profile.name,
+        "profile": config.flops.device,
+        "world_size": get_world_size(),
+        **_build_time_fields(config, profile),
+    }
+
+
+def _build_time_fields(config: RunConfig, profile: DeviceProfile | None) -> dict[str, Any]:
+    if profile is None:
+        return {
+            "step_seconds": None,
+            "why_no_time": "the device is unknown, and no other's numbers are taken for it. Measure this machine with "
+            "`llmsys calibrate --output mine.yaml` and set flops.device=mine.yaml.",
+        }
+    try:
+        time = estimate_step_time(config, config.resolve_layout(get_world_size()), profile)
+    except ConfigError as error:  # such as a profile without links: the run goes on without a prediction
+        return {"step_seconds": None, "why_no_time": str(error)}
+    return {"step_seconds": time.seconds.to_dict(), "modelled_seconds": time.seconds.p50 / time.factor}
+
+
+def write_prediction(
+    record: MetricLogger, step: int, config: RunConfig, device: torch.device, profile: DeviceProfile | None
+) -> None:
+    """The `prediction` event, and a line of it for people. Rank 0 alone writes."""
+    if record.events is None:
+        return
+    found = build_prediction(config, device, profile)
+    record.log_event("prediction", step, **found)
+    memory, seconds = found["memory"], found["step_seconds"]
+    log.info("predicted: %s on the fullest rank, %s", format_memory_size(memory["peak_bytes"]), memory["instant"])
+    if memory["evaluation_bytes"] > memory["peak_bytes"]:
+        more = format_memory_size(memory["evaluation_bytes"]), config.evaluation_sequences
+        log.info("predicted: %s in an evaluation; lower evaluation.micro_sequences=%d if that is too much", *more)
+    if seconds is None:
+        log.info("predicted: no time of a step, since %s", found["why_no_time"])
+    else:
+        interval = seconds["p50"], seconds["p10"], seconds["p90"], found["device"]
+        log.info("predicted: a step takes %.3g s (%.3g to %.3g) on %s", *interval)

@@ -1,0 +1,125 @@
+"""Bad steps: which they are, and what becomes of them.
+
+A step is bad when its loss or gradient norm is not finite, or a spike by the rule of `train.spike`. It is refused
+before the optimizer changes anything, on all ranks alike, since all judge by the same numbers. Steps are counted from 1
+here, as in the log. What was decided is part of the checkpoint, so that a resumed run decides the same.
+
+Which sequences and documents were in a step, for the record of one that was refused.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from llmsys.config.train import TrainConfig
+from llmsys.data.step_batches import BucketedStepBatches, StepBatches, WindowStepBatches
+from llmsys.engine.engine import StepResult
+from llmsys.errors import LlmsysError
+from llmsys.token_shards import TokenShards
+
+
+class StepGuard:
+    """Judges each step between its backward pass and its optimizer step."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+        self._taken: deque[tuple[float, float]] = deque(maxlen=config.spike.window)
+        self._in_a_row = 0
+        self._last_bad = 0
+        self.left_out: set[int] = set()
+        """Steps whose data have been found bad: they changed no weight, and are not tried again after a rewind."""
+        self.problem = ""
+        """What is wrong with the step that was judged last, in words; empty for a good one."""
+
+    def accept_step(self, loss: float, gradient_norm: float) -> bool:
+        """See Accept in engine.py."""
+        self.problem = self._describe_problem(loss, gradient_norm)
+        return not self.problem
+
+    def record_accepted(self, step: int, result: StepResult) -> None:
+        """Step `step` was taken: it counts for the medians."""
+        self._taken.append((result.loss, result.gradient_norm))
+        if step > self._last_bad:
+            self._in_a_row = 0
+
+    def record_skipped(self, step: int) -> None:
+        """Step `step` was not taken. LlmsysError where the policy is to stop, or no good step comes any more."""
+        if self.problem:
+            self._in_a_row += 1
+            self._last_bad = max(step, self._last_bad)
+            self.left_out.add(step)
+            self._check_bad_step_policy(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps; JSON gives the numbers back exactly."""
+        return {
+            "left_out": sorted(self.left_out),
+            "taken": list(self._taken),
+            "in_a_row": self._in_a_row,
+            "last_bad": self._last_bad,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], known: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+        """Go on from what a checkpoint kept; `known` are bad steps found since it was saved."""
+        self.left_out = {*state.get("left_out", ()), *known}
+        self._taken.clear()
+        self._taken.extend((loss, norm) for loss, norm in state.get("taken", ()))
+        if not known:  # after a rewind the count goes on, or a run could turn back for ever
+            self._in_a_row, self._last_bad = state.get("in_a_row", 0), state.get("last_bad", 0)
+
+    def _describe_problem(self, loss: float, gradient_norm: float) -> str:
+        if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
+            return f"loss {loss:.4g}, gradient norm {gradient_norm:.4g}. A step must be finite"
+        spike = self._config.spike
+        if len(self._taken) == spike.window:
+            losses, norms = zip(*self._taken, strict=True)
+            for name, value, past, factor in (
+                ("gradient norm", gradient_norm, norms, spike.gradient_norm),
+                ("loss", loss, losses, spike.loss),
+            ):
+                if factor and value > factor * (middle := median(past)):
+                    return (
+                        f"{name} {value:.4g}, and the median of the last {spike.window} steps is {middle:.4g}. "
+                        f"train.spike.{name.replace(' ', '_')} allows {factor:g} times that"
+                    )
+        return ""
+
+    def _check_bad_step_policy(self, step: int) -> None:
+        config = self._config
+        if config.bad_step == "stop":
+            raise LlmsysError(
+                f"step {step}: {self.problem}. Lower optimizer.learning_rate, train in fp32, or leave such steps out "
+                f"with train.bad_step=skip; the same command goes on from the last checkpoint."
+            )
+        if self._in_a_row > config.bad_steps_in_a_row:
+            raise LlmsysError(
+                f"step {step}: {self.problem}. It is bad step number {self._in_a_row} in a row, "
+                f"train.bad_steps_in_a_row={config.bad_steps_in_a_row} are allowed. Lower optimizer.learning_rate or "
+                f"train in fp32; the same command goes on from the last checkpoint."
+            )
+
+
+LISTED = 200
+"""Documents that one record names; a step of many short ones has more, and says how many."""
+
+
+def describe_step_contents(steps: StepBatches, sources: Sequence[TokenShards], step: int) -> dict[str, Any]:
+    """Sequence numbers (first and last) and document ids of step `step`, counted from 0, over all ranks."""
+    if isinstance(steps, WindowStepBatches):
+        numbers = np.unique(steps.get_assignment(step)).tolist()
+        places = [place for number in numbers for place in steps.windows.list_documents(number)]
+        return {"sequences": [numbers[0], numbers[-1]], **_describe_documents(places, sources)}
+    if isinstance(steps, BucketedStepBatches):
+        rows = sorted({int(row) for group in steps.grouping.get_step_buckets(step) for row in group})
+        return _describe_documents([(0, row) for row in rows], [steps.pairs.targets])
+    return {}
+
+
+def _describe_documents(places: list[tuple[int, int]], sources: Sequence[TokenShards]) -> dict[str, Any]:
+    distinct = list(dict.fromkeys(places))
+    ids = [str(sources[source].get_lineage(document)["id"]) for source, document in distinct[:LISTED]]
+    return {"documents": ids, "num_documents": len(distinct)}

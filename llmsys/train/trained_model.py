@@ -1,0 +1,68 @@
+"""A trained model out of a run folder, in one process and without an engine: for evaluation and generation."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from llmsys.config.run import RunConfig
+from llmsys.data.batch import Batch
+from llmsys.engine.engine import iter_persistent_buffers
+from llmsys.errors import CheckpointError
+from llmsys.model.transformer import Transformer
+from llmsys.parallel.process_group import get_local_device
+from llmsys.train.build_engine import build_model
+from llmsys.train.checkpoint_average import average_checkpoints
+from llmsys.train.checkpoint_load import (
+    find_newest_checkpoint,
+    get_stored_weights_name,
+    load_tensors,
+    read_newest_checkpoint,
+    read_tensor_metadata,
+)
+from llmsys.train.evaluator import Logits
+from llmsys.train.precision import DTYPES, resolve_precision
+
+
+def load_trained_model(config: RunConfig) -> tuple[Transformer, Path]:
+    """The newest whole checkpoint of the run as a plain module in the run's compute dtype, and where it was found.
+
+    With checkpoint.average_last it is the mean of the last ones, which is made if it is not there.
+    Raises CheckpointError when the run folder holds none.
+    """
+    config = resolve_precision(config)
+    folder = config.run.folder / "checkpoints"
+    average = config.checkpoint.average_last
+
+    def find_checkpoint() -> Path | None:
+        return average_checkpoints(config.run.folder, average) if average > 1 else find_newest_checkpoint(folder)
+
+    read = read_newest_checkpoint(find_checkpoint, lambda found: (_load_model(config, found), found))
+    if read is None:
+        raise CheckpointError(f"{folder} holds no whole checkpoint. Run `llmsys train` with this config first.")
+    return read
+
+
+def _load_model(config: RunConfig, found: Path) -> Transformer:
+    model = build_model(config).to_empty(device=get_local_device())
+    model.reset_buffers()
+    stored = read_tensor_metadata(found).keys()
+    tensors: dict[str, Tensor] = {
+        get_stored_weights_name(name, stored): value.detach() for name, value in model.named_parameters()
+    }
+    tensors |= {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(model)}
+    load_tensors(tensors, found)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(DTYPES[config.train.resolved_precision])
+    return model.eval()
+
+
+def build_logits_function(model: Transformer) -> Logits:
+    """What the model gives for a batch, as an engine would give it."""
+
+    @torch.no_grad()
+    def compute_logits(batch: Batch) -> Tensor:
+        logits_BTV: Tensor = model(**batch.to(next(model.parameters()).device).to_model_inputs())
+        return logits_BTV
+
+    return compute_logits

@@ -1,0 +1,79 @@
+"""Install the Debian packages that tests need and pip does not bring: a browser, network tools, OpenSSH and Slurm.
+
+`make test` runs it. It never fails: what is missing is named in one line, and its tests are skipped with the same
+reason.
+
+Invariants:
+- Chromium is installed where apt-get is there and the user is root.
+- Packages with a server in them (OpenSSH, Slurm) are installed only where CI is set, because apt starts their servers.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+
+INSTALL_SECONDS = 300
+
+
+def install_packages(*packages: str) -> None:
+    """Install packages; whether it worked shows in what is on the path afterwards.
+
+    Raises OSError or subprocess.SubprocessError when apt is not there or takes too long.
+    """
+    apt = ["apt-get", "-qq", "-o", "Dpkg::Use-Pty=0"]
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for step in (["update"], ["install", "--yes", "--no-install-recommends", *packages]):
+        subprocess.run(
+            [*apt, *step], env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+            timeout=INSTALL_SECONDS, check=False,
+        )  # fmt: skip
+
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def find_browser() -> str | None:
+    """The path of the first Chromium or Chrome on the path."""
+    return next((path for path in map(shutil.which, NAMES) if path), None)
+
+
+def install_browser() -> None:
+    """Find a browser, else install one, else say what will be skipped."""
+    if find_browser() is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        print("test: installing Chromium, for the test that opens the report in a browser", flush=True)
+        try:
+            install_packages("chromium")
+        except (OSError, subprocess.SubprocessError) as error:
+            print(f"test: apt-get did not finish: {error}", file=sys.stderr)
+    if find_browser() is None:
+        print("test: no Chromium on the path; the test that opens the report in a browser is skipped", file=sys.stderr)
+
+
+HOSTS = {"ip": "iproute2", "sshd": "openssh-server", "ssh": "openssh-client", "pdsh": "pdsh"}
+SLURM = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
+SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+
+
+def list_missing_packages(wanted: dict[str, str]) -> list[str]:
+    """Packages whose programs are not there."""
+    return [package for program, package in wanted.items() if shutil.which(program, path=SYSTEM_PATH) is None]
+
+
+def install_host_programs() -> None:
+    """Look, install where that is wanted, and say what will be skipped."""
+    may_install = os.environ.get("CI") and os.geteuid() == 0 and shutil.which("apt-get")
+    for wanted in (HOSTS, SLURM):  # apart: where apt does not know one, it installs none
+        if may_install and (missing := list_missing_packages(wanted)):
+            print(f"test: installing {', '.join(missing)}, for the tests on several hosts", flush=True)
+            try:
+                install_packages(*missing)
+            except (OSError, subprocess.SubprocessError) as error:
+                print(f"test: apt-get did not finish: {error}", file=sys.stderr)
+    if missing := list_missing_packages(HOSTS | SLURM):
+        print(f"test: without {', '.join(missing)}, tests on several hosts are skipped", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    install_browser()
+    install_host_programs()

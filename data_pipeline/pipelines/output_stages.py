@@ -1,4 +1,4 @@
-"""The stage behind final documents that writes them in other formats too, when `data.documents.export_formats` asks for it.
+"""The stage after the final documents that also writes the formats of `data.documents.export_formats`.
 
 Reads the records of final documents, gives one record per copied file; adds no stage when no copy is asked for.
 

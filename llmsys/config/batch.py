@@ -181,8 +181,11 @@ class BatchConfig(Section):
                 "tokens", f"{self.tokens} is not a multiple of sequence_length={self.sequence_length}. Use {legal}."
             )
         if self.assignment == "balanced" and self.attention_scope == "window":
-            yield Violation("assignment", "balanced evens out documents, and with attention_scope=window all windows cost the same. "
-                         "Use sequential, or attention_scope=document.")  # fmt: skip
+            yield Violation(
+                "assignment",
+                "balanced evens out documents, and with attention_scope=window all windows cost the same. "
+                "Use sequential, or attention_scope=document.",
+            )
 
     def find_pair_violations(self) -> Iterator[Violation]:
         """What batches of pairs and texts, which are grouped by length, do not know."""

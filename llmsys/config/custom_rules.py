@@ -118,10 +118,11 @@ class PerplexityConfig(NamedRuleConfig):
     def _check_buckets(self) -> Self:
         problems = []
         if self.head_max_perplexity > self.tail_min_perplexity:
-            message = f"{self.head_max_perplexity:g} lies above tail_min_perplexity={self.tail_min_perplexity:g}, so that no middle is left"
-            problems.append(
-                Violation("head_max_perplexity", f"{message}. Lower head_max_perplexity or raise tail_min_perplexity.")
+            message = (
+                f"{self.head_max_perplexity:g} lies above tail_min_perplexity={self.tail_min_perplexity:g}, so that no "
+                "middle is left. Lower head_max_perplexity or raise tail_min_perplexity."
             )
+            problems.append(Violation("head_max_perplexity", message))
         if set(self.keep) in (set(), {"head", "tail"}):
             kept = " and ".join(self.keep) or "nothing"
             problems.append(Violation("keep", f"{kept} cannot stay alone. Keep neighbours, such as [head, middle]."))

@@ -31,7 +31,8 @@ class EvaluationSetConfig(Section):
                 [
                     Violation(
                         "query_fields",
-                        "neither query_fields nor label_fields names a field. Name one, such as query_fields: [prompt].",
+                        "neither query_fields nor label_fields names a field. "
+                        "Name one, such as query_fields: [prompt].",
                     )
                 ]
             )

@@ -86,8 +86,8 @@ def _find_replica_violations(engine: EngineConfig, layout: ParallelLayout) -> It
     if engine.kind == "torch" and engine.cpu_offload != "none":
         yield Violation(
             "engine.cpu_offload",
-            f"{engine.cpu_offload} is what FSDP can keep in host memory, and engine.data_parallel=ddp needs masters and "
-            f"gradients where it computes. Use engine.cpu_offload=none, or {FSDP}.",
+            f"{engine.cpu_offload} is what FSDP can keep in host memory, and engine.data_parallel=ddp needs masters "
+            f"and gradients where it computes. Use engine.cpu_offload=none, or {FSDP}.",
         )
 
 
@@ -121,7 +121,7 @@ def find_deepspeed_violations(engine: EngineConfig, *, replicate: int, expert: i
         yield Violation(
             "engine.cpu_offload",
             "optimizer moves what a rank has alone to host memory, and with zero_stage=0 every rank has everything. "
-            "Use zero_stage=1, 2 or 3, or offload=none.",
+            "Use zero_stage=1, 2 or 3, or cpu_offload=none.",
         )
     if engine.zero_stage > 0 and replicate > 1:
         yield Violation(

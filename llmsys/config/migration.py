@@ -107,7 +107,7 @@ def to_current_names(values: Any, section: str = "") -> Any:
         return [to_current_names(value, _join(section, "*")) for value in values]
     if not isinstance(values, dict):
         return find_new_value(section, values) or values
-    names = {key: RENAMED_KEYS.get(section, {}).get(key, key) for key in values}
+    names: dict[Any, Any] = {key: RENAMED_KEYS.get(section, {}).get(key, key) for key in values}
     return {names[key]: to_current_names(value, _join(section, names[key])) for key, value in values.items()}
 
 
@@ -152,6 +152,6 @@ def is_recorded_config(path: Path) -> bool:
     return path.name == "config.yaml" and any((path.parent / name).exists() for name in _RUN_FILES)
 
 
-def _join(section: str, key: str) -> str:
-    key = "*" if key.isdigit() else key
+def _join(section: str, key: object) -> str:
+    key = "*" if str(key).isdigit() else key
     return f"{section}.{key}" if section else key

@@ -32,7 +32,7 @@ def iter_config_changes(config: RunConfig, layout: ParallelLayout, system: Memor
     for policy in ("selective", "full")[("none", "selective", "full").index(config.train.activation_checkpoint) :]:
         yield (
             f"train.activation_checkpoint={policy}",
-            _update_section(config, "train", recompute=policy),
+            _update_section(config, "train", activation_checkpoint=policy),
             layout,
             system,
         )
@@ -56,14 +56,19 @@ def _iter_engine_changes(config: RunConfig, layout: ParallelLayout, system: Memo
         if engine.zero_stage < 3:
             yield "engine.zero_stage=3", _update_section(config, "engine", zero_stage=3), layout, system
         if engine.cpu_offload == "none" and engine.zero_stage:
-            yield "engine.cpu_offload=optimizer", _update_section(config, "engine", offload="optimizer"), layout, system
+            yield (
+                "engine.cpu_offload=optimizer",
+                _update_section(config, "engine", cpu_offload="optimizer"),
+                layout,
+                system,
+            )
     elif engine.kind == "torch":
         if engine.data_parallel == "ddp":
             shards = layout.model_copy(update={"replicate": 1, "shard": layout.data_parallel_size})
             text = f"engine.data_parallel=fsdp with layout.replicate=1 and layout.shard={shards.shard}"
             yield text, _update_section(config, "engine", data_parallel="fsdp"), shards, system
         elif engine.cpu_offload == "none":
-            yield "engine.cpu_offload=state", _update_section(config, "engine", offload="state"), layout, system
+            yield "engine.cpu_offload=state", _update_section(config, "engine", cpu_offload="state"), layout, system
 
 
 def _update_section(config: RunConfig, section: str, **values: Any) -> RunConfig:

@@ -31,7 +31,7 @@ def estimate_run(
     per_layer, textbook}; batch; flops.{convention, forward, forward_backward, …} for one step of that batch; memory;
     run; precision.{number, reason}; unknown. Bytes are per rank. For a bare model there is no run and no memory: both
     are None. `device` resolves train.precision=auto.
-    `batch.sequence_length` is the source's and `batch.target_sequence_length` the target's in an encoder-decoder, else None.
+    `batch.sequence_length` is the source's and `batch.target_length` the target's in an encoder-decoder, else None.
     `documents` are the lengths in tokens of the documents packed into a window, repeated until it is full.
     """
     precision = describe_precision(config, device)

@@ -112,7 +112,7 @@ def _iter_batches(sources: Sequence[Sequence[int]], batch_tokens: int) -> Iterat
 
 
 def translate_lines(model: Transformer, tokenizer: Tokenizer, config: RunConfig, lines: Sequence[str]) -> list[str]:
-    """The translation of each line, by beam search as `generation.num_beams` and `length_penalty` say; "" of an empty one.
+    """The translation of each line, by beam search as `generation.num_beams` and `length_penalty` say; empty stays.
 
     Raises ConfigError when the model is no encoder-decoder, DataError when a line is longer than its positions.
     """

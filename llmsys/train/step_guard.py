@@ -1,7 +1,7 @@
 """Bad steps: which they are, and what becomes of them.
 
-A step is bad when its loss or gradient norm is not finite, or a spike by the rule of `train.spike_detection`. It is refused
-before the optimizer changes anything, on all ranks alike, since all judge by the same numbers. Steps are counted from 1
+A step is bad when its loss or gradient norm is not finite, or a spike by the rule of `train.spike_detection`. It is
+refused before the optimizer changes anything, on all ranks alike, since all judge by the same numbers. Steps are counted from 1
 here, as in the log. What was decided is part of the checkpoint, so that a resumed run decides the same.
 
 Which sequences and documents were in a step, for the record of one that was refused.
@@ -98,8 +98,8 @@ class StepGuard:
         if self._in_a_row > config.max_consecutive_bad_steps:
             raise LlmsysError(
                 f"step {step}: {self.problem}. It is bad step number {self._in_a_row} in a row, "
-                f"train.max_consecutive_bad_steps={config.max_consecutive_bad_steps} are allowed. Lower optimizer.learning_rate or "
-                f"train in fp32; the same command goes on from the last checkpoint."
+                f"train.max_consecutive_bad_steps={config.max_consecutive_bad_steps} are allowed. Lower "
+                f"optimizer.learning_rate or train in fp32; the same command goes on from the last checkpoint."
             )
 
 

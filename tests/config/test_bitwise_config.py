@@ -35,10 +35,13 @@ def test_a_config_that_says_what_bits_depend_on_is_taken_and_remembers_it() -> N
             "data_parallel: ddp adds up gradients in an order of its own. Use fsdp",
         ),
         (
-            "engine={kind: torch, gradients: whole}",
+            "engine={kind: torch, gradient_accumulation: whole}",
             "engine.gradient_accumulation: whole adds up gradients in an order of its own.",
         ),
-        ("engine={kind: torch, offload: state}", "engine.cpu_offload: state steps by other kernels. Use none, or set"),
+        (
+            "engine={kind: torch, cpu_offload: state}",
+            "engine.cpu_offload: state steps by other kernels. Use none, or set",
+        ),
         (
             "train.precision=fp16",
             "train.precision: fp16 scales the loss by what happened before, which bitwise mode does "

@@ -42,7 +42,9 @@ def sections(folder: Path, action: str = "drop") -> dict[str, Any]:
     return {
         "url": {"kind": "lists", "hosts": {"entries": ["evil.org"]}},
         "unicode": {"kind": "ftfy"},
-        "rules": [{"kind": "bad_words", "word_lists": [{"language": "en", "entries": ["damn"]}], "action": "drop_line"}],
+        "rules": [
+            {"kind": "bad_words", "word_lists": [{"language": "en", "entries": ["damn"]}], "action": "drop_line"}
+        ],
         "decontaminate": {
             "kind": "ngram", "sets": [evaluation], "action": action, "margin_characters": 0, "min_piece_characters": 1,
         },

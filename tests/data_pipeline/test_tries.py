@@ -105,7 +105,7 @@ def test_a_poisoned_file_costs_itself_and_is_named_to_the_end(
     crawl = make_crawl(tmp_path / "crawl", files=2, pages=3)
     config = tmp_path / "config.yaml"
     config.write_text(
-        f"data: {{kind: crawl, folder: {tmp_path}/data, inputs: ['{crawl}/*'], documents: {{shards: 1}},\n"
+        f"data: {{kind: crawl, folder: {tmp_path}/data, inputs: ['{crawl}/*'], documents: {{num_shards: 1}},\n"
         "  executor: {kind: inline, backoff_seconds: 0}}\n"
     )
     command = ["prepare", str(config), "--until", "documents"]

@@ -168,7 +168,7 @@ def _iter_neighbour_candidates(
         yield f"micro={size}", replace(best, micro_sequences=size)
     for policy in RECOMPUTE:
         if policy != best.recompute:
-            yield f"recompute={policy}", replace(best, recompute=policy)
+            yield f"activation_checkpoint={policy}", replace(best, recompute=policy)
     for engine in engines:
         if engine != best.engine:
             yield format_engine_name(engine), _switch_engine(engine, best)

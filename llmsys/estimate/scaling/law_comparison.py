@@ -64,7 +64,7 @@ FAMILIAR_EPOCHS = 4
 
 
 def compare_laws(config: ScalingLawConfig, bought: ComputeBudget) -> dict[str, Any]:
-    """Plain values: budget, laws (a row each), spread, rates, experts. Raises ConfigError for an unknown `mark`."""
+    """Plain values: budget, laws (a row each), spread, rates, experts. ConfigError for an unknown `highlight`."""
     request = BudgetRequest(
         bought.flops, config.unique_tokens, config.inference_tokens, config.num_experts, config.granularity
     )

@@ -44,7 +44,8 @@ def build_launch_plan(
     if min_hosts < len(hosts) and launcher not in ("torchrun", "slurm"):
         raise LaunchError(
             f"--min-hosts {min_hosts}: {launcher} cannot go on with fewer hosts than it started with. Use "
-            f"--launcher torchrun or --launcher slurm, or leave --min-hosts out: the same command resumes on hosts of your choice."
+            f"--launcher torchrun or --launcher slurm, or leave --min-hosts out: "
+            "the same command resumes on hosts of your choice."
         )
     check_layout(config, hosts, min_hosts)
     if launcher != "slurm":

@@ -109,7 +109,7 @@ def get_prefix_ids(settings: GenerationConfig, tokenizer: Tokenizer) -> list[int
     for piece, token in ids.items():
         if token is None:
             raise ConfigError(
-                f"generation.prefix_pieces names {piece}, which is no piece of the tokenizer. Correct it, or leave it out "
-                f"to open texts as in training."
+                f"generation.prefix_pieces names {piece}, which is no piece of the tokenizer. Correct it, or leave "
+                f"it out to open texts as in training."
             )
     return [token for piece in settings.prefix_pieces if (token := ids[piece]) is not None]

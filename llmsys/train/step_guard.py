@@ -1,8 +1,8 @@
 """Bad steps: which they are, and what becomes of them.
 
 A step is bad when its loss or gradient norm is not finite, or a spike by the rule of `train.spike_detection`. It is
-refused before the optimizer changes anything, on all ranks alike, since all judge by the same numbers. Steps are counted from 1
-here, as in the log. What was decided is part of the checkpoint, so that a resumed run decides the same.
+refused before the optimizer changes anything, on all ranks alike, since all judge by the same numbers. Steps are
+counted from 1 here, as in the log. What was decided is part of the checkpoint, so that a resumed run decides the same.
 
 Which sequences and documents were in a step, for the record of one that was refused.
 """

@@ -32,8 +32,8 @@ MOE: dict[str, Any] = {
          "cannot be compiled: torch.compile gives such blocks up whole. Use train.compile=none or"),
         ({"train": {"compile": "block", "precision": "fp16"}, "model": MOE}, "needs train.precision=bf16: compiled"),
         ({"train": {"reproducibility": "bitwise"}, "engine": {"kind": "torch", "gradient_accumulation": "whole"}},
-         "engine.gradient_accumulation: whole sums micro-batches before ranks, and train.reproducibility=bitwise has an "
-         "order of"),
+         "engine.gradient_accumulation: whole sums micro-batches before ranks, and train.reproducibility=bitwise has "
+         "an order of"),
         ({"train": {"matmul_dtype": "fp8"}, "engine": {"kind": "deepspeed"}}, "train.matmul_dtype: fp8 cannot be had: "
          "engine.kind=deepspeed does not know its layers. Use engine.kind=torch, or train.matmul_dtype=compute."),
         ({"train": {"matmul_dtype": "fp8"}, "engine": DDP},

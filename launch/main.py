@@ -62,7 +62,7 @@ VERBS = {
     ),
     "translate": CommandSpec(
         "translate lines with the newest checkpoint of an encoder-decoder",
-        "llmsys translate train/multi30k --input sentences.txt generation.beams=5",
+        "llmsys translate train/multi30k --input sentences.txt generation.num_beams=5",
     ),
     "estimate": CommandSpec(
         "count parameters, operations, memory and, on a device, time and money before anything starts",

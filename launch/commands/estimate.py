@@ -40,9 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     question = _question(arguments)
     device = None if question is None else question.device
-    result = estimate_run(resolved.run, model_only=resolved.model_only, documents=arguments.documents, device=device)
+    result = estimate_run(resolved.run, model_only=resolved.is_model_only, documents=arguments.documents, device=device)
     if question is not None:
-        result = add_costs(result, resolved.run, question, model_only=resolved.model_only)
+        result = add_costs(result, resolved.run, question, model_only=resolved.is_model_only)
     ledger = list_tensor_counts(resolved.run) if arguments.explain else None
     if arguments.json:
         print(json.dumps(result if ledger is None else result | {"tensors": ledger}, ensure_ascii=False))

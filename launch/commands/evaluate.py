@@ -39,6 +39,6 @@ def run(arguments: argparse.Namespace) -> int:
     if score:
         print(
             f"BLEU {score['bleu']:.2f} on {score['sentences']:,} sentences, brevity penalty "
-            f"{score['brevity_penalty']:.3f}, {config.generation.beams} beams ({score['signature']})"
+            f"{score['brevity_penalty']:.3f}, {config.generation.num_beams} beams ({score['signature']})"
         )
     return 0

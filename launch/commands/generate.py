@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     set_num_threads(config)
     model, _ = load_trained_model(config)
-    stream = sys.stdout.isatty() and len(config.generation.prompts) == 1 and config.generation.beams == 1
+    stream = sys.stdout.isatty() and len(config.generation.prompts) == 1 and config.generation.num_beams == 1
     if stream and not (arguments.json or arguments.no_stream):
         _print_piece(_highlight_prompt(config.generation.prompts[0]))
         complete_prompts(model, load_run_tokenizer(config), config, lambda _, piece: _print_piece(piece))

@@ -32,13 +32,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "nodes=HOST:SLOTS,… or nodes=HOSTFILE says where; nodes=COUNT asks Slurm for so many with launch.processes "
         f"ranks each.\nThe page launch/README.md goes through it.\n\n{parser.epilog}"
     )
-    parser.add_argument("--by", choices=("torchrun", "deepspeed", "accelerate", "slurm"), help="default: the engine's")
+    parser.add_argument(
+        "--launcher",
+        choices=("torchrun", "deepspeed", "accelerate", "slurm"),
+        help="program that starts the ranks (default: the engine's)",
+    )
     parser.add_argument(
         "--print", action="store_true", help="write the launch folder, print the commands, start nothing"
     )
     parser.add_argument("--no-ssh", action="store_true", help="deepspeed: one command for each host, without pdsh")
     parser.add_argument(
-        "--least", type=int, default=0, help="torchrun, slurm: hosts enough to go on with (default: all)"
+        "--min-hosts",
+        metavar="COUNT",
+        type=int,
+        default=0,
+        help="torchrun, slurm: minimum hosts to continue with (default: all)",
     )
     parser.add_argument("--restarts", type=int, default=3, help="torchrun, slurm: restarts of lost ranks (default: 3)")
     parser.add_argument(
@@ -63,9 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise LaunchError("A launch needs hosts. Give nodes=first:8,second:8, nodes=HOSTFILE or nodes=COUNT.")
     config, nodes = load_run_config(arguments.config, words), mine["nodes"]
     count = int(nodes) if nodes.isdigit() else None
-    launcher: Launcher = arguments.by or ("slurm" if count is not None else NATURAL[config.engine.kind])
+    launcher: Launcher = arguments.launcher or ("slurm" if count is not None else NATURAL[config.engine.kind])
     hosts = parse_nodes(nodes) if count is None else _build_anonymous_hosts(config, count, launcher)
-    start = build_launch_plan(config, hosts, launcher, arguments.least, arguments.restarts, arguments.patience)
+    start = build_launch_plan(config, hosts, launcher, arguments.min_hosts, arguments.restarts, arguments.patience)
     write_run_bundle(config, hosts)
     for name in list_withheld_secrets():
         print(f"llmsys: {name} looks like a secret and stays here: set it on every host.", file=sys.stderr)

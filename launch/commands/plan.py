@@ -82,7 +82,7 @@ def _format_chosen_config(asked: str, resolved: LoadedConfig, words: list[str], 
     """A sparse config over the one that was asked about."""
     best = data["best"][0]
     base = str(resolved.source) if Path(asked).exists() else asked
-    values: dict[str, Any] = {"model": {"base": base}} if resolved.model_only else {"base": base}
+    values: dict[str, Any] = {"model": {"base": base}} if resolved.is_model_only else {"base": base}
     _merge_values(values, _collect_overrides(resolved, words))
     _merge_values(
         values,
@@ -90,7 +90,7 @@ def _format_chosen_config(asked: str, resolved: LoadedConfig, words: list[str], 
             "engine": best["engine"],
             "layout": best["layout"],
             "batch": {"micro_sequences": best["micro_sequences"]},
-            "train": {"recompute": best["recompute"]},
+            "train": {"activation_checkpoint": best["recompute"]},
         },
     )
     seconds = best["step_seconds"]
@@ -105,7 +105,7 @@ def _format_chosen_config(asked: str, resolved: LoadedConfig, words: list[str], 
 def _collect_overrides(resolved: LoadedConfig, words: list[str]) -> dict[str, Any]:
     """The overrides of the command line; those of a bare model may have left out `model.`."""
     values: dict[str, Any] = read_overrides(words).values
-    if not resolved.model_only:
+    if not resolved.is_model_only:
         return values
     sections = type(resolved.run).model_fields
     model = {key: value for key, value in values.items() if key not in sections}

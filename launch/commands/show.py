@@ -24,9 +24,9 @@ def run(arguments: argparse.Namespace) -> int:
     from llmsys.config.load import read_config
 
     resolved = read_config(arguments.config, arguments.overrides)
-    config = resolved.run.model if resolved.model_only else resolved.run
+    config = resolved.run.model if resolved.is_model_only else resolved.run
     origins = resolved.origins
-    if resolved.model_only:
+    if resolved.is_model_only:
         origins = {keys[1:]: where for keys, where in origins.items() if keys[:1] == ("model",)}
     if arguments.json:
         changed = {

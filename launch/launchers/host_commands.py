@@ -165,6 +165,6 @@ def require_even_slots(hosts: tuple[Host, ...], launcher: str) -> int:
         sizes = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
         raise LaunchError(
             f"nodes={sizes}: {launcher} starts equally many ranks on every host. "
-            f"Use {min(slots)} slots on each, or --by torchrun."
+            f"Use {min(slots)} slots on each, or --launcher torchrun."
         )
     return slots.pop()

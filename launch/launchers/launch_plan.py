@@ -33,20 +33,21 @@ def build_launch_plan(
     config: RunConfig,
     hosts: Sequence[Host],
     launcher: Launcher,
-    least: int,
+    min_hosts: int,
     restarts: int,
     patience_seconds: int = PATIENCE_SECONDS,
 ) -> LaunchPlan:
     """What every command needs. Raises LaunchError, LayoutError or ConfigError with what to change."""
-    least = least or len(hosts)
-    if not 1 <= least <= len(hosts):
-        raise LaunchError(f"--least {least} of {len(hosts)} hosts cannot be. Use 1 to {len(hosts)}.")
-    if least < len(hosts) and launcher not in ("torchrun", "slurm"):
+    min_hosts = min_hosts or len(hosts)
+    if not 1 <= min_hosts <= len(hosts):
+        raise LaunchError(f"--min-hosts {min_hosts} of {len(hosts)} hosts cannot be. Use 1 to {len(hosts)}.")
+    if min_hosts < len(hosts) and launcher not in ("torchrun", "slurm"):
         raise LaunchError(
-            f"--least {least}: {launcher} cannot go on with fewer hosts than it started with. Use --by torchrun or "
-            f"--by slurm, or leave --least out: the same command resumes on hosts of your choice."
+            f"--min-hosts {min_hosts}: {launcher} cannot go on with fewer hosts than it started with. Use "
+            f"--launcher torchrun or --launcher slurm, or leave --min-hosts out: "
+            "the same command resumes on hosts of your choice."
         )
-    check_layout(config, hosts, least)
+    check_layout(config, hosts, min_hosts)
     if launcher != "slurm":
         check_addresses(hosts)
     return LaunchPlan(
@@ -55,24 +56,24 @@ def build_launch_plan(
         working_directory=Path.cwd(),
         port=config.launch.port if launcher == "slurm" else choose_rendezvous_port(hosts, config.launch.port),
         name="".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in config.run.name),
-        min_hosts=least,
+        min_hosts=min_hosts,
         max_restarts=restarts,
         patience_seconds=patience_seconds,
         outage_seconds=round(config.train.hang_timeout_seconds) or UNWATCHED_SECONDS,
     )
 
 
-def check_layout(config: RunConfig, hosts: Sequence[Host], least: int) -> None:
+def check_layout(config: RunConfig, hosts: Sequence[Host], min_hosts: int) -> None:
     """Whether the layout and the batch fit the ranks of all hosts, and of as few as the run may go on with."""
     from llmsys.train.build_objective import build_run_plan
 
-    for count in range(len(hosts), least - 1, -1):
+    for count in range(len(hosts), min_hosts - 1, -1):
         ranks = sum(host.slots for host in hosts[:count])
         try:
             layout = config.resolve_layout(ranks)
             build_run_plan(config, layout.data_parallel_size, 0)
         except (LayoutError, ConfigError) as error:
-            remedy = "" if count == len(hosts) else f" Or use --least {count + 1}, so that the run ends on fewer."
+            remedy = "" if count == len(hosts) else f" Or use --min-hosts {count + 1}, so that the run ends on fewer."
             raise type(error)(f"on {count} of {len(hosts)} hosts, {ranks} ranks: {error}{remedy}") from None
 
 

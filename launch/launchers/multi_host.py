@@ -93,7 +93,7 @@ def _update_process(start: LaunchPlan, place: RemoteProcess, *, keep: bool) -> N
 
 
 def combine_statuses(statuses: dict[str, int], start: LaunchPlan) -> int:
-    """One status for all hosts. As long as `least` hosts ended well, the run has."""
+    """One status for all hosts. As long as `min_hosts` hosts ended well, the run has."""
     failed = {host: status for host, status in statuses.items() if status}
     if not failed:
         return 0

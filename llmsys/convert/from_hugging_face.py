@@ -225,7 +225,7 @@ def _build_run_config(model: ModelConfig, destination: Path, tokenizer: Imported
     if tokenizer is not None:
         values["tokenizer"] = {"kind": "file", "path": str(destination / tokenizer.file)}
         if model.family == "decoder":
-            values["generation"] = {"opening": list(tokenizer.prefix_pieces)}
+            values["generation"] = {"prefix_pieces": list(tokenizer.prefix_pieces)}
         if model.head.kind == "mlm" and tokenizer.mask_token is not None:
             values["objective"] = {"kind": "masked", "mask_token": tokenizer.mask_token}
     values["model"] = model.model_dump(mode="json")

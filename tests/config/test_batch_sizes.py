@@ -16,10 +16,10 @@ def batch(**settings: object) -> BatchConfig:
 
 
 RAMPS = [
-    batch(sequences=16, ramp={"start_tokens": 16, "over_tokens": 4000}),
-    batch(sequences=12, ramp={"start_tokens": 32, "over_tokens": 1999, "quantum_sequences": 4}),
-    batch(sequences=40, ramp={"start_tokens": 8, "over_tokens": 500}),  # more sizes than steps: some are left out
-    batch(sequences=64, ramp={"start_tokens": 256, "over_tokens": 1}),
+    batch(sequences=16, ramp={"start_tokens": 16, "ramp_tokens": 4000}),
+    batch(sequences=12, ramp={"start_tokens": 32, "ramp_tokens": 1999, "increment_sequences": 4}),
+    batch(sequences=40, ramp={"start_tokens": 8, "ramp_tokens": 500}),  # more sizes than steps: some are left out
+    batch(sequences=64, ramp={"start_tokens": 256, "ramp_tokens": 1}),
 ]
 
 
@@ -40,7 +40,7 @@ def test_steps_follow_each_other_without_gap_or_overlap(config: BatchConfig) -> 
 def test_a_ramp_is_the_straight_line_in_tokens_on_whole_quanta(config: BatchConfig) -> None:
     assert config.ramp is not None
     start, full = config.ramp.start_tokens // LENGTH, config.sequences_per_step
-    quantum, over = config.ramp.compute_increment(LENGTH), config.ramp.over_tokens
+    quantum, over = config.ramp.compute_increment(LENGTH), config.ramp.ramp_tokens
     for step in range(200):
         share = min(1.0, config.count_tokens_before(step) / over)
         line = start + (full - start) * share
@@ -51,7 +51,7 @@ def test_a_ramp_is_the_straight_line_in_tokens_on_whole_quanta(config: BatchConf
 
 
 def test_the_ramp_of_gpt3_is_quick_to_ask_about() -> None:
-    ramp = {"start_tokens": 32_768, "over_tokens": 4_000_000_000}
+    ramp = {"start_tokens": 32_768, "ramp_tokens": 4_000_000_000}
     config = BatchConfig(sequence_length=2048, tokens=3_145_728, ramp=ramp)
     assert config.get_sequences_at(0) == 16
     assert config.get_sequences_at(10**6) == 1536
@@ -61,7 +61,7 @@ def test_the_ramp_of_gpt3_is_quick_to_ask_about() -> None:
 
 
 def test_the_budget_of_a_run_counts_the_small_steps_at_its_start() -> None:
-    settings = {"batch": {"sequence_length": 8, "sequences": 16, "ramp": {"start_tokens": 16, "over_tokens": 4000}}}
+    settings = {"batch": {"sequence_length": 8, "sequences": 16, "ramp": {"start_tokens": 16, "ramp_tokens": 4000}}}
     config = RunConfig.model_validate(settings | {"train": {"tokens": 10_000}})
     assert config.num_steps > -(-10_000 // config.batch.tokens_per_step)
     assert (
@@ -72,7 +72,7 @@ def test_the_budget_of_a_run_counts_the_small_steps_at_its_start() -> None:
 
 
 def test_the_ramp_belongs_to_the_trajectory_and_no_ramp_leaves_it_as_it_was() -> None:
-    ramp = {"batch": {"ramp": {"start_tokens": 512, "over_tokens": 10_000}}}
+    ramp = {"batch": {"ramp": {"start_tokens": 512, "ramp_tokens": 10_000}}}
     with_ramp = RunConfig.model_validate(ramp).with_precision("fp32")
     assert with_ramp.trajectory_settings["batch"]["ramp"]["over_tokens"] == 10_000
     without = RunConfig().with_precision("fp32")
@@ -88,14 +88,14 @@ def test_the_ramp_belongs_to_the_trajectory_and_no_ramp_leaves_it_as_it_was() ->
     ("settings", "message"),
     [
         (
-            {"ramp": {"start_tokens": 20, "over_tokens": 9}},
+            {"ramp": {"start_tokens": 20, "ramp_tokens": 9}},
             r"ramp.start_tokens: 20 is not a multiple .* Use 16 or 24",
         ),
-        ({"ramp": {"start_tokens": 4, "over_tokens": 9}}, r"ramp.start_tokens: 4 is not a multiple .*=8. Use 8"),
-        ({"ramp": {"start_tokens": 128, "over_tokens": 9}}, r"128 is not less than the 128 tokens of a full step"),
+        ({"ramp": {"start_tokens": 4, "ramp_tokens": 9}}, r"ramp.start_tokens: 4 is not a multiple .*=8. Use 8"),
+        ({"ramp": {"start_tokens": 128, "ramp_tokens": 9}}, r"128 is not less than the 128 tokens of a full step"),
         (
-            {"ramp": {"start_tokens": 48, "over_tokens": 9}},
-            r"ramp.quantum_sequences: steps of 6 to 16 sequences are not multiples of 6. Use 2, or other sizes",
+            {"ramp": {"start_tokens": 48, "ramp_tokens": 9}},
+            r"ramp.increment_sequences: steps of 6 to 16 sequences are not multiples of 6. Use 2, or other sizes",
         ),
     ],
 )
@@ -105,13 +105,15 @@ def test_a_ramp_that_cannot_be_climbed_is_refused_with_what_would_do(settings: d
 
 
 def test_balance_without_documents_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"balanced evens out documents, .* Use in_order, or attend=document"):
-        RunConfig.model_validate({"batch": {"deal": "balanced", "attend": "window"}})
+    with pytest.raises(
+        ValidationError, match=r"balanced evens out documents, .* Use sequential, or attention_scope=document"
+    ):
+        RunConfig.model_validate({"batch": {"assignment": "balanced", "attention_scope": "window"}})
 
 
 def test_pairs_refuse_what_is_for_windows() -> None:
-    ramp = "batch.ramp={start_tokens: 256, over_tokens: 9999}"
+    ramp = "batch.ramp={start_tokens: 256, ramp_tokens: 9999}"
     with pytest.raises(ConfigError) as caught:
-        load_run_config("train/multi30k", [ramp, "batch.deal=balanced", "batch.micro_sequences=auto"])
+        load_run_config("train/multi30k", [ramp, "batch.assignment=balanced", "batch.micro_sequences=auto"])
     for words in ("pairs and texts come in groups", "groups of similar length are even", "auto is for windows"):
         assert words in str(caught.value)

@@ -34,8 +34,14 @@ def test_a_config_that_says_what_bits_depend_on_is_taken_and_remembers_it() -> N
             "engine={kind: torch, data_parallel: ddp}",
             "data_parallel: ddp adds up gradients in an order of its own. Use fsdp",
         ),
-        ("engine={kind: torch, gradients: whole}", "engine.gradients: whole adds up gradients in an order of its own."),
-        ("engine={kind: torch, offload: state}", "engine.offload: state steps by other kernels. Use none, or set"),
+        (
+            "engine={kind: torch, gradient_accumulation: whole}",
+            "engine.gradient_accumulation: whole adds up gradients in an order of its own.",
+        ),
+        (
+            "engine={kind: torch, cpu_offload: state}",
+            "engine.cpu_offload: state steps by other kernels. Use none, or set",
+        ),
         (
             "train.precision=fp16",
             "train.precision: fp16 scales the loss by what happened before, which bitwise mode does "
@@ -85,4 +91,4 @@ def test_a_number_of_processes_that_is_no_power_of_two_or_does_not_divide_is_ref
             f"are {ranks}. Start 1, 2 or 4, or choose another batch.micro_sequences",
         ):
             require_ranks(ranks, counts)
-    assert list_micro_batch_counts(BatchConfig(length_groups=6), windows=False) == (6,)
+    assert list_micro_batch_counts(BatchConfig(num_length_buckets=6), windows=False) == (6,)

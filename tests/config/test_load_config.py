@@ -169,12 +169,12 @@ def test_lists_replace_and_single_entries_can_be_overridden(write: Write) -> Non
 def test_another_kind_starts_its_section_afresh(write: Write, order: int) -> None:
     write("a.yaml", "schedule: {kind: wsd, warmup_tokens: 7, decay_tokens: 9}\n")
     assert load_run_config("a.yaml", ["schedule.warmup_tokens=8"]).schedule.model_dump()["decay_tokens"] == 9
-    schedule = load_run_config("a.yaml", ["schedule.kind=linear", "schedule.final_fraction=0.5"][::order]).schedule
+    schedule = load_run_config("a.yaml", ["schedule.kind=linear", "schedule.min_lr_factor=0.5"][::order]).schedule
     assert (schedule.kind, schedule.warmup_tokens) == ("linear", 0)
 
 
 def test_the_default_kind_is_a_kind_too(write: Write) -> None:
-    write("a.yaml", "engine: {}\nschedule: {final_fraction: 0.3}\nmodel: {base: m}\n")
+    write("a.yaml", "engine: {}\nschedule: {min_lr_factor: 0.3}\nmodel: {base: m}\n")
     write("m.yaml", MODEL + "norm: {eps: 1e-6}\n")
     config = load_run_config("a.yaml", ["schedule.kind=constant", "model.norm.eps=1e-7"])
     assert config.schedule.kind == "constant"

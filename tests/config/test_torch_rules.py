@@ -24,19 +24,25 @@ MOE: dict[str, Any] = {
         ({"engine": DDP, "layout": {"expert": 2}, "model": MOE}, "layout.expert: 2 ranks cannot share the experts of "
          "a copy that engine.data_parallel=ddp keeps whole on each of them. Use layout.expert=1, or"),
         ({"engine": DDP, "layout": {"tensor": 2}}, "engine.kind=torch with data_parallel=ddp has whole matrices"),
-        ({"engine": DDP | {"offload": "state"}}, "engine.offload: state is what FSDP can keep in host memory, and "
-         "engine.data_parallel=ddp needs masters and gradients where it computes. Use engine.offload=none, or"),
-        ({"train": {"compile": "block", "recompute": "block"}, "model": MOE}, "train.recompute: block with experts "
+        ({"engine": DDP | {"cpu_offload": "state"}},
+         "engine.cpu_offload: state is what FSDP can keep in host memory, and "
+         "engine.data_parallel=ddp needs masters and gradients where it computes. Use engine.cpu_offload=none, or"),
+        ({"train": {"compile": "block", "activation_checkpoint": "full"}, "model": MOE},
+         "train.activation_checkpoint: full with experts "
          "cannot be compiled: torch.compile gives such blocks up whole. Use train.compile=none or"),
         ({"train": {"compile": "block", "precision": "fp16"}, "model": MOE}, "needs train.precision=bf16: compiled"),
-        ({"train": {"reproducibility": "bitwise"}, "engine": {"kind": "torch", "gradients": "whole"}},
-         "engine.gradients: whole sums micro-batches before ranks, and train.reproducibility=bitwise has an order of"),
-        ({"train": {"products": "fp8"}, "engine": {"kind": "deepspeed"}}, "train.products: fp8 cannot be had: "
-         "engine.kind=deepspeed does not know its layers. Use engine.kind=torch, or train.products=compute."),
-        ({"train": {"products": "fp8"}, "engine": DDP}, "ddp casts every weight by itself. Use engine.data_parallel="),
-        ({"train": {"products": "fp8", "precision": "fp16"}}, "train.precision=fp16 is not what its products come in. "
-         "Use train.precision=bf16, or train.products=compute."),
-        ({"train": {"products": "fp8"}, "layout": {"tensor": 2}}, "layout.tensor=2 splits the matrices that it scales"),
+        ({"train": {"reproducibility": "bitwise"}, "engine": {"kind": "torch", "gradient_accumulation": "whole"}},
+         "engine.gradient_accumulation: whole sums micro-batches before ranks, and train.reproducibility=bitwise has "
+         "an order of"),
+        ({"train": {"matmul_dtype": "fp8"}, "engine": {"kind": "deepspeed"}}, "train.matmul_dtype: fp8 cannot be had: "
+         "engine.kind=deepspeed does not know its layers. Use engine.kind=torch, or train.matmul_dtype=compute."),
+        ({"train": {"matmul_dtype": "fp8"}, "engine": DDP},
+         "ddp casts every weight by itself. Use engine.data_parallel="),
+        ({"train": {"matmul_dtype": "fp8", "precision": "fp16"}},
+         "train.precision=fp16 is not what its products come in. "
+         "Use train.precision=bf16, or train.matmul_dtype=compute."),
+        ({"train": {"matmul_dtype": "fp8"}, "layout": {"tensor": 2}},
+         "layout.tensor=2 splits the matrices that it scales"),
     ],
 )  # fmt: skip
 def test_choices_that_do_not_go_together_say_what_does(sections: dict[str, Any], message: str) -> None:
@@ -71,6 +77,6 @@ def test_the_estimate_plans_as_many_copies_as_there_will_be(layout: dict[str, in
 
 
 def test_fp8_is_part_of_the_trajectory_and_plain_products_are_as_before() -> None:
-    fp8 = RunConfig.model_validate({"train": {"products": "fp8", "precision": "bf16"}})
+    fp8 = RunConfig.model_validate({"train": {"matmul_dtype": "fp8", "precision": "bf16"}})
     assert fp8.trajectory_settings["train"]["products"] == "fp8"
     assert "products" not in RunConfig().with_precision("bf16").trajectory_settings["train"]

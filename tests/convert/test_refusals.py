@@ -163,5 +163,5 @@ def test_weights_alone_are_no_place_to_resume(source: Path, tmp_path: Path) -> N
     from llmsys.train.checkpoint_load import load_checkpoint
 
     ours = convert_from_hugging_face(source, tmp_path / "ours")
-    with pytest.raises(CheckpointError, match=r"weights alone.*train\.start_from="):
+    with pytest.raises(CheckpointError, match=r"weights alone.*train\.init_from="):
         load_checkpoint(None, ours / "checkpoints" / "step-00000000")  # type: ignore[arg-type]

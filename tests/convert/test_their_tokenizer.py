@@ -66,7 +66,7 @@ def test_generation_gives_the_greedy_text_of_transformers(
     assert main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours")]) == 0
     config = str(tmp_path / "ours" / "config.yaml")
     run = load_run_config(config)
-    assert list(run.generation.opening or ()) == opening
+    assert list(run.generation.prefix_pieces or ()) == opening
     capsys.readouterr()
     prompts = [*PROMPTS, ""]
     asked = [word for prompt in prompts for word in ("--prompt", prompt)]
@@ -87,12 +87,12 @@ def test_the_opening_matters(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     capsys.readouterr()
     texts = []
     for opening in ("[<|begin_of_text|>]", "[]", "null"):
-        settings = ["generation.temperature=0", f"generation.opening={opening}", "train.precision=fp32"]
+        settings = ["generation.temperature=0", f"generation.prefix_pieces={opening}", "train.precision=fp32"]
         assert main([*words, *settings]) == 0
         texts.append(json.loads(capsys.readouterr().out)[0]["text"])
     assert len(set(texts)) == 3
-    assert main([*words, "generation.opening=[<bos>]"]) == 2
-    assert "generation.opening names <bos>, which is no piece of the tokenizer" in capsys.readouterr().err
+    assert main([*words, "generation.prefix_pieces=[<bos>]"]) == 2
+    assert "generation.prefix_pieces names <bos>, which is no piece of the tokenizer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama3", "llama2", "t5"])

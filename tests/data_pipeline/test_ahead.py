@@ -249,7 +249,7 @@ def test_what_failed_ahead_has_all_its_tries_in_its_own_stage(tmp_path: Path) ->
 
     folder = tmp_path / "chain"
     folder.mkdir()
-    chain = Chain(folder, LocalExecutorConfig(workers=2, tries=2, backoff_seconds=0), wrapped)
+    chain = Chain(folder, LocalExecutorConfig(workers=2, max_attempts=2, backoff_seconds=0), wrapped)
     stages, workshop = chain.run()
     assert [record.result["length"] for record in stages[1]] == [4] * 4
     assert [record.result["length"] for record in stages[2]] == [8, 8, 0, 8]

@@ -75,7 +75,7 @@ def test_lists_are_asked_of_documents_in_their_language(tmp_path: Path) -> None:
     path = tmp_path / "ja.txt"
     path.write_text("# words\nばか\n\n", encoding="utf-8")
     rule = BadWordsConfig(
-        words=(WordListConfig(files=(path,), language="ja"), WordListConfig(entries=("damn",), language="en"))
+        word_lists=(WordListConfig(files=(path,), language="ja"), WordListConfig(entries=("damn",), language="en"))
     )
     texts = ["あなたはばかです", "damn it"]
     found = {code: apply(rule, texts, code).keep.to_pylist() for code in ("ja", "en", "de")}
@@ -92,4 +92,4 @@ def test_pages_kept_all_the_same_follow_from_their_text_and_the_seed() -> None:
 
 def test_an_empty_list_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"no word is listed\. Name a file, such as words: \[\{files: \[words"):
-        BadWordsConfig(words=(WordListConfig(),))
+        BadWordsConfig(word_lists=(WordListConfig(),))

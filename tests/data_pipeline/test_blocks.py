@@ -110,7 +110,7 @@ def outputs(folder: Path) -> dict[str, str]:
 PLAIN = {
     "rules": [],
     "deduplicate": {"exact": {"kind": "text"}, "minhash": {"kind": "none"}},
-    "documents": {"shards": 2, "batch_bytes": 2_000},
+    "documents": {"num_shards": 2, "batch_bytes": 2_000},
 }
 
 

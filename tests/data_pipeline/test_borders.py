@@ -21,7 +21,7 @@ from tests.helpers.tiny_crawl import GERMAN, make_crawl, page, record, tiny_conf
 LONG_WORDS = GERMAN.replace("Hund", "Donaudampfschifffahrtsgesellschaftskapitän")
 SETTINGS: dict[str, Any] = {
     "rules": [{"kind": "gopher_quality", "min_words": 180}],
-    "language": {"keep": ["en", "de"]},
+    "language": {"languages": ["en", "de"]},
     "deduplicate": {"minhash": {"kind": "none"}},
 }
 
@@ -93,7 +93,7 @@ def test_a_sweep_says_where_languages_have_thresholds_of_their_own(folder: Path)
 
 def test_files_batches_and_the_order_of_the_inputs_change_nothing(folder: Path, crawl: Path, tmp_path: Path) -> None:
     inputs = [str(path) for path in sorted(crawl.glob("*.gz"), reverse=True)]
-    settings = SETTINGS | {"documents": {"shards": 3, "batch_bytes": 2_000}}
+    settings = SETTINGS | {"documents": {"num_shards": 3, "batch_bytes": 2_000}}
     prepare_dataset(tiny_config(tmp_path / "other", inputs, **settings), until="documents")
     assert len(list((tmp_path / "other" / "documents").glob("*.arrow"))) == 3
     assert borders(tmp_path / "other") == borders(folder)
@@ -115,7 +115,9 @@ def test_the_page_shows_both_sides_from_the_manifest_alone(folder: Path, tmp_pat
 def test_the_tests_of_a_rule_are_known_without_its_model() -> None:
     scores = list_thresholds(FastTextClassifierConfig(model=Path("no.bin"), label="good", min_score=0.4))
     assert (scores[0].test, scores[0].drop_side, scores[0].threshold) == ("score of good", "below", 0.4)
-    buckets = list_thresholds(PerplexityConfig(model=Path("no.arpa"), head_below=100, tail_above=200, keep=("middle",)))
+    buckets = list_thresholds(
+        PerplexityConfig(model=Path("no.arpa"), head_max_perplexity=100, tail_min_perplexity=200, keep=("middle",))
+    )
     assert [(one.drop_side, one.threshold) for one in buckets] == [("below", 100), ("above", 200)]
     for rule in (GopherQualityConfig(), C4Config(), NativeTextConfig(scripts=("Han",))):
         assert [*list_thresholds(rule)] == [*build_rule(rule).limits]

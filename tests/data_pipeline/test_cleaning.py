@@ -38,17 +38,19 @@ def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sections(folder: Path, action: str = "drop") -> dict[str, Any]:
     items = folder / "items.jsonl"
     items.write_text(json.dumps({"id": "q1", "question": QUESTION.lower()}) + "\n")
-    evaluation = {"name": "quiz", "files": [items], "query": ["question"], "item": "id"}
+    evaluation = {"name": "quiz", "files": [items], "query_fields": ["question"], "id_field": "id"}
     return {
         "url": {"kind": "lists", "hosts": {"entries": ["evil.org"]}},
         "unicode": {"kind": "ftfy"},
-        "rules": [{"kind": "bad_words", "words": [{"language": "en", "entries": ["damn"]}], "action": "drop_line"}],
+        "rules": [
+            {"kind": "bad_words", "word_lists": [{"language": "en", "entries": ["damn"]}], "action": "drop_line"}
+        ],
         "decontaminate": {
             "kind": "ngram", "sets": [evaluation], "action": action, "margin_characters": 0, "min_piece_characters": 1,
         },
         "pii": {"kind": "replace"},
         "deduplicate": {"minhash": {"kind": "none"}},
-        "documents": {"shards": 2, "batch_bytes": 2_000},  # several batches a file
+        "documents": {"num_shards": 2, "batch_bytes": 2_000},  # several batches a file
     }  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def read(folder: Path, content: bytes, policy: str = "count") -> tuple[list[byte
     path = folder / "a.warc.gz"
     path.write_bytes(b"".join(members(content)))
     batches = list(
-        read_pages(str(path), max_page_bytes=1 << 22, config=ReadConfig.model_validate({"truncated": policy}))
+        read_pages(str(path), max_page_bytes=1 << 22, config=ReadConfig.model_validate({"on_truncation": policy}))
     )
     payloads = [payload for batch in batches for payload in batch.pages["payload"].to_pylist()]
     return payloads, *([skip.reason for one in batches for skip in getattr(one, name)] for name in ("skipped", "noted"))  # type: ignore[return-value]

@@ -126,14 +126,14 @@ def test_lines_survive_damage_to_other_members(tmp_path: Path, kind: str) -> Non
         (b'["text"]', "not a JSON object"),
         (
             b'{"words": "x", "meta": {"body": "y", "n": 1}, "n": 7}',
-            "no text in field 'text': text is in 'meta.body', 'words' (data.read.text names the field)",
+            "no text in field 'text': text is in 'meta.body', 'words' (data.read.text_field names the field)",
         ),
         (b'{"text": 7}', "no text in field 'text': no field has text"),
         (
             b'{"' + b'": "", "'.join(b"%02d" % n + b"n" * 50 for n in range(10)) + b'": ""}',
             f"no text in field 'text': text is in "
             f"{', '.join(repr(f'{n:02d}' + 'n' * 38) for n in range(8))} and 2 more "
-            f"(data.read.text names the field)",
+            f"(data.read.text_field names the field)",
         ),
         (b'{"text": "' + b"a" * (LIMIT + 1) + b'"}', f"longer than {LIMIT} bytes"),
         (b'{"text": "' + b"a" * 50_000_000 + b'"}', f"longer than {LIMIT} bytes"),
@@ -212,7 +212,9 @@ def test_a_page_with_another_digest_is_dropped_or_counted(tmp_path: Path, form: 
     path = tmp_path / "a.warc.gz"
     bodies = [PAGE % b"true", PAGE % b"false"]
     path.write_bytes(b"".join(members(with_digests(bodies[0], b"", form), with_digests(bodies[1], b"x", form))))
-    batches = list(read_pages(str(path), max_page_bytes=LIMIT, config=ReadConfig.model_validate({"digests": policy})))
+    batches = list(
+        read_pages(str(path), max_page_bytes=LIMIT, config=ReadConfig.model_validate({"on_digest_mismatch": policy}))
+    )
     kept = [payload for batch in batches for payload in batch.pages["payload"].to_pylist()]
     skipped, noted = (
         [skip.reason for batch in batches for skip in getattr(batch, name)] for name in ("skipped", "noted")

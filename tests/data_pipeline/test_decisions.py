@@ -50,7 +50,7 @@ def test_a_sweep_counts_what_another_threshold_keeps(dataset: CrawlConfig, crawl
     assert stricter.stay == kept(tmp_path / "190", crawl, 190) < now.stay
     assert now.stay < kept(tmp_path / "150", crawl, 150) <= looser.stay + looser.might_return
     assert "at most" in format_sweep(found)
-    assert [one.stay for one in sweep_threshold(dataset.folder, "language.minimum_score=0.5,1.0").values] == [
+    assert [one.stay for one in sweep_threshold(dataset.folder, "language.min_score=0.5,1.0").values] == [
         found.documents,
         0,
     ]
@@ -60,7 +60,7 @@ def test_a_sweep_counts_what_another_threshold_keeps(dataset: CrawlConfig, crawl
     ("question", "answer"),
     [
         ("gopher_quality.min_words", "Write rule.field=a,b,c"),
-        ("c4.min_sentences=3", "without the rule c4. Its rules: gopher_quality; and language.minimum_score."),
+        ("c4.min_sentences=3", "without the rule c4. Its rules: gopher_quality; and language.min_score."),
         ("gopher_quality.min_wrds=3", "has no field min_wrds. Thresholds it has: min_words,"),
         ("gopher_quality.min_words=-3", "gopher_quality.min_words=-3 is refused: Input should be greater than"),
         ("gopher_quality.min_words=180", "no test compares a stored statistic with gopher_quality.min_words"),

@@ -43,7 +43,7 @@ def write_set(folder: Path, rows: list[dict[str, Any]], name: str = "set.jsonl")
 
 
 def config(path: Path, **options: Any) -> NgramDecontaminationConfig:
-    fields = {"name": "set", "files": [path], "query": ["question"], **options.pop("set", {})}
+    fields = {"name": "set", "files": [path], "query_fields": ["question"], **options.pop("set", {})}
     return NgramDecontaminationConfig.model_validate({"sets": [fields], **options})
 
 
@@ -98,7 +98,7 @@ def test_matches_equal_their_plain_twin(tmp_path: Path, monkeypatch: pytest.Monk
 def test_of_items_with_the_same_words_the_first_of_each_set_are_named(tmp_path: Path) -> None:
     twins = [{"question": "the river (stone) walks under bridges"}] * 6
     sets = [
-        {"name": name, "files": [write_set(tmp_path, twins[:count], f"{name}.jsonl")], "query": ["question"]}
+        {"name": name, "files": [write_set(tmp_path, twins[:count], f"{name}.jsonl")], "query_fields": ["question"]}
         for name, count in (("a", 6), ("b", 2))
     ]
     rules = NgramDecontaminationConfig.model_validate({"sets": sets, "ngram_words": 5})
@@ -164,7 +164,11 @@ def test_a_cut_takes_the_margin_and_short_pieces_and_keeps_the_rest() -> None:
 def test_items_are_read_with_nested_fields_and_lists(tmp_path: Path, name: str) -> None:
     rows = [{"id": "q7", "a": {"text": ["one", "two"]}, "question": "why"}, {"id": 8, "a": {"text": []}, "question": 5}]
     one = EvaluationSetConfig(
-        name="x", files=(write_set(tmp_path, rows, name),), query=("question",), label=("a.text",), item="id"
+        name="x",
+        files=(write_set(tmp_path, rows, name),),
+        query_fields=("question",),
+        label_fields=("a.text",),
+        id_field="id",
     )
     assert list(read_items(one)) == [EvaluationItem("q7", ["why"], ["one", "two"]), EvaluationItem("8", ["5"], [])]
 

@@ -43,7 +43,7 @@ def test_what_an_earlier_dataset_holds_stays_there_and_is_dropped_here(
     rows += [named(14, f"{near} more", "u14"), named(15, THIRD, "u15"), named(16, "short", "u3")]
     for order in (rows, rows[::-1]):
         folder = tmp_path / f"{keys}{order[0]['url']}"
-        kept, gone = deduplicated(folder, order, INDEXED | {"against": [earlier], "keys": keys}, files=3)
+        kept, gone = deduplicated(folder, order, INDEXED | {"earlier_datasets": [earlier], "key_filter": keys}, files=3)
         assert {row["url"] for row in kept} == {"u15", "u3"}  # u3 was itself dropped in spring: its text was u2's
         assert {row["url"]: row["reason"] for row in gone} == {
             "u1": f"url_duplicates: same url with {1:032x} of the earlier dataset spring",
@@ -52,7 +52,7 @@ def test_what_an_earlier_dataset_holds_stays_there_and_is_dropped_here(
             "u14": f"near_duplicates: shares a bucket with {1:032x} of the earlier dataset spring",
         }
     third = tmp_path / "third"
-    kept, gone = deduplicated(third, [named(21, THIRD, "u21")], INDEXED | {"against": [earlier, folder]})
+    kept, gone = deduplicated(third, [named(21, THIRD, "u21")], INDEXED | {"earlier_datasets": [earlier, folder]})
     assert kept == []
     assert gone[0]["test"] == "same text as an earlier dataset"
     assert gone[0]["reason"].endswith(f"{15:032x} of the earlier dataset {folder.name}")
@@ -61,11 +61,13 @@ def test_what_an_earlier_dataset_holds_stays_there_and_is_dropped_here(
 def test_an_index_that_cannot_be_compared_with_is_refused(earlier: Path, tmp_path: Path) -> None:
     def refused(**config: Any) -> str:
         with pytest.raises(DataError) as error:
-            deduplicated(tmp_path / "now", [named(1, LONG, "u")], {"against": [earlier], "minhash": MINHASH} | config)
+            deduplicated(
+                tmp_path / "now", [named(1, LONG, "u")], {"earlier_datasets": [earlier], "minhash": MINHASH} | config
+            )
         return str(error.value)
 
-    assert "has no index" in refused(against=[tmp_path])
-    assert "data.deduplicate.index.kind=kept" in refused(against=[tmp_path])
+    assert "has no index" in refused(earlier_datasets=[tmp_path])
+    assert "data.deduplicate.index.kind=kept" in refused(earlier_datasets=[tmp_path])
     assert "Use the same values in both" in refused(minhash={**MINHASH, "buckets": 19})
     content = json.loads((earlier / "index" / "index.json").read_text())
     (earlier / "index" / "index.json").write_text(json.dumps(content | {"format": 1}))
@@ -103,7 +105,7 @@ def test_the_filter_misses_no_repeat_and_lets_through_the_share_that_was_asked_f
 
 ALL_KINDS: dict[str, Any] = {
     "url": {"kind": "url"},
-    "spans": {"kind": "sentences", "sentences": 2, "min_words": 20},
+    "repeated_segments": {"kind": "sentences", "sentences": 2, "min_words": 20},
     "minhash": MINHASH,
     "substring": {"kind": "substring", "min_characters": 60, "min_words": 20},
     "index": {"kind": "kept"},

@@ -67,7 +67,7 @@ def test_spans_equal_the_plain_twin_in_any_order(tmp_path: Path, config: Any, se
     rows = [document(f"{number:032x}", text) for number, text in enumerate(texts)]
     for files, keys in RANGES:
         random.Random(files).shuffle(rows)
-        asked = NOTHING | {"spans": config.model_dump(), "keys": {**keys, "keys_per_task": 40}}
+        asked = NOTHING | {"repeated_segments": config.model_dump(), "key_filter": {**keys, "keys_per_task": 40}}
         kept, gone = deduplicated(tmp_path / str(files), rows, asked, files)
         assert {row["id"]: row["text"] for row in kept} == expected
         assert {row["stage"] for row in gone} == {"duplicate_spans"}

@@ -110,7 +110,7 @@ def stored(folder: Path, texts: list[str]) -> CrawlConfig:
             for n, text in enumerate(texts)
         ]
         writer.write(pa.RecordBatch.from_pylist([row | {"bytes_html": 1} for row in rows], TEXT_SCHEMA))
-    return CrawlConfig.model_validate({"folder": folder, "language": {"keep": [], "minimum_score": 0}})
+    return CrawlConfig.model_validate({"folder": folder, "language": {"languages": [], "min_score": 0}})
 
 
 HYPHENS = "the to of " * 20 + "extraordinarily-long-compounded-expressions " * 32
@@ -132,8 +132,8 @@ def test_a_comparison_counts_and_shows_where_two_dialects_differ(tmp_path: Path)
 
 def test_the_command_prints_matrix_reasons_and_examples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored(tmp_path, [HYPHENS, "short"])
-    words = ["prepare", "data/sample", "--compare-dialects", f"data.folder={tmp_path}", "data.language.keep=[]"]
-    words += ["data.language.minimum_score=0"]
+    words = ["prepare", "data/sample", "--compare-dialects", f"data.folder={tmp_path}", "data.language.languages=[]"]
+    words += ["data.language.min_score=0"]
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert "gopher_quality: datatrove and dolma differ on 1 of 2 documents (50.0%)" in printed

@@ -19,7 +19,7 @@ CODES = {"zh": "jieba", "ja": "sudachipy", "th": "pythainlp"}
 
 def data(code: str) -> CrawlConfig:
     profiles = {code: f"data/languages/dictionary/{code}"}
-    return CrawlConfig.model_validate({"language": {"keep": [code], "profiles": profiles}})
+    return CrawlConfig.model_validate({"language": {"languages": [code], "profiles": profiles}})
 
 
 def test_words_are_what_the_library_says_of_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from llmsys.config.read import ReadConfig
 from tests.helpers.crawl import PAGE, members, page, record
 from tests.helpers.formats import packed
 
-DIGESTS = ReadConfig(digests="ignore")
+DIGESTS = ReadConfig(on_digest_mismatch="ignore")
 TEXTS = [f"Text number {number} of a few, which is long enough to be hit." * 3 for number in range(12)]
 
 

@@ -69,7 +69,9 @@ def test_a_file_without_the_text_field_names_the_fields_that_have_text(tmp_path:
     wanted = r"no text in field 'text': text is in 'body', 'meta\.title' \(data\.read\.text names the field\)"
     with pytest.raises(DataError, match=wanted):
         prepare_dataset(tiny_config(tmp_path / "data", [str(path)]))
-    found = prepare_dataset(tiny_config(tmp_path / "named", [str(path)], read={"text": "body"}), until="documents")
+    found = prepare_dataset(
+        tiny_config(tmp_path / "named", [str(path)], read={"text_field": "body"}), until="documents"
+    )
     assert found.read.skipped == ()
 
 

@@ -55,8 +55,8 @@ def test_no_file_of_a_dataset_has_the_secret_of_its_inputs(
 
     monkeypatch.setattr(source_module, "_RemoteFile", open_remote)
     monkeypatch.setattr(source_module, "sleep", lambda seconds: None)
-    executor = {"kind": "inline", "tries": 1}
-    config = tiny_config(tmp_path / "data", inputs, documents={"shards": 1}, executor=executor)
+    executor = {"kind": "inline", "max_attempts": 1}
+    config = tiny_config(tmp_path / "data", inputs, documents={"num_shards": 1}, executor=executor)
     manifest = prepare_dataset(config, until="documents")
     names = {name for path in (tmp_path / "data").rglob("*.arrow") for name in files_named(path)}
     assert any("memory://REDACTED@host/x/" in name for name in names)

@@ -142,7 +142,7 @@ def test_a_file_that_could_not_be_read_is_read_again_by_the_next_run(
     crawl = make_crawl(tmp_path / "crawl", files=2, pages=6)
     for path in crawl.iterdir():
         memory.pipe(f"/x/{path.name}", path.read_bytes())
-    config = tiny_config(tmp_path / "data", ["memory://x/*.gz"], documents={"shards": 1})
+    config = tiny_config(tmp_path / "data", ["memory://x/*.gz"], documents={"num_shards": 1})
     place = source_module._RemoteFile
     with monkeypatch.context() as patch:
         broken = {100: 1_000}
@@ -218,7 +218,7 @@ def test_a_file_whose_name_passes_to_another_while_it_is_read_is_read_as_it_was(
 
 def test_documents_are_copied_to_other_formats_that_can_be_read_again(tmp_path: Path) -> None:
     crawl = make_crawl(tmp_path / "crawl", files=1, pages=6)
-    copies = {"shards": 1, "copies": ["parquet", "jsonl.zst"]}
+    copies = {"num_shards": 1, "export_formats": ["parquet", "jsonl.zst"]}
     prepare_dataset(tiny_config(tmp_path / "a", crawl, documents=copies), until="documents")
     manifest = verify_checksums(tmp_path / "a")
     names = ["part-00000.parquet", "part-00000.jsonl.zst"]
@@ -240,7 +240,7 @@ def test_the_fields_of_documents_are_a_choice(tmp_path: Path) -> None:
 
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"body": {"raw": "Text."}, "meta": {"link": "http://x"}, "n": 5, "date": None}) + "\n")
-    config = ReadConfig(text="body.raw", url="meta.link", id="n")
+    config = ReadConfig(text_field="body.raw", url_field="meta.link", id_field="n")
     (batch,) = read_pages(str(path), max_page_bytes=100, config=config)
     row = batch.pages.to_pylist()[0]
     assert (row["text"], row["url"], row["id"], row["date"]) == ("Text.", "http://x", "5", "")

@@ -83,7 +83,7 @@ def test_no_text_is_refused() -> None:
 
 def test_only_the_beginning_is_read() -> None:
     text = SENTENCES["en"] + " " + SENTENCES["ru"] * 50
-    codes, _ = identify_languages(pa.array([text]), LanguageConfig(sample_characters=len(SENTENCES["en"])))
+    codes, _ = identify_languages(pa.array([text]), LanguageConfig(max_characters=len(SENTENCES["en"])))
     assert codes.to_pylist() == ["en"]
 
 
@@ -92,7 +92,7 @@ def test_only_the_beginning_is_read() -> None:
     [(("en",), [False, True, False]), (("en", "de"), [False, True, True]), ((), [False, True, True])],
 )
 def test_a_score_must_exceed_the_minimum(keep: tuple[str, ...], expected: list[bool]) -> None:
-    config = LanguageConfig(keep=keep, minimum_score=0.5)
+    config = LanguageConfig(languages=keep, min_score=0.5)
     mask = compute_keep_mask(pa.array(["en", "en", "de"]), pa.array([0.5, 0.51, 0.9], pa.float32()), config)
     assert mask.to_pylist() == expected
 

@@ -46,7 +46,7 @@ TEXTS = [
 
 
 def data(*keep: str, rules: tuple[RuleConfig, ...] = RULES, **language: object) -> CrawlConfig:
-    return CrawlConfig(language=LanguageConfig.model_validate({"keep": keep, **language}), rules=rules)
+    return CrawlConfig(language=LanguageConfig.model_validate({"languages": keep, **language}), rules=rules)
 
 
 def columns(outcome: RuleOutcome) -> list[object]:
@@ -145,7 +145,7 @@ def test_a_language_without_model_or_profile_is_refused(
 def test_a_profile_of_the_users_stands_for_the_shipped_one(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("name: mine\nstop_words: [a, b]\nrules:\n  gopher_quality: {min_words: 7}\n")
-    config = LanguageConfig(keep=("yue",), profiles={"yue": str(path)})
+    config = LanguageConfig(languages=("yue",), profiles={"yue": str(path)})
     profiles = load_language_profiles(config, list_known_codes("combined"))
     assert sorted(profiles) == ["default", "yue"]
     rule = profiles["yue"].localize_rule(GopherQualityConfig())

@@ -41,7 +41,7 @@ print(int(peak) * 1024)  # rusage would begin with the peak of the process that 
 
 def plain_config(folder: Path, crawl: str) -> RunConfig:
     plain = {"rules": [], "deduplicate": {"exact": {"kind": "text"}, "minhash": {"kind": "none"}}}
-    return tiny_config(folder, [crawl], documents={"shards": 2, "batch_bytes": 300_000}, **plain)
+    return tiny_config(folder, [crawl], documents={"num_shards": 2, "batch_bytes": 300_000}, **plain)
 
 
 def run(folder: Path, crawl: str, limit: int = 0) -> subprocess.CompletedProcess[str]:
@@ -80,7 +80,7 @@ def test_a_disk_that_fills_up_at_any_writer_is_named_and_the_next_run_goes_on(
 ) -> None:
     crawl = make_crawl(tmp_path / "crawl", files=1, pages=8)
     whole, data = (
-        tiny_config(tmp_path / name, crawl, documents={"shards": 1, "copies": ["parquet", "jsonl.zst"]})
+        tiny_config(tmp_path / name, crawl, documents={"num_shards": 1, "export_formats": ["parquet", "jsonl.zst"]})
         for name in ("whole", "data")
     )
     prepare_dataset(whole)

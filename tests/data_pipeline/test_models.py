@@ -164,14 +164,16 @@ def test_arpa_scores_are_kenlms(tmp_path: Path) -> None:
 
 def test_perplexity_counts_words_and_ends_of_lines_and_buckets_keep_what_is_equal(arpa: Path) -> None:
     def rule(**options: object) -> PerplexityRule:
-        return PerplexityRule(PerplexityConfig.model_validate({"model": arpa, "reader": "arpa", **options}))
+        return PerplexityRule(PerplexityConfig.model_validate({"model": arpa, "backend": "arpa", **options}))
 
     text = "The Cát sat\ncat"
     value = 10 ** -((-1.3 - 2.7) / (4 + 2))
     assert rule().compute_perplexity(text) == pytest.approx(value)
     assert rule(normalize="none").compute_perplexity(text) > value
     for keep, kept in ((("head",), [0]), (("middle",), [1]), (("tail",), [2]), (("head", "middle"), [0, 1])):
-        judged = rule(head_below=4, tail_above=6, keep=keep).apply(DocumentBatch(["the cat sat", text, "dog"], PLAIN))
+        judged = rule(head_max_perplexity=4, tail_min_perplexity=6, keep=keep).apply(
+            DocumentBatch(["the cat sat", text, "dog"], PLAIN)
+        )
         assert judged.statistics["bucket"].tolist() == [0, 1, 2]
         assert np.flatnonzero(judged.failed_D < 0).tolist() == kept
     assert normalize_line(" É１２“x”…\x07 ") == 'e00"x"...'
@@ -179,9 +181,10 @@ def test_perplexity_counts_words_and_ends_of_lines_and_buckets_keep_what_is_equa
 
 def test_configs_without_a_middle_are_refused() -> None:
     with pytest.raises(
-        ValidationError, match=r"9 lies above tail_above=5, so that no middle is left\. Lower head_below"
+        ValidationError,
+        match=r"9 lies above tail_min_perplexity=5, so that no middle is left\. Lower head_max_perplexity",
     ):
-        PerplexityConfig(model=Path("m"), head_below=9, tail_above=5)
+        PerplexityConfig(model=Path("m"), head_max_perplexity=9, tail_min_perplexity=5)
     with pytest.raises(ValidationError, match="head and tail cannot stay alone"):
         PerplexityConfig(model=Path("m"), keep=("head", "tail"))
 
@@ -211,11 +214,11 @@ def test_what_a_rule_needs_is_asked_for_before_anything_is_read(
             ConfigError, match=rf"the rule {rule.kind} needs the package .*pip install 'llmsys\[{extra}\]'"
         ):
             list_rule_libraries(CrawlConfig(rules=(rule,)))
-    data = CrawlConfig(rules=(PerplexityConfig(model=tmp_path / "absent.arpa", reader="arpa"),))
+    data = CrawlConfig(rules=(PerplexityConfig(model=tmp_path / "absent.arpa", backend="arpa"),))
     with pytest.raises(DataError, match=r"data\.rules\.0: .*absent\.arpa does not exist .* Correct the path"):
         require_resource_files(data)
     hidden = {"kind": "bad_words", "words": [{"language": "xx", "entries": ["w"]}]}
-    data = CrawlConfig.model_validate({"rules": [hidden], "language": {"keep": []}})
+    data = CrawlConfig.model_validate({"rules": [hidden], "language": {"languages": []}})
     with pytest.raises(
         ConfigError, match=r"data\.rules\.0\.words: no document is judged as 'xx', so its list would never"
     ):

@@ -13,7 +13,7 @@ from tests.reference.filters_plain import plain_emails
 
 
 def replaced(text: str, identity: str = "", **options: object) -> str:
-    config = PiiReplacementConfig.model_validate({"find": ("email", "ip", "phone"), **options})
+    config = PiiReplacementConfig.model_validate({"kinds": ("email", "ip", "phone"), **options})
     return str(replace_pii(pa.array([text], pa.large_string()), [identity], config)[0][0].as_py())
 
 
@@ -106,8 +106,8 @@ def test_a_replacement_follows_from_the_match_and_the_seed_alone() -> None:
     many = {replaced(f"mail {n}.{n}.{n}.7 now", seed=seed) for n in range(1, 9) for seed in (0, 1)}
     assert len(many) == 16
     assert all("mail 192.0.2." in text or "mail 198.51.100." in text or "mail 203.0.113." in text for text in many)
-    assert len({replaced("ask +49 30 901820", str(n), same="document") for n in range(40)}) > 20
-    assert replaced("+49 30 901820, joe@mail.com, 8.8.4.4", replace_with="token") == "<PHONE>, <EMAIL>, <IP>"
+    assert len({replaced("ask +49 30 901820", str(n), consistency="document") for n in range(40)}) > 20
+    assert replaced("+49 30 901820, joe@mail.com, 8.8.4.4", replacement="token") == "<PHONE>, <EMAIL>, <IP>"
 
 
 def test_matches_are_counted_by_kind_and_document_and_nothing_else_changes() -> None:
@@ -115,7 +115,7 @@ def test_matches_are_counted_by_kind_and_document_and_nothing_else_changes() -> 
     column, counts = replace_pii(pa.array(texts, pa.large_string()), [""] * 4, PiiReplacementConfig())
     assert {kind: count.tolist() for kind, count in counts.items()} == {"email": [2, 0, 0, 0], "ip": [1, 0, 0, 0]}
     assert column.to_pylist()[1:] == texts[1:]
-    again, _ = replace_pii(column, [""] * 4, PiiReplacementConfig(find=("ip",)))
+    again, _ = replace_pii(column, [""] * 4, PiiReplacementConfig(kinds=("ip",)))
     assert again.equals(column)  # documentation networks are not public
 
 

@@ -117,9 +117,9 @@ CHANGES: list[tuple[dict[str, Any], list[str]]] = [
     ({"deduplicate": {"minhash": {"kind": "none"}}}, ["sign", *ALL[5:]]),
     ({"split": {"heldout_fraction": 0.4}}, ALL[7:]),
     ({"tokens": {"shard_tokens": 9_000, "batch_tokens": 500}}, ALL[9:]),
-    ({"documents": {"shards": 1}}, ALL),
+    ({"documents": {"num_shards": 1}}, ALL),
     # A rule that decides nothing new gives the same documents, so that nothing is done again but what knows thresholds.
-    ({"language": {"minimum_score": 0.66}}, ["judge", "thresholds"]),
+    ({"language": {"min_score": 0.66}}, ["judge", "thresholds"]),
     ({"name": "renamed"}, []),
 ]
 

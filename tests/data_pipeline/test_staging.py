@@ -38,7 +38,9 @@ def changed(crawl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def change(folder: Path, crawl: Path, vocab_size: int = 300) -> RunConfig:
     """Another threshold, other shards and another tokenizer: no file stays what it was."""
-    config = tiny_config(folder, crawl, rules=[{"kind": "gopher_quality", "min_words": 175}], documents={"shards": 1})
+    config = tiny_config(
+        folder, crawl, rules=[{"kind": "gopher_quality", "min_words": 175}], documents={"num_shards": 1}
+    )
     return config.model_copy(update={"tokenizer": config.tokenizer.model_copy(update={"vocab_size": vocab_size})})
 
 

@@ -96,7 +96,7 @@ def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
 
 def test_digits_newlines_tabs_and_symbols_are_pieces_where_the_config_says_so(tmp_path: Path) -> None:
     symbols = ("<|user|>", "a, b", '"q"')
-    options = {"split_digits": True, "newlines_and_tabs": "pieces", "user_defined_symbols": symbols}
+    options = {"split_digits": True, "whitespace_symbols": "pieces", "user_defined_symbols": symbols}
     tokenizer = trained(tmp_path / "own", **options)
     text = 'x<|user|>a, b\n\n\n\t12"q"'
     assert [one for one in pieces(tokenizer, text) if one != "byte"] == [

@@ -46,7 +46,7 @@ def fill_the_disk(report: Report) -> dict[str, Any]:
 def test_failed_tasks_are_tried_again_with_longer_and_longer_waits(tmp_path: Path) -> None:
     jobs = [partial(fail_until, tmp_path / str(index), success) for index, success in enumerate([1, 9, 3, 4])]
     waits: list[float] = []
-    config = InlineExecutorConfig(tries=4, backoff_seconds=40)
+    config = InlineExecutorConfig(max_attempts=4, backoff_seconds=40)
     events = list(run_with_retries(InlineExecutor(), [*jobs, refuse, fill_the_disk], config, sleep=waits.append))
     assert {event.index: event.result["tries"] for event in events if isinstance(event, TaskDone)} == {0: 1, 2: 3, 3: 4}
     assert waits == [40, 60, 60]
@@ -105,7 +105,7 @@ def test_a_poisoned_file_costs_itself_and_is_named_to_the_end(
     crawl = make_crawl(tmp_path / "crawl", files=2, pages=3)
     config = tmp_path / "config.yaml"
     config.write_text(
-        f"data: {{kind: crawl, folder: {tmp_path}/data, inputs: ['{crawl}/*'], documents: {{shards: 1}},\n"
+        f"data: {{kind: crawl, folder: {tmp_path}/data, inputs: ['{crawl}/*'], documents: {{num_shards: 1}},\n"
         "  executor: {kind: inline, backoff_seconds: 0}}\n"
     )
     command = ["prepare", str(config), "--until", "documents"]
@@ -135,7 +135,7 @@ def poisoned(report: Report, *, source: str, **parts: Any) -> dict[str, Any]:
 
 def test_nothing_is_published_when_every_input_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     crawl = make_crawl(tmp_path / "crawl", files=1, pages=3)
-    executor = {"kind": "inline", "backoff_seconds": 0, "tries": 1}
+    executor = {"kind": "inline", "backoff_seconds": 0, "max_attempts": 1}
     monkeypatch.setattr("data_pipeline.pipelines.document_pipeline.extract_file", lambda report, **parts: 1 / 0)
     with pytest.raises(DataError, match=r"every input was quarantined, .* Read what quarantine/ of the dataset folder"):
         prepare_dataset(tiny_config(tmp_path / "data", crawl, executor=executor))

@@ -48,7 +48,7 @@ def test_prose_stays_and_each_bad_page_goes_for_its_reason(code: str) -> None:
         "share of characters from wrong decoding": prose.encode().decode(WRONG[code], "replace"),
         "share of letters": "The people walked along the river and talked about the weather of the week. " * 20,
     }
-    data = CrawlConfig.model_validate({"language": {"keep": [code]}, "rules": [{"kind": kind} for kind in KINDS]})
+    data = CrawlConfig.model_validate({"language": {"languages": [code]}, "rules": [{"kind": kind} for kind in KINDS]})
     chains = LanguageRuleChains(parse_language_rules(serialize_rules_by_language(data)))
     left = list(pages)
     gone: dict[str, str] = {}

@@ -26,7 +26,7 @@ RULES = UrlFilterConfig(
     hard_words=listed("viagra", "x-rated"),
     soft_words=listed("casino", "poker", "free"),
     substrings=listed("sexting", "fuck-off"),
-    allow=listed("fine.evil.org", "http://evil.org/fine", "allowed.net"),
+    allow_list=listed("fine.evil.org", "http://evil.org/fine", "allowed.net"),
 )
 
 

@@ -49,7 +49,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
 def steps(shards: TokenShards, ranks: int, rank: int, **settings: object) -> WindowStepBatches:
     batch = BatchConfig.model_validate({"sequence_length": LENGTH, **settings})
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
-    return WindowStepBatches(packed, RunPlan(batch, ranks, rank), separate_documents=True, deal=batch.deal)
+    return WindowStepBatches(packed, RunPlan(batch, ranks, rank), separate_documents=True, deal=batch.assignment)
 
 
 def test_the_work_of_a_window_is_the_sum_of_its_squared_document_lengths(shards: TokenShards) -> None:
@@ -61,7 +61,7 @@ def test_the_work_of_a_window_is_the_sum_of_its_squared_document_lengths(shards:
 
 
 def test_the_log_says_how_uneven_attention_is_before_and_after(shards: TokenShards) -> None:
-    found = steps(shards, 2, 0, sequences=16, deal="balanced").get_step_metrics(3)
+    found = steps(shards, 2, 0, sequences=16, assignment="balanced").get_step_metrics(3)
     assert 1 <= found["attention_imbalance"] <= found["attention_imbalance_in_order"]
     assert (
         steps(shards, 2, 0, sequences=16).get_step_metrics(3)["attention_imbalance"]
@@ -69,7 +69,7 @@ def test_the_log_says_how_uneven_attention_is_before_and_after(shards: TokenShar
     )
 
 
-RAMP = {"sequences": 12, "ramp": {"start_tokens": 4 * LENGTH, "over_tokens": 60 * LENGTH}}
+RAMP = {"sequences": 12, "ramp": {"start_tokens": 4 * LENGTH, "ramp_tokens": 60 * LENGTH}}
 
 
 @pytest.mark.parametrize(("ranks", "micro"), [(1, 0), (2, 2), (4, 0), (4, 1)])
@@ -96,6 +96,6 @@ def test_a_ramp_that_ranks_cannot_share_is_refused_with_one_that_they_can() -> N
     with pytest.raises(
         ConfigError,
         match=r"grows by 4 sequences .* from 4, which 3 data ranks with micro-batches of 1 cannot share evenly. "
-        r"Use batch.ramp.quantum_sequences=6 .* multiples of 192 tokens",
+        r"Use batch.ramp.increment_sequences=6 .* multiples of 192 tokens",
     ):
         RunPlan(batch, 3, 0)

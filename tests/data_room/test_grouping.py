@@ -69,7 +69,9 @@ def test_the_order_is_a_pure_function_of_data_seed_and_step() -> None:
 
 
 def test_a_pair_that_fits_no_group_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"batch.tokens=80 in batch.length_groups=4 groups leaves \d+ tokens .* 39\."):
+    with pytest.raises(
+        ConfigError, match=r"batch.tokens=80 in batch.num_length_buckets=4 groups leaves \d+ tokens .* 39\."
+    ):
         grouping(80, 4)
 
 
@@ -134,7 +136,7 @@ def test_every_heldout_pair_is_asked_for_once_by_length(pairs: SequencePairs) ->
 
 def test_a_longer_pair_than_the_config_says_is_named(pairs: SequencePairs) -> None:
     with pytest.raises(
-        ConfigError, match=r"batch.target_length=5 is less than the \d+ tokens of the longest target .*"
+        ConfigError, match=r"batch.target_sequence_length=5 is less than the \d+ tokens of the longest target .*"
     ):
         pairs.require_lengths(256, 5)
 

@@ -72,7 +72,7 @@ def test_proportions_are_those_that_are_written() -> None:
     assert reduce_to_integers((0.8, 0.2)) == (4, 1)
     assert reduce_to_integers((0.1, 0.2)) == (1, 2)
     assert reduce_to_integers((3, 0, 9)) == (1, 0, 3)
-    stages = [{"from_tokens": 100, "weights": [0, 1]}]
+    stages = [{"start_tokens": 100, "weights": [0, 1]}]
     assert mixture(0.75, 0.25, stages=stages).stage_weights == ((0, (3, 1)), (100, (0, 1)))
 
 
@@ -105,21 +105,23 @@ def test_each_source_has_epochs_of_its_own_each_in_another_order(windows: Mixtur
     assert 0 < epochs["large"] < 1
 
 
-@pytest.mark.parametrize(("ranks", "micro", "deal"), [(1, 2, "in_order"), (2, 3, "balanced"), (3, 0, "balanced")])
+@pytest.mark.parametrize(("ranks", "micro", "deal"), [(1, 2, "sequential"), (2, 3, "balanced"), (3, 0, "balanced")])
 def test_who_handles_a_window_never_changes_the_windows_of_a_step(
     windows: MixtureWindows, ranks: int, micro: int, deal: str
 ) -> None:
     def seen(ranks: int, micro: int, deal: str) -> Counter[tuple[int, ...]]:
         batch = BatchConfig.model_validate(
-            {"sequence_length": LENGTH, "sequences": 12, "micro_sequences": micro, "deal": deal}
+            {"sequence_length": LENGTH, "sequences": 12, "micro_sequences": micro, "assignment": deal}
         )
         rows = []
         for rank in range(ranks):
-            steps = WindowStepBatches(windows, RunPlan(batch, ranks, rank), separate_documents=True, deal=batch.deal)
+            steps = WindowStepBatches(
+                windows, RunPlan(batch, ranks, rank), separate_documents=True, deal=batch.assignment
+            )
             rows += [tuple(row) for part in steps.get_micro_batches(5) for row in part.tokens_BT.tolist()]
         return Counter(rows)
 
-    assert seen(ranks, micro, deal) == seen(1, 0, "in_order")
+    assert seen(ranks, micro, deal) == seen(1, 0, "sequential")
 
 
 def test_the_same_tokens_twice_are_refused_by_name(tmp_path: Path) -> None:
@@ -141,15 +143,15 @@ def test_the_same_tokens_twice_are_refused_by_name(tmp_path: Path) -> None:
             r"are 1,123,457 whole parts, and an order of at most 65,536 is kept. .* such as 0.1099, 0.8901",
         ),
         (
-            {"sources": [{"folder": "a"}, {"folder": "b"}], "stages": [{"from_tokens": 9, "weights": [1]}]},
+            {"sources": [{"folder": "a"}, {"folder": "b"}], "stages": [{"start_tokens": 9, "weights": [1]}]},
             "stages.0.weights: 1 weights for 2 sources",
         ),
         (
             {
                 "sources": [{"folder": "a"}],
-                "stages": [{"from_tokens": 9, "weights": [1]}, {"from_tokens": 9, "weights": [1]}],
+                "stages": [{"start_tokens": 9, "weights": [1]}, {"start_tokens": 9, "weights": [1]}],
             },
-            "stages.1.from_tokens: 9 is not after the stage before it, from 9. Sort the stages",
+            "stages.1.start_tokens: 9 is not after the stage before it, from 9. Sort the stages",
         ),
     ],
 )

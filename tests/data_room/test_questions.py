@@ -77,7 +77,7 @@ def test_files_that_are_not_there_empty_or_broken_are_named(tmp_path: Path) -> N
         read_questions(MinimalPairsConfig(path=tmp_path / "broken.jsonl.gz"))
     with pytest.raises(ValueError, match="two sets are called a"):
         EvaluationConfig(
-            sets=(MinimalPairsConfig(path=Path("x/a.jsonl")), MultipleChoiceConfig(path=Path("y/a.jsonl.gz")))
+            tasks=(MinimalPairsConfig(path=Path("x/a.jsonl")), MultipleChoiceConfig(path=Path("y/a.jsonl.gz")))
         )
 
 

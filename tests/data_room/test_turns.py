@@ -21,13 +21,13 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
 def windows(shards: TokenShards, **settings: Any) -> StepBatches:
     batch = BatchConfig.model_validate({"sequence_length": 32, "micro_sequences": 2, "sequences": 16} | settings)
     packed = PackedDocuments(shards, length=32, seed=5)
-    return WindowStepBatches(packed, RunPlan(batch, 1, 0), separate_documents=True, deal=batch.deal)
+    return WindowStepBatches(packed, RunPlan(batch, 1, 0), separate_documents=True, deal=batch.assignment)
 
 
-RAMP = {"start_tokens": 8 * 32, "over_tokens": 60 * 32, "quantum_sequences": 8}
+RAMP = {"start_tokens": 8 * 32, "ramp_tokens": 60 * 32, "increment_sequences": 8}
 
 
-@pytest.mark.parametrize("settings", [{}, {"deal": "balanced"}, {"ramp": RAMP}])
+@pytest.mark.parametrize("settings", [{}, {"assignment": "balanced"}, {"ramp": RAMP}])
 def test_ranks_take_the_same_list_in_turns(shards: TokenShards, settings: dict[str, Any]) -> None:
     for step in (0, 3, 11):
         expected = [batch.tokens_BT.tolist() for batch in windows(shards, **settings).get_micro_batches(step)]

@@ -24,7 +24,7 @@ from llmsys.errors import ConfigError
 def test_the_matrix_has_every_engine_axis_precision_policy_and_subject() -> None:
     cells = [cell for ranks in (1, 2, 4) for cell in iter_parity_cases(ranks, ("fp32", "bf16"))]
     assert {cell.engine for cell in cells} == set(ENGINES)
-    assert {cell.recompute for cell in cells} == {"none", "selective", "block"}
+    assert {cell.recompute for cell in cells} == {"none", "selective", "full"}
     assert {cell.precision for cell in cells} == {"fp32", "bf16"}
     for axis in ("replicate", "expert", "tensor", "context"):
         assert any(axis in dict(cell.layout) for cell in cells), axis
@@ -39,7 +39,7 @@ def test_cells_with_adversarial_routing_agree_and_a_cell_that_dies_fails_alone()
         2, "fsdp", (("tensor", 2),), "fp32", "none", DENSE, 3
     )  # three rows at a time do not divide eight
     cells = [
-        ParityCase(2, "fsdp", (("expert", 2),), "fp32", "block", CROWDED, 2),
+        ParityCase(2, "fsdp", (("expert", 2),), "fp32", "full", CROWDED, 2),
         broken,
         ParityCase(2, "fsdp", (("tensor", 2), ("expert", 2)), "fp32", "selective", IDLE, 2),
     ]

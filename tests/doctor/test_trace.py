@@ -48,7 +48,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "num_attention_heads": 4,
             "num_key_value_heads": 2, "max_position_embeddings": 64,
         },
-        "batch": {"sequence_length": 32, "sequences": 8, "ramp": {"start_tokens": 128, "over_tokens": 600}},
+        "batch": {"sequence_length": 32, "sequences": 8, "ramp": {"start_tokens": 128, "ramp_tokens": 600}},
         "train": {"tokens": 1280, "log_every_steps": 1, "precision": "fp32", "threads_per_process": 1},
         "launch": {"processes": 2},
         "checkpoint": {"every_steps": 2, "keep_last": 9},

@@ -37,7 +37,7 @@ CASES: dict[int, list[tuple[Any, ...]]] = {
         ("experts, all tokens on one", ParallelLayout(tensor=2, expert=2)),
         ("experts, latent attention, further tokens", ParallelLayout(context=2, expert=2)),
         ("experts, evenness of sequences", CONTEXT, "selective"),
-        ("experts, latent attention, further tokens", TENSOR, "block"),
+        ("experts, latent attention, further tokens", TENSOR, "full"),
     ],
     4: [
         ("llama", TENSOR),

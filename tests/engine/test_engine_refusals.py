@@ -17,8 +17,8 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"engine": {"kind": "deepspeed", "zero_stage": 3}, "layout": {"expert": 2}},
      r"engine\.zero_stage.*layout\.expert=2.*Use engine\.kind=torch"),
-    ({"engine": {"kind": "deepspeed", "zero_stage": 0, "offload": "optimizer"}},
-     r"engine\.offload.*zero_stage=0.*Use zero_stage=1, 2 or 3, or offload=none"),
+    ({"engine": {"kind": "deepspeed", "zero_stage": 0, "cpu_offload": "optimizer"}},
+     r"engine\.cpu_offload.*zero_stage=0.*Use zero_stage=1, 2 or 3, or cpu_offload=none"),
     ({"engine": {"kind": "deepspeed", "zero_stage": 1}, "layout": {"replicate": 2}},
      r"layout\.replicate.*2 copies.*splits over all ranks.*Use layout\.replicate=1, or engine\.kind=torch"),
     ({"engine": {"kind": "accelerate"}, "layout": {"expert": 2}},

@@ -44,7 +44,9 @@ def test_an_older_gpu_is_named_with_its_capability(monkeypatch: pytest.MonkeyPat
 def test_a_machine_without_torchao_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "cuda", SimpleNamespace(get_device_capability=lambda device: (9, 0)))
     monkeypatch.setattr(fp8.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(LaunchError, match=r"torchao is not installed\. Install llmsys\[fp8\], or set train\.products="):
+    with pytest.raises(
+        LaunchError, match=r"torchao is not installed\. Install llmsys\[fp8\], or set train\.matmul_dtype="
+    ):
         require_fp8(torch.device("cuda"))
 
 

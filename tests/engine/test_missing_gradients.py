@@ -110,7 +110,7 @@ def plain_run(skips: bool) -> dict[str, Tensor]:
 
 
 def optimizer_of() -> AdamWConfig:
-    return AdamWConfig(learning_rate=RATE, weight_decay=DECAY, gradient_clip=0, betas=(0.9, 0.95), eps=1e-8)
+    return AdamWConfig(learning_rate=RATE, weight_decay=DECAY, max_grad_norm=0, betas=(0.9, 0.95), eps=1e-8)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -21,7 +21,7 @@ from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import LENGTH, SEQUENCES, sequences, tiny_config
 
 RATE = 1e-2
-MUON = MuonConfig(learning_rate=RATE, embedding_rate_scale=2.0, gradient_clip=0)
+MUON = MuonConfig(learning_rate=RATE, embedding_lr_multiplier=2.0, max_grad_norm=0)
 LAYOUTS = {
     "shard=4": ParallelLayout(),
     "replicate=2 shard=2": ParallelLayout(replicate=2),

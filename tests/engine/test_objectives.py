@@ -39,7 +39,7 @@ MODELS = {
     },
 }  # fmt: skip
 SMOOTHING, RATE, STEPS = 0.1, 1e-2, 2
-OPTIMIZER = AdamWConfig(learning_rate=RATE, betas=(0.9, 0.98), eps=1e-9, gradient_clip=0.5)
+OPTIMIZER = AdamWConfig(learning_rate=RATE, betas=(0.9, 0.98), eps=1e-9, max_grad_norm=0.5)
 
 
 def sentences(count: int, seed: int) -> list[Any]:

@@ -27,7 +27,7 @@ from tests.helpers.tiny import LENGTH, SEQUENCES, sequences, tiny_config
 
 STEPS = 3
 LEARNING_RATE = 1e-2
-OPTIMIZER = AdamWConfig(learning_rate=LEARNING_RATE, embedding_rate_scale=2.0)
+OPTIMIZER = AdamWConfig(learning_rate=LEARNING_RATE, embedding_lr_multiplier=2.0)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Moments = dict[str, Any]
 
@@ -73,18 +73,18 @@ def plain_run(clip: float, steps: int = STEPS, **changes: object) -> tuple[list[
 def build(kind: str, layout: ParallelLayout, clip: float, micro_batches: int, **changes: object) -> Engine:
     """An engine as the trainer would build it: "torch", "accelerate", "zero3" or "bitwise", and what more words say.
 
-    "bf16", "fp16", "offload", "ddp" and "whole" gradients (of torch), "block" and "selective" (recomputation).
+    "bf16", "fp16", "offload", "ddp" and "whole" gradients (of torch), "full" and "selective" (recomputation).
     """
     device = torch.device("cpu")
     config = tiny_config(**changes)
     with torch.device("meta"):
         model = Transformer(config)
     words = kind.split()
-    for what in {"block", "selective"} & set(words):
+    for what in {"full", "selective"} & set(words):
         apply_activation_checkpoint(model, what)  # type: ignore[arg-type]
     common: dict[str, Any] = {
         "meshes": build_device_meshes(layout.resolve(torch.distributed.get_world_size(), config), device),
-        "optimizer": OPTIMIZER.model_copy(update={"gradient_clip": clip}),
+        "optimizer": OPTIMIZER.model_copy(update={"max_grad_norm": clip}),
         "loss": build_training_loss(LossConfig()),
         "compute_dtype": next((dtype for word, dtype in DTYPES.items() if word in words), torch.float32),
         "seed": 7,

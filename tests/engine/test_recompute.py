@@ -16,7 +16,7 @@ from tests.helpers.live_memory import kept_after
 from tests.helpers.model_sections import EVERY_HEAD, LATENT, MOE, SHAPE, VARIANTS
 from tests.helpers.tiny_model import tiny_model, tiny_tokens
 
-What = Literal["none", "selective", "block"]
+What = Literal["none", "selective", "full"]
 DROPOUT = {"dropout": {"residual": 0.1, "attention": 0.2, "activation": 0.1, "embedding": 0.1, "final": 0.1}}
 NAMES = [
     "dense", "sinks", "sandwich, capped, windows", "multi-query, parallel", "deepnorm", "transformer-xl",
@@ -60,7 +60,7 @@ def prepared(config: ModelConfig, what: What, dtype: torch.dtype, compiled: bool
 
 def assert_same_bits(config: ModelConfig, dtype: torch.dtype, compiled: bool = False) -> None:
     expected = step(prepared(config, "none", dtype, compiled))
-    for what in ("selective", "block"):
+    for what in ("selective", "full"):
         found = step(prepared(config, what, dtype, compiled))
         assert found.keys() == expected.keys()
         differing = [name for name, value in expected.items() if not torch.equal(found[name], value)]
@@ -95,7 +95,7 @@ def kept_bytes(config: ModelConfig, what: What, dtype: torch.dtype) -> int:
 )
 def test_each_step_keeps_less(changes: dict[str, Any], dtype: torch.dtype) -> None:
     config = ModelConfig.model_validate(WIDE | changes)
-    everything, some, entering = (kept_bytes(config, what, dtype) for what in ("none", "selective", "block"))
+    everything, some, entering = (kept_bytes(config, what, dtype) for what in ("none", "selective", "full"))
     width = torch.finfo(dtype).bits // 8
     assert entering < 0.25 * some < 0.25 * 0.8 * everything
     # What enters four blocks, what leaves the last, the final norm, masks, and the rotation's angles.
@@ -123,7 +123,7 @@ def test_selective_repeats_neither_products_nor_attention(changes: dict[str, Any
     config = ModelConfig.model_validate(SHAPE | changes)
     forward, backward = calls(config, "none", activation_checkpoint.KEPT)
     assert calls(config, "selective", activation_checkpoint.KEPT) == (forward, backward)
-    assert calls(config, "block", activation_checkpoint.KEPT)[1] > backward
+    assert calls(config, "full", activation_checkpoint.KEPT)[1] > backward
 
 
 def test_nothing_is_wrapped_around_a_forward_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

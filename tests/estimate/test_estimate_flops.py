@@ -117,7 +117,7 @@ def repeated(config: ModelConfig, recompute: Any) -> int:
 @pytest.mark.usefixtures("counted")
 def test_the_counter_sees_what_blocks_recompute(name: str, dropout: dict[str, Any]) -> None:
     config = ModelConfig.model_validate(SHAPE | VARIANTS[name] | dropout)
-    assert trained(config, "block") - trained(config, "none") == repeated(config, "block") > 0
+    assert trained(config, "full") - trained(config, "none") == repeated(config, "full") > 0
 
 
 @pytest.mark.parametrize("name", ["dense", "sinks", "sandwich, capped, windows", "experts without a gate", "original"])

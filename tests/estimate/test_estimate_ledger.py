@@ -14,7 +14,7 @@ from llmsys.estimate.run_estimate import estimate_run, list_tensor_counts
 from llmsys.estimate.summary_table import format_estimate
 from tests.helpers.model_sections import PAIRS, SHAPE, VARIANTS
 
-BATCH = {"sequence_length": 24, "target_length": 16, "sequences": 3}
+BATCH = {"sequence_length": 24, "target_sequence_length": 16, "sequences": 3}
 
 
 def run_of(changes: dict[str, Any]) -> RunConfig:

@@ -35,7 +35,7 @@ def test_the_largest_divisor_that_fits_is_taken(sequences: int) -> None:
 
 
 def test_a_micro_batch_divides_every_size_of_a_ramp() -> None:
-    one = config("batch.ramp={start_tokens: 6144, over_tokens: 90000}")
+    one = config("batch.ramp={start_tokens: 6144, ramp_tokens: 90000}")
     choice = find_largest_micro_batch(one, one.layout.resolve(2, one.model), 1 << 40, CPU)
     assert choice.sequences == 6
     assert all(size // 2 % choice.sequences == 0 for size in one.batch.step_sizes)

@@ -23,7 +23,7 @@ from tests.helpers.live_memory import kept_after
 from tests.helpers.model_sections import SHAPE, VARIANTS
 
 SEQUENCES, LENGTH, SOURCE = 2, 16, 24
-POLICIES: tuple[Recompute, ...] = ("none", "selective", "block")
+POLICIES: tuple[Recompute, ...] = ("none", "selective", "full")
 ON_CPU = MemoryProfile(device="cpu")
 # Small things that are not counted: sums of the balance loss, a gate of one channel, masks shared by few blocks.
 ABOUT = {
@@ -77,13 +77,13 @@ def kept_by_forward(model: ModelConfig, dtype: torch.dtype, policy: Recompute, *
 def estimated(model: ModelConfig, dtype: torch.dtype, policy: Recompute, *, documents: bool) -> int:
     pairs = model.family == "encoder_decoder"
     batch = {"sequence_length": SOURCE if pairs else LENGTH, "sequences": SEQUENCES} | (
-        {"target_length": LENGTH} if pairs else {}
+        {"target_sequence_length": LENGTH} if pairs else {}
     )
     config = RunConfig.model_validate(
         {
             "model": model,
             "batch": batch,
-            "train": {"precision": "bf16" if dtype == torch.bfloat16 else "fp32", "recompute": policy},
+            "train": {"precision": "bf16" if dtype == torch.bfloat16 else "fp32", "activation_checkpoint": policy},
         }
     )
     extent = build_activation_shape(config, ParallelLayout(shard=1), ON_CPU)

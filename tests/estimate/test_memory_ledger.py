@@ -31,7 +31,7 @@ NAMES = [
 
 
 def run_of(**sections: Any) -> RunConfig:
-    batch = {"sequence_length": 8192, "sequences": 16, "attend": "window"} | sections.pop("batch", {})
+    batch = {"sequence_length": 8192, "sequences": 16, "attention_scope": "window"} | sections.pop("batch", {})
     train = {"precision": "bf16"} | sections.pop("train", {})
     settings = {"model": LLAMA, "batch": batch, "train": train, "layout": {"shard": 8}}
     return RunConfig.model_validate(settings | sections)
@@ -51,9 +51,9 @@ def test_instants_are_named_in_their_order_and_the_peak_is_the_fullest() -> None
 
 def test_a_verdict_says_where_memory_runs_out_and_what_saves_how_much() -> None:
     whole = MemoryProfile(loss="whole")
-    ledger = ledger_of(whole, train={"recompute": "selective"})
+    ledger = ledger_of(whole, train={"activation_checkpoint": "selective"})
     found = ledger.compute_fit_result(80 * GIB)
-    chunked = ledger_of(train={"recompute": "selective"})
+    chunked = ledger_of(train={"activation_checkpoint": "selective"})
     saved = (ledger.peak_bytes - chunked.peak_bytes) / GIB
     assert not found.fits
     assert found.spare_bytes == 80 * GIB - ledger.driver_bytes - ledger.peak_bytes
@@ -63,14 +63,14 @@ def test_a_verdict_says_where_memory_runs_out_and_what_saves_how_much() -> None:
 
 
 def test_a_model_beyond_any_change_is_said_to_need_more_ranks() -> None:
-    config = run_of(layout={"shard": 1}, train={"recompute": "block"}, batch={"sequences": 1})
-    host = config.model_copy(update={"engine": config.engine.model_copy(update={"offload": "state"})})
+    config = run_of(layout={"shard": 1}, train={"activation_checkpoint": "full"}, batch={"sequences": 1})
+    host = config.model_copy(update={"engine": config.engine.model_copy(update={"cpu_offload": "state"})})
     text = estimate_peak_memory(host, host.layout).compute_fit_result(2 * GIB).text
     assert "No single change of recompute, micro-batch, sharding or offload makes it smaller; use more ranks." in text
 
 
 def test_each_policy_keeps_less_than_the_one_before() -> None:
-    peaks = [ledger_of(train={"recompute": policy}).peak_bytes for policy in ("none", "selective", "block")]
+    peaks = [ledger_of(train={"activation_checkpoint": policy}).peak_bytes for policy in ("none", "selective", "full")]
     assert peaks == sorted(peaks, reverse=True)
     assert len(set(peaks)) == 3
 
@@ -83,14 +83,14 @@ def test_each_stage_of_zero_splits_more() -> None:
 def test_copies_are_advised_to_become_shards() -> None:
     ddp = {"kind": "torch", "data_parallel": "ddp"}
     config = run_of(
-        engine=ddp, layout={"replicate": 8, "shard": 1}, train={"recompute": "block"}, batch={"sequences": 8}
+        engine=ddp, layout={"replicate": 8, "shard": 1}, train={"activation_checkpoint": "full"}, batch={"sequences": 8}
     )
     text = estimate_peak_memory(config, config.layout).compute_fit_result(80 * GIB).text
     assert "engine.data_parallel=fsdp with layout.replicate=1 and layout.shard=8 saves" in text
 
 
 @pytest.mark.parametrize(
-    "engine", [{"kind": "torch", "offload": "state"}, {"kind": "deepspeed", "offload": "optimizer"}]
+    "engine", [{"kind": "torch", "cpu_offload": "state"}, {"kind": "deepspeed", "cpu_offload": "optimizer"}]
 )
 def test_offload_leaves_no_moments_on_the_device(engine: dict[str, str]) -> None:
     names = {item.name for instant in ledger_of(engine=engine).instants for item in instant.items}
@@ -151,7 +151,7 @@ def test_a_published_run_out_of_memory_is_foretold() -> None:
     config = RunConfig.model_validate(
         {
             "model": model,
-            "batch": {"sequence_length": 10_240, "sequences": 1, "attend": "window"},
+            "batch": {"sequence_length": 10_240, "sequences": 1, "attention_scope": "window"},
             "engine": {"kind": "deepspeed", "zero_stage": 1},
             "train": {"precision": "bf16"},
         }

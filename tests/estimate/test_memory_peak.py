@@ -42,7 +42,7 @@ def run_of(sequences: int = 2, length: int = 128, shard: int = 4, **changes: Any
     return RunConfig.model_validate(
         {
             "model": MODEL | changes,
-            "batch": {"sequence_length": length, "sequences": sequences * shard, "attend": "window"},
+            "batch": {"sequence_length": length, "sequences": sequences * shard, "attention_scope": "window"},
             "layout": {"shard": shard},
             "train": train,
         }
@@ -57,7 +57,7 @@ class Rank:
         meshes = build_device_meshes(config.layout, torch.device("cpu"))
         with torch.device("meta"):
             self.model = Transformer(config.model)
-        apply_activation_checkpoint(self.model, config.train.recompute)
+        apply_activation_checkpoint(self.model, config.train.activation_checkpoint)
         apply_expert_parallel(self.model, meshes)
         apply_fsdp(self.model, meshes, dtype)
         materialize_parameters(
@@ -85,14 +85,14 @@ class Rank:
 
 CASES: dict[str, RunConfig] = {
     "nothing again": run_of(),
-    "blocks again": run_of(train={"recompute": "block"}),
-    "selected again": run_of(train={"recompute": "selective"}),
+    "blocks again": run_of(train={"activation_checkpoint": "full"}),
+    "selected again": run_of(train={"activation_checkpoint": "selective"}),
     "fp32": run_of(train={"precision": "fp32"}),
     "vocabulary": run_of(vocab_size=8192),
     "batch": run_of(sequences=6),
-    "weights": run_of(1, 64, 8, **LARGE, train={"recompute": "block"}),
+    "weights": run_of(1, 64, 8, **LARGE, train={"activation_checkpoint": "full"}),
     "experts": run_of(moe=MOE),
-    "two ranks": run_of(1, 256, 2, **LARGE, vocab_size=2048, train={"recompute": "selective"}),
+    "two ranks": run_of(1, 256, 2, **LARGE, vocab_size=2048, train={"activation_checkpoint": "selective"}),
 }
 
 

@@ -117,7 +117,7 @@ def test_what_fits_nowhere_says_by_how_much_and_what_would_do() -> None:
 def test_offload_is_the_last_resort_and_host_memory_is_counted() -> None:
     run = config("llama3.1-70b", "batch.sequence_length=4096", "batch.sequences=8")
     roomy = search_layouts(run, PlanTarget(ClusterCosts(devices=8, host_memory_bytes=2e12), H100))
-    assert all(getattr(one.choice.engine, "offload", "none") != "none" for one in roomy.ranked)
+    assert all(getattr(one.choice.engine, "cpu_offload", "none") != "none" for one in roomy.ranked)
     with pytest.raises(LayoutError, match=r"host memory: .* GiB too many for one machine"):
         search_layouts(run, PlanTarget(ClusterCosts(devices=8, host_memory_bytes=5e11), H100))
 

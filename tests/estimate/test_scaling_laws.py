@@ -109,7 +109,7 @@ def test_a_recommendation_beyond_the_runs_of_a_law_says_so() -> None:
 
 
 def test_the_answer_holds_every_law_even_when_one_is_marked(capsys) -> None:
-    assert main(["scale", "budget=5.76e23", "mark=besiroglu_2024", "--json"]) == 0
+    assert main(["scale", "budget=5.76e23", "highlight=besiroglu_2024", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [row["law"] for row in answer["laws"]] == [law.name for law in DENSE]
     assert [row["law"] for row in answer["laws"] if row["marked"]] == ["besiroglu_2024"]
@@ -133,7 +133,7 @@ def test_money_and_energy_buy_hours_at_stated_assumptions() -> None:
     )
     assert money.flops == pytest.approx(50 * 3600 * 5e14)
     assert money.assumptions[0] == "2 USD per accelerator-hour"
-    energy = convert_budget_to_flops(ScalingLawConfig(budget="30kWh", device="box", energy_overhead=1.2), device)
+    energy = convert_budget_to_flops(ScalingLawConfig(budget="30kWh", device="box", pue=1.2), device)
     assert energy.flops == pytest.approx(30 / 0.6 * 3600 * 4e14)
 
 
@@ -145,7 +145,10 @@ def test_money_and_energy_buy_hours_at_stated_assumptions() -> None:
         (["budget=50h"], "device: is missing: 50h buys operations of a device"),
         (["budget=9EUR", "device=h100"], "price_per_hour: is missing: 9EUR buys hours. Set EUR per accelerator-hour"),
         (["budgt=1"], "budgt: unknown key. Did you mean budget?"),
-        (["budget=1e21", "mark=chinchilla"], "mark=chinchilla is not a law in this table. Use one of kaplan_2020,"),
+        (
+            ["budget=1e21", "highlight=chinchilla"],
+            "highlight=chinchilla is not a law in this table. Use one of kaplan_2020,",
+        ),
         (["fit", "nowhere"], "nowhere cannot be read"),
     ],
 )

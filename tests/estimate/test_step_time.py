@@ -99,8 +99,11 @@ def test_work_grows_with_the_batch_and_shrinks_with_ranks() -> None:
 
 
 def test_recomputation_costs_a_forward_and_counts_as_hardware_utilisation_only() -> None:
-    plain, block = seconds(run(), ParallelLayout(shard=8)), seconds(run(recompute="block"), ParallelLayout(shard=8))
-    selective = seconds(run(recompute="selective"), ParallelLayout(shard=8))
+    plain, block = (
+        seconds(run(), ParallelLayout(shard=8)),
+        seconds(run(activation_checkpoint="full"), ParallelLayout(shard=8)),
+    )
+    selective = seconds(run(activation_checkpoint="selective"), ParallelLayout(shard=8))
     assert plain.seconds.p50 < selective.seconds.p50 < block.seconds.p50
     assert block.parts["recomputation"] > plain.parts["products"] / 4
     assert plain.hfu == pytest.approx(plain.mfu)

@@ -67,10 +67,10 @@ def test_no_field_of_a_config_takes_a_url_for_a_path() -> None:
     [
         ("run.folder=s3://b/run", "run.folder"),
         ("data.folder=gs://b/data", "data.folder"),
-        ("train.start_from=s3://b/run", "train.start_from"),
+        ("train.init_from=s3://b/run", "train.init_from"),
         ("tokenizer={kind: file, path: s3://b/t.json}", "tokenizer.path"),
-        ("evaluation.sets=[{kind: pairs, path: s3://b/p.jsonl}]", "evaluation.sets.0.path"),
-        ("data.deduplicate.against=[s3://b/d]", "data.deduplicate.against.0"),
+        ("evaluation.tasks=[{kind: pairs, path: s3://b/p.jsonl}]", "evaluation.tasks.0.path"),
+        ("data.deduplicate.earlier_datasets=[s3://b/d]", "data.deduplicate.earlier_datasets.0"),
     ],
 )
 def test_the_message_names_the_key(override: str, key: str) -> None:

@@ -22,7 +22,7 @@ from llmsys.train.linear_cross_entropy import build_training_loss
 from tests.helpers.tiny import LENGTH, sequences, tiny_config
 
 MICRO_BATCHES = 8
-OPTIMIZER = AdamWConfig(learning_rate=1e-2, embedding_rate_scale=2.0, gradient_clip=0.5)
+OPTIMIZER = AdamWConfig(learning_rate=1e-2, embedding_lr_multiplier=2.0, max_grad_norm=0.5)
 
 
 class Case(NamedTuple):
@@ -47,7 +47,7 @@ CASES = {
         {"moe": None, "tie_word_embeddings": True, "vocab_size": 67, "dropout": DROPOUT},
         {
             1: (ParallelLayout(), "none"),
-            2: (ParallelLayout(), "block"),
+            2: (ParallelLayout(), "full"),
             4: (ParallelLayout(replicate=2), "none"),
             8: (ParallelLayout(), "none"),
         },

@@ -110,7 +110,7 @@ def engine_with(name: str, layout: ParallelLayout, recompute: Recompute = "none"
     engine = TorchEngine(
         model,
         meshes=build_device_meshes(layout.resolve(torch.distributed.get_world_size(), whole.config), device),
-        optimizer=AdamWConfig(gradient_clip=0.0, betas=(FIRST_BETA, 0.95)),
+        optimizer=AdamWConfig(max_grad_norm=0.0, betas=(FIRST_BETA, 0.95)),
         loss=build_training_loss(LOSS),
         compute_dtype=torch.float32,
         seed=0,

@@ -35,7 +35,7 @@ BLOOM = {"keys": {"kind": "bloom", "keys_per_task": 700}}
 
 def spans(kind: str, **more: int) -> dict[str, Any]:
     """The section of repeated paragraphs, lines or sentences."""
-    return {"spans": {"kind": kind, "min_words": 20, **more}}
+    return {"repeated_segments": {"kind": kind, "min_words": 20, **more}}
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -118,7 +118,7 @@ def _hold(place: Path, kind: str, kills: int, seed: int) -> bool:
     earlier = place / "spring"
     if kind in AGAINST:
         assert start(earlier, names[:2], 1, **shared).wait() == 0
-        shared["deduplicate"] |= {"against": [str(earlier)]}
+        shared["deduplicate"] |= {"earlier_datasets": [str(earlier)]}
     shared["name"] = kind
     shuffled = random.Random(seed).sample(names, len(names))
     runs: Mapping[str, tuple[Sequence[str], int, dict[str, Any]]] = {

@@ -88,7 +88,9 @@ def test_accelerate_understands_its_commands_and_needs_hosts_of_one_size(tmp_pat
         assert (options.num_machines, options.num_processes, options.machine_rank) == (2, 4, number)
         assert (options.main_process_ip, options.main_process_port) == ("10.9.8.1", 29500)
     start = build_launch_plan(config_of(tmp_path), [Host("10.9.8.1", 1), Host("10.9.8.2", 3)], "torchrun", 0, 3)
-    with pytest.raises(LaunchError, match=r"equally many ranks on every host. Use 1 slots on each, or --by torchrun"):
+    with pytest.raises(
+        LaunchError, match=r"equally many ranks on every host. Use 1 slots on each, or --launcher torchrun"
+    ):
         build_accelerate_commands(start)
 
 
@@ -157,7 +159,7 @@ def test_the_difference_that_travels_makes_the_code_again(tmp_path: Path) -> Non
 def test_a_slurm_job_is_a_script_that_asks_to_be_queued_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [config_file(tmp_path), "nodes=2", "launch.processes=4", "--least", "1", "--sbatch=--time=1:00:00"]
+    words = [config_file(tmp_path), "nodes=2", "launch.processes=4", "--min-hosts", "1", "--sbatch=--time=1:00:00"]
     assert main(["launch", *words, "--print"]) == 0
     text = capsys.readouterr().out
     asked = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", text, flags=re.MULTILINE))
@@ -200,8 +202,13 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
             ConfigError,
             "on 2 of 2 hosts, 3 ranks: .*dealt evenly to 3 data ranks",
         ),
-        ([(f"10.9.8.{n}", 1) for n in range(1, 5)], 3, ConfigError, "on 3 of 4 hosts, 3 ranks: .* Or use --least 4"),
-        ([("10.9.8.1", 2)], 2, LaunchError, "--least 2 of 1 hosts cannot be. Use 1 to 1"),
+        (
+            [(f"10.9.8.{n}", 1) for n in range(1, 5)],
+            3,
+            ConfigError,
+            "on 3 of 4 hosts, 3 ranks: .* Or use --min-hosts 4",
+        ),
+        ([("10.9.8.1", 2)], 2, LaunchError, "--min-hosts 2 of 1 hosts cannot be. Use 1 to 1"),
     ],
     ids=["loopback", "unknown", "indivisible", "indivisible when one is lost", "least"],
 )
@@ -225,9 +232,12 @@ def test_a_layout_that_does_not_fit_the_hosts_is_refused(tmp_path: Path) -> None
         ([], "A launch needs hosts."),
         (["nodes=a:2", "nodes=b:2"], "nodes=a:2 and nodes=b:2 are given. Give nodes= once."),
         (["nodes=a:2", "nodes=a:2"], "nodes=a:2 and nodes=a:2 are given. Give nodes= once."),
-        (["nodes=2", "--by", "torchrun"], "nodes=2 is a number of hosts, and torchrun needs names."),
+        (["nodes=2", "--launcher", "torchrun"], "nodes=2 is a number of hosts, and torchrun needs names."),
         (["nodes=2", "launch.processes=0"], "starts no rank. Say how many hosts, and the ranks of each"),
-        (["nodes=10.9.8.1:2,10.9.8.2:2", "--by", "deepspeed", "--least", "1"], "deepspeed cannot go on with fewer"),
+        (
+            ["nodes=10.9.8.1:2,10.9.8.2:2", "--launcher", "deepspeed", "--min-hosts", "1"],
+            "deepspeed cannot go on with fewer",
+        ),
         (["nodes=10.9.8.1:0"], "has 0 slots"),
         (["nodes=10.9.8.1:2,10.9.8.1:2"], "is named 2 times"),
     ],

@@ -161,7 +161,7 @@ def test_a_halted_host_a_dead_one_and_a_cut_cable_cost_nothing_but_time(hosts: H
     """FSDP2 with experts across hosts. One host of three halts and dies: two go on. Then a cable is out until the agent
     behind it has been given up: the run waits, and goes on by itself."""
     path = config_file(hosts, "lost", layout={"expert": 2}, train={"hang_timeout_seconds": 15})
-    words = launch(path, "alpha:1,beta:1,gamma:2", "--least", "2", "--restarts", "20")
+    words = launch(path, "alpha:1,beta:1,gamma:2", "--min-hosts", "2", "--restarts", "20")
     late = standstill(hosts.folder / "late", STEPS - 4)  # no further before the cable is out
     process = hosts.start("alpha", *late.words, *words, log=hosts.log)
 

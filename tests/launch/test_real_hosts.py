@@ -100,7 +100,7 @@ def test_a_host_that_never_answers_is_named_within_the_minute(hosts: Hosts) -> N
 
 def test_a_launch_refuses_hosts_that_cannot_take_part(hosts: Hosts) -> None:
     """The same ills, without a preflight: all are named at once, and nothing starts."""
-    words = ["launch", str(hosts.folder / "toy.yaml"), "nodes=alpha:1,odd:1,closed:1,deaf:1", "--by", "torchrun"]
+    words = ["launch", str(hosts.folder / "toy.yaml"), "nodes=alpha:1,odd:1,closed:1,deaf:1", "--launcher", "torchrun"]
     done = hosts.run("alpha", sys.executable, "-m", "launch.main", *words)
     assert done.returncode == 2
     assert "s ahead of this host; 2 s is the most" in done.stderr

@@ -131,7 +131,7 @@ def test_jobs_outlive_lost_nodes_and_time_limits_with_every_bit_and_one_that_is_
     script runs; `fewer` may go on with what is left and loses the other; `timed` nears its time limit."""
     middles = {name: standstill(hosts.folder / f"middle-{name}", STEPS // 2) for name in ("whole", "fewer")}
     whole = submit(slurm, hosts.folder, "whole", STEPS, before=middles["whole"].words)
-    fewer = submit(slurm, hosts.folder, "fewer", STEPS, "--least", "1", before=middles["fewer"].words)
+    fewer = submit(slurm, hosts.folder, "fewer", STEPS, "--min-hosts", "1", before=middles["fewer"].words)
     timed = submit(slurm, hosts.folder, "timed", ENDLESS)
     slurm.said("scontrol", "release", whole.number, fewer.number, timed.number)
     lost: dict[str, str] = {}

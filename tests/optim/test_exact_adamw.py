@@ -9,7 +9,7 @@ from llmsys.config.optimizer import AdamWConfig
 from llmsys.optim.bitwise_adamw import BitwiseAdamW
 from llmsys.optim.lr_schedule import LearningRate
 
-CONFIG = AdamWConfig(learning_rate=1e-2, weight_decay=0.1, embedding_rate_scale=3.0)
+CONFIG = AdamWConfig(learning_rate=1e-2, weight_decay=0.1, embedding_lr_multiplier=3.0)
 SHAPES = {"embed.weight": (11, 7), "blocks.0.norm.weight": (13,), "blocks.0.up_proj.weight": (9, 5)}
 
 

@@ -23,9 +23,9 @@ from tests.helpers.tiny import tiny_config
 
 BUDGET, WARMUP = 1000.0, 100
 ALL: list[ScheduleConfig] = [
-    WsdScheduleConfig(warmup_tokens=WARMUP, decay_tokens=400, final_fraction=0.1),
-    CosineScheduleConfig(warmup_tokens=WARMUP, final_fraction=0.1),
-    LinearScheduleConfig(warmup_tokens=WARMUP, final_fraction=0.1),
+    WsdScheduleConfig(warmup_tokens=WARMUP, decay_tokens=400, min_lr_factor=0.1),
+    CosineScheduleConfig(warmup_tokens=WARMUP, min_lr_factor=0.1),
+    LinearScheduleConfig(warmup_tokens=WARMUP, min_lr_factor=0.1),
     ConstantScheduleConfig(warmup_tokens=WARMUP),
     InverseSqrtScheduleConfig(warmup_tokens=WARMUP),
 ]
@@ -98,14 +98,14 @@ def test_the_original_schedule_has_its_known_points() -> None:
 
 def test_the_original_adam_can_be_said() -> None:
     config = run_with(
-        ALL[4], optimizer={"kind": "adamw", "betas": [0.9, 0.98], "eps": 1e-9, "weight_decay": 0, "gradient_clip": 0}
+        ALL[4], optimizer={"kind": "adamw", "betas": [0.9, 0.98], "eps": 1e-9, "weight_decay": 0, "max_grad_norm": 0}
     )
     assert (config.optimizer.betas, config.optimizer.eps) == ((0.9, 0.98), 1e-9)
 
 
 def test_groups_hold_every_parameter_once_by_role_and_decay() -> None:
     named = dict(Transformer(tiny_config()).named_parameters())
-    groups = build_parameter_groups(named.items(), AdamWConfig(weight_decay=0.2, embedding_rate_scale=3.0))
+    groups = build_parameter_groups(named.items(), AdamWConfig(weight_decay=0.2, embedding_lr_multiplier=3.0))
     assert sorted(name for group in groups for name in group.names) == sorted(named)
     for group in groups:
         assert group.lr_multiplier == (3.0 if group.role == "embedding" else 1.0)

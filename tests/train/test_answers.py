@@ -113,10 +113,10 @@ def test_sets_stand_beside_the_loss_by_name() -> None:
 
 
 def test_questions_for_a_model_that_learns_no_text_are_refused() -> None:
-    sets = EvaluationConfig(sets=(MultipleChoiceConfig(path=Path("a.jsonl")),))
+    sets = EvaluationConfig(tasks=(MultipleChoiceConfig(path=Path("a.jsonl")),))
     assert list(find_task_violations(sets, "next_token")) == []
     (problem,) = find_task_violations(sets, "masked")
-    assert problem.key == "evaluation.sets"
+    assert problem.key == "evaluation.tasks"
     assert (
         "1 sets are scored by the likelihood of a text, which objective.kind=masked does not learn" in problem.message
     )

@@ -38,7 +38,7 @@ def config(tmp_path: Path) -> Path:
             "num_key_value_heads": 2, "max_position_embeddings": 64,
             "moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_shared_experts": 1},
         },
-        "batch": {"sequence_length": 32, "sequences": 8, "micro_sequences": 2, "deal": "balanced"},
+        "batch": {"sequence_length": 32, "sequences": 8, "micro_sequences": 2, "assignment": "balanced"},
         "optimizer": {"learning_rate": 0.01},
         "schedule": {"kind": "cosine", "warmup_tokens": 512},
         "train": {

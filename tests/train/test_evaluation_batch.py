@@ -62,7 +62,7 @@ def test_left_out_it_is_a_training_micro_batch_and_at_most_eight(words: list[str
 def run_of(**evaluation: int) -> RunConfig:
     model = {"vocab_size": 8192, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
              "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 128}  # fmt: skip
-    batch = {"sequence_length": 128, "sequences": 2, "attend": "window"}
+    batch = {"sequence_length": 128, "sequences": 2, "attention_scope": "window"}
     return RunConfig.model_validate(
         {"model": model, "batch": batch, "train": {"precision": "fp32"}, "evaluation": evaluation}
     )

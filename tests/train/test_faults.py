@@ -50,25 +50,27 @@ def test_a_step_that_is_not_finite_is_bad(loss: float, norm: float) -> None:
 
 
 def test_a_spike_is_judged_by_the_median_of_the_steps_that_were_taken() -> None:
-    one = judge(spike={"gradient_norm": 4, "loss": 1.5, "window": 3})
+    one = judge(spike_detection={"max_grad_norm_ratio": 4, "max_loss_ratio": 1.5, "window_steps": 3})
     assert all(take(one, step, 2.0, norm) for step, norm in ((1, 1.0), (2, 900.0), (3, 1.2)))  # no window yet
     assert not take(one, 4, 2.0, 4.9)
     assert one.problem.startswith("gradient norm 4.9, and the median of the last 3 steps is 1.2.")
     assert take(one, 5, 2.0, 4.7)  # the refused step did not count: the median is still 1.2
     assert not take(one, 6, 3.1, 1.0)
-    assert "train.spike.loss allows 1.5 times that" in one.problem
+    assert "train.spike_detection.max_loss_ratio allows 1.5 times that" in one.problem
     assert one.left_out == {4, 6}
 
 
 def test_a_run_of_bad_steps_ends_and_so_does_the_first_one_under_stop() -> None:
-    one = judge(bad_steps_in_a_row=2)
+    one = judge(max_consecutive_bad_steps=2)
     assert [take(one, step, math.nan, 1.0) for step in (1, 2)] == [False, False]
     assert take(one, 3, 1.0, 1.0)
     assert [take(one, step, math.nan, 1.0) for step in (4, 5)] == [False, False]
-    with pytest.raises(LlmsysError, match=r"step 6: loss nan.*bad step number 3 in a row, train.bad_steps_in_a_row=2"):
+    with pytest.raises(
+        LlmsysError, match=r"step 6: loss nan.*bad step number 3 in a row, train.max_consecutive_bad_steps=2"
+    ):
         take(one, 6, math.nan, 1.0)
-    with pytest.raises(LlmsysError, match=r"step 1: .*leave such steps out with train.bad_step=skip"):
-        take(judge(bad_step="stop"), 1, math.nan, 1.0)
+    with pytest.raises(LlmsysError, match=r"step 1: .*leave such steps out with train.on_bad_step=skip"):
+        take(judge(on_bad_step="stop"), 1, math.nan, 1.0)
 
 
 class NoExperts(torch.nn.Module):
@@ -171,7 +173,7 @@ def without(*left_out: int) -> dict[str, float]:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_trajectory_is_the_one_without_the_bad_steps(tmp_path: Path, policy: str, mode: str) -> None:
     one = trainer(
-        config(tmp_path, **{"train.bad_step": policy, "checkpoint.mode": mode}), bad=lambda step: step in (6, 7, 11)
+        config(tmp_path, **{"train.on_bad_step": policy, "checkpoint.mode": mode}), bad=lambda step: step in (6, 7, 11)
     )
     one.train()
     assert weights(one) == pytest.approx(without(6, 7, 11))
@@ -193,17 +195,17 @@ def test_a_rewind_heals_weights_that_were_damaged_in_memory(tmp_path: Path) -> N
             damaged.append(total.fill_(math.nan))
         return bool(total.isnan())
 
-    one = trainer(config(tmp_path, **{"train.bad_step": "rewind"}), bad)
+    one = trainer(config(tmp_path, **{"train.on_bad_step": "rewind"}), bad)
     one.train()
     assert weights(one) == pytest.approx(without(6))
     damaged.clear()
-    one = trainer(config(tmp_path / "skip", **{"train.bad_steps_in_a_row": "2"}), bad)
+    one = trainer(config(tmp_path / "skip", **{"train.max_consecutive_bad_steps": "2"}), bad)
     with pytest.raises(LlmsysError, match="bad step number 3 in a row"):  # nothing that is skipped would help
         one.train()
 
 
 def test_a_bad_first_step_finds_something_to_go_back_to(tmp_path: Path) -> None:
-    one = trainer(config(tmp_path, **{"train.bad_step": "rewind"}), lambda step: step == 1)
+    one = trainer(config(tmp_path, **{"train.on_bad_step": "rewind"}), lambda step: step == 1)
     one.train()
     assert weights(one) == pytest.approx(without(1))
 
@@ -237,7 +239,9 @@ def test_a_stopped_run_saves_after_the_step_and_goes_on_as_if_it_had_not(tmp_pat
 
 
 def test_the_count_of_bad_steps_in_a_row_survives_a_rewind(tmp_path: Path) -> None:
-    one = trainer(config(tmp_path, **{"train.bad_step": "rewind", "train.bad_steps_in_a_row": "3"}), lambda s: s > 5)
+    one = trainer(
+        config(tmp_path, **{"train.on_bad_step": "rewind", "train.max_consecutive_bad_steps": "3"}), lambda s: s > 5
+    )
     with pytest.raises(LlmsysError, match=r"step 9: .*bad step number 4 in a row"):
         one.train()
 

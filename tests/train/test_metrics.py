@@ -80,7 +80,7 @@ def test_peaks_of_evaluation_are_not_a_steps(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_steps_of_a_growing_batch_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = meter(monkeypatch, [100] * 99, "batch.ramp={start_tokens: 1024, over_tokens: 16384}")
+    one = meter(monkeypatch, [100] * 99, "batch.ramp={start_tokens: 1024, ramp_tokens: 16384}")
     small = [
         number
         for number in range(1, 60)

@@ -30,12 +30,12 @@ def config(tmp_path: Path) -> Path:
     make_dataset(tmp_path / "small", documents=20)
     settings = {
         "run": {"folder": str(tmp_path / "run")},
-        "data": {"kind": "mixture", "sources": sources, "stages": [{"from_tokens": 1024, "weights": [1, 1]}]},
+        "data": {"kind": "mixture", "sources": sources, "stages": [{"start_tokens": 1024, "weights": [1, 1]}]},
         "tokenizer": {"vocab_size": VOCABULARY},
         "model": MODEL,
         "batch": {
-            "sequence_length": 32, "sequences": 16, "micro_sequences": 1, "deal": "balanced",
-            "ramp": {"start_tokens": 128, "over_tokens": 1500},
+            "sequence_length": 32, "sequences": 16, "micro_sequences": 1, "assignment": "balanced",
+            "ramp": {"start_tokens": 128, "ramp_tokens": 1500},
         },
         "optimizer": {"learning_rate": 0.01},
         "factors": {"weight_decay": [[0, 1], [3000, 0]]},
@@ -72,7 +72,7 @@ def test_a_growing_mixture_killed_in_mid_ramp_goes_on_as_if_nothing_had_been(con
         time.sleep(0.05)
     process.kill()
     process.wait()
-    resumed = train(config, "launch.processes=2", "batch.micro_sequences=2", "batch.deal=in_order")
+    resumed = train(config, "launch.processes=2", "batch.micro_sequences=2", "batch.assignment=sequential")
     assert resumed.returncode == 0, resumed.stderr[-2000:]
     events = read_latest_events(path)
     found, wanted = steps_of(events), steps_of(read_latest_events(tmp_path / "calm" / "events.jsonl"))

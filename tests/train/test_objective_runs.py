@@ -62,12 +62,12 @@ def translation(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "dropout": {"embedding": 0.05, "residual": 0.05}, "encoder": {"num_hidden_layers": 1},
         },
         "loss": {"label_smoothing": 0.1},
-        "batch": {"sequence_length": 64, "target_length": 64, "tokens": 600, "length_groups": 2},
+        "batch": {"sequence_length": 64, "target_sequence_length": 64, "tokens": 600, "num_length_buckets": 2},
         "optimizer": ADAM | {"learning_rate": 1.0},
-        "schedule": {"kind": "original", "warmup_steps": 60},
+        "schedule": {"kind": "noam", "warmup_steps": 60},
         "train": {"tokens": 600 * 260, "log_every_steps": 20, "precision": "fp32", "threads_per_process": 1},
         "checkpoint": {"every_steps": 20, "keep_last": 4, "average_last": 4},
-        "generation": {"beams": 2},
+        "generation": {"num_beams": 2},
     }  # fmt: skip
     config = written(folder / "toy.yaml", settings)
     llmsys("prepare", config)
@@ -155,7 +155,7 @@ def test_masks_are_learnt_and_a_classifier_starts_from_them(tmp_path: Path) -> N
         },
         "tokenizer": {"kind": "file", "path": str(tmp_path / "data" / "tokenizer" / "tokenizer.model")},
         "batch": {"sequence_length": 64, "tokens": 256},
-        "train": settings["train"] | {"tokens": 60 * 256, "start_from": str(tmp_path / "masks")},
+        "train": settings["train"] | {"tokens": 60 * 256, "init_from": str(tmp_path / "masks")},
     }  # fmt: skip
     settings["model"] |= {"head": {"kind": "classification", "num_labels": 2}, "tie_word_embeddings": False}
     tuned = written(tmp_path / "labels.yaml", settings)
@@ -167,5 +167,5 @@ def test_masks_are_learnt_and_a_classifier_starts_from_them(tmp_path: Path) -> N
     wrong = llmsys("train", tuned, "model.head.num_labels=3", f"run.folder={tmp_path / 'x'}", check=False)
     assert "model.head.num_labels=3, and" in wrong.stderr
     assert "has 2 labels (False, True). Set model.head.num_labels=2" in wrong.stderr
-    nowhere = llmsys("train", tuned, "train.start_from=nowhere", f"run.folder={tmp_path / 'y'}", check=False)
-    assert "train.start_from=nowhere is neither a checkpoint nor a run folder" in nowhere.stderr
+    nowhere = llmsys("train", tuned, "train.init_from=nowhere", f"run.folder={tmp_path / 'y'}", check=False)
+    assert "train.init_from=nowhere is neither a checkpoint nor a run folder" in nowhere.stderr

@@ -156,9 +156,9 @@ def test_the_factor_is_measured() -> None:
 
 
 def test_what_needs_bf16_says_so_when_auto_is_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_in(tmp_path, products="fp8")
+    config = config_in(tmp_path, matmul_dtype="fp8")
     monkeypatch.setattr(precision, "find_bf16_support", lambda _: SLOW)
-    message = r"train.precision=auto is fp32 here \(it has no units\), and that breaks: train.products: fp8 cannot"
+    message = r"train.precision=auto is fp32 here \(it has no units\), and that breaks: train.matmul_dtype: fp8 cannot"
     with pytest.raises(ConfigError, match=message):
         resolve_precision(config)
     monkeypatch.setattr(precision, "find_bf16_support", lambda _: NATIVE)

@@ -50,11 +50,11 @@ def test_convert_prepare_evaluate_train_and_generate(
     before = json.loads(capfd.readouterr().out)
     assert before["gzip_bits_per_byte"] > 0
 
-    settings = [f"run.folder={tmp_path / 'tuned'}", f"train.start_from={ours}", "train.tokens=2560"]
+    settings = [f"run.folder={tmp_path / 'tuned'}", f"train.init_from={ours}", "train.tokens=2560"]
     settings += ["schedule.warmup_tokens=128", "optimizer.learning_rate=0.01", "launch.processes=1"]
     assert main(["train", str(config), *settings, "--json"]) == 0
     assert json.loads(capfd.readouterr().out.splitlines()[-1])["loss"] < before["loss"]
-    asked = ["--prompt", "The lazy", "generation.opening=null", "generation.max_new_tokens=4", "--json"]
+    asked = ["--prompt", "The lazy", "generation.prefix_pieces=null", "generation.max_new_tokens=4", "--json"]
     assert main(["generate", str(config), *settings, *asked]) == 0
     assert json.loads(capfd.readouterr().out)[0]["prompt"] == "The lazy"
 

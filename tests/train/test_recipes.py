@@ -23,7 +23,7 @@ def test_the_original_recipes_are_those_of_the_paper() -> None:
     assert (base.num_steps, big.num_steps) == (100_000, 300_000)
     assert (base.batch.tokens, base.loss.label_smoothing) == (25_000, 0.1)
     assert (base.checkpoint.average_last, big.checkpoint.average_last) == (5, 20)
-    assert (base.generation.beams, base.generation.length_penalty) == (4, 0.6)
+    assert (base.generation.num_beams, base.generation.length_penalty) == (4, 0.6)
     assert compute_learning_rate(base, 4000) == pytest.approx(512**-0.5 * 4000**-0.5)
     assert compute_learning_rate(big, 4000) == pytest.approx(1024**-0.5 * 4000**-0.5)
     for config, heads, width, dropout in ((base, 8, 512, 0.1), (big, 16, 1024, 0.3)):

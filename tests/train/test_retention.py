@@ -22,7 +22,7 @@ SCORES = {step: abs(step - 450) / 100 for step in STEPS}  # 400 and 500 are best
         ({"keep_last": 1, "keep_every_steps": 300}, {300, 600, 900, 1000}),
         ({"keep_last": 1, "keep_best": 1}, {500, 1000}),
         ({"keep_last": 1, "keep_best": 3}, {400, 500, 600, 1000}),
-        ({"keep_last": 1, "keep_best": 1, "best_by": "accuracy"}, {1000}),
+        ({"keep_last": 1, "keep_best": 1, "best_metric": "accuracy"}, {1000}),
         ({"keep_last": 2, "keep_best": 1, "keep_every_steps": 800}, {500, 800, 900, 1000}),
     ],
 )
@@ -71,7 +71,10 @@ def test_a_save_killed_between_its_two_renames_gives_the_old_one_back(tmp_path: 
         (["checkpoint.keep_every_steps=70"], "70 is not a multiple of checkpoint.every_steps=50.*keep_every_steps=50"),
         (["checkpoint.keep_best=2", "evaluation.every_steps=0"], "2 best need an evaluation of each checkpoint"),
         (["checkpoint.keep_best=2", "evaluation.every_steps=40"], "evaluation.every_steps=40 does not divide"),
-        (["train.spike.gradient_norm=0.5"], r"0\.5 times the median would refuse ordinary steps\. Use more than 1"),
+        (
+            ["train.spike_detection.max_grad_norm_ratio=0.5"],
+            r"0\.5 times the median would refuse ordinary steps\. Use more than 1",
+        ),
     ],
 )
 def test_rules_that_cannot_hold_are_refused_by_name(words: list[str], said: str) -> None:

@@ -54,7 +54,7 @@ def main() -> int:
 
 def build_policy_config(arguments: argparse.Namespace, policy: Recompute) -> RunConfig:
     """The demo's config with this model, batch and policy, on one process."""
-    train = (f"train.recompute={policy}", f"train.precision={arguments.precision}")
+    train = (f"train.activation_checkpoint={policy}", f"train.precision={arguments.precision}")
     demo = load_run_config("train/demo", ["layout.expert=1", "launch.processes=1", *train])
     batch = {"sequence_length": arguments.length, "sequences": arguments.sequences}
     given = {name: getattr(demo, name) for name in demo.model_fields_set}

@@ -120,7 +120,7 @@ def build_graph_trainer_row(row: Row) -> MemoryRow:
 
 def parse_policy(words: str) -> str:
     """Our name of a recompute policy."""
-    return {"full": "block", "full recompute": "block", "none": "none"}.get(words, "selective")
+    return {"full": "full", "full recompute": "full", "none": "none"}.get(words, "selective")
 
 
 def set_compile(config: RunConfig, yes: bool) -> RunConfig:

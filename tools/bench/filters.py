@@ -123,14 +123,14 @@ def _measure_ours(pages: Sequence[Page], words: dict[str, list[str]]) -> dict[st
             hosts=listed["hosts"], hard_words=listed["hard"], soft_words=listed["soft"], substrings=listed["parts"]
         )
     )
-    bad = BadWordsRule(BadWordsConfig(words=(WordListConfig(entries=tuple(words["bad"])),)))
+    bad = BadWordsRule(BadWordsConfig(word_lists=(WordListConfig(entries=tuple(words["bad"])),)))
     texts = pa.array([text for _, text in pages], pa.large_string())
     batch = DocumentBatch(texts.to_pylist(), WordSplitters(WordSplitter(WhitespaceTokenizer())))
     rules.apply([pages[0][0]])
     repair_texts(texts[:1], FtfyRepairConfig())
     urls, refusals = measure_cpu_seconds(lambda: rules.apply([url for url, _ in pages]))
     unicode, repaired = measure_cpu_seconds(lambda: repair_texts(texts, FtfyRepairConfig()).texts.to_pylist())
-    tokens = PiiReplacementConfig(replace_with="token")
+    tokens = PiiReplacementConfig(replacement="token")
     pii, replaced = measure_cpu_seconds(lambda: replace_pii(texts, [""] * len(texts), tokens)[0].to_pylist())
     bad_words, verdicts = measure_cpu_seconds(lambda: bad.apply(batch))
     return {
@@ -160,7 +160,7 @@ def _format_comparison(theirs: Any, seconds: float, outcome: list[Any]) -> str:
 def _measure_decontamination(texts: Sequence[str], sets: Sequence[Sequence[str]], size: float) -> None:
     """Index the sets and look for them in all texts, twice."""
     config = NgramDecontaminationConfig(
-        sets=tuple(EvaluationSetConfig(name=path, files=(Path(path),), query=(field,)) for path, field in sets)
+        sets=tuple(EvaluationSetConfig(name=path, files=(Path(path),), query_fields=(field,)) for path, field in sets)
     )
     with tempfile.TemporaryDirectory() as folder:
         grams, items = Path(folder, "grams.arrow"), Path(folder, "items.arrow")

@@ -10,7 +10,7 @@ each, shuffled (py1e), through torch's DataLoader in this process; it is measure
     python -m venv streaming && streaming/bin/pip install -e . mosaicml-streaming
     streaming/bin/python tools/bench/loader.py DATASET
 
-It also says how uneven attention is over ranks in the order of the data and when balanced (`batch.deal`).
+It also says how uneven attention is over ranks in the order of the data and when balanced (`batch.assignment`).
 """
 
 import argparse
@@ -42,14 +42,14 @@ Next = Callable[[], Any]
 
 
 def build_packed_source(
-    shards: TokenShards, length: int, sequences: int, *, deal: str = "in_order", masked: bool = True
+    shards: TokenShards, length: int, sequences: int, *, deal: str = "sequential", masked: bool = True
 ) -> Next:
     """Our steps: shuffled epochs of packed documents, with document numbers where they are `masked`."""
     micro = max(1, sequences // 4) if deal == "balanced" else 0
-    settings = {"sequence_length": length, "sequences": sequences, "deal": deal, "micro_sequences": micro}
+    settings = {"sequence_length": length, "sequences": sequences, "assignment": deal, "micro_sequences": micro}
     batch = BatchConfig.model_validate(settings)
     packed = PackedDocuments(shards, length=length, seed=0)
-    steps = WindowStepBatches(packed, RunPlan(batch, 1, 0), separate_documents=masked, deal=batch.deal)
+    steps = WindowStepBatches(packed, RunPlan(batch, 1, 0), separate_documents=masked, deal=batch.assignment)
     numbers = iter(range(1 << 40))
     return lambda: steps.get_micro_batches(next(numbers))
 
@@ -123,13 +123,13 @@ def compute_imbalance(shards: TokenShards) -> list[dict[str, Any]]:
     found = []
     for length, ranks, per_rank, micro in SHAPES:
         settings = {"sequence_length": length, "sequences": ranks * per_rank, "micro_sequences": micro}
-        batch = BatchConfig.model_validate(settings | {"deal": "balanced"})
+        batch = BatchConfig.model_validate(settings | {"assignment": "balanced"})
         packed = PackedDocuments(shards, length=length, seed=0)
-        steps = WindowStepBatches(packed, RunPlan(batch, ranks, 0), separate_documents=True, deal=batch.deal)
+        steps = WindowStepBatches(packed, RunPlan(batch, ranks, 0), separate_documents=True, deal=batch.assignment)
         said = [steps.get_step_metrics(step) for step in range(20)]
         means = [statistics.fmean(one[f"attention_imbalance{end}"] for one in said) for end in ("_in_order", "")]
         shape = {"length": length, "ranks": ranks, "windows": per_rank, "micro": micro}
-        found.append(shape | {"in_order": means[0], "balanced": means[1]})
+        found.append(shape | {"sequential": means[0], "balanced": means[1]})
     return found
 
 
@@ -145,8 +145,8 @@ def measure_loader(arguments: argparse.Namespace) -> dict[str, Any]:
         contenders: dict[str, Next | None] = {
             "llmsys": build_packed_source(shards, length, sequences),
             "llmsys, read ahead by its thread": build_read_ahead_source(shards, length, sequences),
-            "llmsys, deal=balanced": build_packed_source(shards, length, sequences, deal="balanced"),
-            "llmsys, attend=window": build_packed_source(shards, length, sequences, masked=False),
+            "llmsys, assignment=balanced": build_packed_source(shards, length, sequences, deal="balanced"),
+            "llmsys, attention_scope=window": build_packed_source(shards, length, sequences, masked=False),
             "memory map, random crops": build_random_crop_source(file, length, sequences),
             "MosaicML streaming": build_streaming_source(Path(folder) / "mds", shards, length, sequences),
         }
@@ -177,7 +177,7 @@ def format_table(found: dict[str, Any]) -> str:
     lines.append("work of attention over the even share (1 is even):   in order   balanced")
     for one in found["unevenness"]:
         shape = f"{one['ranks']} ranks of {one['windows']} windows of {one['length']}, {one['micro']} in a forward pass"
-        lines.append(f"  {shape:<50} {one['in_order']:8.3f} {one['balanced']:10.3f}")
+        lines.append(f"  {shape:<50} {one['sequential']:8.3f} {one['balanced']:10.3f}")
     return "\n".join(lines)
 
 

@@ -33,7 +33,7 @@ POLICIES: dict[str, tuple[str, Literal["divided", "whole"]]] = {
     "seq": ("none", "divided"),
     "sel": ("selective", "whole"),
     "seqsel": ("selective", "divided"),
-    "full": ("block", "whole"),
+    "full": ("full", "whole"),
 }
 
 

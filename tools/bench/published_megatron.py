@@ -47,7 +47,7 @@ def iter_april_2021_setups(table: str, row: Row) -> Iterator[Setup]:
         row["seq"],
         row["global_batch_seqs"],
         choose_micro_batch(row["pp"], share),
-        recompute="block",
+        recompute="full",
         precision="fp16",
     )
     parts = 2 if row["pp"] > 1 else 1
@@ -70,7 +70,7 @@ def iter_january_2021_setups(table: str, row: Row) -> Iterator[Setup]:
     model = build_gpt_model(row["hidden"], row["layers"], row["heads"], 51_200, 2048)
     flops = compute_megatron_flops(row, 2048, 51_200, row["batch"], passes=4)
     micro = choose_micro_batch(pipeline, row["batch"] // shard)
-    config = build_run_config(model, 2048, row["batch"], micro, recompute="block", precision="fp16")
+    config = build_run_config(model, 2048, row["batch"], micro, recompute="full", precision="fp16")
     seconds = flops / (row["gpus"] * row["tflops_gpu"] * 1e12)
     software = MEGATRON_2020
     name = f"{table} {row['case']}"
@@ -84,7 +84,7 @@ def iter_september_2020_setups(table: str, row: Row) -> Iterator[Setup]:
         if (found := re.fullmatch(r"(v100|a100)_iter_ms_b(\d+)", key)) and value:
             device = {"v100": "v100", "a100": "a100-40gb"}[found[1]]
             sequences = int(found[2])
-            config = build_run_config(model, 1024, sequences, sequences, recompute="block", precision="fp16")
+            config = build_run_config(model, 1024, sequences, sequences, recompute="full", precision="fp16")
             name = f"{table} {row['case']} {found[1]}"
             yield Setup(name, table, config, build_layout(1, row["mp"]), device, MEGATRON_2020, value / 1e3)
 
@@ -112,7 +112,7 @@ def iter_korthikanti_setups(table: str, row: Row) -> Iterator[Setup]:
     hidden, layers, heads = KORTHIKANTI[row["model"]]
     model = build_gpt_model(hidden, layers, heads, 51_200, 2048)
     shard = row["gpus"] // (row["tp"] * row["pp"])
-    for key, recompute in (("iter_s_full_recompute", "block"), ("iter_s_selective_sp", "selective")):
+    for key, recompute in (("iter_s_full_recompute", "full"), ("iter_s_selective_sp", "selective")):
         if row.get(key):
             config = build_run_config(model, 2048, row["batch"], row["mbs"], recompute=recompute, precision="fp16")
             name = f"{table} {row['model']} {recompute}"
@@ -128,7 +128,7 @@ def iter_mtnlg_setups(table: str, row: Row) -> Iterator[Setup]:
     shard = row["gpus"] // (row["tp"] * row["pp"])
     config = build_run_config(
         build_gpt_model(hidden, layers, heads, 51_200, row["seq"]), row["seq"], row["batch"], 1,
-        recompute="block", precision="bf16",
+        recompute="full", precision="bf16",
     )  # fmt: skip
     name = f"{table} {row['gpus']}"
     yield Setup(

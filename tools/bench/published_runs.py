@@ -112,7 +112,7 @@ def _list_choices(row: Row) -> list[LayoutChoice]:
     if layout := row.get("layout"):
         found = {key: int(size) for key, size in re.findall(r"(TP|PP|EP)(\d+)", layout)}
         tensors, pipelines, expert = [found.get("TP", 1)], [found.get("PP", 1)], found.get("EP", 1)
-    kept = ["block"] if _must_recompute_all(row) else ["selective", "block"]
+    kept = ["full"] if _must_recompute_all(row) else ["selective", "full"]
     return [
         LayoutChoice(one, two, expert, micro, how) for one, two, micro, how in product(tensors, pipelines, (2, 1), kept)
     ]
@@ -141,7 +141,7 @@ def _estimate_bytes(row: Row, setup: Setup) -> float:
         4 * parameters / setup.num_ranks if split == 1 else 6 * parameters / whole
     )
     sequences = float(setup.config.batch.resolve_micro_sequences(10**9))
-    one = 34 if setup.config.train.recompute == "selective" else 4
+    one = 34 if setup.config.train.activation_checkpoint == "selective" else 4
     tokens = sequences * setup.config.batch.sequence_length
     return state + one * tokens * model.hidden_size * model.num_hidden_layers / setup.layout.tensor
 

@@ -126,7 +126,7 @@ def build_run_config(
     """A run of that model; its engine is FSDP, or ZeRO-1 as pipelines have it."""
     model = model.model_copy(update={"max_position_embeddings": max(length, model.max_position_embeddings)})
     engines: dict[str, Row] = {"fsdp": {"kind": "torch"}, "zero1": {"kind": "deepspeed", "zero_stage": 1}}
-    train = {"precision": precision, "recompute": recompute, "tokens": max(int(tokens), length * sequences)}
+    train = {"precision": precision, "activation_checkpoint": recompute, "tokens": max(int(tokens), length * sequences)}
     return RunConfig.model_validate(
         {
             "model": model,

@@ -24,7 +24,7 @@ def iter_titan_setups(table: str, row: Row) -> Iterator[Setup]:
     parallel, local = row["parallel"], row["local_batch"]
     tensor, context, pipeline = (parallel.get(key) or 1 for key in ("tp", "cp", "pp"))
     shard = max(1, row["gpus"] // (tensor * context * pipeline))
-    recompute = {"full": "block", "none": "none"}.get(row["ac"], "selective")
+    recompute = {"full": "full", "none": "none"}.get(row["ac"], "selective")
     parts = 2 if "interleaved" in row["options"].lower() else 1
     # Its default cuts a rank's batch into as many micro-batches as there are stages.
     micro = local if pipeline == 1 else max(1, local // (pipeline * parts))
@@ -48,7 +48,7 @@ def parse_titan_software(options: str) -> SoftwareProfile:
     words = options.lower().replace(" ", "")
     changes: Row = {}
     if "fp8" in words and "fp8all-gatheronly" not in words:
-        changes["products"] = "fp8"
+        changes["matmul_dtype"] = "fp8"
         changes["scales"] = "row" if "rowwise" in words else "tensor"
     if "asynctp" in words:
         changes["tensor_overlap"] = 0.6
@@ -61,7 +61,7 @@ def _format_parallel(parallel: Row) -> str:
 
 def iter_graph_trainer_setups(table: str, row: Row) -> Iterator[Setup]:
     """torchtitan with a traced graph, and plain rows of the same notes."""
-    recompute = {"none": "none", "full recompute": "block"}.get(row["policy"], "selective")
+    recompute = {"none": "none", "full recompute": "full"}.get(row["policy"], "selective")
     local, gpus = row["local_batch"], row["gpus"]
     config = build_run_config(
         load_published_model(row["model"], row), row["seq"], local * gpus, local, recompute=recompute, engine="fsdp"
@@ -88,7 +88,7 @@ def iter_azure_setups(table: str, row: Row) -> Iterator[Setup]:
     model = build_gpt_model(hidden, layers, heads, 51_200, row["seq"])
     counted = 4 * count_flops(model, row["seq"], row["mbs"], "full").forward
     config = build_run_config(
-        model, row["seq"], row["mbs"] * row["gpus"], row["mbs"], recompute="block", engine="fsdp", precision="fp16"
+        model, row["seq"], row["mbs"] * row["gpus"], row["mbs"], recompute="full", engine="fsdp", precision="fp16"
     )
     seconds = counted / (row["tflops_gpu"] * 1e12)
     yield Setup(f"{table} {row['model']} {row['gpus']}", table, config, build_layout(row["gpus"]), "a100-80gb",

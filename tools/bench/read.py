@@ -64,7 +64,7 @@ def main() -> None:
         "FastWARC, records": count_fastwarc_records,
         "ours, records": count_our_records,
         "FastWARC, bodies": count_fastwarc_bodies,
-        "ours, pages": partial(count_our_pages, config=ReadConfig(digests="ignore")),
+        "ours, pages": partial(count_our_pages, config=ReadConfig(on_digest_mismatch="ignore")),
         "ours, pages, digests": partial(count_our_pages, config=ReadConfig()),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}

@@ -2,8 +2,8 @@
 
     python tools/bench/rules_by_language.py TEXTS --datatrove PYTHON [--limit 50] [--dictionary] [--join 1]
 
-TEXTS is the folder of a dataset that was prepared with `data.language.keep=[]` and `data.rules=[]`, or a .jsonl.gz file
-with {"lang": …, "text": …} a line, of which `--join` make a text. Each language is judged by its profile, and with
+TEXTS is the folder of a dataset that was prepared with `data.language.languages=[]` and `data.rules=[]`, or a .jsonl.gz
+file with {"lang": …, "text": …} a line, of which `--join` make a text. Each language is judged by its profile, and with
 `--dictionary` by those of zh, ja and th with words of a dictionary; datatrove gets the same thresholds and stop words
 and splits words as it does. PYTHON is an interpreter that has datatrove 0.10.1 and the libraries it splits words with.
 """

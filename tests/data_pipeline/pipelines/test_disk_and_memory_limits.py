@@ -22,14 +22,14 @@ from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
 PREPARE = """
 import resource, sys
 from pathlib import Path
-from data_pipeline.pipeline import prepare
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.errors import DataError
 from tests.data_pipeline.pipelines.test_disk_and_memory_limits import plain_config
 folder, crawl, limit = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 try:
-    prepare(plain_config(folder, crawl), until="documents")
+    prepare_dataset(plain_config(folder, crawl), until="documents")
 except DataError as error:
     print(error)
     sys.exit(2)

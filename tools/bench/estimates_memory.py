@@ -1,7 +1,7 @@
 """The memory estimate beside published measurements: `read_memory_rows()` gives one comparison for each measured
 number.
 
-Reads the rows of tests/estimate/data/published_runs.json (public facts; each table names its source). What a row does
+Reads the rows of tests/data/estimate/published_runs.json (public facts; each table names its source). What a row does
 not say is filled in by its table, never by the row. Run as a script it prints the table of the room's README.
 """
 

@@ -1,6 +1,6 @@
 """Published measurements of step and run times as setups that the estimate can price.
 
-Reads the rows of tests/estimate/data/published_runs.json (public facts; each table names its source) and gives one
+Reads the rows of tests/data/estimate/published_runs.json (public facts; each table names its source) and gives one
 `Setup` for each measured number. What a row does not say is filled in by rules, by table and never by row.
 """
 

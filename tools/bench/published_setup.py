@@ -17,7 +17,7 @@ from llmsys.errors import LlmsysError
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.software_profile import COMPILED, EAGER, SoftwareProfile
 
-DATA = Path(__file__).resolve().parents[2] / "tests" / "estimate" / "data"
+DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "estimate"
 SHAPES = DATA / "published_models.json"
 Row = dict[str, Any]
 

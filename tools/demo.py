@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch.process.parent_watch import build_child_environment, die_with_parent
-from launch.process.signal_forwarding import relaying_to
+from launch.process.signal_forwarding import relay_signals_to
 from launch.train import STOPPED
 from llmsys.compressor_comparison import describe_heldout_bytes
 
@@ -76,7 +76,7 @@ def run_verb(demo: Demo, verb: str, *flags: str, capture: bool = False) -> str:
     command = [*demo.program, *demo.build_arguments(verb), *flags]
     environment = build_child_environment() | {"PYTHONUNBUFFERED": "1"}
     output = subprocess.PIPE if capture else None
-    with subprocess.Popen(command, env=environment, stdout=output, text=True) as process, relaying_to(process):
+    with subprocess.Popen(command, env=environment, stdout=output, text=True) as process, relay_signals_to(process):
         written, _ = process.communicate()
     if process.returncode != 0:
         raise VerbError(verb, process.returncode)
@@ -101,7 +101,7 @@ def run_steps(demo: Demo) -> Mapping[str, float]:
 
 
 def describe_evaluation(evaluation: Mapping[str, float]) -> str:
-    """The yardstick as a small table: the model beside two compressors of the same held-back bytes."""
+    """Return the yardstick as a small table: the model beside two compressors of the same held-back bytes."""
     rows = (
         ("the model", evaluation["bits_per_byte"], f"{evaluation['loss']:.3f} nats per token"),
         ("gzip -9", evaluation["gzip_bits_per_byte"], describe_heldout_bytes(evaluation["evaluated_bytes"])),
@@ -132,12 +132,12 @@ def describe_results(demo: Demo) -> str:
 
 
 def format_command(demo: Demo, arguments: Sequence[str]) -> str:
-    """A command line that can be pasted into a shell."""
+    """Return a command line that can be pasted into a shell."""
     return shlex.join([*demo.program, *arguments])
 
 
 def compare_with_compressors(evaluation: Mapping[str, float]) -> tuple[str, bool]:
-    """The last line of the demo, and whether the model needs fewer bits per byte than either compressor."""
+    """Return the last line of the demo, and whether the model needs fewer bits per byte than either compressor."""
     model, gzip, xz = (evaluation[f"{name}bits_per_byte"] for name in ("", "gzip_", "xz_"))
     size = int(evaluation["evaluated_bytes"])
     return f"bits_per_byte model={model:.3f} gzip={gzip:.3f} xz={xz:.3f} heldout_bytes={size}", model < min(gzip, xz)

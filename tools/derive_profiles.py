@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def format_profile(code: str, sentences: Sequence[str]) -> str:
-    """The YAML of one language."""
+    """Return the YAML of one language."""
     rules, chunks = build_splitter(code)
     words = [[word for found in chunks.split_words(text.split()) for word in found] for text in sentences]
     mean = compute_mean_length([word for sentence in words for word in sentence])
@@ -118,7 +118,7 @@ def compute_mean_length(words: Sequence[str]) -> float:
 
 
 def select_stop_words(sentences: Sequence[Sequence[str]]) -> list[str]:
-    """The words that most sentences hold, without those that begin with a capital."""
+    """Return the words that most sentences hold, without those that begin with a capital."""
     counts = Counter(word for words in sentences for word in sorted(set(words)) if word.lower() == word)
     common = [(word, count) for word, count in counts.most_common(60) if all(map(_is_letter, word))]
     least = LEAST_SHARE * len(sentences)
@@ -130,7 +130,7 @@ def _is_letter(character: str) -> bool:
 
 
 def select_scripts(text: str) -> list[str]:
-    """The scripts that hold a part of the letters worth naming, the largest first."""
+    """Return the scripts that hold a part of the letters worth naming, the largest first."""
     letters = regex.findall(r"\p{L}", text)
     joined = "".join(letters)
     counts = {script: len(regex.findall(rf"\p{{Script={script}}}", joined)) for script in get_args(Script)}
@@ -139,7 +139,7 @@ def select_scripts(text: str) -> list[str]:
 
 
 def format_list(values: Sequence[str]) -> str:
-    """A YAML list on one line, every value quoted."""
+    """Return a YAML list on one line, every value quoted."""
     return "[" + ", ".join(json.dumps(value, ensure_ascii=False) for value in values) + "]"
 
 

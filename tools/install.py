@@ -38,7 +38,7 @@ UNKNOWN = InstallState("", "")  # an environment this script did not make, or no
 
 
 def compute_digest(*parts: bytes) -> str:
-    """One short name for a list of byte strings; their borders count."""
+    """Return one short name for a list of byte strings; their borders count."""
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
 
 

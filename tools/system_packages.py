@@ -34,7 +34,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 def find_browser() -> str | None:
-    """The path of the first Chromium or Chrome on the path."""
+    """Return the path of the first Chromium or Chrome on the path."""
     return next((path for path in map(shutil.which, NAMES) if path), None)
 
 

@@ -49,7 +49,7 @@ def measure_median_seconds(work: Work, device: torch.device, budget_seconds: flo
 
 
 def measure_host_launch_seconds(work: Work, device: torch.device, times: int = 200) -> float:
-    """Seconds the host takes to start `work`, a tiny kernel, while the device may still be busy with others."""
+    """Return seconds the host takes to start `work`, a tiny kernel, while the device may still be busy with others."""
     work()
     synchronize_device(device)
     began = time.perf_counter()
@@ -176,7 +176,7 @@ def measure_attention_rates(sizes: BenchmarkSizes, number: Number, device: torch
 
 
 def measure_bandwidths(sizes: BenchmarkSizes, device: torch.device) -> tuple[float, float]:
-    """Bytes per second of a copy, and of a sum of two tensors into a third."""
+    """Return bytes per second of a copy, and of a sum of two tensors into a third."""
     x, y, z = (_sample_tensor((sizes.memory_elements,), torch.float32, device) for _ in range(3))
     copied = measure_median_seconds(lambda: y.copy_(x), device, sizes.budget_seconds)
     summed = measure_median_seconds(lambda: torch.add(x, y, out=z), device, sizes.budget_seconds)
@@ -184,14 +184,14 @@ def measure_bandwidths(sizes: BenchmarkSizes, device: torch.device) -> tuple[flo
 
 
 def measure_host_bandwidth(sizes: BenchmarkSizes, device: torch.device) -> float:
-    """Bytes per second from page-locked host memory to the device; on a CPU, a copy in memory."""
+    """Return bytes per second from page-locked host memory to the device; on a CPU, a copy in memory."""
     held = torch.zeros(sizes.memory_elements, pin_memory=device.type == "cuda")
     there = torch.empty(sizes.memory_elements, device=device)
     return 4.0 * sizes.memory_elements / measure_median_seconds(lambda: there.copy_(held), device, sizes.budget_seconds)
 
 
 def measure_launch_seconds(device: torch.device) -> tuple[float, float]:
-    """Seconds between two tiny kernels on the device, and seconds the host takes to start one."""
+    """Return seconds between two tiny kernels on the device, and seconds the host takes to start one."""
     x = torch.zeros(16, device=device)
     host = measure_host_launch_seconds(lambda: x.add_(1), device)
     if device.type != "cuda":
@@ -210,7 +210,7 @@ def _sample_tensor(shape: tuple[int, ...], dtype: torch.dtype, device: torch.dev
 
 
 def measure_link_seconds(sizes_bytes: Sequence[int], device: torch.device) -> list[tuple[float, float, float]]:
-    """(bytes a rank sends, hops, seconds) of an all-gather, an all-reduce and an all-to-all at each size."""
+    """Return (bytes a rank sends, hops, seconds) of an all-gather, an all-reduce and an all-to-all at each size."""
     ranks, found = dist.get_world_size(), []
     for size in sizes_bytes:
         elements = size // 4 // ranks * ranks
@@ -236,7 +236,7 @@ def fit_interconnect(measured: Sequence[tuple[float, float, float]]) -> Intercon
 
 
 def _measure_slowest_rank(work: Callable[[], object], device: torch.device) -> float:
-    """Every rank runs the same number of times, or they would wait for each other forever."""
+    """Return every rank runs the same number of times, or they would wait for each other forever."""
     dist.barrier()
     seconds = torch.tensor([measure_median_seconds(work, device, budget_seconds=0.0)], device=device)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)

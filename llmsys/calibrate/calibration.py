@@ -58,7 +58,7 @@ def build_device_profile(
     watts: float | None = None,
     base: DeviceProfile | None = None,
 ) -> DeviceProfile:
-    """The profile of what was measured."""
+    """Return the profile of what was measured."""
     bandwidth = max(measured.copy_bandwidth, measured.elementwise_bandwidth)
     if base is not None:
         bandwidth = base.memory_bandwidth
@@ -149,14 +149,14 @@ def get_device_name(device: torch.device) -> str:
 
 
 def get_device_memory(device: torch.device) -> int:
-    """Bytes that a program can allocate."""
+    """Return bytes that a program can allocate."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     return int(psutil.virtual_memory().total)
 
 
 def read_power_limit(device: torch.device) -> float | None:
-    """The board's limit in watts, as its driver says; None when nobody says."""
+    """Return the board's limit in watts, as its driver says; None when nobody says."""
     tool = shutil.which("nvidia-smi")
     if device.type != "cuda" or tool is None:
         return None
@@ -178,7 +178,7 @@ def _iter_sources(
 def measure_machine(
     *, sizes: BenchmarkSizes | None = None, watts: float | None = None, base: DeviceProfile | None = None
 ) -> DeviceProfile | None:
-    """The profile; None on ranks other than 0. Joins a process group when the environment names one."""
+    """Return the profile; None on ranks other than 0. Joins a process group when the environment names one."""
     device = _choose_device()
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
     if several:
@@ -193,7 +193,7 @@ def measure_machine(
 
 
 def _choose_device() -> torch.device:
-    """This rank's accelerator, or the CPU."""
+    """Return this rank's accelerator, or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

@@ -104,12 +104,12 @@ class _Planner(DefaultSavePlanner):
         self._value_of = value_of
 
     def create_local_plan(self) -> SavePlan:
-        """One item for each piece."""
+        """Return one item for each piece."""
         self.plan = SavePlan([_build_write_item(piece) for piece in self._pieces.values()])
         return self.plan
 
     def resolve_data(self, write_item: WriteItem) -> Any:
-        """The values, in storage of their own."""
+        """Return the values, in storage of their own."""
         part = self._pieces[_drop_hint(write_item.index)].part
         value = self._value_of(part).contiguous()
         return value if part.expert is None else value.unsqueeze(0)
@@ -143,7 +143,9 @@ class CheckpointReader:
         self._last: tuple[str, Tensor] | None = None
 
     def read(self, part: TensorPart) -> Tensor:
-        """The values of one part, on the CPU, in the dtype they were saved in; of weights the mean, if one is kept."""
+        """Return the values of one part, on the CPU, in the dtype they were saved in; of weights the mean, if one is
+        kept.
+        """
         if self._last is None or self._last[0] != part.name:
             self._last = None
             name = part.name

@@ -76,7 +76,7 @@ class ConversionPlan:
 
 
 def build_conversion_plan(model: ModelConfig, table: FamilyMapping) -> ConversionPlan:
-    """The plan for every tensor of a model.
+    """Return the plan for every tensor of a model.
 
     Raises ConfigError when a parameter of ours has no name in the family.
     """
@@ -96,7 +96,7 @@ def build_conversion_plan(model: ModelConfig, table: FamilyMapping) -> Conversio
 
 
 def list_parameters_and_buffers(model: ModelConfig) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    """Names and shapes of the parameters, each tied one once, and of the saved buffers."""
+    """Return names and shapes of the parameters, each tied one once, and of the saved buffers."""
     with torch.device("meta"):
         module = Transformer(model)
     parameters = {name: tuple(value.shape) for name, value in module.named_parameters()}
@@ -104,7 +104,7 @@ def list_parameters_and_buffers(model: ModelConfig) -> tuple[dict[str, Shape], d
 
 
 def _iter_groups(rule: NameMapping, targets: Mapping[str, TensorPart], model: ModelConfig) -> Iterator[TensorGroup]:
-    """The rule in every block where our model has its tensors."""
+    """Yield the rule in every block where our model has its tensors."""
     for i in _list_blocks(rule, model):
         ours = [targets.get(name.replace("{i}", str(i))) for name in rule.ours]
         parts = tuple(part for part in ours if part is not None)
@@ -181,7 +181,7 @@ def match_tensors(plan: ConversionPlan, found: Mapping[str, Shape], source: Path
 
 
 def _to_current_name(name: str, table: FamilyMapping, known: set[str]) -> str:
-    """The name as the table has it."""
+    """Return the name as the table has it."""
     for old, new in table.aliases.items():
         name = f"{name.removesuffix(old)}{new}" if name.endswith(old) else name
     return name if name in known or f"{table.prefix}{name}" not in known else f"{table.prefix}{name}"

@@ -4,7 +4,7 @@ A run folder may come from somebody else, so the record is checked before anythi
 of a file in the folder that will be made.
 
 Invariants:
-- What `kept_record` returns has names of safetensors files only, and no two tensors of one name.
+- What `read_conversion_record` returns has names of safetensors files only, and no two tensors of one name.
 - What `list_small_files` returns are regular files of `hugging_face/` itself, never links.
 """
 
@@ -19,7 +19,7 @@ from llmsys.errors import CheckpointError
 NEXT = "Do not trust this run folder, or remove its hugging_face/ folder to convert the weights alone."
 
 
-def kept_record(run_folder: Path) -> dict[str, Any] | None:
+def read_conversion_record(run_folder: Path) -> dict[str, Any] | None:
     """What a conversion wrote down about the Hugging Face folder this run folder came from; None without one.
 
     Raises:

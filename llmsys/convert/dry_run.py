@@ -12,7 +12,9 @@ from llmsys.convert.to_hugging_face import HuggingFaceExport
 
 
 def list_conversions(source: Path, inwards: bool, shard_bytes: int | None) -> list[dict[str, Any]]:
-    """One row for each group of tensors: {theirs, ours, dtype}, names with shapes. Raises what a conversion would."""
+    """Return one row for each group of tensors: {theirs, ours, dtype}, names with shapes. Raises what a conversion
+    would.
+    """
     if inwards:
         reading = HuggingFaceImport(source)
         dtypes = dict(reading.list_tensors())

@@ -35,7 +35,7 @@ OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm
 
 
 def build_bert_mapping(model: ModelConfig) -> FamilyMapping:
-    """The bare model has no `bert.` in front."""
+    """Return the bare model has no `bert.` in front."""
     prefix = "" if model.head.kind == "features" else "bert."
     heads = map_modules(
         {
@@ -87,7 +87,7 @@ def _map_t5_stack(ours: str, stack: str, feed_forward_place: int) -> tuple[NameM
 
 
 def build_t5_mapping(model: ModelConfig) -> FamilyMapping:
-    """A gate is called wi_0 and what it opens wi_1; without one there is wi."""
+    """Return a gate is called wi_0 and what it opens wi_1; without one there is wi."""
     gated = model.feed_forward.kind in ("swiglu", "geglu", "geglu_tanh")
     decoder = "decoder.block.{i}.layer"
     names = {f"{OURS}.cross_attention.{one}_proj": f"{decoder}.1.EncDecAttention.{one}" for one in "qkvo"}

@@ -40,7 +40,7 @@ TABLES: dict[str, FamilyMapping | Callable[[ModelConfig], FamilyMapping]] = {
 
 
 def get_family_mapping(model_type: str, model: ModelConfig) -> FamilyMapping:
-    """The table of a family.
+    """Return the table of a family.
 
     Raises ConfigError for one without.
     """

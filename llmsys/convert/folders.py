@@ -24,7 +24,7 @@ def is_hugging_face_folder(source: Path) -> bool:
 
 
 def find_checkpoint(source: Path) -> tuple[Path, Path]:
-    """(run folder, checkpoint) that a run folder or one of its checkpoints names; the newest whole one of a run.
+    """Return (run folder, checkpoint) that a run folder or one of its checkpoints names; the newest whole one of a run.
 
     Raises ConfigError for anything else, CheckpointError where there is no whole checkpoint.
     """

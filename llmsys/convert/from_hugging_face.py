@@ -88,7 +88,7 @@ class HuggingFaceImport:
         return pieces + [TensorToWrite(part, torch.float32) for part in self.plan.unknown_there]
 
     def read_tensor(self, part: TensorPart) -> Tensor:
-        """The values of one part. Buffers that are not known there start as in a new model."""
+        """Return the values of one part. Buffers that are not known there start as in a new model."""
         group = self._group_of.get(part)
         if group is None:
             even = part.name.endswith("expert_share_E")  # of the step before: shares that sum to one
@@ -220,7 +220,7 @@ def _leads_out(file: Path, source: Path) -> bool:
 
 
 def _build_run_config(model: ModelConfig, destination: Path, tokenizer: ImportedTokenizer | None) -> dict[str, Any]:
-    """The sections that follow from the source; everything else keeps its default."""
+    """Return the sections that follow from the source; everything else keeps its default."""
     values: dict[str, Any] = {"run": {"name": destination.name, "folder": str(destination)}}
     if tokenizer is not None:
         values["tokenizer"] = {"kind": "file", "path": str(destination / tokenizer.file)}

@@ -81,14 +81,14 @@ class SafetensorsFolder:
                 )
 
     def read(self, name: str) -> Tensor:
-        """One tensor, on the CPU."""
+        """Return one tensor, on the CPU."""
         stored = self.tensors[name]
         tensor: Tensor = self._get_open_file(stored.file).get_tensor(name)
         self._read_bytes += stored.nbytes
         return tensor
 
     def get_largest_file_bytes(self) -> int:
-        """Bytes of tensors in the largest file."""
+        """Return bytes of tensors in the largest file."""
         sizes: dict[str, int] = {}
         for stored in self.tensors.values():
             sizes[stored.file] = sizes.get(stored.file, 0) + stored.nbytes

@@ -20,7 +20,7 @@ class TensorTransform(Protocol):
     """One way of laying out the same numbers."""
 
     def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """Our tensors, in the order of the rule."""
+        """Return our tensors, in the order of the rule."""
         ...
 
     def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
@@ -46,7 +46,7 @@ class Transpose:
     """Matrices (in, out) beside (out, in); vectors stay."""
 
     def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """Rows become columns."""
+        """Return rows become columns."""
         return [_transpose_matrix(one) for one in theirs]
 
     def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
@@ -59,11 +59,11 @@ class SingleRow:
     """A matrix with one row beside a vector (Marian's and BART's final_logits_bias)."""
 
     def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """The row."""
+        """Return the row."""
         return [one.squeeze(0) for one in theirs]
 
     def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """A matrix of it."""
+        """Return a matrix of it."""
         return [one.unsqueeze(0) for one in ours]
 
 
@@ -79,7 +79,7 @@ class FusedQkv:
         return list(fused.split([heads * model.head_dim for heads in _count_heads(model)]))
 
     def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """One map."""
+        """Return one map."""
         fused = torch.cat(ours)
         return [_transpose_matrix(fused) if self.transposed else fused]
 
@@ -100,7 +100,7 @@ class FusedQkvByHead:
         return [part.reshape(-1, *rest) for part in parts]
 
     def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """One map."""
+        """Return one map."""
         keys, rest = model.num_key_value_heads, ours[0].shape[1:]
         grouped = [one.reshape(keys, -1, model.head_dim, *rest) for one in ours]
         return [torch.cat(grouped, dim=1).reshape(-1, *rest)]

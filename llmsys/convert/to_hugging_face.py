@@ -22,7 +22,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.convert.checkpoint_stream import AverageReader, CheckpointReader
 from llmsys.convert.conversion_plan import ConversionPlan, Shape, TensorGroup, build_conversion_plan
-from llmsys.convert.conversion_record import NEXT, kept_record, list_small_files
+from llmsys.convert.conversion_record import NEXT, read_conversion_record, list_small_files
 from llmsys.convert.family_mappings import get_family_mapping
 from llmsys.convert.folders import KEPT, RECORD, RUN_CONFIG, UNUSED, find_checkpoint, publish_folder
 from llmsys.convert.safetensors_folder import INDEX, SINGLE, SafetensorsFolder, SafetensorsShardWriter
@@ -57,7 +57,7 @@ class HuggingFaceExport:
             checkpoint, self.reader = averaged[-1], AverageReader(averaged)
         else:
             self.reader = CheckpointReader(checkpoint)
-        record = kept_record(run_folder)
+        record = read_conversion_record(run_folder)
         same = record is not None and record["model"] == self.run.model.model_dump(mode="json")
         self.record: dict[str, Any] | None = record if same else None
         self.values = self._load_config_values()
@@ -81,7 +81,7 @@ class HuggingFaceExport:
         return self.run.model
 
     def get_written_name(self, theirs: str) -> str:
-        """The name to write, which an old folder may spell in its own way."""
+        """Return the name to write, which an old folder may spell in its own way."""
         return str(self.record["names"][theirs]) if self.record else theirs
 
     def read_group(self, group: TensorGroup) -> list[Tensor]:

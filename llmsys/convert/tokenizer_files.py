@@ -67,14 +67,15 @@ def import_tokenizer(source: Path, folder: Path) -> ImportedTokenizer | None:
 
 
 def _iter_tokenizer_files(source: Path) -> Iterator[tuple[Path, str]]:
-    """(file, its name in a run of ours), the preferred one first."""
+    """Yield (file, its name in a run of ours), the preferred one first."""
     if (source / JSON_NAME).is_file():
         yield source / JSON_NAME, JSON_NAME
     yield from ((source / name, MODEL_NAME) for name in SENTENCEPIECE if (source / name).is_file())
 
 
 def _read_prefix_pieces(file: Path, source: Path) -> tuple[str, ...]:
-    """A SentencePiece model alone: the begin piece, if it has one and tokenizer_config.json does not forbid it."""
+    """Return a SentencePiece model alone: the begin piece, if it has one and tokenizer_config.json does not forbid it.
+    """
     import sentencepiece
 
     adds = read_json_object(source / CONFIG_NAME).get("add_bos_token", True)
@@ -117,7 +118,7 @@ def write_tokenizer(folder: Path, model_file: Path, longest: int, eos_token: str
 
 
 def read_special_token_ids(model_file: Path | None, eos_token: str | None = None) -> dict[str, int | None]:
-    """The special ids as a config.json names them; null where there is no such piece, or no tokenizer."""
+    """Return the special ids as a config.json names them; null where there is no such piece, or no tokenizer."""
     processor = None
     if model_file is not None:
         if model_file.suffix == ".json":
@@ -199,7 +200,7 @@ def _is_bpe(processor: Any, scores: list[float]) -> bool:
 
 
 def _list_merges(processor: Any, pieces: list[str], scores: list[float]) -> list[list[str]]:
-    """Every way to put a piece together from two others, the piece that SentencePiece prefers first."""
+    """Return every way to put a piece together from two others, the piece that SentencePiece prefers first."""
     plain = {
         piece: i
         for i, piece in enumerate(pieces)

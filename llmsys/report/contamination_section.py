@@ -20,7 +20,7 @@ from llmsys.spared_item import SparedItem
 
 
 def build_contamination_section(manifest: Manifest) -> ReportSection | None:
-    """The table of sets, with examples of what was found."""
+    """Return the table of sets, with examples of what was found."""
     found = manifest.decontamination
     if found is None:
         return None

@@ -30,7 +30,7 @@ def build_cost_numbers(record: RunRecord) -> Numbers:
 
 
 def build_answers_section(record: RunRecord) -> Html | None:
-    """A table of the sets of questions, as the last evaluation that asked them found."""
+    """Return a table of the sets of questions, as the last evaluation that asked them found."""
     asked = [event for _, event in sorted(record.evaluations.items()) if isinstance(event.get("sets"), dict)]
     if not asked:
         return None
@@ -46,7 +46,7 @@ def build_answers_section(record: RunRecord) -> Html | None:
 
 
 def build_prediction_section(record: RunRecord) -> Html | None:
-    """A table of what the estimate said before the first step, and what the steps took."""
+    """Return a table of what the estimate said before the first step, and what the steps took."""
     said, took = record.prediction, record.measured
     if said is None:
         return None

@@ -35,7 +35,7 @@ MAX_SKIP_ROWS = 100
 
 
 def build_dataset_numbers(manifest: Manifest) -> Numbers:
-    """The numbers a reader looks for first."""
+    """Return the numbers a reader looks for first."""
     numbers: Numbers = []
     if manifest.funnel:
         first, last = manifest.funnel[0], manifest.funnel[-1]
@@ -62,7 +62,7 @@ def list_missing_notes(manifest: Manifest) -> list[str]:
 
 
 def build_dataset_sections(manifest: Manifest) -> list[ReportSection]:
-    """All parts of a dataset that have something to show."""
+    """Return all parts of a dataset that have something to show."""
     about_text = [
         _build_funnel_section(manifest),
         build_contamination_section(manifest),
@@ -111,7 +111,7 @@ def _build_funnel_section(manifest: Manifest) -> ReportSection | None:
 def _build_drop_reasons(
     drops: Sequence[tuple[FunnelStage, DropCount]], borders: Sequence[ThresholdReport]
 ) -> list[Html | None]:
-    """Every test that dropped documents, with examples; then those that dropped none."""
+    """Return every test that dropped documents, with examples; then those that dropped none."""
     if not drops:
         return [build_silent_tests_table(borders)]
     tests = [
@@ -170,7 +170,7 @@ def _build_drops_figure(drops: list[DropCount]) -> Figure:
 
 
 def _build_dropped_cell(stage: FunnelStage) -> Html:
-    """The number dropped, with a small bar of its share."""
+    """Return the number dropped, with a small bar of its share."""
     gone = stage.documents_in - stage.documents_out
     share = 100 * gone / stage.documents_in if stage.documents_in else 0
     return build_tag(
@@ -182,7 +182,7 @@ def _build_dropped_cell(stage: FunnelStage) -> Html:
 
 
 def _build_drop_details(stage: FunnelStage, drop: DropCount, borders: Sequence[ThresholdReport]) -> Html:
-    """One test with examples: the documents nearest to its threshold where it has one."""
+    """Return one test with examples: the documents nearest to its threshold where it has one."""
     summary = [
         build_tag("b", f"{format_title(drop.rule)}: {format_title(drop.test)}"),
         build_tag(
@@ -218,7 +218,7 @@ def _build_value_entry(name: str, value: float | str | None) -> list[tuple[str, 
 
 
 def format_title(name: str) -> str:
-    """A stage, rule or test name as a reader would write it: near_duplicates → near duplicates."""
+    """Return a stage, rule or test name as a reader would write it: near_duplicates → near duplicates."""
     return name.replace("_", " ")
 
 

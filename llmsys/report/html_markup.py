@@ -34,7 +34,7 @@ def join_html(children: Child) -> Html:
 
 
 def build_tag(element: str, /, *children: Child, **attributes: str | bool) -> Html:
-    """One element. `class_` stands for class and `data_x` for data-x; an attribute that is True has no value."""
+    """Return one element. `class_` stands for class and `data_x` for data-x; an attribute that is True has no value."""
     written = "".join(_format_attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
     if element in {"input", "meta", "link"}:
         return Html(f"<{element}{written}>")
@@ -48,12 +48,13 @@ def _format_attribute(key: str, value: str | bool) -> str:
 
 
 def build_section(anchor: str, title: str, *children: Child) -> Html:
-    """One section of the page, with an anchor the navigation can jump to."""
+    """Return one section of the page, with an anchor the navigation can jump to."""
     return build_tag("section", build_tag("h2", title), *children, id=anchor)
 
 
 def build_table(head: Sequence[str], rows: Iterable[Sequence[Child]], numeric: Iterable[int] = ()) -> Html:
-    """A table that scrolls sideways where the screen is narrow; columns named in `numeric` are set flush right."""
+    """Return a table that scrolls sideways where the screen is narrow; columns named in `numeric` are set flush right.
+    """
     right = set(numeric)
 
     def build_row(kind: str, row: Sequence[Child]) -> Html:
@@ -71,7 +72,7 @@ def build_table(head: Sequence[str], rows: Iterable[Sequence[Child]], numeric: I
 
 
 def build_definition_list(pairs: Iterable[tuple[str, Child]]) -> Html:
-    """Names with their values, one a line."""
+    """Return names with their values, one a line."""
     return build_tag("dl", [(build_tag("dt", name), build_tag("dd", value)) for name, value in pairs])
 
 
@@ -93,23 +94,23 @@ def escape_plot_text(text: str) -> str:
 
 
 def dump_script_json(value: Any) -> Html:
-    """A value as JSON that cannot close the <script> element it stands in, whatever text it holds."""
+    """Return a value as JSON that cannot close the <script> element it stands in, whatever text it holds."""
     written = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return Html(written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def format_number(value: float) -> str:
-    """A count in full with separators (12,345); a fraction with four digits that count."""
+    """Return a count in full with separators (12,345); a fraction with four digits that count."""
     return f"{int(value):,}" if float(value).is_integer() else f"{value:.4g}"
 
 
 def format_amount(value: float) -> str:
-    """A count rounded to three digits: 950, 12.3 k, 4.56 M."""
+    """Return a count rounded to three digits: 950, 12.3 k, 4.56 M."""
     return _format_scaled(value, ("", "k", "M", "B", "T"))
 
 
 def format_bytes(value: float) -> str:
-    """A size in decimal units: 950 B, 12.3 kB, 4.56 MB."""
+    """Return a size in decimal units: 950 B, 12.3 kB, 4.56 MB."""
     return _format_scaled(value, ("B", "kB", "MB", "GB", "TB", "PB"))
 
 
@@ -123,7 +124,7 @@ def _format_scaled(value: float, prefixes: Sequence[str]) -> str:
 
 
 def format_percent(part: float, whole: float) -> str:
-    """A share: 12.3 %; a dash where there is no whole."""
+    """Return a share: 12.3 %; a dash where there is no whole."""
     if whole <= 0:
         return "–"
     share = 100 * part / whole

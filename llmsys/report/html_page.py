@@ -73,7 +73,7 @@ def _read_dataset(folder: Path | None) -> tuple[Manifest | None, list[str]]:
 
 
 def render_report(run: RunRecord | None, manifest: Manifest | None, notes: list[str] | None = None) -> str:
-    """The page as text, from a run, a dataset or both, and notes on what is missing."""
+    """Return the page as text, from a run, a dataset or both, and notes on what is missing."""
     numbers: Numbers = []
     parts: list[ReportSection] = []
     origin: list[Html] = []
@@ -92,7 +92,7 @@ def render_report(run: RunRecord | None, manifest: Manifest | None, notes: list[
 
 
 def _find_tokens_per_byte(run: RunRecord, manifest: Manifest | None) -> float | None:
-    """Tokens per byte of the training split, else of what was evaluated."""
+    """Return tokens per byte of the training split, else of what was evaluated."""
     if manifest is not None and "train" in manifest.splits and manifest.splits["train"].bytes:
         return manifest.splits["train"].tokens / manifest.splits["train"].bytes
     evaluation = run.last_evaluation or {}
@@ -101,7 +101,7 @@ def _find_tokens_per_byte(run: RunRecord, manifest: Manifest | None) -> float | 
 
 
 def _list_data_warnings(run: RunRecord, manifest: Manifest | None) -> list[str]:
-    """A warning when the run's fingerprint of its data is not this dataset's."""
+    """Return a warning when the run's fingerprint of its data is not this dataset's."""
     trained_on = run.environment.get("data_fingerprint")
     if manifest is None or not trained_on or trained_on == manifest.fingerprint:
         return []
@@ -112,7 +112,7 @@ def _list_data_warnings(run: RunRecord, manifest: Manifest | None) -> list[str]:
 
 
 def _build_titles(run: RunRecord | None, manifest: Manifest | None) -> tuple[str, str]:
-    """The page's title and the line under it."""
+    """Return the page's title and the line under it."""
     data = f"dataset {manifest.name}" if manifest is not None else ""
     if run is None:
         return (manifest.name if manifest is not None else "report"), "dataset report"
@@ -123,7 +123,7 @@ def _build_titles(run: RunRecord | None, manifest: Manifest | None) -> tuple[str
 
 
 def render_document(titles: tuple[str, str], numbers: Numbers, notes: list[str], parts: list[ReportSection]) -> str:
-    """One self-contained page: title and subtitle, cards of numbers, notes, and parts with their figures."""
+    """Return one self-contained page: title and subtitle, cards of numbers, notes, and parts with their figures."""
     from plotly.offline import get_plotlyjs  # 5 MB of text; nobody else on the command line needs it
 
     title, subtitle = titles
@@ -171,7 +171,7 @@ def render_document(titles: tuple[str, str], numbers: Numbers, notes: list[str],
 
 
 def _build_content_security_policy(scripts: list[str]) -> str:
-    """The page may run these scripts and no other, and may load nothing from anywhere."""
+    """Return the page may run these scripts and no other, and may load nothing from anywhere."""
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"

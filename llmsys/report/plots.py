@@ -44,7 +44,7 @@ class Figure:
     """States of a heat map in time: {label, z}; the last is drawn, a slider shows the others."""
 
     def to_html(self) -> Html:
-        """The element the page's script draws into, with its title, buttons, slider and caption."""
+        """Return the element the page's script draws into, with its title, buttons, slider and caption."""
         heading = f"{self.anchor}-title"
         buttons = [
             build_tag(
@@ -118,7 +118,8 @@ def downsample_points(
 def compute_running_mean(
     x: Sequence[float], y: Sequence[float], share: float = 0.02
 ) -> tuple[list[float], list[float]]:
-    """The running mean of y over `share` of all points, centred; nan left out. At most `MAX_POINTS` / 4 points."""
+    """Return the running mean of y over `share` of all points, centred; nan left out. At most `MAX_POINTS` / 4 points.
+    """
     points = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
     sums = [0.0, *accumulate(b for _, b in points)]
     half = max(1, int(len(points) * share / 2))
@@ -141,13 +142,13 @@ def build_noisy_curve(name: str, x: Sequence[float], y: Sequence[float], colour:
 
 
 def build_exact_curve(name: str, x: Sequence[float], y: Sequence[float], colour: str = BLUE) -> list[Trace]:
-    """The line trace of one quantity without noise: thinned only; with dots where the points are few."""
+    """Return the line trace of one quantity without noise: thinned only; with dots where the points are few."""
     thin_x, thin_y = downsample_points(x, y)
     return [build_line(name, thin_x, thin_y, colour, markers=len(thin_x) < 30)]
 
 
 def build_line(name: str, x: Sequence[float], y: Sequence[float], colour: str, *, markers: bool = False) -> Trace:
-    """One line trace; with dots where the points are few."""
+    """Return one line trace; with dots where the points are few."""
     return {
         "type": "scatter",
         "mode": "lines+markers" if markers else "lines",
@@ -162,7 +163,7 @@ def build_line(name: str, x: Sequence[float], y: Sequence[float], colour: str, *
 def build_tokens_layout(
     y_title: str, *, from_zero: bool = False, exponents: str = "", legend: bool = False
 ) -> dict[str, Any]:
-    """The layout of a curve against tokens trained."""
+    """Return the layout of a curve against tokens trained."""
     y: dict[str, Any] = {"title": {"text": y_title}}
     if from_zero:
         y["rangemode"] = "tozero"
@@ -201,7 +202,7 @@ def build_bars(
 
 
 def build_bars_layout(x_title: str) -> dict[str, Any]:
-    """The layout of lying bars."""
+    """Return the layout of lying bars."""
     return {
         "xaxis": {"title": {"text": x_title}, "rangemode": "tozero"},
         "showlegend": False,
@@ -217,7 +218,7 @@ def compute_bars_height(count: int, labels: Iterable[str] = ()) -> int:
 
 
 def select_largest(items: Iterable[tuple[str, float]], limit: int) -> list[tuple[str, float]]:
-    """The largest items, what is beyond `limit` summed up as one."""
+    """Return the largest items, what is beyond `limit` summed up as one."""
     ordered = sorted(items, key=lambda item: (-item[1], item[0]))
     rest = ordered[limit:]
     return ordered[:limit] + ([(f"{len(rest)} others", sum(value for _, value in rest))] if rest else [])

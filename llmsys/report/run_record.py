@@ -54,7 +54,7 @@ class StepCurves:
                 column.pop()
 
     def get_last_value(self, name: str) -> float:
-        """The last value of a column that is a number; nan where there is none."""
+        """Return the last value of a column that is a number; nan where there is none."""
         return next((value for value in reversed(self.columns[name]) if value == value), MISSING)
 
 
@@ -134,7 +134,7 @@ class RunRecord:
         return self.evaluations[max(self.evaluations)] if self.evaluations else None
 
     def get_start_value(self, name: str) -> Any:
-        """A field of the latest start event, None when there is none."""
+        """Return a field of the latest start event, None when there is none."""
         return self.starts[-1].get(name) if self.starts else None
 
     def add_event(self, event: Event) -> None:

@@ -45,14 +45,14 @@ class ReportSection:
 
 
 def build_report_section(anchor: str, title: str, figures: Sequence[Figure], *more: Html | None) -> ReportSection:
-    """A section that shows its figures, then the rest."""
+    """Return a section that shows its figures, then the rest."""
     return ReportSection(
         anchor, title, build_section(anchor, title, [one.to_html() for one in figures], *more), list(figures)
     )
 
 
 def build_run_sections(record: RunRecord, tokens_per_byte: float | None) -> list[ReportSection]:
-    """All parts of a run that have something to show.
+    """Return all parts of a run that have something to show.
 
     Args:
         record: what the run's folder held.
@@ -79,7 +79,7 @@ def build_run_sections(record: RunRecord, tokens_per_byte: float | None) -> list
 
 
 def build_run_numbers(record: RunRecord) -> Numbers:
-    """The numbers a reader looks for first."""
+    """Return the numbers a reader looks for first."""
     numbers: Numbers = [("state", *describe_run_state(record))]
     evaluation = record.last_evaluation
     if evaluation and _is_number(evaluation.get("bits_per_byte")):
@@ -309,7 +309,7 @@ def build_run_origin(record: RunRecord) -> list[Html]:
 
 
 def _flatten_mapping(value: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
-    """A nested mapping as (a.b.c, text) pairs."""
+    """Return a nested mapping as (a.b.c, text) pairs."""
     pairs: list[tuple[str, str]] = []
     for key, item in value.items():
         name = f"{before}{key}"

@@ -34,7 +34,7 @@ def build_early_exit_note() -> Html:
 
 
 def build_threshold_block(border: ThresholdReport) -> Html:
-    """One test: the counts on both sides, and the documents nearest to the threshold."""
+    """Return one test: the counts on both sides, and the documents nearest to the threshold."""
     gone, stays = ("just above", "at or just below") if border.drops == "above" else ("just below", "at or just above")
     sides = [
         _build_side(f"Dropped, {gone} the threshold", border.dropped),
@@ -49,13 +49,13 @@ def build_threshold_block(border: ThresholdReport) -> Html:
 
 
 def format_rule(border: ThresholdReport) -> str:
-    """The test as it decides: words < 50 is dropped."""
+    """Return the test as it decides: words < 50 is dropped."""
     sign = ">" if border.drops == "above" else "<"
     return f"{border.test.replace('_', ' ')} {sign} {_format_thresholds(border)} is dropped"
 
 
 def _format_thresholds(border: ThresholdReport) -> str:
-    """The threshold; where languages differ, the least and the greatest."""
+    """Return the threshold; where languages differ, the least and the greatest."""
     low, high = border.thresholds[0], border.thresholds[-1]
     return format_number(low) if low == high else f"{format_number(low)} to {format_number(high)} (by language)"
 
@@ -94,7 +94,7 @@ def _build_document(near: NearThresholdDocument) -> Html:
 
 
 def build_silent_tests_table(borders: Sequence[ThresholdReport]) -> Html | None:
-    """The tests that dropped nothing, each with the kept documents that came nearest to its threshold."""
+    """Return the tests that dropped nothing, each with the kept documents that came nearest to its threshold."""
     silent = [border for border in borders if not border.dropped.documents and border.kept.documents]
     if not silent:
         return None

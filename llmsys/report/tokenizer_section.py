@@ -16,7 +16,7 @@ HEAD = ("language", "documents", "text", "tokens", "bytes per token", "words per
 
 
 def build_tokenizer_section(manifest: Manifest) -> ReportSection | None:
-    """Bytes and words per token by language, unknowns, and dead pieces with examples."""
+    """Return bytes and words per token by language, unknowns, and dead pieces with examples."""
     usage = manifest.usage
     if usage is None or not usage.languages:
         return None
@@ -46,7 +46,9 @@ def build_tokenizer_section(manifest: Manifest) -> ReportSection | None:
 
 
 def _build_figures(languages: Mapping[str, LanguageUsage]) -> list[Figure]:
-    """Bytes per token of the languages with the most text, the longest tokens first; none for a single language."""
+    """Return bytes per token of the languages with the most text, the longest tokens first; none for a single
+    language.
+    """
     most = list(languages.items())[:MAX_BARS]  # the manifest has them in order of their bytes
     if len(most) < 2:
         return []

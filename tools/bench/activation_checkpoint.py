@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def build_policy_config(arguments: argparse.Namespace, policy: Recompute) -> RunConfig:
-    """The demo's config with this model, batch and policy, on one process."""
+    """Return the demo's config with this model, batch and policy, on one process."""
     train = (f"train.recompute={policy}", f"train.precision={arguments.precision}")
     demo = load_run_config("train/demo", ["layout.expert=1", "launch.processes=1", *train])
     batch = {"sequence_length": arguments.length, "sequences": arguments.sequences}
@@ -66,7 +66,7 @@ def build_policy_config(arguments: argparse.Namespace, policy: Recompute) -> Run
 
 
 def measure_policies(configs: dict[Recompute, RunConfig], steps: int) -> tuple[dict[str, Any], dict[Recompute, float]]:
-    """One row per policy, and the last losses. Steps are taken in turn, the first of each is not timed."""
+    """Return one row per policy, and the last losses. Steps are taken in turn, the first of each is not timed."""
     device = torch.device("cpu")
     engines = {
         policy: build_engine(config, build_device_meshes(config.resolve_layout(1), device), device)

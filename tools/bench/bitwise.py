@@ -98,7 +98,7 @@ def run_rank(answers: Any, folder: str, rank: int, processes: int, name: str, st
 
 
 def build_mode_engine(config: RunConfig) -> Engine:
-    """The engine of one mode, as a run would build it."""
+    """Return the engine of one mode, as a run would build it."""
     device = torch.device("cpu")
     config = config.with_precision("bf16" if find_bf16_support(device).is_native else "fp32")
     layout = config.layout.resolve(dist.get_world_size(), config.model)
@@ -115,7 +115,7 @@ def build_batches(config: RunConfig, step: int, rank: int, processes: int) -> li
 
 
 def measure_step(engine: Engine, batches: list[Batch]) -> tuple[float, ...]:
-    """(seconds until the last rank was through, CPU seconds of this rank, megabytes that it wrote)."""
+    """Return (seconds until the last rank was through, CPU seconds of this rank, megabytes that it wrote)."""
     process = psutil.Process()
     dist.barrier()
     written, busy, began = process.io_counters().write_chars, time.process_time(), time.perf_counter()

@@ -65,7 +65,7 @@ def _can_write(text: str, charset: str) -> bool:
 
 
 def decode_page(payload: bytes, header: str, *, believe: bool) -> str:
-    """The page as we decode it, or as someone does who believes its header."""
+    """Return the page as we decode it, or as someone does who believes its header."""
     if not believe:
         return payload.decode(detect_charset(payload, header), "replace")
     for charset in (header, "utf-8"):

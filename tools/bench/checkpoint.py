@@ -96,7 +96,7 @@ def _measure_seconds(action: Any) -> float:
 def _measure_saves(
     mode: str, state: dict[str, Tensor], step: Any, alone: float, count: int, folder: Path
 ) -> dict[str, float]:
-    """Seconds: making buffers, stall of a save, all of a save, and what the steps beside it cost."""
+    """Return seconds: making buffers, stall of a save, all of a save, and what the steps beside it cost."""
     saver = CheckpointSaver(folder / mode, CheckpointConfig.model_validate({"mode": mode, "keep_last": 1}))
     prepared = _measure_seconds(lambda: saver.allocate_buffers(EngineState(state, 0)))
     stalls, totals, beside = [], [], []

@@ -62,7 +62,8 @@ class PartRow(NamedTuple):
 def build_row(
     part: str, unit: str, amount: float, seconds: float, beside: str, other: float | None, agreement: str
 ) -> PartRow:
-    """One part: `amount` of a unit in our seconds, and what the other needed per amount (seconds) when it ran."""
+    """Return one part: `amount` of a unit in our seconds, and what the other needed per amount (seconds) when it ran.
+    """
     this = f"{amount / seconds:,.4g} {unit}/s"
     if other is None:
         return PartRow(part, this, beside, "not run", "", "")
@@ -105,7 +106,7 @@ def measure_documents(
 
 
 def measure_rules(texts: list[str], arguments: argparse.Namespace) -> list[PartRow]:
-    """The FineWeb chain on the same texts."""
+    """Return the FineWeb chain on the same texts."""
     cold, warm, results = ours.measure_rule_chain(texts, arguments.repeats)
     other, agreement = None, ""
     if arguments.datatrove:
@@ -145,7 +146,7 @@ def measure_encoding(texts: list[str]) -> list[PartRow]:
 
 
 def measure_processes(files: list[str], config: CrawlConfig, repeats: int) -> list[PartRow]:
-    """A whole preparation of documents by one process and by two: the clock, and the largest process."""
+    """Return a whole preparation of documents by one process and by two: the clock, and the largest process."""
     best: dict[int, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(repeats):

@@ -52,7 +52,7 @@ def read_llmsys_records(files: Sequence[str]) -> tuple[int, int]:
 
 
 def read_fastwarc_records(files: Sequence[str]) -> tuple[int, int]:
-    """The same records by FastWARC alone."""
+    """Return the same records by FastWARC alone."""
     kinds = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion | WarcRecordType.continuation
     records = size = 0
     for path in files:
@@ -120,7 +120,7 @@ def measure_minhash(texts: Sequence[str], kind: str, repeats: int) -> tuple[floa
 
 
 def compute_equal_share(ours: Sequence[Any], theirs: Sequence[list[list[int]]]) -> float:
-    """The share of texts whose signatures have the same bits; a text too short for one has none on our side."""
+    """Return the share of texts whose signatures have the same bits; a text too short for one has none on our side."""
     same = 0
     for mine, other in zip(ours, theirs, strict=True):
         flat = np.array(other, np.uint64).reshape(-1) if other else None

@@ -81,7 +81,7 @@ def measure_cold_and_warm(make: Callable[[], Callable[[], Any]], runs: int) -> t
 
 
 def build_signer_factory(texts: Sequence[str], kind: Any) -> Callable[[], Callable[[], Any]]:
-    """A signer that has not asked spaCy about any of the words, and its work."""
+    """Return a signer that has not asked spaCy about any of the words, and its work."""
 
     def build_signer() -> Callable[[], Any]:
         signer = MinHasher(MinHashDedupConfig(hash=kind))

@@ -36,12 +36,12 @@ class EnergyRow:
     note: str
 
     def predict_interval(self, fitted: ResidualModel) -> PercentileInterval:
-        """The interval."""
+        """Return the interval."""
         return build_log_normal_interval(self.modelled * fitted.factor, fitted.spread)
 
 
 def build_energy_rows(rows: list[dict[str, Any]], run: ResidualModel) -> list[EnergyRow]:
-    """Every row whose model and device have a description; of the others there is nothing to say."""
+    """Return every row whose model and device have a description; of the others there is nothing to say."""
     found: list[EnergyRow] = []
     for row in rows:
         with suppress(LlmsysError, KeyError):

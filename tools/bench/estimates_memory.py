@@ -60,12 +60,12 @@ class MemoryRow:
 
 
 def read_memory_rows(path: Path = ROWS) -> list[MemoryRow]:
-    """Every measured row of a file of published rows that says enough to be predicted."""
+    """Return every measured row of a file of published rows that says enough to be predicted."""
     return [row for row in read_published_rows(path) if isinstance(row, MemoryRow)]
 
 
 def read_published_rows(path: Path) -> Iterator[MemoryRow | str]:
-    """Rows, or why one is not predicted."""
+    """Yield rows, or why one is not predicted."""
     tables = json.loads(path.read_text(encoding="utf-8"))
     readers: dict[str, Callable[[Row], MemoryRow]] = {
         "torchtitan": build_titan_row,
@@ -119,23 +119,23 @@ def build_graph_trainer_row(row: Row) -> MemoryRow:
 
 
 def parse_policy(words: str) -> str:
-    """Our name of a recompute policy."""
+    """Return our name of a recompute policy."""
     return {"full": "block", "full recompute": "block", "none": "none"}.get(words, "selective")
 
 
 def set_compile(config: RunConfig, yes: bool) -> RunConfig:
-    """The config with compiled blocks, or with eager ones."""
+    """Return the config with compiled blocks, or with eager ones."""
     train = config.train.model_copy(update={"compile": "block" if yes else "none"})
     return config.model_copy(update={"train": train})
 
 
 def build_memory_row(name: str, source: str, measured: float, ledger: MemoryTimeline) -> MemoryRow:
-    """The row of a measured peak in GiB."""
+    """Return the row of a measured peak in GiB."""
     return MemoryRow(name, source, measured, ledger.peak_bytes / GIB, ledger.peak_instant)
 
 
 def iter_memory_lines(path: Path = ROWS) -> Iterator[str]:
-    """The tables of the README: measured peaks, and a paper's analytical numbers."""
+    """Yield the tables of the README: measured peaks, and a paper's analytical numbers."""
     rows = read_memory_rows(path)
     yield "### Memory"
     yield ""

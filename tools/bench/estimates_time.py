@@ -71,7 +71,7 @@ class TimeRow:
 
 
 def build_time_rows(setups: Iterable[Setup]) -> list[TimeRow]:
-    """Every second row of each table and kind calibrates, the first one included."""
+    """Return every second row of each table and kind calibrates, the first one included."""
     seen: dict[str, int] = {}
     rows = []
     for setup in setups:
@@ -87,7 +87,7 @@ def fit_residuals(rows: Sequence[TimeRow]) -> dict[str, ResidualModel]:
 
 
 def fit_residual(rows: Sequence[TimeRow], covered: float = COVERED) -> ResidualModel:
-    """The mean of the logarithm of measured over modelled, and the spread with which the next row is predicted.
+    """Return the mean of the logarithm of measured over modelled, and the spread with which the next row is predicted.
 
     P10 to P90 of that spread hold the next row with probability `covered`, by Student's t for as few rows as there are.
     What lies outside Tukey's outer fences (three quartile distances) counts as if it lay on them: rows out of line are
@@ -109,7 +109,7 @@ def compute_student_quantile(probability: float, freedom: int) -> float:
 
 
 def compute_utilisation(rows: Sequence[TimeRow], *, run: bool) -> float:
-    """The constant of the baseline: the median of the calibration rows, one for steps and one for whole runs."""
+    """Return the constant of the baseline: the median of the calibration rows, one for steps and one for whole runs."""
     return median(row.ideal_time / row.setup.measured for row in rows if (row.kind == "run") == run)
 
 
@@ -119,6 +119,6 @@ def predict_interval(row: TimeRow, fitted: dict[str, ResidualModel]) -> Percenti
 
 
 def get_shipped_residuals() -> dict[str, ResidualModel]:
-    """The residuals that the estimate uses."""
+    """Return the residuals that the estimate uses."""
     found = load_residuals()
     return {"dense": found.dense, "moe": found.moe, "run": found.run}

@@ -70,7 +70,7 @@ def find_part(page_id: str) -> str:
 
 
 def compute_shingles(text: str) -> Shingles:
-    """The 4-grams of a text's tokens; a text with fewer tokens is one shingle."""
+    """Return the 4-grams of a text's tokens; a text with fewer tokens is one shingle."""
     tokens = TOKEN.findall(text)
     if len(tokens) < NGRAM:
         return Counter([tuple(tokens)] if tokens else [])
@@ -91,7 +91,7 @@ def compute_scores(gold: list[str], found: list[str]) -> tuple[float, float, flo
 
 
 def measure_extraction(pages: pa.RecordBatch, config: ExtractConfig) -> tuple[list[str], float]:
-    """The texts, and the CPU seconds that they took, as the mean of so many times as fill `LEAST_SECONDS`."""
+    """Return the texts, and the CPU seconds that they took, as the mean of so many times as fill `LEAST_SECONDS`."""
     start = time.process_time()
     times, seconds = 0, 0.0
     while seconds < LEAST_SECONDS:

@@ -44,7 +44,7 @@ Next = Callable[[], Any]
 def build_packed_source(
     shards: TokenShards, length: int, sequences: int, *, deal: str = "in_order", masked: bool = True
 ) -> Next:
-    """Our steps: shuffled epochs of packed documents, with document numbers where they are `masked`."""
+    """Return our steps: shuffled epochs of packed documents, with document numbers where they are `masked`."""
     micro = max(1, sequences // 4) if deal == "balanced" else 0
     settings = {"sequence_length": length, "sequences": sequences, "deal": deal, "micro_sequences": micro}
     batch = BatchConfig.model_validate(settings)
@@ -55,7 +55,7 @@ def build_packed_source(
 
 
 def build_read_ahead_source(shards: TokenShards, length: int, sequences: int) -> Next:
-    """The same through the reading thread, as the trainer gets it."""
+    """Return the same through the reading thread, as the trainer gets it."""
     batch = BatchConfig(sequence_length=length, sequences=sequences)
     steps = WindowStepBatches(
         PackedDocuments(shards, length=length, seed=0), RunPlan(batch, 1, 0), separate_documents=True
@@ -104,7 +104,7 @@ def _repeat_loader(loader: Any) -> Any:
 
 
 def measure_rates(contenders: dict[str, Next], tokens: int, seconds: float) -> dict[str, float]:
-    """Tokens per second of each, in turns."""
+    """Return tokens per second of each, in turns."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
     for following in contenders.values():
         following()  # maps files, orders the first epoch
@@ -168,7 +168,7 @@ def measure_loader(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def format_table(found: dict[str, Any]) -> str:
-    """The measurement for people."""
+    """Return the measurement for people."""
     lines = [f"{found['cores']} cores of {found['machine']}, torch {found['torch']}"]
     lines += [f"{part}: {', '.join(f'{k} {v:,}' for k, v in found[part].items())}" for part in ("dataset", "batch")]
     lines += [f"  {name:<34} {rate / 1e6:8.2f} million tokens/s" for name, rate in found["tokens_per_second"].items()]

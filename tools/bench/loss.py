@@ -21,7 +21,7 @@ def compute_plain_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 
 
 def measure_seconds(loss: Callable[[Tensor, Tensor], Tensor], logits_BTV: Tensor, targets_BT: Tensor) -> float:
-    """One forward and backward."""
+    """Return one forward and backward."""
     logits_BTV.grad = None
     start = time.perf_counter()
     loss(logits_BTV, targets_BT).sum().backward()

@@ -20,14 +20,14 @@ Result = TypeVar("Result")
 
 
 def measure_cpu_seconds(work: Callable[[], Result]) -> tuple[float, Result]:
-    """The CPU seconds of this process in one run, and the result."""
+    """Return the CPU seconds of this process in one run, and the result."""
     start = time.process_time()
     result = work()
     return time.process_time() - start, result
 
 
 def measure_median_seconds(work: Callable[[], Result], runs: int) -> tuple[float, Result]:
-    """The median of the CPU seconds of so many runs, and the last result."""
+    """Return the median of the CPU seconds of so many runs, and the last result."""
     measured = [measure_cpu_seconds(work) for _ in range(runs)]
     return statistics.median(seconds for seconds, _ in measured), measured[-1][1]
 
@@ -42,7 +42,7 @@ def iter_crawl_texts(patterns: Sequence[str]) -> Iterator[tuple[pa.Array, pa.Arr
 
 
 def build_datatrove_parser(description: str | None, limit: int) -> argparse.ArgumentParser:
-    """A parser that knows these; `limit` is the default number of documents."""
+    """Return a parser that knows these; `limit` is the default number of documents."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("crawl", nargs="+", help="WARC files or patterns")
     parser.add_argument("--datatrove", metavar="PYTHON", help="an interpreter that has datatrove")

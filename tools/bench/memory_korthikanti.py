@@ -38,7 +38,7 @@ POLICIES: dict[str, tuple[str, Literal["divided", "whole"]]] = {
 
 
 def iter_analytical_rows() -> Iterator[tuple[str, float, float]]:
-    """(what, the paper's GiB, ours)."""
+    """Yield (what, the paper's GiB, ours)."""
     table: Row = json.loads((DATA / "published_runs.json").read_text(encoding="utf-8"))["korthikanti2022"]["memory"]
     for name in SETTINGS:
         yield f"state of blocks, {name}", table["states_gib"][name], estimate_state_gib(name)
@@ -72,7 +72,7 @@ def estimate_state_gib(name: str) -> float:
 
 
 def build_megatron_config(name: str, recompute: str) -> RunConfig:
-    """The run of one column of the figures."""
+    """Return the run of one column of the figures."""
     hidden, layers, heads = KORTHIKANTI[name]
     dropout = {"residual": 0.1, "attention": 0.1, "embedding": 0.1}
     shape = build_gpt_model(hidden, layers, heads, 51_200, 2048).model_dump() | {"dropout": dropout}

@@ -63,7 +63,7 @@ class Contender:
     loss: Callable[[], Tensor]
 
     def measure_step(self, clock: Callable[[], float] = time.perf_counter) -> tuple[float, float]:
-        """Seconds and loss of one forward and backward."""
+        """Return seconds and loss of one forward and backward."""
         start = clock()
         self.model.zero_grad(set_to_none=True)
         loss = self.loss()
@@ -72,7 +72,7 @@ class Contender:
 
 
 def build_model_config(kind: str, length: int, vocabulary: int) -> ModelConfig:
-    """The shapes of both sides, in our words."""
+    """Return the shapes of both sides, in our words."""
     moe = {"num_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": EXPERT_WIDTH}
     fields = {
         "vocab_size": vocabulary,
@@ -106,7 +106,7 @@ def build_their_model(config: ModelConfig, ours: Transformer) -> Any:
 
 
 def convert_weights(ours: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Our names and layout in theirs: experts are stacked (expert, out, in) there, gate and up in one."""
+    """Return our names and layout in theirs: experts are stacked (expert, out, in) there, gate and up in one."""
     theirs = {}
     for name, weight in ours.items():
         if name.endswith((".experts.up_proj", ".balance_bias_E")):
@@ -171,7 +171,7 @@ class StepRow:
 
 
 def compute_gradient_norm(contender: Contender) -> float:
-    """The norm over all parameters, from a step of its own."""
+    """Return the norm over all parameters, from a step of its own."""
     contender.measure_step()
     gradients = [p.grad.float() for p in contender.model.parameters() if p.grad is not None]
     return float(torch.nn.utils.get_total_norm(gradients))
@@ -219,7 +219,7 @@ def build_summary(rows: list[StepRow], arguments: argparse.Namespace, precision:
 
 
 def format_table(found: dict[str, Any]) -> str:
-    """The summary for people."""
+    """Return the summary for people."""
     lines = [f"{part}: {', '.join(f'{k} {v}' for k, v in found[part].items())}" for part in list(found)[:3]]
     title = f"{found['precision']}, forward and backward"
     lines.append(f"{'':<6} {title:<30} {'tokens/s':>8} {'ours is':>8} {'loss':>7} {'norm':>7}")

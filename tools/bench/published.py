@@ -44,7 +44,7 @@ class SkippedRow:
 
 
 def read_setups(path: Path = RUNS) -> Iterator[Setup | SkippedRow]:
-    """Every row with a measured time: as a setup, or with the reason why it is none."""
+    """Yield every row with a measured time: as a setup, or with the reason why it is none."""
     truth = json.loads(path.read_text(encoding="utf-8"))
     for table, reader in READERS.items():
         for row in list_rows(truth.get(table, [])):
@@ -56,7 +56,7 @@ def read_setups(path: Path = RUNS) -> Iterator[Setup | SkippedRow]:
 
 
 def list_rows(truth: Any) -> list[dict[str, Any]]:
-    """The rows of a table."""
+    """Return the rows of a table."""
     if isinstance(truth, list):
         return truth
     return [*truth.get("rows", []), *truth.get("time", [])]

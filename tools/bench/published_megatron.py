@@ -63,7 +63,7 @@ def choose_micro_batch(pipeline: int, share: int) -> int:
 
 
 def iter_january_2021_setups(table: str, row: Row) -> Iterator[Setup]:
-    """The same models three months earlier, before interleaved stages."""
+    """Yield the same models three months earlier, before interleaved stages."""
     tensor = min(8, row["mp"])
     pipeline = row["mp"] // tensor
     shard = row["gpus"] // row["mp"]
@@ -78,7 +78,7 @@ def iter_january_2021_setups(table: str, row: Row) -> Iterator[Setup]:
 
 
 def iter_september_2020_setups(table: str, row: Row) -> Iterator[Setup]:
-    """One to eight V100s or A100s, times of one forward and backward."""
+    """Yield one to eight V100s or A100s, times of one forward and backward."""
     model = build_gpt_model(row["hidden"], row["layers"], row["heads"], 51_200, 1024)
     for key, value in row.items():
         if (found := re.fullmatch(r"(v100|a100)_iter_ms_b(\d+)", key)) and value:

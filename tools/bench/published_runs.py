@@ -41,7 +41,7 @@ class LayoutChoice:
 
 
 def iter_full_run_setups(table: str, row: Row) -> Iterator[Setup]:
-    """The hours of a run, and the seconds of a step where the row has them."""
+    """Yield the hours of a run, and the seconds of a step where the row has them."""
     if row.get("tokens") and row.get("accel_hours"):
         run = _build_full_run(table, row)
         yield run
@@ -60,7 +60,9 @@ def _build_full_run(table: str, row: Row) -> Setup:
 
 
 def _build_setup(table: str, row: Row, model: ModelConfig, device: str, choice: LayoutChoice) -> Setup:
-    """The run in one layout: 256, 1,024 or 2,048 devices and 2 to 32 million tokens a step where it does not say."""
+    """Return the run in one layout: 256, 1,024 or 2,048 devices and 2 to 32 million tokens a step where it does not
+    say.
+    """
     total, length = row["params_total"], row.get("seq") or (2048 if row["hardware"] in OLD else 4096)
     ranks = row.get("n_accelerators") or (256 if total < 10e9 else 1024 if total < 50e9 else 2048)
     shard = max(1, ranks // (choice.tensor * choice.pipeline))
@@ -106,7 +108,7 @@ HIDDEN_EXPERTS = MEGATRON.model_copy(update={"name": "Megatron with hidden excha
 
 
 def _list_choices(row: Row) -> list[LayoutChoice]:
-    """The row's own layout, or everything that its size lets one think of; the last one needs least memory."""
+    """Return the row's own layout, or everything that its size lets one think of; the last one needs least memory."""
     tensors, pipelines = _list_axis_sizes(row)
     expert = 8 if row["params_active"] < row["params_total"] else 1
     if layout := row.get("layout"):

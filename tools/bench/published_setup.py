@@ -57,7 +57,8 @@ class Setup:
 
 
 def load_published_model(name: str, row: Row) -> ModelConfig:
-    """The model of that name: one of ours, one of the shapes kept for this table, or a dense one of that many."""
+    """Return the model of that name: one of ours, one of the shapes kept for this table, or a dense one of that many.
+    """
     shapes: dict[str, Row] = json.loads(SHAPES.read_text(encoding="utf-8"))
     plain = re.sub(r"\(.*\)| .*", "", name).lower()
     if plain in shapes:
@@ -80,14 +81,16 @@ DEVICES = {
 
 
 def resolve_device_name(name: str) -> str:
-    """Our name of a device; ConfigError when there is no profile of it."""
+    """Return our name of a device; ConfigError when there is no profile of it."""
     ours = DEVICES.get(name, name.lower())
     load_device_profile(ours)
     return ours
 
 
 def build_dense_model(parameters: float) -> ModelConfig:
-    """A plain decoder of about that many parameters, 128 channels of width for each layer (Kaplan 2020, figure 5)."""
+    """Return a plain decoder of about that many parameters, 128 channels of width for each layer (Kaplan 2020, figure
+    5).
+    """
     layers = max(2, round((parameters / (12 * 128**2)) ** (1 / 3)))
     return build_gpt_model(128 * layers, layers, layers, 50_304, 2048)
 
@@ -123,7 +126,7 @@ def build_run_config(
     engine: str = "zero1",
     tokens: float = 0,
 ) -> RunConfig:
-    """A run of that model; its engine is FSDP, or ZeRO-1 as pipelines have it."""
+    """Return a run of that model; its engine is FSDP, or ZeRO-1 as pipelines have it."""
     model = model.model_copy(update={"max_position_embeddings": max(length, model.max_position_embeddings)})
     engines: dict[str, Row] = {"fsdp": {"kind": "torch"}, "zero1": {"kind": "deepspeed", "zero_stage": 1}}
     train = {"precision": precision, "recompute": recompute, "tokens": max(int(tokens), length * sequences)}
@@ -139,5 +142,5 @@ def build_run_config(
 
 
 def build_layout(shard: int, tensor: int = 1, context: int = 1, expert: int = 1) -> ParallelLayout:
-    """A resolved layout."""
+    """Return a resolved layout."""
     return ParallelLayout(shard=max(1, shard), tensor=tensor, context=context, expert=expert)

@@ -75,7 +75,7 @@ def iter_graph_trainer_setups(table: str, row: Row) -> Iterator[Setup]:
 
 
 def iter_roofline_setups(table: str, row: Row) -> Iterator[Setup]:
-    """The three rows that roofline and kernel benchmarks were compared on."""
+    """Yield the three rows that roofline and kernel benchmarks were compared on."""
     config = build_run_config(load_published_model(row["model"], row), row["seq"], row["bs"], row["bs"], engine="fsdp")
     name = f"{table} {row['model']} {row['bs']} of {row['seq']}"
     yield Setup(name, table, config, build_layout(1), "h100-sxm-96gb-500w", TITAN, row["real_ms"] / 1e3)

@@ -36,7 +36,7 @@ def read_english_texts(patterns: Sequence[str], limit: int) -> list[str]:
 
 
 def apply_rules(chain: RuleChain, texts: Sequence[str]) -> list[str | None]:
-    """The rewritten text of each document that stays, None for one that goes."""
+    """Return the rewritten text of each document that stays, None for one that goes."""
     results: list[str | None] = []
     for start in range(0, len(texts), BATCH):
         batch = texts[start : start + BATCH]

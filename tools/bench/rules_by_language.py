@@ -131,7 +131,7 @@ def main() -> int:
 
 
 def read_texts(path: Path, join: int) -> dict[str, list[str]]:
-    """The texts by language."""
+    """Return the texts by language."""
     found: dict[str, list[str]] = defaultdict(list)
     if path.is_dir():
         for file in sorted((path / "documents").glob("part-*.arrow")):
@@ -149,7 +149,7 @@ def read_texts(path: Path, join: int) -> dict[str, list[str]]:
 
 
 def build_rules(profile: LanguageProfile) -> tuple[Any, ...]:
-    """The three rules for documents in the language of a profile."""
+    """Return the three rules for documents in the language of a profile."""
     return tuple(
         profile.localize_rule(one) for one in (GopherRepetitionConfig(), GopherQualityConfig(), FinewebQualityConfig())
     )

@@ -41,7 +41,7 @@ RUNS = 3
 
 
 def read_texts(pattern: str, limit_bytes: int) -> list[str]:
-    """The texts of all files of a pattern, up to so many bytes."""
+    """Return the texts of all files of a pattern, up to so many bytes."""
     texts: list[str] = []
     left = limit_bytes
     for path in sorted(glob.glob(pattern)):
@@ -70,7 +70,7 @@ def _iter_arrow_texts(path: Path) -> Iterator[str]:
 
 
 def split_into_batches(texts: list[str]) -> list[pa.Array]:
-    """The texts as columns of about as many bytes as document files have in a record batch."""
+    """Return the texts as columns of about as many bytes as document files have in a record batch."""
     batches: list[pa.Array] = []
     waiting: list[str] = []
     size = 0
@@ -84,7 +84,7 @@ def split_into_batches(texts: list[str]) -> list[pa.Array]:
 
 
 def train_tokenizers(folder: Path, texts: list[str], pieces: int) -> Iterator[tuple[str, Tokenizer]]:
-    """A tokenizer of each kind, of these texts."""
+    """Yield a tokenizer of each kind, of these texts."""
     lines = [line for text in texts for line in text.split("\n") if line]
     for kind in ("bpe", "unigram"):
         config = SentencePieceConfig(vocab_size=pieces, model_type=kind)
@@ -109,7 +109,7 @@ def train_tokenizers(folder: Path, texts: list[str], pieces: int) -> Iterator[tu
 
 
 def encode_batches(encoder: ColumnEncoder, batches: list[pa.Array]) -> list[RaggedTokens]:
-    """The tokens of every batch."""
+    """Return the tokens of every batch."""
     return [encoder.encode(batch) for batch in batches]
 
 
@@ -140,7 +140,7 @@ def _iter_rows(parts: list[RaggedTokens]) -> Iterator[list[int]]:
 
 
 def format_row(name: str, pattern: str, texts: list[str], found: dict[str, Any]) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     size = sum(len(text.encode()) for text in texts) / 1e6
     speeds = [f"{size / found[way]:.1f}" for way in ("library", "batch")]
     for way in ("cold", "warm"):

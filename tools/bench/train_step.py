@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def _measure_contenders(arguments: argparse.Namespace, precision: str, sequences: int) -> dict[str, float]:
-    """Tokens per second of each contender, the median of its turns; no two of a contender follow each other."""
+    """Return tokens per second of each contender, the median of its turns; no two of a contender follow each other."""
     speeds: dict[str, list[float]] = {name: [] for name in arguments.only}
     work = Work(arguments.model, precision, sequences, arguments.steps)
     for _ in range(arguments.rounds):
@@ -92,7 +92,7 @@ def _measure_contenders(arguments: argparse.Namespace, precision: str, sequences
 
 
 def format_table(found: dict[int, dict[str, float]], model: str, precision: str) -> str:
-    """Tokens per second, and beside ours on one process, for each size of a step."""
+    """Return tokens per second, and beside ours on one process, for each size of a step."""
     lines = [
         f"{_describe_machine()}; {model}, {precision}, one thread and core for each process",
         f"{'tokens a step':<24}",
@@ -123,13 +123,13 @@ def _run_turn(name: str, work: Work) -> float:
 
 
 def _measure_rank(name: str, work: Work, _: int) -> float:
-    """Tokens per second of all ranks; runs in a process of each."""
+    """Return tokens per second of all ranks; runs in a process of each."""
     _pin_core(int(os.environ["RANK"]))
     return _measure_speed(_build_our_step(name, work), work)
 
 
 def _measure_alone(name: str, work: Work) -> float:
-    """Tokens per second of a contender that knows no ranks."""
+    """Return tokens per second of a contender that knows no ranks."""
     import torch
 
     _pin_core(0)

@@ -49,7 +49,7 @@ class SshResult(NamedTuple):
 
     @property
     def is_unreachable(self) -> bool:
-        """Whether ssh itself failed, so that the command never ran."""
+        """True where ssh itself failed, so that the command never ran."""
         return self.status == SSH_FAILED
 
     @property

@@ -45,7 +45,7 @@ class Rendezvous:
 
     @property
     def is_local(self) -> bool:
-        """Whether this host holds the rendezvous."""
+        """True where this host holds the rendezvous."""
         with suppress(LaunchError):
             return is_this_host(self.host)
         return False

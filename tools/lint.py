@@ -8,7 +8,7 @@ LS002  a function name is not a lone participle (`priced`)
 LS003  a function name does not end in `_of` or `_at`
 LS004  a docstring does not open with What, Whether, Which, How, Where, Who or Why
 LS005  a function that another package imports documents its `Args:` and `Returns:`
-LS006  a `match` over classes or literal kinds ends with `case unreachable: assert_never(unreachable)`
+LS006  a `match` over classes, or over a `kind`, ends with `case unreachable: assert_never(unreachable)`
 LS007  a file has at most 300 lines, a function at most 60
 """
 
@@ -149,14 +149,15 @@ def _list_arguments(node: Function) -> list[ast.arg]:
 
 
 def find_match_violations(path: Path, node: ast.Match) -> Iterator[Violation]:
-    """Yield LS006 for a `match` that dispatches on classes without `assert_never`."""
+    """Yield LS006 for a `match` over classes, or over a `kind`, without `assert_never`."""
     patterns = [pattern for case in node.cases for pattern in ast.walk(case.pattern)]
-    if not any(isinstance(pattern, ast.MatchClass) for pattern in patterns):
+    is_over_kinds = ast.unparse(node.subject).endswith("kind")
+    if not is_over_kinds and not any(isinstance(pattern, ast.MatchClass) for pattern in patterns):
         return
     last = ast.unparse(node.cases[-1])
     if "assert_never" not in last:
         yield Violation(
-            path, node.lineno, "LS006", "this match over classes has no `case unreachable: assert_never(unreachable)`."
+            path, node.lineno, "LS006", "this match has no `case unreachable: assert_never(unreachable)`."
         )
 
 

@@ -31,10 +31,9 @@ LOST_PEER_WORDS = (
     "Connection closed by peer", "Connection reset by peer", "Connection refused", "Connection was likely closed",
     "Broken pipe", "Timed out waiting", "Gloo", "gloo", "NCCL communicator was aborted", "ncclRemoteError",
 )  # fmt: skip
+# These errors of torch.distributed always mean a lost peer; others are recognized by LOST_PEER_WORDS.
 LOST_PEER_ERRORS = ("DistNetworkError", "DistStoreError")
-"""Errors of torch.distributed that always mean a peer; of the others the words tell."""
-CAUSE_FIRST_SECONDS = 2.0
-"""A rank that lost its peer speaks and ends later than the peer, so that the launcher sees the cause first."""
+CAUSE_FIRST_SECONDS = 2.0  # a rank that lost its peer exits later than the peer, so that the launcher sees the cause
 USAGE = "usage: launch/train.py CONFIG [section.key=value …]"
 
 log = get_logger(__name__)
@@ -43,7 +42,7 @@ log = get_logger(__name__)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train on this rank and return the exit status."""
     die_with_parent()
-    if os.environ.get(HANGUP) == HANGUP_SAVES:  # it was ignored on the way here; until the run listens it ends the rank
+    if os.environ.get(HANGUP) == HANGUP_SAVES:  # ignored by the launcher; until the run handles it, it ends the rank
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     started = time.time()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings of a lost peer are pages of C++ frames
@@ -74,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         if not is_lost_peer(error):
             raise
-        # Of one host's ranks the first speaks, and its launcher ends the others before they do.
+        # The first rank of a host reports; its launcher ends the others before they would.
         time.sleep(CAUSE_FIRST_SECONDS * (1 if os.environ.get("LOCAL_RANK", "0") == "0" else 3))
         from llmsys.train.watchdog import is_hang_named
 

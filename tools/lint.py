@@ -156,9 +156,7 @@ def find_match_violations(path: Path, node: ast.Match) -> Iterator[Violation]:
         return
     last = ast.unparse(node.cases[-1])
     if "assert_never" not in last:
-        yield Violation(
-            path, node.lineno, "LS006", "this match has no `case unreachable: assert_never(unreachable)`."
-        )
+        yield Violation(path, node.lineno, "LS006", "this match has no `case unreachable: assert_never(unreachable)`.")
 
 
 def find_size_violations(path: Path, tree: ast.Module, num_lines: int) -> Iterator[Violation]:

@@ -11,8 +11,7 @@ from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError
 
 OWN_NAMES = ("nodes",)
-PATIENCE_SECONDS = 25
-"""How long llmsys may take on a host to tell its facts, and as long again to exchange numbers."""
+PATIENCE_SECONDS = 25  # limit of a host's facts, and again of the collectives
 WOULD_FAIL = 1
 NODES_HELP = (
     "nodes=first:8,second:8 names hosts and slots; nodes=FILE reads a hostfile; nodes=localhost:2 needs no ssh."

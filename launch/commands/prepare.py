@@ -13,7 +13,7 @@ from llmsys.log import get_logger
 from llmsys.manifest import Manifest, SkippedInput, load_manifest
 from llmsys.record_location import format_record_place
 
-QUARANTINED = 3  # the exit status when the dataset is whole but for inputs that failed every try
+QUARANTINED = 3  # exit status when inputs that failed every attempt are missing from the dataset
 
 NOUNS = {"crawl": "pages", "pairs": "pairs", "labelled": "texts"}
 

@@ -11,11 +11,11 @@ from launch.hosts.hostfile import Host
 from launch.hosts.ssh import TIMED_OUT, SshResult, describe_ssh_remedy
 
 MOST_SKEW_SECONDS = 2.0
-"""Clocks that are further apart confuse time limits, heartbeats and file times; any time service keeps them closer."""
+"""Larger differences break time limits, heartbeats and file times; any time service keeps clocks closer."""
 BYTES_PER_PARAMETER = 12
-"""Of a checkpoint: master weight and two moments in fp32."""
+"""Size of a checkpoint: master weight and two Adam moments in fp32."""
 BUSY_SHARE = 0.1
-"""An accelerator with more of its memory taken belongs to somebody."""
+"""An accelerator with a larger share of its memory in use counts as busy."""
 NO_ACCELERATOR = "no accelerator, ranks run on the CPU"
 GIB = 1 << 30
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 CONNECT_SECONDS = 8
-"""How long a host may take to answer the door."""
-SPARE_SECONDS = 2
+SPARE_SECONDS = 2  # over the remote timeout, so that its status arrives
 SSH_FAILED, TIMED_OUT = 255, 124
 CHECKOUT = Path(__file__).resolve().parents[2]
 FORWARDED = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -85,7 +84,7 @@ def run_on_host(host: str, command: str, timeout_seconds: int) -> SshResult:
         return SshResult(status, output, errors, asked_at, time.monotonic() - began)
 
     try:
-        limit = timeout_seconds + SPARE_SECONDS  # so that the end that `timeout` makes there is heard here
+        limit = timeout_seconds + SPARE_SECONDS
         done = subprocess.run(words, capture_output=True, text=True, timeout=limit, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         return build_result(TIMED_OUT, "", f"timed out after {limit} s")

@@ -17,7 +17,7 @@ from launch.launchers.torchrun import run_elastic_agent
 from launch.train import MENDABLE
 
 SILENT = {"num_machines": 1, "mixed_precision": "no", "dynamo_backend": "no"}
-"""What `accelerate launch` would take without a config, after a warning for each."""
+"""Defaults of `accelerate launch` without a config; set here, because it warns about each."""
 ALONE = (
     "llmsys: error: the accelerate config says distributed_type: NO, which trains in one process, and "
     "launch.processes={}. Run `accelerate config` for several processes, or set launch.processes=1."

@@ -16,7 +16,7 @@ from llmsys.errors import LaunchError
 
 Launcher = Literal["torchrun", "deepspeed", "accelerate", "slurm"]
 NATURAL: dict[str, Launcher] = {"torch": "torchrun", "deepspeed": "deepspeed", "accelerate": "accelerate"}
-"""What starts an engine's ranks where nothing else is asked for."""
+"""Default launcher of each engine."""
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,10 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, LaunchError, LayoutError
 from llmsys.port import EVERYWHERE, describe_port_conflict, find_free_port
 
-PORT = 29_500
-"""Where ranks of several hosts meet when launch.port is 0: other hosts cannot be asked for a free one."""
-PATIENCE_SECONDS = 3600
-"""How long hosts that lost each other wait to meet again."""
+PORT = 29_500  # torchrun's default, for several hosts and launch.port=0: other hosts cannot be asked for a free one
+PATIENCE_SECONDS = 3600  # longest wait for lost hosts
 ASK_SECONDS = CONNECT_SECONDS + 2
-UNWATCHED_SECONDS = 300
-"""What ranks sit out where no hang is watched for: the time-out of an exchange."""
+UNWATCHED_SECONDS = 300  # longest outage without a hang watchdog: the timeout of a collective
 
 
 def build_launch_plan(

@@ -26,9 +26,8 @@ from llmsys.errors import LostRankError
 from llmsys.train.stop_request import HANGUP, HANGUP_ENDS, leave_dead_terminal
 
 SSH = ("ssh", "-tt", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
-"""With a terminal, so that ranks end when the connection does; without questions."""
-SILENCE_SECONDS, LEAST_SILENCES = 5, 3
-"""How often ssh asks whether the host is there, and how often at least before it gives up."""
+"""`-tt` allocates a terminal, so that ranks end when the connection does. BatchMode asks no questions."""
+SILENCE_SECONDS, LEAST_SILENCES = 5, 3  # ServerAliveInterval, and the lower bound of ServerAliveCountMax
 LOOK_SECONDS, AGAIN_SECONDS = 0.2, 5.0
 
 
@@ -95,7 +94,7 @@ def _update_process(plan: LaunchPlan, remote: RemoteProcess, *, keep: bool) -> N
         return
     now = time.monotonic()
     if status == SSH_FAILED and remote.command.lasting and keep:
-        if remote.lost_at is None or now - remote.start_time > 2 * CONNECT_SECONDS:  # it had come through
+        if remote.lost_at is None or now - remote.start_time > 2 * CONNECT_SECONDS:  # an earlier attempt had connected
             remote.lost_at = now
             message = (
                 f"the connection to {remote.command.host} is lost; trying for {plan.patience_seconds} s (--patience)"

@@ -24,12 +24,11 @@ from launch.train import LOST_PEER, MENDABLE, STOPPED, UNMET
 from llmsys.errors import LaunchError
 from llmsys.log import configure_logging, get_logger
 
-FINAL = (0, MENDABLE, STOPPED)
-"""Statuses that a restart does not mend: finished; what a person must mend; stopped after saving."""
+FINAL = (0, MENDABLE, STOPPED)  # a restart does not help: finished, user error, stopped after a save
 LOOK_SECONDS = 2.0
 KNOCK_SECONDS = 5.0
 SHUT_SECONDS = 20.0
-"""An agent without ranks whose rendezvous place has been out of reach for so long will not find it by itself."""
+"""An agent without ranks does not recover once its rendezvous has been unreachable for this long."""
 LONGEST_PAUSE_SECONDS = 30.0
 SAY_SECONDS = 10.0
 

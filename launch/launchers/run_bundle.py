@@ -35,10 +35,10 @@ ON_THIS_HOST_ONLY = ("CUDA_VISIBLE_DEVICES", "DS_ENV_FILE")
 DEEPSPEED_NAME = ".deepspeed_env"
 PDSH = "PDSH_SSH_ARGS_APPEND"
 PDSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=8 -o ServerAliveInterval=15"
-"""Left alone, pdsh waits for hours for a host that is gone."""
+"""Without these options pdsh waits for hours for a host that is gone."""
 SHELL_MEANS_SOMETHING = re.compile(r'(["$`\\])')
 OURS = ("llmsys", "data_pipeline", "launch", "configs", "pyproject.toml")
-"""What a run depends on in a checkout."""
+"""Paths of a checkout that a run depends on."""
 
 
 def get_bundle_folder(config: RunConfig) -> Path:

@@ -17,11 +17,9 @@ from llmsys.errors import LaunchError
 from llmsys.folder_lock import LOCK_NAME
 from llmsys.redact import has_secret, redact_secrets
 
-NOTICE_SECONDS = 300
-"""How long before the time limit the run is asked to stop: a step, a save, and some air."""
-AIR_SECONDS = 60
-LOOK_SECONDS = 30
-"""How often the other nodes ask whether the first is still part of the job."""
+NOTICE_SECONDS = 300  # before the time limit: enough for a step, a save, and a margin
+AIR_SECONDS = 60  # margin over the longest outage that ranks of a lost node survive
+LOOK_SECONDS = 30  # interval at which the other nodes check that the first is still in the job
 FIRST_PORT = 20_000
 NEEDS_QUOTES = re.compile(r"[\s\"'\\#]")
 
@@ -61,7 +59,7 @@ WATCH = """\
     scontrol show hostnames "$nodes" | grep -qx "$MASTER_HOST" || scontrol requeue "$SLURM_JOB_ID"
 done </dev/null >/dev/null 2>&1 &
 """
-"""Slurm leaves a job of --no-kill to itself without the node of its script: it would last to its time limit."""
+"""A job with --no-kill that loses the node of its script would otherwise idle until its time limit."""
 
 
 def format_sbatch_script(plan: LaunchPlan, *, chosen: bool, gpus: int, port: int, more: Sequence[str] = ()) -> str:

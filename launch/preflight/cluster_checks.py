@@ -22,9 +22,10 @@ def check_collectives(names: Sequence[str], first: str, facts: Facts, patience_s
     if len(names) < 2:
         return []
     if missing := [name for name in names if "free_port" not in facts.get(name, {})]:
-        observation = f"no exchange was tried, because {', '.join(missing)} could not say what it has"
+        observation = f"no exchange was tried, because {', '.join(missing)} did not report its facts"
         return [
-            HostFinding(name, "exchange", observation, "Mend what stands above, and ask again.") for name in missing
+            HostFinding(name, "exchange", observation, "Fix the findings above, and run preflight again.")
+            for name in missing
         ]
     port = facts[names[0]]["free_port"]
     wait_seconds = max(1, patience_seconds * 3 // 5)  # the rest is for starting, so that the probe itself can tell

@@ -29,8 +29,7 @@ from llmsys.data.step_plan import RunPlan
 from llmsys.errors import LlmsysError
 from llmsys.estimate.parameter_count import count_parameters
 
-REACH_SECONDS, SHELL_SECONDS = 10, 5
-"""How long a host may take to answer at all, and later to a command of the shell."""
+REACH_SECONDS, SHELL_SECONDS = 10, 5  # limits of the first answer, and of later shell commands
 PATIENCES, SHORT_QUESTIONS_SECONDS = 2, 5
 """A preflight lasts two patiences, one for facts and one for the exchange, and this: under a minute with 25 s."""
 ALL = "all"
@@ -120,7 +119,7 @@ def check_divisibility(request: PreflightRequest) -> Iterator[HostFinding]:
     yield HostFinding(ALL, "layout", f"{request.num_ranks} ranks: {axes}")
     try:
         if request.config.objective.kind in ("next_token", "masked"):
-            in_turns = request.config.train.reproducibility == "bitwise"  # whole steps, dealt by micro-batches
+            in_turns = request.config.train.reproducibility == "bitwise"  # bitwise assigns micro-batches of a full step
             plan = RunPlan(request.config.batch, 1 if in_turns else layout.data_parallel_size, 0).get_step_plan(0)[1]
             observation = f"{plan.sequences} sequences a step over {layout.data_parallel_size} data ranks"
             yield HostFinding(ALL, "batch", observation)

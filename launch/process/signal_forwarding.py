@@ -25,8 +25,8 @@ import psutil
 from llmsys.train.stop_request import HANGUP, HANGUP_ENDS, HANGUP_SAVES, leave_dead_terminal
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
+# A SIGTERM that comes sooner is the same one: `timeout` and a shell's `kill` reach a process and its whole group.
 SECOND_SECONDS = 1.0
-"""A SIGTERM that comes sooner is the same one: `timeout` and a shell's `kill` reach a process and its whole group."""
 SCRIPT_NAME = "train.py"
 RESTART_AGENT = "launch.launchers.restart_agent"
 NETWORK = Path("/proc/self/ns/net")

@@ -17,6 +17,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from typing import assert_never
 from unicodedata import category
 
 import numpy as np
@@ -228,6 +229,8 @@ def choose_replacement(kind: PiiKind, match: str, name: str, config: PiiReplacem
             return f"{_NETWORKS[number % len(_NETWORKS)]}.{number // len(_NETWORKS) % 254 + 1}"
         case "phone":
             return f"+1 {200 + number % 800}-555-01{number // 800 % 100:02d}"
+        case unreachable:
+            assert_never(unreachable)
 
 
 def sum_counts(counts: Counts, kinds: Iterable[PiiKind]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""`llmsys show`: the resolved config, what differs from the defaults, and the schema for editors."""
+"""Run `llmsys show`: print the resolved config, what differs from the defaults, or the schema for editors."""
 
 import argparse
 import json
@@ -7,7 +7,7 @@ from llmsys.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--schema prints the JSON schema of a run's YAML file instead of a config."""
+    """Add --schema, which prints the JSON schema of a run's YAML file instead of a config."""
     parser.add_argument("--schema", action="store_true", help="print the JSON schema for editors; needs no CONFIG")
 
 

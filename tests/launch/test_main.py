@@ -57,7 +57,7 @@ def test_help_of_a_verb_has_a_working_example(name: str, capsys: pytest.CaptureF
     assert (program, verb) == ("llmsys", name)
     arguments = build_parser(name).parse_intermixed_args(words)
     if VERBS[name].takes_config:
-        own = getattr(importlib.import_module(f"launch.commands.{name}"), "MINE", ())
+        own = getattr(importlib.import_module(f"launch.commands.{name}"), "OWN_NAMES", ())
         overrides = [word for word in arguments.overrides if word.partition("=")[0] not in own]
         assert main(["show", arguments.config, *overrides, "--json"]) == 0
 

@@ -73,7 +73,7 @@ def test_what_is_wrong_is_told_by_host_with_its_remedy(hosts: Hosts) -> None:
     assert status == 1
     wanted = {
         ("closed", "reach"): ("Connection refused", "Start sshd there"),
-        ("closed", "exchange"): ("no exchange was tried, because closed", "Mend what stands above"),
+        ("closed", "exchange"): ("no exchange was tried, because closed", "Fix the findings above"),
         ("odd", "clock"): ("s ahead of this host; 2 s is the most", "Set it by a time service"),
         ("odd", "versions"): ("llmsys is 0.0.7, elsewhere 0.1.0", "Install llmsys 0.1.0 there"),
         ("odd", "code"): ("files of code differ: digest", "Bring it to the same commit there"),

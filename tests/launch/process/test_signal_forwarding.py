@@ -89,11 +89,11 @@ def test_a_sigterm_that_comes_twice_at_once_is_one(launcher: subprocess.Popen[by
 
 STARTED = """
 import os, signal, subprocess, sys
-from launch.process.signal_forwarding import HANGUP, ignoring_own_signals, signals_to_forward
-from launch.launchers.torchrun import signals_to_handle
-print(*(one.name for one in signals_to_forward()), "|", signals_to_handle())
+from launch.process.signal_forwarding import HANGUP, ignore_own_signals, get_signals_to_forward
+from launch.launchers.torchrun import get_signals_to_handle
+print(*(one.name for one in get_signals_to_forward()), "|", get_signals_to_handle())
 look = "import os, signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, os.environ.get('LLMSYS_HANGUP'))"
-with ignoring_own_signals() as more:
+with ignore_own_signals() as more:
     subprocess.run([sys.executable, "-c", look], env=os.environ | more)
 """
 

@@ -12,6 +12,9 @@ from llmsys.manifest import DropCount, DropExample, FunnelStage
 
 EXAMPLES = 3
 EXAMPLE_CHARACTERS = 400
+# Funnel names of the two optional stages after collecting.
+DECONTAMINATE = "decontaminate"
+PII = "pii"
 _COUNTS = ("documents_in", "bytes_in", "documents_out", "bytes_out")
 
 

@@ -8,8 +8,7 @@ differ between runs, as do those of events.jsonl and of nothing else.
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from importlib import metadata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -132,19 +131,6 @@ def compute_json_digest(*parts: Any) -> str:
     """Return 32 hex digits over anything that JSON can say, whatever the order of its keys."""
     text = json.dumps(parts, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def compute_code_version(rooms: Sequence[str], packages: Sequence[str]) -> str:
-    """Return a digest of our source files (`rooms`: paths below the repository root) and of package versions."""
-    root = Path(__file__).resolve().parents[2]
-    state = hashlib.blake2b(digest_size=16)
-    for room in rooms:
-        path = root / room
-        for source in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            state.update(f"{source.relative_to(root)}\n".encode() + source.read_bytes())
-    for package in packages:
-        state.update(f"{package}=={metadata.version(package)}\n".encode())
-    return state.hexdigest()
 
 
 def remove_partial_files(folder: Path) -> None:

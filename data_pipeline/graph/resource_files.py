@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.core.journal import Journal
-from data_pipeline.extract.trafilatura import list_extractor_versions
 from data_pipeline.language.rules_by_language import list_dictionaries
 from llmsys.config.custom_rules import ANY_LANGUAGE, BadWordsConfig, FastTextClassifierConfig, PerplexityConfig
 from llmsys.config.data import CrawlConfig
+from llmsys.config.extraction import TrafilaturaExtractorConfig
 from llmsys.config.quality_rules import RuleConfig
 from llmsys.errors import ConfigError, DataError
 
@@ -57,6 +57,25 @@ def _iter_rule_libraries(rule: RuleConfig) -> Iterator[str]:
     yield _require_package_version(package, f"the rule {rule.kind}", extra, instead)
 
 
+def list_extractor_versions(data: CrawlConfig) -> list[str]:
+    """Return the versions of libraries that only the configured extractor needs.
+
+    Args:
+        data: The crawl section of a run.
+
+    Returns:
+        `package==version` entries for the key of the extract tasks. Empty for extractors that are always installed.
+
+    Raises:
+        ConfigError: If the library is not installed.
+    """
+    if not isinstance(data.extract, TrafilaturaExtractorConfig):
+        return []
+    from data_pipeline.extract.trafilatura import get_trafilatura_version
+
+    return [get_trafilatura_version()]
+
+
 # What finds the words of `words: {kind: dictionary}`, and the extra that installs it.
 _DICTIONARIES = {
     "jieba": (("jieba",), "zh"),
@@ -90,7 +109,7 @@ def require_languages(data: CrawlConfig, codes: Collection[str]) -> None:
 def require_resource_files(data: CrawlConfig) -> None:
     """Raise DataError for the first file that is not there, ConfigError for a library that is not installed."""
     list_rule_libraries(data)
-    list_extractor_versions(data.extract)
+    list_extractor_versions(data)
     for key, path in iter_resource_files(data):
         if not path.is_file():
             what = "is a folder" if path.is_dir() else "does not exist"

@@ -12,15 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.core.funnel import FunnelCounts
+from data_pipeline.core.funnel import DECONTAMINATE, PII, FunnelCounts
 from data_pipeline.core.journal import TaskRecord, compute_json_digest
 from data_pipeline.core.staging import find_output, is_change_unfinished
-from data_pipeline.decontaminate.contamination_report import STAGE as DECONTAMINATE
 from data_pipeline.dedup.duplicate_decisions import list_dedup_rules
 from data_pipeline.graph.stage_runner import StageRunner
-from data_pipeline.pipelines.cleaning_stages import build_decontamination_summary
 from data_pipeline.stages.apply_rules import list_stage_names
-from data_pipeline.stages.clean import PII
 from data_pipeline.stages.collect import LENGTH_EDGES
 from data_pipeline.tokenize.tokenizer_usage import collect_usage
 from llmsys.config.data import CrawlConfig
@@ -28,6 +25,7 @@ from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.errors import DataError
 from llmsys.log import get_logger
 from llmsys.manifest import (
+    DecontaminationSummary,
     DocumentFile,
     DocumentFiles,
     Histogram,
@@ -124,7 +122,7 @@ def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: Stage
         lengths=_build_length_histogram(outcome.collected),
         read=_build_read_summary(outcome),
         usage=_compute_usage(data.folder, outcome),
-        decontamination=build_decontamination_summary(outcome.collected),
+        decontamination=_build_decontamination_summary(outcome.collected),
         borders=outcome.borders,
     )
 
@@ -228,6 +226,15 @@ def _build_read_summary(outcome: StageRecords) -> ReadSummary:
         skipped=_sum_skips(skip for result in results for skip in result["skipped"]),
         noted=_sum_skips(note for result in results for note in result["noted"]),
     )
+
+
+def _build_decontamination_summary(final: Sequence[TaskRecord]) -> DecontaminationSummary | None:
+    about = next((record.result["contamination"] for record in final if "contamination" in record.result), None)
+    if about is None:
+        return None
+    from data_pipeline.decontaminate.contamination_report import merge_summaries  # only where it is configured
+
+    return merge_summaries(about["sets"], about["exempt"], [record.result["decontamination"] for record in final])
 
 
 def _sum_skips(skips: Iterable[dict[str, Any]]) -> tuple[SkippedInput, ...]:

@@ -12,32 +12,16 @@ from functools import partial
 from data_pipeline.core.journal import TaskRecord
 from data_pipeline.core.staging import get_place_to_write
 from data_pipeline.core.task import Stage, Task
-from data_pipeline.decontaminate.contamination_report import merge_summaries
 from data_pipeline.decontaminate.ngram_index import write_ngram_index
 from data_pipeline.graph.resource_files import compute_file_digests
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.stages.clean import ContaminationInput, clean_file
 from data_pipeline.stages.find_contamination import filter_matches, write_matches
 from llmsys.config.data import CrawlConfig
-from llmsys.config.decontamination import NgramDecontaminationConfig, NoDecontamination
-from llmsys.config.pii import NoPiiReplacement
-from llmsys.manifest import DecontaminationSummary
+from llmsys.config.decontamination import NgramDecontaminationConfig
 
 INDEX = ("work/decontamination/ngrams.arrow", "work/decontamination/items.arrow")
 MATCHES = "work/decontamination/matches.arrow"
-
-
-def has_cleaning(data: CrawlConfig) -> bool:
-    """Whether something is taken out of collected documents."""
-    return not isinstance(data.decontaminate, NoDecontamination) or not isinstance(data.pii, NoPiiReplacement)
-
-
-def get_collected_names(data: CrawlConfig, shard: int) -> list[str]:
-    """Return where the collected documents of a shard lie, and the dropped ones."""
-    name = f"part-{shard:05d}"
-    if has_cleaning(data):
-        return [f"work/collected/{name}.arrow", f"work/collected/{name}.dropped.arrow"]
-    return [f"documents/{name}.arrow", f"dropped/{name}.arrow"]
 
 
 def run_cleaning_stages(
@@ -45,8 +29,6 @@ def run_cleaning_stages(
 ) -> list[TaskRecord]:
     """Return the records of the final documents: outputs are documents, dropped, and the report of decontamination."""
     reports = isinstance(data.decontaminate, NgramDecontaminationConfig)
-    if not has_cleaning(data):
-        return collected
     rooms = [*_ROOMS, (REPORTS, ".jsonl")] if reports else _ROOMS
     contamination: Sequence[ContaminationInput | None] = [None] * len(collected)
     digests: list[str] = []
@@ -106,11 +88,3 @@ def _run_index_stage(config: NgramDecontaminationConfig, workshop: StageRunner, 
     decides = [part, compute_file_digests(workshop.journal, config.files)]
     job = partial(write_ngram_index, grams=workshop.folder / INDEX[0], items=workshop.folder / INDEX[1], config=config)
     return stage("index", [Task("index/all", decides, list(INDEX), job, len(config.sets))], "set")[0]
-
-
-def build_decontamination_summary(final: Sequence[TaskRecord]) -> DecontaminationSummary | None:
-    """Say what was found of evaluation sets, None when there were none to look for."""
-    about = next((record.result["contamination"] for record in final if "contamination" in record.result), None)
-    if about is None:
-        return None
-    return merge_summaries(about["sets"], about["exempt"], [record.result["decontamination"] for record in final])

@@ -10,6 +10,9 @@ from typing import Any
 
 from data_pipeline.core.journal import TaskRecord
 from data_pipeline.stages.collect import ShardSource
+from llmsys.config.data import CrawlConfig
+from llmsys.config.decontamination import NoDecontamination
+from llmsys.config.pii import NoPiiReplacement
 
 
 @dataclass(frozen=True)
@@ -71,3 +74,16 @@ class SignedFiles:
     def count_keys(self, relation: str) -> int:
         """Number of keys of a relation."""
         return sum(record.result["keys"][relation] for record in self.records)
+
+
+def has_cleaning(data: CrawlConfig) -> bool:
+    """Whether something is taken out of collected documents."""
+    return not isinstance(data.decontaminate, NoDecontamination) or not isinstance(data.pii, NoPiiReplacement)
+
+
+def get_collected_names(data: CrawlConfig, shard: int) -> list[str]:
+    """Return where the collected documents of a shard lie, and the dropped ones."""
+    name = f"part-{shard:05d}"
+    if has_cleaning(data):
+        return [f"work/collected/{name}.arrow", f"work/collected/{name}.dropped.arrow"]
+    return [f"documents/{name}.arrow", f"dropped/{name}.arrow"]

@@ -16,31 +16,19 @@ import pyarrow as pa
 
 from data_pipeline.core.journal import TaskRecord
 from data_pipeline.core.task import Stage, Task
-from data_pipeline.dedup.dedup_index import load_earlier_dataset
+from data_pipeline.dedup.dedup_index import INDEX, INDEX_FILE, load_earlier_dataset
 from data_pipeline.dedup.duplicate_decisions import EXACT, NEAR, URL
 from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.language.rules_by_language import get_character_dedup_flags
 from data_pipeline.pipelines.dataset_state import DatasetState, SignedFiles
-from data_pipeline.pipelines.index_stages import INDEXING_STAGES, run_index_stages
-from data_pipeline.pipelines.repeat_removal_stages import (
-    THINNING_STAGES,
-    remove_repeated_segments,
-    remove_repeated_substrings,
-)
 from data_pipeline.stages.cluster_near_duplicates import write_link_forest, write_near_duplicates
 from data_pipeline.stages.compute_signatures import write_signatures
 from data_pipeline.stages.find_equal_keys import KeyRange, write_equal_duplicates
 from llmsys.config.data import CrawlConfig
-from llmsys.config.deduplication import MinHashDedupConfig, NoDeduplication, UrlDedupConfig
+from llmsys.config.deduplication import DedupIndexConfig, MinHashDedupConfig, NoDeduplication, UrlDedupConfig
 
 _RULES = {"url": URL, "text": EXACT}
-
-DEDUPLICATION_STAGES = (
-    *("sign", "same_url", "same_text", "sign_left", "link", "near"),
-    *INDEXING_STAGES,
-    *THINNING_STAGES,
-)
 
 
 class DeduplicationStages:
@@ -71,6 +59,8 @@ class DeduplicationStages:
                 )
             states = [(left, signed)]
         if self.cuts:
+            from data_pipeline.pipelines.repeat_removal_stages import remove_repeated_segments
+
             left = remove_repeated_segments(self, left)
             states = (
                 states if not self.near else [*states, (left, self._run_signature_stage("sign_left", left, self.near))]
@@ -78,8 +68,17 @@ class DeduplicationStages:
         if self.near:
             left = left.add_decisions(NEAR, self._run_near_duplicate_stages(left, states[-1][1]))
             states[-1] = (left, states[-1][1])
-        run_index_stages(self, states)
-        return left if isinstance(self.config.substring, NoDeduplication) else remove_repeated_substrings(self, left)
+        if isinstance(self.config.index, DedupIndexConfig):
+            from data_pipeline.pipelines.index_stages import run_index_stages
+
+            run_index_stages(self, states)
+        else:
+            (self.folder / INDEX / INDEX_FILE).unlink(missing_ok=True)  # of an earlier config
+        if isinstance(self.config.substring, NoDeduplication):
+            return left
+        from data_pipeline.pipelines.repeat_removal_stages import remove_repeated_substrings
+
+        return remove_repeated_substrings(self, left)
 
     def build_first_task_factory(self) -> Callable[[TaskRecord, str], Task] | None:
         """What gives, from the record of a judged file and its name, the task of the first stage here, if it is one."""

@@ -11,11 +11,11 @@ from typing import Any, Literal
 from data_pipeline.core.journal import TaskRecord, compute_json_digest
 from data_pipeline.core.staging import get_place_to_write
 from data_pipeline.core.task import Task
-from data_pipeline.extract.trafilatura import list_extractor_versions
 from data_pipeline.graph.eager_tasks import NextStage
 from data_pipeline.graph.quarantine import build_empty_extraction, build_empty_judgement, drop_quarantined
 from data_pipeline.graph.resource_files import (
     compute_file_digests,
+    list_extractor_versions,
     list_rule_files,
     list_rule_libraries,
     list_url_files,
@@ -24,11 +24,10 @@ from data_pipeline.graph.resource_files import (
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.language.rules_by_language import serialize_rules_by_language
 from data_pipeline.pipelines.build_manifest import StageRecords, list_funnel_stages
-from data_pipeline.pipelines.cleaning_stages import get_collected_names, run_cleaning_stages
-from data_pipeline.pipelines.dataset_state import DatasetState
+from data_pipeline.pipelines.dataset_state import DatasetState, get_collected_names, has_cleaning
 from data_pipeline.pipelines.deduplication_stages import DeduplicationStages
 from data_pipeline.pipelines.output_stages import run_export_stage, run_threshold_stage
-from data_pipeline.pipelines.stage_code import get_stage_code_version
+from data_pipeline.pipelines.stage_code import DOCUMENT_STAGES, compute_code_version
 from data_pipeline.pipelines.token_stages import run_encoding_stage, run_token_stage, run_tokenizer_stage
 from data_pipeline.readers.input_files import compute_file_stamp, compute_input_identity, get_input_name, get_input_size
 from data_pipeline.readers.remote_file import is_remote
@@ -62,7 +61,10 @@ class DocumentPipeline:
         left = deduplication.run_comparisons(judged, names)
         outcome.thinned = left.rewritten_records
         outcome.collected = self._run_collect_stage(left.add_unread(read))
-        outcome.collected = run_cleaning_stages(self.data, self.workshop, self._run_stage, outcome.collected)
+        if has_cleaning(self.data):
+            from data_pipeline.pipelines.cleaning_stages import run_cleaning_stages
+
+            outcome.collected = run_cleaning_stages(self.data, self.workshop, self._run_stage, outcome.collected)
         outcome.require_documents()
         outcome.copies = run_export_stage(self.data, self._run_stage, outcome.collected)
         outcome.borders = run_threshold_stage(
@@ -87,7 +89,9 @@ class DocumentPipeline:
     def _run_stage(
         self, name: str, tasks: list[Task], unit: str, following: NextStage | None = None
     ) -> list[TaskRecord]:
-        return self.workshop.run_stage(name, tasks, unit=unit, code=get_stage_code_version(name), following=following)
+        return self.workshop.run_stage(
+            name, tasks, unit=unit, code=compute_code_version(DOCUMENT_STAGES[name]), following=following
+        )
 
     def _run_survey_stage(self, inputs: list[str]) -> list[InputBlock]:
         """Cut long files into blocks; a file elsewhere is one, known by its tag or time."""
@@ -111,7 +115,7 @@ class DocumentPipeline:
         config, read = self.data.extract, self.data.read
         part: list[Any] = [part.model_dump(mode="json") for part in (config, read, self.data.url)]
         lists = compute_file_digests(self.workshop.journal, list_url_files(self.data))
-        part += list_extractor_versions(config)
+        part += list_extractor_versions(self.data)
         tasks = []
         for block in blocks:
             outputs = [f"work/extracted/{block.name}.arrow", f"work/unread/{block.name}.arrow"]
@@ -145,7 +149,10 @@ class DocumentPipeline:
         if task is None:
             return None
         return NextStage(
-            stage, get_stage_code_version(stage), lambda index, record: task(record, blocks[index].name), then
+            stage,
+            compute_code_version(DOCUMENT_STAGES[stage]),
+            lambda index, record: task(record, blocks[index].name),
+            then,
         )
 
     def _run_judge_stage(self, extracted: list[TaskRecord], names: list[str]) -> list[TaskRecord]:

@@ -20,22 +20,14 @@ from data_pipeline.pipelines.dataset_state import DatasetState, SignedFiles
 from data_pipeline.pipelines.repeat_removal_stages import ComparisonStages
 from data_pipeline.stages.find_equal_keys import KeyRange
 from data_pipeline.stages.write_dedup_index import write_index, write_index_documents, write_index_ids, write_index_keys
-from llmsys.config.deduplication import DedupIndexConfig, ExactKeyFilterConfig
+from llmsys.config.deduplication import ExactKeyFilterConfig
 
 KEYS_PER_FILE = 2_000_000
 
-INDEXING_STAGES = (
-    *("keep_documents_0", "keep_ids_0", "keep_documents_1", "keep_ids_1"),
-    *("keep_url", "keep_text", "keep_near", "name_index"),
-)
-
 
 def run_index_stages(plan: ComparisonStages, states: Sequence[tuple[DatasetState, SignedFiles]]) -> None:
-    """Write the index of what is left of each state, or take away one that is not asked for any more."""
+    """Write the index of the documents that remain in each state."""
     path = f"{INDEX}/{INDEX_FILE}"
-    if not isinstance(plan.config.index, DedupIndexConfig):
-        (plan.folder / path).unlink(missing_ok=True)
-        return
     rows: dict[str, int] = {}
     keys: dict[str, list[str]] = {}
     digests: dict[str, str] = {}

@@ -20,13 +20,16 @@ from data_pipeline.inspection.near_thresholds import (
     merge_threshold_reports,
     summarize_near_thresholds,
 )
-from data_pipeline.stages.export_documents import export_documents
 from llmsys.config.data import CrawlConfig
 from llmsys.threshold_report import ThresholdReport
 
 
 def run_export_stage(data: CrawlConfig, stage: Stage, documents: list[TaskRecord]) -> list[TaskRecord]:
     """Return the records of the copies, format by format."""
+    if not data.documents.copies:
+        return []
+    from data_pipeline.stages.export_documents import export_documents
+
     tasks = []
     for format in data.documents.copies:
         for record in documents:
@@ -37,7 +40,7 @@ def run_export_stage(data: CrawlConfig, stage: Stage, documents: list[TaskRecord
             decides = [record.digests[0], format]
             name = f"copies/{Path(output).name}"
             tasks.append(Task(name, decides, [output], job, record.result["documents_rows"]))
-    return stage("copies", tasks, "document") if tasks else []
+    return stage("copies", tasks, "document")
 
 
 def run_threshold_stage(

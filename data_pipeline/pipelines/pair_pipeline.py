@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from data_pipeline.core.journal import TaskRecord, compute_code_version
+from data_pipeline.core.journal import TaskRecord
 from data_pipeline.core.staging import find_output, get_place_to_write
 from data_pipeline.core.task import Task
 from data_pipeline.graph.stage_runner import StageRunner
@@ -21,22 +21,13 @@ from data_pipeline.pairs.encode import PairLengthLimits, encode_pairs
 from data_pipeline.pairs.read import read_pairs
 from data_pipeline.pairs.train_tokenizer import train_pair_tokenizer
 from data_pipeline.pipelines.copy_tokenizer import build_copy_task
+from data_pipeline.pipelines.stage_code import PAIR_STAGES, compute_code_version
 from data_pipeline.tokenize.publish_tokenizer import SENTENCEPIECE_FILES
 from llmsys.config.pairs import LabelledTextConfig, PairsConfig
 from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
 from llmsys.errors import DataError
 from llmsys.log import get_logger
 
-_TOKENIZER = ("tokenize/train_sentencepiece.py", "pipelines/copy_tokenizer.py", "tokenize/publish_tokenizer.py")
-_CODE = {
-    "read": (("pairs/read.py",), ("pyarrow",)),
-    "tokenizer": (("pairs/train_tokenizer.py", *_TOKENIZER), ("sentencepiece", "tokenizers")),
-    "encode": (
-        ("pairs", "tokenize/encode_documents.py"),
-        ("pyarrow", "numpy", "sentencepiece", "tokenizers", "xxhash"),
-    ),
-}
-_COMMON = ("data_pipeline/core/document_schema.py", "data_pipeline/core/funnel.py", "llmsys/arrow_file.py")
 SPLITS: tuple[Literal["train", "heldout"], ...] = ("train", "heldout")
 
 _log = get_logger(__name__)
@@ -74,9 +65,7 @@ class PairPipeline:
         return outcome
 
     def _run_stage(self, name: str, tasks: list[Task], unit: str) -> list[TaskRecord]:
-        rooms, packages = _CODE[name]
-        code = compute_code_version([*_COMMON, *(f"data_pipeline/{room}" for room in rooms)], packages)
-        return self.workshop.run_stage(name, tasks, unit=unit, code=code)
+        return self.workshop.run_stage(name, tasks, unit=unit, code=compute_code_version(PAIR_STAGES[name]))
 
     def _run_read_stage(self, files: dict[str, list[tuple[Path, ...]]]) -> dict[str, list[TaskRecord]]:
         labels = self.data.labels if isinstance(self.data, LabelledTextConfig) else None

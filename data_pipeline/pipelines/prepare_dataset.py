@@ -18,8 +18,6 @@ from data_pipeline.graph.resource_files import require_resource_files
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.pipelines.build_manifest import build_manifest, publish_manifest
 from data_pipeline.pipelines.document_pipeline import DocumentPipeline, Until
-from data_pipeline.pipelines.pair_manifest import build_pairs_manifest
-from data_pipeline.pipelines.pair_pipeline import PairPipeline
 from data_pipeline.readers.input_files import find_inputs
 from llmsys.config.data import CrawlConfig
 from llmsys.config.mixture import MixtureConfig
@@ -67,7 +65,10 @@ def _run_pipeline(config: RunConfig, workshop: StageRunner, inputs: list[str], u
     data, tokenizer = config.data, config.tokenizer
     if isinstance(data, CrawlConfig):
         return build_manifest(data, tokenizer, DocumentPipeline(data, tokenizer, workshop).run_stages(inputs, until))
-    assert not isinstance(data, MixtureConfig)  # refused by prepare
+    assert not isinstance(data, MixtureConfig)  # prepare_dataset rejects it
+    from data_pipeline.pipelines.pair_manifest import build_pairs_manifest  # most runs have no pairs
+    from data_pipeline.pipelines.pair_pipeline import PairPipeline
+
     return build_pairs_manifest(data, tokenizer, PairPipeline(data, tokenizer, workshop).run_stages(until))
 
 

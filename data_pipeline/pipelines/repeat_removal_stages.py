@@ -21,11 +21,6 @@ from data_pipeline.stages.find_equal_keys import KeyRange, write_repeat_position
 from data_pipeline.stages.find_substrings import SubstringCutter, write_anchors, write_repeated_windows
 from llmsys.config.deduplication import DeduplicationConfig, NoDeduplication, SubstringDedupConfig
 
-THINNING_STAGES = (
-    *("units", "same_units", "take_out"),
-    *("anchors", "repeated", "windows", "same_windows", "take_out_strings"),
-)
-
 
 class ComparisonStages(Protocol):
     """What is needed of whoever plans the comparisons."""

@@ -9,7 +9,6 @@ from data_pipeline.core.journal import TaskRecord
 from data_pipeline.core.staging import find_output, get_place_to_write
 from data_pipeline.core.task import Stage, Task
 from data_pipeline.graph.stage_runner import StageRunner
-from data_pipeline.pipelines.copy_tokenizer import build_copy_task
 from data_pipeline.tokenize.encode_documents import encode_file
 from data_pipeline.tokenize.publish_tokenizer import SENTENCEPIECE_FILES
 from data_pipeline.tokenize.shuffle_documents import SPLITS, plan_files, write_token_file
@@ -23,6 +22,8 @@ def run_tokenizer_stage(
 ) -> TaskRecord:
     """Copy the tokenizer that the config names, or train one on the documents."""
     if isinstance(config, FileTokenizerConfig):
+        from data_pipeline.pipelines.copy_tokenizer import build_copy_task
+
         return stage("tokenizer", [build_copy_task(workshop, data.folder, config)], "file")[0]
     outputs = [f"tokenizer/{name}" for name in SENTENCEPIECE_FILES]
     folder = get_place_to_write(data.folder, "tokenizer")

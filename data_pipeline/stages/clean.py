@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_pipeline.core.document_schema import DROPPED_SCHEMA, count_text_bytes
-from data_pipeline.core.funnel import FunnelCounts, build_dropped_rows
-from data_pipeline.decontaminate.contamination_report import STAGE as DECONTAMINATE
+from data_pipeline.core.funnel import DECONTAMINATE, PII, FunnelCounts, build_dropped_rows
 from data_pipeline.decontaminate.contamination_report import (
     ContaminationJudge,
     summarize_rows,
@@ -23,14 +22,11 @@ from data_pipeline.decontaminate.contamination_report import (
 )
 from data_pipeline.decontaminate.ngram_index import load_ngram_index
 from data_pipeline.executors.base import Report
-from data_pipeline.pii.replacement import replace_pii, sum_counts
 from data_pipeline.stages.collect import LENGTH_EDGES
 from llmsys.config.data import CrawlConfig
 from llmsys.config.decontamination import NgramDecontaminationConfig
 from llmsys.config.pii import PiiReplacementConfig
 from llmsys.token_shards import ArrowFileWriter, read_batches, read_schema
-
-PII = "pii"
 
 
 @dataclass(frozen=True)
@@ -139,6 +135,8 @@ class _Cleaner:
         return batch
 
     def _replace_batch_pii(self, batch: pa.RecordBatch, config: PiiReplacementConfig) -> pa.RecordBatch:
+        from data_pipeline.pii.replacement import replace_pii, sum_counts
+
         self._add_batch_counts(PII, batch, "in")
         texts, counts = replace_pii(batch.column("text"), batch.column("id").to_pylist(), config)
         self.tally.add_changes(PII, sum_counts(counts, config.find))

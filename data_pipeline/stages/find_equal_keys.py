@@ -5,15 +5,16 @@ strings), and `write_repeated_keys` finds keys that occur more than once. Memory
 Bloom filter its counters and the few keys that may repeat.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.dedup.bloom_filter import CountingBloomFilter
 from data_pipeline.dedup.dedup_index import EarlierDataset, read_earlier_items
 from data_pipeline.dedup.document_table import DocumentIdLookup
 from data_pipeline.dedup.duplicate_decisions import (
@@ -34,6 +35,9 @@ from data_pipeline.dedup.keys import (
 )
 from data_pipeline.executors.base import Report
 from llmsys.config.deduplication import BloomKeyFilterConfig, ExactKeyFilterConfig
+
+if TYPE_CHECKING:
+    from data_pipeline.dedup.bloom_filter import CountingBloomFilter
 
 _OF_FILES = (("source", pa.int64()), ("age", pa.uint8()))
 KeysConfig = ExactKeyFilterConfig | BloomKeyFilterConfig
@@ -85,6 +89,8 @@ class KeyRange:
     def _build_repeat_filter(self) -> CountingBloomFilter | None:
         if not isinstance(self.config, BloomKeyFilterConfig):
             return None
+        from data_pipeline.dedup.bloom_filter import CountingBloomFilter
+
         suspected = CountingBloomFilter(sum(map(len, self._iter_all_keys())), self.config.error_rate)
         for keys in self._iter_all_keys():
             suspected.add_keys(keys)

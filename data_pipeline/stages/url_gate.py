@@ -4,12 +4,18 @@ Reads record batches of pages before anything is extracted from them. Rows of re
 columns of their own, which exist only when the config has URL lists.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pyarrow as pa
 
 from data_pipeline.core.document_schema import TEXT_SCHEMA
-from data_pipeline.rules.url import UrlFilter, UrlRejection, load_url_filter
 from llmsys.config.url import UrlConfig, UrlFilterConfig
+
+if TYPE_CHECKING:
+    from data_pipeline.rules.url import UrlFilter, UrlRejection
 
 STAGE = "url"
 _FIELDS = (
@@ -30,9 +36,11 @@ class UrlGate:
 
     def __init__(self, config: UrlConfig, digests: tuple[str, ...]) -> None:
         """Load the lists, whose files have these digests, once per process."""
-        self._rules: UrlFilter | None = (
-            load_url_filter(config, digests) if isinstance(config, UrlFilterConfig) else None
-        )
+        self._rules: UrlFilter | None = None
+        if isinstance(config, UrlFilterConfig):
+            from data_pipeline.rules.url import load_url_filter  # tldextract: only where lists are configured
+
+            self._rules = load_url_filter(config, digests)
         self._refusals: list[UrlRejection | None] = []
 
     def split_pages(self, pages: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:

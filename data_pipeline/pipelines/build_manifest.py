@@ -1,4 +1,4 @@
-"""What all stages together have made, said in a manifest and published last.
+"""What all stages together have tokenizer_result, said in a manifest and published last.
 
 Reads the journal records of the stages, gives the manifest. Promises: it holds nothing that differs between two runs of
 the same configuration over the same input: no clock, no folder, no number of workers.
@@ -55,7 +55,7 @@ class StageRecords:
     inputs: Sequence[str]
     extracted: list[TaskRecord]
     judged: list[TaskRecord] = field(default_factory=list)
-    thinned: Sequence[TaskRecord] = ()
+    rewritten: Sequence[TaskRecord] = ()
     collected: list[TaskRecord] = field(default_factory=list)
     copies: list[TaskRecord] = field(default_factory=list)
     borders: tuple[ThresholdReport, ...] = ()
@@ -73,7 +73,7 @@ class StageRecords:
             tally.add_amounts("read", documents_out=result["pages"], bytes_out=result["html_bytes"])
             for skip in result["skipped"]:
                 tally.add_drop_count("read", skip["reason"], skip["count"])
-        for record in [*self.judged, *self.thinned, *self.collected]:
+        for record in [*self.judged, *self.rewritten, *self.collected]:
             tally.merge_counts(FunnelCounts(record.result["tally"]))
         return tally
 
@@ -99,20 +99,20 @@ def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: Stage
         "tokenizer": tokenizer.model_dump(mode="json"),
     }
     config = redact_values(config)
-    made: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
+    tokenizer_result: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
     splits = _build_splits(outcome.tokens) if outcome.tokens is not None else {}
     documents = _build_document_files(outcome.collected, 0, "documents_rows")
     files: list[TokenFile] | list[DocumentFile] = [file for split in splits.values() for file in split.files]
     return Manifest(
         name=data.name,
         fingerprint=compute_dataset_fingerprint(
-            made.get("fingerprint"), [file.digest for file in files or documents.files]
+            tokenizer_result.get("fingerprint"), [file.digest for file in files or documents.files]
         ),
         config=config,
         config_digest=compute_json_digest(config),
-        vocab_size=made.get("vocab_size"),
-        token_dtype=choose_token_dtype(made["vocab_size"]) if made else None,
-        tokenizer_fingerprint=made.get("fingerprint"),
+        vocab_size=tokenizer_result.get("vocab_size"),
+        token_dtype=choose_token_dtype(tokenizer_result["vocab_size"]) if tokenizer_result else None,
+        tokenizer_fingerprint=tokenizer_result.get("fingerprint"),
         splits=splits,
         documents=documents,
         dropped=_build_document_files(outcome.collected, 1, "dropped_rows"),
@@ -127,20 +127,20 @@ def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: Stage
     )
 
 
-def publish_manifest(workshop: StageRunner, manifest: Manifest) -> Manifest:
+def publish_manifest(runner: StageRunner, manifest: Manifest) -> Manifest:
     """Remove what belongs to no task, publish the manifest and return it; a finished dataset is left alone."""
-    folder, leftovers, present = workshop.folder, workshop.find_orphaned_files(), _find_manifest(workshop.folder)
+    folder, leftovers, present = runner.folder, runner.find_orphaned_files(), _find_manifest(runner.folder)
     if present is not None and _is_up_to_date(present, manifest):
         manifest = present
-        if not leftovers and not workshop.made and not is_change_unfinished(folder):
+        if not leftovers and not runner.num_run and not is_change_unfinished(folder):
             _log.info("%s is complete, nothing to do (fingerprint %s)", folder, manifest.fingerprint)
             return manifest
-    workshop.withdraw_manifest()
+    runner.withdraw_manifest()
     for path in leftovers:
         path.unlink()
-    workshop.publish_files()
+    runner.publish_files()
     write_manifest(folder, manifest)
-    counts = f"{workshop.made} tasks done, {workshop.found} found done"
+    counts = f"{runner.num_run} tasks done, {runner.num_reused} found done"
     _log.info("%s: %s (fingerprint %s)", folder, counts, manifest.fingerprint)
     return manifest
 
@@ -194,9 +194,9 @@ def _build_splits(tokens: Sequence[TaskRecord]) -> dict[str, Split]:
 def _build_document_files(collected: Sequence[TaskRecord], output: int, rows: str) -> DocumentFiles:
     files = []
     for record in collected:
-        made = record.outputs[output]
-        name = Path(made.name).name
-        files.append(DocumentFile(name=name, rows=record.result[rows], size=made.size, digest=made.digest))
+        file = record.outputs[output]
+        name = Path(file.name).name
+        files.append(DocumentFile(name=name, rows=record.result[rows], size=file.size, digest=file.digest))
     return DocumentFiles(files=tuple(files))
 
 

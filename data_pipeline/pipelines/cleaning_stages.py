@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from data_pipeline.core.journal import TaskRecord
-from data_pipeline.core.staging import get_place_to_write
+from data_pipeline.core.staging import get_write_path
 from data_pipeline.core.task import Stage, Task
 from data_pipeline.decontaminate.ngram_index import write_ngram_index
 from data_pipeline.graph.resource_files import compute_file_digests
@@ -25,66 +25,66 @@ MATCHES = "work/decontamination/matches.arrow"
 
 
 def run_cleaning_stages(
-    data: CrawlConfig, workshop: StageRunner, stage: Stage, collected: list[TaskRecord]
+    data: CrawlConfig, runner: StageRunner, stage: Stage, collected: list[TaskRecord]
 ) -> list[TaskRecord]:
     """Return the records of the final documents: outputs are documents, dropped, and the report of decontamination."""
     reports = isinstance(data.decontaminate, NgramDecontaminationConfig)
-    rooms = [*_ROOMS, (REPORTS, ".jsonl")] if reports else _ROOMS
+    folders = [*_FOLDERS, (REPORTS, ".jsonl")] if reports else _FOLDERS
     contamination: Sequence[ContaminationInput | None] = [None] * len(collected)
     digests: list[str] = []
     if isinstance(data.decontaminate, NgramDecontaminationConfig):
-        contamination, digests = _run_contamination_stages(data.decontaminate, workshop, stage, collected)
-    part = data.model_dump(mode="json", include={"decontaminate", "pii"})
+        contamination, digests = _run_contamination_stages(data.decontaminate, runner, stage, collected)
+    settings = data.model_dump(mode="json", include={"decontaminate", "pii"})
     tasks = []
     for record, found in zip(collected, contamination, strict=True):
-        documents, dropped = (workshop.folder / output.name for output in record.outputs[:2])
-        outputs = [f"{room}/{documents.stem}{end}" for room, end in rooms]
+        documents, dropped = (runner.folder / output.name for output in record.outputs[:2])
+        outputs = [f"{name}/{documents.stem}{end}" for name, end in folders]
         job = partial(
             clean_file,
             source=(documents, dropped),
-            outputs=[get_place_to_write(workshop.folder, output) for output in outputs],
+            outputs=[get_write_path(runner.folder, output) for output in outputs],
             made=record.result,
             contamination=found,
             config=data,
         )
-        decides = [record.digests, digests, part]
-        tasks.append(Task(f"clean/{documents.stem}", decides, outputs, job, record.result["documents_rows"]))
+        depends_on = [record.digests, digests, settings]
+        tasks.append(Task(f"clean/{documents.stem}", depends_on, outputs, job, record.result["documents_rows"]))
     return stage("clean", tasks, "document")
 
 
-_ROOMS = [("documents", ".arrow"), ("dropped", ".arrow")]
+_FOLDERS = [("documents", ".arrow"), ("dropped", ".arrow")]
 REPORTS = "decontamination"
 
 
 def _run_contamination_stages(
-    config: NgramDecontaminationConfig, workshop: StageRunner, stage: Stage, collected: list[TaskRecord]
+    config: NgramDecontaminationConfig, runner: StageRunner, stage: Stage, collected: list[TaskRecord]
 ) -> tuple[list[ContaminationInput | None], list[str]]:
-    """Find the matches of all documents; return where those of each file are, and what decided them."""
-    folder = workshop.folder
-    index = _run_index_stage(config, workshop, stage)
+    """Find the matches of all documents; return where those of each file are, and what depends_on them."""
+    folder = runner.folder
+    index = _run_index_stage(config, runner, stage)
     ngrams, items = (folder / output.name for output in index.outputs)
     tasks = []
     for record in collected:
         source = folder / record.outputs[0].name
         output = f"work/contamination/{source.name}"
         job = partial(write_matches, source=source, output=folder / output, index=ngrams, digest=index.digests[0])
-        decides = [record.digests[0], index.digests[0]]
-        tasks.append(Task(f"contamination/{source.stem}", decides, [output], job, record.result["documents_rows"]))
+        depends_on = [record.digests[0], index.digests[0]]
+        tasks.append(Task(f"contamination/{source.stem}", depends_on, [output], job, record.result["documents_rows"]))
     scanned = stage("contamination", tasks, "document")
     sources = [folder / record.outputs[0].name for record in scanned]
     job = partial(filter_matches, sources=sources, output=folder / MATCHES, max_documents=config.max_documents)
-    decided = [[record.digests for record in scanned], config.max_documents]
-    matches = stage("matches", [Task("matches/all", decided, [MATCHES], job, len(sources))], "file")[0]
+    decided_by = [[record.digests for record in scanned], config.max_documents]
+    matches = stage("matches", [Task("matches/all", decided_by, [MATCHES], job, len(sources))], "file")[0]
     about = {"sets": index.result["sets"], "exempt": matches.result["exempt"]}
-    places: list[ContaminationInput | None] = [
+    inputs: list[ContaminationInput | None] = [
         ContaminationInput(folder / MATCHES, number, ngrams, items, index.digests[0], about)
         for number in range(len(collected))
     ]
-    return places, [*index.digests, *matches.digests]
+    return inputs, [*index.digests, *matches.digests]
 
 
-def _run_index_stage(config: NgramDecontaminationConfig, workshop: StageRunner, stage: Stage) -> TaskRecord:
-    part = config.model_dump(mode="json", include={"sets", "ngram_words", "min_item_words", "parts"})
-    decides = [part, compute_file_digests(workshop.journal, config.files)]
-    job = partial(write_ngram_index, grams=workshop.folder / INDEX[0], items=workshop.folder / INDEX[1], config=config)
-    return stage("index", [Task("index/all", decides, list(INDEX), job, len(config.sets))], "set")[0]
+def _run_index_stage(config: NgramDecontaminationConfig, runner: StageRunner, stage: Stage) -> TaskRecord:
+    settings = config.model_dump(mode="json", include={"sets", "ngram_words", "min_item_words", "parts"})
+    depends_on = [settings, compute_file_digests(runner.journal, config.files)]
+    job = partial(write_ngram_index, grams=runner.folder / INDEX[0], items=runner.folder / INDEX[1], config=config)
+    return stage("index", [Task("index/all", depends_on, list(INDEX), job, len(config.sets))], "set")[0]

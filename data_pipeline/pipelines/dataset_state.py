@@ -1,4 +1,4 @@
-"""The state of a dataset's files between judging and collecting: what is left, what was dropped, what is decided.
+"""The state of a dataset's files between judging and collecting: what is left, what was dropped, what is depends_on.
 
 Reads journal records, gives what the next stage reads and depends on.
 """

@@ -1,8 +1,8 @@
 """The stage behind final documents that writes them in other formats too, when `data.documents.copies` asks for it.
 
-Reads the records of final documents, gives one record per copied file; adds no stage when no copy is asked for.
+Reads the records of final documents, gives record record per copied file; adds no stage when no copy is asked for.
 
-The stage behind final documents that looks for those nearest to each threshold, one file of documents a task.
+The stage behind final documents that looks for those nearest to each threshold, record file of documents a task.
 
 Reads the records of final documents, gives the `ThresholdReport`s of the manifest, which the report shows without
 reading a document.
@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from data_pipeline.core.journal import TaskRecord
-from data_pipeline.core.staging import find_output, get_place_to_write
+from data_pipeline.core.staging import find_output, get_write_path
 from data_pipeline.core.task import Stage, Task
 from data_pipeline.inspection.near_thresholds import (
     LanguageThresholds,
@@ -35,11 +35,11 @@ def run_export_stage(data: CrawlConfig, stage: Stage, documents: list[TaskRecord
         for record in documents:
             source = find_output(data.folder, record.outputs[0].name)
             output = f"documents/{Path(source).stem}.{format}"
-            place = get_place_to_write(data.folder, output)
-            job = partial(export_documents, source=source, output=place, format=format)
-            decides = [record.digests[0], format]
+            path = get_write_path(data.folder, output)
+            job = partial(export_documents, source=source, output=path, format=format)
+            depends_on = [record.digests[0], format]
             name = f"copies/{Path(output).name}"
-            tasks.append(Task(name, decides, [output], job, record.result["documents_rows"]))
+            tasks.append(Task(name, depends_on, [output], job, record.result["documents_rows"]))
     return stage("copies", tasks, "document")
 
 
@@ -49,7 +49,7 @@ def run_threshold_stage(
     """Return the documents nearest to each threshold of `serialize_rules_by_language`; `stages` are those of the
     funnel.
     """
-    decides = [data.language.model_dump(mode="json", include={"keep", "minimum_score"}), rules]
+    depends_on = [data.language.model_dump(mode="json", include={"keep", "minimum_score"}), rules]
     tasks = []
     for record in final:
         documents, dropped = (find_output(data.folder, output.name) for output in record.outputs[:2])
@@ -63,8 +63,8 @@ def run_threshold_stage(
             rules=rules,
         )
         rows = record.result["documents_rows"] + record.result["dropped_rows"]
-        tasks.append(Task(f"thresholds/{documents.stem}", [record.digests[:2], decides], [output], job, rows))
-    made = stage("thresholds", tasks, "document")
+        tasks.append(Task(f"thresholds/{documents.stem}", [record.digests[:2], depends_on], [output], job, rows))
+    records = stage("thresholds", tasks, "document")
     return merge_threshold_reports(
-        [data.folder / one.outputs[0].name for one in made], LanguageThresholds(data.language, rules), stages
+        [data.folder / record.outputs[0].name for record in records], LanguageThresholds(data.language, rules), stages
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data_pipeline.core.journal import TaskRecord
-from data_pipeline.core.staging import find_output, get_place_to_write
+from data_pipeline.core.staging import find_output, get_write_path
 from data_pipeline.core.task import Task
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.pairs.encode import PairLengthLimits, encode_pairs
@@ -47,10 +47,8 @@ class PairStageRecords:
 class PairPipeline:
     """The stages of one dataset of pairs, in order; each method is one stage."""
 
-    def __init__(
-        self, data: PairsConfig | LabelledTextConfig, tokenizer: TokenizerConfig, workshop: StageRunner
-    ) -> None:
-        self.data, self.tokenizer, self.workshop = data, tokenizer, workshop
+    def __init__(self, data: PairsConfig | LabelledTextConfig, tokenizer: TokenizerConfig, runner: StageRunner) -> None:
+        self.data, self.tokenizer, self.runner = data, tokenizer, runner
         self.folder = data.folder
 
     def run_stages(self, until: Literal["documents", "tokenizer", "tokens"]) -> PairStageRecords:
@@ -65,7 +63,7 @@ class PairPipeline:
         return outcome
 
     def _run_stage(self, name: str, tasks: list[Task], unit: str) -> list[TaskRecord]:
-        return self.workshop.run_stage(name, tasks, unit=unit, code=compute_code_version(PAIR_STAGES[name]))
+        return self.runner.run_stage(name, tasks, unit=unit, code=compute_code_version(PAIR_STAGES[name]))
 
     def _run_read_stage(self, files: dict[str, list[tuple[Path, ...]]]) -> dict[str, list[TaskRecord]]:
         labels = self.data.labels if isinstance(self.data, LabelledTextConfig) else None
@@ -76,13 +74,13 @@ class PairPipeline:
             job = partial(
                 read_pairs,
                 files=paths,
-                output=get_place_to_write(self.folder, outputs[0]),
-                dropped=get_place_to_write(self.folder, outputs[1]),
+                output=get_write_path(self.folder, outputs[0]),
+                dropped=get_write_path(self.folder, outputs[1]),
                 labels=labels,
             )
-            digests = [self.workshop.journal.get_input_digest(path) for path in paths]
-            decides = [[str(path) for path in paths], digests, labels]
-            tasks.append(Task(f"read/{name}", decides, outputs, job, 1))
+            digests = [self.runner.journal.get_input_digest(path) for path in paths]
+            depends_on = [[str(path) for path in paths], digests, labels]
+            tasks.append(Task(f"read/{name}", depends_on, outputs, job, 1))
         records = iter(self._run_stage("read", tasks, "file"))
         read = {split: [next(records) for _ in files[split]] for split in files}
         for split, found in read.items():
@@ -108,18 +106,16 @@ class PairPipeline:
 
     def _run_tokenizer_stage(self, read: list[TaskRecord]) -> TaskRecord:
         if isinstance(self.tokenizer, FileTokenizerConfig):
-            return self._run_stage("tokenizer", [build_copy_task(self.workshop, self.folder, self.tokenizer)], "file")[
-                0
-            ]
+            return self._run_stage("tokenizer", [build_copy_task(self.runner, self.folder, self.tokenizer)], "file")[0]
         outputs = [f"tokenizer/{name}" for name in SENTENCEPIECE_FILES]
-        folder, config = get_place_to_write(self.folder, "tokenizer"), self.tokenizer
-        part = config.model_dump(mode="json")
+        folder, config = get_write_path(self.folder, "tokenizer"), self.tokenizer
+        settings = config.model_dump(mode="json")
         sides = ("source",) if isinstance(self.data, LabelledTextConfig) else ("source", "target")
         sources = [find_output(self.folder, record.outputs[0].name) for record in read]
         job = partial(train_pair_tokenizer, sources=sources, folder=folder, config=config, sides=sides)
         rows = sum(sum(record.result["rows"]) for record in read)
-        decides = [part, [record.digests[0] for record in read], sides]
-        return self._run_stage("tokenizer", [Task("tokenizer/model", decides, outputs, job, rows)], "pair")[0]
+        depends_on = [settings, [record.digests[0] for record in read], sides]
+        return self._run_stage("tokenizer", [Task("tokenizer/model", depends_on, outputs, job, rows)], "pair")[0]
 
     def _run_encode_stage(
         self, read: dict[str, list[TaskRecord]], tokenizer: TaskRecord, labels: tuple[str, ...] | None
@@ -137,16 +133,16 @@ class PairPipeline:
                         encode_pairs,
                         source=find_output(self.folder, record.outputs[0].name),
                         batches=batches,
-                        outputs=tuple(get_place_to_write(self.folder, name) for name in outputs),
+                        outputs=tuple(get_write_path(self.folder, name) for name in outputs),
                         model=find_output(self.folder, tokenizer.outputs[0].name),
                         labels=labels,
                         limits=limits,
                     )
-                    decides = [record.digests[0], list(batches), tokenizer.result["fingerprint"], labels]
-                    decides.append(tokenizer.result["eos_id"])
-                    decides += [limits.max_length, limits.cut]
+                    depends_on = [record.digests[0], list(batches), tokenizer.result["fingerprint"], labels]
+                    depends_on.append(tokenizer.result["eos_id"])
+                    depends_on += [limits.max_length, limits.cut]
                     rows = sum(record.result["rows"][batch] for batch in batches)
-                    tasks.append(Task(f"encode/{split}-{number:05d}", decides, outputs, job, rows))
+                    tasks.append(Task(f"encode/{split}-{number:05d}", depends_on, outputs, job, rows))
         done = iter(self._run_stage("encode", tasks, "pair"))
         encoded = {split: [next(done) for _ in range(count)] for split, count in counts.items()}
         if cut := sum(record.result["cut"] for found in encoded.values() for record in found):

@@ -52,24 +52,24 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
     with lock_folder(data.folder) as lock:
         remove_partial_files(data.folder)  # the lock is free only when no writer lives
         finish_interrupted_publication(data.folder)
-        workshop = StageRunner(data.folder, data.executor, lock)
+        runner = StageRunner(data.folder, data.executor, lock)
         try:
-            manifest = _run_pipeline(config, workshop, inputs, cast(Until, until))
+            manifest = _run_pipeline(config, runner, inputs, cast(Until, until))
         finally:
-            workshop.close()
-        return publish_manifest(workshop, manifest)
+            runner.close()
+        return publish_manifest(runner, manifest)
 
 
-def _run_pipeline(config: RunConfig, workshop: StageRunner, inputs: list[str], until: Until) -> Manifest:
+def _run_pipeline(config: RunConfig, runner: StageRunner, inputs: list[str], until: Until) -> Manifest:
     """Do the stages that this kind of data has, and say what they made."""
     data, tokenizer = config.data, config.tokenizer
     if isinstance(data, CrawlConfig):
-        return build_manifest(data, tokenizer, DocumentPipeline(data, tokenizer, workshop).run_stages(inputs, until))
+        return build_manifest(data, tokenizer, DocumentPipeline(data, tokenizer, runner).run_stages(inputs, until))
     assert not isinstance(data, MixtureConfig)  # prepare_dataset rejects it
     from data_pipeline.pipelines.pair_manifest import build_pairs_manifest  # most runs have no pairs
     from data_pipeline.pipelines.pair_pipeline import PairPipeline
 
-    return build_pairs_manifest(data, tokenizer, PairPipeline(data, tokenizer, workshop).run_stages(until))
+    return build_pairs_manifest(data, tokenizer, PairPipeline(data, tokenizer, runner).run_stages(until))
 
 
 def train_tokenizer(config: RunConfig) -> Path:

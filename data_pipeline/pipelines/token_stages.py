@@ -6,7 +6,7 @@ Reads collected documents by their records, gives the records of what it made.
 from functools import partial
 
 from data_pipeline.core.journal import TaskRecord
-from data_pipeline.core.staging import find_output, get_place_to_write
+from data_pipeline.core.staging import find_output, get_write_path
 from data_pipeline.core.task import Stage, Task
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.tokenize.encode_documents import encode_file
@@ -18,30 +18,30 @@ from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
 
 
 def run_tokenizer_stage(
-    data: CrawlConfig, config: TokenizerConfig, workshop: StageRunner, stage: Stage, collected: list[TaskRecord]
+    data: CrawlConfig, config: TokenizerConfig, runner: StageRunner, stage: Stage, collected: list[TaskRecord]
 ) -> TaskRecord:
     """Copy the tokenizer that the config names, or train one on the documents."""
     if isinstance(config, FileTokenizerConfig):
         from data_pipeline.pipelines.copy_tokenizer import build_copy_task
 
-        return stage("tokenizer", [build_copy_task(workshop, data.folder, config)], "file")[0]
+        return stage("tokenizer", [build_copy_task(runner, data.folder, config)], "file")[0]
     outputs = [f"tokenizer/{name}" for name in SENTENCEPIECE_FILES]
-    folder = get_place_to_write(data.folder, "tokenizer")
-    part = config.model_dump(mode="json")
+    folder = get_write_path(data.folder, "tokenizer")
+    settings = config.model_dump(mode="json")
     split = data.split
     sources = [find_output(data.folder, record.outputs[0].name) for record in collected]
     job = partial(train_sentencepiece, sources=sources, folder=folder, config=config, split=split)
-    decides = [part, split.model_dump(mode="json"), [record.digests[0] for record in collected]]
+    depends_on = [settings, split.model_dump(mode="json"), [record.digests[0] for record in collected]]
     rows = sum(record.result["documents_rows"] for record in collected)
-    return stage("tokenizer", [Task("tokenizer/model", decides, outputs, job, rows)], "document")[0]
+    return stage("tokenizer", [Task("tokenizer/model", depends_on, outputs, job, rows)], "document")[0]
 
 
 def run_encoding_stage(
     data: CrawlConfig, stage: Stage, collected: list[TaskRecord], tokenizer: TaskRecord
 ) -> list[TaskRecord]:
     """Give every document its token ids."""
-    means = f"{tokenizer.result['fingerprint']} {tokenizer.result['eos_id']}"  # what the ids of the tokens say
-    part = data.model_dump(mode="json", include={"split": True, "tokens": {"seed"}})
+    meaning = f"{tokenizer.result['fingerprint']} {tokenizer.result['eos_id']}"  # what the ids of the tokens say
+    settings = data.model_dump(mode="json", include={"split": True, "tokens": {"seed"}})
     tasks = []
     for record in collected:
         source = find_output(data.folder, record.outputs[0].name)
@@ -52,11 +52,11 @@ def run_encoding_stage(
             output=data.folder / outputs[0],
             pieces=data.folder / outputs[1],
             model=find_output(data.folder, tokenizer.outputs[0].name),
-            fingerprint=means,
+            fingerprint=meaning,
             config=data,
         )
-        decides = [record.digests[0], means, part]
-        tasks.append(Task(f"encode/{source.stem}", decides, outputs, job, record.result["text_bytes"]))
+        depends_on = [record.digests[0], meaning, settings]
+        tasks.append(Task(f"encode/{source.stem}", depends_on, outputs, job, record.result["text_bytes"]))
     return stage("encode", tasks, "B")
 
 
@@ -74,10 +74,10 @@ def run_token_stage(
                 write_token_file,
                 plan=plan,
                 sources=sources,
-                output=get_place_to_write(data.folder, output),
+                output=get_write_path(data.folder, output),
                 vocab_size=tokenizer.result["vocab_size"],
                 batch_tokens=data.tokens.batch_tokens,
             )
-            decides = [digests, split, plan.first, plan.last, data.tokens.batch_tokens]
-            tasks.append(Task(f"tokens/{plan.name}", decides, [output], job, plan.tokens))
+            depends_on = [digests, split, plan.first, plan.last, data.tokens.batch_tokens]
+            tasks.append(Task(f"tokens/{plan.name}", depends_on, [output], job, plan.tokens))
     return stage("tokens", tasks, "tok")

@@ -84,22 +84,22 @@ def apply_rules_to_file(
 
     `files` are the digests of the lists and models that the rules name.
     """
-    judge = _DocumentFilter(get_language_chains(rules, files), config.language, config.unicode)
-    names = judge.chains.list_statistics()
+    document_filter = _DocumentFilter(get_language_chains(rules, files), config.language, config.unicode)
+    names = document_filter.chains.list_statistics()
     limit = config.documents.batch_bytes
     with (
         PartitionWriter(kept, build_document_schema(names), config.documents.shards, limit) as kept_writer,
         PartitionWriter(dropped, DROPPED_SCHEMA, config.documents.shards, limit) as dropped_writer,
     ):
         for texts in read_batches(source):
-            kept_batch, drops = judge.filter_batch(texts)
+            kept_batch, drops = document_filter.filter_batch(texts)
             kept_writer.write(kept_batch)
             dropped_writer.write(pa.RecordBatch.from_pylist(sort_in_file_order(drops), DROPPED_SCHEMA))
-            judge.tally.add_drops(drops)
+            document_filter.tally.add_drops(drops)
             report(texts.num_rows, len(drops))
-    documents, sizes = judge.language_documents, judge.language_bytes
+    documents, sizes = document_filter.language_documents, document_filter.language_bytes
     return {
-        "tally": judge.tally.to_dict(),
+        "tally": document_filter.tally.to_dict(),
         "languages": {code: [documents[code], sizes[code]] for code in sorted(documents)},
         "kept_batches": kept_writer.batches,
         "dropped_batches": dropped_writer.batches,
@@ -115,9 +115,9 @@ def explain_one_page(
     page: pa.RecordBatch, config: CrawlConfig, rules: str
 ) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, Any]], list[dict[str, Any]]]:
     """Return of a batch of one extracted page: counts by stage, in order; the document as it left each; its drop."""
-    judge = _TracingDocumentFilter(get_language_chains(rules, ()), config.language, config.unicode)
-    _, drops = judge.filter_batch(page)
-    return judge.tally.stages, judge.left, drops
+    document_filter = _TracingDocumentFilter(get_language_chains(rules, ()), config.language, config.unicode)
+    _, drops = document_filter.filter_batch(page)
+    return document_filter.tally.stages, document_filter.left, drops
 
 
 class _DocumentFilter:

@@ -27,15 +27,17 @@ _IDS_AT_ONCE = 1 << 18
 LINK_SCHEMA = pa.schema([("left", pa.int64()), ("right", pa.int64())])
 
 
-def write_link_forest(report: Report, *, part: KeyRange, documents: Sequence[Path], output: Path) -> dict[str, Any]:
+def write_link_forest(
+    report: Report, *, key_range: KeyRange, documents: Sequence[Path], output: Path
+) -> dict[str, Any]:
     """Write the forest of the links of one range; progress is in ranges.
 
     Documents are numbered through: those of the judged files, then those of the earlier datasets.
     """
-    items = part.read_candidates()
+    items = key_range.read_candidates()
     items = take_rows(items, mask_repeated_keys(items["high"]))
     starts = DocumentTable(documents).starts
-    first_earlier = starts[-1] + compute_offsets([dataset.rows for dataset in part.earlier])
+    first_earlier = starts[-1] + compute_offsets([dataset.rows for dataset in key_range.earlier])
     own = items["age"] == 1
     numbers = items["row"].copy()
     numbers[own] += starts[items["source"][own]]
@@ -45,7 +47,7 @@ def write_link_forest(report: Report, *, part: KeyRange, documents: Sequence[Pat
         columns = [pa.array(np.ascontiguousarray(links[:, side])) for side in (0, 1)]
         writer.write(pa.record_batch(columns, schema=LINK_SCHEMA))
     report(1, 0)
-    return part.summarize_counts(len(links))
+    return key_range.summarize_counts(len(links))
 
 
 def _list_equal_pairs(items: Columns, numbers: Indices) -> Indices:

@@ -53,10 +53,14 @@ def write_segment_keys(
     return {"rows": row, "keys": writer.count}
 
 
-def build_segment_keys(batch: pa.RecordBatch, rows: Any, keys_of: Sequence[Sequence[str | None]]) -> dict[str, Any]:
+def build_segment_keys(
+    batch: pa.RecordBatch, rows: Any, keys_per_document: Sequence[Sequence[str | None]]
+) -> dict[str, Any]:
     """Return key columns of the units of a batch, ordered by the ids of their documents and their place."""
-    places = [(document, place) for document, keys in enumerate(keys_of) for place, key in enumerate(keys) if key]
-    hashes = hash_texts(key for keys in keys_of for key in keys if key)
+    places = [
+        (document, place) for document, keys in enumerate(keys_per_document) for place, key in enumerate(keys) if key
+    ]
+    hashes = hash_texts(key for keys in keys_per_document for key in keys if key)
     documents = np.array([document for document, _ in places], np.int64)
     halves = split_document_ids(batch.column("id").to_pylist())
     return {
@@ -108,7 +112,7 @@ def cut_repeats_from_file(
     decisions: Sequence[Path],
     rules: Sequence[str],
     places: Sequence[Path],
-    edit: TextCutter,
+    cutter: TextCutter,
     kept: Path,
     dropped: Path,
     kept_batches: Sequence[Sequence[int]],
@@ -122,23 +126,23 @@ def cut_repeats_from_file(
         decisions: documents to drop, by the rules named in `rules`.
         rules: in their order.
         places: what to take out of documents.
-        edit: how.
+        cutter: how.
         kept: where documents go that stay.
         dropped: where the others go.
         kept_batches: [document file, rows] of each batch of the source; batches that are written keep their file.
     """
     tally, row = FunnelCounts(), 0
-    leave_out = DuplicateFilter(decisions, number, rules, tally)
-    cutter = _Cutter(edit, places, number, tally)
-    schema = pa.schema([*read_schema(source), (f"{edit.rule}.removed_characters", pa.float32())])
+    duplicate_filter = DuplicateFilter(decisions, number, rules, tally)
+    file_cutter = _Cutter(cutter, places, number, tally)
+    schema = pa.schema([*read_schema(source), (f"{cutter.rule}.removed_characters", pa.float32())])
     batches: dict[str, list[list[int]]] = {"kept_batches": [], "dropped_batches": []}
     with (
         ArrowFileWriter(kept, schema, "zstd") as kept_out,
         ArrowFileWriter(dropped, DROPPED_SCHEMA, "zstd") as gone_out,
     ):
         for (owner, count), batch in zip(kept_batches, read_batches(source), strict=True):
-            batch, stays, drops = leave_out.filter_batch(batch, row)
-            batch, more = cutter.cut_batch(batch, np.flatnonzero(stays) + row)
+            batch, stays, drops = duplicate_filter.filter_batch(batch, row)
+            batch, more = file_cutter.cut_batch(batch, np.flatnonzero(stays) + row)
             gone = pa.RecordBatch.from_pylist(sort_in_file_order([*drops, *more]), DROPPED_SCHEMA)
             for name, part, writer in (("kept_batches", batch, kept_out), ("dropped_batches", gone, gone_out)):
                 if part.num_rows:
@@ -152,15 +156,15 @@ def cut_repeats_from_file(
 class _Cutter:
     """Takes places out of the texts of one file."""
 
-    def __init__(self, edit: TextCutter, places: Sequence[Path], number: int, tally: FunnelCounts) -> None:
+    def __init__(self, cutter: TextCutter, places: Sequence[Path], number: int, tally: FunnelCounts) -> None:
         table = read_decisions(places, number)
         assert table is not None  # there is always one range
         self._rows, self._places = table.column("row").to_numpy(), table.column("place").to_numpy()
-        self.edit, self.tally = edit, tally
+        self.cutter, self.tally = cutter, tally
 
     def cut_batch(self, batch: pa.RecordBatch, rows: Any) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
         """Return the batch whose rows have these numbers as it stays, with a count of what was removed, and drops."""
-        rule = self.edit.rule
+        rule = self.cutter.rule
         self._add_batch_counts("in", batch)
         removed, stays = np.zeros(len(rows), np.float32), np.ones(len(rows), np.bool_)
         texts: dict[int, str] = {}
@@ -168,9 +172,9 @@ class _Cutter:
         firsts, lasts = np.searchsorted(self._rows, rows), np.searchsorted(self._rows, rows, side="right")
         for index in np.flatnonzero(lasts > firsts).tolist():
             text = batch.column("text")[index].as_py()
-            texts[index] = self.edit.cut_text(text, self._places[firsts[index] : lasts[index]].tolist())
+            texts[index] = self.cutter.cut_text(text, self._places[firsts[index] : lasts[index]].tolist())
             removed[index] = len(text) - len(texts[index])
-            verdict = self.edit.judge_remainder(texts[index]) if texts[index] != text else None
+            verdict = self.cutter.judge_remainder(texts[index]) if texts[index] != text else None
             if verdict is not None:
                 stays[index] = False
                 drops += build_dropped_rows(batch.slice(index, 1).to_pylist(), rule, [verdict])
@@ -182,7 +186,7 @@ class _Cutter:
 
     def _add_batch_counts(self, side: str, batch: pa.RecordBatch) -> None:
         size = int(count_text_bytes(batch.column("text")).sum())
-        self.tally.add_amounts(self.edit.rule, **{f"documents_{side}": batch.num_rows, f"bytes_{side}": size})
+        self.tally.add_amounts(self.cutter.rule, **{f"documents_{side}": batch.num_rows, f"bytes_{side}": size})
 
 
 def _replace_texts(batch: pa.RecordBatch, texts: dict[int, str]) -> pa.RecordBatch:

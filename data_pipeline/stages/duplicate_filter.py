@@ -32,13 +32,13 @@ class DuplicateFilter:
         stays = np.ones(batch.num_rows, np.bool_)
         stays[self._rows[first:last] - start] = False
         found = self._table.slice(first, last - first) if self._table is not None and last > first else None
-        rule_of = np.array(found.column("rule").to_pylist() if found else [], object)
+        rule_per_row = np.array(found.column("rule").to_pylist() if found else [], object)
         gone = batch.take(pa.array(self._rows[first:last] - start))
         drops: list[dict[str, Any]] = []
         documents, size = batch.num_rows, int(count_text_bytes(batch.column("text")).sum())
         sizes = count_text_bytes(gone.column("text"))
         for rule in self._rules:
-            flags = rule_of == rule
+            flags = rule_per_row == rule
             self._tally.add_amounts(rule, documents_in=documents, bytes_in=size)
             documents, size = documents - int(flags.sum()), size - int(sizes[flags].sum())
             self._tally.add_amounts(rule, documents_out=documents, bytes_out=size)

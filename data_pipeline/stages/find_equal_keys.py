@@ -115,11 +115,11 @@ class KeyRange:
 
 
 def write_equal_duplicates(
-    report: Report, *, rule: str, part: KeyRange, documents: Sequence[Path], output: Path
+    report: Report, *, rule: str, key_range: KeyRange, documents: Sequence[Path], output: Path
 ) -> dict[str, Any]:
     """Write the documents of a range that have the same key as one that stays; progress is in ranges."""
-    items, first, sizes = find_later_items(part.read_candidates())
-    kept, datasets = DocumentIdLookup(documents, part.earlier).look_up_items(first)
+    items, first, sizes = find_later_items(key_range.read_candidates())
+    kept, datasets = DocumentIdLookup(documents, key_range.earlier).look_up_items(first)
     columns = {
         "row": items["row"],
         "rule": pa.repeat(rule, len(kept)),
@@ -127,27 +127,27 @@ def write_equal_duplicates(
         "earlier": datasets,
         "size": sizes,
     }
-    write_decisions(output, DROP_SCHEMA, items["source"], columns, len(part.sources))
+    write_decisions(output, DROP_SCHEMA, items["source"], columns, len(key_range.sources))
     report(1, len(kept))
-    return part.summarize_counts(len(kept))
+    return key_range.summarize_counts(len(kept))
 
 
-def write_repeat_positions(report: Report, *, part: KeyRange, output: Path) -> dict[str, Any]:
+def write_repeat_positions(report: Report, *, key_range: KeyRange, output: Path) -> dict[str, Any]:
     """Write the places of a range that repeat an earlier one; progress is in ranges."""
-    items, _, _ = find_later_items(part.read_candidates())
-    write_decisions(output, PLACE_SCHEMA, items["source"], items, len(part.sources))
+    items, _, _ = find_later_items(key_range.read_candidates())
+    write_decisions(output, PLACE_SCHEMA, items["source"], items, len(key_range.sources))
     report(1, 0)
-    return part.summarize_counts(len(items["row"]))
+    return key_range.summarize_counts(len(items["row"]))
 
 
-def write_repeated_keys(report: Report, *, part: KeyRange, output: Path) -> dict[str, Any]:
+def write_repeated_keys(report: Report, *, key_range: KeyRange, output: Path) -> dict[str, Any]:
     """Write which distinct keys of each file occur more than once anywhere; progress is in ranges."""
-    items = part.read_candidates()
+    items = key_range.read_candidates()
     items = take_rows(items, mask_repeated_keys(items["high"]))
     items = take_rows(items, np.lexsort([items["high"], items["source"]]))
     fresh = np.ones(len(items["high"]), np.bool_)
     fresh[1:] = (np.diff(items["high"]) != 0) | (np.diff(items["source"]) != 0)
     items = take_rows(items, fresh)
-    write_decisions(output, VALUE_SCHEMA, items["source"], items, len(part.sources))
+    write_decisions(output, VALUE_SCHEMA, items["source"], items, len(key_range.sources))
     report(1, 0)
-    return part.summarize_counts(len(items["high"]))
+    return key_range.summarize_counts(len(items["high"]))

@@ -64,7 +64,7 @@ def _iter_id_batches(report: Report, sources: Sequence[Path]) -> Iterator[list[s
 
 
 def write_index_keys(
-    report: Report, *, part: KeyRange, kept: Sequence[Path], starts: Sequence[int], output: Path
+    report: Report, *, key_range: KeyRange, kept: Sequence[Path], starts: Sequence[int], output: Path
 ) -> dict[str, Any]:
     """Write the keys of a range of what stays, sorted, with the numbers of their documents; progress is in ranges.
 
@@ -75,7 +75,7 @@ def write_index_keys(
         starts: the number of the first document of each file.
         output: where the keys go.
     """
-    items = part.read_candidates()
+    items = key_range.read_candidates()
     edges = np.searchsorted(items["source"], np.arange(len(kept) + 1))
     for path, start, begin, end in zip(kept, starts, edges[:-1], edges[1:], strict=True):
         if end > begin:
@@ -85,7 +85,7 @@ def write_index_keys(
     with ArrowFileWriter(output, INDEX_KEY_SCHEMA) as writer:
         writer.write(pa.record_batch(columns, schema=INDEX_KEY_SCHEMA))
     report(1, 0)
-    return part.summarize_counts(len(order))
+    return key_range.summarize_counts(len(order))
 
 
 def _number_kept_rows(path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -161,8 +161,8 @@ def require_languages(data: CrawlConfig, codes: Collection[str]) -> None:
         for word_list in rule.words if isinstance(rule, BadWordsConfig) and not data.language.keep else ():
             if word_list.language not in (*codes, ANY_LANGUAGE):
                 raise ConfigError(
-                    f"data.rules.{number}.words: no document is judged as {word_list.language!r}, so its list would never be "
-                    f"asked. Give the language a profile in data.language.profiles, or write language: any."
+                    f"data.rules.{number}.words: no document is judged as {word_list.language!r}, so its list would "
+                    f"never be asked. Give the language a profile in data.language.profiles, or write language: any."
                 )
 
 

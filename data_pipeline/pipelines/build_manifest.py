@@ -1,7 +1,10 @@
-"""What all stages together have tokenizer_result, said in a manifest and published last.
+"""Build the manifest from the records of all stages, and publish it last.
 
-Reads the journal records of the stages, gives the manifest. Promises: it holds nothing that differs between two runs of
-the same configuration over the same input: no clock, no folder, no number of workers.
+Reads journal records. Writes manifest.json of the dataset folder.
+
+Invariants:
+    - The manifest holds nothing that differs between two runs of the same configuration over the same input: no clock,
+      no folder, no number of workers.
 """
 
 from collections import Counter
@@ -50,7 +53,20 @@ _log = get_logger(__name__)
 
 @dataclass
 class StageRecords:
-    """The records of each stage; `tokenizer` and `tokens` are None when the preparation was to stop before them."""
+    """Records of each stage.
+
+    Attributes:
+        inputs: Paths or URLs of the crawl.
+        extracted: One record per input block, quarantined ones included.
+        judged: One record per extracted block.
+        rewritten: Records of stages that removed repeats from texts.
+        collected: One record per document file, after cleaning.
+        copies: One record per exported file.
+        borders: Documents nearest to each threshold.
+        tokenizer: None if the preparation stops before it.
+        encoded: One record per document file.
+        tokens: One record per token file. None if the preparation stops before them.
+    """
 
     inputs: Sequence[str]
     extracted: list[TaskRecord]
@@ -64,7 +80,7 @@ class StageRecords:
     tokens: list[TaskRecord] | None = None
 
     def sum_counts(self) -> FunnelCounts:
-        """Return the counts of all stages."""
+        """Return the funnel counts of all stages."""
         tally = FunnelCounts()
         for record in self.extracted:
             result = record.result
@@ -78,7 +94,7 @@ class StageRecords:
         return tally
 
     def require_documents(self) -> None:
-        """Raise DataError when every page was dropped, and say by what."""
+        """Raise DataError with the most frequent reasons if every page was dropped."""
         if any(record.result["documents_rows"] for record in self.collected):
             return
         tally = self.sum_counts()
@@ -93,7 +109,16 @@ class StageRecords:
 
 
 def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: StageRecords) -> Manifest:
-    """Say what was made."""
+    """Build the manifest of a dataset of documents.
+
+    Args:
+        data: The crawl section of a run.
+        tokenizer: The tokenizer section of a run.
+        outcome: Records of all stages.
+
+    Returns:
+        The manifest, without secrets in URLs.
+    """
     config = {
         "data": data.model_dump(mode="json", exclude={"folder", "executor"}) | {"inputs": sorted(set(data.inputs))},
         "tokenizer": tokenizer.model_dump(mode="json"),
@@ -128,7 +153,15 @@ def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: Stage
 
 
 def publish_manifest(runner: StageRunner, manifest: Manifest) -> Manifest:
-    """Remove what belongs to no task, publish the manifest and return it; a finished dataset is left alone."""
+    """Remove orphaned files, publish staged files and write the manifest.
+
+    Args:
+        runner: The runner of all stages.
+        manifest: The manifest of this run.
+
+    Returns:
+        The published manifest. A dataset that is complete already is not touched.
+    """
     folder, leftovers, present = runner.folder, runner.find_orphaned_files(), _find_manifest(runner.folder)
     if present is not None and _is_up_to_date(present, manifest):
         manifest = present
@@ -146,7 +179,7 @@ def publish_manifest(runner: StageRunner, manifest: Manifest) -> Manifest:
 
 
 def _is_up_to_date(present: Manifest, manifest: Manifest) -> bool:
-    """Whether the manifest that is there says all that the new one says: it may know tokens that were not asked for."""
+    """Return whether the present manifest contains the new one. It may also have tokens that this run did not make."""
     if present == manifest:
         return True
     later = {"fingerprint", "vocab_size", "token_dtype", "tokenizer_fingerprint", "splits", "usage"}
@@ -163,7 +196,7 @@ def _find_manifest(folder: Path) -> Manifest | None:
 
 
 def list_funnel_stages(data: CrawlConfig) -> list[str]:
-    """Return the stages of a dataset's funnel, in order."""
+    """List the stages of a dataset's funnel, in order."""
     late = {DECONTAMINATE: data.decontaminate.kind, PII: data.pii.kind}
     cleaned = [stage for stage, kind in late.items() if kind != "none"]
     return [*list_stage_names(data), *list_dedup_rules(data.deduplicate), *cleaned]
@@ -238,7 +271,7 @@ def _build_decontamination_summary(final: Sequence[TaskRecord]) -> Decontaminati
 
 
 def _sum_skips(skips: Iterable[dict[str, Any]]) -> tuple[SkippedInput, ...]:
-    """Count skips by file and reason, whatever blocks the files were read in; the first of each is named."""
+    """Sum skips by file and reason over all blocks. Each sum has the smallest offset."""
     summed: dict[tuple[str, str], dict[str, Any]] = {}
     for skip in skips:
         first = summed.setdefault((skip["file"], skip["reason"]), skip | {"count": 0})

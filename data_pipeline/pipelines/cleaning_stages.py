@@ -1,9 +1,8 @@
-"""The stages between collected documents and final ones: evaluation items out, personal data out.
+"""Stages between collected and final documents: decontamination and replacement of personal data.
 
     collect ─ index ─ contamination ─ matches ─ clean
 
-Reads the sections `decontaminate` and `pii`, gives the records of the final documents. Promises: what is not asked for
-adds no stage; then the collected documents are the final ones.
+Reads the sections `decontaminate` and `pii` of the config. They add no stage if they are not configured.
 """
 
 from collections.abc import Sequence
@@ -27,7 +26,17 @@ MATCHES = "work/decontamination/matches.arrow"
 def run_cleaning_stages(
     data: CrawlConfig, runner: StageRunner, stage: Stage, collected: list[TaskRecord]
 ) -> list[TaskRecord]:
-    """Return the records of the final documents: outputs are documents, dropped, and the report of decontamination."""
+    """Run the configured cleaning stages.
+
+    Args:
+        data: The crawl section of a run.
+        runner: The stage runner.
+        stage: Runs the tasks of one stage.
+        collected: Records of collecting.
+
+    Returns:
+        Records of the final documents. Outputs: documents, dropped documents and, with decontamination, the report.
+    """
     reports = isinstance(data.decontaminate, NgramDecontaminationConfig)
     folders = [*_FOLDERS, (REPORTS, ".jsonl")] if reports else _FOLDERS
     contamination: Sequence[ContaminationInput | None] = [None] * len(collected)
@@ -59,7 +68,7 @@ REPORTS = "decontamination"
 def _run_contamination_stages(
     config: NgramDecontaminationConfig, runner: StageRunner, stage: Stage, collected: list[TaskRecord]
 ) -> tuple[list[ContaminationInput | None], list[str]]:
-    """Find the matches of all documents; return where those of each file are, and what depends_on them."""
+    """Find the matches in all documents. Return their location per file, and the digests that decide them."""
     folder = runner.folder
     index = _run_index_stage(config, runner, stage)
     ngrams, items = (folder / output.name for output in index.outputs)

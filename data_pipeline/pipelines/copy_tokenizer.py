@@ -1,6 +1,6 @@
-"""A tokenizer that exists already, copied into the dataset folder with whatever it needs to be the same there.
+"""Copy an existing tokenizer into the dataset folder, with the files it needs to work the same there.
 
-Reads tokenizer.kind=file; writes tokenizer.model, tokenizer.vocab (for people) and made.json (how it was made), or
+Reads the file that `tokenizer.kind=file` names. Writes tokenizer.model, tokenizer.vocab (for people) and made.json, or
 tokenizer.json, tokenizer_config.json and made.json.
 """
 
@@ -19,7 +19,7 @@ from llmsys.tokenizer import JSON_NAME, find_model_file, load_tokenizer
 
 
 def build_copy_task(runner: StageRunner, folder: Path, config: FileTokenizerConfig) -> Task:
-    """The task that copies it: done again when the file or what its neighbours say about it changes."""
+    """Build the copy task. It runs again if the file changes or what its neighbouring files say about it."""
     file = find_model_file(config.path)
     depends_on: list[Any] = [config.model_dump(mode="json"), runner.journal.get_input_digest(file)]
     names = SENTENCEPIECE_FILES
@@ -34,7 +34,7 @@ def build_copy_task(runner: StageRunner, folder: Path, config: FileTokenizerConf
 
 
 def copy_tokenizer(report: Report, *, folder: Path, config: FileTokenizerConfig) -> dict[str, Any]:
-    """Copy an existing tokenizer into the dataset folder; DataError when it is none."""
+    """Copy an existing tokenizer into the dataset folder. Raise DataError if the file is no tokenizer."""
     load_tokenizer(config.path, config.eos_token)
     file, made = find_model_file(config.path), {"config": {"kind": config.kind}}
     if file.suffix == ".json":

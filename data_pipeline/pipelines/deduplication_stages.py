@@ -1,9 +1,9 @@
-"""The stages between judging and collecting: what is compared, in what order, and what each comparison sees.
+"""Stages between filtering and collecting that find duplicates.
 
     sign ─ same_url ─ same_text ─ (units ─ same_units ─ take_out) ─ link ─ near ─ (anchors … take_out_strings) ─ collect
 
-Every comparison is a map over files (keys) and an exchange between maps (one range of all keys per task). What is not
-asked for adds no stage. Reads judged files, gives what is state of them and the decisions that are still to be applied.
+Every comparison is a map over files, which writes keys, and a shuffle: one task per range of all keys. Comparisons that
+are not configured add no stage. The result is the remaining documents and the decisions that collecting still applies.
 """
 
 import math
@@ -32,7 +32,7 @@ _RULES = {"url": URL, "text": EXACT}
 
 
 class DeduplicationStages:
-    """The comparisons that one config asks for."""
+    """Comparisons that a config asks for."""
 
     def __init__(self, data: CrawlConfig, runner: StageRunner, stage: Stage) -> None:
         self.data, self.config, self.name = data, data.deduplicate, data.name
@@ -48,7 +48,15 @@ class DeduplicationStages:
         self.exact = [relation for relation, part in parts if part.kind != "none"]
 
     def run_comparisons(self, judged: Sequence[TaskRecord], names: Sequence[str]) -> DatasetState:
-        """Do every comparison that is asked for."""
+        """Run every configured comparison, in the order of the module docstring.
+
+        Args:
+            judged: Records of the filtered files.
+            names: Names of the files.
+
+        Returns:
+            The remaining documents and pending decisions.
+        """
         state = DatasetState(names, judged, [judged])
         states = []
         if self._initial_relations:
@@ -83,26 +91,26 @@ class DeduplicationStages:
         return remove_repeated_substrings(self, state)
 
     def build_first_task_factory(self) -> Callable[[TaskRecord, str], Task] | None:
-        """What gives, from the record of a judged file and its name, the task of the first stage here, if it is one."""
+        """Return a function (record, name) → task of the first stage, or None if that stage needs all files first."""
         if not self._initial_relations:
             return None
         return partial(self._build_signature_task_factory("sign", self._initial_relations), 0, ())
 
     @property
     def _initial_relations(self) -> list[str]:
-        """What judged files are compared by as they are; near duplicates come after whatever changes texts."""
+        """Relations on unchanged texts. Near duplicates are compared after the stages that change texts."""
         return self.exact if self.cuts else [*self.exact, *self.near]
 
     def run_stage(self, name: str, tasks: list[Task], unit: str) -> list[TaskRecord]:
-        """Do the tasks of a stage."""
+        """Run the tasks of a stage."""
         return self._run_stage(name, tasks, unit)
 
     def get_output_path(self, record: TaskRecord, output: int = 0) -> Path:
-        """Where an output of a record lies."""
+        """Return the path of an output of a record."""
         return self.folder / record.outputs[output].name
 
     def get_output_paths(self, records: Sequence[TaskRecord], output: int = 0) -> list[Path]:
-        """Where an output of each record lies."""
+        """Return the path of an output of each record."""
         return [self.get_output_path(record, output) for record in records]
 
     def _run_signature_stage(self, stage: str, state: DatasetState, relations: Sequence[str]) -> SignedFiles:
@@ -114,7 +122,7 @@ class DeduplicationStages:
     def _build_signature_task_factory(
         self, stage: str, relations: Sequence[str]
     ) -> Callable[[int, Sequence[TaskRecord], TaskRecord, str], Task]:
-        """What gives the task of one file, by its number and the decisions to apply, which know it by this number."""
+        """Return a function that builds the task of one file from its number, pending decisions, record and name."""
         config = self.config
         settings: dict[str, Any] = {"relations": list(relations)}
         settings |= {"url": config.url.model_dump(mode="json")} if "url" in relations else {}
@@ -144,7 +152,7 @@ class DeduplicationStages:
     def compare_key_ranges(
         self, stage: str, keys: int, inputs: Sequence[Any], build_job: Callable[[int, int, Path], Callable[..., Any]]
     ) -> list[TaskRecord]:
-        """Compare keys, one range of them per task; `build_job` gets number, ranges and output."""
+        """Run one task per range of keys. `build_job` gets number, ranges and output."""
         ranges = max(1, math.ceil(keys / self.config.keys.keys_per_task))
         tasks = []
         for number in range(ranges):
@@ -156,14 +164,16 @@ class DeduplicationStages:
     def build_range_factory(
         self, records: Sequence[TaskRecord], output: int, schema: pa.Schema, dropped: Sequence[TaskRecord]
     ) -> Callable[..., KeyRange]:
-        """Return what makes the ranges of the keys in an output of records."""
+        """Return a function that builds the ranges of the keys in an output of records."""
         sources, gone = self.get_output_paths(records, output), self.get_output_paths(dropped)
         return partial(KeyRange, sources, schema, gone, config=self.config.keys)
 
     def _build_relation_range_factory(
         self, relation: str, state: DatasetState, signed: SignedFiles
     ) -> tuple[Callable[..., KeyRange], list[Any]]:
-        """Ranges of the keys of a relation, here and in earlier datasets, and what they depend on."""
+        """Return a factory of the key ranges of a relation, here and in earlier datasets, and the inputs they depend
+        on.
+        """
         output = 1 + list(signed.relations).index(relation)
         schema = BUCKET_SCHEMA if relation == "near" else ITEM_SCHEMA
         build_range = self.build_range_factory(signed.records, output, schema, state.decisions)

@@ -1,7 +1,9 @@
-"""The stages that a dataset of documents is made by, in order: each is a list of tasks for the runner.
+"""Stages of a dataset of documents, in order. Each method builds the tasks of one stage.
 
-Reads the `data` and `tokenizer` sections of a run, gives the records of every stage. A task says what depends_on its
-outputs; nothing else may.
+Reads the `data` and `tokenizer` sections of a run.
+
+Invariants:
+    - The inputs of a task list everything that decides its outputs, besides the code version.
 """
 
 from collections.abc import Callable
@@ -43,14 +45,14 @@ Until = Literal["documents", "tokenizer", "tokens"]
 
 
 class DocumentPipeline:
-    """The stages of one dataset, in order; each method is one stage."""
+    """Stages of one dataset of documents."""
 
     def __init__(self, data: CrawlConfig, tokenizer: TokenizerConfig, runner: StageRunner) -> None:
         self.data, self.tokenizer, self.runner = data, tokenizer, runner
         self.folder = data.folder
 
     def run_stages(self, inputs: list[str], until: Until) -> StageRecords:
-        """Do the stages up to `until` and return the records of each; DataError when no document stays."""
+        """Run the stages up to `until` and return their records. Raise DataError if no document remains."""
         deduplication = DeduplicationStages(self.data, self.runner, self._run_stage)
         blocks = self._run_survey_stage(inputs)
         outcome = StageRecords(inputs=inputs, extracted=self._run_extract_stage(blocks, deduplication))
@@ -83,7 +85,7 @@ class DocumentPipeline:
 
     @cached_property
     def rules(self) -> str:
-        """The words and rules of each language, see `serialize_rules_by_language`."""
+        """Words and rules of each language, see `serialize_rules_by_language`."""
         return serialize_rules_by_language(self.data)
 
     def _run_stage(
@@ -94,7 +96,7 @@ class DocumentPipeline:
         )
 
     def _run_survey_stage(self, inputs: list[str]) -> list[InputBlock]:
-        """Cut long files into blocks; a file elsewhere is one, known by its tag or time."""
+        """Split long local files into blocks. A remote file is one block, identified by its tag or time."""
         names = [f"{get_input_name(path)}-{compute_json_digest(path)[:8]}" for path in inputs]
         local_files = [(path, name) for path, name in zip(inputs, names, strict=True) if not is_remote(path)]
         size = self.data.executor.block_bytes
@@ -160,7 +162,7 @@ class DocumentPipeline:
 
     @cached_property
     def _judge_task_factory(self) -> Callable[[TaskRecord, str], Task]:
-        """What gives, from the record of an extracted block and its name, the task that judges it."""
+        """A function (extracted record, block name) → task that filters the block."""
         require_languages(self.data, parse_language_rules(self.rules))
         settings = self.data.model_dump(mode="json", include={"unicode", "language", "documents"}) | {
             "rules": self.rules

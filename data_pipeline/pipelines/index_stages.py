@@ -1,8 +1,6 @@
-"""The stages that write the index of a dataset, which later ones are compared with.
+"""Stages that write the deduplication index, with which later datasets are compared.
 
-    keep_documents (per file) ─ keep_ids ─ keep_url, keep_text, keep_near (per range) ─ name_index
-
-Reads what was signed and depends_on; an index that is not asked for any more is taken away.
+keep_documents (per file) ─ keep_ids ─ keep_url, keep_text, keep_near (per range) ─ name_index
 """
 
 import math
@@ -26,7 +24,7 @@ KEYS_PER_FILE = 2_000_000
 
 
 def run_index_stages(plan: ComparisonStages, states: Sequence[tuple[DatasetState, SignedFiles]]) -> None:
-    """Write the index of the documents that remain in each state_number."""
+    """Write the index of the documents that remain in each state."""
     path = f"{INDEX}/{INDEX_FILE}"
     rows: dict[str, int] = {}
     keys: dict[str, list[str]] = {}
@@ -48,7 +46,7 @@ def run_index_stages(plan: ComparisonStages, states: Sequence[tuple[DatasetState
 def _run_document_stages(
     plan: ComparisonStages, output: str, state_number: int, state: DatasetState, signed: SignedFiles
 ) -> tuple[list[TaskRecord], TaskRecord]:
-    """Put the documents that stay in the order of the crawl: of each file, and the ids of all."""
+    """Write the remaining documents in crawl order. Return the records per file and the record of all ids."""
     tasks = []
     for number, (record, name) in enumerate(zip(signed.records, state.names, strict=True)):
         output_path = f"work/keep_documents_{state_number}/{name}.arrow"
@@ -77,7 +75,7 @@ def _run_key_stage(
     kept: Sequence[TaskRecord],
     starts: Sequence[int],
 ) -> list[TaskRecord]:
-    """Sort the keys of the documents that stay, one range of them per file."""
+    """Sort the keys of the remaining documents, one range per file."""
     output = 1 + list(signed.relations).index(relation)
     schema = BUCKET_SCHEMA if relation == "near" else ITEM_SCHEMA
     sources, dropped = plan.get_output_paths(signed.records, output), plan.get_output_paths(state.decisions)

@@ -1,12 +1,4 @@
-"""The stage behind final documents that writes them in other formats too, when `data.documents.copies` asks for it.
-
-Reads the records of final documents, gives record record per copied file; adds no stage when no copy is asked for.
-
-The stage behind final documents that looks for those nearest to each threshold, record file of documents a task.
-
-Reads the records of final documents, gives the `ThresholdReport`s of the manifest, which the report shows without
-reading a document.
-"""
+"""Stages after final documents: export to other formats, and the documents nearest to each threshold."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -25,7 +17,16 @@ from llmsys.threshold_report import ThresholdReport
 
 
 def run_export_stage(data: CrawlConfig, stage: Stage, documents: list[TaskRecord]) -> list[TaskRecord]:
-    """Return the records of the copies, format by format."""
+    """Write final documents in the formats of `data.documents.copies`; no stage if there are none.
+
+    Args:
+        data: The crawl section of a run.
+        stage: Runs the tasks of one stage.
+        documents: Records of the final documents.
+
+    Returns:
+        One record per exported file, ordered by format.
+    """
     if not data.documents.copies:
         return []
     from data_pipeline.stages.export_documents import export_documents
@@ -46,8 +47,17 @@ def run_export_stage(data: CrawlConfig, stage: Stage, documents: list[TaskRecord
 def run_threshold_stage(
     data: CrawlConfig, rules: str, stage: Stage, final: Sequence[TaskRecord], stages: Sequence[str]
 ) -> tuple[ThresholdReport, ...]:
-    """Return the documents nearest to each threshold of `serialize_rules_by_language`; `stages` are those of the
-    funnel.
+    """Find the documents nearest to each threshold, one file of documents per task.
+
+    Args:
+        data: The crawl section of a run.
+        rules: Rules of each language, as `serialize_rules_by_language` writes them.
+        stage: Runs the tasks of one stage.
+        final: Records of the final documents.
+        stages: Stages of the funnel, which order the reports.
+
+    Returns:
+        Reports for the manifest, so that `llmsys report` reads no document.
     """
     depends_on = [data.language.model_dump(mode="json", include={"keep", "minimum_score"}), rules]
     tasks = []

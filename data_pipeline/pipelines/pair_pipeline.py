@@ -1,10 +1,12 @@
-"""The way from files of lines to pairs of token sequences.
+"""Stages from files of lines to pairs of token sequences.
 
     read ─ tokenizer ─ encode ─ manifest
 
-Reads the `data` and `tokenizer` sections of a run whose data are pairs or labelled texts, writes the dataset folder:
-documents/ with both texts of every pair, tokens/ with both token sequences, dropped/ with what cannot be used and why.
-Promises the same as the pipeline of documents: the same bytes for any number of workers and after any crash.
+Reads the `data` and `tokenizer` sections of a run. Writes documents/ (both texts of every pair), tokens/ (both token
+sequences) and dropped/ (unusable lines with their reasons).
+
+Invariants:
+    - The bytes do not depend on the number of workers or on interruptions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +37,7 @@ _log = get_logger(__name__)
 
 @dataclass
 class PairStageRecords:
-    """The records of each stage; `tokenizer` and `encoded` stay empty when the preparation was to stop before them."""
+    """Records of each stage. `tokenizer` and `encoded` stay empty if the preparation stops before them."""
 
     files: dict[str, list[tuple[Path, ...]]]
     read: dict[str, list[TaskRecord]] = field(default_factory=dict)
@@ -45,14 +47,14 @@ class PairStageRecords:
 
 
 class PairPipeline:
-    """The stages of one dataset of pairs, in order; each method is one stage."""
+    """Stages of one dataset of pairs, in order. Each method is one stage."""
 
     def __init__(self, data: PairsConfig | LabelledTextConfig, tokenizer: TokenizerConfig, runner: StageRunner) -> None:
         self.data, self.tokenizer, self.runner = data, tokenizer, runner
         self.folder = data.folder
 
     def run_stages(self, until: Literal["documents", "tokenizer", "tokens"]) -> PairStageRecords:
-        """Do the stages up to `until`; DataError when a file is missing, bad, or nothing of it can be used."""
+        """Run the stages up to `until`. Raise DataError if a file is missing or invalid, or no pair of it is usable."""
         outcome = PairStageRecords(_list_files(self.data))
         outcome.read = self._run_read_stage(outcome.files)
         outcome.labels = self._resolve_labels(outcome)
@@ -156,7 +158,7 @@ class PairPipeline:
 
 
 def _list_files(data: PairsConfig | LabelledTextConfig) -> dict[str, list[tuple[Path, ...]]]:
-    """The files of each split, in pairs or alone; DataError when a split has none."""
+    """List the files of each split, in pairs or alone. Raise DataError if a split has none."""
     files: dict[str, list[tuple[Path, ...]]]
     if isinstance(data, LabelledTextConfig):
         files = {"train": [(path,) for path in data.inputs], "heldout": [(path,) for path in data.heldout_inputs]}
@@ -181,7 +183,7 @@ def _iter_numbered_files(files: dict[str, list[tuple[Path, ...]]]) -> Iterator[t
 
 
 def _group_batches(rows: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Record batches in runs of at most `limit` rows, or of one batch where that has more."""
+    """Yield runs of record batches of at most `limit` rows; a larger batch is a run of its own."""
     run: list[int] = []
     for batch, count in enumerate(rows):
         if run and sum(rows[one] for one in run) + count > limit:

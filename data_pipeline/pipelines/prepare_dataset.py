@@ -1,12 +1,15 @@
-"""The way from crawl files to token shards, as stages over files: maps, and exchanges between maps.
+"""Prepare a dataset: crawl files to token shards.
 
     extract ─ judge ─ (deduplication) ─ collect ─ (cleaning) ┬ encode ┐
                                                              │         tokens ─ manifest
                                                              └ tokenizer (before encode)
 
-Reads the `data` and `tokenizer` sections of a run, writes the dataset folder; pairs have a pipeline of their own, see
-pairs/. Promises: the same bytes for any number of workers, any order of the inputs, and after any crash; a second run
-does only what changed, and nothing when nothing did.
+Reads the `data` and `tokenizer` sections of a run. Writes the dataset folder. Pairs have their own pipeline, see
+`pair_pipeline.py`.
+
+Invariants:
+    - The bytes do not depend on the number of workers, the order of the inputs, or crashes.
+    - A second run processes only what changed.
 """
 
 from pathlib import Path
@@ -30,10 +33,18 @@ from llmsys.tokenizer import find_model_file, load_tokenizer
 
 
 def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
-    """Make the dataset of a run, up to its documents, its tokenizer or its tokens, and return its manifest.
+    """Prepare the dataset of a run.
 
-    DataError when there is no input, a task fails for good, or another process writes the folder; ConfigError for a
-    mixture, whose sources have configs of their own.
+    Args:
+        config: The run.
+        until: Last part to make: `documents`, `tokenizer` or `tokens`.
+
+    Returns:
+        The manifest of the published dataset.
+
+    Raises:
+        DataError: If there is no input, a task fails for good, or another process writes the folder.
+        ConfigError: For a mixture: its sources have configs of their own.
     """
     data = config.data
     if isinstance(data, MixtureConfig):
@@ -46,11 +57,10 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
     if isinstance(data, CrawlConfig):
         require_resource_files(data)
     if until != "documents" and isinstance(config.tokenizer, FileTokenizerConfig):
-        load_tokenizer(
-            config.tokenizer.path, config.tokenizer.eos_token
-        )  # what is missing is said before the crawl is read, not hours later
+        # A missing tokenizer is reported before the crawl is read, not hours later.
+        load_tokenizer(config.tokenizer.path, config.tokenizer.eos_token)
     with lock_folder(data.folder) as lock:
-        remove_partial_files(data.folder)  # the lock is free only when no writer lives
+        remove_partial_files(data.folder)  # we hold the lock, so no other writer lives
         finish_interrupted_publication(data.folder)
         runner = StageRunner(data.folder, data.executor, lock)
         try:
@@ -61,7 +71,7 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
 
 
 def _run_pipeline(config: RunConfig, runner: StageRunner, inputs: list[str], until: Until) -> Manifest:
-    """Do the stages that this kind of data has, and say what they made."""
+    """Run the stages of this kind of data and build the manifest."""
     data, tokenizer = config.data, config.tokenizer
     if isinstance(data, CrawlConfig):
         return build_manifest(data, tokenizer, DocumentPipeline(data, tokenizer, runner).run_stages(inputs, until))
@@ -73,6 +83,13 @@ def _run_pipeline(config: RunConfig, runner: StageRunner, inputs: list[str], unt
 
 
 def train_tokenizer(config: RunConfig) -> Path:
-    """Make the dataset up to its tokenizer and return the path of its file."""
+    """Prepare the dataset of a run up to its tokenizer.
+
+    Args:
+        config: The run.
+
+    Returns:
+        Path of the tokenizer file.
+    """
     prepare_dataset(config, until="tokenizer")
     return find_model_file(config.data.folder / "tokenizer")

@@ -1,8 +1,8 @@
-"""The stages that take repeated parts out of documents: paragraphs, lines or sentences, and long strings.
+"""Stages that remove repeats within documents: paragraphs, lines or sentences, and long strings.
 
     units ─ same_units ─ take_out                      anchors ─ repeated ─ windows ─ same_windows ─ take_out_strings
 
-Each gives a new state of the files, to which everything that was depends_on before is already applied.
+Each returns a new state of the files, to which all earlier decisions are applied.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from llmsys.config.deduplication import DeduplicationConfig, NoDeduplication, Su
 
 
 class ComparisonStages(Protocol):
-    """What is needed of whoever plans the comparisons."""
+    """Interface of `DeduplicationStages` that these stages use."""
 
     config: DeduplicationConfig
     by_characters: dict[str, bool]
@@ -31,24 +31,24 @@ class ComparisonStages(Protocol):
     folder: Path
 
     def run_stage(self, name: str, tasks: list[Task], unit: str) -> list[TaskRecord]:
-        """Do the tasks of a stage."""
+        """Run the tasks of a stage."""
 
     def get_output_paths(self, records: Sequence[TaskRecord], output: int = 0) -> list[Path]:
-        """Where an output of each record lies."""
+        """Return the path of an output of each record."""
 
     def compare_key_ranges(
         self, stage: str, keys: int, inputs: Sequence[Any], build_job: Callable[[int, int, Path], Callable[..., Any]]
     ) -> list[TaskRecord]:
-        """Compare keys, one range of them per task."""
+        """Run one task per range of keys."""
 
     def build_range_factory(
         self, records: Sequence[TaskRecord], output: int, schema: pa.Schema, dropped: Sequence[TaskRecord]
     ) -> Callable[..., KeyRange]:
-        """Return what makes the ranges of the keys in an output of records."""
+        """Return a function that builds the ranges of the keys in an output of records."""
 
 
 def remove_repeated_segments(plan: ComparisonStages, state: DatasetState) -> DatasetState:
-    """Take out paragraphs, lines or sentences that occur earlier."""
+    """Remove paragraphs, lines or sentences that occur earlier. Return the new state."""
     config = plan.config.spans
     assert not isinstance(config, NoDeduplication)
     segments = _run_map_stage(
@@ -59,7 +59,7 @@ def remove_repeated_segments(plan: ComparisonStages, state: DatasetState) -> Dat
 
 
 def remove_repeated_substrings(plan: ComparisonStages, state: DatasetState) -> DatasetState:
-    """Take out long strings that occur earlier."""
+    """Remove long strings that occur earlier. Return the new state."""
     config = plan.config.substring
     assert isinstance(config, SubstringDedupConfig)
     length = config.min_characters
@@ -75,7 +75,7 @@ def remove_repeated_substrings(plan: ComparisonStages, state: DatasetState) -> D
 def _run_map_stage(
     plan: ComparisonStages, stage: str, state: DatasetState, job: Callable[..., Any], depends_on: Any
 ) -> list[TaskRecord]:
-    """Write a file of keys for each file that is state."""
+    """Write a file of keys per remaining file."""
     tasks = []
     for number, (record, name) in enumerate(zip(state.kept, state.names, strict=True)):
         output = f"work/{stage}/{name}.arrow"
@@ -98,11 +98,11 @@ def _run_compare_stage(
     schema: pa.Schema,
     job: Callable[..., Any],
 ) -> list[TaskRecord]:
-    """Compare the keys of all files; the map before has state dropped rows out already."""
-    make = plan.build_range_factory(keys, 0, schema, [])
+    """Compare the keys of all files. The map stage has already left out dropped rows."""
+    build_range = plan.build_range_factory(keys, 0, schema, [])
 
     def build_job(number: int, ranges: int, output: Path) -> Callable[..., Any]:
-        return partial(job, key_range=make(number=number, ranges=ranges), output=output)
+        return partial(job, key_range=build_range(number=number, ranges=ranges), output=output)
 
     count = sum(record.result["keys"] for record in keys)
     return plan.compare_key_ranges(stage, count, [[record.digests for record in keys]], build_job)
@@ -111,7 +111,7 @@ def _run_compare_stage(
 def _run_cut_stage(
     plan: ComparisonStages, stage: str, state: DatasetState, places: Sequence[TaskRecord], cutter: TextCutter
 ) -> DatasetState:
-    """Apply every decision and every cut, and return the files as they are then."""
+    """Apply all pending decisions and cuts. Return the new state."""
     config = plan.config.spans if isinstance(cutter, SegmentCutter) else plan.config.substring
     settings = [config.model_dump(mode="json"), list(state.rules), cutter.rule]
     depends_on = [[record.digests for record in records] for records in (state.decisions, places)]

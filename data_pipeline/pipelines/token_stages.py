@@ -1,7 +1,4 @@
-"""The last stages of a dataset: its tokenizer, the ids of each document, and token files.
-
-Reads collected documents by their records, gives the records of what it made.
-"""
+"""Last stages of a dataset: tokenizer, token ids of each document, token files."""
 
 from functools import partial
 
@@ -20,7 +17,7 @@ from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
 def run_tokenizer_stage(
     data: CrawlConfig, config: TokenizerConfig, runner: StageRunner, stage: Stage, collected: list[TaskRecord]
 ) -> TaskRecord:
-    """Copy the tokenizer that the config names, or train one on the documents."""
+    """Copy the tokenizer that the config names, or train one on the documents. Return its record."""
     if isinstance(config, FileTokenizerConfig):
         from data_pipeline.pipelines.copy_tokenizer import build_copy_task
 
@@ -39,8 +36,8 @@ def run_tokenizer_stage(
 def run_encoding_stage(
     data: CrawlConfig, stage: Stage, collected: list[TaskRecord], tokenizer: TaskRecord
 ) -> list[TaskRecord]:
-    """Give every document its token ids."""
-    meaning = f"{tokenizer.result['fingerprint']} {tokenizer.result['eos_id']}"  # what the ids of the tokens say
+    """Encode every document. Return one record per document file."""
+    meaning = f"{tokenizer.result['fingerprint']} {tokenizer.result['eos_id']}"  # decides the token ids
     settings = data.model_dump(mode="json", include={"split": True, "tokens": {"seed"}})
     tasks = []
     for record in collected:
@@ -63,7 +60,7 @@ def run_encoding_stage(
 def run_token_stage(
     data: CrawlConfig, stage: Stage, encoded: list[TaskRecord], tokenizer: TaskRecord
 ) -> list[TaskRecord]:
-    """Write the token files, in an order given by hashes."""
+    """Write the token files, in an order given by hashes. Return one record per file."""
     sources = [data.folder / record.outputs[0].name for record in encoded]
     digests = [record.digests[:1] for record in encoded]
     tasks = []

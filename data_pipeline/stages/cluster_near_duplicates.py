@@ -1,8 +1,9 @@
-"""MinHash keys in, clusters of near copies and the one document of each that stays out.
+"""Cluster near-duplicate documents and drop all but one of each cluster (Broder 1997; connected components as
+datatrove).
 
-`write_link_forest` finds, for one range of keys, documents with an equal key in the same bucket, and writes a forest of
-links; `write_near_duplicates` joins the forests (union-find over their links) and drops all but the longest document of
-each cluster, among equals the one with the smallest id. A cluster that touches an earlier dataset is dropped whole.
+`write_link_forest` links documents with an equal MinHash key in the same bucket, for one range of keys.
+`write_near_duplicates` merges the forests by union-find and keeps the longest document of each cluster, among equals
+the one with the smallest id. A cluster that contains a document of an earlier dataset is dropped entirely.
 """
 
 from collections.abc import Sequence
@@ -23,16 +24,25 @@ from data_pipeline.stages.find_equal_keys import KeyRange
 from data_pipeline.text.ragged_arrays import compute_offsets
 from llmsys.token_shards import ArrowFileWriter, read_batches
 
-_IDS_AT_ONCE = 1 << 18
+_IDS_AT_ONCE = 1 << 18  # ids as Python strings take 80 bytes each
 LINK_SCHEMA = pa.schema([("left", pa.int64()), ("right", pa.int64())])
 
 
 def write_link_forest(
     report: Report, *, key_range: KeyRange, documents: Sequence[Path], output: Path
 ) -> dict[str, Any]:
-    """Write the forest of the links of one range; progress is in ranges.
+    """Write a spanning forest of the links of one key range. Progress is in ranges.
 
-    Documents are numbered through: those of the judged files, then those of the earlier datasets.
+    Documents are numbered globally: those of this dataset, then those of the earlier datasets.
+
+    Args:
+        report: Progress callback.
+        key_range: The MinHash keys.
+        documents: Signature files of documents, which give the numbering.
+        output: File of links, `LINK_SCHEMA`.
+
+    Returns:
+        Numbers of keys, candidates and links.
     """
     items = key_range.read_candidates()
     items = take_rows(items, mask_repeated_keys(items["high"]))
@@ -51,7 +61,7 @@ def write_link_forest(
 
 
 def _list_equal_pairs(items: Columns, numbers: Indices) -> Indices:
-    """Pairs of documents that follow each other among those with one key in one bucket."""
+    """Return pairs of adjacent documents among those with one key in one bucket, int64 of shape (pairs, 2)."""
     order = np.lexsort([numbers, items["low"], items["high"]])
     high, low, numbers = items["high"][order], items["low"][order], numbers[order]
     equal = (high[1:] == high[:-1]) & (low[1:] == low[:-1]) & (numbers[1:] != numbers[:-1])
@@ -61,7 +71,18 @@ def _list_equal_pairs(items: Columns, numbers: Indices) -> Indices:
 def write_near_duplicates(
     report: Report, *, links: Sequence[Path], documents: Sequence[Path], earlier: Sequence[EarlierDataset], output: Path
 ) -> dict[str, Any]:
-    """Write the documents that a near copy stays for; progress is in files of links."""
+    """Write the documents to drop because a near copy stays. Progress is in files of links.
+
+    Args:
+        report: Progress callback.
+        links: Forests of all key ranges.
+        documents: Signature files of documents, which give the numbering.
+        earlier: Earlier datasets, in the order of the numbering.
+        output: File of decisions, one batch per signature file.
+
+    Returns:
+        Numbers of clusters, linked documents and dropped documents.
+    """
     joined = np.zeros((0, 2), np.int64)
     for path in links:
         for batch in read_batches(path):
@@ -86,7 +107,7 @@ def write_near_duplicates(
 
 
 def _rank_members(members: Indices, label: Indices, table: DocumentTable) -> Any:
-    """The order by cluster, then earlier datasets, then longest, smallest id, first in the crawl."""
+    """Return the order by cluster, then earlier datasets, then longest text, smallest id, first in the crawl."""
     own = members < table.starts[-1]
     characters = np.zeros(len(members), np.int64)
     characters[own] = table.take_column(members[own], "characters").to_numpy()
@@ -100,7 +121,7 @@ def _rank_members(members: Indices, label: Indices, table: DocumentTable) -> Any
 def _read_document_names(
     numbers: Indices, table: DocumentTable, documents: Sequence[Path], earlier: Sequence[EarlierDataset]
 ) -> tuple[pa.Array, pa.Array]:
-    """Ids, and datasets, of documents that are numbered through."""
+    """Return ids and dataset names of globally numbered documents."""
     own = numbers < table.starts[-1]
     first_earlier = table.starts[-1] + compute_offsets([dataset.rows for dataset in earlier])
     source, row = table.get_source_numbers(numbers), numbers.copy()

@@ -1,8 +1,8 @@
-"""Documents and the places in them that repeat earlier ones in, documents without these places out.
+"""Remove repeated segments from documents.
 
-`write_segment_keys` maps a file to keys of its paragraphs, lines or runs of sentences; `cut_repeats_from_file` applies
-every decision that is still open about a file and writes what stays, and what was dropped because too little of it is
-left.
+`write_segment_keys` maps a file to keys of its paragraphs, lines or runs of sentences. `cut_repeats_from_file` applies
+all pending decisions about a file. It writes the remaining documents, and those dropped because too little text
+remains.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,19 @@ from llmsys.token_shards import ArrowFileWriter, read_batches, read_schema
 def write_segment_keys(
     report: Report, *, source: Path, number: int, dropped: Sequence[Path], output: Path, config: SpansConfig
 ) -> dict[str, Any]:
-    """Write the keys of the units of a file; progress is in documents."""
+    """Write the keys of the segments of one file. Progress is in documents.
+
+    Args:
+        report: Progress callback.
+        source: File of documents.
+        number: Its index, by which decisions name it.
+        dropped: Files of decisions; dropped rows get no keys.
+        output: File of keys, `ITEM_SCHEMA`.
+        config: Kind of segment.
+
+    Returns:
+        Numbers of rows and keys.
+    """
     gone = read_dropped_rows(dropped, number)
     row = 0
     with KeyWriter(output, ITEM_SCHEMA) as writer:
@@ -56,7 +68,7 @@ def write_segment_keys(
 def build_segment_keys(
     batch: pa.RecordBatch, rows: Any, keys_per_document: Sequence[Sequence[str | None]]
 ) -> dict[str, Any]:
-    """Return key columns of the units of a batch, ordered by the ids of their documents and their place."""
+    """Return key columns of the segments of a batch, ordered by document id and position."""
     places = [
         (document, place) for document, keys in enumerate(keys_per_document) for place, key in enumerate(keys) if key
     ]
@@ -74,19 +86,19 @@ def build_segment_keys(
 
 
 class TextCutter(Protocol):
-    """How places become a shorter text, and whether enough of it is left; picklable."""
+    """Removes positions from a text and decides whether enough text remains; picklable."""
 
     rule: str
 
     def cut_text(self, text: str, places: Sequence[int]) -> str:
-        """Return the text without what begins at the places."""
+        """Return the text without the segments that begin at `places`."""
 
     def judge_remainder(self, text: str) -> tuple[str, float | None, float | None, str] | None:
-        """Return test, value, threshold and reason when too little is left."""
+        """Return test, value, threshold and reason if too little text remains, else None."""
 
 
 class SegmentCutter:
-    """Takes runs of units out."""
+    """Removes runs of paragraphs, lines or sentences."""
 
     rule = SPANS
 
@@ -94,11 +106,11 @@ class SegmentCutter:
         self.config = config
 
     def cut_text(self, text: str, places: Sequence[int]) -> str:
-        """Return the text without the runs that begin at the places."""
+        """Return the text without the runs that begin at `places`."""
         return remove_segment_runs(text, split_segments([text], self.config)[0], places, get_run_length(self.config))
 
     def judge_remainder(self, text: str) -> tuple[str, float | None, float | None, str] | None:
-        """Too few words, or sentences, or nothing."""
+        """Return a verdict if too few words or sentences remain, else None."""
         ends, words = get_sentence_splitter().find_boundaries([text])[0]
         limits = {"words": (words, self.config.min_words), "sentences": (len(ends), self.config.min_sentences)}
         return build_too_short_verdict(self.rule, text, limits)
@@ -117,19 +129,22 @@ def cut_repeats_from_file(
     dropped: Path,
     kept_batches: Sequence[Sequence[int]],
 ) -> dict[str, Any]:
-    """Write what is left of a file and what was dropped of it; progress is in documents.
+    """Write the remaining and the dropped documents of one file. Progress is in documents.
 
     Args:
-        report: told how many documents are done, and dropped.
-        source: the file.
-        number: its number among the files that decisions speak of.
-        decisions: documents to drop, by the rules named in `rules`.
-        rules: in their order.
-        places: what to take out of documents.
-        cutter: how.
-        kept: where documents go that stay.
-        dropped: where the others go.
-        kept_batches: [document file, rows] of each batch of the source; batches that are written keep their file.
+        report: Progress callback.
+        source: File of documents.
+        number: Its index, by which decisions name it.
+        decisions: Files of documents to drop, by the rules in `rules`.
+        rules: Rules of the decisions, in order.
+        places: Files of positions to remove.
+        cutter: Removes the positions.
+        kept: File to write the remaining documents to.
+        dropped: File to write the dropped documents to.
+        kept_batches: [document file, rows] of each batch of `source`. Written batches keep their document file.
+
+    Returns:
+        Funnel counts, and [document file, rows] of the batches in both files.
     """
     tally, row = FunnelCounts(), 0
     duplicate_filter = DuplicateFilter(decisions, number, rules, tally)
@@ -154,16 +169,18 @@ def cut_repeats_from_file(
 
 
 class _Cutter:
-    """Takes places out of the texts of one file."""
+    """Removes positions from the texts of one file."""
 
     def __init__(self, cutter: TextCutter, places: Sequence[Path], number: int, tally: FunnelCounts) -> None:
         table = read_decisions(places, number)
-        assert table is not None  # there is always one range
+        assert table is not None  # there is at least one key range
         self._rows, self._places = table.column("row").to_numpy(), table.column("place").to_numpy()
         self.cutter, self.tally = cutter, tally
 
     def cut_batch(self, batch: pa.RecordBatch, rows: Any) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
-        """Return the batch whose rows have these numbers as it stays, with a count of what was removed, and drops."""
+        """Return the batch after cutting, with a count of removed characters, and the drops. `rows` are the numbers of
+        its rows.
+        """
         rule = self.cutter.rule
         self._add_batch_counts("in", batch)
         removed, stays = np.zeros(len(rows), np.float32), np.ones(len(rows), np.bool_)

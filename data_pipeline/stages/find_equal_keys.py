@@ -1,8 +1,8 @@
-"""Keys of all files in, the rows that come after the first of their group out: one range of keys per task.
+"""Find rows with equal keys among all files, for one range of keys per task.
 
-`write_equal_duplicates` decides about documents (URL, text), `write_repeat_positions` about parts of documents (spans,
-strings), and `write_repeated_keys` finds keys that occur more than once. Memory holds the keys of one range, or with a
-Bloom filter its counters and the few keys that may repeat.
+`write_equal_duplicates` decides about documents (URL, text), `write_repeat_positions` about segments and strings, and
+`write_repeated_keys` finds keys that occur more than once. Memory holds the keys of one range, or with a Bloom filter
+its counters and the few keys that may repeat.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ KeysConfig = ExactKeyFilterConfig | BloomKeyFilterConfig
 
 @dataclass
 class KeyRange:
-    """One range of the keys of all files, without those of rows that were dropped before; picklable.
+    """One range of the keys of all files, without rows that were dropped before; picklable.
 
     Attributes:
-        sources: key files, one per judged file.
-        schema: their columns.
-        dropped: files of decisions about the judged files.
-        number: of the range, below `ranges`.
-        ranges: how many there are.
-        config: how keys are compared.
-        earlier: datasets whose keys of `relation` count too.
-        relation: "url", "text" or "near", where earlier datasets are compared with.
+        sources: Key files, one per filtered file.
+        schema: Columns of the key files.
+        dropped: Files of decisions about the filtered files.
+        number: Index of the range, below `ranges`.
+        ranges: Number of ranges.
+        config: Sort all keys, or only those that pass a Bloom filter.
+        earlier: Earlier datasets whose keys of `relation` count too.
+        relation: `url`, `text` or `near` where earlier datasets are compared, else "".
     """
 
     sources: Sequence[Path]
@@ -68,7 +68,7 @@ class KeyRange:
     relation: str = ""
 
     def read_candidates(self) -> Columns:
-        """Return the keys that may occur more than once, here or in an earlier dataset; without a filter all keys."""
+        """Return the keys that may occur more than once, here or in an earlier dataset. Without a filter: all keys."""
         suspected = self._build_repeat_filter()
         parts = []
         self.keys = 0
@@ -83,7 +83,7 @@ class KeyRange:
         return concat_columns([found, there], self._build_joined_schema())
 
     def summarize_counts(self, later: int) -> dict[str, Any]:
-        """Return what a task tells the journal."""
+        """Return the result of a task: numbers of keys, candidates and later copies."""
         return {"keys": self.keys, "candidates": self.candidates, "later": later}
 
     def _build_repeat_filter(self) -> CountingBloomFilter | None:
@@ -97,7 +97,7 @@ class KeyRange:
         return suspected
 
     def _iter_all_keys(self) -> Iterator[Any]:
-        """The keys of the range, here and in earlier datasets, part by part."""
+        """Yield the keys of the range in pieces, of this dataset and of earlier ones."""
         yield from (part["high"] for part in self._iter_key_parts())
         for path in (path for dataset in self.earlier for path in dataset.keys[self.relation]):
             yield from (part["high"] for part in read_range(path, self.number, self.ranges))
@@ -117,7 +117,18 @@ class KeyRange:
 def write_equal_duplicates(
     report: Report, *, rule: str, key_range: KeyRange, documents: Sequence[Path], output: Path
 ) -> dict[str, Any]:
-    """Write the documents of a range that have the same key as one that stays; progress is in ranges."""
+    """Write the documents of a range whose key equals that of a document that stays. Progress is in ranges.
+
+    Args:
+        report: Progress callback.
+        rule: Name of the rule in the decisions.
+        key_range: The keys.
+        documents: Signature files of documents, for the ids of documents that stay.
+        output: File of decisions, one batch per key file.
+
+    Returns:
+        Numbers of keys, candidates and dropped documents.
+    """
     items, first, sizes = find_later_items(key_range.read_candidates())
     kept, datasets = DocumentIdLookup(documents, key_range.earlier).look_up_items(first)
     columns = {
@@ -133,7 +144,16 @@ def write_equal_duplicates(
 
 
 def write_repeat_positions(report: Report, *, key_range: KeyRange, output: Path) -> dict[str, Any]:
-    """Write the places of a range that repeat an earlier one; progress is in ranges."""
+    """Write the positions of a range that repeat an earlier one. Progress is in ranges.
+
+    Args:
+        report: Progress callback.
+        key_range: The keys.
+        output: File of positions, one batch per key file.
+
+    Returns:
+        Numbers of keys, candidates and repeats.
+    """
     items, _, _ = find_later_items(key_range.read_candidates())
     write_decisions(output, PLACE_SCHEMA, items["source"], items, len(key_range.sources))
     report(1, 0)
@@ -141,7 +161,16 @@ def write_repeat_positions(report: Report, *, key_range: KeyRange, output: Path)
 
 
 def write_repeated_keys(report: Report, *, key_range: KeyRange, output: Path) -> dict[str, Any]:
-    """Write which distinct keys of each file occur more than once anywhere; progress is in ranges."""
+    """Write the distinct keys of each file that occur more than once in all files. Progress is in ranges.
+
+    Args:
+        report: Progress callback.
+        key_range: The keys.
+        output: File of keys, one batch per key file.
+
+    Returns:
+        Numbers of keys, candidates and repeated keys.
+    """
     items = key_range.read_candidates()
     items = take_rows(items, mask_repeated_keys(items["high"]))
     items = take_rows(items, np.lexsort([items["high"], items["source"]]))

@@ -125,7 +125,9 @@ def _extract_missing_texts(pages: pa.RecordBatch, given: list[str | None], confi
     html = extract_pages(pages.filter(is_html), config)
     made = zip(html.texts.to_pylist(), html.limit_hits, strict=True)
     both = [next(made) if text is None else (text if text.strip() else None, None) for text in given]
-    return ExtractionResult(pa.array([text for text, _ in both], pa.large_string()), [violation for _, violation in both])
+    return ExtractionResult(
+        pa.array([text for text, _ in both], pa.large_string()), [violation for _, violation in both]
+    )
 
 
 def _build_unread_batch(skips: Sequence[SkippedRecord]) -> pa.RecordBatch:

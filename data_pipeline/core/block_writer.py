@@ -30,6 +30,7 @@ class BlockWriter(ABC):
             try:
                 self._flush()
             except BaseException as failure:
+                # A failed flush must not publish a truncated file.
                 self._writer.__exit__(type(failure), failure, failure.__traceback__)
                 raise
         self._writer.__exit__(kind, error, trace)

@@ -87,6 +87,7 @@ def compute_document_id(url: str, date: str, payload: bytes) -> str:
         32 hex digits (blake2b, 128 bits).
     """
     state = hashlib.blake2b(f"{url}\0{date}\0".encode(), digest_size=16)
+    # The payload counts: one URL may have two captures with the same date.
     state.update(payload)
     return state.hexdigest()
 
@@ -131,6 +132,7 @@ def is_heldout(ids: Sequence[str], fraction: float, seed: int) -> np.ndarray[Any
     Returns:
         bool of shape (len(ids),).
     """
+    # A document keeps its split when others are added or removed.
     return hash_positions(ids, "heldout", seed).astype(np.float64) / 2.0**64 < fraction
 
 
@@ -143,6 +145,7 @@ def count_text_bytes(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
     Returns:
         UTF-8 bytes, int64 of shape (len(texts),).
     """
+    # Offsets of the Arrow buffer: no text is copied or decoded.
     offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
     lengths: np.ndarray[Any, np.dtype[np.int64]] = np.diff(offsets)
     return lengths

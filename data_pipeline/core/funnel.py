@@ -72,6 +72,7 @@ class FunnelCounts:
         drop = self.drops.setdefault((stage, rule, test), empty)
         drop["documents"] += documents
         drop["bytes"] += size
+        # The smallest ids, so that examples do not depend on the order of tasks.
         candidates = [*drop["examples"], *examples]
         drop["examples"] = sorted(candidates, key=lambda example: (example["id"], example["url"]))[:EXAMPLES]
 
@@ -84,6 +85,7 @@ class FunnelCounts:
         return tuple(self._build_stage(stage) for stage in order)
 
     def _build_stage(self, stage: str) -> FunnelStage:
+        # A stage that saw no document still has its row of zeros.
         self.add_amounts(stage)
         drops = [drop for drop in self.drops.values() if drop["stage"] == stage]
         drops.sort(key=lambda drop: (-drop["documents"], drop["rule"], drop["test"]))

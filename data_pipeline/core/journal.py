@@ -75,6 +75,7 @@ class Journal:
         try:
             status = path.stat()
             known = self._inputs.get(str(path))
+            # The inode reveals a file that was replaced within the resolution of its time.
             stamp = [status.st_size, status.st_mtime_ns, status.st_ino]
             if known and known[:3] == stamp:
                 return str(known[3])
@@ -104,6 +105,7 @@ class Journal:
 
     def _is_unchanged(self, output: TaskOutput) -> bool:
         staged, path = find_output(self.folder, output.name), self.folder / output.name
+        # After an interrupted rerun the staged or the published file may match the record.
         if staged != path:
             if _is_same(staged, output):
                 return True

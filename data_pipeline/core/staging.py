@@ -28,6 +28,7 @@ def get_write_path(folder: Path, name: str) -> Path:
     Returns:
         A path in staging/ if the output is public and a manifest exists, else the path in place.
     """
+    # Files in work/ and journal/ are named by no manifest and are written in place.
     if Path(name).parts[0] in PUBLIC_FOLDERS and (folder / MANIFEST_NAME).exists():
         return folder / STAGING / name
     return folder / name

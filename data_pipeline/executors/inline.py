@@ -30,6 +30,7 @@ class InlineExecutor:
             ) -> None:
                 progress.append(TaskProgress(index, amount, dropped))
 
+            # Progress is collected first: a callback cannot yield.
             outcome = try_job(index, job, report_progress)
             yield from progress
             yield outcome

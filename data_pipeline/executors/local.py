@@ -41,6 +41,7 @@ class LocalExecutor:
 
     def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event | EagerTaskEvent]:
         """Yield events until every job is done or failed, and every eager job too while workers live."""
+        # Experience counts per stage: another stage loads other models.
         waiting = deque(enumerate(jobs))
         for worker in self._workers:
             worker.experienced = False
@@ -101,6 +102,7 @@ class LocalExecutor:
     def _wait_for_workers(self, seconds: float) -> list[WorkerProcess]:
         """Wait until a busy worker sends an event, ends, or exceeds `seconds`."""
         busy = self._list_busy_workers()
+        # 0.01 s later, so that the limit has passed when the wait returns.
         until = min((worker.since for worker in busy), default=0.0) + seconds + 0.01
         patience = max(0.0, until - time.monotonic()) if seconds else None
         ready = wait([*(worker.connection for worker in busy), *(worker.process.sentinel for worker in busy)], patience)

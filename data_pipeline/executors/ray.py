@@ -49,6 +49,7 @@ class RayExecutor:
             try:
                 ray.init(
                     address=address or "local",
+                    # Output of workers would break the progress line.
                     log_to_driver=False,
                     include_dashboard=False,
                     logging_level=logging.ERROR,
@@ -60,6 +61,7 @@ class RayExecutor:
                 ) from error
         self.limit = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self.nodes: set[str] = set()
+        # Ray must not retry: retries are counted and reported in retry.py.
         self._attempt = ray.remote(num_cpus=1, max_retries=0)(_try_job_on_node)
 
     def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:

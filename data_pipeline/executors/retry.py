@@ -55,6 +55,7 @@ def run_with_retries(
                 yield TaskRetry(event.index, event)
             else:
                 yield event
+        # An early end leaves out the wait.
         if not again:
             return
         sleep(min(config.backoff_seconds * 2 ** (number - 1), LONGEST_WAIT_SECONDS))

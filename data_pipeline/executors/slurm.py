@@ -40,6 +40,7 @@ class SlurmExecutor:
     def __init__(self, config: SlurmExecutorConfig, folder: Path) -> None:
         """Use `folder` for jobs and results. Raise DataError without sbatch, or if an old array cannot be cancelled."""
         self.config, self.folder = config, folder.absolute()
+        # The name follows from the folder, so that a later run finds the arrays of a killed one.
         self.name = f"llmsys-{hashlib.blake2b(str(self.folder).encode(), digest_size=6).hexdigest()}"
         for command in ("sbatch", "squeue", "scancel"):
             if shutil.which(command) is None:
@@ -72,6 +73,7 @@ class SlurmExecutor:
             write_bytes_atomically(self.folder / f"{number}.job", pickle.dumps(job), PRIVATE)
         each = str(self.config.jobs_per_task)
         command = shlex.join([sys.executable, "-m", "data_pipeline.executors.slurm_task", str(self.folder), each])
+        # The checkout of the driver: nodes may have another version installed.
         root = Path(__file__).resolve().parents[2]
         write_bytes_atomically(
             self.folder / "script.sh",
@@ -87,6 +89,7 @@ class SlurmExecutor:
         limit = [f"--time={minutes}"] if seconds else []
         logs = str(self.folder).replace("%", "%%")  # Slurm expands %a
         arguments = [
+            # A requeued task would overlap with our own retry.
             "sbatch", "--parsable", "--no-requeue", f"--job-name={self.name}", f"--chdir={os.getcwd()}",
             f"--array=0-{tasks - 1}{at_a_time}", f"--output={logs}/%a.log", *limit, *self.config.options,
             str(self.folder / "script.sh"),

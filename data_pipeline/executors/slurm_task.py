@@ -27,6 +27,7 @@ def main(folder: Path, jobs: int, task: int) -> int:
 def _run_job(folder: Path, number: int) -> None:
     job = pickle.loads((folder / f"{number}.job").read_bytes())
     reports: list[tuple[float, int]] = []
+    # Progress is summed: the driver polls files and sees a job only when it ends.
     outcome = try_job(number, job, lambda amount, dropped: reports.append((amount, dropped)))
     result: dict[str, Any] = {
         "amount": sum(amount for amount, _ in reports),

@@ -27,13 +27,16 @@ class WorkerProcess:
     """A process with two pipes: one for jobs and events, one that only ever closes."""
 
     def __init__(self, lock: int | None) -> None:
+        # Forking a process with threads of pyarrow or Ray can deadlock.
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         lifeline, self.lifeline = context.Pipe(duplex=False)
+        # The lock outlives a killed driver until its last worker is gone.
         held = DupFd(lock) if lock is not None else None
         self.process: SpawnProcess = context.Process(target=_serve_jobs, args=(theirs, lifeline, held), daemon=True)
         with _limit_threads():
             self.process.start()
+        # Our copies must close, or the pipes would not break when the worker dies.
         theirs.close()
         lifeline.close()
         self.index: int | None = None

@@ -82,6 +82,7 @@ class EagerTasks:
         if found := self.journal.find_record(task.name, key):
             self._submit_task(next_stage.then, index, found)
             return
+        # Executors prefer the next stage: its results enable later ones.
         queue = self.queues.next_jobs if next_stage is self.next_stage else self.queues.later_jobs
         queue.append((len(self._steps), task.job))
         self._steps.append(_SubmittedTask(task, key, next_stage.then, index))

@@ -34,6 +34,7 @@ class Quarantine:
         """Record a task that failed every attempt, with the location in the input that its fallback result names."""
         location = {name: skip[name] for skip in result.get("skipped", [])[:1] for name in ("file", "offset")}
         entry = {"task": task, **location, "tries": attempts, "cause": failed.cause, "message": failed.message}
+        # File names in messages may hold bytes that are not UTF-8.
         text = json.dumps({**entry, "traceback": failed.traceback}, indent=1, ensure_ascii=False)
         write_bytes_atomically(self._get_entry_path(task), (text + "\n").encode("utf-8", "replace"))
 

@@ -151,12 +151,14 @@ class StageRunner:
         keys = [task.compute_key(code) for task in tasks]
         records = [self.journal.find_record(task.name, key) for task, key in zip(tasks, keys, strict=True)]
         missing = [index for index, record in enumerate(records) if record is None]
+        # All outputs count, also of reused tasks: the others are orphans.
         self._outputs.update(self.folder / output for task in tasks for output in task.outputs)
         self.num_reused += len({task.name for task, record in zip(tasks, records, strict=True) if record} - self._early)
         if missing:
             begin_change(self.folder)
             eager_tasks = EagerTasks(self.journal, next_stage, self._executor.eager_jobs)
             self._run_tasks(_StageTasks(name, tasks, keys, records, unit), missing, eager_tasks)
+        # A quarantined task has a record without key.
         given_up = [task.name for task, record in zip(tasks, records, strict=True) if record and not record.key]
         self._quarantine.remove_others(name, given_up)
         self.journal.remove_stale_records(name, [task.name for task in tasks])

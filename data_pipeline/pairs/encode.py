@@ -102,6 +102,7 @@ class _EncodedBatch:
         if labels is None:
             self.tokens["target"] = _encode_with_eos(tokenizer, self.texts["target"])
         else:
+            # A label is one token without an end.
             self.tokens["target"] = [[labels.index(label)] for label in self.texts["target"]]
 
     def truncate_sources(self, limits: PairLengthLimits) -> int:

@@ -62,6 +62,7 @@ def iter_text_pairs(files: tuple[Path, ...]) -> Iterator[TextPair]:
 
 def _iter_parallel_pairs(source: Path, target: Path) -> Iterator[TextPair]:
     number = 0
+    # zip_longest: a shorter file must be noticed.
     for number, (left, right) in enumerate(zip_longest(_iter_raw_lines(source), _iter_raw_lines(target)), start=1):
         if left is None or right is None:
             raise DataError(_describe_length_mismatch(source, target, number - 1))
@@ -132,6 +133,7 @@ def _parse_json_line(number: int, text: str) -> TextPair:
 
 def _iter_raw_lines(path: Path) -> Iterator[bytes]:
     """Yield the decompressed lines of a file as bytes. Raise DataError with the file name if it is unreadable."""
+    # In binary mode, because text mode also splits at \r.
     opening = gzip.open if path.suffix == ".gz" else open
     try:
         with cast(BinaryIO, opening(path, "rb")) as file:

@@ -50,6 +50,7 @@ def _select_sample(files: Sequence[Path], limit_bytes: int, sides: Sequence[str]
         for batch in read_batches(file):
             places.append(hash_positions(batch.column("id").to_pylist(), "tokenizer", 0))
             sizes.append(sum((count_text_bytes(batch.column(side)) for side in sides), start=np.zeros(1, np.int64)))
+    # By hash of the id, so that the sample does not depend on the order of files.
     place, size = np.concatenate(places), np.concatenate(sizes)
     order = np.argsort(place, kind="stable")
     total = np.cumsum(size[order])

@@ -123,6 +123,7 @@ def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: Stage
         "data": data.model_dump(mode="json", exclude={"folder", "executor"}) | {"inputs": sorted(set(data.inputs))},
         "tokenizer": tokenizer.model_dump(mode="json"),
     }
+    # The digest is over redacted values: a rotated secret is no other dataset.
     config = redact_values(config)
     tokenizer_result: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
     splits = _build_splits(outcome.tokens) if outcome.tokens is not None else {}
@@ -168,6 +169,7 @@ def publish_manifest(runner: StageRunner, manifest: Manifest) -> Manifest:
         if not leftovers and not runner.num_run and not is_change_unfinished(folder):
             _log.info("%s is complete, nothing to do (fingerprint %s)", folder, manifest.fingerprint)
             return manifest
+    # Order matters: without a manifest an interrupted publication can be finished.
     runner.withdraw_manifest()
     for path in leftovers:
         path.unlink()
@@ -182,6 +184,7 @@ def _is_up_to_date(present: Manifest, manifest: Manifest) -> bool:
     """Return whether the present manifest contains the new one. It may also have tokens that this run did not make."""
     if present == manifest:
         return True
+    # A run up to the documents must not withdraw tokens that are still valid.
     later = {"fingerprint", "vocab_size", "token_dtype", "tokenizer_fingerprint", "splits", "usage"}
     same_documents = present.model_dump(exclude=later) == manifest.model_dump(exclude=later)
     asked_tokenizer = manifest.tokenizer_fingerprint in (None, present.tokenizer_fingerprint)

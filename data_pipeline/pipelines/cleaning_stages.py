@@ -37,6 +37,7 @@ def run_cleaning_stages(
     Returns:
         Records of the final documents. Outputs: documents, dropped documents and, with decontamination, the report.
     """
+    # Without decontamination there is no report.
     reports = isinstance(data.decontaminate, NgramDecontaminationConfig)
     folders = [*_FOLDERS, (REPORTS, ".jsonl")] if reports else _FOLDERS
     contamination: Sequence[ContaminationInput | None] = [None] * len(collected)

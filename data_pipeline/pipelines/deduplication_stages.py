@@ -153,6 +153,7 @@ class DeduplicationStages:
         self, stage: str, keys: int, inputs: Sequence[Any], build_job: Callable[[int, int, Path], Callable[..., Any]]
     ) -> list[TaskRecord]:
         """Run one task per range of keys. `build_job` gets number, ranges and output."""
+        # The number of ranges follows from the data, never from the number of workers.
         ranges = max(1, math.ceil(keys / self.config.keys.keys_per_task))
         tasks = []
         for number in range(ranges):

@@ -97,6 +97,7 @@ class DocumentPipeline:
 
     def _run_survey_stage(self, inputs: list[str]) -> list[InputBlock]:
         """Split long local files into blocks. A remote file is one block, identified by its tag or time."""
+        # The digest tells apart files of one name in different folders.
         names = [f"{get_input_name(path)}-{compute_json_digest(path)[:8]}" for path in inputs]
         local_files = [(path, name) for path, name in zip(inputs, names, strict=True) if not is_remote(path)]
         size = self.data.executor.block_bytes
@@ -136,6 +137,7 @@ class DocumentPipeline:
             depends_on = [block.source, block.digest, block.start, settings, lists]
             build_fallback = partial(build_empty_extraction, block)
             tasks.append(Task(f"extract/{block.name}", depends_on, outputs, job, block.size, build_fallback))
+        # Each block can be filtered and signed as soon as it is extracted.
         sign = self._build_next_stage("sign", deduplication.build_first_task_factory(), blocks)
         return self._run_stage(
             "extract", tasks, "B", self._build_next_stage("judge", self._judge_task_factory, blocks, sign)
@@ -167,6 +169,7 @@ class DocumentPipeline:
         settings = self.data.model_dump(mode="json", include={"unicode", "language", "documents"}) | {
             "rules": self.rules
         }
+        # Exported formats do not change the filtered documents.
         settings["documents"].pop("copies")
         files = (
             *compute_file_digests(self.runner.journal, list_rule_files(self.data)),

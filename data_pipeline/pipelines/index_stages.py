@@ -20,6 +20,7 @@ from data_pipeline.stages.find_equal_keys import KeyRange
 from data_pipeline.stages.write_dedup_index import write_index, write_index_documents, write_index_ids, write_index_keys
 from llmsys.config.deduplication import ExactKeyFilterConfig
 
+# As many as a comparison task reads at once by default.
 KEYS_PER_FILE = 2_000_000
 
 
@@ -39,6 +40,7 @@ def run_index_stages(plan: ComparisonStages, states: Sequence[tuple[DatasetState
             keys[relation] = [Path(record.outputs[0].name).name for record in found]
             digests |= zip(keys[relation], (record.digests[0] for record in found), strict=True)
     content = describe_index(plan.name, rows, keys, digests, plan.config, plan.by_characters)
+    # Last, so that an existing index.json names complete files.
     job = partial(write_index, content=content, output=plan.folder / path)
     plan.run_stage("name_index", [Task("name_index/all", [content], [path], job, 1)], "file")
 

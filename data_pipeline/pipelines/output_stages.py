@@ -59,6 +59,7 @@ def run_threshold_stage(
     Returns:
         Reports for the manifest, so that `llmsys report` reads no document.
     """
+    # Only these language settings are thresholds.
     depends_on = [data.language.model_dump(mode="json", include={"keep", "minimum_score"}), rules]
     tasks = []
     for record in final:

@@ -112,6 +112,7 @@ class PairPipeline:
         outputs = [f"tokenizer/{name}" for name in SENTENCEPIECE_FILES]
         folder, config = get_write_path(self.folder, "tokenizer"), self.tokenizer
         settings = config.model_dump(mode="json")
+        # Labels are no text to learn a vocabulary from.
         sides = ("source",) if isinstance(self.data, LabelledTextConfig) else ("source", "target")
         sources = [find_output(self.folder, record.outputs[0].name) for record in read]
         job = partial(train_pair_tokenizer, sources=sources, folder=folder, config=config, sides=sides)
@@ -154,6 +155,7 @@ class PairPipeline:
     def _build_limits(self, split: str) -> PairLengthLimits:
         if isinstance(self.data, LabelledTextConfig):
             return PairLengthLimits(self.data.max_tokens, cut=True)
+        # Held-out pairs are scored as they are, whatever their length.
         return PairLengthLimits(self.data.max_tokens if split == "train" else 0, cut=False)
 
 

@@ -61,6 +61,7 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
         load_tokenizer(config.tokenizer.path, config.tokenizer.eos_token)
     with lock_folder(data.folder) as lock:
         remove_partial_files(data.folder)  # we hold the lock, so no other writer lives
+        # A publication that was killed midway is completed before anything else changes.
         finish_interrupted_publication(data.folder)
         runner = StageRunner(data.folder, data.executor, lock)
         try:

@@ -67,6 +67,7 @@ def remove_repeated_substrings(plan: ComparisonStages, state: DatasetState) -> D
     repeated = _run_compare_stage(plan, "repeated", state, anchors, VALUE_SCHEMA, write_repeated_keys)
     depends_on = [length, [record.digests for record in repeated]]
     job = partial(write_repeated_windows, length=length, repeated=plan.get_output_paths(repeated))
+    # Two passes: only windows near a repeated anchor are hashed in full.
     windows = _run_map_stage(plan, "windows", state, job, depends_on)
     places = _run_compare_stage(plan, "same_windows", state, windows, ITEM_SCHEMA, write_repeat_positions)
     return _run_cut_stage(plan, "take_out_strings", state, places, SubstringCutter(config))

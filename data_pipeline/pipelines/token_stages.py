@@ -62,6 +62,7 @@ def run_token_stage(
 ) -> list[TaskRecord]:
     """Write the token files, in an order given by hashes. Return one record per file."""
     sources = [data.folder / record.outputs[0].name for record in encoded]
+    # The first output holds the ids; the usage counts decide no token file.
     digests = [record.digests[:1] for record in encoded]
     tasks = []
     for split in SPLITS:

@@ -59,6 +59,7 @@ class PartitionWriter(BlockWriter):
             self._flush()
 
     def _flush(self) -> None:
+        # Sorted, so that the bytes do not depend on the order of documents in memory.
         for shard in sorted(self._waiting):
             batch = concat_batches(self._waiting[shard])
             self._writer.write(batch)
@@ -165,6 +166,7 @@ class _DocumentFilter:
         batch = self._filter_by_language(batch, drops)
         for outcome in self.chains.apply(batch.column("text"), batch.column("language")):
             batch = self._apply_outcome(outcome, batch, drops)
+        # Statistics of rules have a dot in their name.
         names = [name for name in batch.schema.names if "." in name]
         schema = build_document_schema(names)
         return pa.record_batch([batch.column(name) for name in schema.names], schema=schema), drops
@@ -177,6 +179,7 @@ class _DocumentFilter:
         rejected = texts.column("url_test").is_valid()
         gone = texts.filter(rejected).to_pylist()
         rows = build_dropped_rows(gone, URL, [tuple(row[f"url_{name}"] for name in _VERDICT) for row in gone])
+        # A page without text counts by its HTML.
         drops += [{**drop, "bytes": row["bytes_html"]} for drop, row in zip(rows, gone, strict=True)]
         stays = _invert_mask(rejected)
         left = int(sizes[np.asarray(stays)].sum())

@@ -76,6 +76,7 @@ def clean_file(
     documents, dropped, *found = outputs
     schema = cleaner.build_schema(read_schema(source[0]))
     with ArrowFileWriter(documents, schema, "zstd") as kept, ArrowFileWriter(dropped, DROPPED_SCHEMA, "zstd") as gone:
+        # Earlier drops come first: the file stays ordered by stage.
         for batch in read_batches(source[1]):
             gone.write(batch)
         for batch in read_batches(source[0]):
@@ -127,6 +128,7 @@ class _Cleaner:
 
     def _decontaminate_batch(self, batch: pa.RecordBatch, matches: pa.RecordBatch) -> pa.RecordBatch:
         self._add_batch_counts(DECONTAMINATE, batch, "in")
+        # Matches count rows from the start of the file, batches from their own.
         rows = matches.column("row").to_numpy() - self._seen  # sorted, like the documents
         self._seen += batch.num_rows
         stays = np.ones(batch.num_rows, np.bool_)

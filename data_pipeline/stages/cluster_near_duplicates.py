@@ -45,6 +45,7 @@ def write_link_forest(
         Numbers of keys, candidates and links.
     """
     items = key_range.read_candidates()
+    # Keys that occur once link nothing: most rows go here.
     items = take_rows(items, mask_repeated_keys(items["high"]))
     starts = DocumentTable(documents).starts
     first_earlier = starts[-1] + compute_offsets([dataset.rows for dataset in key_range.earlier])
@@ -87,6 +88,7 @@ def write_near_duplicates(
     for path in links:
         for batch in read_batches(path):
             pairs = np.stack([batch.column(name).to_numpy() for name in ("left", "right")], axis=1)
+            # Reduced after every batch, which bounds memory by the documents, not the links.
             joined = build_spanning_forest(np.concatenate([joined, pairs]))
         report(1, 0)
     members, label = find_components(joined)
@@ -96,6 +98,7 @@ def write_near_duplicates(
     fresh = np.diff(label, prepend=-1) != 0
     cluster = np.cumsum(fresh) - 1
     sizes = np.bincount(cluster, minlength=0).astype(np.int64)
+    # Documents of earlier datasets are never dropped.
     gone = np.flatnonzero(~fresh & (members < table.starts[-1]))
     kept, datasets = _read_document_names(members[np.flatnonzero(fresh)][cluster[gone]], table, documents, earlier)
     dropped = members[gone]

@@ -74,6 +74,7 @@ def collect_shard(
         kept_out, gone_out = _Rebatcher(kept, batch_bytes), _Rebatcher(gone, batch_bytes)
         for batch in _iter_dropped_batches(sources, shard):
             gone_out.write(batch)
+        # The number is the index by which decisions name the file.
         for number, source in enumerate(sources):
             for batch in collector.iter_kept_batches(
                 source, shard, DuplicateFilter(decisions, number, rules, collector.tally)
@@ -146,6 +147,7 @@ class _Rebatcher:
         self.rows += batch.num_rows
         ends = np.cumsum(count_text_bytes(batch.column("text")))
         start = used = 0
+        # Each batch ends with the row that reaches the limit, so that input batches do not matter.
         while (full := int(np.searchsorted(ends, used + self.limit - self.bytes))) < batch.num_rows:
             self.waiting.append(batch.slice(start, full + 1 - start))
             self.flush()

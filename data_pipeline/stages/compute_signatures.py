@@ -129,6 +129,7 @@ def split_document_ids(ids: Sequence[str]) -> np.ndarray[Any, np.dtype[np.uint64
         uint64 of shape (len(ids), 2). The order of the pairs is that of the ids.
     """
     text = "".join(ids)
+    # One conversion for the batch: ids of crawls are all hexadecimal.
     if _HEXADECIMAL.fullmatch(text) and all(len(name) == 32 for name in ids):
         data = unhexlify(text)
     else:
@@ -144,6 +145,7 @@ def _encode_id(name: str) -> bytes:
 def _space_unspaced_texts(batch: pa.RecordBatch, unspaced: Sequence[str]) -> pa.Array:
     """Return the texts, with a space after every character in languages without spaces."""
     texts, languages = batch.column("text"), batch.column("language")
+    # Most batches hold no such language.
     if not any(pc.is_in(languages, pa.array(unspaced, pa.string())).to_pylist()):
         return texts
     pairs = zip(texts.to_pylist(), languages.to_pylist(), strict=True)

@@ -186,6 +186,7 @@ class _Cutter:
         removed, stays = np.zeros(len(rows), np.float32), np.ones(len(rows), np.bool_)
         texts: dict[int, str] = {}
         drops: list[dict[str, Any]] = []
+        # Only rows with positions to remove are decoded.
         firsts, lasts = np.searchsorted(self._rows, rows), np.searchsorted(self._rows, rows, side="right")
         for index in np.flatnonzero(lasts > firsts).tolist():
             text = batch.column("text")[index].as_py()

@@ -37,6 +37,7 @@ class DuplicateFilter:
         drops: list[dict[str, Any]] = []
         documents, size = batch.num_rows, int(count_text_bytes(batch.column("text")).sum())
         sizes = count_text_bytes(gone.column("text"))
+        # The funnel counts rules in order: later ones see what earlier ones left.
         for rule in self._rules:
             flags = rule_per_row == rule
             self._tally.add_amounts(rule, documents_in=documents, bytes_in=size)

@@ -71,6 +71,7 @@ def _find_matches(texts: Sequence[str], first_row: int, index: NgramIndex, words
         return found[0]
     columns = [np.concatenate([matches.column(name).to_numpy() for matches in found]) for name in MATCH_SCHEMA.names]
     row, gram, begin, end = columns
+    # Longer n-grams first at one position: they name the item best.
     order = np.lexsort((end, gram, -index.words[gram].astype(np.int64), begin, row))
     ordered = np.stack([column[order] for column in columns])
     is_new = np.append(True, (ordered[:, 1:] != ordered[:, :-1]).any(axis=0))
@@ -145,6 +146,7 @@ def _select_exempt_grams(tables: Sequence[pa.RecordBatch], max_documents: int) -
     pairs = [np.zeros(0, np.int64)]
     for table in tables:
         row, gram = table.column("row").to_numpy(), table.column("gram").to_numpy().astype(np.int64)
+        # Row and n-gram in one integer: a document counts once per n-gram.
         pairs.append(np.unique((row << 32) | gram) & 0xFFFFFFFF)
     grams, counts = np.unique(np.concatenate(pairs), return_counts=True)
     return grams[counts > max_documents] if max_documents else grams[:0]

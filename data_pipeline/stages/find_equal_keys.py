@@ -91,6 +91,7 @@ class KeyRange:
             return None
         from data_pipeline.dedup.bloom_filter import CountingBloomFilter
 
+        # Two passes over the keys: the filter is sized by their number.
         suspected = CountingBloomFilter(sum(map(len, self._iter_all_keys())), self.config.error_rate)
         for keys in self._iter_all_keys():
             suspected.add_keys(keys)
@@ -174,6 +175,7 @@ def write_repeated_keys(report: Report, *, key_range: KeyRange, output: Path) ->
     items = key_range.read_candidates()
     items = take_rows(items, mask_repeated_keys(items["high"]))
     items = take_rows(items, np.lexsort([items["high"], items["source"]]))
+    # One row per key and file is enough to find the key there.
     fresh = np.ones(len(items["high"]), np.bool_)
     fresh[1:] = (np.diff(items["high"]) != 0) | (np.diff(items["source"]) != 0)
     items = take_rows(items, fresh)

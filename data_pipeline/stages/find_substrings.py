@@ -80,6 +80,7 @@ def write_repeated_windows(
         Number of keys.
     """
     values = read_decisions(repeated, number)
+    # A file without repeated anchors has no entry.
     known = np.zeros(0, np.uint64) if values is None else values.column("high").to_numpy()
     with KeyWriter(output, ITEM_SCHEMA) as writer:
         for batch, rows in _iter_remaining_rows(report, source, read_dropped_rows(dropped, number)):

@@ -66,6 +66,7 @@ def list_input_blocks(source: str, name: str, result: dict[str, Any]) -> list[In
         One block for a short or unreadable file, else one per range.
     """
     found = result["blocks"]
+    # A single block is read to the end of the file, whatever its size is now.
     if len(found) < 2:
         _, stop, digest = found[0] if found else (0, 0, "")
         return [InputBlock(source, name, 0, None, digest, stop)]

@@ -47,6 +47,7 @@ def write_index_documents(
     rows = np.arange(table.num_rows)
     rows = rows[mask_remaining_rows(rows, read_dropped_rows(dropped, number))]
     kept = table.select(["id", "offset"]).take(pa.array(rows)).append_column("row", pa.array(rows))
+    # Offsets order one file; ids break ties of documents from one record.
     kept = kept.sort_by([(name, "ascending") for name in ("offset", "id", "row")]).select(_KEPT_SCHEMA.names)
     with ArrowFileWriter(output, _KEPT_SCHEMA) as writer:
         for batch in kept.combine_chunks().to_batches():
@@ -101,6 +102,7 @@ def write_index_keys(
         Numbers of keys and candidates.
     """
     items = key_range.read_candidates()
+    # Candidates come ordered by source file.
     edges = np.searchsorted(items["source"], np.arange(len(kept) + 1))
     for path, start, begin, end in zip(kept, starts, edges[:-1], edges[1:], strict=True):
         if end > begin:

@@ -15,7 +15,7 @@ Integers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 SHORT_BYTES = 15  # with a length byte they fit two 64-bit numbers
-_PADDING = 16  # keys are read as two overlapping words of eight bytes
+_PADDING = 16  # a key reads 16 bytes from the start of a chunk
 
 _SPACES = [chr(point) for point in range(0x3001) if chr(point).isspace()]
 _BREAKS = [space for space in _SPACES if len(f"a{space}b".splitlines()) == 2]
@@ -66,6 +66,7 @@ class ChunkSpans:
         """Return two numbers per chosen chunk of at most `SHORT_BYTES`, which identify it uniquely."""
         starts, sizes = self.starts_C[chosen], (self.ends_C - self.starts_C)[chosen]
         codes = np.frombuffer(self.joined, np.uint8)
+        # A view of eight bytes at every position, without a copy.
         eight: npt.NDArray[np.uint64] = np.lib.stride_tricks.as_strided(
             codes[: len(codes) // 8 * 8].view("<u8"), (len(codes) - 7,), (1,), writeable=False
         )
@@ -106,12 +107,14 @@ class ChunkSpans:
 def compute_chunk_spans(texts: Sequence[str]) -> ChunkSpans:
     """Find the chunks of texts."""
     encoded = [text.encode() for text in texts]
+    # Spaces at both ends make every chunk begin and end at a change.
     joined = b" ".join([b"", *encoded, bytes(_PADDING).replace(b"\0", b" ")])
     codes = np.frombuffer(joined, np.uint8)
     space = _IS_SPACE[codes]
     if not joined.isascii():
         for starts, size in _locate_wide_characters(codes, _WIDE_SPACES):
             space[starts[:, np.newaxis] + np.arange(size)] = True
+    # Changes alternate: the start of a chunk, its end, the start of the next.
     edges = np.flatnonzero(space[1:] != space[:-1]) + 1
     sizes = np.fromiter(map(len, encoded), np.int64, len(encoded)) + 1
     return ChunkSpans(joined, edges[::2], edges[1::2], np.cumsum(sizes) - sizes + 1)

@@ -117,6 +117,7 @@ def fold_texts(texts: Sequence[str]) -> FoldedText:
     values = table.look_up(codes)
     special = np.flatnonzero(values >= _SPECIAL)
     numbers = values[special] & np.uint32(_CODE)
+    # Canonical order may move marks across the border of a spelling.
     if table.moves[numbers].any():
         values, edges = _fold_one_by_one(texts)
     else:
@@ -158,6 +159,7 @@ def _apply_spellings(
 ) -> tuple[Codes, Integers]:
     """Insert the spellings of special characters and remove the positions in `gone`."""
     sizes = _get_fold_table().sizes[numbers]
+    # Most batches only lose characters, which is cheaper than inserting.
     several = sizes > 1
     if several.any():
         counts = np.ones(len(values), np.int64)

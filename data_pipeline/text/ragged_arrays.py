@@ -52,6 +52,7 @@ class GrowableArray:
         """Append values of the array's dtype."""
         size = self._size + len(values)
         if size > len(self._data):
+            # Doubling makes appending linear in total.
             grown = np.zeros(max(size, 2 * len(self._data)), self._data.dtype)
             grown[: self._size] = self._data[: self._size]
             self._data = grown

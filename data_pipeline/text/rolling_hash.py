@@ -40,6 +40,7 @@ class RollingHasher:
 
 def _get_powers(base: int, count: int) -> Hashes:
     """Return base^0, base^1, … modulo 2^64."""
+    # Sizes in powers of two: few tables serve all texts.
     return _compute_powers(base, max(1 << 17, 1 << count.bit_length()))[:count]
 
 

@@ -112,6 +112,7 @@ def simplify_texts(texts: Sequence[str]) -> list[str]:
     """
     if not texts:
         return []
+    # One call for all texts; newlines survive folding and separate them.
     lines = _fold_characters("\n".join([" ".join(text.split()) for text in texts])).split("\n")
     # White space is folded before accents go, as above: a chunk of accents alone leaves two spaces.
     folded = remove_accents("\n".join([" ".join(line.split()) for line in lines]))

@@ -79,6 +79,7 @@ class SpacyTokenizer:
             return []
         nlp = _load_pipeline(self._rules)[0]
         joined = f" {_SEPARATOR} ".join(chunks)
+        # Without a memory zone spaCy keeps every word it has seen.
         with nlp.memory_zone():
             places = nlp.tokenizer(joined).to_array(["IDX", "LENGTH"]).astype(np.int64)
         starts, lengths = places.T

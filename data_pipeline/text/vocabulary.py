@@ -52,6 +52,7 @@ class Vocabulary:
         ends = np.cumsum(lengths)
         starts = ends - lengths
         codes = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32).astype(np.uint64) + np.uint64(1)
+        # base^0 belongs to the last character of each word.
         exponents = np.repeat(ends, lengths) - np.arange(len(codes)) - 1
         powers = _compute_powers(int(lengths.max()))
         self._lengths.extend(lengths)

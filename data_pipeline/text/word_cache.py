@@ -43,6 +43,7 @@ class ChunkHashTable:
         new: list[Rows] = [np.zeros(0, np.int64)]
         for start in range(0, len(unknown), _TABLE_BLOCK):
             rows = unknown[start : start + _TABLE_BLOCK]
+            # At most half full: probe sequences stay short.
             while 2 * (self._taken + len(rows)) > len(self._numbers):
                 self._double_slots()
             found = np.full(len(rows), -1, np.int32)
@@ -71,6 +72,7 @@ class ChunkHashTable:
             rows, slots = rows[~stays], (slots[~stays] + 1) & (len(self._numbers) - 1)
 
     def _compute_slots(self, low: Keys, high: Keys) -> Rows:
+        # A multiplicative mix (Steele et al. 2014): bytes of text alone are badly distributed.
         mixed = (low ^ (high * _MULTIPLIERS[0])) * _MULTIPLIERS[1]
         mixed = (mixed ^ (mixed >> np.uint64(32))) * _MULTIPLIERS[0]
         return (mixed >> np.uint64(64 - self._bits)).view(np.int64)
@@ -94,6 +96,7 @@ class ChunkHashTable:
         new: list[Rows] = []
         while len(rows):
             free = np.flatnonzero(self._numbers[slots] < 0)
+            # Concurrent inserts into one slot: whoever reads its own number back has won.
             self._numbers[slots[free]] = free  # the last of several rows wins
             first = free[self._numbers[slots[free]] == free]
             places = slots[first]

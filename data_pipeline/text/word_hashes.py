@@ -88,6 +88,7 @@ class WordHasher:
         counts = np.fromiter(map(len, words), np.int64, len(words))
         self._starts.extend(len(self._hashes) + compute_offsets(counts)[:-1])
         self._counts.extend(counts)
+        # Evaluation items may hold lone surrogates.
         encoded = (word.encode("utf-8", "surrogatepass") for word in chain.from_iterable(words))
         self._hashes.extend(np.fromiter(map(xxhash.xxh3_64_intdigest, encoded), np.uint64, int(counts.sum())))
         self._memo.update(zip(chunks, range(len(self._memo), len(self._memo) + len(chunks)), strict=True))

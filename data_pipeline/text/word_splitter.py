@@ -31,6 +31,7 @@ class WordSplitter:
         self, chunks: WordTokenizer | None = None, *, memo_chunks: int = 500_000, memo_characters: int = 8_000_000
     ) -> None:
         self._splitter = chunks or SpacyTokenizer()
+        # Splitting at white space has a faster way, without strings.
         self._at_spaces = self._splitter.split_chunks is str.split
         self._memory = WordCache(self._splitter, memo_chunks, memo_characters)
 
@@ -84,6 +85,7 @@ class WordSplitter:
         punctuation.
         """
         word_flags = self._memory.vocabulary.flags[words_W]
+        # Punctuation after a terminal mark (a closing quote) still belongs to the sentence.
         decisive = np.flatnonzero((word_flags & PASSING) == 0)
         line = line_W[decisive]
         terminal = (word_flags[decisive] & TERMINAL) != 0

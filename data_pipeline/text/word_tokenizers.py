@@ -86,6 +86,7 @@ SPACELESS_BLOCKS = (
     (0xFF66, 0xFF9F),  # half-width Katakana
     (0x20000, 0x323AF),
 )
+# Full-width and CJK punctuation, each a word of its own.
 _CJK_MARKS = (
     (0x3001, 0x3004),
     (0x3008, 0x3020),

@@ -14,7 +14,6 @@ import pyarrow as pa
 from data_pipeline.language.cld2 import UNKNOWN, detect_languages
 from data_pipeline.language.codes import BAYES_CODES, normalize_language_code
 from data_pipeline.language.naive_bayes import load_naive_bayes_model
-from data_pipeline.language.serbian_latin import find_serbian_share
 from data_pipeline.language.similar_languages import GROUPS, count_marker_words
 from llmsys.config.language import LanguageConfig
 
@@ -89,7 +88,11 @@ _LATIN_SERBIAN = frozenset({"sr", "hr", "bs", "sl"})  # what py3langid shares th
 def _find_latin_serbian(texts: Sequence[str], codes: list[str], scores: npt.NDArray[np.float64]) -> None:
     """Correct the codes of texts in Serbian with Latin letters; the score is as for neighbours."""
     for number, code in enumerate(codes):
-        share = find_serbian_share(texts[number]) if code in _ASKED else None
+        if code not in _ASKED:
+            continue
+        from data_pipeline.language.serbian_latin import find_serbian_share  # most crawls have no such text
+
+        share = find_serbian_share(texts[number])
         if share is not None:
             in_group = float(load_naive_bayes_model().compute_probability([texts[number]], _LATIN_SERBIAN)[0])
             codes[number], scores[number] = "sr", in_group * share

@@ -24,7 +24,7 @@ from llmsys.errors import DataError
 
 FORMAT = "llmsys-linear"
 VERSION = 1
-_MOST_BITS = 28
+_MAX_BITS = 28
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def load_linear_model(path: Path) -> LinearModel:
         shortest, longest = header["char_ngrams"]
         features = FeatureConfig(int(header["bits"]), int(header["word_ngrams"]), (int(shortest), int(longest)))
         labels = tuple(map(str, header["labels"]))
-        if not 1 <= features.bits <= _MOST_BITS or weights.shape != (1 << features.bits, len(labels)):
+        if not 1 <= features.bits <= _MAX_BITS or weights.shape != (1 << features.bits, len(labels)):
             raise ValueError(f"its weights have the shape {weights.shape}")
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError) as error:
         raise DataError(

@@ -102,7 +102,7 @@ _SAYS_SIDE = HIDDEN | GUTTER | SIDE
 _SIDE_TAGS = frozenset(["footer", "menu", "figcaption", "aside", "form"])
 _NEVER = frozenset(["#", "body", "html", "article", "main"])
 _LARGEST_SIDE = 0.4  # of the characters of the page; what is larger is content, whatever it is called
-_MOST_PARAGRAPHS = 0.5  # of the characters in paragraphs; what holds more is content, hidden until a program shows it
+_MAX_PARAGRAPHS = 0.5  # of the characters in paragraphs; what holds more is content, hidden until a program shows it
 _LEAST_PARAGRAPHS = 400  # characters in paragraphs; with fewer, a notice at the foot may be most
 _LARGEST_NAMED_MAIN = 0.15  # the same when a name speaks for the element as well
 _ENOUGH = 250  # characters that have to be left, or names are believed less
@@ -122,7 +122,7 @@ def _mark_runs(tree: HtmlTree, lengths: list[int], paragraphs: list[int], total:
     """One pass over the elements; what is inside an element that is out is not looked at again."""
     out = [False] * len(lengths)
     before, paragraphs_before = [0, *accumulate(lengths)], [0, *accumulate(paragraphs)]
-    most = max(paragraphs_before[-1] * _MOST_PARAGRAPHS, _LEAST_PARAGRAPHS)
+    most = max(paragraphs_before[-1] * _MAX_PARAGRAPHS, _LEAST_PARAGRAPHS)
     done = header_done = 0
     columns = zip(tree.tag, tree.attributes, tree.first, tree.last, strict=True)
     for tag, attributes, start, end in columns:

@@ -30,7 +30,7 @@ class EvaluationItem(NamedTuple):
 
 
 class ItemNgrams(NamedTuple):
-    """N-grams of dataset part of an item, all of `words` words."""
+    """N-grams of one part of an item, all of `words` words."""
 
     hashes: Hashes
     words: int
@@ -79,9 +79,9 @@ def _parse_row(line: bytes, where: str) -> Any:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise DataError(f"{where}: not JSON ({error}). Give a file with dataset JSON object a line.") from None
+        raise DataError(f"{where}: not JSON ({error}). Give a file with one JSON object a line.") from None
     if not isinstance(row, dict):
-        raise DataError(f"{where}: a {type(row).__name__}, not an object. Give a file with dataset JSON object a line.")
+        raise DataError(f"{where}: a {type(row).__name__}, not an object. Give a file with one JSON object a line.")
     return row
 
 
@@ -141,7 +141,7 @@ def _build_ngrams(words: Hashes, config: NgramDecontaminationConfig, part: Part)
 
 def _build_overlap_ngrams(query: Hashes, label: Hashes, config: NgramDecontaminationConfig) -> ItemNgrams:
     """Return the n-grams with words of both query and label."""
-    reach = min(config.ngram_words - 1, len(query) * len(label))  # 0 if dataset of them is empty
+    reach = min(config.ngram_words - 1, len(query) * len(label))  # 0 if one of them is empty
     return _build_ngrams(
         np.concatenate([query[len(query) - min(reach, len(query)) :], label[:reach]]), config, "overlap"
     )

@@ -38,7 +38,7 @@ class HashedFeatureBatch(NamedTuple):
 
 
 class FeatureHasher:
-    """Extracts features. Keep one per process: it caches the character runs of words."""
+    """Extractor of features. Keep one per process: it caches the character runs of words."""
 
     def __init__(self, config: FeatureConfig) -> None:
         self._config = config

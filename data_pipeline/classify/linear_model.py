@@ -76,7 +76,7 @@ def load_linear_model(path: Path) -> LinearModel:
 
 
 class LinearScorer:
-    """Scores texts. Keep one per process."""
+    """Scorer of texts. Keep one per process."""
 
     def __init__(self, model: LinearModel) -> None:
         self.model = model

@@ -37,7 +37,7 @@ class ContaminationResult(NamedTuple):
 
 
 class ContaminationJudge:
-    """Judges documents by their matches."""
+    """Judge of documents by their matches."""
 
     def __init__(self, config: NgramDecontaminationConfig, index: NgramIndex, items: Path) -> None:
         self._config, self._index = config, index

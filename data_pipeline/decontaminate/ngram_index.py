@@ -97,7 +97,7 @@ def _write_ngrams(path: Path, found: Sequence[tuple[int, ItemNgrams]], sets: Int
 
 
 class NgramIndex:
-    """Finds the n-grams of evaluation items among words."""
+    """The n-grams of evaluation items, and the search for them among words."""
 
     def __init__(self, path: Path) -> None:
         batch = next(read_batches(path))

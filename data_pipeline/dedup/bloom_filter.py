@@ -25,7 +25,7 @@ def compute_filter_size(keys: int, error_rate: float) -> tuple[int, int]:
 
 
 class CountingBloomFilter:
-    """Counts keys up to two."""
+    """A Bloom filter that counts keys up to two."""
 
     def __init__(self, keys: int, error_rate: float) -> None:
         """Allocate a filter for `keys` keys: about 2.4 bytes each at an error rate of 0.01."""

@@ -57,7 +57,7 @@ VALUE_SCHEMA = pa.schema([("high", pa.uint64())])
 
 
 class KeyWriter(BlockWriter):
-    """Writes keys in sorted runs; `count` is the number written."""
+    """Writer of keys in sorted runs; `count` is the number written."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         super().__init__(ArrowFileWriter(path, schema))

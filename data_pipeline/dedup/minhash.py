@@ -96,7 +96,7 @@ _TEXTS_AT_ONCE = 4096  # bounds the tables of short texts: 4096 x 112 numbers ta
 
 
 class MinHasher:
-    """Computes signatures; holds the permutations of one configuration and spaCy's cached splits."""
+    """MinHash of one configuration: its permutations, and spaCy's cached splits."""
 
     def __init__(self, config: MinHashDedupConfig) -> None:
         self.config = config

@@ -48,7 +48,7 @@ def find_character_runs(codes: Codes) -> CharacterRuns:
 
 
 class RunSplitter:
-    """Finds the runs that are more than one word, and caches spaCy's answers."""
+    """Finder of the runs that are more than one word, with a cache of spaCy's answers."""
 
     def __init__(self) -> None:
         self._english = SpacyTokenizer()
@@ -129,7 +129,7 @@ class SimplifiedWords:
 
 
 class SimplifiedWordSplitter:
-    """Splits texts into simplified words."""
+    """Splitter of texts into simplified words."""
 
     def __init__(self, spelling: bool) -> None:
         """Set whether to spell the words: SHA-1 needs the spellings, the combined hash does not."""

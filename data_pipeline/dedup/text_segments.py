@@ -46,7 +46,7 @@ class _Chunk(NamedTuple):
 
 
 class SentenceSplitter:
-    """Finds sentences, with a bounded cache of chunks."""
+    """Splitter of texts into sentences, with a bounded cache of chunks."""
 
     def __init__(self) -> None:
         self._english = SpacyTokenizer()

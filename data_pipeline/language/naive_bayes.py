@@ -135,12 +135,12 @@ def load_naive_bayes_model() -> NaiveBayesModel:
 
 
 def _as_numpy(values: Any) -> npt.NDArray[Any]:
-    """A standard library array as numpy's, without a copy."""
+    """View a standard library array as numpy's, without a copy."""
     return np.frombuffer(values, np.dtype(values.typecode))
 
 
 def _iter_encoded_slices(texts: Sequence[str]) -> Iterator[list[bytes]]:
-    """The texts as bytes, as the library would read them, in slices of bounded size."""
+    """Yield slices of bounded size of the texts as bytes, encoded as the library encodes them."""
     piece: list[bytes] = []
     size = 0
     for text in texts:

@@ -51,7 +51,7 @@ def _iter_chunks(source: InputStream, magic: bytes) -> Iterator[MemberChunk | Da
 
 
 class _LineSplitter:
-    """Splits chunks into lines; a line longer than `limit` bytes is counted and not stored."""
+    """Splitter of chunks into lines. A line longer than `limit` bytes is counted and not stored."""
 
     def __init__(self, path: str, limit: int) -> None:
         self.path, self.limit = path, limit

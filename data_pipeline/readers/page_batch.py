@@ -95,7 +95,7 @@ class PageBatch:
 
 
 class PageCollector:
-    """Collects the pages of one file into batches."""
+    """Collector of the pages of one file into batches."""
 
     def __init__(self, file: str, batch_pages: int = 128) -> None:
         self.file, self.batch_pages = file, batch_pages

@@ -93,7 +93,7 @@ def _read_page_header(source: InputStream, position: int) -> tuple[int, int, int
 
 
 class _ThriftCompactReader:
-    """Reads structs of Thrift's compact protocol; integers and structs are kept by field number."""
+    """Reader of structs in Thrift's compact protocol; integers and structs are kept by field number."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.position = data, 0

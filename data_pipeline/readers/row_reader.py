@@ -56,7 +56,7 @@ class DecodeLimitError(Exception):
 
 
 class RowReader:
-    """Numbers the rows of one file and builds documents of them."""
+    """Builder of documents from the numbered rows of one file."""
 
     def __init__(self, source: InputStream, limit: int, config: ReadConfig) -> None:
         self.source, self.limit, self.config = source, limit, config

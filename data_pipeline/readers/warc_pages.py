@@ -74,7 +74,7 @@ _MAX_HEADER_BYTES = 1 << 16  # an HTTP header does not count in the length of a 
 
 
 class PageExtractor:
-    """Builds pages from the records of one file."""
+    """Builder of pages from the records of one file."""
 
     def __init__(self, file: str, max_page_bytes: int, config: ReadConfig) -> None:
         self.file, self.limit, self.config = file, max_page_bytes, config

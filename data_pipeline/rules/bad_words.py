@@ -26,7 +26,7 @@ _NAMED = 5  # maximum number of words in a reason
 
 
 class BadWordsRule:
-    """Drops pages or removes lines by lists of words.
+    """A rule that drops pages or removes lines by lists of words.
 
     Args:
         config: lists and limits.

@@ -44,7 +44,7 @@ class _Page:
 
 
 class C4Rule:
-    """Removes lines and drops pages."""
+    """A rule that removes lines and drops pages."""
 
     def __init__(self, config: C4Config | C4DatatroveConfig) -> None:
         self.kind = config.kind

@@ -18,7 +18,7 @@ _NO_MARK, _FEW_WORDS = "line taken out: no end mark", "line taken out: too few w
 
 
 class C4DolmaRule:
-    """Drops pages and removes lines."""
+    """A rule that drops pages and removes lines."""
 
     kind = "c4_dolma"
     limits: tuple[ThresholdTest, ...] = ()

@@ -21,7 +21,7 @@ _PREFIX = "__label__"
 
 
 class ClassifierRule:
-    """Drops documents by the score of a label."""
+    """A rule that drops documents by the score of a label."""
 
     def __init__(self, config: FastTextClassifierConfig | LinearClassifierConfig) -> None:
         self.kind = config.kind

@@ -11,7 +11,7 @@ from llmsys.config.quality_rules import FinewebQualityConfig
 
 
 class FinewebQualityRule:
-    """Drops documents whose lines do not resemble paragraphs."""
+    """A rule that drops documents whose lines do not resemble paragraphs."""
 
     kind = "fineweb_quality"
 

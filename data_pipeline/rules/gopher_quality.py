@@ -94,7 +94,7 @@ _DCLM = LineMarkDialect(bullets=("●", "•", "*", "-"), ellipses=_SPACED_ELLIP
 
 
 class GopherQualityRule:
-    """Drops documents whose words and lines do not resemble prose."""
+    """A rule that drops documents whose words and lines do not resemble prose."""
 
     kind = "gopher_quality"
 

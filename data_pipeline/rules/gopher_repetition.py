@@ -53,7 +53,7 @@ _ALL_NGRAMS = _TOP_NGRAMS + 3
 
 
 class GopherRepetitionRule:
-    """Drops documents that repeat themselves."""
+    """A rule that drops documents that repeat themselves."""
 
     kind = "gopher_repetition"
 

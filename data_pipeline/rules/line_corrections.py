@@ -25,7 +25,7 @@ _SplitWords = Callable[[str], list[str]]
 
 
 class LineCorrectionsRule:
-    """Removes lines, cuts navigation out of others, and drops pages that lose too much."""
+    """A rule that removes lines, cuts navigation out of others, and drops pages that lose too much."""
 
     kind = "line_corrections"
 

@@ -27,7 +27,7 @@ _BROKEN_HAN = ("锟斤拷", "烫烫烫", "屯屯屯")
 
 
 class NativeTextRule:
-    """Drops documents that only resemble their language."""
+    """A rule that drops documents that only resemble their language."""
 
     kind = "native_text"
 

@@ -112,7 +112,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 class PerplexityRule:
-    """Drops documents by bucket."""
+    """A rule that drops documents by bucket."""
 
     kind = "perplexity"
 

@@ -57,7 +57,7 @@ def load_linear_model(path: Path) -> LinearModel:
         DataError: if the file is not a linear model, or is damaged.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(path, allow_pickle=False) as file:  # a pickle could execute code
             weights, bias, coded = file["weights"], file["bias"], file["header"]
         header: dict[str, Any] = json.loads(coded.tobytes())
         if header["format"] != FORMAT or header["version"] != VERSION:
@@ -120,7 +120,7 @@ def train_linear_model(
     def compute_loss_and_gradient(flat: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
         weights = flat.reshape(-1, len(names))
         logits = matrix @ weights
-        logits -= logits.max(axis=1, keepdims=True)
+        logits -= logits.max(axis=1, keepdims=True)  # keeps exp finite
         logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
         slope = matrix.T @ (np.exp(logs) - wanted) / len(targets) + 2 * penalty * weights
         value = -(logs * wanted).sum() / len(targets) + penalty * float((weights**2).sum())

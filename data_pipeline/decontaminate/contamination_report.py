@@ -25,7 +25,7 @@ SPARED = "spared"
 EXAMPLES = 5
 MAX_SPARED_ITEMS = 100  # listed in the manifest per set; the reports list all
 _EXCERPT_CHARACTERS = 80  # of the text before and after a match
-_MATCH_CHARACTERS = 400
+_MATCH_CHARACTERS = 400  # of an n-gram or excerpt in a report row
 
 
 class ContaminationResult(NamedTuple):

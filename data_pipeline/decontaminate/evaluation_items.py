@@ -79,9 +79,9 @@ def _parse_row(line: bytes, where: str) -> Any:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise DataError(f"{where}: not JSON ({error}). Give a file with one JSON object a line.") from None
+        raise DataError(f"{where}: not JSON ({error}). Give a file with one JSON object per line.") from None
     if not isinstance(row, dict):
-        raise DataError(f"{where}: a {type(row).__name__}, not an object. Give a file with one JSON object a line.")
+        raise DataError(f"{where}: a {type(row).__name__}, not an object. Give a file with one JSON object per line.")
     return row
 
 

@@ -106,6 +106,7 @@ class NgramIndex:
         self._ends = batch.column("items").offsets.to_numpy()
         self._items, self._parts = (batch.column(name).values.to_numpy() for name in ("items", "parts"))
         self._lengths = frozenset(np.unique(self.words).tolist())
+        # One bit per slot of the upper hash bits: most n-grams are rejected without a binary search.
         bits = max(16, (len(self._hashes) * _BITS_PER_GRAM).bit_length())
         self._shift = np.uint64(64 - bits)
         slots = self._hashes >> self._shift

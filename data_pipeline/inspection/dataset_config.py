@@ -42,7 +42,7 @@ def describe_config_differences(manifest: Manifest, data: CrawlConfig) -> str:
         One sentence; "" if they are equal.
     """
     made = read_dataset_config(manifest, data)
-    ignored = {"folder", "executor"}
+    ignored = {"folder", "executor"}  # they do not change the documents
     pairs = [config.model_dump(mode="json", exclude=ignored) for config in (made, data)]
     for values in pairs:
         values["inputs"] = sorted(set(values["inputs"]))

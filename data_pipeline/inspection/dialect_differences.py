@@ -106,7 +106,7 @@ def compare_dialects(data: CrawlConfig, dialects: Sequence[str]) -> list[Dialect
         raise ConfigError(
             f"{','.join(dialects)} names {len(set(dialects))} dialect. Name two, such as datatrove,dolma."
         )
-    list_rule_libraries(data)
+    list_rule_libraries(data)  # fails early if a rule's library is not installed
     judges = _DialectJudge(data, dialects)
     families = list(translate_rules(data.rules, dialects[0]))
     differences = {

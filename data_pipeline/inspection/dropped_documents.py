@@ -37,7 +37,7 @@ def find_dropped_documents(folder: Path, wanted: dict[str, str], limit: int) -> 
         DataError: if nothing matches; names what was dropped.
     """
     total = 0
-    kept: list[dict[str, Any]] = []
+    kept: list[dict[str, Any]] = []  # at most `limit` rows: a dataset may drop millions
     for batch in _iter_dropped_batches(folder):
         mask = pa.array([True] * batch.num_rows)
         for name, value in wanted.items():
@@ -70,7 +70,7 @@ def parse_wanted(text: str) -> dict[str, str]:
     parts = [part.partition("=") for part in text.split(",") if part]
     if not parts or any(name not in FIELDS or not value for name, _, value in parts):
         raise DataError(
-            f"--dropped {text!r} names no drops. Write stage=, rule= or test= and a value, "
+            f"--dropped {text!r} cannot be parsed. Write stage=, rule= or test= and a value, "
             f"such as rule=gopher_quality or rule=gopher_quality,test=words."
         )
     return {name: value for name, _, value in parts}

@@ -70,7 +70,7 @@ class FileThresholdSide:
         self.close += int((distances <= CLOSE * np.abs(thresholds)).sum())
         self.thresholds.update(np.unique(thresholds).tolist())
         bound = self.nearest[-1].distance if len(self.nearest) == EXAMPLES else np.inf
-        if len(distances) > EXAMPLES:
+        if len(distances) > EXAMPLES:  # partition first: few documents then become Python objects
             bound = min(bound, float(np.partition(distances, EXAMPLES - 1)[EXAMPLES - 1]))
         near = np.flatnonzero(distances <= bound)
         columns = (column[near].tolist() for column in (distances, values, thresholds, rows))

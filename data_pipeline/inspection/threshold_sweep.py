@@ -115,7 +115,7 @@ def _parse_sweep(wanted: str) -> tuple[str, list[float]]:
     values = [parse_yaml(part, "--sweep")[0] for part in text.split(",") if part.strip()]
     if name.count(".") != 1 or not values or not all(isinstance(value, int | float) for value in values):
         raise DataError(
-            f"--sweep {wanted!r} is no question. Write rule.field=a,b,c: gopher_quality.min_words=30,50,80."
+            f"--sweep {wanted!r} cannot be parsed. Write rule.field=a,b,c: gopher_quality.min_words=30,50,80."
         )
     return name, values
 
@@ -142,6 +142,7 @@ def _find_threshold_test(rule: Any, field: str, value: float, name: str) -> Thre
         changed = _RULE.validate_python(rule.model_dump() | {field: value})
     except ValidationError as error:
         raise DataError(f"{name}={value:g} is refused: {error.errors()[0]['msg']}.") from None
+    # Compare all tests of the rule: the name of a field does not tell which test reads it.
     pairs = zip(list_thresholds(rule), list_thresholds(changed), strict=False)
     return next((one for one, other in pairs if one.threshold != other.threshold), None)
 
@@ -181,6 +182,6 @@ def _count_documents(
 def _iter_columns(path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
     """Yield the named columns of each record batch of a file, without decompressing the others."""
     if missing := [name for name in names if name not in read_schema(path).names]:
-        raise DataError(f"{path} has no column {missing[0]}, so that it cannot say. Prepare the dataset again.")
+        raise DataError(f"{path} has no column {missing[0]}, which --sweep needs. Prepare the dataset again.")
     for batch in read_columns(path, names.__contains__):
         yield [batch.column(name).to_numpy(zero_copy_only=False) for name in names]

@@ -49,7 +49,7 @@ def locate_token(folder: Path, name: str) -> TokenLineage:
     """
     split, _, number = name.partition(":")
     if not number.isdigit():
-        raise DataError(f"--token {name} names no token. Write the split and a number from 0 on, such as train:12345.")
+        raise DataError(f"--token {name} cannot be parsed. Write the split and a number from 0, such as train:12345.")
     shards, token = open_tokens(folder, split), int(number)
     ends = np.cumsum(shards.lengths)
     if token >= ends[-1]:

@@ -92,6 +92,7 @@ def _verify_manifest(manifest: Manifest) -> Iterator[DatasetFinding]:
     """Yield wrong sums and a wrong fingerprint of the manifest itself."""
     for name, split in manifest.splits.items():
         yield from _verify_split_sums(name, split)
+    # A dataset without tokens is identified by its documents.
     files = [entry for split in manifest.splits.values() for entry in split.files] or manifest.documents.files
     expected = compute_dataset_fingerprint(manifest.tokenizer_fingerprint, [entry.digest for entry in files])
     if manifest.fingerprint != expected:

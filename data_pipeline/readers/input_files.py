@@ -137,11 +137,11 @@ def _read_list_lines(path: str, where: str) -> list[str]:
             # A path may hold bytes that are not UTF-8 (PEP 383); a text file holds no NUL.
             content = source.read_block(0, source.size)
             if b"\0" in content:
-                raise OSError("it is no text")
+                raise OSError("it is not a text file")
             return content.decode("utf-8", "surrogateescape").splitlines()
     except OSError as error:
         raise DataError(
-            f"{where}: the list '@{path}' cannot be read: {error}. Name a text file with a path a line."
+            f"{where}: the list '@{path}' cannot be read: {error}. Name a text file with one path per line."
         ) from error
 
 

@@ -58,6 +58,7 @@ class BadWordsRule:
     def _drop_pages(self, batch: DocumentBatch) -> RuleVerdicts:
         found = [self._pattern.findall(text.lower()) for text in batch.texts]
         hits = batch.to_counts(map(len, found)).astype(np.float64)
+        # Counting words is slow, and a page without a match needs no count.
         words = batch.to_counts(len(text.split()) if some else 1 for text, some in zip(batch.texts, found, strict=True))
         shares = hits / np.maximum(words, 1)
         fails = shares > self._config.max_share

@@ -71,6 +71,7 @@ def _select_start_positions(batch: DocumentBatch) -> Indices:
 
 def _hash_prefixes(joined: bytes, starts: Integers) -> Hashes:
     """Hash the 16 bytes from each start."""
+    # Padding, so that 16 bytes can be read from every start.
     padded = np.frombuffer(joined + bytes(2 * _PREFIX_BYTES), np.uint8)
     eight: npt.NDArray[np.uint64] = np.lib.stride_tricks.as_strided(
         padded[: len(padded) // 8 * 8].view(np.uint64), (len(joined) + _PREFIX_BYTES,), (1,), writeable=False

@@ -45,7 +45,7 @@ def translate_rules(rules: Sequence[RuleConfig], dialect: str) -> dict[str, Rule
         ConfigError: if there is no such dialect.
     """
     if dialect not in DIALECTS:
-        raise ConfigError(f"{dialect} is no dialect. Use two or more of {', '.join(DIALECTS)}.")
+        raise ConfigError(f"{dialect} is not a dialect. Use two or more of {', '.join(DIALECTS)}.")
     return _translate_to_dialect(rules, dialect) or _translate_to_dialect(_ALL, dialect)
 
 

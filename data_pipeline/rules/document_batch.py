@@ -98,7 +98,7 @@ class DocumentBatch:
         counted = self.__dict__.get("word_counts")
         counted = counted if counted is None else counted[keep]
         batch = DocumentBatch(list(compress(self.texts, keep.tolist())), self.splitters, counted)
-        for name in _WORDS:
+        for name in _WORDS:  # cached_property stores computed columns in __dict__
             if name in self.__dict__:
                 batch.__dict__[name] = self.__dict__[name].select_documents(keep)
         return batch

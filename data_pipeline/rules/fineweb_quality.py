@@ -47,6 +47,7 @@ class FinewebQualityRule:
         return {
             "end_mark_line_share": compute_share(ends, counts),
             "short_line_share": compute_share(short, counts),
+            # FineWeb's denominator has no newlines.
             "duplicate_line_character_share": compute_share(repeated, batch.character_counts - newlines),
             "newlines_per_word": compute_share(newlines, batch.word_counts),
         }

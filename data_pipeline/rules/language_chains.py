@@ -75,7 +75,7 @@ class LanguageRuleChains:
     def _get_chain(self, code: str) -> RuleChain:
         if code not in self._chains:
             own = self._rules[code]
-            if own.words not in self._splitters:
+            if own.words not in self._splitters:  # languages with equal word settings share a splitter and its cache
                 self._splitters[own.words] = self._build_splitters(own.words)
             self._chains[code] = RuleChain(own.rules, self._splitters[own.words], code, self._models)
         return self._chains[code]

@@ -97,7 +97,7 @@ def _build_flag_table(scripts: tuple[str, ...]) -> npt.NDArray[np.uint8]:
     flags = _build_shared_flag_table().copy()
     for script in scripts:
         flags[_list_code_points(rf"\p{{Script={script}}}")] |= _OWN
-    flags[flags & _LETTER == 0] &= ~np.uint8(_OWN)
+    flags[flags & _LETTER == 0] &= ~np.uint8(_OWN)  # scripts have marks and digits too; shares are of letters
     return flags
 
 

@@ -69,8 +69,8 @@ class ArpaModel:
                         self._backoff[words] = float(fields[2])
                 except (ValueError, IndexError):
                     raise DataError(
-                        f"{path}, line {number}: {text[:80]!r} is not a probability and {self.order} words, parted by "
-                        f"tabs. Name a whole .arpa or .arpa.gz file."
+                        f"{path}, line {number}: {text[:80]!r} is not a probability and {self.order} words, separated "
+                        f"by tabs. Name a whole .arpa or .arpa.gz file."
                     ) from None
 
     def score_line(self, line: str) -> float:
@@ -136,7 +136,7 @@ class PerplexityRule:
             words = self._prepare_line(line)
             score += self._score(words)
             length += words.count(" ") + 1 + bool(words)
-        return float(10.0 ** min(-score / length, 300.0))
+        return float(10.0 ** min(-score / length, 300.0))  # 10^308 is the largest float
 
     def _prepare_line(self, line: str) -> str:
         """Return the words of a line joined by spaces."""

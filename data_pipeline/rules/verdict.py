@@ -139,7 +139,7 @@ def apply_thresholds(
     for number, limit in enumerate(limits):
         measured = statistics[limit.statistic]
         breaks = measured > limit.threshold if limit.drop_side == "above" else measured < limit.threshold
-        breaks &= failed < 0
+        breaks &= failed < 0  # an earlier limit decides
         failed[breaks] = number
         values[breaks] = measured[breaks]
         thresholds[breaks] = limit.threshold

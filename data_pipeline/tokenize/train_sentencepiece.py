@@ -130,7 +130,7 @@ def train_sentencepiece(
     if not sample.limits:
         languages = f" in {', '.join(config.language_weights)}" if config.language_weights else ""
         raise DataError(
-            f"no document{languages} outside the held-back ones is left to train a tokenizer on. "
+            f"no document{languages} outside the held-out ones is left to train a tokenizer on. "
             "Set data.split.heldout_fraction lower, or give more input in data.inputs."
         )
     return fit_sentencepiece(

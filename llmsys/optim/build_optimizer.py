@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llmsys.config.optimizer import OptimizerConfig
+from llmsys.config.optimizer import OptimizerConfig, UpdateRule
 from llmsys.optim.muon import Apply, Muon, apply_to_each
-from llmsys.optim.parameter_groups import ParameterGroup, Rule, build_parameter_groups
+from llmsys.optim.parameter_groups import ParameterGroup, build_parameter_groups
 
 MOMENTS = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
 """Names of the logical state, and those of an optimizer's; a matrix under Muon has no second moment."""
@@ -74,7 +74,7 @@ def build_optimizer(
 
 
 def _iter_param_groups(
-    groups: list[ParameterGroup], named: Mapping[str, nn.Parameter], rule: Rule, alike: Alike
+    groups: list[ParameterGroup], named: Mapping[str, nn.Parameter], rule: UpdateRule, alike: Alike
 ) -> Iterator[dict[str, Any]]:
     for group in groups:
         if group.algorithm == rule:

@@ -48,7 +48,7 @@ def dropped_reduction_of_partial_gradients() -> Any:
 
 
 def stale_bias() -> Any:
-    import llmsys.train.balance as settled
+    import llmsys.train.expert_load as settled
 
     return patch.object(settled, "update_balance_bias", lambda bias, *rest: bias)
 

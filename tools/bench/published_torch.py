@@ -48,7 +48,7 @@ def parse_titan_software(options: str) -> SoftwareProfile:
     words = options.lower().replace(" ", "")
     changes: Row = {}
     if "fp8" in words and "fp8all-gatheronly" not in words:
-        changes["products"] = "fp8"
+        changes["matmul_dtype"] = "fp8"
         changes["scales"] = "row" if "rowwise" in words else "tensor"
     if "asynctp" in words:
         changes["tensor_overlap"] = 0.6

@@ -7,7 +7,7 @@ dispatch in llmsys/model/transformer_block.py, and a row in tests/helpers/model_
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,10 +17,17 @@ from llmsys.config.saved_tensor import FP32_BYTES, ActivationShape, SavedTensor,
 from llmsys.config.section import Section
 
 
-class MultiHeadAttentionConfig(Section):
+class _BaseAttentionConfig(Section):
+    """A kind of attention. One that does not say otherwise is refused by the tensor and context axes."""
+
+    can_shard_sequences: ClassVar[bool] = False  # llmsys/parallel shards its module over tensor and context
+
+
+class MultiHeadAttentionConfig(_BaseAttentionConfig):
     """Queries, keys and values from one linear map each; fewer key-value heads than heads make it GQA or MQA."""
 
     kind: Literal["multi_head"] = "multi_head"
+    can_shard_sequences: ClassVar[bool] = True
     qkv_bias: bool = Field(False, description="Whether the maps of queries, keys and values have a bias.")
     output_bias: bool = Field(False, description="Whether the map of the output has a bias.")
     qk_norm: Literal["none", "head", "full"] = Field(
@@ -127,10 +134,11 @@ class MultiHeadAttentionConfig(Section):
         yield SavedTensor(f"normed {name}", size, "pointwise", is_saved=is_saved)
 
 
-class LatentAttentionConfig(Section):
+class LatentAttentionConfig(_BaseAttentionConfig):
     """Keys and values from one small latent vector, which is all a cache must keep (MLA; DeepSeek-V2, 2.1)."""
 
     kind: Literal["latent"] = "latent"
+    can_shard_sequences: ClassVar[bool] = True
     q_lora_rank: int | None = Field(None, ge=1, description="Width of the queries' latent; null: one plain map.")
     kv_lora_rank: int = Field(512, ge=1, description="Width of the latent of keys and values.")
     qk_nope_head_dim: int = Field(128, ge=1, description="Channels of a head that are not rotated.")

@@ -1,11 +1,12 @@
 """The optimizer: the kinds of the `optimizer:` section.
 
 Each kind says which rule updates a parameter, how much state it has, and what a step moves and allocates. These are
-abstract, so that an added kind cannot be priced as AdamW.
+abstract, so that an added kind cannot be priced as AdamW. To add one: a class here and in `OptimizerConfig`, its rule in
+`UpdateRule`, and its build in llmsys/optim/build_optimizer.py.
 """
 
 from abc import abstractmethod
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,6 +18,8 @@ UpdateRule = Literal["adamw", "muon"]
 
 class _BaseOptimizerConfig(Section):
     """Fields of every optimizer: the rate, weight decay, clipping, and AdamW's for vectors."""
+
+    can_update_flat_shards: ClassVar[bool] = False  # the DeepSpeed engine, which has flat shards, builds it
 
     learning_rate: float = Field(3e-4, gt=0, description="Peak rate; the schedule scales it.")
     embedding_rate_scale: float = Field(
@@ -54,6 +57,7 @@ class AdamWConfig(_BaseOptimizerConfig):
     """Adam with bias correction and decoupled weight decay (Kingma 2014; Loshchilov and Hutter 2017)."""
 
     kind: Literal["adamw"] = "adamw"
+    can_update_flat_shards: ClassVar[bool] = True
 
     def select_update_rule(self, name: str, num_dims: int) -> UpdateRule:
         """Return adamw for every parameter."""

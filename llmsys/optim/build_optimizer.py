@@ -1,7 +1,7 @@
 """The optimizer of a config over named parameters, its state there from the start so that it can be loaded into."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -63,13 +63,18 @@ def build_optimizer(
     """
     groups = build_parameter_groups(named.items(), config)
     members: list[torch.optim.Optimizer] = []
-    if adamw := list(_iter_param_groups(groups, named, "adamw", alike)):
-        members.append(_build_adamw(adamw, config))
-    if muon := list(_iter_param_groups(groups, named, "muon", alike)):
-        assert config.kind == "muon"
-        settings = {"momentum": config.momentum, "steps": config.steps}
-        dtype = torch.float32 if compute_dtype == torch.float32 else torch.bfloat16
-        members.append(Muon([entry | settings for entry in muon], dtype=dtype, apply=apply))
+    for rule in sorted({group.algorithm for group in groups}):
+        entries = list(_iter_param_groups(groups, named, rule, alike))
+        match rule:
+            case "adamw":
+                members.append(_build_adamw(entries, config))
+            case "muon":
+                assert config.kind == "muon"
+                settings = {"momentum": config.momentum, "steps": config.steps}
+                dtype = torch.float32 if compute_dtype == torch.float32 else torch.bfloat16
+                members.append(Muon([entry | settings for entry in entries], dtype=dtype, apply=apply))
+            case unreachable:
+                assert_never(unreachable)
     return OptimizersContainer(members)
 
 

@@ -1,8 +1,8 @@
 """The optimizer: the kinds of the `optimizer:` section.
 
 Each kind says which rule updates a parameter, how much state it has, and what a step moves and allocates. These are
-abstract, so that an added kind cannot be priced as AdamW. To add one: a class here and in `OptimizerConfig`, its rule in
-`UpdateRule`, and its build in llmsys/optim/build_optimizer.py.
+abstract, so that an added kind cannot be priced as AdamW. To add one: a class here and in `OptimizerConfig`, its rule
+in `UpdateRule`, and its build in llmsys/optim/build_optimizer.py.
 """
 
 from abc import abstractmethod

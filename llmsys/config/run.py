@@ -117,7 +117,7 @@ class RunConfig(Section):
         if not self.optimizer.can_update_flat_shards and self.engine.kind == "deepspeed":
             yield Violation(
                 "optimizer.kind",
-                f"{self.optimizer.kind} works on whole matrices, and engine.kind={self.engine.kind} keeps flat parts of them. "
+                f"{self.optimizer.kind} works on whole matrices, and engine.kind=deepspeed keeps flat parts of them. "
                 "Use engine.kind=torch, or optimizer.kind=adamw.",
             )
 

@@ -144,7 +144,8 @@ def find_new_key(keys: Keys) -> str | None:
 
 def find_new_value(key: str, value: object) -> str | None:
     """Return the new spelling of an old value of `key`, a dotted path in the new spelling; None when it has none."""
-    return RENAMED_VALUES.get(key, {}).get(value) if isinstance(value, str) else None
+    names: dict[str, str] = RENAMED_VALUES.get(key, {})
+    return names.get(value) if isinstance(value, str) else None
 
 
 def is_recorded_config(path: Path) -> bool:

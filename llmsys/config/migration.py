@@ -144,8 +144,7 @@ def find_new_key(keys: Keys) -> str | None:
 
 def find_new_value(key: str, value: object) -> str | None:
     """Return the new spelling of an old value of `key`, a dotted path in the new spelling; None when it has none."""
-    names: dict[str, str] = RENAMED_VALUES.get(key, {})
-    return names.get(value) if isinstance(value, str) else None
+    return RENAMED_VALUES.get(key, {}).get(value) if isinstance(value, str) else None
 
 
 def is_recorded_config(path: Path) -> bool:
@@ -154,5 +153,5 @@ def is_recorded_config(path: Path) -> bool:
 
 
 def _join(section: str, key: object) -> str:
-    key = "*" if str(key).isdigit() else key
-    return f"{section}.{key}" if section else key
+    name = "*" if str(key).isdigit() else str(key)
+    return f"{section}.{name}" if section else name

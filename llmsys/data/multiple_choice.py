@@ -10,11 +10,11 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 
-from llmsys.config.evaluation import SUFFIXES, SetConfig
+from llmsys.config.evaluation import SUFFIXES, MinimalPairsConfig, MultipleChoiceConfig, SetConfig
 from llmsys.data.batch import IGNORED, PADDING, Batch
 from llmsys.errors import DataError
 from llmsys.tokenizer import Tokenizer
@@ -88,9 +88,17 @@ def _parse_object(line: str, where: str) -> dict[str, Any]:
 
 
 def _parse_question(asked: SetConfig, fields: dict[str, Any], where: str) -> MultipleChoiceQuestion:
-    if asked.kind == "pairs":
-        good, bad = (_require_text(fields, (name, f"sentence_{name}"), where) for name in ("good", "bad"))
-        return MultipleChoiceQuestion(where, "", "", (good, bad), 0)
+    match asked:
+        case MinimalPairsConfig():
+            good, bad = (_require_text(fields, (name, f"sentence_{name}"), where) for name in ("good", "bad"))
+            return MultipleChoiceQuestion(where, "", "", (good, bad), 0)
+        case MultipleChoiceConfig():
+            return _parse_multiple_choice(asked, fields, where)
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _parse_multiple_choice(asked: MultipleChoiceConfig, fields: dict[str, Any], where: str) -> MultipleChoiceQuestion:
     choices, answer = fields.get("choices"), fields.get("answer")
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(one, str) and one for one in choices):
         raise DataError(f"{where}: `choices` must be a list of two or more texts, not {_format_value(choices)}.")

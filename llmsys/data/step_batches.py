@@ -18,7 +18,7 @@ Which sequences meet in a micro-batch then depends on the config alone, and neve
 
 import heapq
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,11 +129,15 @@ class WindowStepBatches:
         """
         first, plan = self.plan.get_step_plan(step)
         shape = plan.data_ranks, plan.num_micro_batches
-        if self.deal == "in_order" or plan.sequences == plan.micro_sequences:
-            return first + assign_sequentially(*shape, plan.micro_sequences)
-        return first + assign_balanced(
-            self.windows.compute_attention_cost(np.arange(first, first + plan.sequences)), *shape
-        )
+        # A single micro-batch leaves nothing to choose.
+        match "in_order" if plan.sequences == plan.micro_sequences else self.deal:
+            case "in_order":
+                return first + assign_sequentially(*shape, plan.micro_sequences)
+            case "balanced":
+                cost_N = self.windows.compute_attention_cost(np.arange(first, first + plan.sequences))
+                return first + assign_balanced(cost_N, *shape)
+            case unreachable:
+                assert_never(unreachable)
 
     def get_step_metrics(self, step: int) -> dict[str, Any]:
         """See Steps: how far the data are read, and how unevenly attention is dealt (1 is even), beside in order."""

@@ -35,6 +35,7 @@ from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.initialization import compute_initial_value
 from llmsys.model.transformer import Transformer
 from llmsys.optim.bitwise_adamw import BitwiseAdamW
+from llmsys.optim.build_optimizer import require_adamw
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.gradient_clipping import list_local_gradients
 from llmsys.parallel.parallelize import materialize_parameters
@@ -70,7 +71,7 @@ class BitwiseEngine:
         materialize_parameters(
             model, device, lambda name, shape: compute_initial_value(model.config, name, shape, seed)
         )
-        self._optimizer = BitwiseAdamW(dict(model.named_parameters()), optimizer)
+        self._optimizer = BitwiseAdamW(dict(model.named_parameters()), require_adamw(optimizer))
 
     def train_step(
         self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()

@@ -25,7 +25,7 @@ from llmsys.engine.deepspeed_setup import (
     materialize_full_parameters,
     materialize_partitioned_parameters,
 )
-from llmsys.engine.deepspeed_state import build_deepspeed_state
+from llmsys.engine.deepspeed_state import ZeroStage, build_deepspeed_state
 from llmsys.engine.engine import (
     Accept,
     EngineState,
@@ -40,7 +40,7 @@ from llmsys.engine.grad_scaler import GradScaler
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.initialization import compute_initial_value
 from llmsys.model.transformer import Transformer
-from llmsys.optim.build_optimizer import MOMENTS
+from llmsys.optim.build_optimizer import MOMENTS, require_adamw
 from llmsys.optim.lr_schedule import set_rates
 from llmsys.optim.parameter_groups import get_parameter_role
 from llmsys.parallel.device_mesh import DeviceMeshes
@@ -57,7 +57,7 @@ class DeepSpeedEngine:
         model: Transformer,
         *,
         meshes: DeviceMeshes,
-        zero_stage: int,
+        zero_stage: ZeroStage,
         optimizer: OptimizerConfig,
         loss: Loss,
         compute_dtype: torch.dtype,
@@ -80,8 +80,8 @@ class DeepSpeedEngine:
             materialize_partitioned_parameters(model, settings, device, compute_dtype, seed)
         else:
             materialize_full_parameters(model, meshes, device, seed)
-        made = build_adamw(dict(model.named_parameters()), self._shapes, meshes, optimizer)
-        self._engine = initialize_deepspeed(model, made, settings)
+        adamw = build_adamw(dict(model.named_parameters()), self._shapes, meshes, require_adamw(optimizer))
+        self._engine = initialize_deepspeed(model, adamw, settings)
         if zero_stage == 0:
             cast_parameters(model, compute_dtype)
         self._place = build_deepspeed_state(self._engine, zero_stage, clip, meshes)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from llmsys.config.optimizer import OptimizerConfig
+from llmsys.config.optimizer import AdamWConfig
 from llmsys.errors import ConfigError
 from llmsys.model.initialization import compute_initial_value
 from llmsys.model.transformer import Transformer
@@ -153,7 +153,7 @@ def materialize_partitioned_parameters(
 
 
 def build_adamw(
-    named: dict[str, nn.Parameter], shapes: dict[str, torch.Size], meshes: DeviceMeshes, config: OptimizerConfig
+    named: dict[str, nn.Parameter], shapes: dict[str, torch.Size], meshes: DeviceMeshes, config: AdamWConfig
 ) -> torch.optim.AdamW:
     """torch's AdamW in the groups of every engine; those of split experts are marked for DeepSpeed.
 

@@ -16,7 +16,7 @@ A parameter's master or moment is given and taken whole, one at a time.
 """
 
 from collections.abc import Iterable
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, assert_never, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from llmsys.engine.engine import Accept, accept_all
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.process_group import all_reduce_sum, get_rank
+
+ZeroStage = Literal[0, 1, 2, 3]
 
 
 class DeepSpeedState(Protocol):
@@ -173,13 +175,17 @@ class Zero3State:
         return done
 
 
-def build_deepspeed_state(engine: Any, zero_stage: int, clip: float, meshes: DeviceMeshes) -> DeepSpeedState:
+def build_deepspeed_state(engine: Any, zero_stage: ZeroStage, clip: float, meshes: DeviceMeshes) -> DeepSpeedState:
     """Where the engine that `deepspeed.initialize` made keeps its state, with moments that exist from the start."""
-    if zero_stage == 0:
-        return Zero0State(engine, clip, meshes)
-    if zero_stage == 3:
-        return Zero3State(engine)
-    return Zero1Bf16State(engine, meshes) if hasattr(engine.optimizer, "bf16_groups") else Zero12State(engine)
+    match zero_stage:
+        case 0:
+            return Zero0State(engine, clip, meshes)
+        case 1 | 2:
+            return Zero1Bf16State(engine, meshes) if hasattr(engine.optimizer, "bf16_groups") else Zero12State(engine)
+        case 3:
+            return Zero3State(engine)
+        case unreachable:
+            assert_never(unreachable)
 
 
 class Zero0State:

@@ -23,7 +23,7 @@ def compute_loss_share(
     batch: Batch,
     loss: Loss,
     counts: Tensor,
-    parts: SequenceSharding | None = None,
+    sharding: SequenceSharding | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(this micro-batch's share of the step's loss, to go backward; its plain sum over targets, for the log).
 
@@ -33,7 +33,7 @@ def compute_loss_share(
 
     def compute_head_loss(head: nn.Module | None, x_BTD: Tensor, places: int) -> Tensor:
         targets_BT = shift_targets(batch, places)
-        return loss(head, x_BTD, targets_BT if parts is None else parts.shard_targets(targets_BT, batch))
+        return loss(head, x_BTD, targets_BT if sharding is None else sharding.shard_targets(targets_BT, batch))
 
     nats = forward(**batch.to_model_inputs(), finish=compute_head_loss)
     learnt = nats + compute_mtp_loss(model)

@@ -4,7 +4,7 @@ fp32 masters live in shards or copies; the forward computes in the given dtype; 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 import torch
 from torch import Tensor
@@ -66,14 +66,15 @@ class TorchEngine:
         def build_initial_value(name: str, shape: torch.Size) -> Tensor:
             return compute_initial_value(model.config, name, shape, seed)
 
-        self._ranks: DataParallelModel
-        if data_parallel == "ddp":
-            self._ranks = DdpModel(
-                model, meshes, compute_dtype=compute_dtype, device=device, initial=build_initial_value
-            )
-        else:
-            where: dict[str, Any] = {"device": device, "offload": offload, "gradients": gradients}
-            self._ranks = FsdpModel(model, meshes, compute_dtype=compute_dtype, initial=build_initial_value, **where)
+        self._data_parallel: DataParallelModel
+        common: dict[str, Any] = {"compute_dtype": compute_dtype, "device": device, "initial": build_initial_value}
+        match data_parallel:
+            case "fsdp":
+                self._data_parallel = FsdpModel(model, meshes, offload=offload, gradients=gradients, **common)
+            case "ddp":
+                self._data_parallel = DdpModel(model, meshes, **common)
+            case unreachable:
+                assert_never(unreachable)
         self._optimizer = build_optimizer(
             dict(model.named_parameters()),
             optimizer,
@@ -87,16 +88,16 @@ class TorchEngine:
     ) -> StepResult:
         """See Engine. The loss is divided by the targets of all ranks before backward, so gradients need no factor."""
         self.module.train()
-        counts = reduce_token_counts(batches if self._ranks.parts.is_first_rank else (), self.device)
+        counts = reduce_token_counts(batches if self._data_parallel.sharding.is_first_rank else (), self.device)
         scale = 1.0 if self._scale is None else self._scale.scale
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches):
             whole = number == len(batches) - 1 or self.after_micro_batch is not None
-            with self._ranks.enter_micro_batch(last=whole):
+            with self._data_parallel.enter_micro_batch(last=whole):
                 total += self._train_micro_batch(batch.to(self.device), counts, scale)
             if self.after_micro_batch is not None:
                 self.after_micro_batch(number)
-        self._ranks.finish_gradients()
+        self._data_parallel.finish_gradients()
         norm = float(clip_gradients(self.module.parameters(), self._clip, scale))
         loss, sums = reduce_sums(total, counts[0], extras)
         fits = self._scale is None or self._scale.update_scale(loss, norm)
@@ -107,7 +108,9 @@ class TorchEngine:
         return StepResult(loss, norm, int(counts[0]), applied, sums)
 
     def _train_micro_batch(self, batch: Batch, counts: Tensor, scale: float) -> Tensor:
-        share, nats = compute_loss_share(self.module, self._ranks.forward, batch, self._loss, counts, self._ranks.parts)
+        share, nats = compute_loss_share(
+            self.module, self._data_parallel.forward, batch, self._loss, counts, self._data_parallel.sharding
+        )
         (share * scale).backward()
         return nats
 
@@ -124,7 +127,7 @@ class TorchEngine:
 
     def get_state(self) -> EngineState:
         """See Engine. The tensors are the living ones: loading into them in place is loading into the engine."""
-        self._ranks.reshard_parameters()
+        self._data_parallel.reshard_parameters()
         tensors: dict[str, Tensor] = {}
         steps, optimizer_state = 0, self._optimizer.state
         for name, parameter in self.module.named_parameters():

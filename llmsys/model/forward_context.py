@@ -6,12 +6,21 @@ that no wrapper casts what is inside.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
 from llmsys.config.model import LayerType, ModelConfig
-from llmsys.config.position import RopeConfig, SinusoidalPositionConfig
+from llmsys.config.position import (
+    AlibiConfig,
+    LearnedPositionConfig,
+    NoPositionConfig,
+    RelativeBiasConfig,
+    RopeConfig,
+    SinusoidalPositionConfig,
+    TransformerXlPositionConfig,
+)
 from llmsys.errors import ConfigError
 from llmsys.model.attention_mask import (
     EVERYTHING,
@@ -80,14 +89,21 @@ class ContextBuilder:
         self.windows = {
             config.get_layer_type(i): config.get_attention_window(i) for i in range(config.num_hidden_layers)
         }
-        position = config.position
-        self.rotations = RotaryBuilder(config, position) if isinstance(position, RopeConfig) else None
-        # Transformer-XL's sinusoids put all sines before all cosines (Dai 2019, released code).
-        self.sinusoids = (
-            SinusoidalPositionEmbedding(config, SinusoidalPositionConfig(arrangement="halves"))
-            if position.kind == "transformer_xl"
-            else None
-        )
+        self.rotations: RotaryBuilder | None = None
+        self.sinusoids: SinusoidalPositionEmbedding | None = None
+        match config.position:
+            case RopeConfig() as position:
+                self.rotations = RotaryBuilder(config, position)
+            case TransformerXlPositionConfig():
+                # Transformer-XL's sinusoids put all sines before all cosines (Dai 2019, released code).
+                halves = SinusoidalPositionConfig(arrangement="halves")
+                self.sinusoids = SinusoidalPositionEmbedding(config, halves)
+            case AlibiConfig() | RelativeBiasConfig():
+                pass  # Added to the scores: see _compute_bias.
+            case LearnedPositionConfig() | SinusoidalPositionConfig() | NoPositionConfig():
+                pass  # Added to the embedding by LayerStack, or absent.
+            case unreachable:
+                assert_never(unreachable)
 
     def __call__(
         self,
@@ -142,13 +158,23 @@ class ContextBuilder:
         """Depends on distances alone, so slots will do for positions, also where rows are padded or packed."""
         queries_T = torch.arange(start, start + length, device=device)
         keys_S = torch.arange(start + length, device=device)
-        position = self.config.position
-        if position.kind == "alibi":
-            slopes_H = compute_alibi_slopes(self.config.num_attention_heads)[self.heads].to(device)
-            return position.factor * compute_alibi_bias(slopes_H, queries_T, keys_S)
-        if table is not None:
-            return table(queries_T, keys_S, bidirectional=not self.causal)[self.heads]  # type: ignore[no-any-return]
-        return None
+        match self.config.position:
+            case AlibiConfig() as position:
+                slopes_H = compute_alibi_slopes(self.config.num_attention_heads)[self.heads].to(device)
+                return position.factor * compute_alibi_bias(slopes_H, queries_T, keys_S)
+            case RelativeBiasConfig():
+                assert table is not None
+                return table(queries_T, keys_S, bidirectional=not self.causal)[self.heads]  # type: ignore[no-any-return]
+            case (
+                RopeConfig()
+                | LearnedPositionConfig()
+                | SinusoidalPositionConfig()
+                | TransformerXlPositionConfig()
+                | NoPositionConfig()
+            ):
+                return None
+            case unreachable:
+                assert_never(unreachable)
 
     def _compute_distance_sinusoids(self, start: int, length: int, like: Tensor) -> Tensor | None:
         """Sinusoids of every distance from a query back to a key: start + length - 1 down to 1 - length."""

@@ -6,11 +6,23 @@ processes or on how a parameter is sharded: a rank computes the whole tensor and
 
 import math
 from hashlib import blake2b
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
 from llmsys.config.model import ModelConfig
+from llmsys.config.norm import (
+    DeepNormConfig,
+    LayerNormConfig,
+    NormConfig,
+    OutputNormConfig,
+    ParallelBlockConfig,
+    PostNormConfig,
+    PreNormConfig,
+    RmsNormConfig,
+    SandwichNormConfig,
+)
 from llmsys.model.deepnorm import compute_deepnorm_constants
 from llmsys.model.transformer import Transformer
 
@@ -31,8 +43,7 @@ def compute_initial_value(config: ModelConfig, name: str, shape: tuple[int, ...]
     if kind.endswith("bias"):
         return torch.zeros(shape)
     if layer.endswith("norm"):
-        offset = config.norm.kind == "rmsnorm" and config.norm.unit_offset and not layer.endswith("_a_norm")
-        return torch.zeros(shape) if offset else torch.ones(shape)
+        return torch.zeros(shape) if _has_unit_offset(config.norm, layer) else torch.ones(shape)
     generator = torch.Generator().manual_seed(_compute_parameter_seed(name, seed))
     return torch.randn(shape, generator=generator).mul_(compute_init_std(config, name, shape))
 
@@ -49,17 +60,32 @@ def compute_init_std(config: ModelConfig, name: str, shape: tuple[int, ...] | to
     if owner.split(".")[-1] in TABLES or owner.endswith("source_embed"):
         own = config.embedding.initializer_range if owner.endswith("embed") or owner == "head" else None
         return own or config.initializer_range
-    deviation = config.initializer_range
+    std = config.initializer_range
     if config.initializer == "xavier" and len(shape) >= 2:
-        deviation = math.sqrt(2 / (shape[-1] + shape[-2]))
-    if config.residual.kind == "deepnorm":
-        scaled = owner.endswith(DEEPNORM_SCALED)
-        return deviation * (
-            compute_deepnorm_constants(config, encoder=name.startswith("encoder.")).beta if scaled else 1
-        )
-    if config.initializer == "normal" and config.residual.kind != "post" and owner.endswith(RESIDUAL_OUTPUTS):
-        deviation /= math.sqrt(2 * config.num_hidden_layers)
-    return deviation
+        std = math.sqrt(2 / (shape[-1] + shape[-2]))
+    match config.residual:
+        case DeepNormConfig():
+            scaled = owner.endswith(DEEPNORM_SCALED)
+            return std * (compute_deepnorm_constants(config, encoder=name.startswith("encoder.")).beta if scaled else 1)
+        case PostNormConfig():
+            return std
+        case PreNormConfig() | SandwichNormConfig() | OutputNormConfig() | ParallelBlockConfig():
+            # So that the variance of the residual stream does not grow with depth (GPT-2).
+            depth_scaled = config.initializer == "normal" and owner.endswith(RESIDUAL_OUTPUTS)
+            return std / math.sqrt(2 * config.num_hidden_layers) if depth_scaled else std
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _has_unit_offset(norm: NormConfig, layer: str) -> bool:
+    match norm:
+        case RmsNormConfig(unit_offset=unit_offset):
+            # Norms of latents (q_a_norm, kv_a_norm) are plain RMSNorm in every model.
+            return unit_offset and not layer.endswith("_a_norm")
+        case LayerNormConfig():
+            return False
+        case unreachable:
+            assert_never(unreachable)
 
 
 @torch.no_grad()

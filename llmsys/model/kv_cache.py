@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from llmsys.config.model import ModelConfig
+from llmsys.config.moe import ExpertChoiceConfig
 from llmsys.errors import ConfigError
 from llmsys.model.encoder_output import EncoderOutput
 
@@ -31,7 +32,7 @@ class KeyValueCache:
     def __init__(self, config: ModelConfig, rows: int, capacity: int, *, padding_B: Tensor | None = None) -> None:
         if config.family == "encoder":
             raise ConfigError("An encoder reads all tokens at once and has no use for a cache. Call it without one.")
-        if config.moe is not None and config.moe.routing.kind == "expert_choice":
+        if config.moe is not None and isinstance(config.moe.routing, ExpertChoiceConfig):
             raise ConfigError(
                 "model.moe.routing.kind=expert_choice cannot generate: experts choose among all tokens of a sequence, "
                 "later ones included, so it is for training and encoders. Use token_choice or capacity."

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from llmsys.config.attention import LatentAttentionConfig
 from llmsys.config.model import ModelConfig
+from llmsys.config.position import RopeConfig, YarnRopeScalingConfig
 from llmsys.model.forward_context import ForwardContext
 from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.normalization import RMSNorm
@@ -97,7 +98,8 @@ def compute_mla_scale(config: ModelConfig, attention: LatentAttentionConfig) -> 
     if attention.scale is not None:
         return attention.scale
     scale = float((attention.qk_nope_head_dim + attention.qk_rope_head_dim) ** -0.5)
-    scaling = config.position.scaling if config.position.kind == "rope" else None
-    if scaling is not None and scaling.kind == "yarn" and scaling.mscale_all_dim:
-        scale *= compute_yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2
-    return scale
+    match config.position:
+        case RopeConfig(scaling=YarnRopeScalingConfig() as scaling) if scaling.mscale_all_dim:
+            return scale * compute_yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2
+        case _:
+            return scale

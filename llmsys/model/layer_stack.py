@@ -3,9 +3,28 @@
 A decoder or an encoder is one stack; an encoder-decoder is two, with the same class and different configs.
 """
 
+from typing import assert_never
+
 from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
+from llmsys.config.norm import (
+    DeepNormConfig,
+    OutputNormConfig,
+    ParallelBlockConfig,
+    PostNormConfig,
+    PreNormConfig,
+    SandwichNormConfig,
+)
+from llmsys.config.position import (
+    AlibiConfig,
+    LearnedPositionConfig,
+    NoPositionConfig,
+    RelativeBiasConfig,
+    RopeConfig,
+    SinusoidalPositionConfig,
+    TransformerXlPositionConfig,
+)
 from llmsys.model.dropout import apply_dropout
 from llmsys.model.encoder_output import EncoderOutput
 from llmsys.model.forward_context import ContextBuilder, ForwardContext
@@ -23,17 +42,30 @@ class LayerStack(nn.Module):
     def __init__(self, config: ModelConfig, *, alpha: float = 1.0) -> None:
         super().__init__()
         self.config = config
-        position, width = config.position, config.hidden_size
-        self.positions = LearnedPositionEmbedding(config, position) if position.kind == "learned" else None
-        self.sinusoids = SinusoidalPositionEmbedding(config, position) if position.kind == "sinusoidal" else None
-        heads = config.num_attention_heads
-        self.relative_bias = RelativePositionBias(position, heads) if position.kind == "relative_bias" else None
+        width = config.hidden_size
+        self.positions: LearnedPositionEmbedding | None = None
+        self.sinusoids: SinusoidalPositionEmbedding | None = None
+        self.relative_bias: RelativePositionBias | None = None
+        self._add_positions(config)
         self.embedding_norm = build_norm(config, width) if config.embedding.norm else None
         self.blocks = nn.ModuleList(
             TransformerBlock(config, layer, alpha=alpha) for layer in range(config.num_hidden_layers)
         )
         self.norm = build_norm(config, width) if _has_final_norm(config) else None
         self.shared = ContextBuilder(config)
+
+    def _add_positions(self, config: ModelConfig) -> None:
+        match config.position:
+            case LearnedPositionConfig() as position:
+                self.positions = LearnedPositionEmbedding(config, position)
+            case SinusoidalPositionConfig() as position:
+                self.sinusoids = SinusoidalPositionEmbedding(config, position)
+            case RelativeBiasConfig() as position:
+                self.relative_bias = RelativePositionBias(position, config.num_attention_heads)
+            case RopeConfig() | AlibiConfig() | TransformerXlPositionConfig() | NoPositionConfig():
+                pass  # Rotations and scores belong to attention: see ContextBuilder.
+            case unreachable:
+                assert_never(unreachable)
 
     def run_blocks(
         self,
@@ -80,5 +112,10 @@ class LayerStack(nn.Module):
 
 
 def _has_final_norm(config: ModelConfig) -> bool:
-    residual = config.residual
-    return residual.kind not in ("post", "deepnorm") or residual.final_norm
+    match config.residual:
+        case PostNormConfig() | DeepNormConfig() as residual:
+            return residual.final_norm
+        case PreNormConfig() | SandwichNormConfig() | OutputNormConfig() | ParallelBlockConfig():
+            return True
+        case unreachable:
+            assert_never(unreachable)

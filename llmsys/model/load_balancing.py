@@ -4,10 +4,12 @@ Losses are sums over tokens. Whoever knows the tokens of all ranks and micro-bat
 the same however a step is dealt out. Padding is in none of them.
 """
 
+from typing import assert_never
+
 import torch
 from torch import Tensor
 
-from llmsys.config.moe import MoeConfig
+from llmsys.config.moe import AuxiliaryLossConfig, BiasBalancingConfig, MoeConfig, NoBalancingConfig
 from llmsys.model.router import RouterScores, count_bins
 
 # B rows (sequences), T positions, N = B * T tokens, E experts
@@ -25,19 +27,25 @@ def compute_auxiliary_losses(
         share_E: shares of all assignments in the step before, for `scope: batch`.
         real_BT: False where a token is padding.
     """
-    balance = config.balance
-    even = z_loss = None
-    if balance.kind == "bias" and balance.sequence_weight:
-        even = balance.sequence_weight * compute_load_balancing_loss(scores, _compute_expert_shares(asked_BE), real_BT)
-    elif balance.kind == "auxiliary_loss":
-        shares_BE = _compute_expert_shares(asked_BE) if share_E is None else share_E.expand_as(asked_BE)
-        even = balance.weight * compute_load_balancing_loss(scores, shares_BE, real_BT)
+    balance_loss = z_loss = None
+    match config.balance:
+        case BiasBalancingConfig(sequence_weight=weight):
+            if weight:
+                shares_BE = _compute_expert_shares(asked_BE)
+                balance_loss = weight * compute_load_balancing_loss(scores, shares_BE, real_BT)
+        case AuxiliaryLossConfig(weight=weight):
+            shares_BE = _compute_expert_shares(asked_BE) if share_E is None else share_E.expand_as(asked_BE)
+            balance_loss = weight * compute_load_balancing_loss(scores, shares_BE, real_BT)
+        case NoBalancingConfig():
+            pass
+        case unreachable:
+            assert_never(unreachable)
     if config.z_loss_weight:
         z_loss = config.z_loss_weight * compute_router_z_loss(scores, real_BT)
-    if even is None and z_loss is None:
+    if balance_loss is None and z_loss is None:
         return None
-    nothing = scores.logits_NE.new_zeros(())
-    return torch.stack([nothing if even is None else even, nothing if z_loss is None else z_loss])
+    zero = scores.logits_NE.new_zeros(())
+    return torch.stack([zero if balance_loss is None else balance_loss, zero if z_loss is None else z_loss])
 
 
 def compute_load_balancing_loss(scores: RouterScores, shares_BE: Tensor, real_BT: Tensor) -> Tensor:

@@ -6,11 +6,20 @@ tokens in buffers that are not. A pass that activation recomputation repeats is 
 """
 
 from collections.abc import Callable
+from typing import assert_never
 
 import torch
 from torch import Tensor, nn
 
-from llmsys.config.moe import AuxiliaryLossConfig, ExpertCapacityConfig, ExpertChoiceConfig, MoeConfig
+from llmsys.config.moe import (
+    AuxiliaryLossConfig,
+    BiasBalancingConfig,
+    ExpertCapacityConfig,
+    ExpertChoiceConfig,
+    MoeConfig,
+    NoBalancingConfig,
+    TokenChoiceConfig,
+)
 from llmsys.errors import ConfigError
 from llmsys.model.expert_capacity import choose_tokens, drop_overflow
 from llmsys.model.experts import GroupedExperts
@@ -119,22 +128,32 @@ class MoELayer(Float32BufferModule):
         return weighted
 
     def _route_tokens(self, scores: RouterScores, real_BT: Tensor) -> RoutingDecision:
-        how, balance = self.config.routing, self.config.balance
-        if isinstance(how, ExpertChoiceConfig):
-            chosen = choose_tokens(scores, how.factor, real_BT)
-            routing = asked = RoutingDecision(
-                chosen.experts_NK, self.router.scale_weights(chosen.weights_NK), partial=True
-            )
-        else:
-            routing = asked = self.router.select_experts(
-                scores, self.balance_bias_E if balance.kind == "bias" else None
-            )
-            # Evaluation drops nothing: a prompt continued token by token would drop others than one read at once.
-            if isinstance(how, ExpertCapacityConfig) and self.training:
-                routing = drop_overflow(asked, how.factor, self.config.num_experts, real_BT)
+        match self.config.routing:
+            case TokenChoiceConfig():
+                routing = asked = self._select_experts(scores)
+            case ExpertCapacityConfig(factor=factor):
+                routing = asked = self._select_experts(scores)
+                # Evaluation drops nothing: a prompt continued token by token would drop others than one read at once.
+                if self.training:
+                    routing = drop_overflow(asked, factor, self.config.num_experts, real_BT)
+            case ExpertChoiceConfig(factor=factor):
+                chosen = choose_tokens(scores, factor, real_BT)
+                weights_NK = self.router.scale_weights(chosen.weights_NK)
+                routing = asked = RoutingDecision(chosen.experts_NK, weights_NK, partial=True)
+            case unreachable:
+                assert_never(unreachable)
         if self.training:
             self._record_routing(scores, asked, routing, real_BT)
         return routing
+
+    def _select_experts(self, scores: RouterScores) -> RoutingDecision:
+        match self.config.balance:
+            case BiasBalancingConfig():
+                return self.router.select_experts(scores, self.balance_bias_E)
+            case AuxiliaryLossConfig() | NoBalancingConfig():
+                return self.router.select_experts(scores)
+            case unreachable:
+                assert_never(unreachable)
 
     def _record_routing(
         self, scores: RouterScores, asked: RoutingDecision, routing: RoutingDecision, real_BT: Tensor

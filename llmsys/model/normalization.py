@@ -3,11 +3,14 @@
 Both compute in float32 and return the dtype of their input, so they are safe under bfloat16 weights.
 """
 
+from typing import assert_never
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
+from llmsys.config.norm import LayerNormConfig, RmsNormConfig
 from llmsys.model import cpu_kernels
 
 
@@ -39,6 +42,10 @@ class RMSNorm(nn.Module):
 
 def build_norm(config: ModelConfig, width: int) -> nn.Module:
     """The normalisation that `config.norm` asks for, over `width` features."""
-    if config.norm.kind == "layernorm":
-        return nn.LayerNorm(width, eps=config.norm.eps, bias=config.norm.bias)
-    return RMSNorm(width, config.norm.eps, unit_offset=config.norm.unit_offset)
+    match config.norm:
+        case RmsNormConfig() as norm:
+            return RMSNorm(width, norm.eps, unit_offset=norm.unit_offset)
+        case LayerNormConfig() as norm:
+            return nn.LayerNorm(width, eps=norm.eps, bias=norm.bias)
+        case unreachable:
+            assert_never(unreachable)

@@ -1,10 +1,18 @@
 """Heads: from the last hidden states to logits. What stands beside the head on the first token is built here too."""
 
+from typing import assert_never
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llmsys.config.head import LmHeadConfig, MlmHeadConfig
+from llmsys.config.head import (
+    ClassificationHeadConfig,
+    FeaturesHeadConfig,
+    LmHeadConfig,
+    MlmHeadConfig,
+    PermutationHeadConfig,
+)
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
 from llmsys.model.feed_forward import apply_activation
@@ -78,25 +86,34 @@ def build_head(config: ModelConfig) -> nn.Module | None:
 
     Raises ConfigError for XLNet's permutation head, whose two-stream attention is counted and not built.
     """
-    head = config.head
-    if head.kind == "permutation":
-        raise ConfigError(
-            "model.head.kind=permutation (XLNet) is counted by `llmsys estimate` and not built. "
-            "To train, use mlm for an encoder or lm for a decoder."
-        )
-    if head.kind == "lm":
-        return LmHead(config, head)
-    return MlmHead(config, head) if head.kind == "mlm" else None
+    match config.head:
+        case LmHeadConfig() as head:
+            return LmHead(config, head)
+        case MlmHeadConfig() as head:
+            return MlmHead(config, head)
+        case ClassificationHeadConfig() | FeaturesHeadConfig():
+            return None
+        case PermutationHeadConfig():
+            raise ConfigError(
+                "model.head.kind=permutation (XLNet) is counted by `llmsys estimate` and not built. "
+                "To train, use mlm for an encoder or lm for a decoder."
+            )
+        case unreachable:
+            assert_never(unreachable)
 
 
 def build_extras(config: ModelConfig) -> dict[str, nn.Module]:
     """Modules on the first token, by the name that the model gives them: pooler, next_sentence, classifier."""
-    head, width = config.head, config.hidden_size
-    extras: dict[str, nn.Module] = {}
-    if head.kind == "classification" or (head.kind in ("mlm", "features") and head.pooler):
-        extras["pooler"] = nn.Linear(width, width)
-    if head.kind == "mlm" and head.next_sentence:
-        extras["next_sentence"] = nn.Linear(width, 2)
-    if head.kind == "classification":
-        extras["classifier"] = nn.Linear(width, head.num_labels)
-    return extras
+    width = config.hidden_size
+    match config.head:
+        case ClassificationHeadConfig(num_labels=num_labels):
+            return {"pooler": nn.Linear(width, width), "classifier": nn.Linear(width, num_labels)}
+        case MlmHeadConfig() as head:
+            pooler: dict[str, nn.Module] = {"pooler": nn.Linear(width, width)} if head.pooler else {}
+            return pooler | ({"next_sentence": nn.Linear(width, 2)} if head.next_sentence else {})
+        case FeaturesHeadConfig() as head:
+            return {"pooler": nn.Linear(width, width)} if head.pooler else {}
+        case LmHeadConfig() | PermutationHeadConfig():
+            return {}
+        case unreachable:
+            assert_never(unreachable)

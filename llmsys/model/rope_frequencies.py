@@ -6,9 +6,17 @@ one that published weights were trained with, so it is followed.
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
-from llmsys.config.position import Llama3RopeScalingConfig, LongRopeScalingConfig, RopeConfig, YarnRopeScalingConfig
+from llmsys.config.position import (
+    LinearRopeScalingConfig,
+    Llama3RopeScalingConfig,
+    LongRopeScalingConfig,
+    NoRopeScaling,
+    NtkRopeScalingConfig,
+    RopeConfig,
+    YarnRopeScalingConfig,
+)
 
 
 class RopeFrequencies(NamedTuple):
@@ -27,22 +35,24 @@ def compute_rope_frequencies(
     """
     if own_base and position.sliding_theta is not None:
         return RopeFrequencies(_compute_base_frequencies(position.sliding_theta, width))
-    scaling = position.scaling
-    if scaling.kind == "ntk":
-        original = scaling.original_max_position_embeddings
-        return RopeFrequencies(
-            _compute_base_frequencies(_compute_ntk_base(position.theta, width, scaling.factor, length, original), width)
-        )
-    plain = _compute_base_frequencies(position.theta, width)
-    if scaling.kind == "linear":
-        return RopeFrequencies(tuple(wave / scaling.factor for wave in plain))
-    if scaling.kind == "yarn":
-        return _compute_yarn_frequencies(scaling, position.theta, plain)
-    if scaling.kind == "llama3":
-        return RopeFrequencies(tuple(_compute_llama3_frequency(scaling, wave) for wave in plain))
-    if scaling.kind == "longrope":
-        return _compute_longrope_frequencies(scaling, plain, positions, length)
-    return RopeFrequencies(plain)
+    base = _compute_base_frequencies(position.theta, width)
+    match position.scaling:
+        case NoRopeScaling():
+            return RopeFrequencies(base)
+        case LinearRopeScalingConfig() as scaling:
+            return RopeFrequencies(tuple(frequency / scaling.factor for frequency in base))
+        case NtkRopeScalingConfig() as scaling:
+            original = scaling.original_max_position_embeddings
+            theta = _compute_ntk_base(position.theta, width, scaling.factor, length, original)
+            return RopeFrequencies(_compute_base_frequencies(theta, width))
+        case YarnRopeScalingConfig() as scaling:
+            return _compute_yarn_frequencies(scaling, position.theta, base)
+        case Llama3RopeScalingConfig() as scaling:
+            return RopeFrequencies(tuple(_compute_llama3_frequency(scaling, frequency) for frequency in base))
+        case LongRopeScalingConfig() as scaling:
+            return _compute_longrope_frequencies(scaling, base, positions, length)
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _compute_base_frequencies(theta: float, width: int) -> tuple[float, ...]:

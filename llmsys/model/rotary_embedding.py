@@ -10,12 +10,22 @@ earlier tokens was computed with the old waves, in every layer, so generation go
 """
 
 from dataclasses import dataclass
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
 from llmsys.config.model import LayerType, ModelConfig, count_rotary_channels
-from llmsys.config.position import RopeConfig
+from llmsys.config.position import (
+    LinearRopeScalingConfig,
+    Llama3RopeScalingConfig,
+    LongRopeScalingConfig,
+    NoRopeScaling,
+    NtkRopeScalingConfig,
+    RopeConfig,
+    ScalingConfig,
+    YarnRopeScalingConfig,
+)
 from llmsys.model import cpu_kernels
 from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.rope_frequencies import RopeFrequencies, compute_rope_frequencies
@@ -114,7 +124,7 @@ class RotaryBuilder:
         self.config, self.position = config, position
         self.table = RotaryEmbedding(config, position)
         self.kinds = sorted({config.get_layer_type(layer) for layer in range(config.num_hidden_layers)})
-        self.by_length = position.scaling.kind in ("ntk", "longrope")
+        self.depends_on_length = _depends_on_length(position.scaling)
 
     def __call__(self, length: int, cache: KeyValueCache | None, device: torch.device) -> dict[LayerType, RotaryCosSin]:
         """The rotations of `length` new tokens, behind those in the cache."""
@@ -122,7 +132,7 @@ class RotaryBuilder:
 
     def must_recompute(self, cache: KeyValueCache, new: int) -> bool:
         """Whether `new` more tokens change the waves that the cache was filled with, in any row."""
-        if not self.by_length or not cache.length:
+        if not self.depends_on_length or not cache.length:
             return False
         lengths = [cache.length - padding for padding in cache.padding_B.tolist()]
         return any(self._compute_frequencies(length) != self._compute_frequencies(length + new) for length in lengths)
@@ -134,7 +144,7 @@ class RotaryBuilder:
             return self.table(None, length, device=device, sliding=sliding)
         end = cache.length + length
         positions_BT = cache.get_positions(cache.length, end)
-        if not self.by_length or not cache.is_padded:
+        if not self.depends_on_length or not cache.is_padded:
             return self.table(positions_BT, end - int(cache.padding_B.min()), device=device, sliding=sliding)
         # Rows of unequal length have waves of their own, so that no row depends on the one beside it.
         rows = [
@@ -148,3 +158,13 @@ class RotaryBuilder:
         return compute_rope_frequencies(
             self.position, self.table.width, self.config.max_position_embeddings, max(length, 1)
         )
+
+
+def _depends_on_length(scaling: ScalingConfig) -> bool:
+    match scaling:
+        case NtkRopeScalingConfig() | LongRopeScalingConfig():
+            return True
+        case NoRopeScaling() | LinearRopeScalingConfig() | YarnRopeScalingConfig() | Llama3RopeScalingConfig():
+            return False
+        case unreachable:
+            assert_never(unreachable)

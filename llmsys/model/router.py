@@ -15,6 +15,7 @@ random choice and the estimated gradient of the paper's training are not built; 
 """
 
 from dataclasses import dataclass
+from typing import assert_never
 
 import torch
 import torch.nn.functional as F
@@ -70,20 +71,29 @@ class TopKRouter(nn.Module):
         """Scores of N tokens, float32."""
         bias_E = None if self.bias is None else self.bias.float()
         logits_NE = F.linear(x_ND.float(), self.weight.float(), bias_E)
-        sigmoid = self.config.score == "sigmoid"
-        return RouterScores(logits_NE, F.logsigmoid(logits_NE) if sigmoid else logits_NE.log_softmax(dim=-1))
+        match self.config.score:
+            case "sigmoid":
+                return RouterScores(logits_NE, F.logsigmoid(logits_NE))
+            case "softmax" | "sparsemixer":
+                return RouterScores(logits_NE, logits_NE.log_softmax(dim=-1))
+            case unreachable:
+                assert_never(unreachable)
 
     def select_experts(self, scores: RouterScores, balance_bias_E: Tensor | None = None) -> RoutingDecision:
         """The experts of each token, best first. The bias is added for the choice only, never to the weights."""
         preference_NE = self._compute_preference(scores, balance_bias_E)
-        if self.config.score == "sparsemixer":
-            experts_NK, weights_NK = select_sparsemixer_top2(scores.logits_NE, preference_NE, self.config.jitter)
-        else:
-            experts_NK = preference_NE.topk(self.config.num_experts_per_tok, dim=-1).indices
-            log_scores_NK = scores.log_scores_NE.gather(-1, experts_NK)
-            # softmax(log s) = s / sum(s): normalised without a division that could be 0/0, and without an epsilon that
-            # lets the router shrink all weights at once by driving its scores towards zero (Megatron-LM #1545).
-            weights_NK = log_scores_NK.softmax(dim=-1) if self.config.norm_topk_prob else log_scores_NK.exp()
+        match self.config.score:
+            case "softmax" | "sigmoid":
+                experts_NK = preference_NE.topk(self.config.num_experts_per_tok, dim=-1).indices
+                log_scores_NK = scores.log_scores_NE.gather(-1, experts_NK)
+                # softmax(log s) = s / sum(s): normalised without a division that could be 0/0, and without an epsilon
+                # that lets the router shrink all weights at once by driving its scores towards zero (Megatron-LM
+                # #1545).
+                weights_NK = log_scores_NK.softmax(dim=-1) if self.config.norm_topk_prob else log_scores_NK.exp()
+            case "sparsemixer":
+                experts_NK, weights_NK = select_sparsemixer_top2(scores.logits_NE, preference_NE, self.config.jitter)
+            case unreachable:
+                assert_never(unreachable)
         return RoutingDecision(experts_NK, self.scale_weights(weights_NK))
 
     def scale_weights(self, weights_NK: Tensor) -> Tensor:
@@ -130,7 +140,13 @@ def mask_outside_top_groups(merit_NE: Tensor, groups: GroupLimitedRoutingConfig)
     bias makes every allowed merit negative.
     """
     merit_NGM = merit_NE.unflatten(-1, (groups.num_groups, -1))
-    merit_NG = merit_NGM.amax(-1) if groups.score == "max" else merit_NGM.topk(2, dim=-1).values.sum(-1)
+    match groups.score:
+        case "max":
+            merit_NG = merit_NGM.amax(-1)
+        case "top2":
+            merit_NG = merit_NGM.topk(2, dim=-1).values.sum(-1)
+        case unreachable:
+            assert_never(unreachable)
     best = merit_NG.topk(groups.groups_per_token, dim=-1).indices
     outside_NG = torch.ones_like(merit_NG, dtype=torch.bool).scatter_(-1, best, False)
     return outside_NG.repeat_interleave(merit_NGM.shape[-1], dim=-1, output_size=merit_NE.shape[-1])

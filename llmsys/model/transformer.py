@@ -12,7 +12,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from llmsys.config.head import ClassificationHeadConfig
 from llmsys.config.model import ModelConfig
+from llmsys.config.norm import DeepNormConfig
 from llmsys.errors import ConfigError
 from llmsys.model.deepnorm import compute_deepnorm_constants
 from llmsys.model.dropout import apply_dropout
@@ -112,8 +114,10 @@ class Transformer(LayerStack):
         )
         if self.training and self.prediction and self.head is not None:
             self.predicted = self._run_prediction_modules(self.head, tokens_BT, x_BTD, context, finish)
-        labels = self.config.head.kind == "classification"
-        hidden_BTD = self._compute_class_logits(x_BTD) if labels else self.apply_final_norm(x_BTD[:, -new:])
+        if isinstance(self.config.head, ClassificationHeadConfig):
+            hidden_BTD = self._compute_class_logits(x_BTD)
+        else:
+            hidden_BTD = self.apply_final_norm(x_BTD[:, -new:])
         if finish is not None:
             return finish(self.head, hidden_BTD, 0)
         output: Tensor = hidden_BTD if self.head is None else self.head(hidden_BTD)
@@ -198,7 +202,7 @@ class Transformer(LayerStack):
     def _select_input_tokens(self, tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
         """The new tokens; all of them, where the rotation of the earlier ones is no longer what the cache has seen."""
         rotations = self.shared.rotations
-        if rotations is None or not rotations.by_length:
+        if rotations is None or not rotations.depends_on_length:
             return tokens_BT
         cache.require_capacity(tokens_BT.shape[1])
         cache.append_layer("tokens", tokens_BT)
@@ -241,4 +245,5 @@ class Transformer(LayerStack):
 
 
 def _compute_deepnorm_alpha(config: ModelConfig, *, encoder: bool = False) -> float:
-    return compute_deepnorm_constants(config, encoder=encoder).alpha if config.residual.kind == "deepnorm" else 1.0
+    has_deepnorm = isinstance(config.residual, DeepNormConfig)
+    return compute_deepnorm_constants(config, encoder=encoder).alpha if has_deepnorm else 1.0

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from llmsys.config.optimizer import OptimizerConfig
+from llmsys.config.optimizer import AdamWConfig
 from llmsys.optim.lr_schedule import get_weight_decay_share
 from llmsys.optim.parameter_groups import build_parameter_groups
 
@@ -21,7 +21,7 @@ PIECE = 1 << 16
 class BitwiseAdamW:
     """Moments by parameter name and the number of steps taken. Parameters may be shards: any tensor will do."""
 
-    def __init__(self, named: dict[str, nn.Parameter], config: OptimizerConfig) -> None:
+    def __init__(self, named: dict[str, nn.Parameter], config: AdamWConfig) -> None:
         self.named = named
         self.config = config
         self.steps = 0

@@ -1,12 +1,13 @@
 """The optimizer of a config over named parameters, its state there from the start so that it can be loaded into."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
 
-from llmsys.config.optimizer import OptimizerConfig
+from llmsys.config.optimizer import AdamWConfig, MuonConfig, OptimizerConfig
+from llmsys.errors import ConfigError
 from llmsys.optim.muon import Apply, Muon, apply_to_each
 from llmsys.optim.parameter_groups import ParameterGroup, Rule, build_parameter_groups
 
@@ -65,12 +66,42 @@ def build_optimizer(
     members: list[torch.optim.Optimizer] = []
     if adamw := list(_iter_param_groups(groups, named, "adamw", alike)):
         members.append(_build_adamw(adamw, config))
-    if muon := list(_iter_param_groups(groups, named, "muon", alike)):
-        assert config.kind == "muon"
-        settings = {"momentum": config.momentum, "steps": config.steps}
-        dtype = torch.float32 if compute_dtype == torch.float32 else torch.bfloat16
-        members.append(Muon([entry | settings for entry in muon], dtype=dtype, apply=apply))
+    match config:
+        case AdamWConfig():
+            pass
+        case MuonConfig():
+            settings = {"momentum": config.momentum, "steps": config.steps}
+            muon = [entry | settings for entry in _iter_param_groups(groups, named, "muon", alike)]
+            # fp16 would overflow in the Newton-Schulz products.
+            dtype = torch.float32 if compute_dtype == torch.float32 else torch.bfloat16
+            members += [Muon(muon, dtype=dtype, apply=apply)] if muon else []
+        case unreachable:
+            assert_never(unreachable)
     return OptimizersContainer(members)
+
+
+def require_adamw(config: OptimizerConfig) -> AdamWConfig:
+    """Return the settings of AdamW, for an engine that has no other optimizer.
+
+    Args:
+        config: The `optimizer:` section of a run.
+
+    Returns:
+        `config` itself.
+
+    Raises:
+        ConfigError: Another optimizer is chosen.
+    """
+    match config:
+        case AdamWConfig():
+            return config
+        case MuonConfig():
+            raise ConfigError(
+                f"optimizer.kind={config.kind} is not built by this engine. "
+                "Use optimizer.kind=adamw, or engine.kind=torch with train.reproducibility=fast."
+            )
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _iter_param_groups(

@@ -8,10 +8,19 @@ counts steps and knows the width of the model.
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, assert_never
 
 from llmsys.config.run import RunConfig
-from llmsys.config.schedule import NoamScheduleConfig, ScheduleConfig, interpolate_multiplier
+from llmsys.config.schedule import (
+    ConstantScheduleConfig,
+    CosineScheduleConfig,
+    InverseSqrtScheduleConfig,
+    LinearScheduleConfig,
+    NoamScheduleConfig,
+    ScheduleConfig,
+    WsdScheduleConfig,
+    interpolate_multiplier,
+)
 
 
 class LearningRate(float):
@@ -47,12 +56,14 @@ def compute_learning_rate(config: RunConfig, steps: int) -> LearningRate:
 
     The last step of a run brings it to its budget of tokens.
     """
-    peak, tokens = config.optimizer.learning_rate, config.batch.count_tokens_before(steps)
-    if isinstance(config.schedule, NoamScheduleConfig):
-        share = compute_noam_rate(steps, config.schedule.warmup_steps, config.model.hidden_size)
-    else:
-        share = compute_lr_multiplier(config.schedule, tokens, config.train.tokens)
-    return LearningRate(peak * share, interpolate_multiplier(config.factors.weight_decay, tokens))
+    schedule, tokens = config.schedule, config.batch.count_tokens_before(steps)
+    match schedule:
+        case NoamScheduleConfig():
+            multiplier = compute_noam_rate(steps, schedule.warmup_steps, config.model.hidden_size)
+        case _:
+            multiplier = compute_lr_multiplier(schedule, tokens, config.train.tokens)
+    decay_share = interpolate_multiplier(config.factors.weight_decay, tokens)
+    return LearningRate(config.optimizer.learning_rate * multiplier, decay_share)
 
 
 def compute_balance_factor(config: RunConfig, steps: int) -> float:
@@ -72,16 +83,27 @@ def compute_lr_multiplier(config: ScheduleConfig, tokens: float, budget_tokens: 
     wsd (warm-up, stable, decay) is Hu 2024 (MiniCPM) with a linear decay.
     """
     if isinstance(config, NoamScheduleConfig):
-        raise TypeError("the original schedule has no peak of its own; see original_rate")
+        raise TypeError("schedule.kind=original has no peak of its own; see compute_noam_rate")
     warmup = config.warmup_tokens
     if tokens < warmup:
         return tokens / warmup
-    if config.kind == "constant":
-        return 1.0
-    if config.kind == "inverse_sqrt":
-        return math.sqrt(warmup / tokens)
-    decay = config.decay_tokens if config.kind == "wsd" else budget_tokens - warmup
-    left = min(1.0, max(0.0, (budget_tokens - tokens) / max(decay, 1)))
-    if config.kind == "cosine":
-        left = 0.5 * (1 + math.cos(math.pi * (1 - left)))
+    match config:
+        case ConstantScheduleConfig():
+            return 1.0
+        case InverseSqrtScheduleConfig():
+            return math.sqrt(warmup / tokens)
+        case WsdScheduleConfig():
+            left = _compute_remaining_share(config.decay_tokens, tokens, budget_tokens)
+        case CosineScheduleConfig():
+            left = _compute_remaining_share(budget_tokens - warmup, tokens, budget_tokens)
+            left = 0.5 * (1 + math.cos(math.pi * (1 - left)))
+        case LinearScheduleConfig():
+            left = _compute_remaining_share(budget_tokens - warmup, tokens, budget_tokens)
+        case unreachable:
+            assert_never(unreachable)
     return config.final_fraction + (1 - config.final_fraction) * left
+
+
+def _compute_remaining_share(decay_tokens: float, tokens: float, budget_tokens: float) -> float:
+    """Return the share of a decay over the last `decay_tokens` that is still ahead, in [0, 1]."""
+    return min(1.0, max(0.0, (budget_tokens - tokens) / max(decay_tokens, 1)))

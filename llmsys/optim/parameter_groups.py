@@ -8,11 +8,11 @@ grouped, so that every engine makes the same groups from its own tensors.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, assert_never
 
 from torch import nn
 
-from llmsys.config.optimizer import OptimizerConfig
+from llmsys.config.optimizer import AdamWConfig, MuonConfig, OptimizerConfig
 
 Role = Literal["dense", "embedding", "experts"]
 Rule = Literal["adamw", "muon"]
@@ -49,8 +49,15 @@ def _has_weight_decay(name: str, parameter: nn.Parameter) -> bool:
 
 def choose_update_algorithm(name: str, parameter: nn.Parameter, config: OptimizerConfig) -> Rule:
     """Which rule moves a parameter: projections are called `…_proj`, routers, embeddings and heads are not."""
-    projection = any(part.endswith("_proj") for part in name.split("."))
-    return "muon" if config.kind == "muon" and projection and _has_weight_decay(name, parameter) else "adamw"
+    match config:
+        case AdamWConfig():
+            return "adamw"
+        case MuonConfig():
+            # Routers, embeddings and heads have other names, and stay with AdamW (Jordan 2024).
+            is_projection = any(part.endswith("_proj") for part in name.split("."))
+            return "muon" if is_projection and _has_weight_decay(name, parameter) else "adamw"
+        case unreachable:
+            assert_never(unreachable)
 
 
 def build_parameter_groups(named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> list[ParameterGroup]:

@@ -29,7 +29,7 @@ every saved tensor is there.
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, assert_never
 
 import torch
 from torch import Tensor
@@ -124,10 +124,10 @@ def _list_versions(outputs: Any) -> list[int]:
     return [leaf._version for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
 
 
-Recompute = Literal["none", "selective", "block"]
+ActivationCheckpointMode = Literal["none", "selective", "block"]
 
 aten, collectives = torch.ops.aten, torch.ops._c10d_functional
-KEPT = {
+SAVED_OPERATIONS = {
     aten.mm.default,
     aten.addmm.default,
     aten._grouped_mm.default,
@@ -144,25 +144,32 @@ KEPT = {
 """The operations whose outputs `selective` keeps."""
 
 
-def apply_activation_checkpoint(model: Transformer, what: Recompute, *, compiled: bool = False) -> None:
+def apply_activation_checkpoint(model: Transformer, mode: ActivationCheckpointMode, *, compiled: bool = False) -> None:
     """Wrap the forward of every block. The wrapper is a function, so names of parameters and modules stay.
 
     With `compiled`, before `compile_blocks`: torch.compile then sees what is to be computed again, and decides with it.
     (Around a compiled block `selective` would see one opaque operation.)
     """
-    if what == "none":
-        return
-    contexts = build_compiled_contexts if compiled else build_eager_contexts
-    options: dict[str, Any] = {"context_fn": contexts(KEPT)} if what == "selective" else {}
+    options: dict[str, Any]
+    match mode:
+        case "none":
+            return
+        case "block":
+            options = {}
+        case "selective":
+            options = {"context_fn": (build_compiled_contexts if compiled else build_eager_contexts)(SAVED_OPERATIONS)}
+        case unreachable:
+            assert_never(unreachable)
     for block in (module for module in model.modules() if isinstance(module, TransformerBlock)):
-        again = partial(checkpoint, block.forward, use_reentrant=False, **options)
-        block.forward = _recompute_if_grad_enabled(again, block.forward)  # type: ignore[method-assign]
+        checkpointed = partial(checkpoint, block.forward, use_reentrant=False, **options)
+        block.forward = _checkpoint_if_grad_enabled(checkpointed, block.forward)  # type: ignore[method-assign]
 
 
-def _recompute_if_grad_enabled(again: Callable[..., Tensor], forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Without a backward there is nothing to keep, and a cache of keys must see its tokens once."""
-
+def _checkpoint_if_grad_enabled(
+    checkpointed: Callable[..., Tensor], forward: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
     def call_block(*inputs: Any) -> Tensor:
-        return again(*inputs) if torch.is_grad_enabled() else forward(*inputs)
+        # Without a backward nothing is saved, and a key-value cache must see its tokens once.
+        return checkpointed(*inputs) if torch.is_grad_enabled() else forward(*inputs)
 
     return call_block

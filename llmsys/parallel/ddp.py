@@ -7,7 +7,7 @@ backward of a step only: before it, gradients of earlier micro-batches add up in
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,13 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from llmsys.config.head import (
+    ClassificationHeadConfig,
+    FeaturesHeadConfig,
+    LmHeadConfig,
+    MlmHeadConfig,
+    PermutationHeadConfig,
+)
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.fsdp import Initial
@@ -37,7 +44,7 @@ class DdpModel:
     ) -> None:
         materialize_parameters(model, device, initial)
         cast_parameters(model, compute_dtype)
-        self.parts = SequenceSharding(model, meshes)
+        self.sharding = SequenceSharding(model, meshes)
         ignored = list_unused_parameters(model)
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
         self._ddp = DistributedDataParallel(model, forward_sync_buffers=False, init_sync=False)
@@ -60,9 +67,13 @@ def list_unused_parameters(model: Transformer) -> list[str]:
 
     DDP would wait for their gradients for ever.
     """
-    if model.config.head.kind != "mlm":
-        return []
-    return [name for name, _ in model.named_parameters() if name.startswith(("pooler.", "next_sentence."))]
+    match model.config.head:
+        case MlmHeadConfig():
+            return [name for name, _ in model.named_parameters() if name.startswith(("pooler.", "next_sentence."))]
+        case LmHeadConfig() | ClassificationHeadConfig() | FeaturesHeadConfig() | PermutationHeadConfig():
+            return []
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _all_reduce_bucket(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:

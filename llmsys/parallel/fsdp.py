@@ -34,7 +34,7 @@ Initial = Callable[[str, torch.Size], Tensor]
 class DataParallelModel(Protocol):
     """How the ranks of a run hold one model, and when their gradients meet."""
 
-    parts: SequenceSharding
+    sharding: SequenceSharding
 
     @property
     def forward(self) -> Callable[..., Tensor]:
@@ -70,7 +70,7 @@ class FsdpModel:
     ) -> None:
         self.forward: Callable[..., Tensor] = model
         apply_expert_parallel(model, meshes)
-        self.parts = apply_tensor_context_parallel(model, meshes)
+        self.sharding = apply_tensor_context_parallel(model, meshes)
         self._partial = PartialGradientReducer(model, meshes.tensor)
         apply_fsdp(model, meshes, compute_dtype, offload)
         self._units = [module for module in model.modules() if isinstance(module, FSDPModule)]

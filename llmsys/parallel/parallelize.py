@@ -47,14 +47,14 @@ def apply_expert_parallel(model: Transformer, meshes: DeviceMeshes) -> None:
 
 def apply_tensor_context_parallel(model: Transformer, meshes: DeviceMeshes) -> SequenceSharding:
     """Split matrices over the tensor axis, and sequences over tensor and context; nothing where those have one rank."""
-    parts = SequenceSharding(model, meshes)
+    sharding = SequenceSharding(model, meshes)
     if meshes.tensor is not None:
         split_matrices(model, meshes.tensor)
-        divide_feed_forwards(model, parts)
-    if meshes.parts is not None:
-        divide_positions(model, parts)
-        divide_attention(model, parts)
-    return parts
+        divide_feed_forwards(model, sharding)
+    if meshes.sequence is not None:
+        divide_positions(model, sharding)
+        divide_attention(model, sharding)
+    return sharding
 
 
 def apply_fsdp(
@@ -69,10 +69,10 @@ def apply_fsdp(
     storage = OffloadPolicy() if offload == "none" else CPUOffloadPolicy(pin_memory=pinned)
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     units: list[tuple[Any, DeviceMesh]] = [(block, meshes.dense) for block in _list_blocks(model)] + [
-        (model, meshes.whole)
+        (model, meshes.replica)
     ]
-    if meshes.expert_shard is not None:
-        units = [(layer.experts, meshes.expert_shard) for layer in model.list_moe_layers()] + units
+    if meshes.expert_fsdp is not None:
+        units = [(layer.experts, meshes.expert_fsdp) for layer in model.list_moe_layers()] + units
     for module, mesh in units:
         fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=storage)
         configure_gradient_reduction(module, mesh)

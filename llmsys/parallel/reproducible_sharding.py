@@ -159,10 +159,10 @@ def apply_reproducible_fsdp(model: Transformer, meshes: DeviceMeshes, compute_dt
     """Experts to their ranks and parameters into shards: fp32 masters, `compute_dtype` in the forward, sums in fp32."""
     policy = partial(MixedPrecisionPolicy, reduce_dtype=torch.float32, cast_forward_inputs=False)
     apply_reproducible_expert_parallel(model, meshes, compute_dtype)
-    if meshes.expert_shard is not None:
+    if meshes.expert_fsdp is not None:
         for layer in model.list_moe_layers():
             # Micro-batches of other ranks meet in these experts, so their gradients leave autograd in fp32.
-            _shard_module(layer.experts, meshes.expert_shard, policy(param_dtype=torch.float32))
+            _shard_module(layer.experts, meshes.expert_fsdp, policy(param_dtype=torch.float32))
     for block in model.modules():
         if isinstance(block, TransformerBlock):
             _shard_module(block, meshes.dense, policy(param_dtype=compute_dtype))

@@ -76,14 +76,14 @@ def _split_parameter(module: nn.Module, name: str, dim: int, mesh: DeviceMesh) -
     module.register_parameter(name, nn.Parameter(spread))
 
 
-def divide_feed_forwards(model: Transformer, parts: SequenceSharding) -> None:
+def divide_feed_forwards(model: Transformer, sharding: SequenceSharding) -> None:
     """Every feed-forward: positions in, channels inside, positions out. Which positions stand where does not matter."""
     for module in model.modules():
         if isinstance(module, FeedForward):
-            module.register_forward_pre_hook(lambda _, inputs: parts.enter_column_parallel(inputs[0], 0))
+            module.register_forward_pre_hook(lambda _, inputs: sharding.enter_column_parallel(inputs[0], 0))
             for linear in _list_inner_projections(module):
                 replace_forward(linear, ColumnParallelLinear(linear))
-            replace_forward(module.down_proj, RowParallelLinear(module.down_proj, parts, 0))
+            replace_forward(module.down_proj, RowParallelLinear(module.down_proj, sharding, 0))
 
 
 class ColumnParallelLinear:
@@ -101,12 +101,12 @@ class ColumnParallelLinear:
 class RowParallelLinear:
     """The forward of a map of which this rank has some inputs: a sum over ranks, and the bias once."""
 
-    def __init__(self, linear: nn.Linear, parts: SequenceSharding, dim: int) -> None:
-        self.linear, self.parts, self.dim = linear, parts, dim
+    def __init__(self, linear: nn.Linear, sharding: SequenceSharding, dim: int) -> None:
+        self.linear, self.sharding, self.dim = linear, sharding, dim
 
     def __call__(self, x: Tensor) -> Tensor:
         """All outputs, of this rank's positions where they are divided."""
-        y = self.parts.exit_row_parallel(F.linear(x, get_local_tensor(self.linear.weight)), self.dim)
+        y = self.sharding.exit_row_parallel(F.linear(x, get_local_tensor(self.linear.weight)), self.dim)
         return y if self.linear.bias is None else y + self.linear.bias
 
 

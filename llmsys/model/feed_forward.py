@@ -1,6 +1,6 @@
-"""The dense feed-forward layer: two linear maps around an activation, or three with a gate (Shazeer 2020).
+"""The dense feed-forward layer: two linear layers around an activation, or three with a gate (Shazeer 2020).
 
-Also serves as the shared expert of a mixture-of-experts layer; routed experts use `apply_gated_activation` alone.
+Also the shared expert of a mixture-of-experts layer. Routed experts use `apply_gated_activation` alone.
 """
 
 from typing import assert_never
@@ -44,15 +44,24 @@ class FeedForward(nn.Module):
 
 
 def build_feed_forward(config: FeedForwardConfig, hidden_size: int, width: int, dropped: float = 0.0) -> FeedForward:
-    """The layer for `model.feed_forward` (or `model.moe.expert`), `width` channels wide inside.
+    """Build the layer of `model.feed_forward` (or `model.moe.expert`) with `width` inner channels.
 
-    `dropped` is the probability of dropping a channel inside, in training.
+    `dropped` is the dropout probability of inner channels in training.
     """
     return FeedForward(config, hidden_size, width, dropped)
 
 
 def apply_gated_activation(config: FeedForwardConfig, gate: Tensor | None, up: Tensor) -> Tensor:
-    """What stands between the linear maps, element by element; `gate` is None where the kind has none."""
+    """Return the element-wise operation between the linear layers.
+
+    Args:
+        config: The kind of feed-forward.
+        gate: Output of the gate projection, (…, F); None for kinds without a gate.
+        up: Output of the up projection, (…, F).
+
+    Returns:
+        The input of the down projection, (…, F).
+    """
     match config:
         case ReluConfig() | GeluConfig() | GeluTanhConfig() | SiluConfig():
             return apply_activation(config.kind, up)

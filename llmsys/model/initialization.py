@@ -1,7 +1,8 @@
-"""Starting values: one pure function from (configuration, parameter name, shape, seed) to a tensor.
+"""Initial parameter values: a pure function of (config, parameter name, shape, seed).
 
-No generator is shared between parameters, so the values do not depend on the order of creation, on the number of
-processes or on how a parameter is sharded: a rank computes the whole tensor and keeps its slice.
+Invariants:
+- No generator is shared between parameters. The values do not depend on the order of creation, the number of processes
+  or the sharding: a rank computes the full tensor and keeps its slice.
 """
 
 import math
@@ -34,10 +35,19 @@ TABLES = ("embed", "positions", "token_types", "relative_bias", "head")
 
 
 def compute_initial_value(config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size, seed: int) -> Tensor:
-    """The starting value of parameter `name` as float32 on the CPU.
+    """Compute the initial value of one parameter.
 
-    Norm weights are 1 (0 where 1 is added to them) and biases 0. Everything else is normal with the deviation that
-    `compute_init_std` gives.
+    Norm weights are 1 (0 with unit_offset) and biases 0. Everything else is normal with the standard deviation of
+    `compute_init_std`.
+
+    Args:
+        config: The full model.
+        name: Parameter name, as in `Transformer.named_parameters`.
+        shape: Shape of the full parameter.
+        seed: The run's seed; each parameter derives its own from it.
+
+    Returns:
+        The full tensor, float32 on the CPU.
     """
     layer, _, kind = name.rpartition(".")
     if kind.endswith("bias"):
@@ -49,11 +59,11 @@ def compute_initial_value(config: ModelConfig, name: str, shape: tuple[int, ...]
 
 
 def compute_init_std(config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size) -> float:
-    """Standard deviation of a starting matrix or table.
+    """Return the standard deviation of the initial values of a matrix or table.
 
-    normal: `initializer_range`, divided by sqrt(2 * num_hidden_layers) where a pre-norm block writes into the residual
-    stream (Radford 2019, GPT-2, section 2.3), so that the stream's variance at the top does not grow with depth.
-    xavier: sqrt(2 / (fan in + fan out)) for matrices (Glorot 2010). DeepNorm multiplies by its beta.
+    normal: `initializer_range`, divided by sqrt(2 · num_hidden_layers) for projections into the residual stream of a
+    pre-norm block (Radford 2019, GPT-2, section 2.3). xavier: sqrt(2 / (fan in + fan out)) for matrices (Glorot 2010).
+    DeepNorm multiplies by its beta.
     """
     layer, _, kind = name.rpartition(".")
     owner = layer if kind == "weight" else name
@@ -90,7 +100,12 @@ def _has_unit_offset(norm: NormConfig, layer: str) -> bool:
 
 @torch.no_grad()
 def initialize_parameters(model: Transformer, seed: int) -> None:
-    """Fill every parameter and buffer of a model that lives whole in this process."""
+    """Fill every parameter and buffer of an unsharded model.
+
+    Args:
+        model: A model with storage.
+        seed: As for `compute_initial_value`.
+    """
     for name, parameter in model.named_parameters():
         parameter.copy_(compute_initial_value(model.config, name, parameter.shape, seed))
     model.reset_buffers()

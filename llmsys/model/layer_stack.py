@@ -1,6 +1,6 @@
-"""One stack of blocks: positions and a norm in front, blocks, a norm behind.
+"""A stack of blocks: position embeddings and a norm before the blocks, a norm after them.
 
-A decoder or an encoder is one stack; an encoder-decoder is two, with the same class and different configs.
+A decoder or an encoder is one stack. An encoder-decoder is two, of the same class with different configs.
 """
 
 from typing import assert_never
@@ -37,7 +37,7 @@ from llmsys.model.transformer_block import TransformerBlock
 
 
 class LayerStack(nn.Module):
-    """What stands between embedded tokens and the head. `alpha` is DeepNorm's, which depends on the whole model."""
+    """The layers between embedded tokens and the head. `alpha` is DeepNorm's, which depends on the full model."""
 
     def __init__(self, config: ModelConfig, *, alpha: float = 1.0) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class LayerStack(nn.Module):
         memory: EncoderOutput | None = None,
         real_BT: Tensor | None = None,
     ) -> tuple[Tensor, ForwardContext]:
-        """The hidden states after the last block, before the final norm, and what the blocks shared."""
+        """Return the hidden states after the last block, before the final norm, and the context of the blocks."""
         context = self.shared(
             embedded_BTD.shape[1],
             embedded_BTD,
@@ -96,14 +96,14 @@ class LayerStack(nn.Module):
         return x_BTD, context
 
     def apply_final_norm(self, x_BTD: Tensor) -> Tensor:
-        """The final norm, and in training the dropout behind it."""
+        """Apply the final norm, followed in training by dropout."""
         x_BTD = x_BTD if self.norm is None else self.norm(x_BTD)
         return self._apply_stack_dropout(x_BTD, self.config.dropout.final)
 
     def _prepare_embedding(self, x_BTD: Tensor, positions_BT: Tensor) -> Tensor:
-        added = self.sinusoids if self.positions is None else self.positions
-        if added is not None:
-            x_BTD = x_BTD + added(positions_BT).to(x_BTD.dtype)
+        positions = self.sinusoids if self.positions is None else self.positions
+        if positions is not None:
+            x_BTD = x_BTD + positions(positions_BT).to(x_BTD.dtype)
         x_BTD = x_BTD if self.embedding_norm is None else self.embedding_norm(x_BTD)
         return self._apply_stack_dropout(x_BTD, self.config.dropout.embedding)
 

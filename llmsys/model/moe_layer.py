@@ -1,8 +1,8 @@
-"""The mixture-of-experts layer: router, dispatcher, experts, and shared experts every token visits.
+"""The mixture-of-experts layer: router, dispatcher, experts, and shared experts that every token visits.
 
-Reads activations, gives their sum over the chosen experts, and keeps what a trainer reads after each step: the balance
-bias (and, for the auxiliary loss over a batch, the shares of the step before) in buffers that are saved, and sums over
-tokens in buffers that are not. A pass that activation recomputation repeats is not counted again.
+The balance bias (and, for the auxiliary loss over a batch, the shares of the previous step) are persistent buffers.
+Sums over the tokens of a step are buffers that are not saved. A pass that activation checkpointing repeats is not
+counted again.
 """
 
 from collections.abc import Callable
@@ -40,8 +40,10 @@ from llmsys.model.token_dispatcher import LocalTokenDispatcher, TokenDispatcher
 class MoELayer(Float32BufferModule):
     """y = sum_k w_k expert_k(x) + shared(x).
 
-    From outside may be replaced: `dispatcher`, and `whole_rows`, which makes counts of each sequence, (B, E), out of
-    those of the part of it that x is.
+    Two attributes may be replaced from outside:
+
+    - `dispatcher`, by one that spans ranks.
+    - `whole_rows`, which turns counts of a sequence's shard on this rank, (B, E), into those of the full sequence.
     """
 
     balance_bias_E: Tensor
@@ -64,7 +66,7 @@ class MoELayer(Float32BufferModule):
         self.whole_rows: Callable[[Tensor], Tensor] = _return_counts
         self._auxiliary: tuple[Tensor, Tensor] | None = None
         self.balance_factor = 1.0
-        """On the balance loss and the rate of the bias; set from outside where it changes over a run."""
+        """Factor on the balance loss and the rate of the bias; set from outside where it changes over a run."""
         balance = config.balance
         remembers = isinstance(balance, AuxiliaryLossConfig) and balance.scope == "batch"
         self.register_buffer("balance_bias_E", torch.zeros(config.num_experts))
@@ -76,28 +78,30 @@ class MoELayer(Float32BufferModule):
         self.reset_buffers()
 
     def reset_buffers(self) -> None:
-        """Starting values of all buffers, for instance after `to_empty`: no bias, even shares, nothing counted."""
+        """Set the initial values of all buffers, for instance after `to_empty`: no bias, even shares, zero counts."""
         self.balance_bias_E.zero_()
         if self.expert_share_E is not None:
             self.expert_share_E.fill_(1 / self.config.num_experts)
         self.reset_counts()
 
     def reset_counts(self) -> None:
-        """Begin to count a new step."""
+        """Set the counters of the step to zero."""
         for sums in self.get_step_counters():
             sums.zero_()
 
     def get_step_counters(self) -> tuple[Tensor, ...]:
-        """The sums over the tokens of a step so far, as living tensors."""
+        """Return the sums over the tokens of the step so far: the buffers themselves, not copies."""
         return self.expert_tokens_E, self.probability_sum_E, self.router_z_sum, self.num_tokens, self.num_dropped
 
     def forward(self, x_BTD: Tensor, real_BT: Tensor | None = None) -> Tensor:
-        """Same shape and dtype as the input. In training mode what the step needs to know is added to the sums.
+        """Return the sum over the chosen and shared experts, in the shape and dtype of the input.
+
+        In training mode the counters of the step are updated.
 
         Args:
-            x_BTD: activations; each row is one sequence.
-            real_BT: False where a token is padding, which is not counted, enters no loss and takes no expert's room.
-                None: there is no padding.
+            x_BTD: Activations; each row is one sequence.
+            real_BT: False where a token is padding, which is not counted, has no loss and uses no expert capacity.
+                None: no padding.
         """
         if real_BT is None:
             real_BT = torch.ones(x_BTD.shape[:2], dtype=torch.bool, device=x_BTD.device)
@@ -111,16 +115,16 @@ class MoELayer(Float32BufferModule):
         return y_ND.view_as(x_BTD)
 
     def compute_auxiliary_loss(self) -> Tensor:
-        """Balance and router z losses of the last training forward, weighted: a mean over real tokens; 0 without any.
+        """Return the weighted balance and router z losses of the last training forward.
 
-        For one process and micro-batch; where there are more, divide `sum_auxiliary_losses` by the tokens of all.
+        A mean over real tokens; 0 without any. For one process and micro-batch. Otherwise divide `sum_auxiliary_losses` by the tokens of all.
         """
         if self._auxiliary is None:
             return self.sum_auxiliary_losses()
         return self.sum_auxiliary_losses() / self._auxiliary[1].clamp(min=1)
 
     def sum_auxiliary_losses(self) -> Tensor:
-        """Return the balance and router z losses of the last training forward, weighted: a sum over real tokens."""
+        """Return the weighted balance and router z losses of the last training forward: a sum over real tokens."""
         if self._auxiliary is None:
             return torch.zeros((), device=self.balance_bias_E.device)
         balance, z_loss = self._auxiliary[0]
@@ -160,7 +164,7 @@ class MoELayer(Float32BufferModule):
     ) -> None:
         num_experts = self.config.num_experts
         asked_BE = count_tokens_by_row(asked.experts_NK, num_experts, real_BT)
-        # Recomputation must save the tensors that the first pass saved, so the loss is computed again, for nobody.
+        # A recomputed forward must save the tensors that the first one saved, so the loss is computed there too.
         loss = compute_auxiliary_losses(self.config, scores, self.whole_rows(asked_BE), self.expert_share_E, real_BT)
         if is_recomputation():
             self._require_auxiliary_gradient(loss)
@@ -169,7 +173,7 @@ class MoELayer(Float32BufferModule):
         self._auxiliary = None if loss is None else (loss, num_tokens)
         with torch.no_grad():
             self.expert_tokens_E += asked_BE.sum(0)
-            # Not as a product: selective recomputation tells kept products apart by their order, and this is done once.
+            # Not as a matmul: selective checkpointing matches saved matmuls by order, and this one is not repeated.
             self.probability_sum_E += (scores.compute_probabilities() * real_BT.view(-1, 1)).sum(0)
             self.router_z_sum += compute_router_z_loss(scores, real_BT)
             self.num_tokens += num_tokens

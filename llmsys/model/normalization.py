@@ -1,4 +1,4 @@
-"""Normalisation layers: RMSNorm and LayerNorm, built from `model.norm` of the configuration.
+"""Normalization layers: RMSNorm and LayerNorm, built from `model.norm` of the config.
 
 Both compute in float32 and return the dtype of their input, so they are safe under bfloat16 weights.
 """
@@ -15,7 +15,7 @@ from llmsys.model import cpu_kernels
 
 
 class RMSNorm(nn.Module):
-    """weight * x / sqrt(mean(x^2) + eps) over the last dim (Zhang and Sennrich 2019, arXiv:1910.07467).
+    """weight · x / sqrt(mean(x²) + eps) over the last dim (Zhang and Sennrich 2019, arXiv:1910.07467).
 
     With `unit_offset` the factor is 1 + weight, so that weight decay pulls it towards 1 (Gemma).
     """
@@ -27,7 +27,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.zeros(width) if unit_offset else torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dim; same shape and dtype as `x`."""
+        """Normalize the last dim; same shape and dtype as `x`."""
         if self.unit_offset:
             # 1 + weight in float32: bfloat16 would round a small weight away.
             return F.rms_norm(x.float(), self.weight.shape, 1.0 + self.weight.float(), self.eps).to(x.dtype)
@@ -36,12 +36,12 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
     def extra_repr(self) -> str:
-        """Width and eps, for printing the module."""
+        """Return the width and eps that `print(module)` shows."""
         return f"{self.weight.shape[0]}, eps={self.eps}{', unit_offset=True' if self.unit_offset else ''}"
 
 
 def build_norm(config: ModelConfig, width: int) -> nn.Module:
-    """The normalisation that `config.norm` asks for, over `width` features."""
+    """Build the norm of `config.norm` over `width` features."""
     match config.norm:
         case RmsNormConfig() as norm:
             return RMSNorm(width, norm.eps, unit_offset=norm.unit_offset)

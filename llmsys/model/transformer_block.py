@@ -1,6 +1,6 @@
-"""One layer of the Transformer: attention, in a decoder with a source cross-attention, and a feed-forward.
+"""One layer of the Transformer: self-attention, cross-attention in an encoder-decoder, and a feed-forward.
 
-Each is a branch around the residual stream; `model.residual` says where norms stand around a branch.
+Each is a branch around the residual stream; `model.residual` places the norms.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ Branch = Callable[[Tensor], Tensor]
 
 
 class TransformerBlock(nn.Module):
-    """Branches one after another, or in a parallel block side by side. `alpha` is DeepNorm's weight of the stream."""
+    """Branches one after another, or side by side in a parallel block. `alpha` is DeepNorm's weight of the stream."""
 
     def __init__(self, config: ModelConfig, layer: int, *, alpha: float = 1.0) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class TransformerBlock(nn.Module):
         return x_BTD + y_BTD
 
     def _run_branch(self, name: str, x_BTD: Tensor, branch: Branch) -> Tensor:
-        """One branch with its norms, as the classes in llmsys/config/norm.py say."""
+        """Run one branch with its norms, in the order that the classes in llmsys/config/norm.py document."""
         match self.residual:
             case PostNormConfig() | DeepNormConfig():
                 stream_BTD = x_BTD if self.alpha == 1.0 else self.alpha * x_BTD
@@ -117,7 +117,7 @@ class TransformerBlock(nn.Module):
 
 
 def build_attention(config: ModelConfig, layer: int) -> nn.Module:
-    """The self-attention of block `layer`."""
+    """Build the self-attention of block `layer`."""
     match config.attention:
         case LatentAttentionConfig() as attention:
             return MultiHeadLatentAttention(config, attention, layer)

@@ -46,7 +46,7 @@ def apply_reproducible_expert_parallel(model: Transformer, meshes: DeviceMeshes,
     """Give each rank of the expert axis its experts, as in fast mode, and compute them one by one."""
     apply_expert_parallel(model, meshes)
     for layer in model.list_moe_layers():
-        layer.experts.forward = SequentialExperts(layer.experts, compute_dtype)  # type: ignore[method-assign, assignment]
+        layer.experts.forward = SequentialExperts(layer.experts, compute_dtype)  # type: ignore[method-assign,assignment]
         if meshes.expert is not None:
             layer.dispatcher = ReproducibleTokenDispatcher(meshes.expert.get_group(), layer.config.num_experts)
 

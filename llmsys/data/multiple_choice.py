@@ -1,8 +1,10 @@
-"""Questions that a language model answers by likelihood: read from lines of JSON, and laid out as rows for a model.
+"""Questions that a language model answers by likelihood: read from JSON lines, and laid out as rows.
 
-Multiple choice has a context and choices behind it; a minimal pair is two choices behind nothing. A row is one choice
-behind its context; rows of similar length are neighbours, so that little is padding. Which rows share a batch depends
-on the questions alone, never on who asks.
+Multiple choice has a context followed by choices; a minimal pair is two choices without context. A row is one choice
+after its context. Rows are sorted by length to reduce padding.
+
+Invariants:
+- The rows of a batch depend on the questions alone, never on the number of ranks.
 """
 
 import gzip
@@ -22,9 +24,14 @@ from llmsys.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class MultipleChoiceQuestion:
-    """Texts of which the one numbered `answer` should be likeliest behind `context`; `location` is its file and line.
+    """Choices of which number `answer` should be the likeliest continuation of `context`.
 
-    `separator` stands between context and choice, and is no part of a choice's length.
+    Attributes:
+        location: File and line.
+        context: Text before every choice.
+        separator: Text between context and choice, not counted in a choice's length.
+        choices: The texts.
+        answer: Index of the right choice.
     """
 
     location: str
@@ -36,7 +43,7 @@ class MultipleChoiceQuestion:
 
 @dataclass(frozen=True)
 class ChoiceRow:
-    """One choice: the tokens of a whole text, of which those from `first` on are the choice's."""
+    """One choice of a question: the tokens of the full text, of which those from `first` on are the choice's."""
 
     question: int
     choice: int
@@ -45,17 +52,27 @@ class ChoiceRow:
 
 
 def read_questions(asked: SetConfig) -> list[MultipleChoiceQuestion]:
-    """The questions of a set. DataError names the file and the line of whatever is wrong."""
-    found: list[MultipleChoiceQuestion] = []
+    """Read the questions of an evaluation task.
+
+    Args:
+        asked: The task's config.
+
+    Returns:
+        The questions in file order, at most `max_questions`.
+
+    Raises:
+        DataError: A file or line is not as documented; the message names it.
+    """
+    questions: list[MultipleChoiceQuestion] = []
     for file in _list_question_files(asked.path):
         for number, line in enumerate(_read_lines(file), start=1):
             if line.strip():
-                found.append(_parse_question(asked, _parse_object(line, f"{file}:{number}"), f"{file}:{number}"))
-            if len(found) == asked.max_questions > 0:
-                return found
-    if not found:
+                questions.append(_parse_question(asked, _parse_object(line, f"{file}:{number}"), f"{file}:{number}"))
+            if len(questions) == asked.max_questions > 0:
+                return questions
+    if not questions:
         raise DataError(f"evaluation set {asked.title}: {asked.path} holds no question. Correct the path, or leave it.")
-    return found
+    return questions
 
 
 def _list_question_files(path: Path) -> list[Path]:
@@ -129,10 +146,10 @@ class ChoiceRows:
     """Every choice of every question as a row whose targets are the choice's tokens.
 
     Args:
-        questions: what is asked.
-        tokenizer: the model's.
-        opening: ids that open every text, one at least.
-        longest: positions that the model has.
+        questions: The questions.
+        tokenizer: The model's tokenizer.
+        opening: Ids that begin every text; at least one.
+        longest: The model's max_position_embeddings.
     """
 
     def __init__(
@@ -143,35 +160,38 @@ class ChoiceRows:
         longest: int,
     ) -> None:
         self.questions = questions
-        made = [row for number in range(len(questions)) for row in self._iter_rows(number, tokenizer, list(opening))]
-        for row in made:
+        rows = [row for number in range(len(questions)) for row in self._iter_rows(number, tokenizer, list(opening))]
+        for row in rows:
             if (length := len(row.tokens) - 1) > longest:
                 raise DataError(
                     f"{questions[row.question].location}: choice {row.choice} with its context takes {length} "
-                    f"positions, "
-                    f"and the model has {longest} (model.max_position_embeddings). Shorten it, or leave it out."
+                    f"positions, and the model has {longest} (model.max_position_embeddings). "
+                    f"Shorten it, or leave it out."
                 )
-        self.sorted = sorted(made, key=lambda row: (len(row.tokens), row.question, row.choice))
-        self.num_rows = len(made)
+        self.sorted = sorted(rows, key=lambda row: (len(row.tokens), row.question, row.choice))
+        self.num_rows = len(rows)
 
     def _iter_rows(self, number: int, tokenizer: Tokenizer, opening: list[int]) -> Iterator[ChoiceRow]:
-        """Context and choice are tokenized as one text; a space at the context's end belongs to the choice."""
+        """Yield a row per choice.
+
+        Context and choice are tokenized as one text; a space at the context's end belongs to the choice.
+        """
         question = self.questions[number]
         context = question.context.rstrip()
-        behind = question.context[len(context) :] + question.separator
+        separator = question.context[len(context) :] + question.separator
         first = len(opening) + len(tokenizer.encode(context)) if context else len(opening)
         for choice, text in enumerate(question.choices):
-            tokens = opening + tokenizer.encode(context + behind + text)
+            tokens = opening + tokenizer.encode(context + separator + text)
             yield ChoiceRow(number, choice, tokens, min(first, len(tokens) - 1))
 
     def get_batch(self, first: int, count: int) -> Batch:
-        """Rows `first` to `first + count - 1` of `sorted`; beyond the last they are there but nothing counts."""
+        """Return rows `first` to `first + count - 1` of `sorted`; rows after the last have no targets."""
         rows = self.sorted[first : first + count]
         length = max((len(row.tokens) - 1 for row in rows), default=1)
         tokens_BT = torch.zeros(count, length, dtype=torch.int64)
         targets_BT = torch.full((count, length), IGNORED, dtype=torch.int64)
         documents_BT = torch.full((count, length), PADDING, dtype=torch.int64)
-        documents_BT[len(rows) :] = 0  # a row of padding alone has nothing to see
+        documents_BT[len(rows) :] = 0  # a row of padding alone would have no key to attend to
         for number, row in enumerate(rows):
             ids = torch.tensor(row.tokens)
             tokens_BT[number, : len(ids) - 1] = ids[:-1]

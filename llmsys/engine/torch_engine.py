@@ -1,6 +1,6 @@
-"""The torch engine: FSDP2 or DDP over one or many ranks, with all that a layout can split.
+"""The torch engine: FSDP2 or DDP over one or many ranks, with every axis of a layout.
 
-fp32 masters live in shards or copies; the forward computes in the given dtype; gradients are summed in fp32.
+float32 masters are in shards or replicas; the forward computes in the given dtype; gradients are summed in float32.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,17 @@ from llmsys.parallel.gradient_clipping import clip_gradients
 class TorchEngine:
     """AdamW or Muon around FSDP2 or DDP.
 
-    `model` is built on the meta device and gets its starting values here, by `seed`. In fp16 the loss is scaled.
+    Args:
+        model: A model on the meta device; it gets its initial values here.
+        meshes: Sub-meshes of the run's layout.
+        optimizer: The `optimizer:` section.
+        loss: The loss at the head.
+        compute_dtype: Dtype of the forward; in float16 the loss is scaled.
+        seed: Seed of the initial values.
+        device: Device of this rank.
+        data_parallel: FSDP2 or DDP.
+        offload: "state" keeps shards in host memory. FSDP2 only.
+        gradients: "whole" accumulates unsharded gradients over micro-batches. FSDP2 only.
     """
 
     def __init__(
@@ -61,7 +71,7 @@ class TorchEngine:
         self._clip = optimizer.gradient_clip
         self._scale = GradScaler() if compute_dtype == torch.float16 else None
         self.after_micro_batch: Callable[[int], None] | None = None
-        """Called with the number of each micro-batch, when its gradients have been added to those of the step."""
+        """Called with the number of each micro-batch after its gradients were added to those of the step."""
 
         def build_initial_value(name: str, shape: torch.Size) -> Tensor:
             return compute_initial_value(model.config, name, shape, seed)
@@ -86,14 +96,15 @@ class TorchEngine:
     def train_step(
         self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
     ) -> StepResult:
-        """See Engine. The loss is divided by the targets of all ranks before backward, so gradients need no factor."""
+        """Implement `Engine.train_step`. The loss is divided by the targets of all ranks before backward."""
         self.module.train()
         counts = reduce_token_counts(batches if self._data_parallel.sharding.is_first_rank else (), self.device)
         scale = 1.0 if self._scale is None else self._scale.scale
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches):
-            whole = number == len(batches) - 1 or self.after_micro_batch is not None
-            with self._data_parallel.enter_micro_batch(last=whole):
+            # Whoever looks at gradients after each micro-batch needs them reduced.
+            reduces = number == len(batches) - 1 or self.after_micro_batch is not None
+            with self._data_parallel.enter_micro_batch(last=reduces):
                 total += self._train_micro_batch(batch.to(self.device), counts, scale)
             if self.after_micro_batch is not None:
                 self.after_micro_batch(number)
@@ -120,13 +131,13 @@ class TorchEngine:
 
     @torch.no_grad()
     def compute_logits(self, batch: Batch) -> Tensor:
-        """See Engine."""
+        """Implement `Engine.compute_logits`."""
         self.module.eval()
         logits_BTV: Tensor = self.module(**batch.to(self.device).to_model_inputs())
         return logits_BTV
 
     def get_state(self) -> EngineState:
-        """See Engine. The tensors are the living ones: loading into them in place is loading into the engine."""
+        """Implement `Engine.get_state`. The tensors are not copies: loading into them loads into the engine."""
         self._data_parallel.reshard_parameters()
         tensors: dict[str, Tensor] = {}
         steps, optimizer_state = 0, self._optimizer.state
@@ -139,7 +150,7 @@ class TorchEngine:
         return EngineState(tensors | ({} if self._scale is None else self._scale.state_dict()), steps)
 
     def load_state(self, state: EngineState) -> None:
-        """See Engine."""
+        """Implement `Engine.load_state`."""
         own = self.get_state().tensors
         for name, tensor in state.tensors.items():
             if own[name] is not tensor:

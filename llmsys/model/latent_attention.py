@@ -98,8 +98,7 @@ def compute_mla_scale(config: ModelConfig, attention: LatentAttentionConfig) -> 
     if attention.scale is not None:
         return attention.scale
     scale = float((attention.qk_nope_head_dim + attention.qk_rope_head_dim) ** -0.5)
-    match config.position:
-        case RopeConfig(scaling=YarnRopeScalingConfig() as scaling) if scaling.mscale_all_dim:
-            return scale * compute_yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2
-        case _:
-            return scale
+    scaling = config.position.scaling if isinstance(config.position, RopeConfig) else None
+    if isinstance(scaling, YarnRopeScalingConfig) and scaling.mscale_all_dim:
+        scale *= compute_yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2
+    return scale

@@ -117,7 +117,8 @@ class MoELayer(Float32BufferModule):
     def compute_auxiliary_loss(self) -> Tensor:
         """Return the weighted balance and router z losses of the last training forward.
 
-        A mean over real tokens; 0 without any. For one process and micro-batch. Otherwise divide `sum_auxiliary_losses` by the tokens of all.
+        A mean over real tokens; 0 without any. For one process and micro-batch: otherwise divide
+        `sum_auxiliary_losses` by the tokens of all.
         """
         if self._auxiliary is None:
             return self.sum_auxiliary_losses()

@@ -120,7 +120,7 @@ class RotaryBuilder:
         self.config, self.position = config, position
         self.table = RotaryEmbedding(config, position)
         self.kinds = sorted({config.get_layer_type(layer) for layer in range(config.num_hidden_layers)})
-        self.depends_on_length = _depends_on_length(position.scaling)
+        self.is_length_dependent = _is_length_dependent(position.scaling)
 
     def __call__(self, length: int, cache: KeyValueCache | None, device: torch.device) -> dict[LayerType, RotaryCosSin]:
         """Return the rotations of `length` new tokens after those in the cache, by layer type."""
@@ -128,7 +128,7 @@ class RotaryBuilder:
 
     def must_recompute(self, cache: KeyValueCache, new: int) -> bool:
         """Return whether `new` more tokens change the frequencies that the cache was filled with, in any row."""
-        if not self.depends_on_length or not cache.length:
+        if not self.is_length_dependent or not cache.length:
             return False
         lengths = [cache.length - padding for padding in cache.padding_B.tolist()]
         return any(self._compute_frequencies(length) != self._compute_frequencies(length + new) for length in lengths)
@@ -140,7 +140,7 @@ class RotaryBuilder:
             return self.table(None, length, device=device, sliding=sliding)
         end = cache.length + length
         positions_BT = cache.get_positions(cache.length, end)
-        if not self.depends_on_length or not cache.is_padded:
+        if not self.is_length_dependent or not cache.is_padded:
             return self.table(positions_BT, end - int(cache.padding_B.min()), device=device, sliding=sliding)
         # Rows of unequal length have their own frequencies, so that no row depends on its neighbours.
         rows = [
@@ -156,7 +156,7 @@ class RotaryBuilder:
         )
 
 
-def _depends_on_length(scaling: ScalingConfig) -> bool:
+def _is_length_dependent(scaling: ScalingConfig) -> bool:
     match scaling:
         case NtkRopeScalingConfig() | LongRopeScalingConfig():
             return True

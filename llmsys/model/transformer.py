@@ -116,10 +116,8 @@ class Transformer(LayerStack):
         )
         if self.training and self.prediction and self.head is not None:
             self.predicted = self._run_prediction_modules(self.head, tokens_BT, x_BTD, context, finish)
-        if isinstance(self.config.head, ClassificationHeadConfig):
-            hidden_BTD = self._compute_class_logits(x_BTD)
-        else:
-            hidden_BTD = self.apply_final_norm(x_BTD[:, -new:])
+        labels = isinstance(self.config.head, ClassificationHeadConfig)
+        hidden_BTD = self._compute_class_logits(x_BTD) if labels else self.apply_final_norm(x_BTD[:, -new:])
         if finish is not None:
             return finish(self.head, hidden_BTD, 0)
         output: Tensor = hidden_BTD if self.head is None else self.head(hidden_BTD)
@@ -205,7 +203,7 @@ class Transformer(LayerStack):
     def _select_input_tokens(self, tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
         """Return the new tokens, or all tokens where the rotation of the cached ones has changed."""
         rotations = self.shared.rotations
-        if rotations is None or not rotations.depends_on_length:
+        if rotations is None or not rotations.is_length_dependent:
             return tokens_BT
         cache.require_capacity(tokens_BT.shape[1])
         cache.append_layer("tokens", tokens_BT)

@@ -1,9 +1,9 @@
-"""Attention on several ranks: each attends to whole sequences with some of the heads.
+"""Context parallel attention: each rank attends to full sequences with some of the heads.
 
-Behind the maps of queries, keys and values the context axis exchanges heads for positions, before the map of the output
-positions for heads (Ulysses, Jacobs 2023, arXiv:2309.14509, 3.1); the tensor axis has its own heads from the start. So
-rotations, masks of packed documents, windows, biases, sinks and caps are those of one process, for fewer heads. Latent
-attention exchanges queries, and gathers the latents, which are narrower than the keys and values of all heads.
+After the projections of queries, keys and values the context axis exchanges heads for positions, before the output
+projection positions for heads (Ulysses, Jacobs 2023, arXiv:2309.14509, 3.1). The tensor axis has its own heads from the
+start. So rotations, masks of packed documents, windows, biases, sinks and caps are those of one process, for fewer
+heads. Latent attention exchanges queries, and gathers the latents, which are narrower than the keys and values.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from llmsys.parallel.tensor_parallel import ColumnParallelLinear, RowParallelLin
 
 
 def divide_attention(model: Transformer, sharding: SequenceSharding) -> None:
-    """Every self-attention: positions in, heads inside, positions out."""
+    """Shard every self-attention: positions at its input and output, heads inside."""
     for block in model.modules():
         attention = block.attention if isinstance(block, TransformerBlock) else None
         if isinstance(attention, MultiHeadLatentAttention):
@@ -61,7 +61,7 @@ def _divide_latent_attention(attention: MultiHeadLatentAttention, sharding: Sequ
 
 @dataclass(frozen=True)
 class KeyValueHeadSharding:
-    """Which key-value heads serve the query heads of this rank, where `groups` of them serve `heads`."""
+    """The key-value heads that serve this rank's query heads, where `groups` of them serve `heads`."""
 
     heads: int
     groups: int
@@ -69,24 +69,24 @@ class KeyValueHeadSharding:
     sharding: SequenceSharding
 
     def get_local_slice(self) -> slice:
-        """Those that this rank attends with; one may serve several ranks."""
+        """Return the key-value heads that this rank attends with; one may serve several ranks."""
         queries = self.sharding.get_head_slice(self.heads)
         return slice(queries.start * self.groups // self.heads, -(-queries.stop * self.groups // self.heads))
 
     def get_channel_slice(self) -> slice:
-        """Their channels among those of all."""
+        """Return the channels of these heads among those of all heads."""
         own = self.get_local_slice()
         return slice(own.start * self.head_dim, own.stop * self.head_dim)
 
     def select_tensor_rank_rows(self, rows: Tensor) -> Tensor:
-        """The part of a weight or bias that this tensor rank uses: all it has, or one head of a whole one."""
+        """Return the rows of a weight or bias that this tensor rank uses: its shard, or one head of an unsplit one."""
         ranks, rank = self.sharding.tensor.size, self.sharding.tensor.rank
         if self.groups % ranks == 0:
             return rows
         return rows.narrow(0, rank * self.groups // ranks * self.head_dim, self.head_dim)
 
     def repeat_heads(self, x_BTW: Tensor) -> Tensor:
-        """Heads as often as there are context ranks to take one each, where there are fewer of them."""
+        """Repeat heads so that every context rank gets one, where there are fewer heads than ranks."""
         heads, ranks = x_BTW.shape[2] // self.head_dim, self.sharding.context.size
         if heads % ranks == 0 or not self.sharding.is_sharded:
             return x_BTW
@@ -95,7 +95,7 @@ class KeyValueHeadSharding:
 
 
 class _QueryProjection(ColumnParallelLinear):
-    """The map of the queries."""
+    """Query projection, followed by the exchange of positions for heads."""
 
     def __init__(self, linear: nn.Linear, sharding: SequenceSharding) -> None:
         super().__init__(linear)
@@ -106,7 +106,7 @@ class _QueryProjection(ColumnParallelLinear):
 
 
 class _KeyValueProjection(ColumnParallelLinear):
-    """The map of keys or values."""
+    """Key or value projection, followed by the exchange of positions for heads."""
 
     def __init__(self, linear: nn.Linear, sharding: SequenceSharding, shared: KeyValueHeadSharding) -> None:
         super().__init__(linear)
@@ -121,7 +121,7 @@ class _KeyValueProjection(ColumnParallelLinear):
 
 
 class _LatentKeyValueProjection(ColumnParallelLinear):
-    """The map from latents of all positions to keys and values of the heads that this rank attends with."""
+    """Projection of the latents of all positions to the keys and values of this rank's heads."""
 
     def __init__(self, linear: nn.Linear, sharding: SequenceSharding) -> None:
         super().__init__(linear)
@@ -134,7 +134,7 @@ class _LatentKeyValueProjection(ColumnParallelLinear):
 
 
 class _OutputProjection(RowParallelLinear):
-    """The map of the output."""
+    """Output projection, after the exchange of heads for positions."""
 
     def __init__(self, linear: nn.Linear, sharding: SequenceSharding) -> None:
         super().__init__(linear, sharding, 1)
@@ -161,7 +161,10 @@ class _NormOverRanks:
         return (x if bias is None else x + bias[own].float()).to(x_BTW.dtype)
 
     def _compute_mean(self, x_BTW: Tensor) -> Tensor:
-        """Over the channels of all ranks; where ranks share a head, it is counted by each, and so is the number."""
+        """Return the mean over the channels of all ranks.
+
+        A head that several ranks share counts once per rank, in the sum and in the number of channels.
+        """
         group, total = self.sharding.heads_group, x_BTW.sum(-1, keepdim=True)
         ranks = 1 if group is None else group.size()
         return (total if group is None else all_reduce(total, group)) / (ranks * x_BTW.shape[-1])

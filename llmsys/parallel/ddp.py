@@ -1,7 +1,7 @@
-"""DistributedDataParallel as one way to train on many ranks: every rank keeps everything, gradients are summed.
+"""DistributedDataParallel: every rank holds all parameters, and gradients are summed.
 
-Masters and gradients are fp32; a forward sees each parameter in the compute dtype (see cast.py). Ranks meet in the last
-backward of a step only: before it, gradients of earlier micro-batches add up in fp32 where they are.
+Masters and gradients are float32; a forward reads each parameter in the compute dtype (mixed_precision.py). Ranks
+communicate in the last backward of a step only; before it, gradients of micro-batches accumulate locally in float32.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from llmsys.parallel.sequence_sharding import SequenceSharding
 
 
 class DdpModel:
-    """DDP. `model` comes from the meta device and gets its starting values, the same on all ranks, from `initial`."""
+    """DDP around a model from the meta device, with initial values from `initial`, equal on all ranks."""
 
     def __init__(
         self,
@@ -52,20 +52,26 @@ class DdpModel:
         self.forward: Callable[..., Tensor] = self._ddp
 
     def enter_micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """See DataParallel."""
+        """Implement `DataParallelModel.enter_micro_batch`."""
         return contextlib.nullcontext() if last else self._ddp.no_sync()
 
     def finish_gradients(self) -> None:
-        """See DataParallel: the last backward has summed them."""
+        """Do nothing: the last backward has summed the gradients."""
 
     def reshard_parameters(self) -> None:
-        """See DataParallel: masters are always in their place."""
+        """Do nothing: parameters are not sharded."""
 
 
 def list_unused_parameters(model: Transformer) -> list[str]:
-    """Parameters that no loss looks at: BERT's pooler and its second task, where masks alone are learnt.
+    """List the parameters without a gradient: BERT's pooler and next-sentence head, where only masks are trained.
 
-    DDP would wait for their gradients for ever.
+    DDP would wait for their gradients forever.
+
+    Args:
+        model: The model before DDP.
+
+    Returns:
+        Parameter names.
     """
     match model.config.head:
         case MlmHeadConfig():
@@ -77,7 +83,7 @@ def list_unused_parameters(model: Transformer) -> list[str]:
 
 
 def _all_reduce_bucket(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-    """The sum over ranks, where DDP would take the mean: the loss is divided by the targets of all ranks already."""
+    """Sum a bucket over ranks. DDP would average; the loss is already divided by the targets of all ranks."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None
     summed: Future[Tensor] = work.get_future().then(lambda done: done.value()[0])

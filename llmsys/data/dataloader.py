@@ -22,7 +22,7 @@ class StepLoader:
     """
 
     def __init__(self, source: StepBatches, ahead: int = 2, *, pinned: bool = False) -> None:
-        """Read from `source`; `pinned` puts batches into pinned memory, which an accelerator copies while it computes."""
+        """Read from `source`; `pinned` batches are in pinned memory, which an accelerator copies while it computes."""
         self.source = source
         self.ahead = ahead
         self.pinned = pinned

@@ -43,7 +43,7 @@ class MoELayer(Float32BufferModule):
     Two attributes may be replaced from outside:
 
     - `dispatcher`, by one that spans ranks.
-    - `whole_rows`, which turns counts of a sequence's shard on this rank, (B, E), into those of the full sequence.
+    - `reduce_row_counts`, which turns counts of a sequence's shard on this rank, (B, E), into those of the full sequence.
     """
 
     balance_bias_E: Tensor
@@ -63,7 +63,7 @@ class MoELayer(Float32BufferModule):
         self.shared = build_feed_forward(config.expert, hidden_size, width) if width else None
         self.shared_gate = nn.Linear(hidden_size, 1, bias=False) if config.shared_gate else None
         self.dispatcher: TokenDispatcher = LocalTokenDispatcher()
-        self.whole_rows: Callable[[Tensor], Tensor] = _return_counts
+        self.reduce_row_counts: Callable[[Tensor], Tensor] = _return_counts
         self._auxiliary: tuple[Tensor, Tensor] | None = None
         self.balance_factor = 1.0
         """Factor on the balance loss and the rate of the bias; set from outside where it changes over a run."""
@@ -166,7 +166,7 @@ class MoELayer(Float32BufferModule):
         num_experts = self.config.num_experts
         asked_BE = count_tokens_by_row(asked.experts_NK, num_experts, real_BT)
         # A recomputed forward must save the tensors that the first one saved, so the loss is computed there too.
-        loss = compute_auxiliary_losses(self.config, scores, self.whole_rows(asked_BE), self.expert_share_E, real_BT)
+        loss = compute_auxiliary_losses(self.config, scores, self.reduce_row_counts(asked_BE), self.expert_share_E, real_BT)
         if is_recomputation():
             self._require_auxiliary_gradient(loss)
             return

@@ -135,7 +135,7 @@ def divide_positions(model: Transformer, sharding: SequenceSharding) -> None:
             module.shared = _FullContextBuilder(module.shared, sharding)  # type: ignore[assignment]
     for layer in model.list_moe_layers():
         if _uses_sequence_balance(layer.config):
-            layer.whole_rows = _SequenceCountReducer(sharding)
+            layer.reduce_row_counts = _SequenceCountReducer(sharding)
 
 
 def _uses_sequence_balance(config: MoeConfig) -> bool:

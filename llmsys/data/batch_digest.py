@@ -32,6 +32,7 @@ def compute_batch_digest(batches: Sequence[Batch]) -> int:
     with np.errstate(over="ignore"):
         for batch in batches:
             learns_B = (batch.targets_BT >= 0).view(len(batch.targets_BT), -1).any(1).numpy(force=True)
+            # Hashed again per role: swapped tokens and targets must not give the same sum.
             rows_B = _hash_rows(batch.tokens_BT) + hash_splitmix64(_hash_rows(batch.targets_BT))
             if batch.source_BS is not None:
                 rows_B = rows_B + hash_splitmix64(hash_splitmix64(_hash_rows(batch.source_BS)))

@@ -168,6 +168,7 @@ class ChoiceRows:
                     f"positions, and the model has {longest} (model.max_position_embeddings). "
                     f"Shorten it, or leave it out."
                 )
+        # Ties are broken by number, so that the rows of a batch do not depend on the sorting algorithm.
         self.sorted = sorted(rows, key=lambda row: (len(row.tokens), row.question, row.choice))
         self.num_rows = len(rows)
 

@@ -124,13 +124,14 @@ class PackedDocuments:
         self.length = length
         self.seed = seed
         self.tokens = int(shards.lengths.sum())
-        self.windows_per_epoch = (self.tokens - 1) // length
+        self.windows_per_epoch = (self.tokens - 1) // length  # the last window needs one target more
         if self.windows_per_epoch < 1:
             raise DataError(
                 f"{self.tokens} training tokens do not fill one sequence of {length}. "
                 f"Use a smaller batch.sequence_length or prepare more data."
             )
         self.tokens_left_over_per_epoch = self.tokens - 1 - self.windows_per_epoch * length
+        # Two epochs: a step at the border reads from both.
         self._epoch = lru_cache(maxsize=2)(self._order_epoch)
 
     def _order_epoch(self, epoch: int) -> EpochOrder:

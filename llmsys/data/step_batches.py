@@ -39,6 +39,7 @@ def assign_balanced(cost_N: NDArray[np.int64], ranks: int, micro_batches: int) -
     size = len(cost_N) // (ranks * micro_batches)
     members: list[list[int]] = [[] for _ in range(ranks * micro_batches)]
     cheapest = [(0, number) for number in range(len(members))]
+    # Ties by index, so that every rank computes the same assignment.
     for window in np.lexsort((np.arange(len(cost_N)), -cost_N)).tolist():
         cost, number = heapq.heappop(cheapest)
         members[number].append(window)

@@ -79,6 +79,7 @@ class AccelerateEngine:
             model, device, lambda name, shape: compute_initial_value(model.config, name, shape, seed)
         )
         named = dict(model.named_parameters())
+        # Before accelerate wraps the model: DDP then sums the float32 gradients of the parameters themselves.
         cast_parameters(model, compute_dtype)
         self._optimizer = build_optimizer(named, optimizer, compute_dtype=compute_dtype)
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list_unused_parameters(model))
@@ -157,6 +158,7 @@ def build_accelerator(compute_dtype: torch.dtype, device: torch.device) -> Accel
     for problem in find_config_violations(os.environ, PRECISIONS[compute_dtype]):
         raise ConfigError(problem)
     handler = DistributedDataParallelKwargs(broadcast_buffers=False)
+    # mixed_precision="no": cast_parameters replaces autocast, which keeps other dtypes per operation.
     accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=[handler])
     kind = accelerator.distributed_type.value
     if get_world_size() > 1 and (kind == "NO" or accelerator.num_processes != get_world_size()):

@@ -87,7 +87,7 @@ class DeepSpeedEngine:
         self._engine = initialize_deepspeed(model, adamw, settings)
         if zero_stage == 0:
             cast_parameters(model, compute_dtype)
-        self._place = build_deepspeed_state(self._engine, zero_stage, clip, meshes)
+        self._state = build_deepspeed_state(self._engine, zero_stage, clip, meshes)
         self._set_masters(seed)
 
     def _set_masters(self, seed: int) -> None:
@@ -97,8 +97,8 @@ class DeepSpeedEngine:
             if self._is_split(name):
                 rank = self._meshes.expert.get_local_rank()  # type: ignore[union-attr]
                 value = value.chunk(self._meshes.expert.size())[rank]  # type: ignore[union-attr]
-            self._place.set_tensor(parameter, value.to(self.device), None)
-        self._place.sync_weights()
+            self._state.set_tensor(parameter, value.to(self.device), None)
+        self._state.sync_weights()
 
     def train_step(
         self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
@@ -108,13 +108,13 @@ class DeepSpeedEngine:
         counts = reduce_token_counts(batches, self.device)
         set_rates(self._engine.optimizer.param_groups, learning_rate)
         # DeepSpeed divides by the world size, for experts too; the product undoes it exactly for powers of two.
-        factor = get_world_size() * (1.0 if self._scale is None else self._place.set_loss_scale(self._scale.scale))
+        factor = get_world_size() * (1.0 if self._scale is None else self._state.set_loss_scale(self._scale.scale))
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, start=1):
             self._engine.set_gradient_accumulation_boundary(number == len(batches))
             total += self._train_micro_batch(batch.to(self.device), counts, factor)
         loss, sums = reduce_sums(total, counts[0], extras)
-        norm, applied = self._place.step_optimizer(loss, self._add_overflow_check(accept))
+        norm, applied = self._state.step_optimizer(loss, self._add_overflow_check(accept))
         return StepResult(loss, norm, int(counts[0]), applied, sums)
 
     def _train_micro_batch(self, batch: Batch, counts: Tensor, factor: float) -> Tensor:
@@ -138,28 +138,28 @@ class DeepSpeedEngine:
         """Implement `Engine.get_state`. One parameter is gathered at a time; each rank keeps its rows."""
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.module.named_parameters():
-            tensors[f"parameter/{name}"] = self._shard_tensor(name, self._place.get_tensor(parameter, None))
+            tensors[f"parameter/{name}"] = self._shard_tensor(name, self._state.get_tensor(parameter, None))
             for ours, theirs in MOMENTS.items():
-                tensors[f"{ours}/{name}"] = self._shard_tensor(name, self._place.get_tensor(parameter, theirs))
+                tensors[f"{ours}/{name}"] = self._shard_tensor(name, self._state.get_tensor(parameter, theirs))
         tensors |= {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)}
         tensors |= {} if self._scale is None else self._scale.state_dict()
-        return EngineState(tensors, int(self._place.get_step_counters()[0]))
+        return EngineState(tensors, int(self._state.get_step_counters()[0]))
 
     def load_state(self, state: EngineState) -> None:
         """Implement `Engine.load_state`."""
         for name, parameter in self.module.named_parameters():
-            self._place.set_tensor(parameter, self._gather_full_tensor(name, state.tensors[f"parameter/{name}"]), None)
+            self._state.set_tensor(parameter, self._gather_full_tensor(name, state.tensors[f"parameter/{name}"]), None)
             for ours, theirs in MOMENTS.items():
-                self._place.set_tensor(
+                self._state.set_tensor(
                     parameter, self._gather_full_tensor(name, state.tensors[f"{ours}/{name}"]), theirs
                 )
         for name, buffer in iter_persistent_buffers(self.module):
             buffer.copy_(state.tensors[f"buffer/{name}"])
         for name, tensor in {} if self._scale is None else self._scale.state_dict().items():
             tensor.copy_(state.tensors.get(name, tensor))
-        for steps in self._place.get_step_counters():
+        for steps in self._state.get_step_counters():
             steps.fill_(state.steps)
-        self._place.sync_weights()
+        self._state.sync_weights()
 
     def _is_split(self, name: str) -> bool:
         return self._meshes.expert is not None and get_parameter_role(name) == "experts"

@@ -132,7 +132,7 @@ class Zero3State:
         self._engine, self._zero = engine, engine.optimizer
         for shard in self._zero.fp32_partitioned_groups_flat:
             self._zero.optimizer.state[shard] = build_empty_moments(shard)
-        self._gate = GuardedOptimizer(self._zero)
+        self._guard = GuardedOptimizer(self._zero)
 
     def get_tensor(self, parameter: nn.Parameter, key: str | None) -> Tensor:
         """Implement `DeepSpeedState.get_tensor`."""
@@ -166,7 +166,7 @@ class Zero3State:
 
     def step_optimizer(self, loss: float, accept: Accept) -> tuple[float, bool]:
         """Implement `DeepSpeedState.step_optimizer`."""
-        result = self._gate.step(self._engine, loss, accept)
+        result = self._guard.step(self._engine, loss, accept)
         # ZeRO-3 would reuse this step's gradients for a parameter that gets none in the next step.
         self._zero.grad_partitions_flat_buffer.zero_()
         for shard in self._zero.fp32_partitioned_groups_flat:
@@ -247,7 +247,7 @@ class Zero12State:
         for shard in self._shards:
             self._zero.optimizer.state[shard] = build_empty_moments(shard)
         self._zero._lazy_init_hp_params_optimizer_state()
-        self._gate = GuardedOptimizer(self._zero) if type(self) is Zero12State else None
+        self._guard = GuardedOptimizer(self._zero) if type(self) is Zero12State else None
 
     def get_tensor(self, parameter: nn.Parameter, key: str | None) -> Tensor:
         """Implement `DeepSpeedState.get_tensor`."""
@@ -273,8 +273,8 @@ class Zero12State:
 
     def step_optimizer(self, loss: float, accept: Accept) -> tuple[float, bool]:
         """Implement `DeepSpeedState.step_optimizer`."""
-        assert self._gate is not None
-        return self._gate.step(self._engine, loss, accept)
+        assert self._guard is not None
+        return self._guard.step(self._engine, loss, accept)
 
 
 class Zero1Bf16State(Zero12State):

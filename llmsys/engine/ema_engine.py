@@ -82,6 +82,7 @@ class EmaEngine:
         weights = self._get_weights()
         for name, mean in self._averages.items():
             local = get_local_tensor(mean)
+            # Two operations: lerp_ may fuse multiply and add, and round differently on another device or layout.
             local.mul_(decay)
             local.add_(get_local_tensor(weights[name]) * (1 - decay))
 

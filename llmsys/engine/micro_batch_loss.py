@@ -62,5 +62,6 @@ def shift_targets(batch: Batch, k: int) -> Tensor:
     targets_BT = batch.targets_BT[:, k:]
     if batch.documents_BT is None or not k:
         return targets_BT
+    # Without numbers a window is one document.
     same_BT = batch.documents_BT[:, k:] == batch.documents_BT[:, : targets_BT.shape[1]]
     return targets_BT.where(same_BT, torch.full_like(targets_BT, IGNORED))

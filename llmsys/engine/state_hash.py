@@ -111,7 +111,7 @@ def _sum_slices(name: str, slices: list[tuple[SliceLocation, Sums]]) -> Sums:
     known: dict[SliceLocation, tuple[int, Sums]] = {}
     for rank, (location, sums) in enumerate(slices):
         holder, expected = known.setdefault(location, (rank, sums))
-        if sums != expected and 0 not in location[1]:
+        if sums != expected and 0 not in location[1]:  # empty slices have no bits to compare
             raise LlmsysError(
                 f"{name}: ranks {holder} and {rank} hold the same part with different bits. Copies of one part must "
                 f"be equal: resume from the last checkpoint, and check the memory of both machines if it happens again."

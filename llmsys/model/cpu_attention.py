@@ -57,7 +57,7 @@ def _compute_stacked_attention(q: Tensor, k: Tensor, v: Tensor, mask_B1TS: Tenso
             _mask_hidden_keys(scores, mask_B1TS[:, 0, start:end, :seen], len(q) // len(mask_B1TS))
         elif causal:
             _mask_later_keys(scores, end - start)
-        p = scores.softmax(dim=-1)
+        p = scores.softmax(dim=-1)  # bfloat16 in and out; the CPU kernel sums in float32
         results[0][:, :, start:end] = (p @ v[:, 0, :seen]).view(results[0][:, :, start:end].shape)
         results.append(p)
     return results
@@ -78,6 +78,7 @@ def _save_attention_inputs(ctx: Any, inputs: tuple[Any, ...], output: list[Tenso
 def _compute_attention_gradients(ctx: Any, gradients: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, None, None]:
     q, k, v, *probabilities = ctx.saved_tensors
     dy, dq = gradients[0].contiguous(), torch.empty_like(q)
+    # Keys get a gradient from every chunk: bfloat16 sums would lose the later ones.
     dk, dv = torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
     for (start, end), p in zip(_iter_chunks(q.shape[2]), probabilities, strict=True):
         seen = p.shape[-1]

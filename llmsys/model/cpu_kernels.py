@@ -111,7 +111,7 @@ class _RmsNormFunction(torch.autograd.Function):
         scale_N1 = x_ND.new_empty(len(x_ND), 1, dtype=torch.float32)
         for rows in _iter_row_slices(x_ND):
             x = x_ND[rows].float()
-            norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # one pass, without a tensor of squares
             scale = torch.rsqrt(norm.square_().div_(x.shape[1]).add_(eps), out=scale_N1[rows])
             y_ND[rows] = x.mul_(scale).mul_(weight)
         ctx.save_for_backward(x_ND, weight_D, scale_N1)

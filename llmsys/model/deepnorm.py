@@ -18,6 +18,7 @@ def compute_deepnorm_constants(config: ModelConfig, *, encoder: bool = False) ->
     `config` is that of the full model: the encoder's constants depend on the depth of both stacks.
     """
     if config.family != "encoder_decoder":
+        # Encoder-only and decoder-only have the same constants in the paper.
         depth = config.num_hidden_layers
         return DeepNormConstants((2 * depth) ** 0.25, (8 * depth) ** -0.25)
     below, above = config.encoder_model.num_hidden_layers, config.num_hidden_layers

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LEVELS = 1 << 16
+LEVELS = 1 << 16  # one int16 decides per element
 
 
 def apply_dropout(x: Tensor, probability: float, training: bool) -> Tensor:
@@ -25,6 +25,7 @@ def apply_dropout(x: Tensor, probability: float, training: bool) -> Tensor:
 
 def draw_dropout_mask(x: Tensor, probability: float) -> Tensor:
     """Return the factors of one draw, in the shape and dtype of `x`: 0, or 1 / (1 - probability)."""
+    # Rounded first, so that the scale below is exact for the probability in effect.
     dropped = round(probability * LEVELS)
     # All 64 bits are random, so each quarter of a number is uniform over 16 bits.
     draws = torch.randint(-(1 << 63), (1 << 63) - 1, ((x.numel() + 3) // 4,), dtype=torch.int64)

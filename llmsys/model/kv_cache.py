@@ -40,6 +40,7 @@ class KeyValueCache:
                 "model.moe.routing.kind=expert_choice cannot generate: experts choose among all tokens of a sequence, "
                 "later ones included, so it is for training and encoders. Use token_choice or capacity."
             )
+        # On the CPU: its values become Python integers, and a GPU would have to wait for each.
         self.padding_B = torch.zeros(rows, dtype=torch.int64) if padding_B is None else padding_B.cpu()
         self.capacity = capacity
         self.length = 0

@@ -77,6 +77,7 @@ class MultiHeadLatentAttention(nn.Module):
         self, q_BTHN: Tensor, q_BTHR: Tensor, latent_BSC: Tensor, k_BS1R: Tensor, context: ForwardContext
     ) -> Tensor:
         """Attend to latents: q · (W_k latent) = (W_kᵀ q) · latent is multi-query attention (DeepSeek-V2, 2.1.2)."""
+        # Not through the module: the absorbed form multiplies with slices of the weight.
         weight = get_local_tensor(self.kv_b_proj.weight).unflatten(0, (-1, self.nope + self.value))
         keys_HNC, values_HVC = weight.split([self.nope, self.value], dim=1)
         q_BTHC = torch.einsum("bthn,hnc->bthc", q_BTHN, keys_HNC)

@@ -91,6 +91,7 @@ class LayerStack(nn.Module):
         x_BTD = self._prepare_embedding(embedded_BTD, context.positions_BT)
         for block in self.blocks:
             x_BTD = block(x_BTD, context)
+        # After the last layer: every layer writes at the cache's old length.
         if cache is not None:
             cache.advance(embedded_BTD.shape[1])
         return x_BTD, context

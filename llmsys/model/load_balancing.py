@@ -103,4 +103,5 @@ def is_recomputation() -> bool:
 
 
 def _compute_expert_shares(asked_BE: Tensor) -> Tensor:
+    # A row of padding alone has no assignments.
     return asked_BE / asked_BE.sum(dim=-1, keepdim=True).clamp(min=1)

@@ -43,7 +43,7 @@ class MoELayer(Float32BufferModule):
     Two attributes may be replaced from outside:
 
     - `dispatcher`, by one that spans ranks.
-    - `reduce_row_counts`, which turns counts of a sequence's shard on this rank, (B, E), into those of the full sequence.
+    - `reduce_row_counts`, which sums the counts of a sequence's shards, (B, E), over the ranks that hold them.
     """
 
     balance_bias_E: Tensor
@@ -68,9 +68,10 @@ class MoELayer(Float32BufferModule):
         self.balance_factor = 1.0
         """Factor on the balance loss and the rate of the bias; set from outside where it changes over a run."""
         balance = config.balance
-        remembers = isinstance(balance, AuxiliaryLossConfig) and balance.scope == "batch"
+        needs_shares = isinstance(balance, AuxiliaryLossConfig) and balance.scope == "batch"
+        # Present under every balance kind: checkpoints have one format.
         self.register_buffer("balance_bias_E", torch.zeros(config.num_experts))
-        self.register_buffer("expert_share_E", torch.zeros(config.num_experts) if remembers else None)
+        self.register_buffer("expert_share_E", torch.zeros(config.num_experts) if needs_shares else None)
         for name in ("expert_tokens_E", "probability_sum_E"):
             self.register_buffer(name, torch.zeros(config.num_experts), persistent=False)
         for name in ("router_z_sum", "num_tokens", "num_dropped"):
@@ -166,7 +167,8 @@ class MoELayer(Float32BufferModule):
         num_experts = self.config.num_experts
         asked_BE = count_tokens_by_row(asked.experts_NK, num_experts, real_BT)
         # A recomputed forward must save the tensors that the first one saved, so the loss is computed there too.
-        loss = compute_auxiliary_losses(self.config, scores, self.reduce_row_counts(asked_BE), self.expert_share_E, real_BT)
+        counts_BE = self.reduce_row_counts(asked_BE)
+        loss = compute_auxiliary_losses(self.config, scores, counts_BE, self.expert_share_E, real_BT)
         if is_recomputation():
             self._require_auxiliary_gradient(loss)
             return

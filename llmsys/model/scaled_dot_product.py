@@ -56,7 +56,7 @@ def compute_attention(
         v_BSGV.transpose(1, 2),
         attn_mask=table,
         dropout_p=dropout,
-        is_causal=mask.causal and table is None,
+        is_causal=mask.causal and table is None,  # torch takes a mask or is_causal, not both
         scale=scale,
         enable_gqa=grouped,
     )

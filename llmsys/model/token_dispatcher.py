@@ -123,6 +123,7 @@ def combine_expert_outputs(y_MD: Tensor, weights_NK: Tensor, order_M: Tensor, sl
 
 
 def _sum_over_assignments(rows_MD: Tensor, slot_NK: Tensor, weights_NK: Tensor | None) -> Tensor:
+    # float32: K outputs in bfloat16 would be rounded K times.
     sums_ND = torch.zeros(slot_NK.shape[0], rows_MD.shape[1], dtype=torch.float32, device=rows_MD.device)
     for k in range(slot_NK.shape[1]):
         rows_ND = rows_MD.index_select(0, slot_NK[:, k])

@@ -59,6 +59,7 @@ class Transformer(LayerStack):
             self.add_module(name, module)
         depth = 0 if config.multi_token_prediction is None else config.multi_token_prediction.depth
         self.prediction = nn.ModuleList(MultiTokenPredictionModule(config) for _ in range(depth))
+        # An attribute, so that forward returns one tensor with and without prediction modules.
         self.predicted: list[Tensor] = []
         self._tie_weights()
 

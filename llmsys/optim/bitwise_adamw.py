@@ -43,6 +43,7 @@ class BitwiseAdamW:
             pieces = zip(*(tensor.view(-1).split(PIECE) for tensor in tensors), strict=True)
             for piece, parameter, first, second in pieces:
                 update = self._compute_update(piece * gradient_scale, first, second, rate)
+                # Two roundings, as separate operations: add_(update, alpha=...) may fuse them.
                 parameter.mul_(1 - rate * (weight_decay * decay)).sub_(update)
 
     def _compute_update(self, gradient: Tensor, first: Tensor, second: Tensor, rate: float) -> Tensor:

@@ -125,6 +125,7 @@ def _build_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch
     optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
     for group in groups:
         for parameter in group["params"]:
+            # As torch's first step would create it; a float32 step counter is required by fused=True.
             optimizer.state[parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter, requires_grad=False),

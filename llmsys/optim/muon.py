@@ -29,7 +29,7 @@ Apply = Callable[[Sequence[Tensor], Orthogonal], list[Tensor]]
 def orthogonalize_matrices(update_MN: Tensor, steps: int) -> Tensor:
     """Return roughly U Vᵀ of the singular value decomposition: singular values of 0.7 to 1.2, same dtype and shape."""
     a, b, c = COEFFICIENTS
-    tall = update_MN.shape[-2] > update_MN.shape[-1]
+    tall = update_MN.shape[-2] > update_MN.shape[-1]  # the Gram matrix of the shorter side is the smaller one
     x: Tensor = update_MN.mT if tall else update_MN
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(steps):

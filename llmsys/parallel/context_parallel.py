@@ -45,7 +45,7 @@ def _divide_heads(attention: AttentionProjections, sharding: SequenceSharding) -
     replace_forward(attention.q_proj, _QueryProjection(attention.q_proj, sharding))
     for linear in (attention.k_proj, attention.v_proj):
         replace_forward(linear, _KeyValueProjection(linear, sharding, shared))
-    if attention.norms == "full":
+    if attention.norms == "full":  # norms of single heads need no communication
         queries = KeyValueHeadSharding(attention.heads, attention.heads, attention.head_dim, sharding)
         replace_forward(attention.q_norm, _NormOverRanks(attention.q_norm, sharding, queries))
         replace_forward(attention.k_norm, _NormOverRanks(attention.k_norm, sharding, shared))

@@ -47,6 +47,7 @@ class DdpModel:
         self.sharding = SequenceSharding(model, meshes)
         ignored = list_unused_parameters(model)
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+        # Initial values are equal on all ranks already, and expert counters differ between ranks on purpose.
         self._ddp = DistributedDataParallel(model, forward_sync_buffers=False, init_sync=False)
         self._ddp.register_comm_hook(None, _all_reduce_bucket)
         self.forward: Callable[..., Tensor] = self._ddp

@@ -52,6 +52,7 @@ class AllToAllTokenDispatcher:
         sent_RL = counts_E.long().view(self.ranks, -1)
         received_RL = torch.empty_like(sent_RL)
         dist.all_to_all_single(received_RL, sent_RL, group=self.group)
+        # The host waits for the counts here: uneven splits are Python lists.
         send, receive = sent_RL.sum(1).tolist(), received_RL.sum(1).tolist()
         arrived_MD = all_to_all_single_autograd(leaving_MD, receive, send, self.group)
         outputs_MD = self._compute_expert_outputs(arrived_MD, received_RL, experts)

@@ -49,6 +49,7 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float, scale: float =
     squares = [_sum_squares(gradients) / holders for holders, gradients in by_holders.items() if gradients]
     norm = all_reduce_sum(torch.stack(squares).sum()).sqrt() / scale
     if max_norm > 0 or scale != 1:
+        # 1e-6 as in torch.nn.utils.clip_grad_norm_.
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0) if max_norm > 0 else torch.ones_like(norm)
         torch._foreach_mul_([grad for gradients in by_holders.values() for grad in gradients], factor / scale)
     return norm

@@ -44,6 +44,7 @@ def apply_expert_parallel(model: Transformer, meshes: DeviceMeshes) -> None:
     for layer in model.list_moe_layers():
         for name, parameter in list(layer.experts.named_parameters(recurse=False)):
             local = parameter.data.chunk(meshes.expert.size(), dim=0)[meshes.expert.get_local_rank()]
+            # A DTensor, so that checkpoints see one parameter of all experts.
             shared = DTensor.from_local(local.contiguous(), meshes.expert, [Shard(0)], run_check=False)
             layer.experts.register_parameter(name, nn.Parameter(shared))
         layer.dispatcher = AllToAllTokenDispatcher(meshes.expert.get_group(), layer.config.num_experts)
@@ -75,6 +76,7 @@ def apply_fsdp(
         (model, meshes.replica)
     ]
     if meshes.expert_fsdp is not None:
+        # Inner modules first: FSDP2 leaves the parameters of inner units out of outer ones.
         units = [(layer.experts, meshes.expert_fsdp) for layer in model.list_moe_layers()] + units
     for module, mesh in units:
         fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=storage)

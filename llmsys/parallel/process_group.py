@@ -52,6 +52,7 @@ def init_process_group(timeout_seconds: int = TIMEOUT_SECONDS) -> Iterator[None]
     device = get_local_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    # gloo too on GPUs: objects and control messages are on the CPU.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     timeout = datetime.timedelta(seconds=timeout_seconds)
     if "RANK" in os.environ:

@@ -110,7 +110,7 @@ class _SourceCopies(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, sources: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         ctx.dtype = weight.dtype
         cast = weight.to(dtype)
-        return tuple(cast.view_as(cast) for _ in range(sources))
+        return tuple(cast.view_as(cast) for _ in range(sources))  # views: one copy in memory
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:

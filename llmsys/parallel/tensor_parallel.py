@@ -138,6 +138,7 @@ class PartialGradientReducer:
         named = dict(self._model.named_parameters())
         optional = [named[name].grad for name in self.names]
         gradients = [get_local_tensor(grad) for grad in optional if grad is not None]
+        # One message: these are many small vectors, each of which would pay the latency of a collective.
         flat = torch.cat([grad.flatten() for grad in gradients])
         dist.all_reduce(flat, group=self._group)
         pieces = flat.split([grad.numel() for grad in gradients])

@@ -53,7 +53,9 @@ def shaped(base: dict[str, Any], layers: int) -> ModelConfig:
 
 
 @cache
-def kept_by_forward(model: ModelConfig, dtype: torch.dtype, policy: ActivationCheckpointMode, *, documents: bool) -> int:
+def kept_by_forward(
+    model: ModelConfig, dtype: torch.dtype, policy: ActivationCheckpointMode, *, documents: bool
+) -> int:
     torch.manual_seed(0)
     module = Transformer(model).to(dtype)
     module.reset_buffers()
@@ -93,7 +95,9 @@ def estimated(model: ModelConfig, dtype: torch.dtype, policy: ActivationCheckpoi
     return sum(len(kind.layers) * compute_saved_bytes(kind.saved_tensors, policy, False, ON_CPU) for kind in kinds)
 
 
-def compared(changes: dict[str, Any], dtype: torch.dtype, policy: ActivationCheckpointMode, *, documents: bool) -> tuple[int, int]:
+def compared(
+    changes: dict[str, Any], dtype: torch.dtype, policy: ActivationCheckpointMode, *, documents: bool
+) -> tuple[int, int]:
     fewer, more = models(changes)
     measured, predicted = (
         rule(more, dtype, policy, documents=documents) - rule(fewer, dtype, policy, documents=documents)

@@ -134,7 +134,9 @@ def take(engine: Engine, values: Mapping[str, Tensor]) -> None:
         local.copy_(get_local_slice(value, held))
 
 
-def divided_gradients(rank: int, name: str, layout: ParallelLayout, recompute: ActivationCheckpointMode = "none") -> dict[str, Tensor]:
+def divided_gradients(
+    rank: int, name: str, layout: ParallelLayout, recompute: ActivationCheckpointMode = "none"
+) -> dict[str, Tensor]:
     """What `plain_gradients` gives, from a step of the engine: Adam's first moment has a tenth of the gradient."""
     engine = engine_with(name, layout, recompute)
     fitted = layout.resolve(torch.distributed.get_world_size(), engine.module.config)

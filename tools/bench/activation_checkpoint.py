@@ -65,7 +65,9 @@ def build_policy_config(arguments: argparse.Namespace, policy: ActivationCheckpo
     )
 
 
-def measure_policies(configs: dict[ActivationCheckpointMode, RunConfig], steps: int) -> tuple[dict[str, Any], dict[ActivationCheckpointMode, float]]:
+def measure_policies(
+    configs: dict[ActivationCheckpointMode, RunConfig], steps: int
+) -> tuple[dict[str, Any], dict[ActivationCheckpointMode, float]]:
     """One row per policy, and the last losses. Steps are taken in turn, the first of each is not timed."""
     device = torch.device("cpu")
     engines = {

@@ -68,20 +68,20 @@ class MixtureOrder:
         for stage in np.unique(stages).tolist():
             here = stages == stage
             rounds, places = np.divmod(numbers[here] - self.starts[stage], len(self._orders[stage]))
-            sources[here] = found = self._orders[stage][places]
-            local[here] = self._bases[stage][found] + rounds * self.parts[stage][found] + self._ranks[stage][places]
+            sources[here] = source = self._orders[stage][places]
+            local[here] = self._bases[stage][source] + rounds * self.parts[stage][source] + self._ranks[stage][places]
         return sources, local
 
     def get_global_numbers(self, source: int, local: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sequences that are number `local` of a source, (N,): the inverse of `locate_sequences`."""
         bases = np.array([base[source] for base in self._bases])
         stages = np.searchsorted(bases, local, side="right") - 1
-        found = np.empty_like(local)
+        numbers = np.empty_like(local)
         for stage in np.unique(stages).tolist():
             here, places = stages == stage, np.flatnonzero(self._orders[stage] == source)
             rounds, ranks = np.divmod(local[here] - bases[stage], len(places))
-            found[here] = self.starts[stage] + rounds * len(self._orders[stage]) + places[ranks]
-        return found
+            numbers[here] = self.starts[stage] + rounds * len(self._orders[stage]) + places[ranks]
+        return numbers
 
     def count_by_source(self, count: int) -> NDArray[np.int64]:
         """Count the sequences of each source among the first `count`, (K,)."""

@@ -77,7 +77,7 @@ def read_questions(asked: SetConfig) -> list[MultipleChoiceQuestion]:
 
 def _list_question_files(path: Path) -> list[Path]:
     if path.is_dir():
-        return sorted(one for one in path.iterdir() if one.name.endswith((".jsonl", ".jsonl.gz")))
+        return sorted(file for file in path.iterdir() if file.name.endswith((".jsonl", ".jsonl.gz")))
     if not path.is_file():
         raise DataError(
             f"evaluation set {path} does not exist. Give evaluation.sets a file of JSON lines ({', '.join(SUFFIXES)}), "
@@ -117,7 +117,11 @@ def _parse_question(asked: SetConfig, fields: dict[str, Any], where: str) -> Mul
 
 def _parse_multiple_choice(asked: MultipleChoiceConfig, fields: dict[str, Any], where: str) -> MultipleChoiceQuestion:
     choices, answer = fields.get("choices"), fields.get("answer")
-    if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(one, str) and one for one in choices):
+    if (
+        not isinstance(choices, list)
+        or len(choices) < 2
+        or not all(isinstance(choice, str) and choice for choice in choices)
+    ):
         raise DataError(f"{where}: `choices` must be a list of two or more texts, not {_format_value(choices)}.")
     if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(choices):
         raise DataError(

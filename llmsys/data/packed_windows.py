@@ -182,7 +182,7 @@ class PackedDocuments:
 
     def list_windows_with_document(self, document: int, count: int) -> NDArray[np.int64]:
         """List the sequences among the first `count` of a run that have tokens of a document, in order."""
-        found = [np.empty(0, np.int64)]
+        by_epoch = [np.empty(0, np.int64)]
         for epoch in range(-(-count // self.windows_per_epoch)):
             order = self._epoch(epoch)
             place = int(np.flatnonzero(order.documents == document)[0])
@@ -190,8 +190,8 @@ class PackedDocuments:
             # Window w has the tokens [w · length, w · length + length].
             first, last = max(0, -(-(begin - self.length) // self.length)), (end - 1) // self.length
             chosen = np.flatnonzero((order.windows >= first) & (order.windows <= last))
-            found.append(chosen + epoch * self.windows_per_epoch)
-        numbers = np.concatenate(found)
+            by_epoch.append(chosen + epoch * self.windows_per_epoch)
+        numbers = np.concatenate(by_epoch)
         return numbers[numbers < count]
 
     def get_packing_stats(self) -> dict[str, Any]:

@@ -92,12 +92,12 @@ class TranslationCollator:
         targets_BT, documents_BT = pad_sequences([pairs.targets.get_tokens(row) for row in rows], IGNORED)
         tokens_BT = targets_BT.roll(1, dims=1).clamp_(min=0)
         tokens_BT[:, 0] = self.start_token
-        real_BT, whole = documents_BT >= 0, bool((documents_BS == 0).all())
+        real_BT, is_full = documents_BT >= 0, bool((documents_BS == 0).all())
         return Batch(
             tokens_BT,
             targets_BT,
             source_BS=source_BS,
-            source_documents_BS=None if whole else documents_BS,
+            source_documents_BS=None if is_full else documents_BS,
             real_BT=None if bool(real_BT.all()) else real_BT,
         )
 
@@ -113,8 +113,8 @@ class ClassificationCollator:
         texts = [np.concatenate([[self.opening_token], pairs.sources.get_tokens(row)[:-1]]) for row in rows]
         tokens_BT, documents_BT = pad_sequences(texts)
         labels = [[int(pairs.targets.get_tokens(row)[0])] for row in rows] or [[IGNORED]]
-        whole = bool((documents_BT == 0).all())
-        return Batch(tokens_BT, torch.tensor(labels), None if whole else documents_BT)
+        is_full = bool((documents_BT == 0).all())
+        return Batch(tokens_BT, torch.tensor(labels), None if is_full else documents_BT)
 
 
 def pad_sequences(sequences: Sequence[NDArray[Any]], filler: int = 0) -> tuple[Tensor, Tensor]:

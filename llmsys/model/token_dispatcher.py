@@ -64,10 +64,10 @@ def dispatch_to_experts(
     """
     # NO_EXPERT is sorted last. Those assignments all read one more row that is not computed: zero, in backward too.
     order_A, slot_NK = sort_assignments(experts_NK.where(experts_NK >= 0, counts_E.shape[0]))
-    kept = int(counts_E.sum())
-    order_M, slot_NK = order_A[: kept + 1], slot_NK.clamp(max=kept)
-    y_MD = compute(gather_tokens(x_ND, order_M, slot_NK)[:kept])
-    y_MD = F.pad(y_MD, (0, 0, 0, len(order_M) - kept))
+    num_assigned = int(counts_E.sum())
+    order_M, slot_NK = order_A[: num_assigned + 1], slot_NK.clamp(max=num_assigned)
+    y_MD = compute(gather_tokens(x_ND, order_M, slot_NK)[:num_assigned])
+    y_MD = F.pad(y_MD, (0, 0, 0, len(order_M) - num_assigned))
     return combine_expert_outputs(y_MD, weights_NK, order_M, slot_NK)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from data_pipeline.core.funnel import DECONTAMINATE
 from data_pipeline.decontaminate.cut_spans import cut_spans
 from data_pipeline.decontaminate.ngram_index import PARTS, NgramIndex, read_item_names
 from llmsys.atomic_write import write_bytes_atomically
@@ -19,7 +20,6 @@ from llmsys.config.decontamination import NgramDecontaminationConfig
 from llmsys.manifest import ContaminatedDocument, DecontaminationSummary, SetContamination
 from llmsys.spared_item import SparedDocument, SparedItem
 
-STAGE = "decontaminate"
 SPARED = "spared"
 EXAMPLES = 5
 MAX_SPARED_ITEMS = 100  # of each set that the manifest names; the reports have all
@@ -54,7 +54,10 @@ class ContaminationJudge:
         where = f"{first['set']} {first['item']}{others}"
         count = float(matches.num_rows)
         verdict: tuple[str, float | None, float | None, str] | None
-        text, verdict = None, ("matches", count, 0.0, f"{STAGE}: matches {count:g} > 0 ({where}: {first['ngram']!r})")
+        text, verdict = (
+            None,
+            ("matches", count, 0.0, f"{DECONTAMINATE}: matches {count:g} > 0 ({where}: {first['ngram']!r})"),
+        )
         if self._config.action == "cut":
             spans = zip(matches.column("begin").to_pylist(), matches.column("end").to_pylist(), strict=True)
             cut = cut_spans(document["text"], spans, self._config)
@@ -67,8 +70,8 @@ class ContaminationJudge:
     def _build_cut_verdict(self, test: str, pieces: int, where: str) -> tuple[str, float | None, float | None, str]:
         if test == "pieces":
             limit = self._config.max_pieces
-            return test, float(pieces), float(limit), f"{STAGE}: pieces {pieces} > {limit} ({where} cut out)"
-        return test, None, None, f"{STAGE}: {test} ({where} cut out)"
+            return test, float(pieces), float(limit), f"{DECONTAMINATE}: pieces {pieces} > {limit} ({where} cut out)"
+        return test, None, None, f"{DECONTAMINATE}: {test} ({where} cut out)"
 
     def _build_rows(self, document: dict[str, Any], matches: pa.RecordBatch) -> list[dict[str, Any]]:
         """One row per item, in the order in which the text meets them."""

@@ -7,7 +7,7 @@ makes a text depend on the pages before it, stays off.
 from importlib import metadata
 
 from data_pipeline.extract.extractor import Extractor
-from llmsys.config.extraction import ExtractConfig, TrafilaturaExtractorConfig
+from llmsys.config.extraction import TrafilaturaExtractorConfig
 from llmsys.errors import ConfigError
 
 
@@ -25,11 +25,6 @@ def build_trafilatura_extractor(config: TrafilaturaExtractorConfig) -> Extractor
         return text or ""
 
     return extract_text
-
-
-def list_extractor_versions(config: ExtractConfig) -> list[str]:
-    """Return the versions of libraries that only some extractors need; ConfigError when one is not installed."""
-    return [get_trafilatura_version()] if isinstance(config, TrafilaturaExtractorConfig) else []
 
 
 def get_trafilatura_version() -> str:

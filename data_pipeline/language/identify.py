@@ -14,7 +14,6 @@ import pyarrow as pa
 from data_pipeline.language.cld2 import UNKNOWN, detect_languages
 from data_pipeline.language.codes import BAYES_CODES, normalize_language_code
 from data_pipeline.language.naive_bayes import load_naive_bayes_model
-from data_pipeline.language.serbian_latin import find_serbian_share
 from data_pipeline.language.similar_languages import GROUPS, count_marker_words
 from llmsys.config.language import LanguageConfig
 
@@ -36,7 +35,7 @@ def identify_languages(texts: pa.Array, config: LanguageConfig) -> tuple[pa.Arra
     Returns:
         Codes as in `code.py` (string) and probabilities (float32).
     """
-    beginnings = [text[: config.sample_characters] for text in texts.to_pylist()]
+    beginnings = [text[: config.max_characters] for text in texts.to_pylist()]
     match config.kind:
         case "py3langid":
             codes, scores = _identify_with_py3langid(beginnings)
@@ -49,8 +48,8 @@ def identify_languages(texts: pa.Array, config: LanguageConfig) -> tuple[pa.Arra
 
 def compute_keep_mask(codes: pa.Array, scores: pa.Array, config: LanguageConfig) -> pa.Array:
     """Which texts stay: a wanted language with a probability above the minimum."""
-    sure = np.asarray(scores.to_numpy(zero_copy_only=False) > config.minimum_score)
-    wanted = np.array([not config.keep or code in config.keep for code in codes.to_pylist()], np.bool_)
+    sure = np.asarray(scores.to_numpy(zero_copy_only=False) > config.min_score)
+    wanted = np.array([not config.languages or code in config.languages for code in codes.to_pylist()], np.bool_)
     return pa.array(sure & wanted)
 
 
@@ -89,7 +88,11 @@ _LATIN_SERBIAN = frozenset({"sr", "hr", "bs", "sl"})  # what py3langid shares th
 def _find_latin_serbian(texts: Sequence[str], codes: list[str], scores: npt.NDArray[np.float64]) -> None:
     """Correct the codes of texts in Serbian with Latin letters; the score is as for neighbours."""
     for number, code in enumerate(codes):
-        share = find_serbian_share(texts[number]) if code in _ASKED else None
+        if code not in _ASKED:
+            continue
+        from data_pipeline.language.serbian_latin import find_serbian_share  # most crawls have no such text
+
+        share = find_serbian_share(texts[number])
         if share is not None:
             in_group = float(load_naive_bayes_model().compute_probability([texts[number]], _LATIN_SERBIAN)[0])
             codes[number], scores[number] = "sr", in_group * share

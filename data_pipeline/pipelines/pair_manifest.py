@@ -1,4 +1,4 @@
-"""What the stages have made of pairs, said in a manifest: the same for any workers, as for documents."""
+"""Build the manifest of a dataset of pairs. It does not depend on the number of workers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +11,7 @@ from data_pipeline.core.journal import TaskOutput, TaskRecord, compute_json_dige
 from data_pipeline.pairs import encode, read
 from data_pipeline.pipelines.pair_pipeline import SPLITS, PairStageRecords
 from data_pipeline.stages.collect import LENGTH_EDGES
+from llmsys.config.migration import to_recorded_names
 from llmsys.config.pairs import LabelledTextConfig, PairsConfig
 from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.errors import DataError
@@ -32,11 +33,25 @@ from llmsys.token_shards import choose_token_dtype
 def build_pairs_manifest(
     data: PairsConfig | LabelledTextConfig, tokenizer: TokenizerConfig, outcome: PairStageRecords
 ) -> Manifest:
-    """Say what was made; DataError when every training pair was too long."""
-    config = {
-        "data": data.model_dump(mode="json", exclude={"folder", "executor"}),
-        "tokenizer": tokenizer.model_dump(mode="json"),
-    }
+    """Build the manifest of a dataset of pairs or labelled texts.
+
+    Args:
+        data: The data section of a run.
+        tokenizer: The tokenizer section of a run.
+        outcome: Records of all stages.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        DataError: If every training pair is longer than `data.max_tokens`.
+    """
+    config = to_recorded_names(
+        {
+            "data": data.model_dump(mode="json", exclude={"folder", "executor"}),
+            "tokenizer": tokenizer.model_dump(mode="json"),
+        }
+    )
     made: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
     splits = dict(_iter_splits(outcome.encoded))
     if splits and not splits["train"].documents:

@@ -8,13 +8,10 @@ parquet or Arrow; gzip, zstd, lz4 or plain; here or behind a URL. Promises: no i
 import os
 from collections.abc import Iterator
 
-from data_pipeline.readers.arrow import read_arrow
 from data_pipeline.readers.compressed_members import CompressedMembers, MemberChunk, detect_compression
 from data_pipeline.readers.file_name import format_file_name
 from data_pipeline.readers.input_stream import InputStream, ReadError, open_input_stream
-from data_pipeline.readers.json_lines import read_json_lines
 from data_pipeline.readers.page_batch import NonPageRecord, Page, PageBatch, PageCollector, SkippedRecord
-from data_pipeline.readers.parquet import read_parquet
 from data_pipeline.readers.record_dialects import ArcDialect
 from data_pipeline.readers.remote_file import is_remote
 from data_pipeline.readers.warc_pages import PageExtractor
@@ -61,7 +58,7 @@ def read_pages(
     name = redact_url(path) if is_remote(path) else format_file_name(path)
     pages, seen = PageCollector(name, batch_pages), False
     try:
-        with open_input_stream(path, config.tries, start, stop) as source:
+        with open_input_stream(path, config.max_attempts, start, stop) as source:
             for found in _iter_file_records(source, max_page_bytes, config):
                 seen = True
                 if pages.add_record(found):
@@ -92,13 +89,19 @@ def _iter_file_records(
     magic = detect_compression(source)
     kind = _detect_format(source, magic)
     taker = PageExtractor(source.path, limit, config)
-    if kind == "lines":
+    if kind == "lines":  # readers of rows are imported where a file needs one: most crawls are WARC files
+        from data_pipeline.readers.json_lines import read_json_lines
+
         yield from read_json_lines(source, magic, limit, config)
     elif kind in ("parquet", "arrow") and magic:
         yield SkippedRecord(source.path, 0, f"a {kind} file inside another compression: decompress it first")
     elif kind == "parquet":
+        from data_pipeline.readers.parquet import read_parquet
+
         yield from read_parquet(source, limit, config)
     elif kind == "arrow":
+        from data_pipeline.readers.arrow import read_arrow
+
         yield from read_arrow(source, limit, config)
     elif kind == "arc":
         yield from iter_dialect_records(source, ArcDialect(), taker.extract_page, taker.keep_bytes)

@@ -11,17 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.rules.bad_words import BadWordsRule
-from data_pipeline.rules.c4 import C4Rule
-from data_pipeline.rules.c4_dolma import C4DolmaRule
-from data_pipeline.rules.classifier import ClassifierRule, list_classifier_thresholds
 from data_pipeline.rules.document_batch import DocumentBatch, WordSplitters
-from data_pipeline.rules.fineweb_quality import FinewebQualityRule
-from data_pipeline.rules.gopher_quality import GopherQualityRule
-from data_pipeline.rules.gopher_repetition import GopherRepetitionRule
-from data_pipeline.rules.line_corrections import LineCorrectionsRule
-from data_pipeline.rules.native_text import NativeTextRule
-from data_pipeline.rules.perplexity import PerplexityRule, list_perplexity_thresholds
 from data_pipeline.rules.verdict import Rule, RuleOutcome, RuleVerdicts, ThresholdTest
 from llmsys.config.custom_rules import (
     ANY_LANGUAGE,
@@ -82,26 +72,46 @@ class RuleChain:
 def build_rule(config: RuleConfig, language: str = ANY_LANGUAGE, models: dict[RuleConfig, Rule] | None = None) -> Rule:
     """The rule that a configuration describes, for documents in a language."""
     models = {} if models is None else models
-    match config:
+    match config:  # each rule is imported where a config names it: workers start faster
         case BadWordsConfig():
+            from data_pipeline.rules.bad_words import BadWordsRule
+
             return BadWordsRule(config, language)
         case FastTextClassifierConfig() | LinearClassifierConfig():
+            from data_pipeline.rules.classifier import ClassifierRule
+
             return models.get(config) or models.setdefault(config, ClassifierRule(config))
         case PerplexityConfig():
+            from data_pipeline.rules.perplexity import PerplexityRule
+
             return models.get(config) or models.setdefault(config, PerplexityRule(config))
         case GopherRepetitionConfig():
+            from data_pipeline.rules.gopher_repetition import GopherRepetitionRule
+
             return GopherRepetitionRule(config)
         case GopherQualityConfig():
+            from data_pipeline.rules.gopher_quality import GopherQualityRule
+
             return GopherQualityRule(config)
         case C4Config() | C4DatatroveConfig():
+            from data_pipeline.rules.c4 import C4Rule
+
             return C4Rule(config)
         case C4DolmaConfig():
+            from data_pipeline.rules.c4_dolma import C4DolmaRule
+
             return C4DolmaRule(config)
         case LineCorrectionsConfig():
+            from data_pipeline.rules.line_corrections import LineCorrectionsRule
+
             return LineCorrectionsRule(config)
         case FinewebQualityConfig():
+            from data_pipeline.rules.fineweb_quality import FinewebQualityRule
+
             return FinewebQualityRule(config)
         case NativeTextConfig():
+            from data_pipeline.rules.native_text import NativeTextRule
+
             return NativeTextRule(config)
 
 
@@ -109,11 +119,15 @@ def list_thresholds(config: RuleConfig, language: str = ANY_LANGUAGE) -> Sequenc
     """The tests of a rule that compare a statistic with a threshold; its models and lists are not read."""
     match config:
         case FastTextClassifierConfig() | LinearClassifierConfig():
+            from data_pipeline.rules.classifier import list_classifier_thresholds
+
             return list_classifier_thresholds(config)
         case PerplexityConfig():
+            from data_pipeline.rules.perplexity import list_perplexity_thresholds
+
             return list_perplexity_thresholds(config)
         case BadWordsConfig():
-            return build_rule(config.model_copy(update={"words": ()}), language).limits
+            return build_rule(config.model_copy(update={"word_lists": ()}), language).limits
         case _:
             return build_rule(config, language).limits
 

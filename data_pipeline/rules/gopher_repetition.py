@@ -22,11 +22,6 @@ import numpy.typing as npt
 
 from data_pipeline.rules.datatrove_repetition import measure_repeated_lines, measure_repeated_ngrams, measure_top_ngrams
 from data_pipeline.rules.document_batch import DocumentBatch
-from data_pipeline.rules.gopher_repetition_measures import (
-    measure_dclm_repetition,
-    measure_dolma_repetition,
-    measure_paper_repetition,
-)
 from data_pipeline.rules.verdict import Floats, RuleVerdicts, ThresholdTest, apply_thresholds, prepend_test
 from llmsys.config.quality_rules import GopherRepetitionConfig
 
@@ -73,10 +68,16 @@ class GopherRepetitionRule:
             case "datatrove":
                 return self._compute_in_stages(batch)
             case "paper":
+                from data_pipeline.rules.gopher_repetition_measures import measure_paper_repetition
+
                 return measure_paper_repetition(batch)
             case "dolma":
+                from data_pipeline.rules.gopher_repetition_measures import measure_dolma_repetition
+
                 return measure_dolma_repetition(batch)
             case "dclm":
+                from data_pipeline.rules.gopher_repetition_measures import measure_dclm_repetition
+
                 return measure_dclm_repetition(batch)
 
     def _compute_in_stages(self, batch: DocumentBatch) -> dict[str, Floats]:

@@ -101,7 +101,7 @@ class WindowStepBatches:
         *,
         separate_documents: bool,
         masking: TokenMasker | None = None,
-        deal: Literal["in_order", "balanced"] = "in_order",
+        deal: Literal["sequential", "balanced"] = "sequential",
     ) -> None:
         self.windows, self.plan, self.masking, self.deal = windows, plan, masking, deal
         self.separate_documents = separate_documents
@@ -120,8 +120,8 @@ class WindowStepBatches:
         first, plan = self.plan.get_step_plan(step)
         shape = plan.data_ranks, plan.num_micro_batches
         # A single micro-batch leaves nothing to choose.
-        match "in_order" if plan.sequences == plan.micro_sequences else self.deal:
-            case "in_order":
+        match "sequential" if plan.sequences == plan.micro_sequences else self.deal:
+            case "sequential":
                 return first + assign_sequentially(*shape, plan.micro_sequences)
             case "balanced":
                 cost_N = self.windows.compute_attention_cost(np.arange(first, first + plan.sequences))

@@ -120,7 +120,7 @@ class DocumentTracer:
 
 def _build_single_rank_batch_config(config: RunConfig) -> Any:
     """The batch as one rank sees it: who held which row does not matter here."""
-    return config.batch.model_copy(update={"micro_sequences": 0, "deal": "in_order"})
+    return config.batch.model_copy(update={"micro_sequences": 0, "assignment": "sequential"})
 
 
 def _list_sequence_numbers(windows: object, place: DocumentLocation, count: int) -> NDArray[np.int64]:

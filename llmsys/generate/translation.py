@@ -112,7 +112,7 @@ def _iter_batches(sources: Sequence[Sequence[int]], batch_tokens: int) -> Iterat
 
 
 def translate_lines(model: Transformer, tokenizer: Tokenizer, config: RunConfig, lines: Sequence[str]) -> list[str]:
-    """The translation of each line, by beam search as `generation.beams` and `length_penalty` say; "" of an empty one.
+    """The translation of each line, by beam search as `generation.num_beams` and `length_penalty` say; empty stays.
 
     Raises ConfigError when the model is no encoder-decoder, DataError when a line is longer than its positions.
     """
@@ -129,7 +129,7 @@ def translate_lines(model: Transformer, tokenizer: Tokenizer, config: RunConfig,
     found = translate_sequences(
         model,
         [sources[place] for place in asked],
-        how=BeamSearchParams(config.generation.beams, config.generation.length_penalty),
+        how=BeamSearchParams(config.generation.num_beams, config.generation.length_penalty),
         start_token=get_start_token(config),
         end_token=tokenizer.eos_id,
         pieces=tokenizer.vocab_size,

@@ -78,7 +78,7 @@ def build_optimizer(
         case AdamWConfig():
             pass
         case MuonConfig():
-            settings = {"momentum": config.momentum, "steps": config.steps}
+            settings = {"momentum": config.momentum, "steps": config.newton_schulz_steps}
             muon = [entry | settings for entry in _iter_param_groups(groups, named, "muon", alike)]
             # fp16 would overflow in the Newton-Schulz products.
             dtype = torch.float32 if compute_dtype == torch.float32 else torch.bfloat16

@@ -97,7 +97,7 @@ def compute_lr_multiplier(config: ScheduleConfig, tokens: float, budget_tokens: 
     wsd (warm-up, stable, decay) is Hu 2024 (MiniCPM) with a linear decay.
     """
     if isinstance(config, NoamScheduleConfig):
-        raise TypeError("schedule.kind=original has no peak of its own; see compute_noam_rate")
+        raise TypeError("schedule.kind=noam has no peak of its own; see compute_noam_rate")
     warmup = config.warmup_tokens
     if tokens < warmup:
         return tokens / warmup
@@ -115,7 +115,7 @@ def compute_lr_multiplier(config: ScheduleConfig, tokens: float, budget_tokens: 
             left = _compute_remaining_share(budget_tokens - warmup, tokens, budget_tokens)
         case unreachable:
             assert_never(unreachable)
-    return config.final_fraction + (1 - config.final_fraction) * left
+    return config.min_lr_factor + (1 - config.min_lr_factor) * left
 
 
 def _compute_remaining_share(decay_tokens: float, tokens: float, budget_tokens: float) -> float:

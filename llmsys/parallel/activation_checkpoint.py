@@ -7,7 +7,7 @@ Invariants:
 Saved from forward to backward, which llmsys/estimate restates:
 
 - `none`: the tensors autograd saves.
-- `block`: the inputs of the block, and what all blocks share (masks, rotary tables, encoder output).
+- `full`: the inputs of the block, and what all blocks share (masks, rotary tables, encoder output).
 - `selective`: the same, and the outputs of `SAVED_OPERATIONS`: matmuls with weights (also of experts, also in fp8),
   fused attention with its logsumexp (on the CPU in bfloat16 its probabilities), and received data of collectives.
   Recomputed are norms, rotations, activations, dropout, casts, residual sums, the sorting of tokens by expert, and
@@ -119,7 +119,7 @@ def _list_versions(outputs: Any) -> list[int]:
     return [leaf._version for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
 
 
-ActivationCheckpointMode = Literal["none", "selective", "block"]
+ActivationCheckpointMode = Literal["none", "selective", "full"]
 
 aten, collectives = torch.ops.aten, torch.ops._c10d_functional
 SAVED_OPERATIONS = {
@@ -152,7 +152,7 @@ def apply_activation_checkpoint(model: Transformer, mode: ActivationCheckpointMo
     match mode:
         case "none":
             return
-        case "block":
+        case "full":
             options = {}
         case "selective":
             options = {"context_fn": (build_compiled_contexts if compiled else build_eager_contexts)(SAVED_OPERATIONS)}

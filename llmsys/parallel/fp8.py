@@ -32,7 +32,7 @@ def require_fp8(device: torch.device) -> None:
     """
     missing = _find_missing_requirement(device)
     if missing is not None:
-        raise LaunchError(f"train.products=fp8: {missing}, or set train.products=compute.")
+        raise LaunchError(f"train.matmul_dtype=fp8: {missing}, or set train.matmul_dtype=compute.")
 
 
 def _find_missing_requirement(device: torch.device) -> str | None:

@@ -35,7 +35,7 @@ def build_engine(
 ) -> Engine:
     """The engine that the config names, with starting values; `noise` looks at its gradients."""
     engine: Engine = _build_base_engine(config, meshes, device, noise)
-    half_life = config.train.average_half_life_tokens
+    half_life = config.train.ema_half_life_tokens
     return EmaEngine(engine, half_life) if half_life else engine
 
 
@@ -51,9 +51,9 @@ def _build_base_engine(
         "device": device,
     }
     model = build_model(config)
-    if config.train.products == "fp8":
+    if config.train.matmul_dtype == "fp8":
         convert_to_fp8(model)
-    apply_activation_checkpoint(model, config.train.recompute, compiled=config.train.compile == "block")
+    apply_activation_checkpoint(model, config.train.activation_checkpoint, compiled=config.train.compile == "block")
     if config.train.compile == "block":
         compile_blocks(model)
     if config.engine.kind == "accelerate":
@@ -63,15 +63,20 @@ def _build_base_engine(
     if config.engine.kind == "deepspeed":
         from llmsys.engine.deepspeed_engine import DeepSpeedEngine
 
-        return DeepSpeedEngine(model, zero_stage=config.engine.zero_stage, offload=config.engine.offload, **common)
+        return DeepSpeedEngine(model, zero_stage=config.engine.zero_stage, offload=config.engine.cpu_offload, **common)
     if config.train.reproducibility == "bitwise":
         from llmsys.engine.bitwise_engine import BitwiseEngine
 
         return BitwiseEngine(model, **common)
     from llmsys.engine.torch_engine import TorchEngine
 
-    ways = config.engine.model_dump(include={"data_parallel", "offload", "gradients"})
-    engine = TorchEngine(model, **common, **ways)
+    engine = TorchEngine(
+        model,
+        **common,
+        data_parallel=config.engine.data_parallel,
+        offload=config.engine.cpu_offload,
+        gradients=config.engine.gradient_accumulation,
+    )
     if noise is not None:
         noise.engine = engine
     return engine

@@ -57,9 +57,9 @@ def _build_sharded_steps(config: RunConfig, ranks: int, data_rank: int) -> StepB
     return WindowStepBatches(
         windows,
         build_run_plan(config, ranks, data_rank),
-        separate_documents=config.batch.attend == "document",
+        separate_documents=config.batch.attention_scope == "document",
         masking=masking,
-        deal=config.batch.deal,
+        deal=config.batch.assignment,
     )
 
 
@@ -128,7 +128,7 @@ def _build_length_groups(config: RunConfig, pairs: SequencePairs) -> LengthBucke
     if config.objective.kind == "classification":
         counted, other = other, counted
     batch, key = config.batch, (pairs.fingerprint, config.run.seed)
-    return LengthBuckets(counted, other, batch.tokens_per_step, batch.length_groups, key)
+    return LengthBuckets(counted, other, batch.tokens_per_step, batch.num_length_buckets, key)
 
 
 def _build_collator(config: RunConfig, tokenizer: Tokenizer) -> MakeBatch:

@@ -83,7 +83,7 @@ def compute_collective_timeout(config: RunConfig) -> int:
 def check_config(config: RunConfig, ranks: int) -> str:
     """Refuse what cannot work before anything is built, on one rank, so that it is said once."""
     layout = config.resolve_layout(ranks)
-    if config.train.products == "fp8":
+    if config.train.matmul_dtype == "fp8":
         require_fp8(get_local_device())
     build_step_batches(config, layout.data_parallel_size, 0)
     build_evaluator(config)
@@ -120,8 +120,8 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_promp
     identity = config.trajectory_settings | dataset.to_identity()
     judge = StepGuard(config.train)
     resumed = resume_from_checkpoint(engine, config, identity, judge)
-    if resumed is None and config.train.start_from is not None:
-        load_initial_weights(engine, config.train.start_from, identity)
+    if resumed is None and config.train.init_from is not None:
+        load_initial_weights(engine, config.train.init_from, identity)
     watchdog.report_phase(resumed or 0, "preparing the first step")
     record = _build_metric_logger(config, stack, dataset, steps, device, resumed)
     write_prediction(record, resumed or 0, config, device, profile)

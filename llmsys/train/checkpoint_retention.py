@@ -39,7 +39,7 @@ def select_kept_steps(
     `is_whole` is asked in the order of rank, and only until a rule has as many as it keeps.
     """
     ordered = sorted(steps)
-    sign = 1 if rule.best_by in LOWER_IS_BETTER else -1
+    sign = 1 if rule.best_metric in LOWER_IS_BETTER else -1
     ranked = sorted((step for step in ordered if step in scores), key=lambda step: (sign * scores[step], -step))
     forever = {step for step in ordered if rule.keep_every_steps and step % rule.keep_every_steps == 0}
     last = list(islice(filter(is_whole, reversed(ordered)), rule.keep_last))
@@ -80,7 +80,7 @@ def _read_scores(found: Mapping[int, Path], rule: CheckpointConfig) -> dict[int,
     scores = {}
     for step, path in found.items():
         try:
-            value = (read_record(path).get("evaluation") or {}).get(rule.best_by)
+            value = (read_record(path).get("evaluation") or {}).get(rule.best_metric)
         except UnreadableCheckpointError:
             raise
         except CheckpointError:

@@ -62,7 +62,7 @@ def publish_weights(
 ) -> Path:
     """Publish a checkpoint of weights alone: `write` fills a folder aside. For one process, without a group.
 
-    Evaluation and generation read it like any other; a run begins with it by `train.start_from`.
+    Evaluation and generation read it like any other; a run begins with it by `train.init_from`.
     """
     target = get_checkpoint_path(folder, steps)
     partial = target.with_name(f".{target.name}.partial")

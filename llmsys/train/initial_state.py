@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from llmsys.config.migration import to_current_names
 from llmsys.config.run import RunConfig
 from llmsys.engine.engine import Engine
 from llmsys.errors import CheckpointError
@@ -65,7 +66,7 @@ def resume_from_checkpoint(engine: Engine, config: RunConfig, identity: dict[str
 
 def require_same_settings(newest: Path, saved: dict[str, Any], now: dict[str, Any]) -> None:
     """CheckpointError with every difference between what a checkpoint was trained with and what is wanted now."""
-    changes = format_changes(saved, now)
+    changes = format_changes(to_current_names(saved), to_current_names(now))
     if not changes:
         return
     advice = [text for key, text in ADVICE.items() if any(change.startswith(key) for change in changes)]
@@ -76,19 +77,19 @@ def require_same_settings(newest: Path, saved: dict[str, Any], now: dict[str, An
     )
 
 
-def load_initial_weights(engine: Engine, start_from: Path, identity: dict[str, Any]) -> None:
+def load_initial_weights(engine: Engine, init_from: Path, identity: dict[str, Any]) -> None:
     """Fill the engine's parameters and buffers from a run folder or a checkpoint, by name. Collective.
 
     Raises CheckpointError when there is none, it is damaged, has nothing in common with the model, knows a parameter of
     the same name in another shape, or was trained on ids of another tokenizer.
     """
-    checkpoint = _resolve_checkpoint(start_from)
+    checkpoint = _resolve_checkpoint(init_from)
     _check_tokenizer(checkpoint, identity)
     stored = {name: value for name, value in read_tensor_metadata(checkpoint).items() if "_moment/" not in name}
     wanted = {name: value for name, value in engine.get_state().tensors.items() if "_moment/" not in name}
     common = sorted(stored.keys() & wanted.keys())
     if not common:
-        raise CheckpointError(f"{checkpoint} has no tensor of this model's. Correct train.start_from, or leave it out.")
+        raise CheckpointError(f"{checkpoint} has no tensor of this model's. Correct train.init_from, or leave it out.")
     for name in common:
         if stored[name].shape != wanted[name].shape:
             raise CheckpointError(
@@ -102,15 +103,15 @@ def load_initial_weights(engine: Engine, start_from: Path, identity: dict[str, A
         log.info("not used: %s", _format_names(stored.keys() - wanted.keys()))
 
 
-def _resolve_checkpoint(start_from: Path) -> Path:
-    if (start_from / RECORD).exists():
-        if (problem := find_checkpoint_error(start_from)) is not None:
-            raise CheckpointError(f"{start_from} cannot be used: {problem}. Name another in train.start_from.")
-        return start_from
-    found = find_newest_checkpoint(start_from / "checkpoints")
+def _resolve_checkpoint(init_from: Path) -> Path:
+    if (init_from / RECORD).exists():
+        if (problem := find_checkpoint_error(init_from)) is not None:
+            raise CheckpointError(f"{init_from} cannot be used: {problem}. Name another in train.init_from.")
+        return init_from
+    found = find_newest_checkpoint(init_from / "checkpoints")
     if found is None:
         raise CheckpointError(
-            f"train.start_from={start_from} is neither a checkpoint nor a run folder that holds a whole one. "
+            f"train.init_from={init_from} is neither a checkpoint nor a run folder that holds a whole one. "
             f"Correct the path, or train that run first."
         )
     return found

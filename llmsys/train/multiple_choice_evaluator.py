@@ -94,7 +94,7 @@ class EvaluatorWithTasks:
 
 
 def build_task_evaluator(heldout: Evaluator, config: RunConfig, tokenizer: Tokenizer, together: int) -> Evaluator:
-    """The evaluator that also asks evaluation.sets; DataError names the file and line of a bad question."""
+    """The evaluator that also asks evaluation.tasks; DataError names the file and line of a bad question."""
     longest, opening = config.model.max_position_embeddings, get_prefix_ids(config.generation, tokenizer)
     sets = {
         one.title: MultipleChoiceEvaluator(
@@ -102,6 +102,6 @@ def build_task_evaluator(heldout: Evaluator, config: RunConfig, tokenizer: Token
             together,
             config.evaluation_sequences,
         )
-        for one in config.evaluation.sets
+        for one in config.evaluation.tasks
     }
     return EvaluatorWithTasks(heldout, sets) if sets else heldout

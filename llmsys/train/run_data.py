@@ -103,13 +103,13 @@ def get_tokenizer_path(config: RunConfig) -> Path:
 
 def get_prefix_ids(settings: GenerationConfig, tokenizer: Tokenizer) -> list[int]:
     """The ids that open every text that is continued or scored; ConfigError when the tokenizer has no such piece."""
-    if settings.opening is None:
+    if settings.prefix_pieces is None:
         return [tokenizer.eos_id]
-    ids = {piece: tokenizer.find_piece_id(piece) for piece in settings.opening}
+    ids = {piece: tokenizer.find_piece_id(piece) for piece in settings.prefix_pieces}
     for piece, token in ids.items():
         if token is None:
             raise ConfigError(
-                f"generation.opening names {piece}, which is no piece of the tokenizer. Correct it, or leave it out to "
-                f"open texts as in training."
+                f"generation.prefix_pieces names {piece}, which is no piece of the tokenizer. Correct it, or leave "
+                f"it out to open texts as in training."
             )
-    return [token for piece in settings.opening if (token := ids[piece]) is not None]
+    return [token for piece in settings.prefix_pieces if (token := ids[piece]) is not None]

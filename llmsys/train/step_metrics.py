@@ -59,7 +59,7 @@ def build_flops_convention(config: RunConfig, profile: DeviceProfile | None, ran
     """Of a run; without a peak where its device is unknown, or groups of pairs have other lengths in every step."""
     convention, precision = config.flops.convention, config.train.resolved_precision
     source, target = get_sequence_lengths(config)
-    recompute = config.train.recompute
+    recompute = config.train.activation_checkpoint
     counted = count_flops(config.model, source, 1, convention, target_length=target, recompute=recompute)
     whole_windows = config.objective.kind in ("next_token", "masked")
     peak = profile.peak_flops.get(precision) if profile is not None and whole_windows else None

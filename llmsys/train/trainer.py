@@ -69,7 +69,7 @@ class Trainer:
         Raises Stopped when the run was asked to end before, after it has saved.
         """
         began = time.perf_counter()
-        if self.config.train.bad_step == "rewind" and self.steps_done == 0:
+        if self.config.train.on_bad_step == "rewind" and self.steps_done == 0:
             self._save_checkpoint()  # a bad first step must find something to go back to
         with self._build_progress() as progress:
             while self.steps_done < self.config.num_steps:
@@ -223,7 +223,7 @@ class Trainer:
 
     def _handle_skipped_step(self, number: int, result: StepResult, progress: Progress) -> None:
         """Record a step that changed nothing, and go back to the last checkpoint where that is the policy."""
-        policy = self.config.train.bad_step if self.step_guard.problem else "skip"
+        policy = self.config.train.on_bad_step if self.step_guard.problem else "skip"
         problem = self.step_guard.problem or "gradients overflowed, and the loss scale was lowered"
         self.metric_logger.log_event(
             "bad_step" if self.step_guard.problem else "overflow",

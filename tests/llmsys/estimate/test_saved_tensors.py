@@ -18,12 +18,12 @@ from llmsys.estimate.activation_memory import build_activation_shape, iter_block
 from llmsys.estimate.saved_tensors import compute_saved_bytes
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.activation_checkpoint import Recompute, apply_activation_checkpoint
+from llmsys.parallel.activation_checkpoint import ActivationCheckpointMode, apply_activation_checkpoint
 from tests.helpers.live_memory import kept_after
 from tests.helpers.model_sections import SHAPE, VARIANTS
 
 SEQUENCES, LENGTH, SOURCE = 2, 16, 24
-POLICIES: tuple[Recompute, ...] = ("none", "selective", "full")
+POLICIES: tuple[ActivationCheckpointMode, ...] = ("none", "selective", "full")
 ON_CPU = MemoryProfile(device="cpu")
 # Small things that are not counted: sums of the balance loss, a gate of one channel, masks shared by few blocks.
 ABOUT = {
@@ -53,7 +53,9 @@ def shaped(base: dict[str, Any], layers: int) -> ModelConfig:
 
 
 @cache
-def kept_by_forward(model: ModelConfig, dtype: torch.dtype, policy: Recompute, *, documents: bool) -> int:
+def kept_by_forward(
+    model: ModelConfig, dtype: torch.dtype, policy: ActivationCheckpointMode, *, documents: bool
+) -> int:
     torch.manual_seed(0)
     module = Transformer(model).to(dtype)
     module.reset_buffers()
@@ -74,7 +76,7 @@ def kept_by_forward(model: ModelConfig, dtype: torch.dtype, policy: Recompute, *
     return kept_after(forward, *module.parameters(), *module.buffers())
 
 
-def estimated(model: ModelConfig, dtype: torch.dtype, policy: Recompute, *, documents: bool) -> int:
+def estimated(model: ModelConfig, dtype: torch.dtype, policy: ActivationCheckpointMode, *, documents: bool) -> int:
     pairs = model.family == "encoder_decoder"
     batch = {"sequence_length": SOURCE if pairs else LENGTH, "sequences": SEQUENCES} | (
         {"target_sequence_length": LENGTH} if pairs else {}
@@ -93,7 +95,9 @@ def estimated(model: ModelConfig, dtype: torch.dtype, policy: Recompute, *, docu
     return sum(len(kind.layers) * compute_saved_bytes(kind.saved_tensors, policy, False, ON_CPU) for kind in kinds)
 
 
-def compared(changes: dict[str, Any], dtype: torch.dtype, policy: Recompute, *, documents: bool) -> tuple[int, int]:
+def compared(
+    changes: dict[str, Any], dtype: torch.dtype, policy: ActivationCheckpointMode, *, documents: bool
+) -> tuple[int, int]:
     fewer, more = models(changes)
     measured, predicted = (
         rule(more, dtype, policy, documents=documents) - rule(fewer, dtype, policy, documents=documents)

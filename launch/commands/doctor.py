@@ -82,10 +82,10 @@ def _run_parity_check(arguments: argparse.Namespace) -> int:
 
 def _load_subject(arguments: argparse.Namespace, most_ranks: int) -> "ParityModel":
     from llmsys.config.load import load_model_config
-    from llmsys.doctor.user_model import build_subject, require_memory
+    from llmsys.doctor.user_model import build_parity_model, require_memory
 
     model = load_model_config(arguments.config, arguments.overrides)
-    subject = build_subject(model, str(arguments.config))
+    subject = build_parity_model(model, str(arguments.config))
     require_memory(model, most_ranks)
     return subject
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from llmsys.train.stop_request import HANGUP, HANGUP_ENDS, HANGUP_SAVES, leave_dead_terminal
+from llmsys.train.stop_request import HANGUP, HANGUP_ENDS, HANGUP_SAVES, redirect_dead_terminal
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
 SECOND_SECONDS = 1.0
@@ -86,7 +86,7 @@ def relaying_to(process: subprocess.Popen[Any]) -> Iterator[None]:
     """Send the signals that ask to stop on to one process while the block runs."""
 
     def relay(number: int, frame: FrameType | None) -> None:
-        leave_dead_terminal()
+        redirect_dead_terminal()
         process.send_signal(number)
 
     before = {number: signal.signal(number, relay) for number in signals_to_forward()}
@@ -108,7 +108,7 @@ def forward_signals(top: int = 0) -> Iterator[list[int]]:
 
     def handle_signal(number: int, frame: FrameType | None) -> None:
         nonlocal first_at
-        leave_dead_terminal()
+        redirect_dead_terminal()
         ranks = list_descendant_ranks(top or os.getpid())
         is_second = number == signal.SIGTERM and number in asked
         if not ranks or (is_second and time.monotonic() - first_at >= SECOND_SECONDS):

@@ -20,7 +20,7 @@ ORACLE_COPIES, RANK_COPIES = 6, 17
 FP32_BYTES = 4
 
 
-def build_subject(model: ModelConfig, name: str) -> ParityModel:
+def build_parity_model(model: ModelConfig, name: str) -> ParityModel:
     """Return the subject of a model, with dropout off.
 
     Raises:

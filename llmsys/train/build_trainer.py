@@ -133,7 +133,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_promp
     saver = CheckpointSaver(config.run.folder / "checkpoints", config.checkpoint)
     stack.callback(saver.close_quietly)
     if resumed is not None:
-        saver.trust(resumed)
+        saver.mark_verified(resumed)
     if config.checkpoint.mode == "async":
         saver.allocate_buffers(engine.get_state())
     inside = partial(describe_step_contents, steps, dataset.sources)

@@ -76,7 +76,7 @@ def _write_average(names: list[Path], run_folder: Path) -> Path:
     return made
 
 
-def list_averaged(run_folder: Path, count: int) -> list[Path]:
+def list_checkpoints_to_average(run_folder: Path, count: int) -> list[Path]:
     """Return the last `count` checkpoints of a run, whole ones, for a reader that averages them without writing.
 
     Raises:

@@ -23,7 +23,7 @@ from llmsys.log import get_logger
 from llmsys.parallel.process_group import all_gather_object, get_rank, get_world_size, run_on_rank_zero
 from llmsys.train.checkpoint_record import describe_pickle, find_checkpoint_error, list_checkpoints, read_record
 from llmsys.train.checkpoint_saver import CheckpointSaver
-from llmsys.train.checkpoint_storage import CheckpointStorageReader, naming_unreadable, read_tensors
+from llmsys.train.checkpoint_storage import CheckpointStorageReader, convert_read_errors, read_tensors
 
 READS = 5
 """How often a reader takes another checkpoint because the one it was reading was removed."""
@@ -78,7 +78,7 @@ def verify_folder(folder: Path) -> VerifiedFolder:
                 found.newest = checkpoint
                 return found
             if problem == describe_pickle(checkpoint):  # whole, but of an older format: to skip it would lose work
-                _refuse_pickle(checkpoint)
+                _reject_pickle(checkpoint)
             found.problems[checkpoint] = problem
             if get_rank() == 0 and not _is_gone(checkpoint):
                 log.warning("skipping checkpoint %s: %s", checkpoint, problem)
@@ -111,7 +111,7 @@ def _is_gone(checkpoint: Path) -> bool:
         return False
 
 
-def _refuse_pickle(checkpoint: Path) -> None:
+def _reject_pickle(checkpoint: Path) -> None:
     """Raise CheckpointError on rank 0, once, and end the others. Collective."""
 
     def refuse() -> str:
@@ -163,7 +163,7 @@ def load_checkpoint(engine: Engine, checkpoint: Path) -> dict[str, Any]:
     record = read_resumable_record(checkpoint)
     state = engine.get_state()
     reader = CheckpointStorageReader(checkpoint)
-    with naming_unreadable(checkpoint):
+    with convert_read_errors(checkpoint):
         stored = reader.read_metadata().state_dict_metadata
     _check_names(checkpoint, _drop_optional_tensors(state.tensors), _drop_optional_tensors(stored))
     state.tensors = {name: tensor for name, tensor in state.tensors.items() if name in stored}

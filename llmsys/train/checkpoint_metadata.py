@@ -46,14 +46,14 @@ def format_metadata(metadata: Metadata) -> bytes:
         if not isinstance(entry, TensorStorageMetadata):
             raise TypeError(f"{name} is no tensor. A checkpoint holds tensors; put other values into its record.")
         chunks = [
-            _chunk_values(chunk, metadata.storage_data[MetadataIndex(name, chunk.offsets)]) for chunk in entry.chunks
+            _format_chunk(chunk, metadata.storage_data[MetadataIndex(name, chunk.offsets)]) for chunk in entry.chunks
         ]
         dtype = str(entry.properties.dtype).removeprefix("torch.")
         tensors[name] = {"dtype": dtype, "shape": list(entry.size), "chunks": chunks}
     return json.dumps({"version": VERSION, "tensors": tensors}).encode()
 
 
-def _chunk_values(chunk: ChunkStorageMetadata, place: _StorageInfo) -> dict[str, Any]:
+def _format_chunk(chunk: ChunkStorageMetadata, place: _StorageInfo) -> dict[str, Any]:
     return {
         "offsets": list(chunk.offsets),
         "sizes": list(chunk.sizes),

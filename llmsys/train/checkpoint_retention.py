@@ -23,7 +23,7 @@ from llmsys.train.verified_checkpoints import VerifiedCheckpoints
 log = get_logger(__name__)
 
 
-def is_every_step_whole(step: int) -> bool:
+def is_every_step_complete(step: int) -> bool:
     """Return True: the answer of a caller that knows of no damage."""
     return True
 
@@ -32,19 +32,19 @@ def select_kept_steps(
     steps: Sequence[int],
     scores: Mapping[int, float],
     rule: CheckpointConfig,
-    is_whole: Callable[[int], bool] = is_every_step_whole,
+    is_complete: Callable[[int], bool] = is_every_step_complete,
 ) -> set[int]:
     """The steps whose checkpoints stay. `scores` has those that were evaluated; of equal ones the newer is better.
 
-    `is_whole` is asked in the order of rank, and only until a rule has as many as it keeps.
+    `is_complete` is asked in the order of rank, and only until a rule has as many as it keeps.
     """
     ordered = sorted(steps)
     sign = 1 if rule.best_by in LOWER_IS_BETTER else -1
     ranked = sorted((step for step in ordered if step in scores), key=lambda step: (sign * scores[step], -step))
     forever = {step for step in ordered if rule.keep_every_steps and step % rule.keep_every_steps == 0}
-    last = list(islice(filter(is_whole, reversed(ordered)), rule.keep_last))
+    last = list(islice(filter(is_complete, reversed(ordered)), rule.keep_last))
     oldest = last[-1] if len(last) == rule.keep_last else 0  # with fewer whole ones nothing is too many
-    best = islice(filter(is_whole, ranked), rule.keep_best)
+    best = islice(filter(is_complete, ranked), rule.keep_best)
     return {*(step for step in ordered if step >= oldest), *best, *forever}
 
 
@@ -72,7 +72,7 @@ def _select_removable(found: Mapping[int, Path], rule: CheckpointConfig, verifie
     if found.keys() <= select_kept_steps(list(found), scores, rule):
         return []  # nothing would go, so nothing need be read
     return sorted(
-        found.keys() - select_kept_steps(list(found), scores, rule, lambda step: verified.is_whole(found[step]))
+        found.keys() - select_kept_steps(list(found), scores, rule, lambda step: verified.is_complete(found[step]))
     )
 
 

@@ -90,10 +90,10 @@ class CheckpointSaver:
         if get_rank() == 0:
             remove_partial_checkpoints(folder)
 
-    def trust(self, steps: int) -> None:
+    def mark_verified(self, steps: int) -> None:
         """Count the checkpoint of a step as whole without reading it: the run resumes from it."""
         if get_rank() == 0:
-            self._verified.trust(get_checkpoint_path(self._folder, steps))
+            self._verified.mark_verified(get_checkpoint_path(self._folder, steps))
 
     def allocate_buffers(self, state: EngineState) -> None:
         """Make room for copies of a state before the first step: touching fresh memory takes longer than a copy."""
@@ -150,7 +150,7 @@ class CheckpointSaver:
         try:
             write_sharded_checkpoint(tensors, save.folder, record, self._crew)
             if get_rank() == 0:
-                self._verified.trust(save.folder)
+                self._verified.mark_verified(save.folder)
                 remove_old_checkpoints(self._folder, self._rule, self._verified)
         except BaseException as failure:  # it is raised where all ranks meet; CheckpointException is no Exception
             save.failure = failure

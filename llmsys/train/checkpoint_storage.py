@@ -89,7 +89,7 @@ def _read_metadata(checkpoint: Path) -> Metadata:
 
 
 @contextmanager
-def naming_unreadable(checkpoint: Path) -> Iterator[None]:
+def convert_read_errors(checkpoint: Path) -> Iterator[None]:
     """Raise UnreadableCheckpointError for what the system could not read now; any other failure as it is."""
     try:
         yield
@@ -108,10 +108,10 @@ def read_tensors(tensors: dict[str, Tensor], reader: CheckpointStorageReader, al
         CheckpointError: the files do not hold what the metadata say.
         UnreadableCheckpointError: the system could not read a file now.
     """
-    with naming_unreadable(Path(reader.path)):
+    with convert_read_errors(Path(reader.path)):
         reader.read_metadata()  # its own error, not one that torch wraps
     try:
-        with warnings.catch_warnings(), naming_unreadable(Path(reader.path)):
+        with warnings.catch_warnings(), convert_read_errors(Path(reader.path)):
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is the intent
             dcp.load(tensors, storage_reader=reader, no_dist=alone)
     except CheckpointException as error:

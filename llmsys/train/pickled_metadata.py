@@ -76,7 +76,7 @@ def list_checkpoints(source: Path) -> list[Path]:
     return found
 
 
-def rewrite_metadata(checkpoint: Path) -> bool:
+def rewrite_pickled_metadata(checkpoint: Path) -> bool:
     """Replace the pickled metadata of a checkpoint; return whether there were any.
 
     Raises:
@@ -92,7 +92,7 @@ def rewrite_metadata(checkpoint: Path) -> bool:
     files: dict[str, str] = dict(record["files"])
     if (damage := find_damaged_file(checkpoint, files)) is not None:
         raise CheckpointError(f"{checkpoint} cannot be rewritten: {damage}. Remove it, or take another.")
-    content = format_metadata(_unpickle(checkpoint))
+    content = format_metadata(_load_pickled_metadata(checkpoint))
     parse_metadata(content, checkpoint)  # what a reader would refuse is refused here
     write_bytes_atomically(checkpoint / METADATA, content)
     files.pop(PICKLED, None)
@@ -103,7 +103,7 @@ def rewrite_metadata(checkpoint: Path) -> bool:
     return True
 
 
-def _unpickle(checkpoint: Path) -> Metadata:
+def _load_pickled_metadata(checkpoint: Path) -> Metadata:
     try:
         with (checkpoint / PICKLED).open("rb") as file:
             metadata = MetadataUnpickler(file).load()

@@ -64,11 +64,11 @@ class StopRequest:
         return [*SIGNALS, *([signal.SIGHUP] if saves else [])]
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
-        leave_dead_terminal()
+        redirect_dead_terminal()
         self.reason = self.reason or f"{signal.Signals(number).name} came"
 
 
-def leave_dead_terminal() -> None:
+def redirect_dead_terminal() -> None:
     """Send standard output and error nowhere if their terminal is gone: each write to it would fail, and end a save."""
     for descriptor in (1, 2):
         try:

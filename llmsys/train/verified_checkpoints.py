@@ -22,12 +22,12 @@ class VerifiedCheckpoints:
     def __init__(self) -> None:
         self._verdicts: dict[Path, tuple[Signature, str | None]] = {}
 
-    def trust(self, checkpoint: Path) -> None:
+    def mark_verified(self, checkpoint: Path) -> None:
         """Remember that a checkpoint was verified elsewhere, or written just now."""
         with contextlib.suppress(UnreadableCheckpointError):  # then it is verified when it is asked for
             self._verdicts[checkpoint] = _read_signature(checkpoint), None
 
-    def is_whole(self, checkpoint: Path) -> bool:
+    def is_complete(self, checkpoint: Path) -> bool:
         """Return whether every byte of a checkpoint is as it was written; reads it unless that is known."""
         signature = _read_signature(checkpoint)
         if checkpoint not in self._verdicts or self._verdicts[checkpoint][0] != signature:

@@ -17,7 +17,7 @@ from llmsys.doctor.parity_check import format_parity_table, run_parity
 from llmsys.doctor.parity_matrix import ENGINES, ParityCase, iter_parity_cases
 from llmsys.doctor.parity_models import CROWDED, DENSE, IDLE, SUBJECTS
 from llmsys.doctor.rank_pool import TaskFailure, run_tasks
-from llmsys.doctor.user_model import build_subject, require_memory
+from llmsys.doctor.user_model import build_parity_model, require_memory
 from llmsys.errors import ConfigError
 
 
@@ -159,7 +159,7 @@ def test_parity_takes_the_model_of_a_config(tmp_path: Path, capsys: Any) -> None
 def test_a_model_keeps_all_but_its_dropout(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(MINE)
     model = load_model_config(str(tmp_path / "mine.yaml"))
-    found = build_subject(model, "mine").model
+    found = build_parity_model(model, "mine").model
     assert found.dropout.residual == 0.0
     assert found == model.model_copy(update={"dropout": found.dropout})
 

@@ -66,7 +66,7 @@ def test_a_run_that_went_on_from_an_older_one_keeps_what_it_saves(tmp_path: Path
     for path in save_all(tmp_path, 10, 20, 30)[1:]:
         damage(path)
     saver = CheckpointSaver(tmp_path, CheckpointConfig(keep_last=2))
-    saver.trust(10)
+    saver.mark_verified(10)
     for step in (11, 12, 13):
         saver.save_state(state_of(step), step, {"seed": 1})
         saver.finish_saves()
@@ -98,11 +98,11 @@ def test_only_what_ranks_is_verified_and_only_once(tmp_path: Path, monkeypatch: 
     assert set(read) == {"step-00000030", "step-00000020"}
     save_all(tmp_path, 40)
     read.clear()
-    verified.trust(tmp_path / "step-00000040")
+    verified.mark_verified(tmp_path / "step-00000040")
     remove_old_checkpoints(tmp_path, rule, verified)
     assert not read
     damage(tmp_path / "step-00000040")  # later than it was verified
-    assert not verified.is_whole(tmp_path / "step-00000040")
+    assert not verified.is_complete(tmp_path / "step-00000040")
 
 
 def test_fewer_whole_ones_than_are_kept_let_nothing_go() -> None:

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from llmsys.config.run import RunConfig
-from llmsys.doctor import fault_injection as accidents
-from llmsys.doctor.fault_injection import MOMENTS, Fault, run_attempt
+from llmsys.doctor import fault_injection
+from llmsys.doctor.fault_injection import FAULT_POINTS, Fault, run_attempt
 from llmsys.doctor.toy_dataset import STEPS, build_toy_config, write_toy_dataset
 from llmsys.events import read_latest_events
 from llmsys.train.checkpoint_record import read_record
 
 STOPPED, HUNG = 75, 4
-MOST_ATTEMPTS = 4
+MAX_ATTEMPTS = 4
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class DrillResult:
         return asdict(self)
 
 
-def run_drills(drills: Sequence[CrashDrill], told: Callable[[DrillResult], None]) -> list[DrillResult]:
+def run_drills(drills: Sequence[CrashDrill], on_result: Callable[[DrillResult], None]) -> list[DrillResult]:
     """Each drill in a folder of its own, over one dataset, against one calm run."""
-    outcomes = []
+    results = []
     with tempfile.TemporaryDirectory(prefix="llmsys-drill-") as scratch:
         root = Path(scratch)
         write_toy_dataset(root / "data")
         calm = read_final_hash(run_until_finished(_build_drill_config(root, "calm", "sync"), ranks=1))
         for number, drill in enumerate(drills):
-            outcomes.append(_run_drill(drill, _build_drill_config(root, f"drill-{number}", drill.mode), calm))
-            told(outcomes[-1])
-    return outcomes
+            results.append(_run_drill(drill, _build_drill_config(root, f"drill-{number}", drill.mode), calm))
+            on_result(results[-1])
+    return results
 
 
 def _build_drill_config(root: Path, name: str, mode: str) -> RunConfig:
@@ -76,13 +76,13 @@ def _build_drill_config(root: Path, name: str, mode: str) -> RunConfig:
 def _run_drill(drill: CrashDrill, config: RunConfig, calm: str) -> DrillResult:
     began = time.monotonic()
     try:
-        said = drill.perform(config)
+        message = drill.perform(config)
         found = read_final_hash(config)
         if found != calm:
             return DrillResult(
                 drill.name, False, f"ended in state {found}, a calm run in {calm}", _measure_elapsed_seconds(began)
             )
-        return DrillResult(drill.name, True, said, _measure_elapsed_seconds(began))
+        return DrillResult(drill.name, True, message, _measure_elapsed_seconds(began))
     except AssertionError as failed:
         return DrillResult(drill.name, False, f"{failed}. {_read_last_output(config)}", _measure_elapsed_seconds(began))
 
@@ -106,21 +106,21 @@ def read_final_hash(config: RunConfig) -> str:
 
 def run_until_finished(config: RunConfig, ranks: int) -> RunConfig:
     """Start the run again until it is done, as a person or a scheduler would."""
-    for _ in range(MOST_ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         statuses = run_attempt(config, ranks)
         if not any(statuses):
             return config
-    raise AssertionError(f"started {MOST_ATTEMPTS} times and never done, last with statuses {statuses}")
+    raise AssertionError(f"started {MAX_ATTEMPTS} times and never done, last with statuses {statuses}")
 
 
 # --- What is done ---
 
 
-def build_fault_drill(accident: Fault, before: int, after: int) -> Callable[[RunConfig], str]:
+def build_fault_drill(fault: Fault, before: int, after: int) -> Callable[[RunConfig], str]:
     """Train on `before` ranks until the accident, then on `after` ranks to the end."""
 
     def train_through_fault(config: RunConfig) -> str:
-        statuses = run_attempt(config, before, accident)
+        statuses = run_attempt(config, before, fault)
         assert any(statuses), "nothing happened: the moment was never reached"
         steps = sorted(path.name for path in (config.run.folder / "checkpoints").glob("step-*"))
         run_until_finished(config, after)
@@ -134,7 +134,7 @@ def build_damage_drill(damage: Callable[[Path], None]) -> Callable[[RunConfig], 
 
     def damage_and_resume(config: RunConfig) -> str:
         run_attempt(config, 1, Fault("before the backward pass", STEPS - 2))
-        harmed = accidents.get_newest_checkpoint_folder(config.run.folder).name
+        harmed = fault_injection.get_newest_checkpoint_folder(config.run.folder).name
         damage(config.run.folder)
         run_until_finished(config, 2)
         resumed = [
@@ -176,7 +176,7 @@ def drill_sigterm(config: RunConfig) -> str:
 
     statuses = run_attempt(config, 2, meanwhile=send_sigterm)
     assert set(statuses) == {STOPPED}, f"statuses {statuses}, and not {STOPPED} on both ranks"
-    saved = accidents.get_newest_checkpoint_folder(config.run.folder).name
+    saved = fault_injection.get_newest_checkpoint_folder(config.run.folder).name
     run_until_finished(config, 1)
     return f"saved {saved} on the way out"
 
@@ -245,16 +245,16 @@ def replace_kill_count(drills: Sequence[CrashDrill], count: int) -> list[CrashDr
 def _build_kill_drills() -> list[CrashDrill]:
     ranks = [(1, 2), (2, 1), (2, 4), (1, 1)]
     found = []
-    for number, moment in enumerate(MOMENTS):
+    for number, point in enumerate(FAULT_POINTS):
         before, after = ranks[number % len(ranks)]
-        count = {"in an evaluation": 2, "before a save": 2, "removing an older one": 1}.get(moment, 3)
+        count = {"in an evaluation": 2, "before a save": 2, "removing an older one": 1}.get(point, 3)
         promise = "a rank killed there loses nothing"
-        accident = Fault(moment, count, rank=before - 1 if MOMENTS[moment].module.endswith("engine") else 0)
-        found.append(CrashDrill(f"killed {moment}", promise, build_fault_drill(accident, before, after)))
-        if MOMENTS[moment].module in ("llmsys.train.checkpoint_write", "llmsys.train.checkpoint_retention"):
-            name = f"killed {moment} in the background"
+        fault = Fault(point, count, rank=before - 1 if FAULT_POINTS[point].module.endswith("engine") else 0)
+        found.append(CrashDrill(f"killed {point}", promise, build_fault_drill(fault, before, after)))
+        if FAULT_POINTS[point].module in ("llmsys.train.checkpoint_write", "llmsys.train.checkpoint_retention"):
+            name = f"killed {point} in the background"
             found.append(
-                CrashDrill(name, promise, build_fault_drill(Fault(moment, min(count, 2)), after, before), "async")
+                CrashDrill(name, promise, build_fault_drill(Fault(point, min(count, 2)), after, before), "async")
             )
     return found
 
@@ -262,13 +262,21 @@ def _build_kill_drills() -> list[CrashDrill]:
 DRILLS = (
     *_build_kill_drills(),
     CrashDrill(
-        "a truncated shard", "the checkpoint before it is taken", build_damage_drill(accidents.truncate_largest_file)
+        "a truncated shard",
+        "the checkpoint before it is taken",
+        build_damage_drill(fault_injection.truncate_largest_file),
     ),
-    CrashDrill("a flipped bit", "the checkpoint before it is taken", build_damage_drill(accidents.flip_bit)),
-    CrashDrill("a lost file", "the checkpoint before it is taken", build_damage_drill(accidents.delete_largest_file)),
-    CrashDrill("a damaged record", "the checkpoint before it is taken", build_damage_drill(accidents.truncate_record)),
+    CrashDrill("a flipped bit", "the checkpoint before it is taken", build_damage_drill(fault_injection.flip_bit)),
     CrashDrill(
-        "a lost checkpoint", "the checkpoint before it is taken", build_damage_drill(accidents.delete_newest_checkpoint)
+        "a lost file", "the checkpoint before it is taken", build_damage_drill(fault_injection.delete_largest_file)
+    ),
+    CrashDrill(
+        "a damaged record", "the checkpoint before it is taken", build_damage_drill(fault_injection.truncate_record)
+    ),
+    CrashDrill(
+        "a lost checkpoint",
+        "the checkpoint before it is taken",
+        build_damage_drill(fault_injection.delete_newest_checkpoint),
     ),
     CrashDrill("a full disk", "a message, and no harm to what was saved", drill_full_disk),
     CrashDrill("a stalled rank", "it is named, with stacks", drill_stalled_rank),

@@ -37,10 +37,9 @@ class FaultPoint:
     owner: str
     call: str
     before: bool = True
-    when: str = ""
 
 
-MOMENTS = {
+FAULT_POINTS = {
     "before the backward pass": FaultPoint("llmsys.engine.bitwise_engine", "BitwiseEngine", "train_step"),
     "between backward and step": FaultPoint("llmsys.train.step_guard", "StepGuard", "accept_step", before=False),
     "after the step": FaultPoint("llmsys.train.trainer", "", "update_expert_balance", before=False),
@@ -59,35 +58,35 @@ MOMENTS = {
 class Fault:
     """What happens at the `count`-th time of a moment, on one rank: `kill`, `stop` (SIGSTOP) or `drill_full_disk`."""
 
-    moment: str
+    point: str
     count: int
     action: str = "kill"
     rank: int = 0
 
 
-def inject_fault(accident: Fault) -> None:
+def inject_fault(fault: Fault) -> None:
     """Wrap the moment in this process, so that the accident happens there."""
-    if accident.action == "full_disk":
+    if fault.action == "full_disk":
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails with an error, as on a full disk
-    moment = MOMENTS[accident.moment]
+    point = FAULT_POINTS[fault.point]
     import importlib
 
-    module = importlib.import_module(moment.module)
-    owner = getattr(module, moment.owner) if moment.owner else module
-    setattr(owner, moment.call, _wrap_call(getattr(owner, moment.call), moment.before, accident))
+    module = importlib.import_module(point.module)
+    owner = getattr(module, point.owner) if point.owner else module
+    setattr(owner, point.call, _wrap_call(getattr(owner, point.call), point.before, fault))
 
 
-def _wrap_call(real: Callable[..., Any], before: bool, accident: Fault) -> Callable[..., Any]:
+def _wrap_call(real: Callable[..., Any], before: bool, fault: Fault) -> Callable[..., Any]:
     calls = 0
 
     def call_with_fault(*arguments: Any, **named: Any) -> Any:
         nonlocal calls
         calls += 1
-        if before and calls == accident.count:
-            _trigger_fault(accident.action)
+        if before and calls == fault.count:
+            _trigger_fault(fault.action)
         result = real(*arguments, **named)
-        if not before and calls == accident.count:
-            _trigger_fault(accident.action)
+        if not before and calls == fault.count:
+            _trigger_fault(fault.action)
         return result
 
     return call_with_fault
@@ -153,7 +152,7 @@ GRACE_SECONDS = 3.0
 def run_attempt(
     config: RunConfig,
     ranks: int,
-    accident: Fault | None = None,
+    fault: Fault | None = None,
     meanwhile: Callable[[list[BaseProcess]], None] | None = None,
 ) -> list[int]:
     """Start the run and wait for its end; exit statuses by rank (below zero: the signal that ended it).
@@ -167,7 +166,7 @@ def run_attempt(
     port = find_free_port()
     log = config.run.folder.parent / "output.txt"
     processes: list[BaseProcess] = [
-        context.Process(target=_run_rank, args=(config, rank, ranks, port, accident, log)) for rank in range(ranks)
+        context.Process(target=_run_rank, args=(config, rank, ranks, port, fault, log)) for rank in range(ranks)
     ]
     for process in processes:
         process.start()
@@ -197,15 +196,15 @@ def _kill_process(process: BaseProcess) -> None:
     process.join()
 
 
-def _run_rank(config: RunConfig, rank: int, ranks: int, port: int, accident: Fault | None, log: Path) -> None:
+def _run_rank(config: RunConfig, rank: int, ranks: int, port: int, fault: Fault | None, log: Path) -> None:
     local = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in local.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with log.open("a") as opened:
         os.dup2(opened.fileno(), sys.stdout.fileno())
         os.dup2(opened.fileno(), sys.stderr.fileno())
-    if accident is not None and accident.rank == rank:
-        inject_fault(accident)
+    if fault is not None and fault.rank == rank:
+        inject_fault(fault)
     from llmsys.errors import LlmsysError, StopRequested, to_data_error
     from llmsys.log import configure_logging
     from llmsys.train.build_trainer import train_run

@@ -57,29 +57,29 @@ class TrajectoryDistance:
         return asdict(self)
 
 
-def compare_to_reference(cell: ParityCase, expected: Trajectory) -> TrajectoryDistance:
+def compare_to_reference(case: ParityCase, expected: Trajectory) -> TrajectoryDistance:
     """Train a cell and compare it. Collective; every rank gets the distance."""
-    found = train_case(cell)
-    return compute_distance(cell.precision, found, expected)
+    found = train_case(case)
+    return compute_distance(case.precision, found, expected)
 
 
-def train_case(cell: ParityCase) -> Trajectory:
+def train_case(case: ParityCase) -> Trajectory:
     """The cell's own trajectory. Collective."""
-    config = cell.build_run_config()
+    config = case.build_run_config()
     layout = resolve_planned_layout(config)
     device = get_local_device()
     engine = build_engine(config, build_device_meshes(layout, device), device)
-    _load_expert_bias(engine, cell)
+    _load_expert_bias(engine, case)
     start = _gather_weights(engine)
-    dealt = {
+    shard_arguments = {
         "rank": layout.get_data_rank(get_rank()),
         "ranks": layout.data_parallel_size,
-        "micro": cell.micro_sequences,
+        "micro": case.micro_sequences,
     }
     losses, norms = [], []
     gradients: Tensors = {}
     for step in range(STEPS):
-        batches = build_micro_batches(cell.parity_model, step, **dealt, is_bitwise=cell.engine == "bitwise")
+        batches = build_micro_batches(case.parity_model, step, **shard_arguments, is_bitwise=case.engine == "bitwise")
         result = engine.train_step(batches, RATE)
         update_expert_balance(engine.module)
         losses.append(result.loss)
@@ -141,12 +141,12 @@ def _compute_weight_changes(trajectory: Trajectory) -> Tensors:
     return {name: value - trajectory.start[name] for name, value in trajectory.weights.items()}
 
 
-def _load_expert_bias(engine: Engine, cell: ParityCase) -> None:
+def _load_expert_bias(engine: Engine, case: ParityCase) -> None:
     """The routing of the subject, put in as a checkpoint would be."""
     state = engine.get_state()
     for name, tensor in state.tensors.items():
         if name.endswith("balance_bias_E"):
-            for expert, push in cell.parity_model.expert_bias.items():
+            for expert, push in case.parity_model.expert_bias.items():
                 tensor[expert] = push
     engine.load_state(state)
 
@@ -173,7 +173,7 @@ def gather_full_tensor(tensor: Tensor) -> Tensor:
 TIMEOUT_SECONDS = 120.0
 """How long one cell of a tiny model may take: a hundred times what it does."""
 
-ORACLE_FACTOR = 60.0
+REFERENCE_TIME_FACTOR = 60.0
 """How many times as long as the oracle a cell may take: ranks share cores, and 16 bits can be slow."""
 
 
@@ -181,7 +181,7 @@ ORACLE_FACTOR = 60.0
 class ParityResult:
     """A cell with its distance, or with why there is none."""
 
-    cell: ParityCase
+    case: ParityCase
     distance: TrajectoryDistance | None
     failure: str = ""
 
@@ -193,77 +193,77 @@ class ParityResult:
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            "cell": self.cell.title,
+            "cell": self.case.title,
             "passed": self.has_passed,
             "distance": None if self.distance is None else self.distance.to_dict(),
             "failure": self.failure,
         }
 
 
-def run_parity(cells: Sequence[ParityCase], told: Callable[[ParityResult], None]) -> list[ParityResult]:
+def run_parity(cases: Sequence[ParityCase], on_result: Callable[[ParityResult], None]) -> list[ParityResult]:
     """Every cell on its number of ranks, in order of ranks; `told` hears of each as it is done."""
     began = time.monotonic()
     expected = {
-        cell.parity_model.name: compute_reference_trajectory(cell.parity_model)
-        for cell in {one.parity_model.name: one for one in cells}.values()
+        model.name: compute_reference_trajectory(model)
+        for model in {case.parity_model.name: case.parity_model for case in cases}.values()
     }
-    timeout_seconds = max(TIMEOUT_SECONDS, ORACLE_FACTOR * (time.monotonic() - began) / max(len(expected), 1))
-    outcomes = []
-    for ranks in sorted({cell.ranks for cell in cells}):
-        chosen = [cell for cell in cells if cell.ranks == ranks]
-        for outcome in _iter_results(ranks, chosen, expected, timeout_seconds):
-            outcomes.append(outcome)
-            told(outcome)
-    return outcomes
+    timeout_seconds = max(TIMEOUT_SECONDS, REFERENCE_TIME_FACTOR * (time.monotonic() - began) / max(len(expected), 1))
+    results = []
+    for ranks in sorted({case.ranks for case in cases}):
+        chosen = [case for case in cases if case.ranks == ranks]
+        for result in _iter_results(ranks, chosen, expected, timeout_seconds):
+            results.append(result)
+            on_result(result)
+    return results
 
 
 def _iter_results(
-    ranks: int, cells: Sequence[ParityCase], expected: dict[str, Trajectory], timeout_seconds: float
+    ranks: int, cases: Sequence[ParityCase], expected: dict[str, Trajectory], timeout_seconds: float
 ) -> Iterator[ParityResult]:
-    task = partial(_compare_case, list(cells), expected)
-    for number, result in run_tasks(task, range(len(cells)), ranks, timeout_seconds):
+    task = partial(_compare_case, list(cases), expected)
+    for number, result in run_tasks(task, range(len(cases)), ranks, timeout_seconds):
         if isinstance(result, TaskFailure):
-            yield ParityResult(cells[number], None, str(result))
+            yield ParityResult(cases[number], None, str(result))
         else:
-            yield ParityResult(cells[number], result)
+            yield ParityResult(cases[number], result)
 
 
-def _compare_case(cells: list[ParityCase], expected: dict[str, Trajectory], number: int) -> TrajectoryDistance:
-    cell = cells[number]
-    return compare_to_reference(cell, expected[cell.parity_model.name])
+def _compare_case(cases: list[ParityCase], expected: dict[str, Trajectory], number: int) -> TrajectoryDistance:
+    case = cases[number]
+    return compare_to_reference(case, expected[case.parity_model.name])
 
 
-def format_parity_table(outcomes: Sequence[ParityResult]) -> str:
+def format_parity_table(results: Sequence[ParityResult]) -> str:
     """A row per ranks, engine and layout; in each column the largest difference of a gradient, or FAIL."""
     rows: dict[str, dict[tuple[str, str], list[ParityResult]]] = defaultdict(lambda: defaultdict(list))
-    for one in outcomes:
-        rows[one.cell.placement][one.cell.precision, one.cell.recompute].append(one)
-    precisions = list(dict.fromkeys(one.cell.precision for one in outcomes))
+    for result in results:
+        rows[result.case.placement][result.case.precision, result.case.recompute].append(result)
+    precisions = list(dict.fromkeys(result.case.precision for result in results))
     columns = [(precision, recompute) for precision in precisions for recompute in RECOMPUTE]
     width = max(len(where) for where in rows) + 2
     head = "".join(f"{f'{precision} {recompute}':>16}" for precision, recompute in columns)
     lines = [f"{'ranks engine layout':<{width}}{head}"]
-    for where, cells in rows.items():
-        lines.append(f"{where:<{width}}" + "".join(f"{_format_entry(cells.get(column, [])):>16}" for column in columns))
+    for where, cases in rows.items():
+        lines.append(f"{where:<{width}}" + "".join(f"{_format_entry(cases.get(column, [])):>16}" for column in columns))
     return "\n".join(lines)
 
 
-def _format_entry(outcomes: list[ParityResult]) -> str:
-    if not outcomes:
+def _format_entry(results: list[ParityResult]) -> str:
+    if not results:
         return "–"
-    if not all(one.has_passed for one in outcomes):
+    if not all(result.has_passed for result in results):
         return "FAIL"
-    return f"{max(one.distance.gradient for one in outcomes if one.distance is not None):.0e}"
+    return f"{max(result.distance.gradient for result in results if result.distance is not None):.0e}"
 
 
-def iter_failures(outcomes: Sequence[ParityResult]) -> Iterator[str]:
+def iter_failures(results: Sequence[ParityResult]) -> Iterator[str]:
     """What is wrong with each cell that failed."""
-    for one in outcomes:
-        if one.distance is None:
-            yield f"{one.cell.title}: {one.failure}"
-        elif not one.has_passed:
-            found = one.distance
+    for result in results:
+        if result.distance is None:
+            yield f"{result.case.title}: {result.failure}"
+        elif not result.has_passed:
+            found = result.distance
             yield (
-                f"{one.cell.title}: {found.worst} is off (loss {found.loss:.1e}, norm {found.norm:.1e}, "
+                f"{result.case.title}: {found.worst} is off (loss {found.loss:.1e}, norm {found.norm:.1e}, "
                 f"gradient {found.gradient:.1e}, weights {found.weights:.1e}, moments {found.moments:.1e})"
             )

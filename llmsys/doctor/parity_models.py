@@ -118,13 +118,15 @@ MASKED = ParityModel(
         moe=_build_moe_config(2, score="softmax", balance=_SEQUENCE_LOSS, routing=_CAPACITY, z_loss_weight=0.1),
     ),
 )
-SUBJECTS = (DENSE, EXPERTS, IDLE, CROWDED, LATENT, SINKS, TRANSLATION, LABELS, MASKED)
+PARITY_MODELS = (DENSE, EXPERTS, IDLE, CROWDED, LATENT, SINKS, TRANSLATION, LABELS, MASKED)
 
 
-def build_parity_batch(step: int, rows: range, subject: ParityModel = DENSE) -> Batch:
+def build_parity_batch(step: int, rows: range, parity_model: ParityModel = DENSE) -> Batch:
     """Rows of a step, the same whoever asks: the first quarter has no target that counts, one row ends in padding."""
-    length, padding = subject.length, max(1, subject.length // 4)
-    tokens = torch.tensor(np.stack([_build_row_tokens(step, row, length, subject.model.vocab_size) for row in rows]))
+    length, padding = parity_model.length, max(1, parity_model.length // 4)
+    tokens = torch.tensor(
+        np.stack([_build_row_tokens(step, row, length, parity_model.model.vocab_size) for row in rows])
+    )
     tokens_BT, targets_BT = tokens[:, :-1].clone(), tokens[:, 1:].clone()
     documents_BT = torch.zeros_like(tokens_BT)
     for place, row in enumerate(rows):

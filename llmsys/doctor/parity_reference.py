@@ -42,18 +42,18 @@ class Trajectory:
     buffers: Tensors
 
 
-def compute_reference_trajectory(subject: ParityModel) -> Trajectory:
+def compute_reference_trajectory(parity_model: ParityModel) -> Trajectory:
     """The specified trajectory of a subject."""
-    model = Transformer(subject.model)
+    model = Transformer(parity_model.model)
     initialize_parameters(model, SEED)
-    bias_expert_choice(model, subject)
+    bias_expert_choice(model, parity_model)
     named = dict(model.named_parameters())
     start = {name: parameter.detach().clone() for name, parameter in named.items()}
     optimizer = _build_adamw(named)
     losses, norms = [], []
     gradients: Tensors = {}
     for step in range(STEPS):
-        loss = _add_gradients(model, list_rows(subject, step))
+        loss = _add_gradients(model, list_rows(parity_model, step))
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.gradient_clip)))
         optimizer.step()
         optimizer.zero_grad()
@@ -127,9 +127,9 @@ def _build_adamw(named: dict[str, nn.Parameter]) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=RATE, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps, foreach=False)
 
 
-def bias_expert_choice(model: Transformer, subject: ParityModel) -> None:
+def bias_expert_choice(model: Transformer, parity_model: ParityModel) -> None:
     """Set the balancing biases that make the routing of a subject what its name says."""
     with torch.no_grad():
         for layer in model.list_moe_layers():
-            for expert, push in subject.expert_bias.items():
+            for expert, push in parity_model.expert_bias.items():
                 layer.balance_bias_E[expert] = push

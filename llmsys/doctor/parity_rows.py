@@ -62,7 +62,7 @@ class ToyPairs:
 
 
 def build_micro_batches(
-    subject: ParityModel, step: int, *, rank: int, ranks: int, micro: int, is_bitwise: bool
+    parity_model: ParityModel, step: int, *, rank: int, ranks: int, micro: int, is_bitwise: bool
 ) -> list[Batch]:
     """Return the micro-batches of one of `ranks` data ranks.
 
@@ -74,22 +74,22 @@ def build_micro_batches(
         micro: rows of one micro-batch of windows.
         is_bitwise: whole groups of pairs are taken in turns, as in bitwise mode; else each group is split over ranks.
     """
-    if subject.has_windows:
+    if parity_model.has_windows:
         share = SEQUENCES // ranks
         starts = range(rank * share, (rank + 1) * share, micro)
-        return [_build_windows(subject, step, range(start, start + micro)) for start in starts]
-    pairs, make = _build_pairs(subject.model)
+        return [_build_windows(parity_model, step, range(start, start + micro)) for start in starts]
+    pairs, make = _build_pairs(parity_model.model)
     groups = _list_groups(step)
     if is_bitwise:
         return [make(pairs, group) for group in groups[rank::ranks]]
     return [make(pairs, group[rank::ranks]) for group in groups]
 
 
-def list_rows(subject: ParityModel, step: int) -> list[Batch]:
+def list_rows(parity_model: ParityModel, step: int) -> list[Batch]:
     """Return every row of a step as a batch of its own; pairs have no padding there."""
-    if subject.has_windows:
-        return [_build_windows(subject, step, range(row, row + 1)) for row in range(SEQUENCES)]
-    pairs, make = _build_pairs(subject.model)
+    if parity_model.has_windows:
+        return [_build_windows(parity_model, step, range(row, row + 1)) for row in range(SEQUENCES)]
+    pairs, make = _build_pairs(parity_model.model)
     return [make(pairs, [row]) for group in _list_groups(step) for row in group]
 
 
@@ -98,12 +98,12 @@ def _list_groups(step: int) -> list[Sequence[int]]:
     return [range(end - rows, end) for end, rows in zip(ends.tolist(), GROUP_ROWS, strict=True)]
 
 
-def _build_windows(subject: ParityModel, step: int, rows: range) -> Batch:
-    batch = build_parity_batch(step, rows, subject)
-    if subject.objective != "masked":
+def _build_windows(parity_model: ParityModel, step: int, rows: range) -> Batch:
+    batch = build_parity_batch(step, rows, parity_model)
+    if parity_model.objective != "masked":
         return batch
     masking = TokenMasker(
-        MaskedLmConfig(), MASK, protected_token=-1, vocab_size=subject.model.vocab_size, key=("doctor",)
+        MaskedLmConfig(), MASK, protected_token=-1, vocab_size=parity_model.model.vocab_size, key=("doctor",)
     )
     return masking.mask_batch(batch, [step * SEQUENCES + row for row in rows])
 

@@ -19,7 +19,7 @@ from llmsys.port import find_free_port
 START_SECONDS = 300.0
 """How long ranks may take to import what they need and to meet, on a machine that has other work."""
 
-TASKS_OF_A_GROUP = 32
+MAX_GROUP_TASKS = 32
 """Then new processes go on: every communicator that a task opens keeps threads, and hundreds of them slow all down."""
 
 Task = Callable[[int], Any]
@@ -37,7 +37,7 @@ def run_tasks(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: f
     left = list(numbers)
     while left:
         done = 0
-        for number, result in _run_group(task, left[:TASKS_OF_A_GROUP], ranks, timeout_seconds):
+        for number, result in _run_group(task, left[:MAX_GROUP_TASKS], ranks, timeout_seconds):
             yield number, result
             done += 1
         left = left[done:]

@@ -13,7 +13,7 @@ from llmsys.errors import ConfigError
 from llmsys.estimate.parameter_count import count_parameters
 from llmsys.train.auto_micro_batch import get_free_memory
 
-ORACLE_COPIES, RANK_COPIES = 6, 17
+REFERENCE_COPIES, RANK_COPIES = 6, 17
 """fp32 copies of all weights. The oracle: weights, gradients, two moments, start, first gradients. A rank: its state
 (5, one a copy in 16 bits), the oracle's trajectory and its own (5 each), and what both moved by (2)."""
 
@@ -41,7 +41,7 @@ def build_parity_model(model: ModelConfig, name: str) -> ParityModel:
 def require_memory(model: ModelConfig, ranks: int) -> None:
     """Raise ConfigError when parity of a model on so many processes takes more memory than this machine has free."""
     parameters = count_parameters(model).total
-    needed = parameters * FP32_BYTES * (ORACLE_COPIES + RANK_COPIES * ranks)
+    needed = parameters * FP32_BYTES * (REFERENCE_COPIES + RANK_COPIES * ranks)
     if needed > (free := get_free_memory()):
         raise ConfigError(
             f"Parity of {parameters:,} parameters on {ranks} processes takes about {needed / 1e9:.1f} GB, and "

@@ -47,7 +47,7 @@ def compute_length_penalty(length: int, length_penalty: float) -> float:
 
 
 def search_beams(
-    first_BV: Tensor, step: Step, *, beams: int, length_penalty: float, limits: Sequence[int], end_token: int
+    first_BV: Tensor, step: Step, *, num_beams: int, length_penalty: float, limits: Sequence[int], end_token: int
 ) -> list[list[int]]:
     """The best text found for each of B rows, without its end token and at most `limits[b]` tokens long.
 
@@ -57,7 +57,7 @@ def search_beams(
     alive = list(range(len(searches)))
     logits_RV = first_BV
     while alive:
-        rows, tokens = _expand_beams([searches[b] for b in alive], logits_RV, beams, length_penalty, end_token)
+        rows, tokens = _expand_beams([searches[b] for b in alive], logits_RV, num_beams, length_penalty, end_token)
         alive = [b for b in alive if searches[b].sequences]
         if alive:
             logits_RV = step(torch.tensor(rows), torch.tensor(tokens))
@@ -65,7 +65,7 @@ def search_beams(
 
 
 def _expand_beams(
-    searches: list[BeamState], logits_RV: Tensor, beams: int, length_penalty: float, end_token: int
+    searches: list[BeamState], logits_RV: Tensor, num_beams: int, length_penalty: float, end_token: int
 ) -> tuple[list[int], list[int]]:
     """One more token for every beginning of every search; rows and tokens of those that go on, search by search."""
     log_RV = logits_RV.detach().float().log_softmax(dim=-1).cpu()
@@ -74,33 +74,33 @@ def _expand_beams(
     first = 0
     for search in searches:
         count = len(search.sequences)
-        places, chosen = _advance_beam(search, log_RV[first : first + count], beams, length_penalty, end_token)
-        rows += [first + place for place in places]
+        beams, chosen = _advance_beam(search, log_RV[first : first + count], num_beams, length_penalty, end_token)
+        rows += [first + beam for beam in beams]
         tokens += chosen
         first += count
     return rows, tokens
 
 
 def _advance_beam(
-    search: BeamState, log_KV: Tensor, beams: int, length_penalty: float, end_token: int
+    search: BeamState, log_KV: Tensor, num_beams: int, length_penalty: float, end_token: int
 ) -> tuple[list[int], list[int]]:
     """Replace the beginnings of one search by their best continuations; where each came from, and its token."""
     vocabulary = log_KV.shape[1]
     total_KV = torch.tensor(search.scores)[:, None] + log_KV
     # Twice as many as needed: at most one candidate of each beginning is its end.
-    best = total_KV.flatten().topk(min(2 * beams, total_KV.numel()))
+    best = total_KV.flatten().topk(min(2 * num_beams, total_KV.numel()))
     kept: list[tuple[float, int, int]] = []
     for rank, (score, index) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
-        place, token = divmod(index, vocabulary)
+        beam, token = divmod(index, vocabulary)
         if score == -math.inf:
             continue
         if token == end_token:
-            if rank < beams:
-                search.add_finished(search.sequences[place], score, length_penalty)
-        elif len(kept) < beams:
-            kept.append((score, place, token))
+            if rank < num_beams:
+                search.add_finished(search.sequences[beam], score, length_penalty)
+        elif len(kept) < num_beams:
+            kept.append((score, beam, token))
     search.sequences, search.scores = (
-        [[*search.sequences[place], token] for _, place, token in kept],
+        [[*search.sequences[beam], token] for _, beam, token in kept],
         [score for score, _, _ in kept],
     )
     if search.sequences and len(search.sequences[0]) >= search.limit:
@@ -109,4 +109,4 @@ def _advance_beam(
         search.sequences = []
     if search.is_over(length_penalty):
         search.sequences = []
-    return ([place for _, place, _ in kept], [token for _, _, token in kept]) if search.sequences else ([], [])
+    return ([beam for _, beam, _ in kept], [token for _, _, token in kept]) if search.sequences else ([], [])

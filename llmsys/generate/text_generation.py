@@ -25,7 +25,7 @@ from llmsys.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 
-Listen = Callable[[int, int], None]
+OnToken = Callable[[int, int], None]
 """Hears (prompt number, token) for every new token, as soon as it is chosen."""
 Pick = Callable[[Tensor, list[int]], Tensor]
 NextLogits = Callable[[Tensor, KeyValueCache], Tensor]
@@ -50,11 +50,11 @@ def generate_texts(
     prompts: Sequence[str],
     *,
     max_new_tokens: int,
-    how: SamplingParams | BeamSearchParams = DRAW,
+    decoding: SamplingParams | BeamSearchParams = DRAW,
     seed: int = 0,
     stop_at_eos: bool = True,
-    opening: Sequence[int] | None = None,
-    listen: Listen | None = None,
+    prefix_ids: Sequence[int] | None = None,
+    on_token: OnToken | None = None,
 ) -> list[str]:
     """The continuation of each prompt, without the prompt.
 
@@ -77,22 +77,22 @@ def generate_texts(
     if not prompts:
         return []
     # In training every document is opened by the token that closed the one before it.
-    opening = (tokenizer.eos_id,) if opening is None else tuple(opening)
-    ids = [[*opening, *tokenizer.encode(prompt)] or _get_fallback_prefix(tokenizer) for prompt in prompts]
-    opened = len(opening)
+    prefix_ids = (tokenizer.eos_id,) if prefix_ids is None else tuple(prefix_ids)
+    ids = [[*prefix_ids, *tokenizer.encode(prompt)] or _get_fallback_prefix(tokenizer) for prompt in prompts]
+    num_prefix = len(prefix_ids)
     limits = [
-        _compute_token_limit(prompt, row, opened, max_new_tokens, model)
+        _compute_token_limit(prompt, row, num_prefix, max_new_tokens, model)
         for prompt, row in zip(prompts, ids, strict=True)
     ]
     stop = tokenizer.eos_id if stop_at_eos else NEVER
     next_logits = _build_logits_function(model, tokenizer.vocab_size)
     with use_eval_mode(model):
         first_BV, cache = _prefill_prompts(model, ids, limits, next_logits)
-        if isinstance(how, BeamSearchParams):
-            new_ids = _decode_with_beams(first_BV, cache, limits, stop, how, next_logits)
+        if isinstance(decoding, BeamSearchParams):
+            new_ids = _decode_with_beams(first_BV, cache, limits, stop, decoding, next_logits)
         else:
-            pick = _build_token_picker(how, ids, _build_generators(prompts, seed))
-            new_ids = _decode_with_sampling(first_BV, cache, limits, stop, pick, listen, next_logits)
+            pick = _build_token_picker(decoding, ids, _build_generators(prompts, seed))
+            new_ids = _decode_with_sampling(first_BV, cache, limits, stop, pick, on_token, next_logits)
     return [_decode_continuation(tokenizer, old, new) for old, new in zip(ids, new_ids, strict=True)]
 
 
@@ -112,12 +112,12 @@ def use_eval_mode(model: Transformer) -> Iterator[None]:
         model.train(was_training)
 
 
-def _build_token_picker(choice: SamplingParams, ids: list[list[int]], generators: list[torch.Generator]) -> Pick:
+def _build_token_picker(params: SamplingParams, ids: list[list[int]], generators: list[torch.Generator]) -> Pick:
     """Chooses for some of the rows, each from its own generator and with its own tokens in mind."""
     seen = [list(row) for row in ids]
 
     def pick_tokens(logits_BV: Tensor, rows: list[int]) -> Tensor:
-        tokens_B = sample_tokens(logits_BV, [generators[row] for row in rows], choice, [seen[row] for row in rows])
+        tokens_B = sample_tokens(logits_BV, [generators[row] for row in rows], params, [seen[row] for row in rows])
         for row, token in zip(rows, tokens_B.tolist(), strict=True):
             seen[row].append(token)
         return tokens_B
@@ -125,10 +125,10 @@ def _build_token_picker(choice: SamplingParams, ids: list[list[int]], generators
     return pick_tokens
 
 
-def _build_logits_function(model: Transformer, pieces: int) -> NextLogits:
+def _build_logits_function(model: Transformer, vocab_size: int) -> NextLogits:
     def compute_logits(tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
         logits_BTV: Tensor = model(tokens_BT.to(model.embed.weight.device), cache=cache)
-        return logits_BTV[:, -1, :pieces]
+        return logits_BTV[:, -1, :vocab_size]
 
     return compute_logits
 
@@ -145,7 +145,12 @@ def _prefill_prompts(
 
 
 def _decode_with_beams(
-    first_BV: Tensor, cache: KeyValueCache, limits: list[int], stop: int, how: BeamSearchParams, next_logits: NextLogits
+    first_BV: Tensor,
+    cache: KeyValueCache,
+    limits: list[int],
+    stop: int,
+    decoding: BeamSearchParams,
+    next_logits: NextLogits,
 ) -> list[list[int]]:
     def compute_step_logits(rows_R: Tensor, tokens_R: Tensor) -> Tensor:
         cache.select_rows(rows_R.tolist())
@@ -154,8 +159,8 @@ def _decode_with_beams(
     return search_beams(
         first_BV,
         compute_step_logits,
-        beams=how.num_beams,
-        length_penalty=how.length_penalty,
+        num_beams=decoding.num_beams,
+        length_penalty=decoding.length_penalty,
         limits=limits,
         end_token=stop,
     )
@@ -167,7 +172,7 @@ def _decode_with_sampling(
     limits: list[int],
     stop: int,
     pick: Pick,
-    listen: Listen | None,
+    on_token: OnToken | None,
     next_logits: NextLogits,
 ) -> list[list[int]]:
     """The new token ids of every row; rows leave the batch when they end."""
@@ -176,26 +181,26 @@ def _decode_with_sampling(
     while True:
         tokens_B = pick(logits_BV, alive)
         staying = []
-        for place, (row, token) in enumerate(zip(alive, tokens_B.tolist(), strict=True)):
+        for index, (row, token) in enumerate(zip(alive, tokens_B.tolist(), strict=True)):
             if token != stop:
                 new[row].append(token)
-                if listen is not None:
-                    listen(row, token)
+                if on_token is not None:
+                    on_token(row, token)
                 if len(new[row]) < limits[row]:
-                    staying.append(place)
+                    staying.append(index)
         if not staying:
             return new
         if len(staying) < len(alive):
             cache.select_rows(staying)
-        alive = [alive[place] for place in staying]
+        alive = [alive[index] for index in staying]
         logits_BV = next_logits(tokens_B[staying, None], cache)
 
 
 def _build_generators(prompts: Sequence[str], seed: int) -> list[torch.Generator]:
     """One generator per prompt; the second of two equal prompts gets another one than the first."""
     generators = []
-    for place, prompt in enumerate(prompts):
-        occurrence = list(prompts[:place]).count(prompt)
+    for index, prompt in enumerate(prompts):
+        occurrence = list(prompts[:index]).count(prompt)
         digest = blake2b(f"{seed}:{occurrence}:{prompt}".encode(errors="surrogatepass"), digest_size=8).digest()
         generators.append(torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1))
     return generators
@@ -207,14 +212,14 @@ def _decode_continuation(tokenizer: Tokenizer, old: list[int], new: list[int]) -
     return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(new)
 
 
-def _compute_token_limit(prompt: str, row: list[int], opened: int, max_new_tokens: int, model: Transformer) -> int:
+def _compute_token_limit(prompt: str, row: list[int], num_prefix: int, max_new_tokens: int, model: Transformer) -> int:
     """How many tokens may follow a row of which the first `opened` are not the prompt's."""
-    context, length = model.config.max_position_embeddings - opened, len(row) - opened
+    context, length = model.config.max_position_embeddings - num_prefix, len(row) - num_prefix
     if length >= context:
         raise DataError(
             f"The prompt {_format_prompt(prompt)} has {length} tokens and leaves no room to continue in a context of "
-            f"model.max_position_embeddings={context + opened}, of which {opened} open{'s' * (opened == 1)} the text. "
-            f"Shorten it to {context - 1} tokens or less."
+            f"model.max_position_embeddings={context + num_prefix}, of which {num_prefix} "
+            f"open{'s' * (num_prefix == 1)} the text. Shorten it to {context - 1} tokens or less."
         )
     if length + max_new_tokens > context:
         log.warning(

@@ -49,7 +49,7 @@ class SamplingParams:
 def sample_tokens(
     logits_BV: Tensor,
     generators: Sequence[torch.Generator],
-    choice: SamplingParams,
+    params: SamplingParams,
     seen: Sequence[Sequence[int]] | None = None,
 ) -> Tensor:
     """One token id per row, shape (B,). Temperature 0 takes the likeliest token and draws nothing.
@@ -58,12 +58,12 @@ def sample_tokens(
     temperature, top-k, top-p, min-p.
     """
     logits_BV = logits_BV.detach().to(device="cpu", dtype=torch.float32)
-    if choice.repetition_penalty != 1 and seen is not None:
-        logits_BV = apply_repetition_penalty(logits_BV, seen, choice.repetition_penalty)
-    if choice.temperature == 0:
+    if params.repetition_penalty != 1 and seen is not None:
+        logits_BV = apply_repetition_penalty(logits_BV, seen, params.repetition_penalty)
+    if params.temperature == 0:
         return logits_BV.argmax(dim=-1)
-    kept_BV = filter_top_p(filter_top_k(logits_BV / choice.temperature, choice.top_k), choice.top_p)
-    probability_BV = filter_min_p(kept_BV, choice.min_p).softmax(dim=-1)
+    kept_BV = filter_top_p(filter_top_k(logits_BV / params.temperature, params.top_k), params.top_p)
+    probability_BV = filter_min_p(kept_BV, params.min_p).softmax(dim=-1)
     draws = [torch.multinomial(row, 1, generator=own) for row, own in zip(probability_BV, generators, strict=True)]
     return torch.cat(draws)
 

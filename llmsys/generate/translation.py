@@ -35,10 +35,10 @@ def translate_sequences(
     model: Transformer,
     sources: Sequence[Sequence[int]],
     *,
-    how: BeamSearchParams,
+    decoding: BeamSearchParams,
     start_token: int,
     end_token: int,
-    pieces: int | None = None,
+    vocab_size: int | None = None,
     batch_tokens: int = 2048,
 ) -> list[list[int]]:
     """The best translation found for each source, without its end token, in the order of the sources.
@@ -49,40 +49,42 @@ def translate_sequences(
     """
     found: list[list[int]] = [[] for _ in sources]
     with use_eval_mode(model):
-        for places in _iter_batches(sources, batch_tokens):
-            rows = _translate_batch(model, [sources[place] for place in places], how, start_token, end_token, pieces)
-            for place, row in zip(places, rows, strict=True):
-                found[place] = row
+        for indices in _iter_batches(sources, batch_tokens):
+            rows = _translate_batch(
+                model, [sources[index] for index in indices], decoding, start_token, end_token, vocab_size
+            )
+            for index, row in zip(indices, rows, strict=True):
+                found[index] = row
     return found
 
 
 def _translate_batch(
     model: Transformer,
     sources: list[Sequence[int]],
-    how: BeamSearchParams,
+    decoding: BeamSearchParams,
     start_token: int,
     end_token: int,
-    pieces: int | None,
+    vocab_size: int | None,
 ) -> list[list[int]]:
     device = model.embed.weight.device
-    room = model.config.max_position_embeddings - 1  # one position is the start token's
-    limits = [max(1, min(len(source) + EXTRA_TOKENS, room)) for source in sources]
+    max_target_tokens = model.config.max_position_embeddings - 1  # one position is the start token's
+    limits = [max(1, min(len(source) + EXTRA_TOKENS, max_target_tokens)) for source in sources]
     source_BS, documents_BS = (x.to(device) for x in pad_sources(sources))
     memory = model.encode_source(source_BS, documents_BS)
     cache = KeyValueCache(model.config, len(sources), 1 + max(limits))
     start_B1 = torch.full((len(sources), 1), start_token, device=device)
-    first_BV = model(start_B1, memory=memory, cache=cache)[:, -1, :pieces]
+    first_BV = model(start_B1, memory=memory, cache=cache)[:, -1, :vocab_size]
 
     def compute_step_logits(rows_R: Tensor, tokens_R: Tensor) -> Tensor:
         cache.select_rows(rows_R)
         logits_RTV: Tensor = model(tokens_R[:, None].to(device), cache=cache)
-        return logits_RTV[:, -1, :pieces]
+        return logits_RTV[:, -1, :vocab_size]
 
     return search_beams(
         first_BV,
         compute_step_logits,
-        beams=how.num_beams,
-        length_penalty=how.length_penalty,
+        num_beams=decoding.num_beams,
+        length_penalty=decoding.length_penalty,
         limits=limits,
         end_token=end_token,
     )
@@ -102,11 +104,11 @@ def pad_sources(sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 def _iter_batches(sources: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[list[int]]:
     """Places of sources of similar length, as many as fit."""
     batch: list[int] = []
-    for place in sorted(range(len(sources)), key=lambda place: (len(sources[place]), place)):
-        if batch and (len(batch) + 1) * len(sources[place]) > batch_tokens:
+    for index in sorted(range(len(sources)), key=lambda index: (len(sources[index]), index)):
+        if batch and (len(batch) + 1) * len(sources[index]) > batch_tokens:
             yield batch
             batch = []
-        batch.append(place)
+        batch.append(index)
     if batch:
         yield batch
 
@@ -125,18 +127,18 @@ def translate_lines(model: Transformer, tokenizer: Tokenizer, config: RunConfig,
             raise DataError(
                 f"line {number} has {len(source)} tokens, more than model.max_position_embeddings={limit}. Shorten it."
             )
-    asked = [place for place, source in enumerate(sources) if len(source) > 1]
+    asked = [index for index, source in enumerate(sources) if len(source) > 1]
     found = translate_sequences(
         model,
-        [sources[place] for place in asked],
-        how=BeamSearchParams(config.generation.beams, config.generation.length_penalty),
+        [sources[index] for index in asked],
+        decoding=BeamSearchParams(config.generation.beams, config.generation.length_penalty),
         start_token=get_start_token(config),
         end_token=tokenizer.eos_id,
-        pieces=tokenizer.vocab_size,
+        vocab_size=tokenizer.vocab_size,
     )
     texts = [""] * len(lines)
-    for place, tokens in zip(asked, found, strict=True):
-        texts[place] = tokenizer.decode(tokens)
+    for index, tokens in zip(asked, found, strict=True):
+        texts[index] = tokenizer.decode(tokens)
     return texts
 
 

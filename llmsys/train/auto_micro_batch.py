@@ -13,7 +13,7 @@ from llmsys.parallel.process_group import all_gather_object, get_world_size, run
 
 log = get_logger(__name__)
 
-CONTROL_GROUP = Path("/sys/fs/cgroup")
+CGROUP = Path("/sys/fs/cgroup")
 
 
 def resolve_micro_sequences(config: RunConfig, device: torch.device) -> RunConfig:
@@ -46,7 +46,7 @@ def get_free_memory() -> int:
     for line in _read_lines(Path("/proc/meminfo")):
         if line.startswith("MemAvailable:"):  # counts what the kernel would give back, such as cached files
             free = int(line.split()[1]) << 10
-    limit, used = (_read_lines(CONTROL_GROUP / name) for name in ("memory.max", "memory.current"))
+    limit, used = (_read_lines(CGROUP / name) for name in ("memory.max", "memory.current"))
     if limit and used and limit[0].isdigit():
         free = min(free, max(0, int(limit[0]) - int(used[0])))
     return free

@@ -63,28 +63,30 @@ def _build_sharded_steps(config: RunConfig, ranks: int, data_rank: int) -> StepB
     )
 
 
-def build_evaluator(config: RunConfig, together: int = 1) -> Evaluator:
+def build_evaluator(config: RunConfig, ranks_per_row: int = 1) -> Evaluator:
     """What measures a model of this config on held-back data; `together` ranks get the same rows, see `measure`."""
     if config.objective.kind in ("translation", "classification"):
         _, tokenizer = open_first_source(config, "heldout")
         pairs, make = _open_checked_pairs(config, "heldout"), _build_collator(config, tokenizer)
         heldout_pairs = HeldoutPairs(pairs, make, max_tokens=config.evaluation.max_tokens)
-        return TargetEvaluator(heldout_pairs, together, config.evaluation_sequences)
+        return TargetEvaluator(heldout_pairs, ranks_per_row, config.evaluation_sequences)
     dataset = open_run_data(config, "heldout")
     found = {
-        name: _build_heldout_evaluator(config, shards, dataset.tokenizer, together)
+        name: _build_heldout_evaluator(config, shards, dataset.tokenizer, ranks_per_row)
         for name, shards in zip(dataset.names, dataset.sources, strict=True)
     }
     heldout = MixtureEvaluator(found) if config.data.kind == "mixture" else next(iter(found.values()))
-    return build_task_evaluator(heldout, config, dataset.tokenizer, together)
+    return build_task_evaluator(heldout, config, dataset.tokenizer, ranks_per_row)
 
 
-def _build_heldout_evaluator(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer, together: int) -> Evaluator:
+def _build_heldout_evaluator(
+    config: RunConfig, shards: TokenShards, tokenizer: Tokenizer, ranks_per_row: int
+) -> Evaluator:
     if config.objective.kind == "next_token":
-        return HeldoutEvaluator(config, shards, tokenizer, together)
+        return HeldoutEvaluator(config, shards, tokenizer, ranks_per_row)
     masking = _build_masking(config, tokenizer, ("heldout", shards.fingerprint))
     masked = MaskedHeldoutWindows(build_heldout_windows(config, shards, tokenizer), masking)
-    return TargetEvaluator(masked, together, config.evaluation_sequences)
+    return TargetEvaluator(masked, ranks_per_row, config.evaluation_sequences)
 
 
 def _build_windows(config: RunConfig, dataset: RunData) -> WindowDataset:

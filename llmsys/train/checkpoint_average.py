@@ -13,8 +13,8 @@ from torch import Tensor
 from llmsys.errors import CheckpointError
 from llmsys.log import get_logger
 from llmsys.train.checkpoint_load import (
+    MAX_READ_ATTEMPTS,
     READ_FAILURES,
-    READS,
     list_complete_checkpoints,
     load_tensors,
     read_run_state,
@@ -34,7 +34,7 @@ def average_checkpoints(run_folder: Path, count: int) -> Path:
     Raises CheckpointError when the run has fewer, or one of them is damaged. A run that still trains may remove one
     while it is read: then the last ones there are now are taken.
     """
-    for _ in range(READS):
+    for _ in range(MAX_READ_ATTEMPTS):
         names = _list_last_checkpoints(run_folder / "checkpoints", count)
         try:
             return _write_average(names, run_folder)
@@ -43,8 +43,8 @@ def average_checkpoints(run_folder: Path, count: int) -> Path:
                 raise
             log.info("a checkpoint was removed by its run while it was averaged; taking the newest there are now")
     raise CheckpointError(
-        f"{READS} times a checkpoint was removed by its run while it was averaged. Raise checkpoint.keep_last or "
-        f"checkpoint.every_steps of that run, wait for its end, or set checkpoint.average_last=0."
+        f"{MAX_READ_ATTEMPTS} times a checkpoint was removed by its run while it was averaged. "
+        f"Raise checkpoint.keep_last or checkpoint.every_steps of that run, wait for its end, or set checkpoint.average_last=0."
     )
 
 

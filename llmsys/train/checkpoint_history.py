@@ -16,7 +16,7 @@ from llmsys.log import get_logger
 from llmsys.train.checkpoint_record import DAMAGE_ERRORS, build_unreadable_error, is_present, list_checkpoints
 from llmsys.train.checkpoint_write import REMOVED, REPLACED, restore_replaced
 
-MOST_NAMED = 5
+MAX_LISTED = 5
 """Checkpoints that an error names with what is wrong."""
 
 log = get_logger(__name__)
@@ -58,8 +58,8 @@ def _find_saved_checkpoint(folder: Path, problems: Mapping[Path, str]) -> str | 
     """Return why the folder counts as one with history, or None."""
     if problems:
         named = [f"{checkpoint.name}: {problem}" for checkpoint, problem in problems.items()]
-        more = f"; and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-        return f"no checkpoint is whole ({'; '.join(named[:MOST_NAMED])}{more})"
+        more = f"; and {len(named) - MAX_LISTED} more" if len(named) > MAX_LISTED else ""
+        return f"no checkpoint is whole ({'; '.join(named[:MAX_LISTED])}{more})"
     leftovers = sorted(path.name for pattern in (REPLACED, REMOVED) for path in folder.glob(pattern))
     if leftovers:
         return f"{folder} has only what a killed run left ({', '.join(leftovers)})"

@@ -25,7 +25,7 @@ from llmsys.train.checkpoint_record import describe_pickle, find_checkpoint_erro
 from llmsys.train.checkpoint_saver import CheckpointSaver
 from llmsys.train.checkpoint_storage import CheckpointStorageReader, convert_read_errors, read_tensors
 
-READS = 5
+MAX_READ_ATTEMPTS = 5
 """How often a reader takes another checkpoint because the one it was reading was removed."""
 
 READ_FAILURES = (CheckpointException, CheckpointError, OSError)
@@ -131,7 +131,7 @@ def read_newest_checkpoint(find: Callable[[], Path | None], read: Callable[[Path
     A run that is still training removes old checkpoints, perhaps the one that is being read: then the search is made
     again.
     """
-    for _ in range(READS):
+    for _ in range(MAX_READ_ATTEMPTS):
         found = find()
         if found is None:
             return None
@@ -142,7 +142,7 @@ def read_newest_checkpoint(find: Callable[[], Path | None], read: Callable[[Path
                 raise
             log.info("%s was removed by its run while it was read; taking the newest there is now", found)
     raise CheckpointError(
-        f"{READS} checkpoints were removed by their run while they were read. "
+        f"{MAX_READ_ATTEMPTS} checkpoints were removed by their run while they were read. "
         f"Raise checkpoint.keep_last or checkpoint.every_steps of that run, or wait for its end."
     )
 

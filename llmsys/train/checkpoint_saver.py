@@ -79,12 +79,12 @@ class CheckpointSaver:
     """
 
     def __init__(self, folder: Path, rule: CheckpointConfig) -> None:
-        self._folder, self._rule = folder, rule
-        self._crew = ControlGroup()
+        self.folder, self._rule = folder, rule
+        self._control_group = ControlGroup()
         self._copy = HostStateCopy()
         self._thread: threading.Thread | None = None
         self._last: SaveResult | None = None
-        self._untold: list[SaveResult] = []
+        self._unreported: list[SaveResult] = []
         self._failures = 0
         self._verified = VerifiedCheckpoints()
         if get_rank() == 0:
@@ -93,7 +93,7 @@ class CheckpointSaver:
     def mark_verified(self, steps: int) -> None:
         """Count the checkpoint of a step as whole without reading it: the run resumes from it."""
         if get_rank() == 0:
-            self._verified.mark_verified(get_checkpoint_path(self._folder, steps))
+            self._verified.mark_verified(get_checkpoint_path(self.folder, steps))
 
     def allocate_buffers(self, state: EngineState) -> None:
         """Make room for copies of a state before the first step: touching fresh memory takes longer than a copy."""
@@ -105,10 +105,10 @@ class CheckpointSaver:
 
         CheckpointError when a save failed and the one before it had failed too.
         """
-        save = SaveResult(steps, get_checkpoint_path(self._folder, steps), time.perf_counter())
+        save = SaveResult(steps, get_checkpoint_path(self.folder, steps), time.perf_counter())
         self.wait_for_save()
         self._last = save
-        self._untold.append(save)
+        self._unreported.append(save)
         record = {"steps": steps, "updates": state.steps, "run": run_state, **more}
         if self._rule.mode == "async":
             copies = self._copy.copy_from_device(state.tensors)
@@ -137,9 +137,9 @@ class CheckpointSaver:
 
     def pop_finished_saves(self) -> list[SaveResult]:
         """The saves that have ended and were not told yet. Not collective."""
-        told = [save for save in self._untold if save.is_finished]
-        self._untold = [save for save in self._untold if not save.is_finished]
-        return told
+        finished = [save for save in self._unreported if save.is_finished]
+        self._unreported = [save for save in self._unreported if not save.is_finished]
+        return finished
 
     def close_quietly(self) -> None:
         """Give a save that is on its way the time to end, whatever else went wrong. Raises nothing."""
@@ -148,10 +148,10 @@ class CheckpointSaver:
 
     def _write_checkpoint(self, save: SaveResult, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         try:
-            write_sharded_checkpoint(tensors, save.folder, record, self._crew)
+            write_sharded_checkpoint(tensors, save.folder, record, self._control_group)
             if get_rank() == 0:
                 self._verified.mark_verified(save.folder)
-                remove_old_checkpoints(self._folder, self._rule, self._verified)
+                remove_old_checkpoints(self.folder, self._rule, self._verified)
         except BaseException as failure:  # it is raised where all ranks meet; CheckpointException is no Exception
             save.failure = failure
         save.seconds = time.perf_counter() - save.start_time

@@ -39,22 +39,22 @@ def get_checkpoint_path(folder: Path, steps: int) -> Path:
 
 
 def write_sharded_checkpoint(
-    tensors: dict[str, Tensor], target: Path, record: dict[str, Any], crew: ControlGroup
+    tensors: dict[str, Tensor], target: Path, record: dict[str, Any], control_group: ControlGroup
 ) -> None:
     """Write and publish `target`. Collective. CheckpointError on every rank where the disk is to blame."""
     partial = target.with_name(f".{target.name}.partial")
     try:
-        crew.run_on_first_rank(lambda: _recreate_folder(partial))
-        _write_tensors(tensors, partial, crew)
-        digests = crew.run_on_all_ranks(lambda: compute_digests(list_rank_files(partial, get_rank())))
+        control_group.run_on_first_rank(lambda: _recreate_folder(partial))
+        _write_tensors(tensors, partial, control_group)
+        digests = control_group.run_on_all_ranks(lambda: compute_digests(list_rank_files(partial, get_rank())))
         files = {name: digest for found in digests for name, digest in found.items()}
-        crew.run_on_first_rank(lambda: publish_checkpoint(partial, target, record | {"files": files}))
+        control_group.run_on_first_rank(lambda: publish_checkpoint(partial, target, record | {"files": files}))
     except (CheckpointException, OSError, LlmsysError) as error:
         raise build_save_error(target, error) from error
 
 
-def _write_tensors(tensors: dict[str, Tensor], partial: Path, crew: ControlGroup) -> None:
-    dcp.save(tensors, storage_writer=CheckpointWriter(partial), process_group=crew.group)
+def _write_tensors(tensors: dict[str, Tensor], partial: Path, control_group: ControlGroup) -> None:
+    dcp.save(tensors, storage_writer=CheckpointWriter(partial), process_group=control_group.group)
 
 
 def publish_weights(

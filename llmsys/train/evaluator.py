@@ -16,7 +16,7 @@ from llmsys.data.batch import IGNORED, Batch
 from llmsys.parallel.process_group import all_reduce_sum, get_rank, get_world_size
 from llmsys.train.cross_entropy import compute_sequence_losses
 
-Logits = Callable[[Batch], Tensor]
+LogitsFunction = Callable[[Batch], Tensor]
 """What a model gives for a batch, without dropout; `Engine.logits` is one."""
 
 
@@ -44,7 +44,7 @@ class EvaluationResult(Protocol):
 class Evaluator(Protocol):
     """Evaluates models on held-back data."""
 
-    def evaluate(self, logits: Logits, device: torch.device) -> EvaluationResult:
+    def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> EvaluationResult:
         """Collective: every rank evaluates its rows and gets the same result."""
         ...
 
@@ -80,9 +80,9 @@ class TargetEvaluator:
     ranks_per_row: int = 1
     sequences: int = MAX_DEFAULT_SEQUENCES
 
-    def evaluate(self, logits: Logits, device: torch.device) -> TargetEvaluation:
+    def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> TargetEvaluation:
         """See Evaluator."""
-        sums = sum_over_rows(self.heldout, logits, device, self.ranks_per_row, self.sequences)
+        sums = sum_over_rows(self.heldout, compute_logits, device, self.ranks_per_row, self.sequences)
         loss = sums.nats / max(sums.targets, 1)
         perplexity = float(torch.tensor(loss).exp())
         return TargetEvaluation(loss, perplexity, sums.correct / max(sums.targets, 1), int(sums.targets))
@@ -90,21 +90,23 @@ class TargetEvaluator:
 
 def sum_over_rows(
     heldout: HeldoutRows,
-    logits: Logits,
+    compute_logits: LogitsFunction,
     device: torch.device,
-    together: int = 1,
+    ranks_per_row: int = 1,
     sequences: int = MAX_DEFAULT_SEQUENCES,
 ) -> EvaluationSums:
     """The sums over all rows, see `compute_row_metrics`. Collective."""
-    nats, correct, targets = compute_row_metrics(heldout, logits, device, together, sequences).sum(0).tolist()
+    nats, correct, targets = (
+        compute_row_metrics(heldout, compute_logits, device, ranks_per_row, sequences).sum(0).tolist()
+    )
     return EvaluationSums(nats, correct, targets)
 
 
 def compute_row_metrics(
     heldout: HeldoutRows,
-    logits: Logits,
+    compute_logits: LogitsFunction,
     device: torch.device,
-    together: int = 1,
+    ranks_per_row: int = 1,
     sequences: int = MAX_DEFAULT_SEQUENCES,
 ) -> Tensor:
     """Loss, hits and targets of each row, float64 (rows, 3). Every row is asked for once, over all ranks. Collective.
@@ -113,15 +115,15 @@ def compute_row_metrics(
     `ranks_per_row` neighbouring ranks compute the logits of a batch together: they get the same rows, and the first
     counts.
     """
-    found = torch.zeros(heldout.num_rows, 3, dtype=torch.float64)
-    per_round = sequences * (get_world_size() // together)
-    for start in range(0, heldout.num_rows, per_round):
-        first = start + get_rank() // together * sequences
+    row_metrics = torch.zeros(heldout.num_rows, 3, dtype=torch.float64)
+    rows_per_round = sequences * (get_world_size() // ranks_per_row)
+    for start in range(0, heldout.num_rows, rows_per_round):
+        first = start + get_rank() // ranks_per_row * sequences
         batch = heldout.get_batch(first, sequences)
-        sums_B3 = compute_batch_row_sums(logits(batch), batch.targets_BT.to(device)).double().cpu()
-        count = max(0, min(sequences, heldout.num_rows - first)) if get_rank() % together == 0 else 0
-        found[first : first + count] = sums_B3[:count]
-    return all_reduce_sum(found.to(device)).cpu()
+        sums_B3 = compute_batch_row_sums(compute_logits(batch), batch.targets_BT.to(device)).double().cpu()
+        count = max(0, min(sequences, heldout.num_rows - first)) if get_rank() % ranks_per_row == 0 else 0
+        row_metrics[first : first + count] = sums_B3[:count]
+    return all_reduce_sum(row_metrics.to(device)).cpu()
 
 
 def compute_batch_row_sums(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from llmsys.model.transformer import Transformer
 from llmsys.parallel.gradient_clipping import clip_gradients
 from llmsys.parallel.process_group import all_reduce_sum, run_on_rank_zero
 
-KEPT_SHARE = 0.95
+DECAY = 0.95
 """Of the averages, from one measurement to the next: about the last 20 count."""
 
 
@@ -40,9 +40,9 @@ class GradientNoiseScale:
         both = large_tokens - small_tokens
         gradient = (large_tokens * large_squared - small_tokens * small_squared) / both
         trace = (small_squared - large_squared) / (1 / small_tokens - 1 / large_tokens)
-        self.gradient_squared += (1 - KEPT_SHARE) * (gradient - self.gradient_squared)
-        self.covariance_trace += (1 - KEPT_SHARE) * (trace - self.covariance_trace)
-        self.weight += (1 - KEPT_SHARE) * (1 - self.weight)
+        self.gradient_squared += (1 - DECAY) * (gradient - self.gradient_squared)
+        self.covariance_trace += (1 - DECAY) * (trace - self.covariance_trace)
+        self.weight += (1 - DECAY) * (1 - self.weight)
 
     @property
     def tokens(self) -> float | None:

@@ -18,7 +18,7 @@ from llmsys.config.run import RunConfig
 from llmsys.data.heldout_batches import HeldoutWindows
 from llmsys.token_shards import TokenShards
 from llmsys.tokenizer import Tokenizer
-from llmsys.train.evaluator import EvaluationResult, Evaluator, Logits, TargetEvaluation, sum_over_rows
+from llmsys.train.evaluator import EvaluationResult, Evaluator, LogitsFunction, TargetEvaluation, sum_over_rows
 
 BITS_PER_NAT = 1.4426950408889634
 
@@ -57,18 +57,18 @@ class HeldoutEvaluator:
     `together` is the number of neighbouring ranks that get the same rows, see `measure`.
     """
 
-    def __init__(self, config: RunConfig, shards: TokenShards, tokenizer: Tokenizer, together: int = 1) -> None:
+    def __init__(self, config: RunConfig, shards: TokenShards, tokenizer: Tokenizer, ranks_per_row: int = 1) -> None:
         self._tokenizer = tokenizer
-        self._together = together
+        self._ranks_per_row = ranks_per_row
         self._sequences = config.evaluation_sequences
         self._shards = shards
         self._windows = build_heldout_windows(config, shards, tokenizer)
-        self._yardsticks: tuple[float, float] | None = None
+        self._compressor_baselines: tuple[float, float] | None = None
 
-    def evaluate(self, logits: Logits, device: torch.device) -> HeldoutEvaluation:
+    def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> HeldoutEvaluation:
         """Collective: every rank evaluates its windows and gets the same result."""
         windows = self._windows
-        nats = sum_over_rows(windows, logits, device, self._together, self._sequences).nats
+        nats = sum_over_rows(windows, compute_logits, device, self._ranks_per_row, self._sequences).nats
         gzip, xz = self.compute_compressor_baselines()
         loss = nats / windows.tokens
         return HeldoutEvaluation(
@@ -83,9 +83,9 @@ class HeldoutEvaluator:
 
     def compute_compressor_baselines(self) -> tuple[float, float]:
         """Bits per byte of `gzip -9` and `xz -9` on the evaluated documents, one after another."""
-        if self._yardsticks is None:
-            self._yardsticks = compute_compressed_bits_per_byte(self._iter_texts())
-        return self._yardsticks
+        if self._compressor_baselines is None:
+            self._compressor_baselines = compute_compressed_bits_per_byte(self._iter_texts())
+        return self._compressor_baselines
 
     def _iter_texts(self) -> Iterator[bytes]:
         for document in self._windows.documents:
@@ -125,35 +125,38 @@ class MixtureEvaluator:
 
     evaluators: Mapping[str, Evaluator]
 
-    def evaluate(self, logits: Logits, device: torch.device) -> EvaluationResult:
+    def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> EvaluationResult:
         """See Evaluator."""
-        found: dict[str, Any] = {name: one.evaluate(logits, device) for name, one in self.evaluators.items()}
+        found: dict[str, Any] = {name: one.evaluate(compute_logits, device) for name, one in self.evaluators.items()}
         return MixtureResult(combine_results(list(found.values())), found)
 
 
 def combine_results(
-    parts: Sequence[HeldoutEvaluation] | Sequence[TargetEvaluation],
+    results: Sequence[HeldoutEvaluation] | Sequence[TargetEvaluation],
 ) -> HeldoutEvaluation | TargetEvaluation:
     """The same numbers over the targets, or bytes, of all parts."""
-    if isinstance(parts[0], TargetEvaluation):
-        mean = _build_weighted_mean(parts, "evaluated_targets")
+    if isinstance(results[0], TargetEvaluation):
+        mean = _build_weighted_mean(results, "evaluated_targets")
         loss = mean("loss")
-        targets = sum(part.evaluated_targets for part in parts if isinstance(part, TargetEvaluation))
+        targets = sum(result.evaluated_targets for result in results if isinstance(result, TargetEvaluation))
         return TargetEvaluation(loss, math.exp(loss), mean("accuracy"), targets)
-    by_token, by_byte = _build_weighted_mean(parts, "evaluated_tokens"), _build_weighted_mean(parts, "evaluated_bytes")
+    by_token, by_byte = (
+        _build_weighted_mean(results, "evaluated_tokens"),
+        _build_weighted_mean(results, "evaluated_bytes"),
+    )
     loss = by_token("loss")
     return HeldoutEvaluation(
         loss=loss,
         bits_per_byte=by_byte("bits_per_byte"),
         perplexity=math.exp(loss),
-        evaluated_tokens=sum(part.to_dict()["evaluated_tokens"] for part in parts),
-        evaluated_bytes=sum(part.to_dict()["evaluated_bytes"] for part in parts),
+        evaluated_tokens=sum(result.to_dict()["evaluated_tokens"] for result in results),
+        evaluated_bytes=sum(result.to_dict()["evaluated_bytes"] for result in results),
         gzip_bits_per_byte=by_byte("gzip_bits_per_byte"),
         xz_bits_per_byte=by_byte("xz_bits_per_byte"),
     )
 
 
-def _build_weighted_mean(parts: Sequence[EvaluationResult], weight: str) -> Callable[[str], float]:
-    fields = [part.to_dict() for part in parts]
+def _build_weighted_mean(results: Sequence[EvaluationResult], weight: str) -> Callable[[str], float]:
+    fields = [result.to_dict() for result in results]
     total = sum(one[weight] for one in fields)
     return lambda name: float(sum(one[name] * one[weight] for one in fields) / max(total, 1))

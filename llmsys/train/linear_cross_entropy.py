@@ -68,20 +68,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
         z_weight: float,
         softcap: float | None,
     ) -> Tensor:
-        wanted = any(ctx.needs_input_grad[:3])
+        needs_gradient = any(ctx.needs_input_grad[:3])
         total = torch.zeros((), dtype=torch.float32, device=x_ND.device)
-        dx_ND = torch.empty_like(x_ND) if wanted else None
+        dx_ND = torch.empty_like(x_ND) if needs_gradient else None
         dweight_VD, dbias_V = None, None
         for rows in _list_row_blocks(x_ND, len(weight_VD)):
             logits = _compute_logits(x_ND[rows], weight_VD, bias_V, fixed_V, softcap)
-            slope = None if softcap is None or not wanted else 1 - (logits / softcap).square_()
+            softcap_slope = None if softcap is None or not needs_gradient else 1 - (logits / softcap).square_()
             # The gradient takes the place of the logits.
             total += compute_token_losses(
-                logits, targets_N[rows], smoothing, z_weight, logits if wanted else None
+                logits, targets_N[rows], smoothing, z_weight, logits if needs_gradient else None
             ).sum()
             if dx_ND is None:
                 continue
-            gradient = logits if slope is None else logits.mul_(slope)
+            gradient = logits if softcap_slope is None else logits.mul_(softcap_slope)
             torch.mm(gradient, weight_VD, out=dx_ND[rows])
             dweight_VD = _add_block(dweight_VD, gradient.T @ x_ND[rows])
             if bias_V is not None:
@@ -124,7 +124,7 @@ def _compute_logits(
     return logits_NV if softcap is None else logits_NV.div_(softcap).tanh_().mul_(softcap)
 
 
-_rooms: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+_logits_buffers: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
 
 def _get_logits_buffer(rows: int, columns: int, like: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def _get_logits_buffer(rows: int, columns: int, like: Tensor) -> Tensor:
     """
     if like.device.type != "cpu":
         return like.new_empty(rows, columns)
-    kept = _rooms.get((like.device, like.dtype))
-    if kept is None or kept.numel() < rows * columns:
-        kept = _rooms[like.device, like.dtype] = like.new_empty(rows * columns)
-    return kept[: rows * columns].view(rows, columns)
+    buffer = _logits_buffers.get((like.device, like.dtype))
+    if buffer is None or buffer.numel() < rows * columns:
+        buffer = _logits_buffers[like.device, like.dtype] = like.new_empty(rows * columns)
+    return buffer[: rows * columns].view(rows, columns)

@@ -15,7 +15,7 @@ from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES
 from llmsys.config.run import RunConfig
 from llmsys.data.multiple_choice import ChoiceRows, MultipleChoiceQuestion, read_questions
 from llmsys.tokenizer import Tokenizer
-from llmsys.train.evaluator import EvaluationResult, Evaluator, Logits, compute_row_metrics
+from llmsys.train.evaluator import EvaluationResult, Evaluator, LogitsFunction, compute_row_metrics
 from llmsys.train.run_data import get_prefix_ids
 
 
@@ -43,17 +43,17 @@ class MultipleChoiceEvaluator:
     ranks_per_row: int = 1
     sequences: int = MAX_DEFAULT_SEQUENCES
 
-    def evaluate(self, logits: Logits, device: torch.device) -> QuestionScores:
+    def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> QuestionScores:
         """See Evaluator."""
-        found = compute_row_metrics(self.rows, logits, device, self.ranks_per_row, self.sequences)
+        found = compute_row_metrics(self.rows, compute_logits, device, self.ranks_per_row, self.sequences)
         nats = {
             (row.question, row.choice): (float(numbers[0]), float(numbers[2]))
             for row, numbers in zip(self.rows.sorted, found, strict=True)
         }
-        right = [_compare_likelihoods(question, [nats[number, choice] for choice in range(len(question.choices))])
+        correct = [_compare_likelihoods(question, [nats[number, choice] for choice in range(len(question.choices))])
                  for number, question in enumerate(self.rows.questions)]  # fmt: skip
-        shares = [sum(one) / len(right) for one in zip(*right, strict=True)]
-        return QuestionScores(shares[0], shares[1], shares[2], questions=len(right))
+        shares = [sum(one) / len(correct) for one in zip(*correct, strict=True)]
+        return QuestionScores(shares[0], shares[1], shares[2], questions=len(correct))
 
 
 def _compare_likelihoods(question: MultipleChoiceQuestion, found: Sequence[tuple[float, float]]) -> list[bool]:
@@ -85,23 +85,25 @@ class EvaluatorWithTasks:
     """Measures on held-back data first, then asks every set."""
 
     heldout: Evaluator
-    sets: dict[str, MultipleChoiceEvaluator]
+    tasks: dict[str, MultipleChoiceEvaluator]
 
-    def evaluate(self, logits: Logits, device: torch.device) -> EvaluationResult:
+    def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> EvaluationResult:
         """See Evaluator."""
-        measured = self.heldout.evaluate(logits, device)
-        return EvaluationWithTasks(measured, {name: one.evaluate(logits, device) for name, one in self.sets.items()})
+        measured = self.heldout.evaluate(compute_logits, device)
+        return EvaluationWithTasks(
+            measured, {name: one.evaluate(compute_logits, device) for name, one in self.tasks.items()}
+        )
 
 
-def build_task_evaluator(heldout: Evaluator, config: RunConfig, tokenizer: Tokenizer, together: int) -> Evaluator:
+def build_task_evaluator(heldout: Evaluator, config: RunConfig, tokenizer: Tokenizer, ranks_per_row: int) -> Evaluator:
     """The evaluator that also asks evaluation.sets; DataError names the file and line of a bad question."""
     longest, opening = config.model.max_position_embeddings, get_prefix_ids(config.generation, tokenizer)
-    sets = {
+    tasks = {
         one.title: MultipleChoiceEvaluator(
             ChoiceRows(read_questions(one), tokenizer, opening or [tokenizer.eos_id], longest),
-            together,
+            ranks_per_row,
             config.evaluation_sequences,
         )
         for one in config.evaluation.sets
     }
-    return EvaluatorWithTasks(heldout, sets) if sets else heldout
+    return EvaluatorWithTasks(heldout, tasks) if tasks else heldout

@@ -32,7 +32,7 @@ ISA_WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_
 CPUINFO = Path("/proc/cpuinfo")
 SLOW_FACTOR = 2.0
 """fp16 on a CPU that takes this many times as long as fp32 is worth a warning."""
-PRODUCT_SIZE = 192  # 20 ms at the 0.7 GFLOP/s of bfloat16 on avx2
+MATMUL_SIZE = 192  # 20 ms at the 0.7 GFLOP/s of bfloat16 on avx2
 
 
 class NativeSupport(NamedTuple):
@@ -145,7 +145,7 @@ def describe_slowness(precision: Precision, device: torch.device, support: Nativ
     if kept:
         remedy = "To go on in fp32, begin another run.folder with train.start_from=THIS ONE."
     return (
-        f"train.precision={precision} is slow on this device{reason}: a product of {PRODUCT_SIZE} x {PRODUCT_SIZE} "
+        f"train.precision={precision} is slow on this device{reason}: a product of {MATMUL_SIZE} x {MATMUL_SIZE} "
         f"takes {factor:.3g} times as long as in fp32. {remedy}"
     )
 
@@ -154,7 +154,7 @@ def measure_slowdown(dtype: torch.dtype) -> float:
     """Return how many times as long as in float32 one small product takes on the CPU. About 50 ms where it is slow."""
     seconds = []
     for number in (torch.float32, dtype):
-        a = torch.ones(PRODUCT_SIZE, PRODUCT_SIZE, dtype=number)
+        a = torch.ones(MATMUL_SIZE, MATMUL_SIZE, dtype=number)
         a @ a  # the first one writes machine code
         began = time.perf_counter()
         a @ a

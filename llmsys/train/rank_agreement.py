@@ -16,7 +16,7 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
 from llmsys.parallel.process_group import all_gather_object, get_rank
 
-LISTED = 5
+MAX_LISTED = 5
 """Differences that a message names."""
 
 
@@ -52,10 +52,10 @@ def format_disagreement(found: list[tuple[str, dict[str, str]]], settings: list[
         changed = [entry for entry in changed if entry[0] != "the config"] + list_changes(settings[0], settings[number])
         differing = [f"{name} {here} (rank 0 on {first_host}: {there})" for name, there, here in changed]
         if differing:
-            lines.append(f"rank {number} on {host} has {'; '.join(differing[:LISTED])}")
-    more = f" (and {len(lines) - LISTED} more ranks)" if len(lines) > LISTED else ""
+            lines.append(f"rank {number} on {host} has {'; '.join(differing[:MAX_LISTED])}")
+    more = f" (and {len(lines) - MAX_LISTED} more ranks)" if len(lines) > MAX_LISTED else ""
     return (
-        f"{'. '.join(lines[:LISTED])}{more}. All ranks must run the same program with the same config. "
+        f"{'. '.join(lines[:MAX_LISTED])}{more}. All ranks must run the same program with the same config. "
         f"Install the same versions on every host, and start every rank with the same words."
     )
 

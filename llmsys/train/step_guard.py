@@ -27,10 +27,10 @@ class StepGuard:
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
-        self._taken: deque[tuple[float, float]] = deque(maxlen=config.spike.window)
-        self._in_a_row = 0
-        self._last_bad = 0
-        self.left_out: set[int] = set()
+        self._accepted: deque[tuple[float, float]] = deque(maxlen=config.spike.window)
+        self._consecutive_skips = 0
+        self._last_skipped = 0
+        self.skipped_steps: set[int] = set()
         """Steps whose data have been found bad: they changed no weight, and are not tried again after a rewind."""
         self.problem = ""
         """What is wrong with the step that was judged last, in words; empty for a good one."""
@@ -42,41 +42,41 @@ class StepGuard:
 
     def record_accepted(self, step: int, result: StepResult) -> None:
         """Step `step` was taken: it counts for the medians."""
-        self._taken.append((result.loss, result.gradient_norm))
-        if step > self._last_bad:
-            self._in_a_row = 0
+        self._accepted.append((result.loss, result.gradient_norm))
+        if step > self._last_skipped:
+            self._consecutive_skips = 0
 
     def record_skipped(self, step: int) -> None:
         """Step `step` was not taken. LlmsysError where the policy is to stop, or no good step comes any more."""
         if self.problem:
-            self._in_a_row += 1
-            self._last_bad = max(step, self._last_bad)
-            self.left_out.add(step)
+            self._consecutive_skips += 1
+            self._last_skipped = max(step, self._last_skipped)
+            self.skipped_steps.add(step)
             self._check_bad_step_policy(step)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps; JSON gives the numbers back exactly."""
         return {
-            "left_out": sorted(self.left_out),
-            "taken": list(self._taken),
-            "in_a_row": self._in_a_row,
-            "last_bad": self._last_bad,
+            "left_out": sorted(self.skipped_steps),
+            "taken": list(self._accepted),
+            "in_a_row": self._consecutive_skips,
+            "last_bad": self._last_skipped,
         }
 
     def load_state_dict(self, state: dict[str, Any], known: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         """Go on from what a checkpoint kept; `known` are bad steps found since it was saved."""
-        self.left_out = {*state.get("left_out", ()), *known}
-        self._taken.clear()
-        self._taken.extend((loss, norm) for loss, norm in state.get("taken", ()))
+        self.skipped_steps = {*state.get("left_out", ()), *known}
+        self._accepted.clear()
+        self._accepted.extend((loss, norm) for loss, norm in state.get("taken", ()))
         if not known:  # after a rewind the count goes on, or a run could turn back for ever
-            self._in_a_row, self._last_bad = state.get("in_a_row", 0), state.get("last_bad", 0)
+            self._consecutive_skips, self._last_skipped = state.get("in_a_row", 0), state.get("last_bad", 0)
 
     def _describe_problem(self, loss: float, gradient_norm: float) -> str:
         if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
             return f"loss {loss:.4g}, gradient norm {gradient_norm:.4g}. A step must be finite"
         spike = self._config.spike
-        if len(self._taken) == spike.window:
-            losses, norms = zip(*self._taken, strict=True)
+        if len(self._accepted) == spike.window:
+            losses, norms = zip(*self._accepted, strict=True)
             for name, value, past, factor in (
                 ("gradient norm", gradient_norm, norms, spike.gradient_norm),
                 ("loss", loss, losses, spike.loss),
@@ -95,15 +95,15 @@ class StepGuard:
                 f"step {step}: {self.problem}. Lower optimizer.learning_rate, train in fp32, or leave such steps out "
                 f"with train.bad_step=skip; the same command goes on from the last checkpoint."
             )
-        if self._in_a_row > config.bad_steps_in_a_row:
+        if self._consecutive_skips > config.bad_steps_in_a_row:
             raise LlmsysError(
-                f"step {step}: {self.problem}. It is bad step number {self._in_a_row} in a row, "
+                f"step {step}: {self.problem}. It is bad step number {self._consecutive_skips} in a row, "
                 f"train.bad_steps_in_a_row={config.bad_steps_in_a_row} are allowed. Lower optimizer.learning_rate or "
                 f"train in fp32; the same command goes on from the last checkpoint."
             )
 
 
-LISTED = 200
+MAX_LISTED = 200
 """Documents that one record names; a step of many short ones has more, and says how many."""
 
 
@@ -121,5 +121,5 @@ def describe_step_contents(steps: StepBatches, sources: Sequence[TokenShards], s
 
 def _describe_documents(places: list[tuple[int, int]], sources: Sequence[TokenShards]) -> dict[str, Any]:
     distinct = list(dict.fromkeys(places))
-    ids = [str(sources[source].get_lineage(document)["id"]) for source, document in distinct[:LISTED]]
+    ids = [str(sources[source].get_lineage(document)["id"]) for source, document in distinct[:MAX_LISTED]]
     return {"documents": ids, "num_documents": len(distinct)}

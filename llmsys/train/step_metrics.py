@@ -92,12 +92,12 @@ class StepMeter:
 
     config: RunConfig
     device: torch.device
-    yardstick: FlopsConvention
+    flops_convention: FlopsConvention
     seconds: "array[float]" = field(default_factory=lambda: array("d"))
     details: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._before = 0 if self.device.type == "cuda" else read_resident_memory("VmRSS")
+        self._baseline_bytes = 0 if self.device.type == "cuda" else read_resident_memory("VmRSS")
         self._peak = (0, 0)
         self._only_steps = True
 
@@ -123,7 +123,7 @@ class StepMeter:
             memory = read_resident_memory("VmRSS")
         slowest, longest_wait, fullest, most_allocated = self._compute_max_over_ranks(seconds, wait, memory, allocated)
         speed = tokens / slowest
-        share = self.yardstick.compute_utilisation(speed)
+        share = self.flops_convention.compute_utilisation(speed)
         self.details = {} if share is None else {"utilisation": f"{share:.1%}"}
         self.details["memory"] = format_memory_size(fullest)
         return {
@@ -131,7 +131,7 @@ class StepMeter:
             "data_wait_seconds": longest_wait,
             "tokens_per_second": speed,
             "utilisation": share,
-            "utilisation_of": str(self.yardstick),
+            "utilisation_of": str(self.flops_convention),
             "memory_bytes": int(fullest),
             **({"memory_allocated_bytes": int(most_allocated)} if most_allocated else {}),
         }
@@ -144,7 +144,7 @@ class StepMeter:
         if not self.seconds:
             return {}
         most, given_out = self._peak
-        own = median(self.seconds[1:] or self.seconds), max(0, most - self._before), given_out
+        own = median(self.seconds[1:] or self.seconds), max(0, most - self._baseline_bytes), given_out
         middle, peak, allocated = self._compute_max_over_ranks(*own)
         return {
             "step_seconds": middle,

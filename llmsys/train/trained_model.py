@@ -20,7 +20,7 @@ from llmsys.train.checkpoint_load import (
     read_newest_checkpoint,
     read_tensor_metadata,
 )
-from llmsys.train.evaluator import Logits
+from llmsys.train.evaluator import LogitsFunction
 from llmsys.train.precision import DTYPES, resolve_precision
 
 
@@ -57,7 +57,7 @@ def _load_model(config: RunConfig, found: Path) -> Transformer:
     return model.eval()
 
 
-def build_logits_function(model: Transformer) -> Logits:
+def build_logits_function(model: Transformer) -> LogitsFunction:
     """What the model gives for a batch, as an engine would give it."""
 
     @torch.no_grad()

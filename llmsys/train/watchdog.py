@@ -116,14 +116,14 @@ HUNG = 4
 
 FOLDER, NAMED = "heartbeats", "named"
 BEATS_PER_TIMEOUT = 10
-LONGEST_PAUSE_SECONDS = 5.0
+MAX_INTERVAL_SECONDS = 5.0
 SILENT_BEATS = 4
 """Heartbeats that are missed before a rank counts as silent: its process is stopped, or gone, or its host is."""
 
 WORK_SHARE = 0.02
 """The share of the timeout that a process computes when it counts as at work: threads that only look do less."""
 
-LAST_SECONDS = 1.0
+EXIT_DELAY_SECONDS = 1.0
 
 log = get_logger(__name__)
 
@@ -141,11 +141,11 @@ class Watchdog:
         self._folder, self._events = run_folder / FOLDER, run_folder / "events.jsonl"
         self._named = self._folder / NAMED
         self._timeout = timeout_seconds
-        self._pause = min(timeout_seconds / BEATS_PER_TIMEOUT, LONGEST_PAUSE_SECONDS)
-        self._silent_after = SILENT_BEATS * self._pause
+        self._interval = min(timeout_seconds / BEATS_PER_TIMEOUT, MAX_INTERVAL_SECONDS)
+        self._silent_after_seconds = SILENT_BEATS * self._interval
         created = psutil.Process().create_time()
         self._beat = Heartbeat(get_rank(), platform.node(), os.getpid(), 0, "start", 0, created)
-        self._heard = time.monotonic()
+        self._last_report = time.monotonic()
         self._phases: set[str] = set()
         self._is_first_time = True
         self._work = WorkMeter(WORK_SHARE * timeout_seconds)
@@ -168,7 +168,7 @@ class Watchdog:
         self._beat = replace(self._beat, step=step, phase=phase, beats=self._beat.beats + 1)
         self._is_first_time = phase not in self._phases
         self._phases.add(phase)
-        self._heard = time.monotonic()
+        self._last_report = time.monotonic()
 
     def close(self) -> None:
         """Watch no longer."""
@@ -181,23 +181,23 @@ class Watchdog:
 
     def _run_watch_loop(self) -> None:
         before = time.monotonic()
-        while not self._closed.wait(self._pause):
-            heard = time.monotonic() - self._heard
+        while not self._closed.wait(self._interval):
+            heard = time.monotonic() - self._last_report
             self._write_heartbeat(self._work.measure_idle_seconds() if self._is_first_time else heard)
             now = time.monotonic()
-            if now - before > self._silent_after:  # this process itself was stopped
+            if now - before > self._silent_after_seconds:  # this process itself was stopped
                 if self._named.exists():
                     self._end_run()
-                self._heard = now  # and so were all others, as in a job that is suspended: nothing hung
-            elif now - self._heard > self._timeout + 2 * self._pause and not self._may_take_longer():
+                self._last_report = now  # and so were all others, as in a job that is suspended: nothing hung
+            elif now - self._last_report > self._timeout + 2 * self._interval and not self._may_take_longer():
                 self._end_run()
             before = now
 
     def _may_take_longer(self) -> bool:
         if not self._is_first_time or self._named.exists():
             return False
-        patience = self._timeout + 2 * self._pause
-        return is_any_at_work(self._read_heartbeats(), patience, max(self._timeout, self._silent_after))
+        patience = self._timeout + 2 * self._interval
+        return is_any_at_work(self._read_heartbeats(), patience, max(self._timeout, self._silent_after_seconds))
 
     def _write_heartbeat(self, idle_seconds: float = 0.0) -> None:
         said = asdict(self._beat) | {"idle_seconds": idle_seconds}
@@ -216,20 +216,22 @@ class Watchdog:
         if self._stacks is not None:
             faulthandler.dump_traceback(self._stacks)
         heartbeats = self._read_heartbeats()
-        alive = [beat for beat in heartbeats if beat.age_seconds <= self._silent_after]
+        alive = [beat for beat in heartbeats if beat.age_seconds <= self._silent_after_seconds]
         if get_rank() == min((beat.rank for beat in alive), default=get_rank()) and self._claim_report():
-            self._report_hang(describe_hanging_ranks(heartbeats, get_world_size(), self._silent_after))
+            self._report_hang(describe_hanging_ranks(heartbeats, get_world_size(), self._silent_after_seconds))
         if get_rank() == min((beat.rank for beat in alive if beat.host == self._beat.host), default=get_rank()):
             for beat in heartbeats:
                 if beat not in alive:
                     request_stack_dump(beat)
-        time.sleep(LAST_SECONDS)  # the cause is said, and a woken rank has written, before a launcher sees us leave
+        time.sleep(
+            EXIT_DELAY_SECONDS
+        )  # the cause is said, and a woken rank has written, before a launcher sees us leave
         os._exit(HUNG)
 
     def _delay_exit(self) -> None:
         """At the exit of a rank whose partner left a moment before: the status is still HUNG, from `_end_run`."""
         if self._ending.is_set():
-            time.sleep(2 * LAST_SECONDS)
+            time.sleep(2 * EXIT_DELAY_SECONDS)
 
     def _claim_report(self) -> bool:
         """Whether nobody has named anyone yet: a woken rank, for one, comes too late to know better."""

@@ -15,7 +15,7 @@ from llmsys.doctor.crash_drills import DRILLS, CrashDrill, replace_kill_count, r
 from llmsys.doctor.fault_injection import Fault
 from llmsys.doctor.parity_check import format_parity_table, run_parity
 from llmsys.doctor.parity_matrix import ENGINES, ParityCase, iter_parity_cases
-from llmsys.doctor.parity_models import CROWDED, DENSE, IDLE, SUBJECTS
+from llmsys.doctor.parity_models import CROWDED, DENSE, IDLE, PARITY_MODELS
 from llmsys.doctor.rank_pool import TaskFailure, run_tasks
 from llmsys.doctor.user_model import build_parity_model, require_memory
 from llmsys.errors import ConfigError
@@ -28,7 +28,7 @@ def test_the_matrix_has_every_engine_axis_precision_policy_and_subject() -> None
     assert {cell.precision for cell in cells} == {"fp32", "bf16"}
     for axis in ("replicate", "expert", "tensor", "context"):
         assert any(axis in dict(cell.layout) for cell in cells), axis
-    assert {cell.parity_model.name for cell in cells} == {subject.name for subject in SUBJECTS}
+    assert {cell.parity_model.name for cell in cells} == {subject.name for subject in PARITY_MODELS}
     assert len(cells) == len({cell.title for cell in cells})
 
 
@@ -124,7 +124,7 @@ def test_what_the_doctor_does_not_know_is_named(words: list[str], message: str, 
 
 
 def test_the_subjects_have_what_goes_wrong() -> None:
-    models = [subject.model for subject in SUBJECTS]
+    models = [subject.model for subject in PARITY_MODELS]
     experts = [model.moe for model in models if model.moe is not None]
     weights = [moe.balance.weight for moe in experts if isinstance(moe.balance, AuxiliaryLossConfig)]
     assert len(weights) >= 2
@@ -134,7 +134,7 @@ def test_the_subjects_have_what_goes_wrong() -> None:
     assert any(isinstance(model.attention, MultiHeadAttentionConfig) and model.attention.sinks for model in models)
     assert {moe.score for moe in experts} >= {"softmax", "sigmoid"}
     assert {moe.routing.kind for moe in experts} >= {"token_choice", "capacity"}
-    assert {subject.objective for subject in SUBJECTS} == {"next_token", "masked", "translation", "classification"}
+    assert {subject.objective for subject in PARITY_MODELS} == {"next_token", "masked", "translation", "classification"}
 
 
 MINE = """

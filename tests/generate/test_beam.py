@@ -38,7 +38,7 @@ def search(count: int, beams: int, length_penalty: float, limit: int) -> list[li
     rows = Rows(count)
     limits = [limit] * count
     return search_beams(
-        rows.logits(), rows.step, beams=beams, length_penalty=length_penalty, limits=limits, end_token=END
+        rows.logits(), rows.step, num_beams=beams, length_penalty=length_penalty, limits=limits, end_token=END
     )
 
 
@@ -77,7 +77,7 @@ def test_more_beams_never_score_worse_here_and_rows_do_not_meet() -> None:
 
 def test_no_text_is_longer_than_its_own_limit() -> None:
     rows = Rows(3)
-    found = search_beams(rows.logits(), rows.step, beams=3, length_penalty=9.0, limits=[1, 3, 5], end_token=END)
+    found = search_beams(rows.logits(), rows.step, num_beams=3, length_penalty=9.0, limits=[1, 3, 5], end_token=END)
     assert [len(text) <= limit for text, limit in zip(found, [1, 3, 5], strict=True)] == [True] * 3
     assert len(found[2]) == 5
 

@@ -45,7 +45,7 @@ def model() -> Transformer:
 def sample(model: Transformer, prompts: list[str], **settings: Any) -> list[str]:
     chosen = {key: settings.pop(key) for key in CHOICE & settings.keys()}
     how = SamplingParams(**{"temperature": 0.8, **chosen})
-    defaults = {"max_new_tokens": 12, "how": how, "stop_at_eos": False, "seed": 5}
+    defaults = {"max_new_tokens": 12, "decoding": how, "stop_at_eos": False, "seed": 5}
     return generate_texts(model, Letters(), prompts, **(defaults | settings))
 
 
@@ -66,7 +66,7 @@ def test_greedy_equals_one_whole_forward_pass_per_token(model: Transformer) -> N
 )
 def test_rows_beyond_the_tokenizer_are_never_chosen(how: SamplingParams | BeamSearchParams) -> None:
     padded = tiny_model(tiny_moe_config(vocab_size=1000))
-    texts = generate_texts(padded, Letters(), PROMPTS, max_new_tokens=12, how=how, stop_at_eos=False)
+    texts = generate_texts(padded, Letters(), PROMPTS, max_new_tokens=12, decoding=how, stop_at_eos=False)
     assert all(set(text) <= set(ALPHABET) for text in texts)  # Letters knows 37 ids, and no text for any other
 
 
@@ -149,16 +149,16 @@ def likeliest_pair(model: Transformer, prompt: str) -> str:
 
 
 def test_beams_find_the_likeliest_text_for_every_prompt_on_its_own(model: Transformer) -> None:
-    found = sample(model, PROMPTS, how=BeamSearchParams(37, 0.0), max_new_tokens=2)
+    found = sample(model, PROMPTS, decoding=BeamSearchParams(37, 0.0), max_new_tokens=2)
     assert found == [likeliest_pair(model, prompt) for prompt in PROMPTS]
-    narrow = sample(model, PROMPTS, how=BeamSearchParams(3, 0.6))
-    assert [sample(model, [prompt], how=BeamSearchParams(3, 0.6))[0] for prompt in PROMPTS] == narrow
-    assert sample(model, PROMPTS, how=BeamSearchParams(1, 0.0)) == sample(model, PROMPTS, temperature=0)
+    narrow = sample(model, PROMPTS, decoding=BeamSearchParams(3, 0.6))
+    assert [sample(model, [prompt], decoding=BeamSearchParams(3, 0.6))[0] for prompt in PROMPTS] == narrow
+    assert sample(model, PROMPTS, decoding=BeamSearchParams(1, 0.0)) == sample(model, PROMPTS, temperature=0)
 
 
 def test_a_listener_hears_every_token_in_order(model: Transformer) -> None:
     heard: list[tuple[int, int]] = []
-    texts = sample(model, PROMPTS, listen=lambda row, token: heard.append((row, token)))
+    texts = sample(model, PROMPTS, on_token=lambda row, token: heard.append((row, token)))
     for number, text in enumerate(texts):
         tokens = [token for row, token in heard if row == number]
         assert text in Letters().decode(tokens) or Letters().decode(tokens) in text

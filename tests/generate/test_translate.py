@@ -50,7 +50,7 @@ def slow_greedy(model: Transformer, source: list[int], limit: int) -> list[int]:
 
 def found(model: Transformer, sources: list[list[int]], beams: int, **settings: int) -> list[list[int]]:
     return translate_sequences(
-        model, sources, how=BeamSearchParams(beams, 0.6), start_token=START, end_token=END, **settings
+        model, sources, decoding=BeamSearchParams(beams, 0.6), start_token=START, end_token=END, **settings
     )
 
 
@@ -72,7 +72,7 @@ def test_a_source_is_translated_the_same_in_any_company(model: Transformer, batc
 
 def test_rows_beyond_the_tokenizer_are_never_chosen(model: Transformer) -> None:
     assert 9 in found(model, SOURCES, 3)[0]
-    assert all(9 not in text for text in found(model, SOURCES, 3, pieces=9))
+    assert all(9 not in text for text in found(model, SOURCES, 3, vocab_size=9))
 
 
 def test_no_sources_give_no_translations(model: Transformer) -> None:

@@ -99,7 +99,7 @@ def test_any_number_of_ranks_gives_the_answers_that_a_hand_would() -> None:
 
 
 class Heldout:
-    def evaluate(self, logits: Callable[[Batch], Tensor], device: torch.device) -> TargetEvaluation:
+    def evaluate(self, compute_logits: Callable[[Batch], Tensor], device: torch.device) -> TargetEvaluation:
         return TargetEvaluation(1.0, 2.7, 0.5, 10)
 
 

@@ -25,6 +25,7 @@ from llmsys.train.step_guard import StepGuard, describe_step_contents
 from llmsys.train.step_metrics import build_step_meter
 from llmsys.train.stop_request import StopRequest
 from llmsys.train.trainer import Trainer
+from llmsys.train.trainer_components import Checkpointing, Evaluation, Observability, RunControl, TrainingData
 from llmsys.train.watchdog import Watchdog
 from tests.helpers.dataset import VOCABULARY, make_dataset
 
@@ -57,7 +58,7 @@ def test_a_spike_is_judged_by_the_median_of_the_steps_that_were_taken() -> None:
     assert take(one, 5, 2.0, 4.7)  # the refused step did not count: the median is still 1.2
     assert not take(one, 6, 3.1, 1.0)
     assert "train.spike.loss allows 1.5 times that" in one.problem
-    assert one.left_out == {4, 6}
+    assert one.skipped_steps == {4, 6}
 
 
 def test_a_run_of_bad_steps_ends_and_so_does_the_first_one_under_stop() -> None:
@@ -72,7 +73,7 @@ def test_a_run_of_bad_steps_ends_and_so_does_the_first_one_under_stop() -> None:
 
 
 class NoExperts(torch.nn.Module):
-    def moe_layers(self) -> list[Any]:
+    def list_moe_layers(self) -> list[Any]:
         return []
 
 
@@ -113,16 +114,16 @@ class Numbers:
 
     wait_seconds = 0.0
 
-    def steps(self, start: int, stop: int) -> Iterator[tuple[int, list[Batch]]]:
+    def iter_steps(self, start: int, stop: int) -> Iterator[tuple[int, list[Batch]]]:
         for step in range(start, stop):
             yield step, [Batch(torch.tensor([[step + 1]]), torch.tensor([[0]]), None)]
 
-    def describe(self, step: int) -> dict[str, Any]:
+    def get_step_metrics(self, step: int) -> dict[str, Any]:
         return {}
 
 
 class NoEvaluation:
-    def evaluate(self, logits: Any, device: Any) -> TargetEvaluation:
+    def evaluate(self, compute_logits: Any, device: Any) -> TargetEvaluation:
         return TargetEvaluation(2.0, 7.4, 0.5, 1)
 
 
@@ -143,15 +144,19 @@ def trainer(one: RunConfig, bad: Callable[[int], bool], wish: StopRequest | None
         load_checkpoint(engine, newest)  # type: ignore[arg-type]
         judged.load_state_dict(record["judge"])
         steps = record["steps"]
-    record = MetricLogger(EventWriter(one.run.folder / "events.jsonl"), None)  # type: ignore[assignment]
-    parts: Any = (engine, Numbers(), NoEvaluation(), record, {}, list, CheckpointSaver(folder, one.checkpoint), judged)
-    more = (
-        wish or StopRequest(environment={}),
-        Watchdog(one.run.folder, 0),
-        lambda step: {},
-        build_step_meter(one, torch.device("cpu"), None),
+    logger = MetricLogger(EventWriter(one.run.folder / "events.jsonl"), None)
+    loader: Any = Numbers()
+    run: Any = engine
+    return Trainer(
+        config=one,
+        engine=run,
+        data=TrainingData(loader, lambda step: {}),
+        evaluation=Evaluation(NoEvaluation(), list),
+        checkpointing=Checkpointing(CheckpointSaver(folder, one.checkpoint), {}),
+        control=RunControl(judged, wish or StopRequest(environment={}), Watchdog(one.run.folder, 0)),
+        observability=Observability(logger, build_step_meter(one, torch.device("cpu"), None)),
+        steps_done=steps,
     )
-    return Trainer(one, *parts, *more, steps_done=steps)
 
 
 def weights(one: Trainer) -> dict[str, float]:
@@ -229,7 +234,7 @@ def test_a_stopped_run_saves_after_the_step_and_goes_on_as_if_it_had_not(tmp_pat
         trainer(one, stop_in_step_six, wish).train()
     again = trainer(one, lambda step: False)
     assert again.steps_done == 7
-    assert again.step_guard.left_out == {3}
+    assert again.control.step_guard.skipped_steps == {3}
     again.train()
     assert weights(again) == pytest.approx(without(3))
     [stopped] = [event for event in read_latest_events(tmp_path / "events.jsonl") if event["event"] == "stopped"]
@@ -262,7 +267,7 @@ class FallingThenRising:
 
     asked = 0
 
-    def evaluate(self, logits: Any, device: Any) -> TargetEvaluation:
+    def evaluate(self, compute_logits: Any, device: Any) -> TargetEvaluation:
         self.asked += 1
         return TargetEvaluation(2.0 + abs(self.asked - 3), 7.4, 0.5, 1)
 
@@ -271,7 +276,7 @@ def test_the_best_evaluation_of_the_loop_stays_with_the_last(tmp_path: Path) -> 
     settings = {"checkpoint.every_steps": "2", "evaluation.every_steps": "2", "checkpoint.keep_best": "1",
                 "checkpoint.keep_last": "1"}  # fmt: skip
     one = trainer(config(tmp_path, **settings), lambda step: False)
-    one.evaluator = FallingThenRising()
+    one.evaluation.evaluator = FallingThenRising()
     one.train()
     left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert left == ["step-00000006", f"step-{STEPS:08d}"]

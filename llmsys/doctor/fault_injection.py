@@ -1,11 +1,8 @@
-"""What happens to a rank in a crash drill: it is killed, stopped, or meets a full disk at a chosen moment.
+"""Inject faults into a run: kill or stop a rank, fill its disk, or damage its newest checkpoint.
 
-The moments are calls inside the trainer and the saver, wrapped in the process that the drill starts and nowhere else:
-the code that users run knows nothing of drills.
-
-One attempt at a run in fresh processes, with an accident in it or none; light to start, since they are forked.
-
-A server process imports the trainer once and forks every rank from there: two hundred attempts then cost minutes.
+A fault point is a call inside the trainer or the saver. It is wrapped in the process that the drill starts and nowhere
+else, so the code that users run does not know drills. A forkserver imports the trainer once and forks every rank from
+there: two hundred attempts then cost minutes.
 """
 
 import contextlib
@@ -26,12 +23,19 @@ from llmsys.config.run import RunConfig
 from llmsys.port import find_free_port
 
 DISK_BYTES = 4096
-"""The largest file that a rank on a full disk can write: less than any shard."""
+"""The largest file that a rank on a full disk can write: smaller than any shard."""
 
 
 @dataclass(frozen=True)
 class FaultPoint:
-    """A call at which an accident can happen: where it is looked up, its name, and whether to strike before it."""
+    """A call at which a fault can be injected.
+
+    Attributes:
+        module: where the call is looked up.
+        owner: class of the call; empty for a function.
+        call: name of the function or method.
+        before: inject before the call, else after it.
+    """
 
     module: str
     owner: str
@@ -56,7 +60,7 @@ FAULT_POINTS = {
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens at the `count`-th time of a moment, on one rank: `kill`, `stop` (SIGSTOP) or `drill_full_disk`."""
+    """A fault at the `count`-th call of a fault point on one rank: `kill`, `stop` (SIGSTOP) or `full_disk`."""
 
     point: str
     count: int
@@ -65,7 +69,7 @@ class Fault:
 
 
 def inject_fault(fault: Fault) -> None:
-    """Wrap the moment in this process, so that the accident happens there."""
+    """Wrap the fault point's call in this process."""
     if fault.action == "full_disk":
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails with an error, as on a full disk
     point = FAULT_POINTS[fault.point]
@@ -103,12 +107,12 @@ def _trigger_fault(action: str) -> None:
 
 
 def get_newest_checkpoint_folder(run_folder: Path) -> Path:
-    """The newest published checkpoint."""
+    """Return the newest published checkpoint."""
     return sorted((run_folder / "checkpoints").glob("step-*"))[-1]
 
 
 def truncate_largest_file(run_folder: Path) -> None:
-    """Cut the largest file of the newest checkpoint in half."""
+    """Truncate the largest file of the newest checkpoint to half its size."""
     path = _get_largest_file(get_newest_checkpoint_folder(run_folder))
     os.truncate(path, path.stat().st_size // 2)
 
@@ -122,18 +126,18 @@ def flip_bit(run_folder: Path) -> None:
 
 
 def delete_largest_file(run_folder: Path) -> None:
-    """Remove the largest file of the newest checkpoint."""
+    """Delete the largest file of the newest checkpoint."""
     _get_largest_file(get_newest_checkpoint_folder(run_folder)).unlink()
 
 
 def truncate_record(run_folder: Path) -> None:
-    """Cut the record of the newest checkpoint in half."""
+    """Truncate the record of the newest checkpoint to half its size."""
     path = get_newest_checkpoint_folder(run_folder) / "state.json"
     os.truncate(path, path.stat().st_size // 2)
 
 
 def delete_newest_checkpoint(run_folder: Path) -> None:
-    """Remove the newest checkpoint altogether."""
+    """Delete the newest checkpoint."""
     shutil.rmtree(get_newest_checkpoint_folder(run_folder))
 
 
@@ -143,10 +147,10 @@ def _get_largest_file(checkpoint: Path) -> Path:
 
 
 PATIENCE_SECONDS = 180.0
-"""How long an attempt may take: many times what it does."""
+"""Maximum seconds of an attempt, many times the usual."""
 
 GRACE_SECONDS = 3.0
-"""What the other ranks get to notice that one has ended; a launcher ends them, too."""
+"""Seconds that the other ranks get to notice that one has ended, as under a launcher."""
 
 
 def run_attempt(
@@ -155,9 +159,16 @@ def run_attempt(
     fault: Fault | None = None,
     meanwhile: Callable[[list[BaseProcess]], None] | None = None,
 ) -> list[int]:
-    """Start the run and wait for its end; exit statuses by rank (below zero: the signal that ended it).
+    """Start the run in fresh processes and wait for its end.
 
-    `meanwhile` may do something to the processes while they train, such as killing them.
+    Args:
+        config: the config of the run.
+        ranks: number of processes.
+        fault: the fault to inject, if any.
+        meanwhile: called with the processes while they train.
+
+    Returns:
+        Exit statuses by rank; below zero: the signal that ended it.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
@@ -181,7 +192,7 @@ def run_attempt(
 
 
 def _wait_for_processes(processes: list[BaseProcess]) -> None:
-    """Until all have ended, or one has and the others have had their grace."""
+    """Wait until all have ended, or one has failed and the others have had their grace period."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and any(process.is_alive() for process in processes):
         if any(process.exitcode not in (None, 0) for process in processes):

@@ -1,9 +1,7 @@
-"""One cell of parity on the ranks that have joined: train as the trainer would, and measure the way to the oracle.
+"""Compare training in every engine and layout with a reference run in one process.
 
-Gradients are compared parameter by parameter through first moments, weights through how far they moved: Adam makes
-steps of equal length from gradients of any length, so that a loss alone would hide a gradient that is twice too large.
-
-The whole matrix on this machine, and the table that a person reads.
+Gradients are compared per parameter through Adam's first moments, weights through their change. Adam's step has the
+same length for gradients of any length, so a loss alone would hide a gradient that is twice too large.
 """
 
 import time
@@ -28,21 +26,21 @@ from llmsys.train.build_engine import build_engine
 from llmsys.train.expert_load import update_expert_balance
 
 LIMITS = {"fp32": (1e-5, 1e-3, 5e-3), "bf16": (2e-2, 1.5e-1, 6e-1), "fp16": (5e-3, 1e-1, 4e-1)}
-"""Of loss and norm, of gradients and moments, of weights; relative. Products in 16 bits are compared with fp32."""
+"""Relative limits of (loss and norm, gradients and moments, weights). 16-bit runs are compared with fp32."""
 
 BUFFERS = {"fp32": 1e-6, "bf16": 1e-2, "fp16": 1e-2}
-"""Absolute. In 16 bits a few tokens choose another expert, and the balance follows them."""
+"""Absolute limits of buffers. In 16 bits a few tokens choose another expert, and the balancing bias follows."""
 
 SMALL = {"fp32": 1e-2, "bf16": 1e-1, "fp16": 1e-1}
-"""A tensor shorter than this share of the longest is compared with that share: it is mostly rounding.
+"""A tensor whose norm is below this share of the largest is compared with that share: it is mostly rounding.
 
-In 16 bits that holds for routers above all: where two experts are almost equal, another one is chosen.
+In 16 bits that concerns routers: between two almost equal experts, another one is chosen.
 """
 
 
 @dataclass(frozen=True)
 class TrajectoryDistance:
-    """How far a cell is from the oracle, relative; `worst` names the tensor that is farthest for its limit."""
+    """Relative distance of a parity case to the reference; `worst` names the tensor farthest beyond its limit."""
 
     loss: float
     norm: float
@@ -53,18 +51,18 @@ class TrajectoryDistance:
     passed: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the fields as a dictionary, for JSON."""
         return asdict(self)
 
 
 def compare_to_reference(case: ParityCase, expected: Trajectory) -> TrajectoryDistance:
-    """Train a cell and compare it. Collective; every rank gets the distance."""
+    """Train a parity case and return its distance on every rank. Collective."""
     found = train_case(case)
     return compute_distance(case.precision, found, expected)
 
 
 def train_case(case: ParityCase) -> Trajectory:
-    """The cell's own trajectory. Collective."""
+    """Return the trajectory of a parity case. Collective."""
     config = case.build_run_config()
     layout = resolve_planned_layout(config)
     device = get_local_device()
@@ -94,7 +92,13 @@ def train_case(case: ParityCase) -> Trajectory:
 
 
 def compute_distance(precision: str, found: Trajectory, expected: Trajectory) -> TrajectoryDistance:
-    """Relative differences of two trajectories."""
+    """Return the relative distance of two trajectories.
+
+    Args:
+        precision: selects the limits: fp32, bf16 or fp16.
+        found: trajectory of the case.
+        expected: trajectory of the reference run.
+    """
     loss = max(abs(a - b) / abs(b) for a, b in zip(found.losses, expected.losses, strict=True))
     norm = max(abs(a - b) / abs(b) for a, b in zip(found.norms, expected.norms, strict=True))
     small = SMALL[precision]
@@ -132,7 +136,7 @@ def _compute_largest_difference(found: Tensors, expected: Tensors, small: float)
 
 
 def _iter_buffer_differences(found: Trajectory, expected: Trajectory) -> Iterator[tuple[str, float]]:
-    """Largest absolute difference of each; a balancing bias moves by its rate or not at all."""
+    """Yield the largest absolute difference of each buffer; a balancing bias moves by its rate or not at all."""
     for name, buffer in expected.buffers.items():
         yield name, float((found.buffers[name] - buffer).abs().max()) if name in found.buffers else float("inf")
 
@@ -142,7 +146,7 @@ def _compute_weight_changes(trajectory: Trajectory) -> Tensors:
 
 
 def _load_expert_bias(engine: Engine, case: ParityCase) -> None:
-    """The routing of the subject, put in as a checkpoint would be."""
+    """Load the expert bias of the parity model into the engine, as a checkpoint would."""
     state = engine.get_state()
     for name, tensor in state.tensors.items():
         if name.endswith("balance_bias_E"):
@@ -165,21 +169,21 @@ def _gather_tensors(engine: Engine, prefix: str) -> Tensors:
 
 
 def gather_full_tensor(tensor: Tensor) -> Tensor:
-    """A copy of the whole tensor in host memory, fp32. Collective for sharded ones."""
+    """Return a float32 copy of the full tensor in host memory. Collective for sharded ones."""
     found = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return found.detach().float().cpu().clone()
 
 
 TIMEOUT_SECONDS = 120.0
-"""How long one cell of a tiny model may take: a hundred times what it does."""
+"""Minimum timeout of one case of a tiny model, a hundred times the usual."""
 
 REFERENCE_TIME_FACTOR = 60.0
-"""How many times as long as the oracle a cell may take: ranks share cores, and 16 bits can be slow."""
+"""Timeout of a case over the time of the reference run: ranks share cores, and 16 bits can be slow."""
 
 
 @dataclass(frozen=True)
 class ParityResult:
-    """A cell with its distance, or with why there is none."""
+    """A parity case with its distance, or with the reason why there is none."""
 
     case: ParityCase
     distance: TrajectoryDistance | None
@@ -187,11 +191,11 @@ class ParityResult:
 
     @property
     def has_passed(self) -> bool:
-        """Whether every number is within its limit."""
+        """Every number is within its limit."""
         return self.distance is not None and self.distance.passed
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the result for JSON."""
         return {
             "cell": self.case.title,
             "passed": self.has_passed,
@@ -201,7 +205,15 @@ class ParityResult:
 
 
 def run_parity(cases: Sequence[ParityCase], on_result: Callable[[ParityResult], None]) -> list[ParityResult]:
-    """Every cell on its number of ranks, in order of ranks; `told` hears of each as it is done."""
+    """Train every case on its number of ranks and compare it with the reference.
+
+    Args:
+        cases: the cases, run in order of their ranks.
+        on_result: called with each result.
+
+    Returns:
+        A result for each case. A case that fails or hangs does not end the others.
+    """
     began = time.monotonic()
     expected = {
         model.name: compute_reference_trajectory(model)
@@ -234,7 +246,14 @@ def _compare_case(cases: list[ParityCase], expected: dict[str, Trajectory], numb
 
 
 def format_parity_table(results: Sequence[ParityResult]) -> str:
-    """A row per ranks, engine and layout; in each column the largest difference of a gradient, or FAIL."""
+    """Format a table with a row per ranks, engine and layout and a column per precision and recomputation.
+
+    Args:
+        results: results of `run_parity`.
+
+    Returns:
+        The table; an entry is the largest relative difference of a gradient, or FAIL.
+    """
     rows: dict[str, dict[tuple[str, str], list[ParityResult]]] = defaultdict(lambda: defaultdict(list))
     for result in results:
         rows[result.case.placement][result.case.precision, result.case.recompute].append(result)
@@ -257,7 +276,14 @@ def _format_entry(results: list[ParityResult]) -> str:
 
 
 def iter_failures(results: Sequence[ParityResult]) -> Iterator[str]:
-    """What is wrong with each cell that failed."""
+    """Describe the cases that failed.
+
+    Args:
+        results: results of `run_parity`.
+
+    Yields:
+        One line per failed case.
+    """
     for result in results:
         if result.distance is None:
             yield f"{result.case.title}: {result.failure}"

@@ -1,6 +1,6 @@
-"""The oracle of parity: one process, eager, fp32, torch's own loss, clip and AdamW, every row of a step by itself.
+"""The reference run of parity: one process, eager, fp32, with torch's own loss, clipping and AdamW, one row at a time.
 
-A row alone has no padding but its own, so that no count of tokens can depend on the rows beside it.
+A single row has no padding, so no count of tokens can depend on the other rows of a batch.
 """
 
 from dataclasses import dataclass
@@ -20,17 +20,23 @@ from llmsys.train.expert_load import update_expert_balance
 
 STEPS, SEED, RATE = 3, 7, 1e-2
 OPTIMIZER = AdamWConfig(learning_rate=RATE, gradient_clip=0.5, weight_decay=0.1, embedding_rate_scale=2.0, eps=1e-6)
-"""Clips every step; its epsilon keeps gradients that are zero but for rounding from deciding a sign."""
+"""Clips every step. The large epsilon keeps gradients that are zero but for rounding from deciding a sign."""
 
 Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A few steps: losses, norms before clipping, weights at the start and the end, gradients of the first step.
+    """A few steps of training.
 
-    `gradients` are first moments after one step: a tenth of the clipped gradient, which no engine can hide. `moments`
-    are both moments at the end, `buffers` what else belongs to the state, such as balancing biases.
+    Attributes:
+        losses: loss of each step in nats per target.
+        norms: gradient norm of each step before clipping.
+        start: weights before the first step.
+        gradients: first moments after one step: a tenth of the clipped gradient, which no engine can hide.
+        weights: weights at the end.
+        moments: both moments at the end, as `1/NAME` and `2/NAME`.
+        buffers: further state, such as balancing biases.
     """
 
     losses: list[float]
@@ -43,7 +49,7 @@ class Trajectory:
 
 
 def compute_reference_trajectory(parity_model: ParityModel) -> Trajectory:
-    """The specified trajectory of a subject."""
+    """Return the trajectory of a parity model in the reference run."""
     model = Transformer(parity_model.model)
     initialize_parameters(model, SEED)
     bias_expert_choice(model, parity_model)
@@ -69,7 +75,7 @@ def compute_reference_trajectory(parity_model: ParityModel) -> Trajectory:
 
 
 def _add_gradients(model: Transformer, rows: list[Batch]) -> float:
-    """Add the gradients of a step to those of the model; returns nats per target."""
+    """Add the gradients of a step to those of the model; return the loss in nats per target."""
     model.train()
     targets = sum(int((row.targets_BT != IGNORED).sum()) for row in rows)
     tokens = sum(_count_tokens(row.tokens_BT, row.documents_BT) for row in rows)
@@ -101,7 +107,7 @@ def _sum_nats(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 
 
 def _sum_further_nats(model: Transformer, row: Batch) -> Tensor:
-    """DeepSeek-V3 (arXiv:2412.19437), equations 24 and 25, within each document."""
+    """Return the loss of the multi-token prediction modules (DeepSeek-V3, arXiv:2412.19437, equations 24 and 25)."""
     config = model.config.multi_token_prediction
     if config is None:
         return torch.zeros(())
@@ -128,7 +134,7 @@ def _build_adamw(named: dict[str, nn.Parameter]) -> torch.optim.AdamW:
 
 
 def bias_expert_choice(model: Transformer, parity_model: ParityModel) -> None:
-    """Set the balancing biases that make the routing of a subject what its name says."""
+    """Set the balancing biases that give the parity model its routing."""
     with torch.no_grad():
         for layer in model.list_moe_layers():
             for expert, push in parity_model.expert_bias.items():

@@ -1,4 +1,4 @@
-"""The prompts of a config, continued: what the trainer does at the end of a run and `llmsys generate` on request."""
+"""Complete the prompts of a config: at the end of a run, and for `llmsys generate`."""
 
 from collections.abc import Callable
 
@@ -11,13 +11,27 @@ from llmsys.tokenizer import Tokenizer
 from llmsys.train.run_data import get_prefix_ids
 
 OnText = Callable[[int, str], None]
-"""Hears (prompt number, piece of text) as soon as the text is certain."""
+"""Receives (prompt index, piece of text) as soon as the text is certain."""
 
 
 def complete_prompts(
     model: Transformer, tokenizer: Tokenizer, config: RunConfig, on_text: OnText | None = None
 ) -> list[dict[str, str]]:
-    """Prompt and continuation for each of generation.prompts."""
+    """Complete each of `generation.prompts`.
+
+    Args:
+        model: a decoder.
+        tokenizer: its tokenizer.
+        config: the config of the run.
+        on_text: receives pieces of text while they are generated.
+
+    Returns:
+        {prompt, text} for each prompt, in order.
+
+    Raises:
+        ConfigError: a setting of `generation` is out of range.
+        DataError: a prompt fills the context.
+    """
     settings = config.generation
     if not settings.prompts:
         return []
@@ -38,7 +52,7 @@ def complete_prompts(
 
 
 def build_decoding_params(settings: GenerationConfig) -> SamplingParams | BeamSearchParams:
-    """Beam search when the config asks for more than one beam, else drawing tokens."""
+    """Return beam search for more than one beam, else sampling."""
     if settings.beams > 1:
         return BeamSearchParams(settings.beams, settings.length_penalty)
     return SamplingParams(
@@ -51,7 +65,7 @@ def build_decoding_params(settings: GenerationConfig) -> SamplingParams | BeamSe
 
 
 class TextStreamer:
-    """Turns tokens into pieces of text for a listener. A character whose bytes are not all there yet is held back."""
+    """A converter of tokens to pieces of text. A character whose bytes are incomplete is held back."""
 
     def __init__(self, tokenizer: Tokenizer, prompts: list[str], on_text: OnText) -> None:
         self._tokenizer, self._on_text = tokenizer, on_text
@@ -60,7 +74,7 @@ class TextStreamer:
         self._emitted = ["" for _ in prompts]
 
     def __call__(self, row: int, token: int) -> None:
-        """One more token of one text."""
+        """Add one token of one text."""
         self._ids[row].append(token)
         text = self._tokenizer.decode(self._ids[row])
         if text.endswith("�") or not text.startswith(self._decoded[row]):
@@ -69,7 +83,7 @@ class TextStreamer:
         self._decoded[row] = text
 
     def flush(self, texts: list[str]) -> None:
-        """Say what was held back to the last."""
+        """Emit the text that was held back until the end."""
         for row, text in enumerate(texts):
             if text.startswith(self._emitted[row]):
                 self._emit_text(row, text[len(self._emitted[row]) :])

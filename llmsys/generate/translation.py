@@ -1,11 +1,9 @@
-"""From source to target with an encoder-decoder: beam search over many sources, grouped by length.
+"""Translate with an encoder-decoder: beam search over batches of sources of similar length, and BLEU by sacrebleu.
 
-Reads and gives token ids; texts and tokenizers are the caller's. A translation depends on the model, its source and the
-settings, never on the sources beside it: padding is a document that no target sees.
-
-Lines translated with a trained model, and their score against references.
-
-Texts in and texts out; BLEU is sacrebleu's, on cased, detokenized text, and its signature says how it was computed.
+Invariants:
+- A translation depends on the model, its source and the settings, never on the other sources of the batch: padding is a
+  document that no target attends to.
+- BLEU is computed on cased, detokenized text; its signature names the settings.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,11 +39,18 @@ def translate_sequences(
     vocab_size: int | None = None,
     batch_tokens: int = 2048,
 ) -> list[list[int]]:
-    """The best translation found for each source, without its end token, in the order of the sources.
+    """Return the best translation found for each source, without its end token, in the order of the sources.
 
-    Only ids below `pieces`, those of the tokenizer, are chosen; None: all rows of the vocabulary.
-    A batch has at most about `batch_tokens` source tokens, times beams. Longer targets than
-    model.max_position_embeddings are cut there.
+    Args:
+        model: an encoder-decoder.
+        sources: token ids of each source, with their end token.
+        decoding: parameters of beam search.
+        start_token: first id of every target.
+        end_token: id that ends a target.
+        vocab_size: ids of the tokenizer; larger ids are never chosen. None allows all rows of the vocabulary.
+        batch_tokens: maximum source tokens of a batch, with padding.
+
+    Longer targets than `model.max_position_embeddings` are cut there.
     """
     found: list[list[int]] = [[] for _ in sources]
     with use_eval_mode(model):
@@ -91,7 +96,7 @@ def _translate_batch(
 
 
 def pad_sources(sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Sources of unequal length as one (B, S) of tokens, and their document numbers: 0, and -1 for padding."""
+    """Return sources as tokens (B, S) and document numbers (B, S): 0, and -1 for padding."""
     longest = max(map(len, sources))
     tokens_BS = torch.zeros(len(sources), longest, dtype=torch.int64)
     documents_BS = torch.full((len(sources), longest), PADDING)
@@ -102,7 +107,7 @@ def pad_sources(sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 
 def _iter_batches(sources: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[list[int]]:
-    """Places of sources of similar length, as many as fit."""
+    """Yield indices of sources of similar length, as many as fit."""
     batch: list[int] = []
     for index in sorted(range(len(sources)), key=lambda index: (len(sources[index]), index)):
         if batch and (len(batch) + 1) * len(sources[index]) > batch_tokens:
@@ -114,9 +119,20 @@ def _iter_batches(sources: Sequence[Sequence[int]], batch_tokens: int) -> Iterat
 
 
 def translate_lines(model: Transformer, tokenizer: Tokenizer, config: RunConfig, lines: Sequence[str]) -> list[str]:
-    """The translation of each line, by beam search as `generation.beams` and `length_penalty` say; "" of an empty one.
+    """Translate lines by beam search with `generation.beams` and `generation.length_penalty`.
 
-    Raises ConfigError when the model is no encoder-decoder, DataError when a line is longer than its positions.
+    Args:
+        model: the model of the config.
+        tokenizer: its tokenizer.
+        config: the config of the run.
+        lines: source texts.
+
+    Returns:
+        A translation of each line; an empty one for an empty line.
+
+    Raises:
+        ConfigError: the model is no encoder-decoder.
+        DataError: a line has more tokens than the model has positions.
     """
     if config.model.family != "encoder_decoder":
         raise ConfigError(f"A model with family={config.model.family} does not translate. Use llmsys generate.")
@@ -143,7 +159,14 @@ def translate_lines(model: Transformer, tokenizer: Tokenizer, config: RunConfig,
 
 
 def read_heldout_texts(config: RunConfig) -> tuple[list[str], list[str]]:
-    """Sources and references of the held-out pairs as they were given, in their order."""
+    """Read the held-out pairs of the config's dataset.
+
+    Args:
+        config: the config of the run.
+
+    Returns:
+        Sources and references as they were given, in their order.
+    """
     folder = config.data.folder
     sources: list[str] = []
     references: list[str] = []
@@ -156,7 +179,15 @@ def read_heldout_texts(config: RunConfig) -> tuple[list[str], list[str]]:
 
 
 def compute_bleu(translations: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-    """Corpus BLEU of translations against one reference each, with brevity penalty, length ratio and signature."""
+    """Compute corpus BLEU with one reference each.
+
+    Args:
+        translations: detokenized texts.
+        references: one text for each translation.
+
+    Returns:
+        bleu (0 to 100), brevity_penalty, length_ratio, sentences and sacrebleu's signature.
+    """
     from sacrebleu.metrics.bleu import BLEU
 
     metric = BLEU()

@@ -1,4 +1,7 @@
-"""What `batch.micro_sequences: auto` comes to on these ranks: each says its memory, the estimate says what fits."""
+"""Resolve `batch.micro_sequences: auto` to the largest micro-batch that the estimate fits into every rank's memory.
+
+Reads the accelerator's properties, `/proc/meminfo` and the limits of the cgroup.
+"""
 
 import os
 from pathlib import Path
@@ -17,7 +20,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def resolve_micro_sequences(config: RunConfig, device: torch.device) -> RunConfig:
-    """The config with a number in place of `auto`, the same on every rank. Collective."""
+    """Return the config with a number in place of `auto`, the same on every rank. Collective."""
     if config.batch.micro_sequences != "auto":
         return config
     memory = min(all_gather_object(get_rank_memory(device)))
@@ -34,14 +37,18 @@ def resolve_micro_sequences(config: RunConfig, device: torch.device) -> RunConfi
 
 
 def get_rank_memory(device: torch.device) -> int:
-    """Bytes that this rank may fill: all of its accelerator, or its part of what is free on this machine."""
+    """Return the bytes this rank may use: all of its accelerator, or its share of the machine's free memory."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return get_free_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def get_free_memory() -> int:
-    """Bytes that processes of this machine, or of this container, can still take."""
+    """Return the memory that processes of this machine or container can still allocate.
+
+    Returns:
+        Bytes: `MemAvailable`, bounded by what the memory limit of the cgroup leaves.
+    """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for line in _read_lines(Path("/proc/meminfo")):
         if line.startswith("MemAvailable:"):  # counts what the kernel would give back, such as cached files

@@ -1,6 +1,10 @@
-"""The composition root: from a RunConfig and joined ranks to a trainer, and from a checkpoint to a plain model.
+"""Build a trainer from a config on joined ranks, and run it. The composition root of training.
 
-The only place that knows every part. Each rank calls `train_run`; afterwards the run folder holds the trained model.
+Reads the datasets and the run folder; writes checkpoints, events and the run record into the run folder.
+
+Invariants:
+- Every rank calls `train_run`; one process at a time holds the lock of the run folder.
+- A config that cannot work is rejected before a model is built.
 """
 
 import contextlib
@@ -55,14 +59,26 @@ from llmsys.train.watchdog import Watchdog
 log = get_logger(__name__)
 
 LOCK_SECONDS = 30
-"""How long a start waits for the run folder: ranks of a killed run need a moment to notice."""
+"""Seconds to wait for the lock of the run folder: ranks of a killed run need a moment to exit."""
 
 PromptCompleter = Callable[[Transformer, Tokenizer, RunConfig], list[dict[str, str]]]
-"""Continues the config's prompts with a model: what the room of generation offers, handed in from outside."""
+"""Completes the prompts of a config with a model. Passed in, because `generate` is a layer above `train`."""
 
 
 def train_run(config: RunConfig, complete_prompts: PromptCompleter) -> EvaluationResult:
-    """Train to the end of the budget from wherever the run folder stands. Called by every rank of the launcher."""
+    """Train until the end of the budget, from the newest checkpoint of the run folder. Collective.
+
+    Args:
+        config: the config of the run.
+        complete_prompts: returns {prompt, text} for each of `generation.prompts`.
+
+    Returns:
+        The final evaluation.
+
+    Raises:
+        StopRequested: the run was asked to stop; its state is saved.
+        LlmsysError: the config, the data or a checkpoint cannot be used, or training cannot continue.
+    """
     with init_process_group(compute_collective_timeout(config)), contextlib.ExitStack() as stack:
         require_rank_agreement(config)
         run_on_rank_zero(lambda: check_config(config, get_world_size()))
@@ -78,12 +94,23 @@ def train_run(config: RunConfig, complete_prompts: PromptCompleter) -> Evaluatio
 
 
 def compute_collective_timeout(config: RunConfig) -> int:
-    """How long a rank waits in one collective, in seconds: so long that the watchdog has named who is missing."""
+    """Return the timeout of one collective in seconds, so long that the watchdog names the missing rank first."""
     return max(TIMEOUT_SECONDS, round(2 * config.train.hang_timeout_seconds))
 
 
 def check_config(config: RunConfig, ranks: int) -> str:
-    """Refuse what cannot work before anything is built, on one rank, so that it is said once."""
+    """Check that a config works on this machine, before a model is built. For one rank.
+
+    Args:
+        config: the config of the run.
+        ranks: number of ranks.
+
+    Returns:
+        A fixed string, for `run_on_rank_zero`.
+
+    Raises:
+        LlmsysError: the layout, the data, the device or a task of evaluation does not fit.
+    """
     layout = config.resolve_layout(ranks)
     if config.train.products == "fp8":
         require_fp8(get_local_device())
@@ -94,7 +121,11 @@ def check_config(config: RunConfig, ranks: int) -> str:
 
 
 def set_num_threads(config: RunConfig) -> None:
-    """Share this machine's cores out over its processes, unless the config says a number."""
+    """Divide the cores of this machine among its ranks.
+
+    Args:
+        config: `train.threads_per_process` overrides the number of threads.
+    """
     local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(config.train.threads_per_process or max(1, (os.cpu_count() or 1) // local_processes))
 

@@ -1,11 +1,11 @@
-"""Which checkpoints are kept: the newest, every so many steps for ever, and the best by evaluation.
+"""Select and remove old checkpoints: keep the newest, one every N steps for ever, and the best by evaluation.
 
-`select_kept_steps` is a pure function of steps and scores; `remove_old_checkpoints` removes the others from a folder. A
-checkpoint's score is the evaluation of its own step, which its record holds.
+`select_kept_steps` is a pure function of steps and scores. A checkpoint's score is the evaluation of its own step,
+which its record holds.
 
 Invariants:
-- A damaged checkpoint takes no place in a rank: as many whole ones stay as the rules say.
-- Nothing newer than the oldest of the last whole ones is removed.
+- A damaged checkpoint does not count: as many complete ones stay as the rules ask for.
+- Nothing newer than the oldest of the last complete ones is removed.
 - Nothing is removed while a checkpoint cannot be read.
 """
 
@@ -24,7 +24,7 @@ log = get_logger(__name__)
 
 
 def is_every_step_complete(step: int) -> bool:
-    """Return True: the answer of a caller that knows of no damage."""
+    """Return True: the default for callers that do not verify."""
     return True
 
 
@@ -34,9 +34,13 @@ def select_kept_steps(
     rule: CheckpointConfig,
     is_complete: Callable[[int], bool] = is_every_step_complete,
 ) -> set[int]:
-    """The steps whose checkpoints stay. `scores` has those that were evaluated; of equal ones the newer is better.
+    """Return the steps whose checkpoints are kept.
 
-    `is_complete` is asked in the order of rank, and only until a rule has as many as it keeps.
+    Args:
+        steps: steps of the checkpoints, in any order.
+        scores: value of `best_by` for the steps that were evaluated. Of equal scores the newer step ranks higher.
+        rule: limits of each kind.
+        is_complete: asked in the order of rank, until a rule has as many as it keeps.
     """
     ordered = sorted(steps)
     sign = 1 if rule.best_by in LOWER_IS_BETTER else -1
@@ -49,9 +53,12 @@ def select_kept_steps(
 
 
 def remove_old_checkpoints(folder: Path, rule: CheckpointConfig, verified: VerifiedCheckpoints | None = None) -> None:
-    """Remove what no rule keeps. A folder that cannot be removed is said, and tried again after the next save.
+    """Remove the checkpoints that no rule keeps. A folder that cannot be removed is tried again after the next save.
 
-    Whole ones outrank damaged ones, so what ranks is verified; `verified` knows which are already.
+    Args:
+        folder: `checkpoints/` of a run.
+        rule: limits of each kind.
+        verified: verdicts known so far. Complete checkpoints outrank damaged ones, so candidates are verified.
     """
     verified = VerifiedCheckpoints() if verified is None else verified
     try:

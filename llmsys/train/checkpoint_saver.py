@@ -1,13 +1,11 @@
-"""A copy of the training state in host memory, taken between two steps and written while training goes on.
+"""Save the state of a run, at once or in the background, and report the result of each save.
 
-The buffers are made at the first copy and used again for every later one: fresh memory costs more to touch than to
-fill. On an accelerator they are pinned, so that the copy runs at the speed of the bus.
+Reads an engine's state; publishes `step-N` folders (`checkpoint_write.py`) and removes old ones.
 
-Saves a run's state, at once or in the background, and says what became of each save.
-
-Reads an engine's logical state, publishes `step-…` folders (see checkpoint_write.py) and retires old ones. One save is
-on its way at a time; the next waits for it. A save that fails leaves the checkpoints before it as they were and the run
-goes on; the second failure in a row ends the run, as does a failure of the last save.
+Invariants:
+- One save runs at a time; the next waits for it.
+- A failed save leaves older checkpoints as they were, and the run continues.
+- The second failure in a row ends the run, and so does a failure of the last save.
 """
 
 import threading
@@ -31,13 +29,16 @@ from llmsys.train.verified_checkpoints import VerifiedCheckpoints
 
 
 class HostStateCopy:
-    """Room for one copy of a rank's share of the state."""
+    """A copy of a rank's share of the state in host memory, made between two steps and written during later ones.
+
+    Buffers are allocated at the first copy and reused: fresh memory costs more to touch than to fill.
+    """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     def copy_from_device(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors as they are now, sharded as they are, on the host. The next call overwrites them."""
+        """Return copies of the tensors on the host, sharded as they are. The next call overwrites them."""
         copies = {name: self._copy_tensor(name, tensor.detach()) for name, tensor in tensors.items()}
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()
@@ -57,12 +58,12 @@ class HostStateCopy:
 
 
 CLOSE_SECONDS = 120
-"""How long the end of a run that failed waits for a save in the background."""
+"""Seconds that a failed run waits for a save in the background."""
 
 
 @dataclass
 class SaveResult:
-    """One save: for how long it held the step up, how long it took, and why it failed if it did. Times in seconds."""
+    """One save. `stalled_seconds` is the time training waited, `seconds` the time of the whole save."""
 
     steps: int
     folder: Path
@@ -74,9 +75,7 @@ class SaveResult:
 
 
 class CheckpointSaver:
-    """Saves into `folder` by the rule of the config. Making it is collective, and so are `save_state` and
-    `wait_for_save`.
-    """
+    """A saver into one folder. Construction, `save_state` and `wait_for_save` are collective."""
 
     def __init__(self, folder: Path, rule: CheckpointConfig) -> None:
         self.folder, self._rule = folder, rule
@@ -91,19 +90,26 @@ class CheckpointSaver:
             remove_partial_checkpoints(folder)
 
     def mark_verified(self, steps: int) -> None:
-        """Count the checkpoint of a step as whole without reading it: the run resumes from it."""
+        """Count the checkpoint of a step as complete without reading it."""
         if get_rank() == 0:
             self._verified.mark_verified(get_checkpoint_path(self.folder, steps))
 
     def allocate_buffers(self, state: EngineState) -> None:
-        """Make room for copies of a state before the first step: touching fresh memory takes longer than a copy."""
+        """Allocate the buffers for copies of a state, so that the first save does not stall longer than later ones."""
         if self._rule.mode == "async":
             self._copy.copy_from_device(state.tensors)
 
     def save_state(self, state: EngineState, steps: int, run_state: dict[str, Any], **more: Any) -> None:
-        """Save the state after `steps` steps; `more` goes into the record. Returns when training may go on.
+        """Save the state after `steps` data steps; return when training may continue. Collective.
 
-        CheckpointError when a save failed and the one before it had failed too.
+        Args:
+            state: the engine's state.
+            steps: data steps done.
+            run_state: identity of the run.
+            more: further keys of the record.
+
+        Raises:
+            CheckpointError: a save failed, and the one before it had failed too.
         """
         save = SaveResult(steps, get_checkpoint_path(self.folder, steps), time.perf_counter())
         self.wait_for_save()
@@ -123,26 +129,26 @@ class CheckpointSaver:
             self._check_save(save)
 
     def wait_for_save(self) -> None:
-        """Wait for the save that is on its way, if one is. Raises as `save_state` does."""
+        """Wait for the save in the background, if there is one. Raises as `save_state` does. Collective."""
         if self._thread is not None and self._last is not None:
             self._thread.join()
             self._thread = None
             self._check_save(self._last)
 
     def finish_saves(self) -> None:
-        """Wait for the last save. Its failure is raised, since none comes after it."""
+        """Wait for the last save and raise its failure, since no later save makes up for it."""
         self.wait_for_save()
         if self._last is not None and self._last.failure is not None:
             raise self._last.failure
 
     def pop_finished_saves(self) -> list[SaveResult]:
-        """The saves that have ended and were not told yet. Not collective."""
+        """Return the saves that have ended since the last call. Not collective."""
         finished = [save for save in self._unreported if save.is_finished]
         self._unreported = [save for save in self._unreported if not save.is_finished]
         return finished
 
     def close_quietly(self) -> None:
-        """Give a save that is on its way the time to end, whatever else went wrong. Raises nothing."""
+        """Wait up to `CLOSE_SECONDS` for a save in the background. Raises nothing."""
         if self._thread is not None:
             self._thread.join(CLOSE_SECONDS)
 
@@ -158,7 +164,7 @@ class CheckpointSaver:
         save.is_finished = True
 
     def _check_save(self, save: SaveResult) -> None:
-        """Let the run go on after one failure that a person can mend; every rank has met the same one."""
+        """Raise the failure of a save if it is the second in a row or no CheckpointError. All ranks have the same."""
         if save.failure is None:
             self._failures = 0
             return

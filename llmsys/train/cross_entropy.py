@@ -1,8 +1,8 @@
-"""Losses return sums; whoever knows all ranks' targets divides once.
+"""Cross entropy as sums in nats; the caller divides once by the valid targets of all ranks.
 
-The plain form, `cross_entropy(logits.float())`, writes three float32 tensors of tokens × vocabulary. Here rows are
-taken a few at a time, so that they stay in cache, and the gradient is made in the forward, in the dtype of the logits:
-3.7 times as fast on one core with 4,096 tokens and 8,192 pieces (tools/bench/loss.py).
+`cross_entropy(logits.float())` writes three float32 tensors of tokens × vocabulary. Here a few rows at a time stay in
+cache, and the forward pass computes the gradient in the dtype of the logits: 3.7 times as fast on one core with 4,096
+tokens and a vocabulary of 8,192 (tools/bench/loss.py).
 """
 
 from typing import Any
@@ -19,15 +19,18 @@ LOGITS_ON_CPU, ROWS_ON_ACCELERATOR = 1 << 19, 8_192  # on the CPU a piece of 2 M
 def compute_sequence_losses(
     logits_BTV: Tensor, targets_BT: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0
 ) -> Tensor:
-    """Cross entropy in nats, summed over the valid targets of each sequence: float32, one number for each of B.
+    """Return the cross entropy in nats, summed over the valid targets of each sequence.
 
     A classifier's logits (B, V) with targets (B, 1) count as sequences of one.
 
     Args:
         logits_BTV: any float dtype; they are summed in float32.
         targets_BT: classes, or IGNORED.
-        label_smoothing: ε; the true class is wanted with 1 - ε, each of the V - 1 others with ε / (V - 1).
-        z_loss: weight of the squared log-sum-exp of each token's logits, added to its loss.
+        label_smoothing: ε. The target distribution is 1 - ε for the true class and ε / (V - 1) for each other class.
+        z_loss: weight of the squared log-sum-exp of each token's logits (PaLM, arXiv:2204.02311, 5), added to its loss.
+
+    Returns:
+        float32 (B,).
     """
     flat = logits_BTV.flatten(0, -2), targets_BT.flatten()
     losses_N: Tensor = _TokenLosses.apply(*flat, label_smoothing, z_loss)  # type: ignore[no-untyped-call]
@@ -37,9 +40,14 @@ def compute_sequence_losses(
 def compute_token_losses(
     logits_NV: Tensor, targets_N: Tensor, smoothing: float, z_weight: float, gradient_NV: Tensor | None = None
 ) -> Tensor:
-    """The loss of each token, float32; 0 where the target is IGNORED. Outside of autograd.
+    """Return the loss of each token, float32 (N,), 0 where the target is IGNORED. Without autograd.
 
-    `gradient_NV` is filled with the gradient of the sum; it may be `logits_NV` itself.
+    Args:
+        logits_NV: any float dtype.
+        targets_N: classes, or IGNORED.
+        smoothing: label smoothing ε.
+        z_weight: weight of the z loss.
+        gradient_NV: filled with the gradient of the sum of losses; may be `logits_NV` itself.
     """
     other = smoothing / max(logits_NV.shape[1] - 1, 1)  # what each class but the true one is wanted with
     extra = 1 - smoothing - other  # what the true one is wanted with beyond that
@@ -67,7 +75,7 @@ def compute_token_losses(
 
 
 class _TokenLosses(torch.autograd.Function):
-    """`compute_token_losses`, with the gradient made in the forward."""
+    """Autograd for `compute_token_losses`, with the gradient computed in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, smoothing: float, z_weight: float) -> Tensor:

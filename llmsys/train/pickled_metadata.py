@@ -1,12 +1,12 @@
-"""Checkpoints of format 1, whose metadata are a pickle, rewritten in place as those of today.
+"""Convert checkpoints of format 1, whose metadata are a pickle, to the current format in place.
 
-Reads `state.json` and `.metadata`; writes `metadata.json` and `state.json`, and removes `.metadata`. The tensors
-stay as they are, so a run resumes with equal numbers.
+Reads `state.json` and `.metadata`; writes `metadata.json` and `state.json`; removes `.metadata`. The tensors stay as
+they are, so a run resumes with equal numbers.
 
 Invariants:
-- The one place that unpickles, called for `llmsys convert --trust-pickle` alone.
-- Even there only the classes that torch's metadata are made of are looked up; any other ends with a CheckpointError.
-- A rewrite that is interrupted leaves a checkpoint that the same command rewrites.
+- The only code that unpickles. It runs for `llmsys convert --trust-pickle` alone.
+- Only the classes of torch's metadata are looked up; any other raises CheckpointError.
+- An interrupted conversion leaves a checkpoint that the same command converts.
 """
 
 import pickle
@@ -49,21 +49,31 @@ CLASSES = {
     "pathlib._local": ("Path", "PosixPath"),
     "collections": ("OrderedDict",),
 }
-"""What a `.metadata` of torch 2 consists of, by module."""
+"""Classes of a `.metadata` of torch 2, by module."""
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Unpickles what a `.metadata` consists of and nothing else."""
+    """An unpickler of the classes in `CLASSES` and no others."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a class of `CLASSES`; UnpicklingError for any other."""
+        """Return a class of `CLASSES`.
+
+        Raises:
+            UnpicklingError: the pickle asks for any other.
+        """
         if name not in CLASSES.get(module, ()):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
         return super().find_class(module, name)
 
 
 def list_checkpoints(source: Path) -> list[Path]:
-    """Return the checkpoint that `source` is, or those of the run folder that it is, oldest first.
+    """List the checkpoint that `source` is, or those of the run folder that it is.
+
+    Args:
+        source: a checkpoint or a run folder.
+
+    Returns:
+        Checkpoint folders, oldest first.
 
     Raises:
         ConfigError: it is neither.
@@ -76,11 +86,17 @@ def list_checkpoints(source: Path) -> list[Path]:
     return found
 
 
-def rewrite_pickled_metadata(checkpoint: Path) -> bool:
-    """Replace the pickled metadata of a checkpoint; return whether there were any.
+def convert_pickled_metadata(checkpoint: Path) -> bool:
+    """Replace the pickled metadata of a checkpoint.
+
+    Args:
+        checkpoint: folder of the checkpoint.
+
+    Returns:
+        Whether the metadata were a pickle.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or its pickle asks for more than metadata are made of.
+        CheckpointError: the checkpoint is damaged, or its pickle asks for other classes.
     """
     problem = find_checkpoint_error(checkpoint)
     if problem is None:

@@ -1,7 +1,7 @@
-"""Before anything is built: do all ranks run the same program with the same config?
+"""Check that all ranks run the same program with the same config, before anything is built.
 
-Each rank brings its versions, a digest of llmsys' own source and of its config; a rank that differs from rank 0 is
-named with its host and with what differs. Afterwards it would be a wrong sum, or a hang.
+Each rank sends its versions and checksums of llmsys' source and of its config. Later a difference would be a wrong sum
+or a hang.
 """
 
 import hashlib
@@ -17,11 +17,15 @@ from llmsys.errors import LaunchError
 from llmsys.parallel.process_group import all_gather_object, get_rank
 
 MAX_LISTED = 5
-"""Differences that a message names."""
+"""Differences that a message lists."""
 
 
 def require_rank_agreement(config: RunConfig) -> None:
-    """Compare all ranks with rank 0. Collective. LaunchError on rank 0; the others leave quietly with status 2."""
+    """Compare all ranks with rank 0. Collective.
+
+    Raises:
+        LaunchError: on rank 0, if a rank differs; the other ranks exit with status 2.
+    """
     own = collect_rank_facts(config)
     found = all_gather_object((platform.node(), own))
     if all(facts == found[0][1] for _, facts in found):
@@ -33,7 +37,7 @@ def require_rank_agreement(config: RunConfig) -> None:
 
 
 def collect_rank_facts(config: RunConfig) -> dict[str, str]:
-    """What must be the same on every rank, by name."""
+    """Return the facts that must be equal on every rank, by name."""
     return {
         "llmsys": llmsys.__version__,
         "the source of llmsys": _hash_source(),
@@ -44,7 +48,12 @@ def collect_rank_facts(config: RunConfig) -> dict[str, str]:
 
 
 def format_disagreement(found: list[tuple[str, dict[str, str]]], settings: list[dict[str, Any]]) -> str:
-    """One sentence per rank that differs from rank 0, and what to do."""
+    """Return one sentence per rank that differs from rank 0, and the next step.
+
+    Args:
+        found: (host, facts) of each rank.
+        settings: the config of each rank.
+    """
     first_host, first = found[0]
     lines = []
     for number, (host, facts) in enumerate(found):
@@ -61,7 +70,7 @@ def format_disagreement(found: list[tuple[str, dict[str, str]]], settings: list[
 
 
 def list_changes(saved: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """(dotted key, value there, value here) of everything that differs between two nested settings."""
+    """Return (dotted key, value in `saved`, value in `now`) for every difference between nested settings."""
     if isinstance(saved, dict) and isinstance(now, dict):
         keys = sorted(saved.keys() | now.keys())
         return [
@@ -71,7 +80,7 @@ def list_changes(saved: Any, now: Any, path: str = "") -> list[tuple[str, Any, A
 
 
 def format_changes(saved: Any, now: Any) -> list[str]:
-    """The same as sentences: `optimizer.learning_rate was 0.001, now 0.002`."""
+    """Return the differences as sentences: `optimizer.learning_rate was 0.001, now 0.002`."""
     return [f"{path} was {before}, now {after}" for path, before, after in list_changes(saved, now)]
 
 

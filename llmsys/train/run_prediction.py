@@ -1,4 +1,7 @@
-"""What the estimate says of a run before its first step, written down so that it can be held to what is measured."""
+"""Predict memory and step time before the first step, for the comparison with the measured values.
+
+Writes a `prediction` event, which `llmsys reconcile` reads.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -22,11 +25,11 @@ log = get_logger(__name__)
 
 
 def build_prediction(config: RunConfig, device: torch.device, profile: DeviceProfile | None) -> dict[str, Any]:
-    """The fields of a `prediction` event, which `llmsys reconcile` reads.
+    """Return the fields of a `prediction` event.
 
-    Keys: parameters; memory.{peak_bytes, instant, kind} of a step, and memory.evaluation_bytes; device, the profile's
-    name or "unknown"; world_size;
-    step_seconds {p10, p50, p90} with modelled_seconds (without the residual), or null and why_no_time.
+    Keys: parameters; memory.{peak_bytes, instant, kind} of a step and memory.evaluation_bytes; device, the profile's
+    name or "unknown"; world_size; step_seconds {p10, p50, p90} with modelled_seconds (without the residual), or null
+    with why_no_time.
     """
     layout = config.resolve_layout(get_world_size())
     on_gpu = device.type == "cuda"
@@ -65,7 +68,7 @@ def _build_time_fields(config: RunConfig, profile: DeviceProfile | None) -> dict
 def write_prediction(
     record: MetricLogger, step: int, config: RunConfig, device: torch.device, profile: DeviceProfile | None
 ) -> None:
-    """The `prediction` event, and a line of it for people. Rank 0 alone writes."""
+    """Write the `prediction` event and log a summary. Rank 0 alone writes."""
     if record.events is None:
         return
     found = build_prediction(config, device, profile)

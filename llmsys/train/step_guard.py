@@ -1,10 +1,11 @@
-"""Bad steps: which they are, and what becomes of them.
+"""Skip bad steps: those whose loss or gradient norm is not finite, or a spike by `train.spike`.
 
-A step is bad when its loss or gradient norm is not finite, or a spike by the rule of `train.spike`. It is refused
-before the optimizer changes anything, on all ranks alike, since all judge by the same numbers. Steps are counted from 1
-here, as in the log. What was decided is part of the checkpoint, so that a resumed run decides the same.
+Also lists the sequences and documents of a step, for the record of a skipped one.
 
-Which sequences and documents were in a step, for the record of one that was refused.
+Invariants:
+- A step is rejected before the optimizer changes anything, on all ranks alike: all judge by the same numbers.
+- Steps are counted from 1, as in the log.
+- The decisions are part of the checkpoint, so a resumed run decides the same.
 """
 
 import math
@@ -23,7 +24,7 @@ from llmsys.token_shards import TokenShards
 
 
 class StepGuard:
-    """Judges each step between its backward pass and its optimizer step."""
+    """A judge of each step between its backward pass and its optimizer step."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
@@ -31,23 +32,27 @@ class StepGuard:
         self._consecutive_skips = 0
         self._last_skipped = 0
         self.skipped_steps: set[int] = set()
-        """Steps whose data have been found bad: they changed no weight, and are not tried again after a rewind."""
+        """Steps with bad data: they changed no weight and are not tried again after a rewind."""
         self.problem = ""
-        """What is wrong with the step that was judged last, in words; empty for a good one."""
+        """The problem of the step that was judged last; empty for a good one."""
 
     def accept_step(self, loss: float, gradient_norm: float) -> bool:
-        """See Accept in engine.py."""
+        """Return whether the step may be applied; see `Accept` in engine.py."""
         self.problem = self._describe_problem(loss, gradient_norm)
         return not self.problem
 
     def record_accepted(self, step: int, result: StepResult) -> None:
-        """Step `step` was taken: it counts for the medians."""
+        """Add an applied step to the medians."""
         self._accepted.append((result.loss, result.gradient_norm))
         if step > self._last_skipped:
             self._consecutive_skips = 0
 
     def record_skipped(self, step: int) -> None:
-        """Step `step` was not taken. LlmsysError where the policy is to stop, or no good step comes any more."""
+        """Record a step that was not applied.
+
+        Raises:
+            LlmsysError: the policy is to stop, or too many steps in a row were bad.
+        """
         if self.problem:
             self._consecutive_skips += 1
             self._last_skipped = max(step, self._last_skipped)
@@ -55,7 +60,7 @@ class StepGuard:
             self._check_bad_step_policy(step)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps; JSON gives the numbers back exactly."""
+        """Return the state for a checkpoint; JSON reproduces the numbers exactly."""
         return {
             "left_out": sorted(self.skipped_steps),
             "taken": list(self._accepted),
@@ -64,7 +69,7 @@ class StepGuard:
         }
 
     def load_state_dict(self, state: dict[str, Any], known: set[int] = frozenset()) -> None:  # type: ignore[assignment]
-        """Go on from what a checkpoint kept; `known` are bad steps found since it was saved."""
+        """Load the state of a checkpoint; `known` are bad steps found since it was saved."""
         self.skipped_steps = {*state.get("left_out", ()), *known}
         self._accepted.clear()
         self._accepted.extend((loss, norm) for loss, norm in state.get("taken", ()))
@@ -104,11 +109,17 @@ class StepGuard:
 
 
 MAX_LISTED = 200
-"""Documents that one record names; a step of many short ones has more, and says how many."""
+"""Documents that one record lists. `num_documents` has the count of a step with more."""
 
 
 def describe_step_contents(steps: StepBatches, sources: Sequence[TokenShards], step: int) -> dict[str, Any]:
-    """Sequence numbers (first and last) and document ids of step `step`, counted from 0, over all ranks."""
+    """Return sequence numbers (first and last) and document ids of a step over all ranks.
+
+    Args:
+        steps: batches of the run, of any rank.
+        sources: token shards by source.
+        step: index of the step, counted from 0.
+    """
     if isinstance(steps, WindowStepBatches):
         numbers = np.unique(steps.get_assignment(step)).tolist()
         places = [place for number in numbers for place in steps.windows.list_documents(number)]

@@ -1,18 +1,15 @@
-"""What each rank said of itself last, and who holds the others up.
+"""Detect hangs: name the rank that hangs, dump the stacks of every rank, and end the run.
 
-Names the rank that hangs, with the stacks of every rank, and ends the run.
+The loop reports each phase (`report_phase`). A thread of each rank writes the last report to
+`heartbeats/rank-N.json` in the run folder. When a rank makes no progress for the timeout, its thread writes the stacks
+to `heartbeats/rank-N.stacks`. The first live rank compares all heartbeats and names the ranks that are silent or late;
+every rank exits with status 4. On each host the first live rank makes silent ranks dump their stacks.
 
-The loop says at each phase that it lives (`report_phase`). A thread of each rank writes what was said last to
-`heartbeats/rank-N.json` in the run folder. When a rank gets no further for the timeout, its thread writes the stacks to
-`heartbeats/rank-N.stacks`, and the first rank that can compares all heartbeats and names those that are silent or
-behind; every rank leaves with status 4. On each host the first rank rouses the silent ones, so that they write theirs.
-
-The first time of a phase may take longer than the timeout, as building, compiling and loading do, as long as some rank
-is at work (`work_meter.py`).
-
-Files and not the store of the process group: that one lives in rank 0, which may be the rank that hangs. Stacks are
-written while the interpreter's lock is held: `faulthandler.dump_traceback_later` does without, and now and then walks
-into a frame that is just being freed, which kills a rank that had only been stopped for a while.
+Invariants:
+- The first time of a phase may exceed the timeout, as compiling does, while a rank works (`work_meter.py`).
+- Heartbeats are files, not keys of the process group's store: its server is rank 0, which may be the one that hangs.
+- Stacks are dumped under the interpreter's lock. `faulthandler.dump_traceback_later` runs without it and sometimes
+  walks into a frame that is being freed, which kills a rank that was only suspended.
 """
 
 import atexit
@@ -36,16 +33,20 @@ from llmsys.parallel.process_group import get_rank, get_world_size
 from llmsys.train.work_meter import WorkMeter
 
 STACKS_SIGNAL = signal.SIGQUIT
-"""Has a rank write the stacks of its threads without the interpreter, as Java's and Go's programs do."""
+"""Makes a rank dump its stacks without the interpreter, as Java and Go programs do."""
 
 GONE, UNKNOWN = "gone", "unknown, on another host"
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a rank was doing when it was heard of last. `age_seconds` is how much older than the reader's own it is.
+    """The last report of a rank.
 
-    `idle_seconds` is for how long its process had done no work when it wrote this.
+    Attributes:
+        beats: phases reported so far.
+        created: start time of its process.
+        idle_seconds: seconds without work in its process when it wrote this.
+        age_seconds: how much older than the reader's own heartbeat it is.
     """
 
     rank: int
@@ -60,7 +61,7 @@ class Heartbeat:
 
 
 def read_process_state(beat: Heartbeat) -> str:
-    """What the system says of a rank's process: running, stopped, disk-sleep, …, gone; unknown on another host."""
+    """Return the system's state of a rank's process: running, stopped, disk-sleep, …, gone; unknown on another host."""
     if beat.host != platform.node():
         return UNKNOWN
     try:
@@ -71,7 +72,7 @@ def read_process_state(beat: Heartbeat) -> str:
 
 
 def describe_hanging_ranks(heartbeats: list[Heartbeat], ranks: int, silent_after_seconds: float) -> list[str]:
-    """Who holds the others up, one sentence each: the silent ones, else those that are behind; empty when none is."""
+    """Return one sentence per hanging rank: the silent ones, else those with fewer beats; empty if there are none."""
     known = {beat.rank: beat for beat in heartbeats}
     unheard = [f"rank {number} was never heard of" for number in range(ranks) if number not in known]
     silent = [
@@ -92,7 +93,7 @@ def describe_hanging_ranks(heartbeats: list[Heartbeat], ranks: int, silent_after
 
 
 def is_any_at_work(heartbeats: list[Heartbeat], timeout_seconds: float, silent_after_seconds: float) -> bool:
-    """Return whether a rank has worked within the timeout, and none is silent because it was stopped or is gone."""
+    """Return whether a rank worked within the timeout and no silent rank is stopped or gone."""
     silent = [beat for beat in heartbeats if beat.age_seconds > silent_after_seconds]
     if any(read_process_state(beat) in (GONE, UNKNOWN, psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) for beat in silent):
         return False
@@ -100,9 +101,9 @@ def is_any_at_work(heartbeats: list[Heartbeat], timeout_seconds: float, silent_a
 
 
 def request_stack_dump(beat: Heartbeat) -> None:
-    """Have a silent rank of this host write its stacks: one that is stopped goes on, and its own watchdog does.
+    """Make a silent rank of this host dump its stacks.
 
-    One whose watchdog cannot run, because other code keeps the interpreter's lock, is sent STACKS_SIGNAL.
+    A stopped rank is continued, and its own watchdog dumps. STACKS_SIGNAL reaches one whose interpreter lock is held.
     """
     state = read_process_state(beat)
     if state in (GONE, UNKNOWN):
@@ -112,16 +113,16 @@ def request_stack_dump(beat: Heartbeat) -> None:
 
 
 HUNG = 4
-"""The exit status of a run that was ended because a rank hung."""
+"""Exit status of a run that ended because a rank hung."""
 
 FOLDER, NAMED = "heartbeats", "named"
 BEATS_PER_TIMEOUT = 10
 MAX_INTERVAL_SECONDS = 5.0
 SILENT_BEATS = 4
-"""Heartbeats that are missed before a rank counts as silent: its process is stopped, or gone, or its host is."""
+"""Missed heartbeats after which a rank counts as silent: its process is stopped or gone, or its host is."""
 
 WORK_SHARE = 0.02
-"""The share of the timeout that a process computes when it counts as at work: threads that only look do less."""
+"""CPU time, as a share of the timeout, that counts as work: threads that only poll use less."""
 
 EXIT_DELAY_SECONDS = 1.0
 
@@ -129,13 +130,21 @@ log = get_logger(__name__)
 
 
 def is_hang_named(run_folder: Path, since: float) -> bool:
-    """Return whether a rank has named one that hangs since this time: a peer that is lost then is a consequence."""
+    """Return whether a rank has named a hanging one, so that a peer lost afterwards is a consequence.
+
+    Args:
+        run_folder: folder of the run.
+        since: start of this run, in seconds of the wall clock.
+
+    Returns:
+        True if a hang was reported since then.
+    """
     path = run_folder / FOLDER / NAMED
     return path.exists() and path.stat().st_mtime >= since
 
 
 class Watchdog:
-    """Watches this rank's loop. A timeout of 0 watches nothing. `close` ends it."""
+    """A watchdog of this rank's loop until `close`. With a timeout of 0 it does nothing."""
 
     def __init__(self, run_folder: Path, timeout_seconds: float) -> None:
         self._folder, self._events = run_folder / FOLDER, run_folder / "events.jsonl"
@@ -162,7 +171,7 @@ class Watchdog:
             threading.Thread(target=self._run_watch_loop, name="watchdog", daemon=True).start()
 
     def report_phase(self, step: int, phase: str) -> None:
-        """Say that this rank has come to `phase` of step `step`, counted from 1."""
+        """Report that this rank reached `phase` of step `step`, counted from 1."""
         if self._stacks is None or self._closed.is_set():
             return
         self._beat = replace(self._beat, step=step, phase=phase, beats=self._beat.beats + 1)
@@ -171,7 +180,7 @@ class Watchdog:
         self._last_report = time.monotonic()
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._closed.set()
         if self._stacks is not None:
             faulthandler.unregister(STACKS_SIGNAL)
@@ -211,7 +220,7 @@ class Watchdog:
             log.debug("%s could not be written: %s", path, error)
 
     def _end_run(self) -> None:
-        """Say who it is, from the first rank that is not silent, and leave."""
+        """Report the hanging ranks from the first rank that is not silent, and exit."""
         self._ending.set()
         if self._stacks is not None:
             faulthandler.dump_traceback(self._stacks)
@@ -229,12 +238,12 @@ class Watchdog:
         os._exit(HUNG)
 
     def _delay_exit(self) -> None:
-        """At the exit of a rank whose partner left a moment before: the status is still HUNG, from `_end_run`."""
+        """Wait at exit if `_end_run` runs, so that the status is HUNG even if a partner left a moment before."""
         if self._ending.is_set():
             time.sleep(2 * EXIT_DELAY_SECONDS)
 
     def _claim_report(self) -> bool:
-        """Whether nobody has named anyone yet: a woken rank, for one, comes too late to know better."""
+        """Return whether no rank has reported yet. A rank that was suspended comes too late to know better."""
         try:
             os.close(os.open(self._named, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
@@ -262,7 +271,7 @@ class Watchdog:
             log.debug("the hang could not be written to the events: %s", error)
 
     def _read_heartbeats(self) -> list[Heartbeat]:
-        """All heartbeats that are there. Ages are differences of file times, so that no two clocks are compared."""
+        """Return all heartbeats. Ages are differences of file times, so clocks of hosts are not compared."""
         found = []
         times = {}
         for number in range(get_world_size()):

@@ -10,7 +10,7 @@ from launch.main import main
 from llmsys.config.attention import MultiHeadAttentionConfig
 from llmsys.config.load import load_model_config
 from llmsys.config.moe import AuxiliaryLossConfig
-from llmsys.doctor import crash_drills, user_model
+from llmsys.doctor import drill_actions, user_model
 from llmsys.doctor.crash_drills import DRILLS, CrashDrill, replace_kill_count, run_drills
 from llmsys.doctor.fault_injection import Fault
 from llmsys.doctor.parity_check import format_parity_table, run_parity
@@ -93,10 +93,10 @@ def test_a_drill_fails_when_the_trajectory_is_another_one() -> None:
 
     def cheat(config: Any) -> str:
         other = config.model_copy(update={"run": config.run.model_copy(update={"seed": 1})})
-        crash_drills.run_until_finished(other, 1)
+        drill_actions.run_until_finished(other, 1)
         return "done"
 
-    never = crash_drills.build_fault_drill(Fault("removing an older one", 999), 1, 1)
+    never = drill_actions.build_fault_drill(Fault("removing an older one", 999), 1, 1)
     cheated, calm = run_drills([CrashDrill("cheat", "", cheat), CrashDrill("never", "", never)], lambda outcome: None)
     assert not cheated.passed
     assert "a calm run in" in cheated.text
@@ -134,7 +134,12 @@ def test_the_subjects_have_what_goes_wrong() -> None:
     assert any(isinstance(model.attention, MultiHeadAttentionConfig) and model.attention.sinks for model in models)
     assert {moe.score for moe in experts} >= {"softmax", "sigmoid"}
     assert {moe.routing.kind for moe in experts} >= {"token_choice", "capacity"}
-    assert {subject.objective for subject in PARITY_MODELS} == {"next_token", "masked", "translation", "classification"}
+    assert {subject.objective.kind for subject in PARITY_MODELS} == {
+        "next_token",
+        "masked",
+        "translation",
+        "classification",
+    }
 
 
 MINE = """

@@ -21,7 +21,7 @@ from llmsys.train.checkpoint_metadata import METADATA
 from llmsys.train.checkpoint_record import PICKLED, RECORD, find_checkpoint_error, read_record, write_record
 from llmsys.train.checkpoint_storage import CheckpointStorageReader, read_tensors
 from llmsys.train.checkpoint_write import publish_weights, save_tensors
-from llmsys.train.pickled_metadata import rewrite_pickled_metadata
+from llmsys.train.pickled_metadata import convert_pickled_metadata
 from tests.helpers.format_one import Touch, pickle_touch, sign, write_format_one
 from tests.helpers.saving import save
 
@@ -208,9 +208,9 @@ def test_a_rewrite_that_was_interrupted_is_done_again(old: Path, step: str, monk
 
     monkeypatch.setattr(pickled_metadata, step, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        rewrite_pickled_metadata(old)
+        convert_pickled_metadata(old)
     monkeypatch.undo()
-    rewrite_pickled_metadata(old)
+    convert_pickled_metadata(old)
     assert find_checkpoint_error(old) is None
     assert not (old / PICKLED).exists()
     assert_equal(read(old))
@@ -221,7 +221,7 @@ def test_even_a_trusted_pickle_makes_metadata_and_nothing_else(old: Path, tmp_pa
         (old / PICKLED).write_bytes(content)
         sign(old, {"format": 1, "steps": 10, "run": {}})
         with pytest.raises(CheckpointError, match="is not the metadata of a checkpoint"):
-            rewrite_pickled_metadata(old)
+            convert_pickled_metadata(old)
     assert not (tmp_path / "ran").exists()
     assert (old / PICKLED).exists()
 
@@ -229,7 +229,7 @@ def test_even_a_trusted_pickle_makes_metadata_and_nothing_else(old: Path, tmp_pa
 def test_a_damaged_old_checkpoint_is_not_rewritten(old: Path) -> None:
     (old / "__0_0.distcp").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp is damaged"):
-        rewrite_pickled_metadata(old)
+        convert_pickled_metadata(old)
 
 
 @pytest.mark.parametrize("more", [["there"], ["--dry-run"], ["--max-shard-size", "1GB"]])

@@ -68,6 +68,7 @@ class DocumentTracer:
         """
         asked: dict[SideColumn, str | int] = {} if document is None else {"id": document}
         if url is not None:
+            # Shards store the hash of a URL; the URL itself is in the kept documents.
             asked["url_hash"] = xxhash.xxh64_intdigest(url.encode())
         places = [
             DocumentLocation(source, number)
@@ -107,6 +108,7 @@ class DocumentTracer:
         return {"source": self.dataset.names[place.source]} | {key: lineage[key] for key in ("id", "file", "offset")}
 
     def _get_shards(self, source: int) -> TokenShards:
+        # The lineage of a pair is stored with its target.
         return self.steps.pairs.targets if isinstance(self.steps, BucketedStepBatches) else self.dataset.sources[source]
 
     def _read_urls(self, ids: set[str]) -> dict[str, str]:

@@ -120,6 +120,7 @@ def build_random_kill_drill(count: int, seed: int = 0) -> Callable[[RunConfig], 
             kills += any(status == -signal.SIGKILL for status in statuses)
             done += not any(statuses)
             assert done < 20 * count, "the run ends faster than it can be killed"
+            # The run finished before the kill: start from an older state to be killed again.
             if done and not any(statuses):
                 _reset_to_oldest_checkpoint(config)
         run_until_finished(config, 2)

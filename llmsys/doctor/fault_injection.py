@@ -71,7 +71,7 @@ class Fault:
 def inject_fault(fault: Fault) -> None:
     """Wrap the fault point's call in this process."""
     if fault.action == "full_disk":
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails with an error, as on a full disk
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write then fails with an error, as on a full disk
     point = FAULT_POINTS[fault.point]
     import importlib
 
@@ -103,7 +103,7 @@ def _trigger_fault(action: str) -> None:
     os.kill(os.getpid(), signal.SIGSTOP if action == "stop" else signal.SIGKILL)
 
 
-# --- Accidents to what was saved ---
+# Damage to saved checkpoints
 
 
 def get_newest_checkpoint_folder(run_folder: Path) -> Path:
@@ -170,6 +170,7 @@ def run_attempt(
     Returns:
         Exit statuses by rank; below zero: the signal that ended it.
     """
+    # Spawned ranks would import torch every time, a second or more each.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["llmsys.train.build_trainer", "llmsys.engine.bitwise_engine", "llmsys.train.trainer"]
@@ -196,6 +197,7 @@ def _wait_for_processes(processes: list[BaseProcess]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and any(process.is_alive() for process in processes):
         if any(process.exitcode not in (None, 0) for process in processes):
+            # A rank that lost its peer may wait for the timeout of a collective.
             deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         time.sleep(0.02)
 

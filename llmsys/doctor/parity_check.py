@@ -82,6 +82,7 @@ def train_case(case: ParityCase) -> Trajectory:
         update_expert_balance(engine.module)
         losses.append(result.loss)
         norms.append(result.gradient_norm)
+        # After one step the first moment is a multiple of the gradient.
         if step == 0:
             gradients = _gather_tensors(engine, "first_moment/")
     moments = {f"1/{name}": value for name, value in _gather_tensors(engine, "first_moment/").items()}
@@ -111,6 +112,7 @@ def compute_distance(precision: str, found: Trajectory, expected: Trajectory) ->
     of_loss, of_gradient, of_weights = LIMITS[precision]
     over = {
         "loss": loss / of_loss,
+        # In 16 bits the norm is as inexact as the gradients it is made of.
         "gradient norm": norm / of_loss if precision == "fp32" else norm / of_gradient,
         f"gradient of {worst_gradient}": gradient / of_gradient,
         f"weights of {worst_weight}": weights / of_weights,
@@ -118,6 +120,7 @@ def compute_distance(precision: str, found: Trajectory, expected: Trajectory) ->
         "weights before the first step": start / 1e-7,
         **{f"{name} (buffer)": apart / BUFFERS[precision] for name, apart in _iter_buffer_differences(found, expected)},
     }
+    # NaN compares as false: count it as infinite.
     worst = max(over, key=lambda name: over[name] if over[name] == over[name] else float("inf"))
     passed = all(value < 1 for value in over.values())
     return TrajectoryDistance(loss, norm, gradient, weights, moments, worst, passed)
@@ -219,6 +222,7 @@ def run_parity(cases: Sequence[ParityCase], on_result: Callable[[ParityResult], 
         model.name: compute_reference_trajectory(model)
         for model in {case.parity_model.name: case.parity_model for case in cases}.values()
     }
+    # Scaled by this machine's speed, which the reference runs have just measured.
     timeout_seconds = max(TIMEOUT_SECONDS, REFERENCE_TIME_FACTOR * (time.monotonic() - began) / max(len(expected), 1))
     results = []
     for ranks in sorted({case.ranks for case in cases}):

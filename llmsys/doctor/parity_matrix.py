@@ -120,6 +120,7 @@ def iter_parity_cases(
     """
     next_model, seen = 0, set()
     for engine, layout in product(engines, LAYOUTS):
+        # Several entries of LAYOUTS may resolve to the same layout.
         if (key := _find_layout_key(ranks, engine, layout, parity_models)) is None or key in seen:
             continue
         seen.add(key)

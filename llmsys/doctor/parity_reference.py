@@ -89,6 +89,7 @@ def _add_gradients(model: Transformer, rows: list[Batch]) -> float:
         share = (nats + _sum_further_nats(model, row)) / targets
         for layers_of_stack, seen in ((layers - of_source, tokens), (of_source, source_tokens)):
             for layer in layers_of_stack:
+                # Auxiliary losses are divided by the tokens of their stack, not by targets.
                 share = share + layer.sum_auxiliary_losses() / seen
         share.backward()
         total += float(nats.detach())
@@ -130,6 +131,7 @@ def _build_adamw(named: dict[str, nn.Parameter]) -> torch.optim.AdamW:
         }
         for group in build_parameter_groups(named.items(), OPTIMIZER)
     ]
+    # foreach=False: the plain loop of torch is the reference.
     return torch.optim.AdamW(groups, lr=RATE, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps, foreach=False)
 
 

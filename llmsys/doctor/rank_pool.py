@@ -55,6 +55,7 @@ def run_tasks(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: f
 
 def _run_group(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: float) -> Iterator[tuple[int, Any]]:
     """Yield results up to and including the first failure."""
+    # Forked processes would inherit threads and CUDA state of this one.
     context = multiprocessing.get_context("spawn")
     port = find_free_port()
     pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
@@ -64,7 +65,7 @@ def _run_group(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: 
     ]
     for process, (_, sender) in zip(processes, pipes, strict=True):
         process.start()
-        sender.close()  # so that the end of a process is the end of its pipe
+        sender.close()  # or the pipe would not end with its process
     receivers = [receiver for receiver, _ in pipes]
     try:
         started = _receive_answer(receivers, START_SECONDS)
@@ -112,7 +113,8 @@ def _run_rank(sender: Connection, task: Task, numbers: list[int], rank: int, ran
 
     import torch
 
-    logging.getLogger("torch.distributed").setLevel(logging.ERROR)  # gathering what is split is our business here
+    # It warns about gathering full tensors, which parity must do.
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     from llmsys.parallel.process_group import init_process_group
 
     torch.set_num_threads(1)

@@ -121,6 +121,7 @@ def _replay_single_step(
     engine: Engine, config: RunConfig, batches: list[Any], number: int, recorded: dict[str, Any]
 ) -> list[ReplayCheck]:
     seed_dropout(config.run.seed, number - 1)
+    # The order of Trainer._train_step.
     set_balance_factor(engine.module, compute_balance_factor(config, number))
     result = engine.train_step(batches, compute_learning_rate(config, number))
     update_expert_balance(engine.module, result.is_applied)
@@ -130,6 +131,7 @@ def _replay_single_step(
         checks.append(ReplayCheck(number, "tokens", recorded["batch_digest"], made, made == recorded["batch_digest"]))
     for name, value in (("loss", result.loss), ("gradient_norm", result.gradient_norm)):
         if recorded.get(name) is not None:
+            # Not equal: the original may have summed over other ranks.
             near = abs(value - recorded[name]) <= TOLERANCE[config.train.resolved_precision] * abs(recorded[name])
             checks.append(ReplayCheck(number, name, recorded[name], value, near))
     return checks

@@ -63,6 +63,7 @@ def write_toy_dataset(folder: Path, documents: int = 120, heldout: int = 6, symb
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
         add_dummy_prefix=False,
+        # The toy text has too few pieces for a hard limit.
         hard_vocab_limit=False,
         minloglevel=2,
         control_symbols=list(symbols),

@@ -94,14 +94,16 @@ def _advance_beam(
     """Replace the sequences of one search by their best continuations; return the beam and token of each."""
     vocabulary = log_KV.shape[1]
     total_KV = torch.tensor(search.scores)[:, None] + log_KV
-    # Twice as many as needed: at most one candidate of each beginning is its end.
+    # Twice as many as needed: at most one candidate of each sequence is its end.
     best = total_KV.flatten().topk(min(2 * num_beams, total_KV.numel()))
     kept: list[tuple[float, int, int]] = []
     for rank, (score, index) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
         beam, token = divmod(index, vocabulary)
+        # Only impossible tokens are left.
         if score == -math.inf:
             continue
         if token == end_token:
+            # An end counts among the best num_beams candidates only, as in transformers.
             if rank < num_beams:
                 search.add_finished(search.sequences[beam], score, length_penalty)
         elif len(kept) < num_beams:

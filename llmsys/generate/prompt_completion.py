@@ -77,6 +77,7 @@ class TextStreamer:
         """Add one token of one text."""
         self._ids[row].append(token)
         text = self._tokenizer.decode(self._ids[row])
+        # The replacement character: the bytes of the last character are incomplete.
         if text.endswith("�") or not text.startswith(self._decoded[row]):
             return
         self._emit_text(row, text[len(self._decoded[row]) :])

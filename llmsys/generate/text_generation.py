@@ -85,7 +85,7 @@ def generate_texts(
         )
     if not prompts:
         return []
-    # In training every document is opened by the token that closed the one before it.
+    # In training every document follows the end token of the one before it.
     prefix_ids = (tokenizer.eos_id,) if prefix_ids is None else tuple(prefix_ids)
     ids = [[*prefix_ids, *tokenizer.encode(prompt)] or _get_fallback_prefix(tokenizer) for prompt in prompts]
     num_prefix = len(prefix_ids)
@@ -151,6 +151,7 @@ def _prefill_prompts(
     """Return the logits after each prompt, and a cache with the prompts, padded on the left."""
     longest = max(map(len, ids))
     padding_B = torch.tensor([longest - len(row) for row in ids])
+    # Padded on the left, so that all prompts end in the same column; the padding id is masked.
     tokens_BT = torch.tensor([[0] * (longest - len(row)) + row for row in ids])
     cache = KeyValueCache(model.config, len(ids), longest + max(limits), padding_B=padding_B)
     return next_logits(tokens_BT, cache), cache
@@ -202,6 +203,7 @@ def _decode_with_sampling(
                     staying.append(index)
         if not staying:
             return new
+        # Finished rows leave the cache: later steps cost less.
         if len(staying) < len(alive):
             cache.select_rows(staying)
         alive = [alive[index] for index in staying]
@@ -214,6 +216,7 @@ def _build_generators(prompts: Sequence[str], seed: int) -> list[torch.Generator
     for index, prompt in enumerate(prompts):
         occurrence = list(prompts[:index]).count(prompt)
         digest = blake2b(f"{seed}:{occurrence}:{prompt}".encode(errors="surrogatepass"), digest_size=8).digest()
+        # torch takes seeds below 2^63.
         generators.append(torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1))
     return generators
 
@@ -221,6 +224,7 @@ def _build_generators(prompts: Sequence[str], seed: int) -> list[torch.Generator
 def _decode_continuation(tokenizer: Tokenizer, old: list[int], new: list[int]) -> str:
     """Return the text of the new ids. They are decoded with the prompt, because a leading space is lost otherwise."""
     before, whole = tokenizer.decode(old), tokenizer.decode(old + new)
+    # Without the prefix when an incomplete character at the seam changes its text.
     return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(new)
 
 

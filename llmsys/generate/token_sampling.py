@@ -76,6 +76,7 @@ def sample_tokens(
         return logits_BV.argmax(dim=-1)
     kept_BV = filter_top_p(filter_top_k(logits_BV / params.temperature, params.top_k), params.top_p)
     probability_BV = filter_min_p(kept_BV, params.min_p).softmax(dim=-1)
+    # One draw per row: a batched draw would share one generator between prompts.
     draws = [torch.multinomial(row, 1, generator=own) for row, own in zip(probability_BV, generators, strict=True)]
     return torch.cat(draws)
 
@@ -109,6 +110,7 @@ def filter_top_p(logits_BV: Tensor, top_p: float) -> Tensor:
     probability_BV = ordered_BV.softmax(dim=-1)
     before_BV = probability_BV.cumsum(dim=-1) - probability_BV
     dropped_BV = before_BV >= top_p
+    # Rounding of cumsum − probability may exceed a tiny top_p.
     dropped_BV[:, 0] = False
     return logits_BV.masked_fill(dropped_BV.gather(-1, order_BV.argsort(dim=-1)), -torch.inf)
 

@@ -72,7 +72,7 @@ def _translate_batch(
     vocab_size: int | None,
 ) -> list[list[int]]:
     device = model.embed.weight.device
-    max_target_tokens = model.config.max_position_embeddings - 1  # one position is the start token's
+    max_target_tokens = model.config.max_position_embeddings - 1  # the start token takes one position
     limits = [max(1, min(len(source) + EXTRA_TOKENS, max_target_tokens)) for source in sources]
     source_BS, documents_BS = (x.to(device) for x in pad_sources(sources))
     memory = model.encode_source(source_BS, documents_BS)
@@ -110,6 +110,7 @@ def _iter_batches(sources: Sequence[Sequence[int]], batch_tokens: int) -> Iterat
     """Yield indices of sources of similar length, as many as fit."""
     batch: list[int] = []
     for index in sorted(range(len(sources)), key=lambda index: (len(sources[index]), index)):
+        # Sorted by length, so the last source sets the padded length of the batch.
         if batch and (len(batch) + 1) * len(sources[index]) > batch_tokens:
             yield batch
             batch = []
@@ -143,6 +144,7 @@ def translate_lines(model: Transformer, tokenizer: Tokenizer, config: RunConfig,
             raise DataError(
                 f"line {number} has {len(source)} tokens, more than model.max_position_embeddings={limit}. Shorten it."
             )
+    # An empty line has only its end token.
     asked = [index for index, source in enumerate(sources) if len(source) > 1]
     found = translate_sequences(
         model,
@@ -188,6 +190,7 @@ def compute_bleu(translations: Sequence[str], references: Sequence[str]) -> dict
     Returns:
         bleu (0 to 100), brevity_penalty, length_ratio, sentences and sacrebleu's signature.
     """
+    # Imported here: only scores need it.
     from sacrebleu.metrics.bleu import BLEU
 
     metric = BLEU()

@@ -23,6 +23,7 @@ def resolve_micro_sequences(config: RunConfig, device: torch.device) -> RunConfi
     """Return the config with a number in place of `auto`, the same on every rank. Collective."""
     if config.batch.micro_sequences != "auto":
         return config
+    # The smallest rank decides: the micro-batch must be the same on all.
     memory = min(all_gather_object(get_rank_memory(device)))
     system = MemoryProfile(device="cuda" if device.type == "cuda" else "cpu")
 
@@ -51,8 +52,9 @@ def get_free_memory() -> int:
     """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for line in _read_lines(Path("/proc/meminfo")):
-        if line.startswith("MemAvailable:"):  # counts what the kernel would give back, such as cached files
+        if line.startswith("MemAvailable:"):  # includes memory that the kernel can reclaim, such as cached files
             free = int(line.split()[1]) << 10
+    # cgroup v2; "max" means no limit.
     limit, used = (_read_lines(CGROUP / name) for name in ("memory.max", "memory.current"))
     if limit and used and limit[0].isdigit():
         free = min(free, max(0, int(limit[0]) - int(used[0])))

@@ -54,6 +54,7 @@ def drop_reproducibility_mode(saved: dict[str, Any], now: dict[str, Any]) -> tup
 
     A run may continue in the other mode; the bits differ from there on.
     """
+    # The key is present in bitwise mode only.
     if ("bitwise" in saved) == ("bitwise" in now):
         return saved, now
     modes = ["fast" if "bitwise" not in one else "bitwise" for one in (saved, now)]

@@ -84,6 +84,7 @@ def train_run(config: RunConfig, complete_prompts: PromptCompleter) -> Evaluatio
         run_on_rank_zero(lambda: check_config(config, get_world_size()))
         folder = config.run.folder
         run_on_rank_zero(lambda: str(stack.enter_context(lock_folder(folder, LOCK_SECONDS))))
+        # Precision first: the memory of a micro-batch depends on it.
         config = resolve_micro_sequences(resolve_precision(config), get_local_device())
         set_num_threads(config)
         trainer = build_trainer(config, stack, complete_prompts)
@@ -145,7 +146,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
     dataset = open_run_data(config, "train")
     steps = build_step_batches(config, layout.data_parallel_size, layout.get_data_rank(get_rank()))
     profile = find_device_profile(config, device)
-    step_meter = build_step_meter(config, device, profile)  # before the model: it notes the memory in use before
+    step_meter = build_step_meter(config, device, profile)  # before the model, to subtract the memory in use now
     meshes = build_device_meshes(layout, device)
     noise_scale_meter = build_noise_scale_meter(config, steps, layout)
     report_phase(0, "building the model")
@@ -194,7 +195,7 @@ def _build_saver(
     saver = CheckpointSaver(config.run.folder / "checkpoints", config.checkpoint)
     stack.callback(saver.close_quietly)
     if resumed is not None:
-        saver.mark_verified(resumed)  # it was verified to be resumed
+        saver.mark_verified(resumed)  # resume_from_checkpoint has read every byte
     if config.checkpoint.mode == "async":
         saver.allocate_buffers(engine.get_state())
     return saver

@@ -91,6 +91,7 @@ def _read_last_save(events: Path) -> int | None:
         return None
     try:
         for event in iter_events(events):
+            # A start at step 0 begins a new history in the same file.
             if event["event"] == "start" and event.get("resumed_from") is None:
                 found = None
             elif event["event"] == "checkpoint":
@@ -108,6 +109,7 @@ def _move_aside(folder: Path) -> Path | None:
     if not moving:
         return None
     number = 1
+    # Never into an existing folder: nothing is overwritten.
     while is_present(folder / f"before-restart-{number}"):
         number += 1
     aside = folder / f"before-restart-{number}"

@@ -96,6 +96,7 @@ def verify_folder(folder: Path) -> VerifiedFolder:
             if problem == describe_pickle(checkpoint):  # complete, but of format 1: to skip it would lose work
                 _reject_pickle(checkpoint)
             found.problems[checkpoint] = problem
+            # A checkpoint that the run removed meanwhile is no damage.
             if get_rank() == 0 and not _is_gone(checkpoint):
                 log.warning("skipping checkpoint %s: %s", checkpoint, problem)
         seen = names
@@ -119,7 +120,7 @@ def _verify_in_shares(checkpoint: Path) -> str | None:
     if unreadable and failure is not None and get_rank() == unreadable[0]:
         raise failure
     if unreadable:
-        raise SystemExit(2)  # one failure reads as one message
+        raise SystemExit(2)  # the other rank raises: one message is enough
     return next((problem for problem, _ in verdicts if problem), None)
 
 
@@ -197,8 +198,10 @@ def load_checkpoint(engine: Engine, checkpoint: Path) -> dict[str, Any]:
     with convert_read_errors(checkpoint):
         stored = reader.read_metadata().state_dict_metadata
     _check_names(checkpoint, _drop_optional_tensors(state.tensors), _drop_optional_tensors(stored))
+    # An optional tensor that is missing keeps its initial value.
     state.tensors = {name: tensor for name, tensor in state.tensors.items() if name in stored}
     read_tensors(state.tensors, reader)
+    # Skipped steps advance the data but not the optimizer; older records have only one count.
     state.steps = record.get("updates", record["steps"])
     engine.load_state(state)
     run_state: dict[str, Any] = record["run"]

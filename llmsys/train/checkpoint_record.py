@@ -43,7 +43,7 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
         UnreadableCheckpointError: the folder cannot be listed.
     """
     try:
-        names = os.listdir(folder)  # glob would take a forbidden folder for an empty one
+        names = os.listdir(folder)  # glob returns nothing for a folder without permission
     except OSError as error:
         if error.errno not in DAMAGE_ERRORS:
             raise build_unreadable_error(folder, error) from error
@@ -78,6 +78,7 @@ def is_present(path: Path) -> bool:
 def compute_digest(file: Path, like: str = "") -> str:
     """Return the checksum of a file in hex: xxh3_128, or blake2b where `like` is a blake2b of an older checkpoint."""
     with file.open("rb") as opened:
+        # xxh3_128 is ten times as fast as blake2b, and enough against damage.
         return hashlib.file_digest(opened, "blake2b" if len(like) == BLAKE2B_DIGITS else xxhash.xxh3_128).hexdigest()
 
 
@@ -90,6 +91,7 @@ def list_rank_files(folder: Path, rank: int) -> list[Path]:
     """List the files that a rank wrote: its tensors, and on rank 0 also every file without a rank in its name."""
     files = sorted(file for file in folder.iterdir() if file.name != RECORD)
     own = [file for file in files if file.name.startswith(f"__{rank}_")]
+    # torch names a tensor file after the rank that wrote it: __0_0.distcp.
     return own + [file for file in files if rank == 0 and not file.name.startswith("__")]
 
 
@@ -187,6 +189,7 @@ def find_damaged_file(checkpoint: Path, digests: dict[str, str], share: int = 0,
     for name in sorted(digests):
         if not is_present(checkpoint / name):
             return f"{name} is missing"
+    # Strided, so that readers share the large files of all ranks.
     for name in sorted(digests)[share::shares]:
         try:
             if compute_digest(checkpoint / name, digests[name]) != digests[name]:

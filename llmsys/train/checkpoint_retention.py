@@ -47,7 +47,7 @@ def select_kept_steps(
     ranked = sorted((step for step in ordered if step in scores), key=lambda step: (sign * scores[step], -step))
     forever = {step for step in ordered if rule.keep_every_steps and step % rule.keep_every_steps == 0}
     last = list(islice(filter(is_complete, reversed(ordered)), rule.keep_last))
-    oldest = last[-1] if len(last) == rule.keep_last else 0  # with fewer whole ones nothing is too many
+    oldest = last[-1] if len(last) == rule.keep_last else 0  # with fewer complete ones nothing is removed
     best = islice(filter(is_complete, ranked), rule.keep_best)
     return {*(step for step in ordered if step >= oldest), *best, *forever}
 
@@ -77,7 +77,7 @@ def remove_old_checkpoints(folder: Path, rule: CheckpointConfig, verified: Verif
 def _select_removable(found: Mapping[int, Path], rule: CheckpointConfig, verified: VerifiedCheckpoints) -> list[int]:
     scores = _read_scores(found, rule) if rule.keep_best else {}
     if found.keys() <= select_kept_steps(list(found), scores, rule):
-        return []  # nothing would go, so nothing need be read
+        return []  # nothing to remove, so nothing is verified
     return sorted(
         found.keys() - select_kept_steps(list(found), scores, rule, lambda step: verified.is_complete(found[step]))
     )
@@ -91,7 +91,7 @@ def _read_scores(found: Mapping[int, Path], rule: CheckpointConfig) -> dict[int,
         except UnreadableCheckpointError:
             raise
         except CheckpointError:
-            continue  # damaged: it is not among the best
+            continue  # a damaged one has no score
         if value is not None:
             scores[step] = float(value)
     return scores

@@ -41,6 +41,7 @@ class HostStateCopy:
         """Return copies of the tensors on the host, sharded as they are. The next call overwrites them."""
         copies = {name: self._copy_tensor(name, tensor.detach()) for name, tensor in tensors.items()}
         if torch.cuda.is_available():
+            # Copies into pinned memory are asynchronous, and the next step overwrites their source.
             torch.cuda.current_stream().synchronize()
         return copies
 
@@ -53,7 +54,7 @@ class HostStateCopy:
         buffer.copy_(local, non_blocking=True)
         if not isinstance(tensor, DTensor):
             return buffer
-        # Not from_local, which would send the buffer back to the device of the mesh.
+        # DTensor.from_local would move the buffer to the device of the mesh.
         return DTensor(buffer, tensor._spec, requires_grad=False)
 
 
@@ -79,6 +80,7 @@ class CheckpointSaver:
 
     def __init__(self, folder: Path, rule: CheckpointConfig) -> None:
         self.folder, self._rule = folder, rule
+        # A group of its own: the background thread must not interleave with collectives of training.
         self._control_group = ControlGroup()
         self._copy = HostStateCopy()
         self._thread: threading.Thread | None = None
@@ -119,7 +121,11 @@ class CheckpointSaver:
         if self._rule.mode == "async":
             copies = self._copy.copy_from_device(state.tensors)
             self._thread = threading.Thread(
-                target=self._write_checkpoint, args=(save, copies, record), name="save", daemon=True
+                # A daemon: a failed run must not wait for its save longer than CLOSE_SECONDS.
+                target=self._write_checkpoint,
+                args=(save, copies, record),
+                name="save",
+                daemon=True,
             )
             self._thread.start()
             save.stalled_seconds = time.perf_counter() - save.start_time
@@ -158,7 +164,7 @@ class CheckpointSaver:
             if get_rank() == 0:
                 self._verified.mark_verified(save.folder)
                 remove_old_checkpoints(self.folder, self._rule, self._verified)
-        except BaseException as failure:  # it is raised where all ranks meet; CheckpointException is no Exception
+        except BaseException as failure:  # raised in _check_save; torch's CheckpointException is no Exception
             save.failure = failure
         save.seconds = time.perf_counter() - save.start_time
         save.is_finished = True

@@ -98,6 +98,7 @@ def convert_read_errors(checkpoint: Path) -> Iterator[None]:
     try:
         yield
     except (CheckpointException, OSError) as error:
+        # torch wraps the errors of all ranks into one CheckpointException.
         causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
         for cause in causes:
             if isinstance(cause, OSError) and cause.errno not in DAMAGE_ERRORS:
@@ -118,19 +119,19 @@ def read_tensors(tensors: dict[str, Tensor], reader: CheckpointStorageReader, al
         UnreadableCheckpointError: the system cannot read a file now.
     """
     with convert_read_errors(Path(reader.path)):
-        reader.read_metadata()  # its own error, not one that torch wraps
+        reader.read_metadata()  # before dcp.load, which would wrap its error
     try:
         with warnings.catch_warnings(), convert_read_errors(Path(reader.path)):
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is the intent
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process by design
             dcp.load(tensors, storage_reader=reader, no_dist=alone)
     except CheckpointException as error:
         causes = [cause for cause, _ in error.failures.values()]
-        said = _describe(causes[0]) if causes else str(error)
-        raise CheckpointError(f"{reader.path} cannot be read: {said}. Take another checkpoint.") from error
+        reason = _describe(causes[0]) if causes else str(error)
+        raise CheckpointError(f"{reader.path} cannot be read: {reason}. Take another checkpoint.") from error
 
 
 def _describe(cause: BaseException) -> str:
-    # torch's own text advises to read the file with weights_only=False, which would run what is in it.
+    # torch's text advises weights_only=False, which would run code from the file.
     if isinstance(cause, pickle.UnpicklingError):
         return "its files hold something else than tensors"
     return f"{type(cause).__name__}: {cause}"

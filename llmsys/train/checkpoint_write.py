@@ -98,7 +98,7 @@ def publish_weights(
 def save_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
     """Write plain tensors as the files of a checkpoint. For one process, without a process group."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is the intent
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process by design
         dcp.save(tensors, storage_writer=CheckpointWriter(folder), no_dist=True)
 
 
@@ -106,9 +106,10 @@ def publish_checkpoint(partial: Path, target: Path, record: dict[str, Any]) -> N
     """Write the record into a folder of tensor files and rename it to `target`, both synced."""
     write_record(partial, record)
     replaced = target.with_name(f".{target.name}.replaced")
-    if target.exists():  # the same step once more, after a rewind or because it was found damaged
+    if target.exists():  # the step again, after a rewind or since its checkpoint was damaged
         shutil.rmtree(replaced, ignore_errors=True)
         target.rename(replaced)
+    # The rename is atomic; sync_folder makes it durable before the old checkpoint is removed.
     partial.rename(target)
     sync_folder(target.parent)
     shutil.rmtree(replaced, ignore_errors=True)
@@ -118,6 +119,7 @@ def remove_checkpoint(checkpoint: Path) -> None:
     """Remove a checkpoint. One rename hides it first, so that no reader finds half of it."""
     aside = checkpoint.with_name(f".{checkpoint.name}.removed")
     shutil.rmtree(aside, ignore_errors=True)
+    # rmtree is not atomic: a reader would take half a folder for damage.
     checkpoint.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
 
@@ -170,5 +172,5 @@ def _find_disk_reason(cause: BaseException) -> str | None:
         return cause.strerror
     if isinstance(cause, LlmsysError):
         return str(cause)
-    # torch's zip writer complains about the place it got to, and hides the system's error that stopped it.
+    # torch's zip writer reports its position and hides the error of the system that stopped it.
     return "its files were written only in part" if "unexpected pos" in str(cause) else None

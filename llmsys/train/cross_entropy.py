@@ -13,7 +13,7 @@ from torch import Tensor
 from llmsys.data.batch import IGNORED
 
 # N tokens, V vocabulary
-LOGITS_ON_CPU, ROWS_ON_ACCELERATOR = 1 << 19, 8_192  # on the CPU a piece of 2 MiB in float32, which stays in cache
+LOGITS_ON_CPU, ROWS_ON_ACCELERATOR = 1 << 19, 8_192  # on the CPU 2 MiB of float32, which stay in cache
 
 
 def compute_sequence_losses(
@@ -49,8 +49,8 @@ def compute_token_losses(
         z_weight: weight of the z loss.
         gradient_NV: filled with the gradient of the sum of losses; may be `logits_NV` itself.
     """
-    other = smoothing / max(logits_NV.shape[1] - 1, 1)  # what each class but the true one is wanted with
-    extra = 1 - smoothing - other  # what the true one is wanted with beyond that
+    other = smoothing / max(logits_NV.shape[1] - 1, 1)  # target probability of each class but the true one
+    extra = 1 - smoothing - other  # target probability of the true one beyond that
     losses_N = torch.empty(len(logits_NV), dtype=torch.float32, device=logits_NV.device)
     valid_N1 = (targets_N != IGNORED)[:, None]
     index_N1 = targets_N[:, None].where(valid_N1, 0)
@@ -62,11 +62,12 @@ def compute_token_losses(
         index, valid = index_N1[rows], valid_N1[rows].float()
         chosen, top = logits.gather(1, index), logits.amax(-1, keepdim=True)
         all_others = other * logits.sum(-1, keepdim=True) if smoothing else 0.0
+        # In place on the float32 copy: no further block of rows × vocabulary.
         exponentials = logits.sub_(top).exp_()
         total = exponentials.sum(-1, keepdim=True)
         z = total.log() + top
         losses_N[rows] = ((z - extra * chosen - all_others + z_weight * z * z) * valid)[:, 0]
-        if gradient_NV is not None:  # softmax · (1 + 2 · weight · z) − what is wanted
+        if gradient_NV is not None:  # softmax · (1 + 2 · weight · z) − target distribution
             softmax = exponentials.mul_(valid * (1 + 2 * z_weight * z) / total)
             if smoothing:
                 softmax.sub_(other * valid)

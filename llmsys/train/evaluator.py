@@ -131,11 +131,13 @@ def compute_row_metrics(
         sequences: rows in one forward pass of a rank.
     """
     row_metrics = torch.zeros(heldout.num_rows, 3, dtype=torch.float64)
+    # All ranks run the same number of forward passes: sharded weights are gathered in each.
     rows_per_round = sequences * (get_world_size() // ranks_per_row)
     for start in range(0, heldout.num_rows, rows_per_round):
         first = start + get_rank() // ranks_per_row * sequences
         batch = heldout.get_batch(first, sequences)
         sums_B3 = compute_batch_row_sums(compute_logits(batch), batch.targets_BT.to(device)).double().cpu()
+        # Other ranks of the row add zeros, so that the reduction counts it once.
         count = max(0, min(sequences, heldout.num_rows - first)) if get_rank() % ranks_per_row == 0 else 0
         row_metrics[first : first + count] = sums_B3[:count]
     return all_reduce_sum(row_metrics.to(device)).cpu()

@@ -87,6 +87,7 @@ def update_expert_balance(model: Transformer, applied: bool = True) -> ExpertLoa
         sums[:, num_experts:-3],
         sums[:, -3:].unbind(1),
     )
+    # At least 1: a layer without tokens has zeros, not NaN.
     asked_L, tokens_L = tokens_LE.sum(1).clamp(min=1), tokens_L.clamp(min=1)
     share_LE = tokens_LE / asked_L[:, None]
     for layer, tokens_E, share_E in zip(layers, tokens_LE, share_LE, strict=True):
@@ -119,4 +120,5 @@ def _update_layer_balance(layer: MoELayer, tokens_E: Tensor, share_E: Tensor) ->
         case unreachable:
             assert_never(unreachable)
     if layer.expert_share_E is not None and tokens_E.any():
+        # The batch loss of the next step uses the shares of this one.
         layer.expert_share_E.copy_(share_E)

@@ -44,8 +44,8 @@ class GradientNoiseScale:
             large_squared: squared norm of the mean gradient over the larger batch.
             large_tokens: tokens of the larger batch.
         """
-        both = large_tokens - small_tokens
-        gradient = (large_tokens * large_squared - small_tokens * small_squared) / both
+        extra_tokens = large_tokens - small_tokens
+        gradient = (large_tokens * large_squared - small_tokens * small_squared) / extra_tokens
         trace = (small_squared - large_squared) / (1 / small_tokens - 1 / large_tokens)
         self.gradient_squared += (1 - DECAY) * (gradient - self.gradient_squared)
         self.covariance_trace += (1 - DECAY) * (trace - self.covariance_trace)
@@ -110,6 +110,7 @@ class NoiseScaleMeter:
         """Record the norm of the gradient after the first micro-batch. Collective."""
         if number or self._targets is None or self.engine is None:
             return
+        # A limit of 0 computes the norm over all ranks and clips nothing.
         norm = clip_gradients(self.engine.module.parameters(), 0.0)
         targets = all_reduce_sum(norm.new_tensor(float(self._targets))) / self._sequence_ranks
         self._small = float(norm), float(targets)

@@ -62,6 +62,7 @@ def resume_from_checkpoint(engine: Engine, config: RunConfig, identity: dict[str
     saved, now = drop_reproducibility_mode(record["run"], identity)
     require_same_settings(newest, saved, now)
     checkpoint_load.load_checkpoint(engine, newest)
+    # Checksums prove that the files are unchanged, not that they were loaded into the right places.
     check_loaded_state(engine, newest, record)
     judge.load_state_dict(record.get("judge", {}))
     steps: int = record["steps"]
@@ -99,6 +100,7 @@ def load_initial_weights(engine: Engine, start_from: Path, identity: dict[str, A
     """
     checkpoint = _resolve_checkpoint(start_from)
     _check_tokenizer(checkpoint, identity)
+    # Moments belong to the old run: fine-tuning starts the optimizer anew.
     stored = {name: value for name, value in read_tensor_metadata(checkpoint).items() if "_moment/" not in name}
     wanted = {name: value for name, value in engine.get_state().tensors.items() if "_moment/" not in name}
     common = sorted(stored.keys() & wanted.keys())

@@ -91,8 +91,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dweight_VD, dbias_V = None, None
         for rows in _list_row_blocks(x_ND, len(weight_VD)):
             logits = _compute_logits(x_ND[rows], weight_VD, bias_V, fixed_V, softcap)
+            # d/dx of cap · tanh(x / cap) is 1 − tanh²; computed before the logits are overwritten.
             softcap_slope = None if softcap is None or not needs_gradient else 1 - (logits / softcap).square_()
-            # The gradient takes the place of the logits.
+            # The gradient overwrites the logits, which saves one block of memory.
             total += compute_token_losses(
                 logits, targets_N[rows], smoothing, z_weight, logits if needs_gradient else None
             ).sum()
@@ -109,6 +110,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        # Freed at once, and scaled in place: so a second backward is not possible.
         (dx_ND, dweight_VD, dbias_V), ctx.gradients = ctx.gradients, (None, None, None)
         if dx_ND is None or dweight_VD is None:
             raise RuntimeError("the loss's gradient is used up by its first backward; call the loss again")
@@ -120,6 +122,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 def _add_block(total: Tensor | None, part: Tensor) -> Tensor:
     """Return the sum so far plus one more block, in float32 from the second block on."""
+    # In bfloat16 small blocks would be lost in a large sum.
     return part if total is None else total.float().add_(part)
 
 

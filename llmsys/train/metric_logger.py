@@ -47,7 +47,7 @@ class Trackers:
 def _start_tracker(tracker: Any) -> None:
     try:
         tracker.start()
-    except Exception as error:  # a service may fail in ways of its own: no key, no network
+    except Exception as error:  # services fail with errors of their own: no key, no network
         raise ConfigError(
             f"tracking.{tracker.name}=true, but it does not start: {str(error).rstrip('.')}. "
             f"Mend that, or set tracking.{tracker.name}=false."
@@ -66,6 +66,7 @@ def _flatten_settings(settings: dict[str, Any], prefix: str = "") -> dict[str, A
 
 
 def _load_tracker_class(name: str, package: str) -> Any:
+    # Imported here: accelerate is slow to import, and trackers are off by default.
     import accelerate.tracking
     import torch
     from accelerate.state import PartialState
@@ -76,7 +77,7 @@ def _load_tracker_class(name: str, package: str) -> Any:
             f"tracking.{package}=true needs the package {package}, which is not installed. "
             f"Run `pip install {package}` or set tracking.{package}=false."
         )
-    PartialState(cpu=not torch.cuda.is_available())  # its trackers ask it which process this is
+    PartialState(cpu=not torch.cuda.is_available())  # the trackers ask it for the rank
     return getattr(accelerate.tracking, name)
 
 

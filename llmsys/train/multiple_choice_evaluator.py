@@ -74,6 +74,7 @@ def _compare_likelihoods(question: MultipleChoiceQuestion, found: Sequence[tuple
 
 
 def _is_cheapest_choice(costs: Sequence[float], answer: int) -> bool:
+    # Strictly less: a model that knows nothing gives ties, and no tie counts.
     return all(costs[answer] < cost for choice, cost in enumerate(costs) if choice != answer)
 
 

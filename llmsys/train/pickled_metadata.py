@@ -100,7 +100,7 @@ def convert_pickled_metadata(checkpoint: Path) -> bool:
     """
     problem = find_checkpoint_error(checkpoint)
     if problem is None:
-        (checkpoint / PICKLED).unlink(missing_ok=True)  # of a rewrite that was interrupted
+        (checkpoint / PICKLED).unlink(missing_ok=True)  # left by an interrupted conversion
         return False
     if problem != describe_pickle(checkpoint):
         raise CheckpointError(f"{checkpoint} cannot be rewritten: {problem}. Remove it, or take another.")
@@ -109,7 +109,7 @@ def convert_pickled_metadata(checkpoint: Path) -> bool:
     if (damage := find_damaged_file(checkpoint, files)) is not None:
         raise CheckpointError(f"{checkpoint} cannot be rewritten: {damage}. Remove it, or take another.")
     content = format_metadata(_load_pickled_metadata(checkpoint))
-    parse_metadata(content, checkpoint)  # what a reader would refuse is refused here
+    parse_metadata(content, checkpoint)  # reject what a reader would reject
     write_bytes_atomically(checkpoint / METADATA, content)
     files.pop(PICKLED, None)
     files[METADATA] = compute_digest(checkpoint / METADATA)

@@ -56,6 +56,7 @@ def find_bf16_support(device: torch.device) -> NativeSupport:
         major, minor = torch.cuda.get_device_capability(device)
         name = f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"
         if torch.version.hip is not None:
+            # ROCm numbers compute capabilities differently.
             return NativeSupport(torch.cuda.is_bf16_supported(including_emulation=False), name)
         return NativeSupport(major >= 8, name)
     if device.type != "cpu":
@@ -127,6 +128,7 @@ def resolve_precision(config: RunConfig) -> RunConfig:
     """
     device = get_local_device()
     own = find_bf16_support(device)
+    # False sorts before True: one rank without support decides for all.
     worst = min(all_gather_object((own.is_native, get_rank(), own.reason)))
     support = NativeSupport(worst[0], worst[2])
 
@@ -175,9 +177,9 @@ def describe_slowness(precision: Precision, device: torch.device, support: Nativ
 def measure_slowdown(dtype: torch.dtype) -> float:
     """Return the time of a small CPU matmul in `dtype` over that in float32. Takes about 50 ms where it is slow."""
     seconds = []
-    for number in (torch.float32, dtype):
-        a = torch.ones(MATMUL_SIZE, MATMUL_SIZE, dtype=number)
-        a @ a  # the first one writes machine code
+    for measured in (torch.float32, dtype):
+        a = torch.ones(MATMUL_SIZE, MATMUL_SIZE, dtype=measured)
+        a @ a  # the first matmul compiles its kernel
         began = time.perf_counter()
         a @ a
         seconds.append(time.perf_counter() - began)

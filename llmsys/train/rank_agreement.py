@@ -30,8 +30,10 @@ def require_rank_agreement(config: RunConfig) -> None:
     found = all_gather_object((platform.node(), own))
     if all(facts == found[0][1] for _, facts in found):
         return
+    # Only now: configs are large, and usually equal.
     settings = all_gather_object(config.model_dump(mode="json"))
     if get_rank() != 0:
+        # Rank 0 raises: one message is enough.
         raise SystemExit(2)
     raise LaunchError(format_disagreement(found, settings))
 

@@ -90,7 +90,7 @@ def open_run_data(config: RunConfig, split: str) -> RunData:
         DataError: the data are missing or damaged, or were prepared with another tokenizer.
     """
     for folder in list_dataset_folders(config.data):
-        load_manifest(folder)  # before the tokenizer, which `llmsys prepare` makes too
+        load_manifest(folder)  # first: `llmsys prepare` makes the tokenizer too, and its error would mislead
     tokenizer = load_run_tokenizer(config)
     if (mixture := get_mixture(config.data)) is not None:
         named = _open_mixture_sources(mixture, split, tokenizer)
@@ -120,6 +120,7 @@ def _open_mixture_sources(mixture: MixtureConfig, split: str, tokenizer: Tokeniz
         listed = manifest.splits.get(split)  # type: ignore[call-overload]
         if split == "train" or (listed is not None and listed.documents):
             found[source.title] = open_tokens(source.folder, split)
+    # No source has documents in the split: opening one raises the error that explains it.
     return found or {mixture.sources[0].title: open_tokens(mixture.sources[0].folder, split)}
 
 

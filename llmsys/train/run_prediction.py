@@ -35,13 +35,14 @@ def build_prediction(config: RunConfig, device: torch.device, profile: DevicePro
     on_gpu = device.type == "cuda"
     everything = estimate_peak_memory(config, layout, system=MemoryProfile(device="cuda" if on_gpu else "cpu"))
     steps = tuple(one for one in everything.instants if one.name != IN_EVALUATION)
-    ledger = replace(everything, instants=steps)  # what is measured is the peak of steps
+    timeline = replace(everything, instants=steps)  # the measured peak is that of steps
     return {
         "parameters": count_parameters(config.model).total,
         "memory": {
-            "peak_bytes": ledger.peak_bytes,
-            "instant": ledger.peak_instant,
+            "peak_bytes": timeline.peak_bytes,
+            "instant": timeline.peak_instant,
             "evaluation_bytes": max((one.bytes for one in everything.instants if one.name == IN_EVALUATION), default=0),
+            # Accelerators report what the allocator reserved; CPUs only the resident set.
             "kind": "reserved by the allocator" if on_gpu else "resident above the start",
         },
         "device": "unknown" if profile is None else profile.name,
@@ -60,7 +61,7 @@ def _build_time_fields(config: RunConfig, profile: DeviceProfile | None) -> dict
         }
     try:
         time = estimate_step_time(config, config.resolve_layout(get_world_size()), profile)
-    except ConfigError as error:  # such as a profile without links: the run goes on without a prediction
+    except ConfigError as error:  # such as a profile without links; the run needs no prediction
         return {"step_seconds": None, "why_no_time": str(error)}
     return {"step_seconds": time.seconds.to_dict(), "modelled_seconds": time.seconds.p50 / time.factor}
 

@@ -73,13 +73,14 @@ class StepGuard:
         self.skipped_steps = {*state.get("left_out", ()), *known}
         self._accepted.clear()
         self._accepted.extend((loss, norm) for loss, norm in state.get("taken", ()))
-        if not known:  # after a rewind the count goes on, or a run could turn back for ever
+        if not known:  # a rewind keeps the count, or a run could rewind for ever
             self._consecutive_skips, self._last_skipped = state.get("in_a_row", 0), state.get("last_bad", 0)
 
     def _describe_problem(self, loss: float, gradient_norm: float) -> str:
         if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
             return f"loss {loss:.4g}, gradient norm {gradient_norm:.4g}. A step must be finite"
         spike = self._config.spike
+        # With a shorter history the median is too noisy for a limit.
         if len(self._accepted) == spike.window:
             losses, norms = zip(*self._accepted, strict=True)
             for name, value, past, factor in (

@@ -109,6 +109,7 @@ class StepMeter:
         if self.config.batch.get_tokens_at(number - 1) == self.config.batch.tokens_per_step:
             self.seconds.append(seconds)
         if self._only_steps:
+            # Peaks never fall, so the last reading before other work is the peak of the steps.
             self._peak = read_peak_memory(self.device)
 
     def mark_other_work(self) -> None:
@@ -129,6 +130,7 @@ class StepMeter:
         memory, allocated = read_peak_memory(self.device)
         if self.device.type != "cuda":
             memory = read_resident_memory("VmRSS")
+        # One reduction for all four: a collective costs more than its few bytes.
         slowest, longest_wait, fullest, most_allocated = self._compute_max_over_ranks(seconds, wait, memory, allocated)
         speed = tokens / slowest
         share = self.flops_convention.compute_utilisation(speed)

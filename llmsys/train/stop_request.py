@@ -47,6 +47,7 @@ class StopRequest:
             self.reason = self._limit_text
         if not self.reason and now >= self._job_end - RESERVE_SECONDS - 3 * self.longest_save_seconds:
             self.reason = f"Slurm ends the job in {max(0.0, self._job_end - now):.0f} s"
+        # A float: it is reduced with the loss.
         return float(bool(self.reason))
 
     @contextmanager
@@ -73,6 +74,7 @@ def redirect_dead_terminal() -> None:
     """Redirect stdout and stderr to /dev/null if their terminal is gone: a write to it would fail and abort a save."""
     for descriptor in (1, 2):
         try:
+            # Writing nothing still reports EIO on a terminal that is gone.
             os.write(descriptor, b"")
         except OSError as error:
             if error.errno == errno.EIO:

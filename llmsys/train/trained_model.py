@@ -53,6 +53,7 @@ def load_trained_model(config: RunConfig) -> tuple[Transformer, Path]:
 
 def _load_model(config: RunConfig, found: Path) -> Transformer:
     model = build_model(config).to_empty(device=get_local_device())
+    # Buffers that are not saved, such as RoPE frequencies, have no values after to_empty.
     model.reset_buffers()
     stored = read_tensor_metadata(found).keys()
     tensors: dict[str, Tensor] = {

@@ -24,7 +24,7 @@ class VerifiedCheckpoints:
 
     def mark_verified(self, checkpoint: Path) -> None:
         """Record that a checkpoint is complete, because it was verified elsewhere or written just now."""
-        with contextlib.suppress(UnreadableCheckpointError):  # then it is verified when it is asked for
+        with contextlib.suppress(UnreadableCheckpointError):  # it is verified when it is needed
             self._verdicts[checkpoint] = _read_signature(checkpoint), None
 
     def is_complete(self, checkpoint: Path) -> bool:

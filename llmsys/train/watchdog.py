@@ -116,6 +116,7 @@ HUNG = 4
 """Exit status of a run that ended because a rank hung."""
 
 FOLDER, NAMED = "heartbeats", "named"
+# For long timeouts one beat every MAX_INTERVAL_SECONDS.
 BEATS_PER_TIMEOUT = 10
 MAX_INTERVAL_SECONDS = 5.0
 SILENT_BEATS = 4
@@ -163,6 +164,7 @@ class Watchdog:
         self._stacks: TextIO | None = None
         if timeout_seconds:
             self._folder.mkdir(parents=True, exist_ok=True)
+            # A report of an earlier run in this folder says nothing about this one.
             self._named.unlink(missing_ok=True)
             self._stacks = (self._folder / f"rank-{get_rank():05d}.stacks").open("w")
             faulthandler.register(STACKS_SIGNAL, self._stacks)
@@ -194,10 +196,11 @@ class Watchdog:
             heard = time.monotonic() - self._last_report
             self._write_heartbeat(self._work.measure_idle_seconds() if self._is_first_time else heard)
             now = time.monotonic()
-            if now - before > self._silent_after_seconds:  # this process itself was stopped
+            if now - before > self._silent_after_seconds:  # this process itself was suspended
                 if self._named.exists():
                     self._end_run()
-                self._last_report = now  # and so were all others, as in a job that is suspended: nothing hung
+                self._last_report = now  # so was the whole job, and nothing hung
+            # Two intervals of grace: heartbeats of other ranks are up to one interval old.
             elif now - self._last_report > self._timeout + 2 * self._interval and not self._may_take_longer():
                 self._end_run()
             before = now
@@ -212,11 +215,12 @@ class Watchdog:
         said = asdict(self._beat) | {"idle_seconds": idle_seconds}
         text = json.dumps({key: value for key, value in said.items() if key != "age_seconds"})
         path = self._folder / f"rank-{get_rank():05d}.json"
+        # Renamed, so that no reader finds half a heartbeat.
         aside = path.with_suffix(".tmp")
         try:
             aside.write_text(text)
             aside.rename(path)
-        except OSError as error:  # a full disk must not stop the watch
+        except OSError as error:  # a full disk must not end the watch
             log.debug("%s could not be written: %s", path, error)
 
     def _end_run(self) -> None:
@@ -232,9 +236,9 @@ class Watchdog:
             for beat in heartbeats:
                 if beat not in alive:
                     request_stack_dump(beat)
-        time.sleep(
-            EXIT_DELAY_SECONDS
-        )  # the cause is said, and a woken rank has written, before a launcher sees us leave
+        # The report and the stacks of a woken rank must be written before a launcher sees this exit.
+        time.sleep(EXIT_DELAY_SECONDS)
+        # sys.exit would end this thread only.
         os._exit(HUNG)
 
     def _delay_exit(self) -> None:
@@ -245,9 +249,11 @@ class Watchdog:
     def _claim_report(self) -> bool:
         """Return whether no rank has reported yet. A rank that was suspended comes too late to know better."""
         try:
+            # O_EXCL decides between ranks that time out at the same moment.
             os.close(os.open(self._named, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return False
+        # Two reports are better than none.
         except OSError:
             return True
         return True

@@ -24,7 +24,7 @@ class WorkMeter:
         self._process = psutil.Process()
         self._worked_at = time.monotonic()
         self._mark = self._read_counters()
-        self._own_mark = 0.0  # of a thread that begins
+        self._own_mark = 0.0  # a new thread has used no CPU time
 
     def measure_idle_seconds(self) -> float:
         """Return the seconds since this process last worked."""
@@ -36,13 +36,14 @@ class WorkMeter:
             or transferred - self._mark[1] >= WORK_BYTES
             or faults - self._mark[2] >= WORK_FAULTS
         )
-        if is_at_work or computed < 0:  # less than before: a child has ended
+        if is_at_work or computed < 0:  # negative: a child has ended
             self._worked_at = now if is_at_work else self._worked_at
             self._mark, self._own_mark = (seconds, transferred, faults), own
         return now - self._worked_at
 
     def _read_counters(self) -> tuple[float, int, int]:
         """Return the CPU seconds, the bytes transferred and the pages read by this process and its children."""
+        # process_time is finer than psutil, whose times are multiples of 10 ms.
         seconds, transferred = time.process_time(), 0
         for process in (self._process, *self._process.children(recursive=True)):
             try:

@@ -49,7 +49,7 @@ def test_cells_with_adversarial_routing_agree_and_a_cell_that_dies_fails_alone()
     assert "FAIL" in format_parity_table(outcomes)
 
 
-def _task(number: int) -> int:
+def _run_task(number: int) -> int:
     import os
     import time
 
@@ -62,7 +62,7 @@ def _task(number: int) -> int:
 
 @pytest.mark.distributed
 def test_a_task_that_hangs_or_dies_is_told_and_the_others_are_done() -> None:
-    found = dict(run_tasks(_task, range(5), ranks=2, timeout_seconds=15))
+    found = dict(run_tasks(_run_task, range(5), ranks=2, timeout_seconds=15))
     assert [found[number] for number in (0, 2, 4)] == [0, 20, 40]
     assert isinstance(found[1], TaskFailure)
     assert "did not answer within 15 s" in found[1]
@@ -91,13 +91,15 @@ def test_killed_starved_and_damaged_runs_end_where_a_calm_one_ends() -> None:
 def test_a_drill_fails_when_the_trajectory_is_another_one() -> None:
     """A run that goes on with another seed, and an accident that never happens."""
 
-    def cheat(config: Any) -> str:
+    def train_with_another_seed(config: Any) -> str:
         other = config.model_copy(update={"run": config.run.model_copy(update={"seed": 1})})
         drill_actions.run_until_finished(other, 1)
         return "done"
 
     never = drill_actions.build_fault_drill(Fault("removing an older one", 999), 1, 1)
-    cheated, calm = run_drills([CrashDrill("cheat", "", cheat), CrashDrill("never", "", never)], lambda outcome: None)
+    cheated, calm = run_drills(
+        [CrashDrill("cheat", "", train_with_another_seed), CrashDrill("never", "", never)], lambda outcome: None
+    )
     assert not cheated.passed
     assert "a calm run in" in cheated.text
     assert not calm.passed

@@ -99,22 +99,22 @@ def ignore_padding_of_targets() -> Any:
     """Padded target positions count as tokens."""
     make = sequence_pairs.TranslationCollator.__call__
 
-    def without(self: Any, given: Any, numbers: Any) -> Batch:
+    def disable_term(self: Any, given: Any, numbers: Any) -> Batch:
         batch = make(self, given, numbers)
         return Batch(batch.tokens_BT, batch.targets_BT, None, batch.source_BS, batch.source_documents_BS)
 
-    return patch.object(sequence_pairs.TranslationCollator, "__call__", without)
+    return patch.object(sequence_pairs.TranslationCollator, "__call__", disable_term)
 
 
 def add_phantom_tokens() -> Any:
     """A rank without rows has a token."""
     padded = sequence_pairs.pad_sequences
 
-    def with_token(sequences: Any, filler: int = 0) -> Any:
+    def replace_token(sequences: Any, filler: int = 0) -> Any:
         tokens_BT, documents_BT = padded(sequences, filler)
         return tokens_BT, documents_BT if sequences else torch.zeros_like(documents_BT)
 
-    return patch.object(sequence_pairs, "pad_sequences", with_token)
+    return patch.object(sequence_pairs, "pad_sequences", replace_token)
 
 
 BUGS = {"padding": (ignore_padding_of_targets, TRANSLATION), "phantoms": (add_phantom_tokens, LABELS)}

@@ -50,7 +50,7 @@ def sample(model: Transformer, prompts: list[str], **settings: Any) -> list[str]
 
 
 @torch.no_grad()
-def slow_greedy(model: Transformer, prompt: str, new: int) -> str:
+def decode_slowly(model: Transformer, prompt: str, new: int) -> str:
     ids = [Letters().eos_id, *Letters().encode(prompt)]
     for _ in range(new):
         ids.append(int(model.eval()(torch.tensor([ids]))[0, -1].argmax()))
@@ -58,7 +58,7 @@ def slow_greedy(model: Transformer, prompt: str, new: int) -> str:
 
 
 def test_greedy_equals_one_whole_forward_pass_per_token(model: Transformer) -> None:
-    assert sample(model, PROMPTS, temperature=0) == [slow_greedy(model, prompt, 12) for prompt in PROMPTS]
+    assert sample(model, PROMPTS, temperature=0) == [decode_slowly(model, prompt, 12) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_the_context_ends_a_text_with_a_warning_and_only_that_text(
     long = "ab" * 30
     with caplog.at_level(logging.WARNING, logger="llmsys"):
         texts = sample(model, [long, "a"], temperature=0, max_new_tokens=20)
-    assert texts == [slow_greedy(model, long, 3), slow_greedy(model, "a", 20)]
+    assert texts == [decode_slowly(model, long, 3), decode_slowly(model, "a", 20)]
     assert "continues for 3 tokens instead of 20: the context ends at 63" in caplog.text
     assert len(caplog.records) == 1
 
@@ -122,7 +122,7 @@ def test_prompts_that_cannot_be_continued_are_refused_by_name(model: Transformer
 
 
 def test_an_empty_prompt_begins_a_document(model: Transformer) -> None:
-    assert sample(model, [""], temperature=0) == [slow_greedy(model, "", 12)]
+    assert sample(model, [""], temperature=0) == [decode_slowly(model, "", 12)]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_settings_out_of_range_are_refused(model: Transformer, setting: str, val
 
 
 @torch.no_grad()
-def likeliest_pair(model: Transformer, prompt: str) -> str:
+def find_likeliest_pair(model: Transformer, prompt: str) -> str:
     ids = [0, *Letters().encode(prompt)]
     first = model.eval()(torch.tensor([ids]))[0, -1].log_softmax(-1)
     second = model(torch.tensor([[*ids, token] for token in range(37)]))[:, -1].log_softmax(-1)
@@ -150,7 +150,7 @@ def likeliest_pair(model: Transformer, prompt: str) -> str:
 
 def test_beams_find_the_likeliest_text_for_every_prompt_on_its_own(model: Transformer) -> None:
     found = sample(model, PROMPTS, decoding=BeamSearchParams(37, 0.0), max_new_tokens=2)
-    assert found == [likeliest_pair(model, prompt) for prompt in PROMPTS]
+    assert found == [find_likeliest_pair(model, prompt) for prompt in PROMPTS]
     narrow = sample(model, PROMPTS, decoding=BeamSearchParams(3, 0.6))
     assert [sample(model, [prompt], decoding=BeamSearchParams(3, 0.6))[0] for prompt in PROMPTS] == narrow
     assert sample(model, PROMPTS, decoding=BeamSearchParams(1, 0.0)) == sample(model, PROMPTS, temperature=0)

@@ -89,15 +89,19 @@ def test_a_pickle_beside_the_metadata_is_never_read(checkpoint: Path, tmp_path: 
 def test_tensor_files_that_hold_something_else_are_refused_and_not_run(
     checkpoint: Path, tmp_path: Path, content: str
 ) -> None:
-    data = {"pickle": _saved({"w": Touch(tmp_path / "ran")}), "bytes": b"x" * 400, "list": _saved([1, 2])}[content]
+    data = {
+        "pickle": _save_tensors({"w": Touch(tmp_path / "ran")}),
+        "bytes": b"x" * 400,
+        "list": _save_tensors([1, 2]),
+    }[content]
     (checkpoint / "__0_0.distcp").write_bytes(data)
 
-    def point(values: dict[str, Any]) -> None:
+    def move_chunk(values: dict[str, Any]) -> None:
         for entry in values["tensors"].values():
             for chunk in entry["chunks"]:
                 chunk.update(begin=0, bytes=len(data))
 
-    change_metadata(checkpoint, point)
+    change_metadata(checkpoint, move_chunk)
     assert find_checkpoint_error(checkpoint) is None  # signed again: the digests are right
     with pytest.raises(CheckpointError, match=r"cannot be read: .*Take another checkpoint") as refusal:
         read(checkpoint)
@@ -105,7 +109,7 @@ def test_tensor_files_that_hold_something_else_are_refused_and_not_run(
     assert not (tmp_path / "ran").exists()
 
 
-def _saved(value: Any) -> bytes:
+def _save_tensors(value: Any) -> bytes:
     file = io.BytesIO()
     torch.save(value, file)
     return file.getvalue()
@@ -202,11 +206,11 @@ def test_a_trusted_old_checkpoint_is_rewritten_in_place(
 def test_a_rewrite_that_was_interrupted_is_done_again(old: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = getattr(pickled_metadata, step)
 
-    def interrupted(*arguments: Any) -> None:
+    def raise_interrupt(*arguments: Any) -> None:
         real(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pickled_metadata, step, interrupted)
+    monkeypatch.setattr(pickled_metadata, step, raise_interrupt)
     with pytest.raises(KeyboardInterrupt):
         convert_pickled_metadata(old)
     monkeypatch.undo()

@@ -127,7 +127,7 @@ class NoEvaluation:
         return TargetEvaluation(2.0, 7.4, 0.5, 1)
 
 
-def config(folder: Path, **settings: str) -> RunConfig:
+def load_config(folder: Path, **settings: str) -> RunConfig:
     words = {"run.folder": str(folder), "train.tokens": str(STEPS * 64), "batch.sequence_length": "64",
              "batch.sequences": "1", "checkpoint.every_steps": "4", "train.log_every_steps": "1",
              "schedule": "{kind: constant}", "train.precision": "fp32",
@@ -135,7 +135,7 @@ def config(folder: Path, **settings: str) -> RunConfig:
     return load_run_config("train/demo", [f"{key}={value}" for key, value in (words | settings).items()])
 
 
-def trainer(one: RunConfig, bad: Callable[[int], bool], wish: StopRequest | None = None) -> Trainer:
+def build_trainer(one: RunConfig, bad: Callable[[int], bool], wish: StopRequest | None = None) -> Trainer:
     """A trainer around the counting engine, resumed if its folder holds a checkpoint."""
     engine, judged, folder = CountingEngine(bad), StepGuard(one.train), one.run.folder / "checkpoints"
     steps, newest = 0, find_newest_checkpoint(folder)
@@ -159,12 +159,12 @@ def trainer(one: RunConfig, bad: Callable[[int], bool], wish: StopRequest | None
     )
 
 
-def weights(one: Trainer) -> dict[str, float]:
+def get_weights(one: Trainer) -> dict[str, float]:
     engine: Any = one.engine
     return {name: value.item() for name, value in engine.weights.items()}
 
 
-def without(*left_out: int) -> dict[str, float]:
+def compute_weights_without(*left_out: int) -> dict[str, float]:
     total, order = 0, 0.0
     for step in range(1, STEPS + 1):
         if step not in left_out:
@@ -175,11 +175,12 @@ def without(*left_out: int) -> dict[str, float]:
 @pytest.mark.parametrize("policy", ["skip", "rewind"])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_trajectory_is_the_one_without_the_bad_steps(tmp_path: Path, policy: str, mode: str) -> None:
-    one = trainer(
-        config(tmp_path, **{"train.bad_step": policy, "checkpoint.mode": mode}), bad=lambda step: step in (6, 7, 11)
+    one = build_trainer(
+        load_config(tmp_path, **{"train.bad_step": policy, "checkpoint.mode": mode}),
+        bad=lambda step: step in (6, 7, 11),
     )
     one.train()
-    assert weights(one) == pytest.approx(without(6, 7, 11))
+    assert get_weights(one) == pytest.approx(compute_weights_without(6, 7, 11))
     assert one.engine.get_state().steps == STEPS - 3
     events = read_latest_events(tmp_path / "events.jsonl")
     assert [event["step"] for event in events if event["event"] == "bad_step"] == [6, 7, 11]
@@ -192,36 +193,36 @@ def test_the_trajectory_is_the_one_without_the_bad_steps(tmp_path: Path, policy:
 def test_a_rewind_heals_weights_that_were_damaged_in_memory(tmp_path: Path) -> None:
     damaged = []
 
-    def bad(step: int) -> bool:
+    def is_bad(step: int) -> bool:
         total: torch.Tensor = one.engine.weights["parameter/sum"]  # type: ignore[attr-defined]
         if step == 6 and not damaged:
             damaged.append(total.fill_(math.nan))
         return bool(total.isnan())
 
-    one = trainer(config(tmp_path, **{"train.bad_step": "rewind"}), bad)
+    one = build_trainer(load_config(tmp_path, **{"train.bad_step": "rewind"}), is_bad)
     one.train()
-    assert weights(one) == pytest.approx(without(6))
+    assert get_weights(one) == pytest.approx(compute_weights_without(6))
     damaged.clear()
-    one = trainer(config(tmp_path / "skip", **{"train.bad_steps_in_a_row": "2"}), bad)
+    one = build_trainer(load_config(tmp_path / "skip", **{"train.bad_steps_in_a_row": "2"}), is_bad)
     with pytest.raises(LlmsysError, match="bad step number 3 in a row"):  # nothing that is skipped would help
         one.train()
 
 
 def test_a_bad_first_step_finds_something_to_go_back_to(tmp_path: Path) -> None:
-    one = trainer(config(tmp_path, **{"train.bad_step": "rewind"}), lambda step: step == 1)
+    one = build_trainer(load_config(tmp_path, **{"train.bad_step": "rewind"}), lambda step: step == 1)
     one.train()
-    assert weights(one) == pytest.approx(without(1))
+    assert get_weights(one) == pytest.approx(compute_weights_without(1))
 
 
 def test_experts_are_not_balanced_by_a_step_that_was_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     applied: list[bool] = []
     monkeypatch.setattr("llmsys.train.trainer.update_expert_balance", lambda module, one: applied.append(one))
-    trainer(config(tmp_path), lambda step: step == 3).train()
+    build_trainer(load_config(tmp_path), lambda step: step == 3).train()
     assert applied == [step != 3 for step in range(1, STEPS + 1)]
 
 
 def test_a_stopped_run_saves_after_the_step_and_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
-    one, wish = config(tmp_path, **{"checkpoint.mode": "async"}), StopRequest(environment={})
+    one, wish = load_config(tmp_path, **{"checkpoint.mode": "async"}), StopRequest(environment={})
 
     def stop_in_step_six(step: int) -> bool:
         if step == 6:
@@ -231,18 +232,20 @@ def test_a_stopped_run_saves_after_the_step_and_goes_on_as_if_it_had_not(tmp_pat
     with pytest.raises(
         StopRequested, match=r"SIGTERM came: saved after step 7 of 12 into .* Run the same command again"
     ):
-        trainer(one, stop_in_step_six, wish).train()
-    again = trainer(one, lambda step: False)
+        build_trainer(one, stop_in_step_six, wish).train()
+    again = build_trainer(one, lambda step: False)
     assert again.steps_done == 7
     assert again.control.step_guard.skipped_steps == {3}
     again.train()
-    assert weights(again) == pytest.approx(without(3))
+    assert get_weights(again) == pytest.approx(compute_weights_without(3))
     [stopped] = [event for event in read_latest_events(tmp_path / "events.jsonl") if event["event"] == "stopped"]
     assert (stopped["step"], stopped["reason"]) == (7, "SIGTERM came")
 
 
 def test_the_count_of_bad_steps_in_a_row_survives_a_rewind(tmp_path: Path) -> None:
-    one = trainer(config(tmp_path, **{"train.bad_step": "rewind", "train.bad_steps_in_a_row": "3"}), lambda s: s > 5)
+    one = build_trainer(
+        load_config(tmp_path, **{"train.bad_step": "rewind", "train.bad_steps_in_a_row": "3"}), lambda s: s > 5
+    )
     with pytest.raises(LlmsysError, match=r"step 9: .*bad step number 4 in a row"):
         one.train()
 
@@ -254,7 +257,7 @@ def test_an_overflow_behind_a_bad_step_is_still_an_overflow(tmp_path: Path) -> N
                 return super().train_step(batches, *rest)
             return StepResult(2.0, math.inf, 1, False, (0.0,))  # as under fp16: nobody was asked
 
-    one = trainer(config(tmp_path), lambda step: False)
+    one = build_trainer(load_config(tmp_path), lambda step: False)
     one.engine = Overflowing(lambda step: step == 3)
     one.train()
     events = read_latest_events(tmp_path / "events.jsonl")
@@ -275,7 +278,7 @@ class FallingThenRising:
 def test_the_best_evaluation_of_the_loop_stays_with_the_last(tmp_path: Path) -> None:
     settings = {"checkpoint.every_steps": "2", "evaluation.every_steps": "2", "checkpoint.keep_best": "1",
                 "checkpoint.keep_last": "1"}  # fmt: skip
-    one = trainer(config(tmp_path, **settings), lambda step: False)
+    one = build_trainer(load_config(tmp_path, **settings), lambda step: False)
     one.evaluation.evaluator = FallingThenRising()
     one.train()
     left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
@@ -286,7 +289,7 @@ def test_the_record_of_a_bad_step_names_its_documents(tmp_path: Path) -> None:
     make_dataset(tmp_path / "data")
     settings = {"data.folder": str(tmp_path / "data"), "tokenizer.vocab_size": str(VOCABULARY), "batch.sequences": "4",
                 "model.vocab_size": str(VOCABULARY), "train.tokens": str(256 * 40)}  # fmt: skip
-    one = config(tmp_path, **settings)
+    one = load_config(tmp_path, **settings)
     shards, tokenizer = open_first_source(one, "train")
     by_rank = [build_step_batches(one, 2, rank) for rank in range(2)]
     found = describe_step_contents(by_rank[0], [shards], 5)

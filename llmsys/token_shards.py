@@ -131,7 +131,7 @@ class TokenShards:
         used = {place: self._places[place] for place in np.unique(places).tolist()}
         for file in {id(file): file for file, _ in used.values()}.values():
             file.require_complete()
-        values = {place: file.values(index) for place, (file, index) in used.items()}
+        values = {place: file.get_batch_tokens(index) for place, (file, index) in used.items()}
         lows = self._offsets[documents] + begins
         at = 0
         for place, low, length in zip(places.tolist(), lows.tolist(), lengths.tolist(), strict=True):

@@ -100,7 +100,7 @@ class DocumentBatch:
         batch = DocumentBatch(list(compress(self.texts, keep.tolist())), self.splitters, counted)
         for name in _WORDS:
             if name in self.__dict__:
-                batch.__dict__[name] = self.__dict__[name].take(keep)
+                batch.__dict__[name] = self.__dict__[name].select_documents(keep)
         return batch
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]
 import pytest
 
-import data_pipeline.readers.source as source_module
+import data_pipeline.readers.input_stream as source_module
 from data_pipeline.executors.inline import try_job
 from data_pipeline.executors.slurm import SlurmExecutor
 from data_pipeline.graph.quarantine import read_quarantine

@@ -23,14 +23,14 @@ ROOT = Path(__file__).parents[2]
 PREPARE = """
 import resource, sys
 from pathlib import Path
-from data_pipeline.pipeline import prepare
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.errors import DataError
 from tests.data_pipeline.test_limits import plain_config
 folder, crawl, limit = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 try:
-    prepare(plain_config(folder, crawl), until="documents")
+    prepare_dataset(plain_config(folder, crawl), until="documents")
 except DataError as error:
     print(error)
     sys.exit(2)

@@ -48,9 +48,9 @@ def drop_partial_gradient_reduction() -> Any:
 
 
 def keep_stale_bias() -> Any:
-    import llmsys.train.balance as settled
+    from llmsys.train import expert_load
 
-    return patch.object(settled, "update_balance_bias", lambda bias, *rest: bias)
+    return patch.object(expert_load, "update_balance_bias", lambda bias, *rest: bias)
 
 
 def swap_shards() -> Any:

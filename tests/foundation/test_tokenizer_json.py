@@ -157,7 +157,7 @@ def test_it_stays_on_the_calling_thread_and_is_imported_when_it_is_needed(tmp_pa
     write("gpt2", tmp_path)
     script = f"""
 import os, sys
-import launch.main, llmsys.tokenizer, data_pipeline.pipeline
+import launch.main, llmsys.tokenizer, data_pipeline.pipelines.prepare_dataset
 assert "tokenizers" not in sys.modules
 tokenizer = llmsys.tokenizer.load_tokenizer({str(tmp_path)!r})
 before = len(os.listdir("/proc/self/task"))

@@ -54,6 +54,7 @@ def test_train_ends_with_the_status_of_its_ranks_and_repeats_no_message(
     said: str,
 ) -> None:
     monkeypatch.setattr("launch.launchers.local.build_local_command", lambda *_: ending_with(ending))
+    monkeypatch.setattr("launch.launchers.local.require_datasets", lambda *_: None)
     words = ["train", config_file(tmp_path), "launch.processes=1"]
     try:
         found = main(words)
@@ -108,8 +109,8 @@ def test_torchrun_names_a_killed_rank_and_repeats_none_that_spoke(
 
 def test_ctrl_c_ends_torchrun_without_a_traceback(repository: Path) -> None:
     code = (
-        "import signal\nfrom launch.launchers.torchrun import SignalException, outcome_of\n"
-        "def start(): raise SignalException('x', signal.SIGINT)\nraise SystemExit(outcome_of(start))"
+        "import signal\nfrom launch.launchers.torchrun import SignalException, run_elastic_agent\n"
+        "def start(): raise SignalException('x', signal.SIGINT)\nraise SystemExit(run_elastic_agent(start))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "")

@@ -89,8 +89,8 @@ def test_a_sigterm_that_comes_twice_at_once_is_one(launcher: subprocess.Popen[by
 
 STARTED = """
 import os, signal, subprocess, sys
-from launch.forward import HANGUP, ignoring_own_signals, signals_to_forward
-from launch.torchrun import signals_to_handle
+from launch.process.signal_forwarding import HANGUP, ignoring_own_signals, signals_to_forward
+from launch.launchers.torchrun import signals_to_handle
 print(*(one.name for one in signals_to_forward()), "|", signals_to_handle())
 look = "import os, signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, os.environ.get('LLMSYS_HANGUP'))"
 with ignoring_own_signals() as more:

@@ -57,7 +57,7 @@ def test_printed_commands_run_as_printed_and_the_run_folder_alone_makes_the_run_
     )
     one = checkout(tmp_path / "one", ROOT)
     (one / "llmsys" / "new.py").write_text("import os, sys\nprint('by', os.environ['NCCL_X'], file=sys.stderr)\n")
-    with (one / "llmsys" / "train" / "build.py").open("a") as opened:  # neither is committed
+    with (one / "llmsys" / "train" / "build_trainer.py").open("a") as opened:  # neither is committed
         opened.write("\nimport llmsys.new\n")
     printed = run_in(one, [*LAUNCH, str(toy), "nodes=127.0.0.1:2", "--print"], NCCL_X="salt", HF_TOKEN="hush").stdout
     assert run_in(tmp_path, ["bash", "-c", printed]).stderr.count("by salt") == 2

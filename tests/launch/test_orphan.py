@@ -15,7 +15,7 @@ from tests.helpers.process import PATIENCE_SECONDS, has_ended, wait_for_pid, wai
 WATCHER = """
 import os, sys, time
 from pathlib import Path
-from launch.orphan import die_with_parent
+from launch.process.parent_watch import die_with_parent
 die_with_parent()
 Path(sys.argv[1]).write_text(f"{os.getpid()}\\n")
 time.sleep(600)
@@ -23,9 +23,9 @@ time.sleep(600)
 # A launcher in between, as torchrun is one: it does not watch anything and does not end by itself.
 PARENT = """
 import subprocess, sys, time
-from launch.orphan import child_environment
+from launch.process.parent_watch import build_child_environment
 launcher = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1], sys.argv[2]])"
-subprocess.Popen([sys.executable, "-c", launcher, sys.argv[1], sys.argv[2]], env=child_environment())
+subprocess.Popen([sys.executable, "-c", launcher, sys.argv[1], sys.argv[2]], env=build_child_environment())
 time.sleep(600)
 """
 

@@ -93,7 +93,7 @@ def test_the_record_of_a_run_has_the_source_of_the_code_and_no_secret(
     )
     write_run_record(config, "abc", 1)
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert Path(environment["source"]["folder"], "llmsys", "train", "folder.py").is_file()
+    assert Path(environment["source"]["folder"], "llmsys", "train", "run_folder.py").is_file()
     assert environment["source"].keys() == {"version", "folder", "branch", "commit", "uncommitted_changes"}
     assert (tmp_path / "run" / "environment.json").stat().st_mode & 0o777 == 0o600
     text = (tmp_path / "run" / "config.yaml").read_text()

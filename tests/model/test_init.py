@@ -28,8 +28,10 @@ def test_values_depend_on_name_and_seed_and_nothing_else() -> None:
 
 def test_values_are_the_same_in_another_process() -> None:
     code = (
-        "from tests.helpers.tiny_model import tiny_config\nfrom llmsys.model.initialization import initial_value\n"
-        "print(initial_value(tiny_config(), 'blocks.1.attention.q_proj.weight', (40, 30), 7).double().sum().item())"
+        "from tests.helpers.tiny_model import tiny_config\n"
+        "from llmsys.model.initialization import compute_initial_value\n"
+        "value = compute_initial_value(tiny_config(), 'blocks.1.attention.q_proj.weight', (40, 30), 7)\n"
+        "print(value.double().sum().item())"
     )
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     here = compute_initial_value(tiny_config(), "blocks.1.attention.q_proj.weight", (40, 30), 7).double().sum().item()

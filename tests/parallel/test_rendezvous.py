@@ -19,8 +19,8 @@ from tests.helpers.process import PATIENCE_SECONDS
 LOOK = """
 import json, os, psutil
 import torch.distributed as dist
-from llmsys.parallel.group import joined
-with joined():
+from llmsys.parallel.process_group import init_process_group
+with init_process_group():
     looked = [psutil.Process(), psutil.Process(os.getppid())]
     found = {one.laddr.ip for each in looked for one in each.net_connections("tcp") if one.status == "LISTEN"}
     dist.barrier()

@@ -18,7 +18,7 @@ from tools.demo import main
 STAND_IN = """
 import json, os, signal, sys, time
 from pathlib import Path
-from launch.orphan import die_with_parent
+from launch.process.parent_watch import die_with_parent
 die_with_parent()
 folder, verb = Path(sys.argv[1]), sys.argv[2]
 plan = json.loads((folder / "plan.json").read_text())

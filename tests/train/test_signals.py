@@ -76,14 +76,14 @@ def test_a_hangup_ends_ranks_whose_connection_is_lost() -> None:
 
 IN_TERMINAL = """
 import os, sys, time
-from llmsys.train.signals import StopWish
+from llmsys.train.stop_request import StopRequest
 os.setsid()
 import fcntl, termios
 fcntl.ioctl(2, termios.TIOCSCTTY, 0)
-wish = StopWish(environment={})
-with wish.listening():
+wish = StopRequest(environment={})
+with wish.handle_signals():
     open(sys.argv[1], "w").close()
-    while not wish.raised():
+    while not wish.to_flag():
         time.sleep(0.01)
 print("saved", file=sys.stderr, flush=True)
 open(sys.argv[1], "w").write(wish.reason)

@@ -34,10 +34,10 @@ HEAD = "| part | this | beside | that | ratio | agreement |\n|---|---|---|---|--
 # memory of any of them.
 PREPARE = """
 import json, os, resource, sys, time
-from data_pipeline.pipeline import prepare
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.run import RunConfig
 start = time.monotonic()
-prepare(RunConfig.model_validate(json.loads(sys.argv[1])), until="documents")
+prepare_dataset(RunConfig.model_validate(json.loads(sys.argv[1])), until="documents")
 seconds = time.monotonic() - start
 peaks = [resource.getrusage(kind).ru_maxrss for kind in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
 print(json.dumps({"seconds": seconds, "peak": max(peaks) * 1024, "cpu": sum(os.times()[:4])}))

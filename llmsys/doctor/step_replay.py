@@ -127,8 +127,8 @@ def _replay_single_step(
     update_expert_balance(engine.module, result.is_applied)
     checks = []
     if "batch_digest" in recorded:
-        made = format_digest(compute_batch_digest(batches))
-        checks.append(ReplayCheck(number, "tokens", recorded["batch_digest"], made, made == recorded["batch_digest"]))
+        digest, expected = format_digest(compute_batch_digest(batches)), recorded["batch_digest"]
+        checks.append(ReplayCheck(number, "tokens", expected, digest, digest == expected))
     for name, value in (("loss", result.loss), ("gradient_norm", result.gradient_norm)):
         if recorded.get(name) is not None:
             # Not equal: the original may have summed over other ranks.
@@ -143,5 +143,5 @@ def _compare_state_hash(engine: Engine, config: RunConfig, step: int) -> list[Re
     events = [e for e in read_latest_events(path) if e["event"] == "state_hash" and e["step"] == step]
     if not events:
         return []
-    made = hash_state(engine.get_state())
-    return [ReplayCheck(step, "state", events[-1]["state_hash"], made, made == events[-1]["state_hash"])]
+    replayed, expected = hash_state(engine.get_state()), events[-1]["state_hash"]
+    return [ReplayCheck(step, "state", expected, replayed, replayed == expected)]

@@ -78,11 +78,7 @@ def generate_texts(
         DataError: a prompt fills the context.
         ConfigError: max_new_tokens is out of range.
     """
-    if max_new_tokens < 1:
-        raise ConfigError(
-            f"generation.max_new_tokens={max_new_tokens} is out of range: it must be at least 1. "
-            f"Set it to a value in range."
-        )
+    _check_max_new_tokens(max_new_tokens)
     if not prompts:
         return []
     # In training every document follows the end token of the one before it.
@@ -106,6 +102,14 @@ def generate_texts(
             case unreachable:
                 assert_never(unreachable)
     return [_decode_continuation(tokenizer, old, new) for old, new in zip(ids, new_ids, strict=True)]
+
+
+def _check_max_new_tokens(max_new_tokens: int) -> None:
+    if max_new_tokens < 1:
+        raise ConfigError(
+            f"generation.max_new_tokens={max_new_tokens} is out of range: it must be at least 1. "
+            f"Set it to a value in range."
+        )
 
 
 def _get_fallback_prefix(tokenizer: Tokenizer) -> list[int]:
@@ -223,9 +227,9 @@ def _build_generators(prompts: Sequence[str], seed: int) -> list[torch.Generator
 
 def _decode_continuation(tokenizer: Tokenizer, old: list[int], new: list[int]) -> str:
     """Return the text of the new ids. They are decoded with the prompt, because a leading space is lost otherwise."""
-    before, whole = tokenizer.decode(old), tokenizer.decode(old + new)
+    before, text = tokenizer.decode(old), tokenizer.decode(old + new)
     # Without the prefix when an incomplete character at the seam changes its text.
-    return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(new)
+    return text[len(before) :] if text.startswith(before) else tokenizer.decode(new)
 
 
 def _compute_token_limit(prompt: str, row: list[int], num_prefix: int, max_new_tokens: int, model: Transformer) -> int:

@@ -20,15 +20,15 @@ class Trackers:
     def __init__(self, config: RunConfig) -> None:
         self._trackers: list[Any] = []
         if config.tracking.tensorboard:
-            made = _load_tracker_class("TensorBoardTracker", "tensorboard")(
+            tracker = _load_tracker_class("TensorBoardTracker", "tensorboard")(
                 config.run.name, config.run.folder / "tensorboard"
             )
-            self._trackers.append(made)
+            self._trackers.append(tracker)
         if config.tracking.wandb:
-            made = _load_tracker_class("WandBTracker", "wandb")(
+            tracker = _load_tracker_class("WandBTracker", "wandb")(
                 config.tracking.project, name=config.run.name, dir=str(config.run.folder)
             )
-            self._trackers.append(made)
+            self._trackers.append(tracker)
         for tracker in self._trackers:
             _start_tracker(tracker)
             tracker.store_init_configuration(_flatten_settings(redact_values(config.model_dump(mode="json"))))

@@ -65,7 +65,14 @@ def get_mixture(data: DataConfig) -> MixtureConfig | None:
 
 
 def uses_windows(objective: ObjectiveConfig) -> bool:
-    """Return whether an objective trains on windows of one length, not on pairs or labelled texts."""
+    """Tell windows of one length from pairs and labelled texts.
+
+    Args:
+        objective: the objective of a run.
+
+    Returns:
+        True for windows.
+    """
     match objective:
         case NextTokenConfig() | MaskedLmConfig():
             return True

@@ -164,7 +164,7 @@ class Watchdog:
         self._stacks: TextIO | None = None
         if timeout_seconds:
             self._folder.mkdir(parents=True, exist_ok=True)
-            # A report of an earlier run in this folder says nothing about this one.
+            # A report of an earlier run in this folder is stale.
             self._named.unlink(missing_ok=True)
             self._stacks = (self._folder / f"rank-{get_rank():05d}.stacks").open("w")
             faulthandler.register(STACKS_SIGNAL, self._stacks)
@@ -212,8 +212,8 @@ class Watchdog:
         return is_any_at_work(self._read_heartbeats(), patience, max(self._timeout, self._silent_after_seconds))
 
     def _write_heartbeat(self, idle_seconds: float = 0.0) -> None:
-        said = asdict(self._beat) | {"idle_seconds": idle_seconds}
-        text = json.dumps({key: value for key, value in said.items() if key != "age_seconds"})
+        fields = asdict(self._beat) | {"idle_seconds": idle_seconds}
+        text = json.dumps({key: value for key, value in fields.items() if key != "age_seconds"})
         path = self._folder / f"rank-{get_rank():05d}.json"
         # Renamed, so that no reader finds half a heartbeat.
         aside = path.with_suffix(".tmp")

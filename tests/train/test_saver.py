@@ -204,7 +204,7 @@ def _fail_on_rank_one(rank: int, saver: CheckpointSaver, engine: Any) -> str:
     real = checkpoint_write.compute_digests
     if rank == 1:
         checkpoint_write.compute_digests = lambda files: (_ for _ in ()).throw(OSError(5, "Input/output error", "disk"))
-    saver.save_state(engine.state(), 3, {})
+    saver.save_state(engine.get_state(), 3, {})
     saver.wait_for_save()
     checkpoint_write.compute_digests = real
     [save] = [one for one in saver.pop_finished_saves() if one.failure is not None]
